@@ -1,0 +1,3 @@
+from depthscope.cli import main
+
+main()

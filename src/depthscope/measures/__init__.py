@@ -1,0 +1,58 @@
+"""Tensors in, numbers out: pure, batched over leading axes, masked, right in the collapsed limit.
+
+Token matrices X (…, n, d): `similarity`, `energy`, `rank`. Attention matrices P (…, n, n): `attention`.
+"""
+
+from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
+from depthscope.measures.energy import EnergySplit, energy_split, frobenius_norm, largest_token_share
+from depthscope.measures.rank import (
+    LeadingDirection,
+    composite_residual,
+    effective_rank,
+    leading_direction,
+    singular_values,
+    stable_rank,
+)
+from depthscope.measures.similarity import (
+    OUTLIER_FACTOR,
+    DirectionSimilarity,
+    Growth,
+    cosine_similarity,
+    direction_similarity,
+    escalation_rate,
+    frequency_ratio,
+    growth,
+    token_diversity,
+    token_similarity,
+)
+from depthscope.measures.tokens import TokenMatrix
+
+__all__ = [
+    "OUTLIER_FACTOR",
+    "DirectionSimilarity",
+    "EnergySplit",
+    "Growth",
+    "LeadingDirection",
+    "Mu",
+    "TokenMatrix",
+    "attention_entropy",
+    "composite_residual",
+    "cosine_similarity",
+    "delta",
+    "direction_similarity",
+    "effective_rank",
+    "energy_split",
+    "escalation_rate",
+    "frequency_ratio",
+    "frobenius_norm",
+    "growth",
+    "largest_token_share",
+    "leading_direction",
+    "mu",
+    "omega",
+    "second_eigenvalue",
+    "singular_values",
+    "stable_rank",
+    "token_diversity",
+    "token_similarity",
+]

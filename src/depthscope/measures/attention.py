@@ -1,0 +1,117 @@
+"""What an attention matrix does to the tokens: its gap, its spectrum, its spread.
+
+P is (…, n, n), row-stochastic; tokens X are (…, n, d) and broadcast against P's leading axes (give
+X an axis for the heads: `x.unsqueeze(-3)`). `mask` (…, n) is true for real tokens: rows and columns
+of padding are left out, and real rows must put no weight on padding. Results are float64, (…).
+nan: no real token, or an entry that is not finite.
+
+Row sums are taken to be exactly 1. They are so only to rounding in float32, and the formulas
+below do not let that error in: P1 = 1 is used where the paper's algebra uses it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from depthscope.measures.tokens import TokenMatrix
+
+
+class Mu(NamedTuple):
+    """μ₁ and μ₂: what P does to the mean and to the deviations of the tokens."""
+
+    mean: Tensor
+    diversity: Tensor
+
+
+def delta(attention: Tensor, mask: Tensor | None = None) -> Tensor:
+    """δ = ‖Π⊥P‖₂ (Yu & Zhang 2024, eq. 12): the most that attention can leave of the diversity.
+
+    Exactly 0 for equal rows, so also for one token. At most 1 if P is doubly stochastic; above 1 in
+    causal attention, where Thm 2.6 does not apply.
+    """
+    p = _rows(attention, mask)
+    usable = p.deviation_norm.isfinite()
+    scale = torch.where(usable & (p.deviation_norm > 0), p.deviation_norm, 1.0)
+    centred = torch.where(usable[..., None, None], p.deviations.double() / scale[..., None, None], 0.0)
+    largest = torch.linalg.eigvalsh(centred.mT @ centred)[..., -1].clamp(min=0).sqrt()
+    return torch.where(usable, largest * p.deviation_norm, torch.nan)
+
+
+def second_eigenvalue(attention: Tensor, mask: Tensor | None = None) -> Tensor:
+    """|λ₂(P)|, the second largest eigenvalue in modulus (Yu & Zhang 2024, Cor. 2.7).
+
+    Π⊥P = P − 1p̄ᵀ has the eigenvalues of P with the leading 1 replaced by 0 (Wielandt deflation), so
+    |λ₂| is its spectral radius: exactly 0 for equal rows, and |λ₂| ≤ δ. A lower triangular (causal)
+    P has its diagonal as spectrum, and the general solver is avoided: it is inaccurate there.
+    nan for one token, which has no second eigenvalue.
+    """
+    p = _rows(attention, mask)
+    usable = p.deviation_norm.isfinite() & (p.count > 1)
+    if not p.values.triu(1).any():
+        diagonal = p.values.diagonal(dim1=-2, dim2=-1).double().abs()
+        first = p.real & (p.real.cumsum(dim=-1) == 1)  # the first real token attends to itself alone: λ₁ = 1
+        return torch.where(usable, diagonal.masked_fill(first, 0.0).amax(dim=-1), torch.nan)
+    deflated = torch.where(usable[..., None, None], p.deviations.double(), 0.0)
+    return torch.where(usable, torch.linalg.eigvals(deflated).abs().amax(dim=-1), torch.nan)
+
+
+def omega(attention: Tensor, tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+    """ω = ‖eᵀPΠ⊥X‖ / ‖eᵀX‖, e = 1/√n (Yu & Zhang 2024, eq. 12): what attention feeds from the
+    diversity into the mean. 0 if P is doubly stochastic.
+
+    nan where the mean of X is zero or rounding noise (`TokenMatrix.has_mean`).
+    """
+    x, from_diversity, _ = _transfer(attention, tokens, mask)
+    norm = x.count.sqrt() * torch.linalg.vector_norm(from_diversity, dim=-1)
+    return torch.where(x.has_mean, norm / x.mean_norm, torch.nan)
+
+
+def mu(attention: Tensor, tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Mu:
+    """μ_i = ‖Π_i P X‖_F / ‖Π_i X‖_F, i = 1, 2 (Yu & Zhang 2024, eq. 10).
+
+    μ₁ ≥ 1 − ω and μ₂ ≤ δ (eq. 11). μ₁ is nan where the mean of X is zero or rounding noise, μ₂ where
+    the tokens are all equal.
+    """
+    x, from_diversity, mixed = _transfer(attention, tokens, mask)
+    mean = x.count.sqrt() * torch.linalg.vector_norm(x.mean + from_diversity, dim=-1)
+    return Mu(
+        mean=torch.where(x.has_mean, mean / x.mean_norm, torch.nan),
+        diversity=torch.where(x.deviation_norm > 0, mixed.deviation_norm / x.deviation_norm, torch.nan),
+    )
+
+
+def attention_entropy(attention: Tensor, mask: Tensor | None = None) -> Tensor:
+    """−Σ_j p_ij log p_ij in nats, mean over the real rows: 0 for one-hot rows, log n for uniform ones."""
+    p = _rows(attention, mask)
+    per_row = torch.special.entr(p.values).sum(dim=-1, dtype=torch.float64)  # (…, n)
+    return torch.where(p.norm.isfinite(), per_row.sum(dim=-1) / p.count, torch.nan)
+
+
+def _transfer(
+    attention: Tensor, tokens: Tensor | TokenMatrix, mask: Tensor | None
+) -> tuple[TokenMatrix, Tensor, TokenMatrix]:
+    """X, the mean of P Π⊥X (…, d), and the tokens P Π⊥X, all float64.
+
+    With P1 = 1, PX = 1x̄ᵀ + PΠ⊥X: the mean is carried over untouched and only the deviations are
+    multiplied, so nothing cancels when they are small.
+    """
+    x = TokenMatrix.of(tokens, mask)
+    p = _rows(attention, x.mask)
+    if p.values.shape[-1] != x.values.shape[-2]:
+        raise ValueError(
+            f"expected attention (…, n, n) over the tokens (…, n, d), got {tuple(attention.shape)} and {tuple(x.values.shape)}"
+        )
+    mixed = TokenMatrix(p.values.double() @ x.deviations.double(), p.mask)  # (…, n, d)
+    return x, mixed.values.sum(dim=-2) / x.count.unsqueeze(-1), mixed
+
+
+def _rows(attention: Tensor, mask: Tensor | None) -> TokenMatrix:
+    """P as a matrix of rows, with rows and columns of padding set to 0."""
+    if attention.ndim < 2 or attention.shape[-1] != attention.shape[-2]:
+        raise ValueError(f"expected attention matrices (…, n, n), got shape {tuple(attention.shape)}")
+    if mask is not None:
+        attention = torch.where((mask != 0).unsqueeze(-2).to(attention.device), attention, 0.0)
+    return TokenMatrix(attention, mask)

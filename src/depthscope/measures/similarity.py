@@ -1,0 +1,121 @@
+"""How alike the tokens of a sequence are, and how a step changes that.
+
+Yu & Zhang 2024, "Why 'classic' Transformers are shallow and how to make them go deep"
+(arXiv 2312.06182). Notation: Π₁ = 11ᵀ/n projects onto equal tokens, Π⊥ = I − Π₁.
+
+Unless a docstring says otherwise: X is (…, n, d), `mask` (…, n) is true for real tokens, results
+are float64 of shape (…), and a number without meaning is nan: no real token, a zero matrix, or a
+real token with an entry that is not finite.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from depthscope.measures.tokens import TokenMatrix, pair
+
+# A token whose norm exceeds this many times the median is an outlier: an attention sink or massive
+# activation. Sinks seen in pretrained language models reach about 190 times, ordinary tokens 2 to 3.
+OUTLIER_FACTOR = 10.0
+
+
+class Growth(NamedTuple):
+    """ξ₁ and ξ₂ of a step: how the energy of the mean and of the deviations grows."""
+
+    mean: Tensor
+    diversity: Tensor
+
+
+class DirectionSimilarity(NamedTuple):
+    """Similarity of directions, with the tokens that were left out of it."""
+
+    similarity: Tensor  # (…)
+    outliers: Tensor  # (…, n), true for real tokens left out because of their norm
+
+
+def token_similarity(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+    """t_sim(X) = ‖Π₁X‖_F² / ‖X‖_F² ∈ [0, 1] (Yu & Zhang 2024, Def. 1.1).
+
+    1 if and only if all tokens are equal; independent random tokens give about 1/n. One token gives
+    1, as the definition says. One huge token hides a collapse: see `direction_similarity`.
+    """
+    x = TokenMatrix.of(tokens, mask)
+    return (x.mean_norm / x.norm).square()
+
+
+def token_diversity(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+    """t_div(X) = ‖Π⊥X‖_F² / ‖X‖_F² ∈ [0, 1] (Yu & Zhang 2024, Def. 1.1).
+
+    Computed from the centred tokens, never as 1 − t_sim: exactly 0 for identical tokens, and
+    accurate however small it is.
+    """
+    x = TokenMatrix.of(tokens, mask)
+    return (x.deviation_norm / x.norm).square()
+
+
+def frequency_ratio(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+    """‖HFC[X]‖_F / ‖LFC[X]‖_F = ‖Π⊥X‖_F / ‖Π₁X‖_F (Wang et al. 2022; Dovonon et al. 2025).
+
+    t_sim = 1 / (1 + ratio²). nan where the mean is zero or rounding noise (`TokenMatrix.has_mean`).
+    """
+    x = TokenMatrix.of(tokens, mask)
+    return torch.where(x.has_mean, x.deviation_norm / x.mean_norm, torch.nan)
+
+
+def cosine_similarity(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+    """t_cos(X) = mean of cos(x_i, x_j) over all pairs i < j (Yu & Zhang 2024, eq. 1).
+
+    In O(nd), without the n × n matrix: for the m unit tokens U, Σ_{i≠j} u_iᵀu_j = ‖Σu_i‖² − m, hence
+    t_cos = 1 − m/(m−1) · t_div(U), which is exactly 1 for equal directions.
+    Zero tokens have no direction and are left out; with fewer than two tokens left it is nan.
+    """
+    unit = TokenMatrix.of(tokens, mask).directions
+    m = unit.count
+    return torch.where(m > 1, 1 - m / (m - 1) * token_diversity(unit), torch.nan)
+
+
+def direction_similarity(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> DirectionSimilarity:
+    """t_sim of the unit tokens, without outliers: the number to trust when one token is huge.
+
+    Tokens with more than `OUTLIER_FACTOR` times the median norm are left out and reported. 127 equal
+    tokens and one of 100 times their norm have t_sim = 0.02; here they give 1 and name the one.
+    Zero tokens have no direction and are left out too, but are no outliers.
+    Ours; after what trained language models show (attention sinks, massive activations).
+    """
+    x = TokenMatrix.of(tokens, mask)
+    norms = x.token_norms  # (…, n)
+    median = norms.masked_fill(~x.real, torch.nan).nanmedian(dim=-1, keepdim=True).values
+    outliers = x.real & norms.isfinite() & (norms > OUTLIER_FACTOR * median)
+    unit = x.directions
+    if outliers.any():
+        unit = TokenMatrix(unit.values, unit.real & ~outliers)
+    return DirectionSimilarity(token_similarity(unit), outliers)
+
+
+def growth(before: Tensor | TokenMatrix, after: Tensor | TokenMatrix, mask: Tensor | None = None) -> Growth:
+    """ξ_i = ‖Π_i Y‖_F² / ‖Π_i X‖_F², i = 1, 2, of the step X → Y (Yu & Zhang 2024, eq. 7).
+
+    ξ₁ is nan where the mean of X is zero or rounding noise (after de-escalation with τ = 1; see
+    `TokenMatrix.has_mean`), ξ₂ where the tokens of X are all equal.
+    X and Y need the same tokens, not the same width.
+    """
+    x, y = pair(before, after, mask)
+    return Growth(
+        mean=torch.where(x.has_mean, (y.mean_norm / x.mean_norm).square(), torch.nan),
+        diversity=torch.where(x.deviation_norm > 0, (y.deviation_norm / x.deviation_norm).square(), torch.nan),
+    )
+
+
+def escalation_rate(before: Tensor | TokenMatrix, after: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+    """r(X, Y) = t_div(X) / t_div(Y) (Yu & Zhang 2024, eq. 5); r > 1: the step makes tokens more alike.
+
+    r = 1 + (ξ₁/ξ₂ − 1) t_sim(X) (Prop. 2.3). nan where the tokens of Y are all equal: the rate has no
+    finite value there, and Def. 2.2 excludes it.
+    """
+    x, y = pair(before, after, mask)
+    # A ratio of norms, so that diversities below the smallest float64 still have a rate.
+    ratio = (x.deviation_norm / y.deviation_norm) * (y.norm / x.norm)
+    return torch.where(y.deviation_norm > 0, ratio.square(), torch.nan)

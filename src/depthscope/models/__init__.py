@@ -1,0 +1,38 @@
+"""Reference models, each read in one sitting: what Yu & Zhang's Algorithm 1 says, and what stands on it."""
+
+from depthscope.models.attention import Attention
+from depthscope.models.block import (
+    BRANCH_STATIONS,
+    STATIONS,
+    TRUNK_STATIONS,
+    Block,
+    BlockConfig,
+    FeedForward,
+    Station,
+    post_norm,
+    pre_norm,
+)
+from depthscope.models.encoder import Encoder
+from depthscope.models.initialisers import paper_text, pytorch_default, theorem, xavier
+from depthscope.models.language import CausalLM
+from depthscope.models.vit import VisionTransformer
+
+__all__ = [
+    "BRANCH_STATIONS",
+    "STATIONS",
+    "TRUNK_STATIONS",
+    "Attention",
+    "Block",
+    "BlockConfig",
+    "CausalLM",
+    "Encoder",
+    "FeedForward",
+    "Station",
+    "VisionTransformer",
+    "paper_text",
+    "post_norm",
+    "pre_norm",
+    "pytorch_default",
+    "theorem",
+    "xavier",
+]

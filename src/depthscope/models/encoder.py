@@ -1,0 +1,37 @@
+"""A stack of blocks: token matrix in, token matrix out. The trunk of every model here."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.models.block import Block, BlockConfig, post_norm
+
+
+class Encoder(nn.Module):
+    """`depth` blocks, each with weights of its own.
+
+    `final_norm=None` puts a LayerNorm last unless the blocks are post-norm, whose output is normed
+    already. Causal blocks make it a decoder trunk.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        block: BlockConfig = BlockConfig(),
+        final_norm: bool | None = None,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        if depth < 1:
+            raise ValueError(f"expected a depth of at least 1 block, got {depth}")
+        if final_norm is None:
+            final_norm = block.placement is not post_norm
+        self.blocks = nn.ModuleList(Block(block, generator) for _ in range(depth))
+        self.final_norm = nn.LayerNorm(block.width, eps=block.norm_eps) if final_norm else nn.Identity()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x (batch, n, d), mask (batch, n) true for real tokens → (batch, n, d)."""
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.final_norm(x)

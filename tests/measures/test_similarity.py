@@ -1,0 +1,166 @@
+"""Identities and invariances of the similarity measures, each with a mutant that must fail."""
+
+import oracles
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import attention_and_tokens, seeded, token_matrices
+from torch import Tensor
+from torch.testing import assert_close
+
+from depthscope.measures import (
+    TokenMatrix,
+    cosine_similarity,
+    direction_similarity,
+    escalation_rate,
+    frequency_ratio,
+    growth,
+    token_diversity,
+    token_similarity,
+)
+
+# --- the naive forms ------------------------------------------------------------------------------
+
+
+@given(token_matrices(max_closeness=3))
+def test_similarity_and_diversity_equal_the_projections(x: Tensor):
+    # The naive projection loses as many digits as the tokens are close: 1e-3 apart leaves 1e-10.
+    assert_close(token_similarity(x), oracles.similarity(x), rtol=1e-12, atol=0)
+    naive = oracles.energy(oracles.projections(x)[1]) / oracles.energy(x)
+    assert_close(token_diversity(x), naive, rtol=1e-9, atol=0)
+
+
+@given(token_matrices(max_closeness=3))
+def test_cosine_similarity_equals_the_mean_over_pairs(x: Tensor):
+    assert_close(cosine_similarity(x).item(), oracles.pairwise_cosine(x), rtol=0, atol=1e-12)
+
+
+# --- Prop. 2.3 and the frequency ratio ------------------------------------------------------------
+
+
+def check_rate_identity(rate, x: Tensor, y: Tensor) -> None:
+    """r = 1 + (ξ₁/ξ₂ − 1) t_sim(X), Yu & Zhang 2024, Prop. 2.3."""
+    xi1, xi2 = growth(x, y)
+    assert_close(rate(x, y), 1 + (xi1 / xi2 - 1) * token_similarity(x), rtol=1e-12, atol=0)
+
+
+@given(attention_and_tokens(), st.integers(0, 2**16))
+def test_rate_identity(sample: tuple[Tensor, Tensor], seed: int):
+    p, x = sample
+    w = torch.randn(x.shape[1], x.shape[1], generator=seeded(seed), dtype=torch.float64)
+    check_rate_identity(escalation_rate, x, x + p @ x @ w)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        lambda x, y: escalation_rate(y, x),
+        lambda x, y: token_similarity(y) / token_similarity(x),
+        lambda x, y: escalation_rate(x, y).sqrt(),
+    ],
+    ids=["inverted", "similarities", "norms"],
+)
+def test_rate_identity_fails_for_mutants(mutant):
+    x, y = torch.randn(2, 6, 4, generator=seeded(0), dtype=torch.float64)
+    with pytest.raises(AssertionError):
+        check_rate_identity(mutant, x, y)
+
+
+def check_frequency_identity(ratio, x: Tensor) -> None:
+    assert_close(token_similarity(x), 1 / (1 + ratio(x) ** 2), rtol=1e-12, atol=0)
+
+
+@given(token_matrices())
+def test_similarity_is_a_function_of_the_frequency_ratio(x: Tensor):
+    check_frequency_identity(frequency_ratio, x)
+
+
+@pytest.mark.parametrize("mutant", [lambda x: frequency_ratio(x) ** 2, lambda x: 1 / frequency_ratio(x)])
+def test_frequency_identity_fails_for_mutants(mutant):
+    with pytest.raises(AssertionError):
+        check_frequency_identity(mutant, torch.randn(6, 4, generator=seeded(0), dtype=torch.float64))
+
+
+# --- invariances ----------------------------------------------------------------------------------
+
+
+def permuted(x: Tensor) -> Tensor:
+    return x[torch.randperm(len(x), generator=seeded(1))]
+
+
+def rotated(x: Tensor) -> Tensor:
+    q, _ = torch.linalg.qr(torch.randn(x.shape[1], x.shape[1], generator=seeded(2), dtype=x.dtype))
+    return x @ q
+
+
+def scaled(x: Tensor) -> Tensor:
+    return -1e12 * x
+
+
+def check_invariance(measure, change, x: Tensor) -> None:
+    # A rotation rounds the entries themselves: relative to deviations of 1e-6, that is 1e-10.
+    assert_close(measure(change(x)), measure(x), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("change", [permuted, rotated, scaled])
+@pytest.mark.parametrize(
+    "measure",
+    [
+        token_similarity,
+        token_diversity,
+        cosine_similarity,
+        frequency_ratio,
+        lambda x: direction_similarity(x).similarity,
+    ],
+    ids=["t_sim", "t_div", "t_cos", "ratio", "directions"],
+)
+@given(x=token_matrices())
+def test_invariance(measure, change, x: Tensor):
+    check_invariance(measure, change, x)
+
+
+@pytest.mark.parametrize(
+    ("change", "mutant"),
+    [
+        (permuted, lambda x: token_similarity(x[: len(x) // 2])),
+        (permuted, lambda x: token_diversity(x - x[0]) + x[0, 0]),
+        (rotated, lambda x: token_similarity(x[:, :1])),
+        (scaled, lambda x: token_similarity(x + 1)),
+    ],
+)
+def test_invariance_fails_for_mutants(change, mutant):
+    with pytest.raises(AssertionError):
+        check_invariance(mutant, change, torch.randn(6, 4, generator=seeded(0), dtype=torch.float64))
+
+
+# --- one huge token -------------------------------------------------------------------------------
+
+
+def test_one_huge_token_hides_a_collapse_from_similarity_but_not_from_directions():
+    x = torch.ones(128, 16)
+    x[5] = 100 * torch.randn(16, generator=seeded(0)) / 4 * 4
+    assert token_similarity(x) < 0.1
+    similarity, outliers = direction_similarity(x)
+    assert similarity == 1
+    assert outliers.nonzero().flatten().tolist() == [5]
+
+
+def test_ordinary_tokens_are_no_outliers():
+    x = torch.randn(3, 64, 32, generator=seeded(0))
+    similarity, outliers = direction_similarity(x)
+    assert not outliers.any()
+    assert_close(similarity, token_similarity(x / x.norm(dim=-1, keepdim=True)), rtol=1e-6, atol=0)
+
+
+# --- sharing --------------------------------------------------------------------------------------
+
+
+def test_a_token_matrix_gives_the_same_as_a_tensor_and_keeps_its_own_mask():
+    x = torch.randn(3, 7, 5, generator=seeded(0))
+    mask = torch.arange(7) < torch.tensor([[7], [4], [2]])
+    prepared = TokenMatrix(x, mask)
+    for measure in (token_similarity, token_diversity, cosine_similarity, frequency_ratio):
+        assert torch.equal(measure(prepared), measure(x, mask))
+    with pytest.raises(ValueError, match="already carries a mask"):
+        token_similarity(prepared, mask)
