@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test check figures clean
+.PHONY: demo test figures clean
 
 demo: .venv/installed
 	$(BIN)/depthscope demo
@@ -16,7 +16,7 @@ test: .venv/installed-dev
 
 # The pictures of the README.
 figures: .venv/installed-dev
-	$(BIN)/python examples/post_norm_or_pre_norm.py docs/images
+	$(BIN)/depthscope demo --out docs/images
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from hypothesis import given
-from samples import attention_and_tokens, seeded
 from torch import Tensor
 from torch.testing import assert_close
 
 from depthscope.measures import attention_entropy, delta, mu, omega, second_eigenvalue
+from samples import attention_and_tokens, seeded
 
 F64 = torch.float64
 

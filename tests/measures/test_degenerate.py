@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from samples import seeded
 from torch import Tensor
 from torch.testing import assert_close
 
 from depthscope import measures as m
+from samples import seeded
 
 TOKEN_MEASURES = {
     "token_similarity": m.token_similarity,

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from samples import seeded
 from torch import Tensor
 from torch.testing import assert_close
 
 from depthscope.measures import energy_split, frobenius_norm, largest_token_share
+from samples import seeded
 
 
 def split_by_regression(x: Tensor, mask: Tensor) -> list[float]:

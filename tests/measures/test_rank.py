@@ -1,13 +1,12 @@
 """Rank, leading direction and Dong et al.'s residual against their definitions."""
 
-import oracles
 import pytest
 import torch
 from hypothesis import given
-from samples import seeded, token_matrices
 from torch import Tensor
 from torch.testing import assert_close
 
+import oracles
 from depthscope.measures import (
     composite_residual,
     effective_rank,
@@ -15,6 +14,7 @@ from depthscope.measures import (
     singular_values,
     stable_rank,
 )
+from samples import seeded, token_matrices
 
 
 @given(token_matrices(min_tokens=1, max_closeness=4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -13,6 +13,7 @@ from depthscope.cli.demo import demo
 from depthscope.extras import MissingExtra
 
 USER_ERROR = 2
+_UsageError: Any = typer.BadParameter.__base__  # unknown commands, options and values
 
 app = typer.Typer(
     name="depthscope",
@@ -40,15 +41,26 @@ def _root(
 
 
 def main() -> None:
-    """Runs the program. Mistakes of the user (`ValueError`, files, missing extras) end in one line and code 2."""
+    """Runs the program. A user's mistake (usage, `ValueError`, files, missing extras) ends in one line and code 2."""
     try:
-        app(prog_name="depthscope")
+        code = app(prog_name="depthscope", standalone_mode=False)
     except BrokenPipeError:  # the reader, say `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit("depthscope: interrupted")
+    except _UsageError as error:
+        message = error.format_message().rstrip(".")
+        _refuse(f"{message}. Try --help." if message else "")  # without a command, the help was printed
     except (ValueError, OSError, MissingExtra) as error:
         if os.environ.get("DEPTHSCOPE_TRACEBACK"):
             raise
-        message = " ".join(str(error).split()) or type(error).__name__
-        print(f"depthscope: {message}", file=sys.stderr)
-        sys.exit(USER_ERROR)
+        _refuse(str(error) or type(error).__name__)
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(message: str) -> NoReturn:
+    if message:
+        print("depthscope:", " ".join(message.split()), file=sys.stderr)
+    sys.exit(USER_ERROR)

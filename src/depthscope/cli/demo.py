@@ -26,12 +26,13 @@ def demo(
 
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randn(4, 64, 256, generator=generator)  # 4 sequences of 64 random tokens
-    config = {"width": 256, "heads": 8, "initialise": xavier}
-    post = Encoder(depth, BlockConfig(placement=post_norm, **config), generator=generator)  # type: ignore[arg-type]
-    pre = Encoder(depth, BlockConfig(placement=pre_norm, **config), generator=generator)  # type: ignore[arg-type]
+    post, pre = (
+        Encoder(depth, BlockConfig(256, 8, placement=placement, initialise=xavier), generator=generator)
+        for placement in (post_norm, pre_norm)
+    )
     curves = {
         "post-norm": _similarity_by_block(post, tokens),
-        f"post-norm, de-escalated (τ = {tau:g})": _similarity_by_block(post, tokens, tau),
+        f"de-escalated, τ={tau:g}": _similarity_by_block(post, tokens, tau),
         "pre-norm": _similarity_by_block(pre, tokens),
     }
     _show(curves)
@@ -39,8 +40,12 @@ def demo(
         _draw(curves, out)
 
 
-def _similarity_by_block(encoder: Encoder, x: Tensor, tau: float | None = None) -> list[float]:
-    """t_sim after 0, 1, … blocks, mean over the sequences; with `tau`, every block's output is de-escalated."""
+def _similarity_by_block(encoder: Encoder, x: Tensor, tau: float = 0.0) -> list[float]:
+    """t_sim of what leaves 0, 1, … blocks, mean over the sequences.
+
+    With `tau`, every block's output is de-escalated before the next block reads it; it is measured
+    before that, or τ = 1 would show zeros whatever the block does.
+    """
     import torch
 
     from depthscope.measures import token_similarity
@@ -50,9 +55,8 @@ def _similarity_by_block(encoder: Encoder, x: Tensor, tau: float | None = None) 
     with torch.no_grad():
         for block in encoder.blocks:
             x = block(x)
-            if tau is not None:
-                x = deescalate(x, tau)
             curve.append(token_similarity(x).mean().item())
+            x = deescalate(x, tau)
     return curve
 
 
@@ -63,10 +67,10 @@ def _show(curves: dict[str, list[float]]) -> None:
     from depthscope.cli.sparkline import sparkline
 
     depth = len(next(iter(curves.values()))) - 1
-    console = Console()
-    console.print(f"\nToken similarity t_sim of {depth}-block Transformers at initialisation (1 = all tokens equal)\n")
+    console = Console(highlight=False)
+    console.print(f"\nToken similarity after each block, {depth} blocks at initialisation (1 = all tokens equal)\n")
     for name, curve in curves.items():
-        console.print(f"  {sparkline(curve)}  {curve[0]:.3f} → {curve[-1]:.3f}  [bold]{name}[/bold]")
+        console.print(f"  {sparkline(curve, width=36)}  {curve[0]:.3f} → {curve[-1]:.3f}  [bold]{name}[/bold]")
     table = Table("block", *curves, box=None, header_style="bold")
     for column in table.columns:
         column.justify = "right"
@@ -74,7 +78,10 @@ def _show(curves: dict[str, list[float]]) -> None:
         table.add_row(str(block), *(f"{curve[block]:.5f}" for curve in curves.values()))
     console.print()
     console.print(table)
-    console.print("\nRandom weights (Xavier), 4 sequences of 64 random tokens, width 256, 8 heads.")
+    console.print(
+        "\nXavier weights, 4 sequences of 64 random tokens, width 256, 8 heads."
+        "\nDe-escalated: the post-norm model, τ·mean subtracted from every block's output (shown before it)."
+    )
 
 
 def _draw(curves: dict[str, list[float]], out: Path) -> None:
@@ -85,8 +92,11 @@ def _draw(curves: dict[str, list[float]], out: Path) -> None:
     figure = figure_module.Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for name, curve in curves.items():
-        axes.plot(curve, label=name)
-    axes.set(xlabel="block", ylabel="token similarity  t_sim", ylim=(-0.02, 1.02))
-    axes.legend()
-    figure.savefig(out / "demo.png", dpi=160)
-    print(f"wrote {out / 'demo.png'}")
+        axes.plot(curve, label=name, linewidth=2)
+    axes.set(xlabel="block", ylabel="token similarity", ylim=(-0.02, 1.02), xlim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    path = out / "demo.png"
+    figure.savefig(path, dpi=160)
+    print(f"wrote {path}")

@@ -101,9 +101,8 @@ def _transfer(
     x = TokenMatrix.of(tokens, mask)
     p = _rows(attention, x.mask)
     if p.values.shape[-1] != x.values.shape[-2]:
-        raise ValueError(
-            f"expected attention (…, n, n) over the tokens (…, n, d), got {tuple(attention.shape)} and {tuple(x.values.shape)}"
-        )
+        shapes = f"{tuple(attention.shape)} and {tuple(x.values.shape)}"
+        raise ValueError(f"expected attention (…, n, n) over the tokens (…, n, d), got {shapes}")
     mixed = TokenMatrix(p.values.double() @ x.deviations.double(), p.mask)  # (…, n, d)
     return x, mixed.values.sum(dim=-2) / x.count.unsqueeze(-1), mixed
 

@@ -5,7 +5,7 @@ happens here, once, in a form that stays right in the limit:
 
 1. subtract the first real token (identical tokens give exactly 0, and by Sterbenz' lemma the
    difference of nearly equal floating-point numbers is exact);
-2. subtract the mean of what is left, accumulated in float64;
+2. subtract the mean of what is left;
 3. take norms, never `1 - something`.
 
 A float32 input keeps five digits of its diversity at any degree of collapse, without a float64
@@ -103,18 +103,15 @@ class TokenMatrix:
             first = self.values[..., :1, :]  # (…, 1, d)
             shifted = self.values - first
         else:
-            index = (
-                self.mask.int()
-                .argmax(dim=-1)[..., None, None]
-                .expand(*self.values.shape[:-2], 1, self.values.shape[-1])
-            )
-            first = self.values.gather(-2, index)
+            index = self.mask.int().argmax(dim=-1)[..., None, None]  # (…, 1, 1)
+            first = self.values.gather(-2, index.expand(*index.shape[:-1], self.values.shape[-1]))
             shifted = torch.where(self.mask.unsqueeze(-1), self.values - first, 0.0)
-        offset = shifted.sum(dim=-2, keepdim=True, dtype=torch.float64) / self.count[..., None, None]
-        deviations = shifted - offset.to(shifted.dtype)
+        # An error e of this mean enters ‖Π⊥X‖² only as n·e²: the tokens' own precision is enough.
+        offset = shifted.sum(dim=-2, keepdim=True) / self.count[..., None, None].to(shifted.dtype)
+        deviations = shifted - offset
         if self.mask is not None:
             deviations = torch.where(self.mask.unsqueeze(-1), deviations, 0.0)
-        return first.double() + offset, deviations
+        return first.double() + offset.double(), deviations
 
     @property
     def mean(self) -> Tensor:
@@ -187,8 +184,7 @@ def pair(
 ) -> tuple[TokenMatrix, TokenMatrix]:
     """Two stations of the same tokens, under one mask."""
     before, after = TokenMatrix.of(first, mask), TokenMatrix.of(second, mask)
-    if before.values.shape[-2] != after.values.shape[-2]:
-        raise ValueError(
-            f"expected two matrices of the same tokens, got {before.values.shape[-2]} and {after.values.shape[-2]} tokens"
-        )
+    tokens = before.values.shape[-2], after.values.shape[-2]
+    if tokens[0] != tokens[1]:
+        raise ValueError(f"expected two matrices of the same tokens, got {tokens[0]} and {tokens[1]} tokens")
     return before, after

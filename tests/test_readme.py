@@ -1,0 +1,34 @@
+"""The README stays true: its Python prints what it says, its commands and links exist."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_python_prints_what_the_readme_says():
+    (example,) = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, flags=re.DOTALL)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(example[0], "README.md", "exec"), {})
+    assert printed.getvalue() == example[1]
+
+
+def test_make_targets_and_links_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_every_measure_is_named():
+    from depthscope import measures
+
+    functions = {name for name in measures.__all__ if name.islower()} - {"singular_values"}
+    assert {name for name in functions if f"`{name}`" not in README} == set()
