@@ -17,15 +17,17 @@ from depthscope.measures.similarity import (
     OUTLIER_FACTOR,
     DirectionSimilarity,
     Growth,
+    angular_distance,
     cosine_similarity,
     direction_similarity,
     escalation_rate,
     frequency_ratio,
     growth,
+    mean_angle,
     token_diversity,
     token_similarity,
 )
-from depthscope.measures.tokens import TokenMatrix
+from depthscope.measures.tokens import TokenMatrix, TokenNorms
 
 __all__ = [
     "OUTLIER_FACTOR",
@@ -35,6 +37,8 @@ __all__ = [
     "LeadingDirection",
     "Mu",
     "TokenMatrix",
+    "TokenNorms",
+    "angular_distance",
     "attention_entropy",
     "composite_residual",
     "cosine_similarity",
@@ -48,6 +52,7 @@ __all__ = [
     "growth",
     "largest_token_share",
     "leading_direction",
+    "mean_angle",
     "mu",
     "omega",
     "second_eigenvalue",

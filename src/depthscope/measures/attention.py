@@ -84,8 +84,11 @@ def mu(attention: Tensor, tokens: Tensor | TokenMatrix, mask: Tensor | None = No
 
 
 def attention_entropy(attention: Tensor, mask: Tensor | None = None) -> Tensor:
-    """−Σ_j p_ij log p_ij in nats, mean over the real rows: 0 for one-hot rows, log n for uniform ones."""
-    p = _rows(attention, mask)
+    """−Σ_j p_ij log p_ij in nats, mean over the real rows: 0 for one-hot rows, log n for uniform ones.
+
+    The only one of these that also takes cross-attention, (…, n, m) with n queries and m keys.
+    """
+    p = TokenMatrix(attention, mask)
     per_row = torch.special.entr(p.values).sum(dim=-1, dtype=torch.float64)  # (…, n)
     return torch.where(p.norm.isfinite(), per_row.sum(dim=-1) / p.count, torch.nan)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures.tokens import TokenMatrix, pair
+from depthscope.measures.tokens import TokenMatrix, TokenNorms, norm_of_rows
 
 # A token whose norm exceeds this many times the median is an outlier: an attention sink or massive
 # activation. Sinks seen in pretrained language models reach about 190 times, ordinary tokens 2 to 3.
@@ -95,27 +95,62 @@ def direction_similarity(tokens: Tensor | TokenMatrix, mask: Tensor | None = Non
     return DirectionSimilarity(token_similarity(unit), outliers)
 
 
-def growth(before: Tensor | TokenMatrix, after: Tensor | TokenMatrix, mask: Tensor | None = None) -> Growth:
+def angular_distance(before: Tensor | TokenMatrix, after: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+    """Mean over the tokens of ∠(x_i, y_i)/π ∈ [0, 1]: how far a block turns its tokens (Gromov et al. 2024).
+
+    Tokens that are zero before or after have no direction and are left out; nan if none is left.
+    A small distance does not prove that a block can be skipped.
+    """
+    x, y = TokenMatrix.of(before, mask), TokenMatrix.of(after, mask)
+    if x.values.shape != y.values.shape:
+        raise ValueError(f"expected two matrices of one shape, got {tuple(x.values.shape)} and {tuple(y.values.shape)}")
+    u, v = x.directions, y.directions
+    return mean_angle(u.values, v.values, u.real & v.real) / torch.pi
+
+
+def mean_angle(u: Tensor, v: Tensor, real: Tensor) -> Tensor:
+    """Mean of ∠(u_i, v_i) over the real ones of unit tokens, in radians.
+
+    Kahan's 2·atan2(‖u − v‖, ‖u + v‖): accurate for small angles, where arccos of a cosine near 1 is not.
+    """
+    angles = 2 * torch.atan2(norm_of_rows(u - v), norm_of_rows(u + v))  # (…, n)
+    return torch.where(real, angles, 0.0).sum(dim=-1) / real.sum(dim=-1)
+
+
+def growth(
+    before: Tensor | TokenMatrix | TokenNorms, after: Tensor | TokenMatrix | TokenNorms, mask: Tensor | None = None
+) -> Growth:
     """ξ_i = ‖Π_i Y‖_F² / ‖Π_i X‖_F², i = 1, 2, of the step X → Y (Yu & Zhang 2024, eq. 7).
 
     ξ₁ is nan where the mean of X is zero or rounding noise (after de-escalation with τ = 1; see
     `TokenMatrix.has_mean`), ξ₂ where the tokens of X are all equal.
     X and Y need the same tokens, not the same width.
     """
-    x, y = pair(before, after, mask)
+    x, y = _step(before, after, mask)
     return Growth(
         mean=torch.where(x.has_mean, (y.mean_norm / x.mean_norm).square(), torch.nan),
         diversity=torch.where(x.deviation_norm > 0, (y.deviation_norm / x.deviation_norm).square(), torch.nan),
     )
 
 
-def escalation_rate(before: Tensor | TokenMatrix, after: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+def escalation_rate(
+    before: Tensor | TokenMatrix | TokenNorms, after: Tensor | TokenMatrix | TokenNorms, mask: Tensor | None = None
+) -> Tensor:
     """r(X, Y) = t_div(X) / t_div(Y) (Yu & Zhang 2024, eq. 5); r > 1: the step makes tokens more alike.
 
     r = 1 + (ξ₁/ξ₂ − 1) t_sim(X) (Prop. 2.3). nan where the tokens of Y are all equal: the rate has no
     finite value there, and Def. 2.2 excludes it.
     """
-    x, y = pair(before, after, mask)
+    x, y = _step(before, after, mask)
     # A ratio of norms, so that diversities below the smallest float64 still have a rate.
     ratio = (x.deviation_norm / y.deviation_norm) * (y.norm / x.norm)
     return torch.where(y.deviation_norm > 0, ratio.square(), torch.nan)
+
+
+def _step(
+    before: Tensor | TokenMatrix | TokenNorms, after: Tensor | TokenMatrix | TokenNorms, mask: Tensor | None
+) -> tuple[TokenNorms, TokenNorms]:
+    x, y = (s if isinstance(s, TokenNorms) else TokenMatrix.of(s, mask).norms for s in (before, after))
+    if x.tokens != y.tokens:
+        raise ValueError(f"expected two matrices of the same tokens, got {x.tokens} and {y.tokens} tokens")
+    return x, y

@@ -15,6 +15,7 @@ copy of the tokens (`benchmarks/measures.py` shows what that saves).
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +41,16 @@ def norm_of_rows(values: Tensor) -> Tensor:
         careful = scale.squeeze(-1) * torch.linalg.vector_norm(rows / scale, dim=-1)
         norms = norms.masked_scatter(doubtful, careful)
     return norms
+
+
+class TokenNorms(NamedTuple):
+    """What a step needs to know of a station: norms instead of tokens, so that tokens need not be kept."""
+
+    tokens: int  # n, padding included
+    mean_norm: Tensor
+    deviation_norm: Tensor
+    norm: Tensor
+    has_mean: Tensor
 
 
 class TokenMatrix:
@@ -139,6 +150,11 @@ class TokenMatrix:
         """‖X‖_F by Pythagoras from its two parts, float64, (…); nan where an entry is not finite."""
         return torch.where(self.deviation_norm.isnan(), torch.nan, torch.hypot(self.mean_norm, self.deviation_norm))
 
+    @property
+    def norms(self) -> TokenNorms:
+        """The norms alone; `growth` and `escalation_rate` take them in place of the tokens."""
+        return TokenNorms(self.values.shape[-2], self.mean_norm, self.deviation_norm, self.norm, self.has_mean)
+
     @cached_property
     def token_norms(self) -> Tensor:
         """‖x_i‖ for each token, float64, (…, n); 0 at padding."""
@@ -177,14 +193,3 @@ def _real_tokens(mask: Tensor, values: Tensor) -> Tensor:
         raise ValueError(
             f"expected a mask of shape (…, n) that fits the tokens' {tuple(shape)}, got {tuple(mask.shape)}"
         ) from None
-
-
-def pair(
-    first: Tensor | TokenMatrix, second: Tensor | TokenMatrix, mask: Tensor | None
-) -> tuple[TokenMatrix, TokenMatrix]:
-    """Two stations of the same tokens, under one mask."""
-    before, after = TokenMatrix.of(first, mask), TokenMatrix.of(second, mask)
-    tokens = before.values.shape[-2], after.values.shape[-2]
-    if tokens[0] != tokens[1]:
-        raise ValueError(f"expected two matrices of the same tokens, got {tokens[0]} and {tokens[1]} tokens")
-    return before, after

@@ -1,0 +1,33 @@
+"""Our own `Block`: every station is a module of its own."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, linear_projections
+from depthscope.models.block import Block, post_norm, pre_norm
+
+PLACEMENTS = {post_norm: "post", pre_norm: "pre"}
+
+
+def describe(name: str, block: nn.Module) -> BlockAnatomy:
+    assert isinstance(block, Block)
+    attention = block.attention
+    output = attention.output if isinstance(attention.output, nn.Linear) else None
+    return BlockAnatomy(
+        name,
+        block,
+        spots={station: Spot(module, "out") for station, module in block.stations.items()},
+        placement=PLACEMENTS.get(block.config.placement),  # type: ignore[arg-type]
+        attention=attention,
+        projections=lambda: linear_projections(
+            attention.query, attention.key, attention.value, output, attention.heads
+        ),
+    )
+
+
+def causal(model: nn.Module) -> bool:
+    return any(module.attention.causal for module in model.modules() if isinstance(module, Block))
+
+
+OURS = Family("depthscope", ("Block",), describe, causal, mask_argument="mask")

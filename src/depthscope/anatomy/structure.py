@@ -1,0 +1,175 @@
+"""What an anatomy is made of: blocks, the spots where their stations can be seen, projections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+
+Side = Literal["in", "out"]
+Placement = Literal["post", "pre"]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place where a token matrix passes: what goes into a module, or what comes out of it."""
+
+    module: nn.Module
+    side: Side
+
+
+@dataclass(frozen=True)
+class Projections:
+    """W_Q, W_K, W_V, W_O per head, acting on row vectors: q = x W_Q + b_Q, branch = Σ_h P_h (x W_V + b_V) W_O + b_O.
+
+    Grouped-query keys and values are repeated for the heads that share them.
+    """
+
+    query: Tensor  # (h, d, d_k)
+    key: Tensor  # (h, d, d_k)
+    value: Tensor  # (h, d, d_v)
+    output: Tensor | None  # (h, d_v, d); None: the heads are concatenated and nothing follows
+    query_bias: Tensor | None = None  # (h, d_k)
+    key_bias: Tensor | None = None  # (h, d_k)
+    value_bias: Tensor | None = None  # (h, d_v)
+    output_bias: Tensor | None = None  # (d)
+
+
+@dataclass(frozen=True)
+class BlockAnatomy:
+    """One block module. It is applied more than once in models that share weights (ALBERT)."""
+
+    name: str
+    module: nn.Module
+    spots: Mapping[str, Spot]  # station → where it is seen; stations that cannot be seen are missing
+    placement: Placement | None = None
+    attention: nn.Module | None = None  # the module inside which self-attention happens
+    cross_attention: nn.Module | None = None
+    projections: Callable[[], Projections] | None = None
+    part: str = ""  # "encoder" or "decoder" in models that have both
+    mask_argument: str | None = None  # overrides the anatomy's
+
+    @property
+    def trunk(self) -> tuple[str, ...]:
+        """The stations on the trunk, in order. In pre-norm, `ffn_input` is a normed copy on a branch."""
+        order = ["input", "after_attention", "after_cross_attention", "ffn_input", "after_ffn", "output"]
+        if self.placement != "post":
+            order.remove("ffn_input")
+        return tuple(station for station in order if station in self.spots)
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The map from a model's modules to blocks and stations."""
+
+    family: str
+    blocks: tuple[BlockAnatomy, ...]
+    token_axis: int = 1  # 0: activations are (n, batch, d)
+    mask_argument: str | None = "attention_mask"  # the argument of the model's forward that marks real tokens
+    mask_marks_padding: bool = False  # true: that argument is true for padding
+    causal: bool | None = None  # None: not known from the configuration
+    notes: tuple[str, ...] = ()  # what could not be found
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the blocks of a family are recognised (by class name) and taken apart."""
+
+    name: str
+    block_classes: tuple[str, ...]
+    describe: Callable[[str, nn.Module], BlockAnatomy]
+    causal: Callable[[nn.Module], bool | None]
+    token_axis: int = 1
+    mask_argument: str | None = "attention_mask"
+    mask_marks_padding: bool = False
+    token_axis_of: Callable[[nn.Module], int] | None = field(default=None)  # where it depends on the module
+
+
+def post_norm_spots(block: nn.Module, attention_norm: nn.Module, ffn_norm: nn.Module) -> dict[str, Spot]:
+    """The trunk of a post-norm block: X, Y₁ → LN → Y₂, Y₃ → LN → Y₄."""
+    return {
+        "input": Spot(block, "in"),
+        "attention_input": Spot(block, "in"),
+        "after_attention": Spot(attention_norm, "in"),
+        "ffn_input": Spot(attention_norm, "out"),
+        "after_ffn": Spot(ffn_norm, "in"),
+        "output": Spot(block, "out"),
+    }
+
+
+def pre_norm_spots(block: nn.Module, attention_norm: nn.Module, ffn_norm: nn.Module) -> dict[str, Spot]:
+    """The trunk of a pre-norm block, and the normed copies that its branches read."""
+    return {
+        "input": Spot(block, "in"),
+        "attention_input": Spot(attention_norm, "out"),
+        "after_attention": Spot(ffn_norm, "in"),
+        "ffn_input": Spot(ffn_norm, "out"),
+        "after_ffn": Spot(block, "out"),
+        "output": Spot(block, "out"),
+    }
+
+
+def linear_projections(
+    query: nn.Linear,
+    key: nn.Linear,
+    value: nn.Linear,
+    output: nn.Linear | None,
+    heads: int,
+    key_value_heads: int | None = None,
+) -> Projections:
+    """Separate linear layers, the common layout; `key_value_heads` < heads for grouped queries."""
+    groups = key_value_heads or heads
+    return Projections(
+        query=_input_heads(query.weight.T, heads),
+        key=_input_heads(key.weight.T, groups).repeat_interleave(heads // groups, dim=0),
+        value=_input_heads(value.weight.T, groups).repeat_interleave(heads // groups, dim=0),
+        output=None if output is None else _output_heads(output.weight.T, heads),
+        query_bias=_bias_heads(query.bias, heads, heads),
+        key_bias=_bias_heads(key.bias, groups, heads),
+        value_bias=_bias_heads(value.bias, groups, heads),
+        output_bias=None if output is None else _detached(output.bias),
+    )
+
+
+def fused_projections(
+    weight: Tensor, bias: Tensor | None, output: Tensor, output_bias: Tensor | None, heads: int
+) -> Projections:
+    """One matrix for query, key and value: weight (d, 3·width), output (width, d), both for row vectors."""
+    q, k, v = (_input_heads(part, heads) for part in weight.chunk(3, dim=1))
+    b_q, b_k, b_v = (None if bias is None else _bias_heads(bias.chunk(3)[i], heads, heads) for i in range(3))
+    return Projections(q, k, v, _output_heads(output, heads), b_q, b_k, b_v, _detached(output_bias))
+
+
+def _input_heads(weight: Tensor, heads: int) -> Tensor:
+    return weight.detach().unflatten(1, (heads, -1)).transpose(0, 1)  # (d, h·k) → (h, d, k)
+
+
+def _output_heads(weight: Tensor, heads: int) -> Tensor:
+    return weight.detach().unflatten(0, (heads, -1))  # (h·v, d) → (h, v, d)
+
+
+def _bias_heads(bias: Tensor | None, groups: int, heads: int) -> Tensor | None:
+    if bias is None:
+        return None
+    return bias.detach().unflatten(0, (groups, -1)).repeat_interleave(heads // groups, dim=0)
+
+
+def _detached(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach()
+
+
+def always(value: bool) -> Callable[[nn.Module], bool]:
+    """A family whose causality does not depend on its configuration."""
+    return lambda _model: value
+
+
+def decoder_flag(model: nn.Module) -> bool:
+    """Causal if the configuration says `is_decoder`, as in BERT and its kin."""
+    return bool(getattr(getattr(model, "config", None), "is_decoder", False))
+
+
+def branch_spots(attention: nn.Module, ffn: nn.Module) -> dict[str, Spot]:
+    """What the attention branch and the FFN branch add to the trunk."""
+    return {"attention_branch": Spot(attention, "out"), "ffn_branch": Spot(ffn, "out")}

@@ -1,0 +1,41 @@
+"""Hugging Face T5: pre-norm, an encoder and a causal decoder whose blocks also attend to the encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, linear_projections, pre_norm_spots
+
+
+def describe(name: str, block: Any) -> BlockAnatomy:
+    first, last = block.layer[0], block.layer[-1]
+    attention = first.SelfAttention
+    spots = pre_norm_spots(block, first.layer_norm, last.layer_norm)
+    spots |= {"attention_branch": Spot(attention, "out"), "ffn_branch": Spot(last.DenseReluDense, "out")}
+    cross_attention = None
+    if block.is_decoder:
+        cross = block.layer[1]
+        cross_attention = cross.EncDecAttention
+        spots["after_attention"] = Spot(cross.layer_norm, "in")
+        spots["after_cross_attention"] = Spot(last.layer_norm, "in")
+        spots["cross_attention_branch"] = Spot(cross_attention, "out")
+    return BlockAnatomy(
+        name,
+        block,
+        spots=spots,
+        placement="pre",
+        attention=attention,
+        cross_attention=cross_attention,
+        projections=lambda: linear_projections(attention.q, attention.k, attention.v, attention.o, attention.n_heads),
+        part="decoder" if block.is_decoder else "encoder",
+        mask_argument="decoder_attention_mask" if block.is_decoder else "attention_mask",
+    )
+
+
+def causal(model: Any) -> bool | None:
+    """The encoder is not; a model with a decoder has both kinds, and the block's `part` tells them apart."""
+    parts = {module.is_decoder for module in model.modules() if type(module).__name__ == "T5Block"}
+    return parts.pop() if len(parts) == 1 else None
+
+
+T5 = Family("t5", ("T5Block",), describe, causal)

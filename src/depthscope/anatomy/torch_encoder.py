@@ -1,0 +1,53 @@
+"""PyTorch's `nn.TransformerEncoderLayer`, by default with tokens on axis 0."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from depthscope.anatomy.structure import (
+    BlockAnatomy,
+    Family,
+    branch_spots,
+    fused_projections,
+    post_norm_spots,
+    pre_norm_spots,
+)
+
+
+def describe(name: str, layer: nn.Module) -> BlockAnatomy:
+    assert isinstance(layer, nn.TransformerEncoderLayer)
+    attention = layer.self_attn
+    spots = pre_norm_spots if layer.norm_first else post_norm_spots
+    return BlockAnatomy(
+        name,
+        layer,
+        spots=spots(layer, layer.norm1, layer.norm2) | branch_spots(layer.dropout1, layer.dropout2),
+        placement="pre" if layer.norm_first else "post",
+        attention=attention,
+        projections=lambda: fused_projections(
+            attention.in_proj_weight.T,
+            attention.in_proj_bias,
+            attention.out_proj.weight.T,
+            attention.out_proj.bias,
+            attention.num_heads,
+        ),
+    )
+
+
+def unknown(_model: nn.Module) -> None:
+    """Causality is an argument of each call, not a property of the module."""
+
+
+def token_axis(layer: nn.Module) -> int:
+    return 1 if layer.self_attn.batch_first else 0  # type: ignore[union-attr]
+
+
+TORCH_ENCODER = Family(
+    "torch",
+    ("TransformerEncoderLayer",),
+    describe,
+    unknown,
+    mask_argument="src_key_padding_mask",
+    mask_marks_padding=True,
+    token_axis_of=token_axis,
+)

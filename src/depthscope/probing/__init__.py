@@ -1,0 +1,8 @@
+"""A model and a batch in, a profile out."""
+
+from depthscope.probing.catalogue import GROUPS, NAMES
+from depthscope.probing.driver import probe
+from depthscope.probing.profile import Profile
+from depthscope.probing.skipping import skip_loss
+
+__all__ = ["GROUPS", "NAMES", "Profile", "probe", "skip_loss"]

@@ -1,0 +1,74 @@
+"""The measures that a probe can take, by name, and the groups that users ask for.
+
+| kind      | of what                                     | where it stands in a profile                       |
+| --------- | ------------------------------------------- | -------------------------------------------------- |
+| token     | the tokens at a station                     | that station                                       |
+| step      | the way from the trunk station heard before | the station where the step ends                    |
+| block     | a block's input against its output          | `output`                                           |
+| branch    | a branch's size against the trunk           | `attention_branch`, `ffn_branch`                   |
+| attention | one head's attention matrix                 | `attention` or `cross_attention`, with its head    |
+| batch     | all sequences of a batch together           | that station, without a sample                     |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from depthscope import measures as m
+from depthscope.measures import TokenMatrix
+
+TOKEN: dict[str, Callable[[TokenMatrix], Tensor]] = {
+    "token_similarity": m.token_similarity,
+    "token_diversity": m.token_diversity,
+    "cosine_similarity": m.cosine_similarity,
+    "direction_similarity": lambda x: m.direction_similarity(x).similarity,
+    "outliers": lambda x: m.direction_similarity(x).outliers.sum(dim=-1).double(),
+    "largest_token_share": m.largest_token_share,
+    "frobenius_norm": m.frobenius_norm,
+    "effective_rank": m.effective_rank,
+    "stable_rank": m.stable_rank,
+    "leading_share": lambda x: m.leading_direction(x).energy_share,
+    "leading_evenness": lambda x: m.leading_direction(x).evenness,
+    "leading_token": lambda x: m.leading_direction(x).largest_token,
+    "composite_residual": m.composite_residual,
+    "frequency_ratio": m.frequency_ratio,
+}
+STEP = ("growth_mean", "growth_diversity", "escalation_rate")
+BLOCK = ("angular_distance",)
+BRANCH = ("branch_ratio",)
+ATTENTION = (
+    "delta",
+    "second_eigenvalue",
+    "omega",
+    "mu_mean",
+    "mu_diversity",
+    "attention_entropy",
+    "sink_attention",
+    "sink_value_norm",
+)
+BATCH = ("energy_shared", "energy_sequence", "energy_position", "energy_token")
+
+_DEFAULT = (*list(TOKEN)[:7], *STEP, *BLOCK, *BRANCH)
+_SPECTRAL = (*_DEFAULT, *list(TOKEN)[7:12], *ATTENTION)
+GROUPS: dict[str, tuple[str, ...]] = {
+    "default": _DEFAULT,
+    "spectral": _SPECTRAL,
+    "all": (*_SPECTRAL, *list(TOKEN)[12:], *BATCH),
+}
+NAMES = GROUPS["all"]
+
+
+def choose(measures: str | Sequence[str]) -> tuple[str, ...]:
+    """The names behind a group, a name, or a list of names and groups."""
+    wanted = [measures] if isinstance(measures, str) else list(measures)
+    chosen: dict[str, None] = {}
+    for name in wanted:
+        if name not in GROUPS and name not in NAMES:
+            known = ", ".join((*GROUPS, *NAMES))
+            raise ValueError(f"unknown measure {name!r}; expected a group or a name of: {known}")
+        chosen.update(dict.fromkeys(GROUPS.get(name, (name,))))
+    if not chosen:
+        raise ValueError("expected at least one measure, got an empty list")
+    return tuple(chosen)

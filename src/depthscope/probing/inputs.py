@@ -1,0 +1,78 @@
+"""What a user hands in, as batches that the model takes: a tensor, a dict, strings, or an iterable of these."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Batch(NamedTuple):
+    """One call of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+Tokenizer = Callable[..., Mapping[str, Any]]
+
+
+def batches(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None = None) -> Iterator[Batch]:
+    """The calls to make. A list of strings is one batch; a pair inside an iterable is (inputs, targets)."""
+    device = device_of(model)
+    for item in _items(inputs):
+        yield _batch(model, item, tokenizer, device)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model is. Refuses weights on the meta device, which have no values."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(tensor.device.type == "meta" for tensor in tensors):
+        raise ValueError("the model is on the meta device and has no weights; load it, or move it with to_empty()")
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _items(inputs: Any) -> Iterable[Any]:
+    if isinstance(inputs, Tensor | Mapping | str) or _are_strings(inputs):
+        return [inputs]
+    if isinstance(inputs, Iterable):
+        return (item[0] if isinstance(item, list | tuple) and not _are_strings(item) else item for item in inputs)
+    raise TypeError(f"expected a tensor, a dict batch, strings, or an iterable of these, got {type(inputs).__name__}")
+
+
+def _are_strings(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, str) for item in value)
+
+
+def _batch(model: nn.Module, item: Any, tokenizer: Tokenizer | None, device: torch.device) -> Batch:
+    if isinstance(item, str) or _are_strings(item):
+        if tokenizer is None:
+            raise ValueError("these inputs are strings: pass tokenizer=, or token ids instead")
+        texts = [item] if isinstance(item, str) else list(item)
+        item = dict(tokenizer(texts, return_tensors="pt", padding=len(texts) > 1, truncation=True))
+    if isinstance(item, Tensor):
+        item = item.to(device)
+        name = getattr(model, "main_input_name", None)
+        batch = Batch((), {name: item}) if name else Batch((item,), {})
+    elif isinstance(item, Mapping):
+        batch = Batch((), {k: v.to(device) if isinstance(v, Tensor) else v for k, v in item.items()})
+    else:
+        raise TypeError(f"expected batches of tensors, dicts or strings, got {type(item).__name__}")
+    batch = _with_decoder_inputs(model, batch)
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        batch.kwargs.setdefault("use_cache", False)  # a cache of keys and values would grow with depth
+    return batch
+
+
+def _with_decoder_inputs(model: nn.Module, batch: Batch) -> Batch:
+    """An encoder-decoder that was given one sequence reads it on both sides."""
+    config = getattr(model, "config", None)
+    kwargs = batch.kwargs
+    if getattr(config, "is_encoder_decoder", False) and "input_ids" in kwargs and "labels" not in kwargs:
+        kwargs.setdefault("decoder_input_ids", kwargs["input_ids"])
+        if "attention_mask" in kwargs:
+            kwargs.setdefault("decoder_attention_mask", kwargs["attention_mask"])
+    return batch

@@ -1,0 +1,156 @@
+"""What a probe returns: tidy rows, metadata, and ways to look at them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from depthscope.extras import require
+from depthscope.probing.reduction import Row, SinkRow
+
+COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
+SINK_COLUMNS = ["block", "sample", "token", "norm_ratio"]
+HEADLINE = ("token_similarity", "cosine_similarity", "direction_similarity", "effective_rank")
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Profile:
+    """`frame` has one row per number: block (0 is what enters block 1), station, head (-1: none), measure,
+    sample (-1: the whole batch), value. `metadata` says what was measured and what was not seen. `sinks` has
+    one row per block and outlier token."""
+
+    frame: pd.DataFrame
+    metadata: dict[str, Any] = field(default_factory=dict)
+    sinks: pd.DataFrame = field(default_factory=lambda: sinks_of([]))
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return int(self.frame["block"].max())
+
+    def names(self, station: str = "output") -> list[str]:
+        """The measures taken at a station, in the order of the catalogue."""
+        return list(dict.fromkeys(self.frame.loc[self.frame["station"] == station, "measure"]))
+
+    def curve(self, measure: str, station: str = "output") -> list[float]:
+        """A measure over blocks 0..L, mean over samples and heads; nan where it has no value."""
+        frame = self.frame
+        rows = frame[(frame["measure"] == measure) & (frame["station"] == station)]
+        if rows.empty:
+            raise ValueError(
+                f"no {measure!r} at station {station!r}; there: {', '.join(self.names(station)) or 'nothing'}"
+            )
+        return rows.groupby("block")["value"].mean().reindex(range(self.depth + 1)).tolist()
+
+    def summary(self, station: str = "output") -> pd.DataFrame:
+        """Blocks × measures at a station, mean over samples."""
+        rows = self.frame[self.frame["station"] == station]
+        table = rows.pivot_table(index="block", columns="measure", values="value", aggfunc="mean", dropna=False)
+        return table.reindex(index=range(self.depth + 1), columns=self.names(station))
+
+    def sink_tokens(self) -> pd.DataFrame:
+        """One row per outlier token: the block where it appears, its last block, and its largest norm."""
+        by_token = self.sinks.groupby(["sample", "token"])
+        peak = self.sinks.loc[by_token["norm_ratio"].idxmax()] if len(self.sinks) else self.sinks
+        return pd.DataFrame(
+            {
+                "sample": peak["sample"],
+                "token": peak["token"],
+                "first_block": by_token["block"].min().to_numpy(),
+                "last_block": by_token["block"].max().to_numpy(),
+                "peak_block": peak["block"],
+                "peak_norm_ratio": peak["norm_ratio"],
+            }
+        ).reset_index(drop=True)
+
+    def against(self, other: Profile, station: str = "output") -> pd.DataFrame:
+        """This profile beside another: block, measure, this, other, difference; blocks both have."""
+        tables = [profile.summary(station).stack(future_stack=True) for profile in (self, other)]
+        joined = pd.concat(tables, axis=1, keys=["this", "other"], join="inner")
+        joined["difference"] = joined["this"] - joined["other"]
+        return joined.reset_index()
+
+    def plot(self, measures: list[str] | None = None, station: str = "output") -> Any:
+        """A matplotlib figure: one panel per measure, the mean over samples with their range."""
+        chosen = measures or [name for name in HEADLINE if name in self.names(station)] or self.names(station)[:4]
+        figure = require("matplotlib.figure", "figures").Figure(figsize=(4.2 * len(chosen), 3.4), layout="constrained")
+        for axes, measure in zip(np.atleast_1d(figure.subplots(1, len(chosen))), chosen, strict=True):
+            rows = self.frame[(self.frame["measure"] == measure) & (self.frame["station"] == station)]
+            by_block = rows.groupby("block")["value"].agg(["mean", "min", "max"])
+            axes.fill_between(by_block.index, by_block["min"], by_block["max"], alpha=0.25, linewidth=0)
+            axes.plot(by_block.index, by_block["mean"], linewidth=2)
+            axes.set(xlabel="block", title=measure.replace("_", " "), xlim=(0, max(self.depth, 1)))
+            if "similarity" in measure:
+                axes.set_ylim(min(-0.02, by_block["min"].min()), 1.02)
+            axes.grid(alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.suptitle(f"{self.metadata.get('model', '')}, {self.depth} blocks", fontsize=11)
+        return figure
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes profile.parquet, sinks.parquet and profile.json; a file is there whole or not at all."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=target, prefix=".saving-"))
+        try:
+            self.frame.to_parquet(scratch / "profile.parquet", index=False)
+            self.sinks.to_parquet(scratch / "sinks.parquet", index=False)
+            text = json.dumps({"format": _FORMAT, **self.metadata}, indent=2, ensure_ascii=False, allow_nan=False)
+            (scratch / "profile.json").write_text(text + "\n", encoding="utf-8")
+            for name in ("profile.parquet", "sinks.parquet", "profile.json"):
+                os.replace(scratch / name, target / name)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return target
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Profile:
+        """Reads what `save` wrote."""
+        source = Path(folder)
+        try:
+            metadata = json.loads((source / "profile.json").read_text(encoding="utf-8"))
+            frame, sinks = (pd.read_parquet(source / name) for name in ("profile.parquet", "sinks.parquet"))
+        except FileNotFoundError as error:
+            raise ValueError(f"no profile in {source}: {Path(error.filename or '').name} is missing") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{source / 'profile.json'} is not a profile: {error}") from None
+        if metadata.pop("format", None) != _FORMAT or list(frame.columns) != COLUMNS:
+            raise ValueError(f"{source} holds no profile of format {_FORMAT}")
+        return cls(frame, metadata, sinks)
+
+
+def frame_of(rows: list[Row]) -> pd.DataFrame:
+    """The rows of a reduction as one tidy table, sorted as they were seen."""
+    values = [row.values.detach().reshape(-1).cpu().numpy() for row in rows]
+    lengths = [len(v) for v in values]
+    samples = [
+        np.arange(n) + row.first_sample if row.first_sample >= 0 else np.full(n, -1)
+        for row, n in zip(rows, lengths, strict=True)
+    ]
+    frame = pd.DataFrame(
+        {
+            "block": np.repeat(np.array([row.block for row in rows], dtype=np.int32), lengths),
+            "station": np.repeat(np.array([row.station for row in rows], dtype=object), lengths),
+            "head": np.repeat(np.array([row.head for row in rows], dtype=np.int32), lengths),
+            "measure": np.repeat(np.array([row.measure for row in rows], dtype=object), lengths),
+            "sample": np.concatenate(samples).astype(np.int32) if rows else np.array([], dtype=np.int32),
+            "value": np.concatenate(values).astype(np.float64) if rows else np.array([], dtype=np.float64),
+        }
+    )
+    return frame[COLUMNS]
+
+
+def sinks_of(rows: list[SinkRow]) -> pd.DataFrame:
+    """Outlier tokens as a table."""
+    return pd.DataFrame(rows, columns=SINK_COLUMNS).astype(
+        {"block": "int32", "sample": "int32", "token": "int32", "norm_ratio": "float64"}
+    )

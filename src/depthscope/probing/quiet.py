@@ -1,0 +1,48 @@
+"""Running somebody's model and leaving no trace, also after an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+def uncompiled(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The model behind `torch.compile`, whose graph would pass by our hooks, and a note that says so."""
+    original = getattr(model, "_orig_mod", None)
+    if isinstance(original, nn.Module):
+        return original, ["the model was compiled: its original was run, uncompiled"]
+    return model, []
+
+
+@contextmanager
+def undisturbed(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
+    """Eval mode, no gradients (unless asked for), no fused fast path; all of it restored, and the random state.
+
+    PyTorch's `nn.TransformerEncoder` has a fused fast path that calls no submodule: it is switched off
+    meanwhile. Modules compiled in place (`model.compile()`) run uncompiled meanwhile.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    compiled = [(module, module._compiled_call_impl) for module in model.modules() if _is_compiled(module)]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices, key=str)), torch.set_grad_enabled(gradients):
+        try:
+            for module, _ in modes:
+                module.training = False
+            for module, _ in compiled:
+                module._compiled_call_impl = None
+            torch.backends.mha.set_fastpath_enabled(False)
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
+            for module, implementation in compiled:
+                module._compiled_call_impl = implementation
+            for module, training in modes:
+                module.training = training
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return getattr(module, "_compiled_call_impl", None) is not None

@@ -1,0 +1,225 @@
+"""Turns tokens and attention matrices into numbers while they pass; nothing of their size is kept, but
+for the unit tokens of one block's input, which its output is compared with.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from depthscope import measures as m
+from depthscope.measures import TokenMatrix, TokenNorms
+from depthscope.probing.attention import Head
+from depthscope.probing.catalogue import ATTENTION, BATCH, BLOCK, BRANCH, STEP, TOKEN
+from depthscope.probing.taps import Visit
+
+Excluded = Literal["outliers"] | tuple[int, ...] | None
+
+
+class Row(NamedTuple):
+    """One measure at one place for all sequences of a batch."""
+
+    block: int
+    station: str
+    head: int  # -1: no head
+    measure: str
+    first_sample: int  # -1: the whole batch
+    values: Tensor  # (batch), or () for the whole batch
+
+
+class SinkRow(NamedTuple):
+    """One outlier token in one block."""
+
+    block: int
+    sample: int
+    token: int
+    norm_ratio: float
+
+
+@dataclass
+class Seen:
+    """What is kept of a token matrix after it has passed."""
+
+    norms: TokenNorms
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+    unit: Tensor | None = None  # (batch, n, d)
+    has_direction: Tensor | None = None  # (batch, n)
+    outliers: Tensor | None = None  # (batch, n)
+    norm_ratios: Tensor | None = None  # (batch, n), norm of each token over the median
+
+
+class Reduction:
+    """Collects rows during a pass; `begin` starts the pass of a batch."""
+
+    def __init__(self, measures: tuple[str, ...], stations: frozenset[str], exclude: Excluded):
+        self.measures = frozenset(measures)
+        self.stations = stations
+        self.exclude = exclude
+        self.wants_attention = bool(self.measures & set(ATTENTION))
+        self.rows: list[Row] = []
+        self.sinks: list[SinkRow] = []
+        self.attention_seen: set[tuple[int, str]] = set()
+        self.begin(0)
+
+    def begin(self, first_sample: int) -> None:
+        self.first_sample = first_sample
+        self._trunk: Seen | None = None  # the trunk station heard last
+        self._input: Seen | None = None  # what entered the running block
+        self._attention_input: Tensor | None = None
+        self._last: tuple[weakref.ref[Tensor], Seen] | None = None
+
+    # --- tokens -----------------------------------------------------------------------------------
+
+    def see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
+        if station == "attention_input" and self.wants_attention:
+            self._attention_input = tokens
+        if station == "input" and visit.first_of_part:
+            seen = self._look(tokens, source, visit)
+            self._trunk = self._input = seen
+            if visit.number == 1:
+                self._report(seen, 0, "output")
+                self._report_outliers(seen, 0)
+        if station not in self.stations and station != "output":
+            if station in visit.block.trunk and station != "input":
+                self._trunk = self._look(tokens, source, visit)
+            return
+        seen = self._look(tokens, source, visit)
+        if station in self.stations:
+            self._report(seen, visit.number, station)
+        if station.endswith("_branch"):
+            self._report_branch(seen, visit.number, station)
+        elif station in visit.block.trunk and station != "input":
+            self._report_step(seen, visit.number, station)
+            self._trunk = seen
+        if station == "output":
+            self._report_turn(seen, visit.number)
+            self._report_outliers(seen, visit.number)
+            self._input = seen
+            self._attention_input = None
+
+    def _look(self, tokens: Tensor, source: Tensor, visit: Visit) -> Seen:
+        """All numbers of a token matrix. The same tensor seen again (a block's output is the next one's
+        input) is not computed again."""
+        if self._last is not None and self._last[0]() is source:
+            return self._last[1]
+        x = TokenMatrix(tokens, self._real(tokens, visit.mask))
+        direction = m.direction_similarity(x) if self._wants_outliers() or self.exclude == "outliers" else None
+        if self.exclude == "outliers" and direction is not None and direction.outliers.any():
+            x = TokenMatrix(tokens, x.real & ~direction.outliers)
+        seen = Seen(x.norms, {name: TOKEN[name](x) for name in TOKEN if name in self.measures})
+        if self.measures & set(BATCH):
+            split = zip(BATCH, m.energy_split(x), strict=True)
+            seen.numbers |= {name: value for name, value in split if name in self.measures}
+        if self.measures & set(BLOCK):
+            seen.unit, seen.has_direction = x.directions.values, x.directions.real
+        if direction is not None:
+            seen.outliers = direction.outliers
+            if direction.outliers.any():
+                seen.norm_ratios = x.token_norms / _median(x.token_norms, x.real).unsqueeze(-1)
+        self._last = (weakref.ref(source), seen)
+        return seen
+
+    def _wants_outliers(self) -> bool:
+        return bool(self.measures & {"direction_similarity", "outliers", "sink_attention", "sink_value_norm"})
+
+    def _real(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
+        if not isinstance(self.exclude, tuple):
+            return mask
+        n = tokens.shape[1]
+        keep = torch.ones(n, dtype=torch.bool, device=tokens.device)
+        keep[[index for index in self.exclude if -n <= index < n]] = False
+        return keep.expand(tokens.shape[:2]) if mask is None else mask.to(tokens.device) & keep
+
+    def _report(self, seen: Seen, block: int, station: str) -> None:
+        for name, value in seen.numbers.items():
+            self._add(block, station, name, value, whole_batch=name in BATCH)
+
+    def _report_step(self, seen: Seen, block: int, station: str) -> None:
+        wanted = self.measures & set(STEP)
+        if not wanted or self._trunk is None or station not in self.stations:
+            return
+        mean, diversity = m.growth(self._trunk.norms, seen.norms)
+        rate = m.escalation_rate(self._trunk.norms, seen.norms)
+        for name, value in zip(STEP, (mean, diversity, rate), strict=True):
+            if name in wanted:
+                self._add(block, station, name, value)
+
+    def _report_branch(self, seen: Seen, block: int, station: str) -> None:
+        if self.measures & set(BRANCH) and self._trunk is not None:
+            self._add(block, station, "branch_ratio", seen.norms.norm / self._trunk.norms.norm)
+
+    def _report_turn(self, seen: Seen, block: int) -> None:
+        before = self._input
+        if before is None or before.unit is None or seen.unit is None or before.unit.shape != seen.unit.shape:
+            return
+        assert before.has_direction is not None
+        assert seen.has_direction is not None
+        angle = m.mean_angle(before.unit, seen.unit, before.has_direction & seen.has_direction)
+        self._add(block, "output", "angular_distance", angle / torch.pi)
+
+    def _report_outliers(self, seen: Seen, block: int) -> None:
+        if seen.outliers is None or seen.norm_ratios is None:
+            return
+        for sample, token in seen.outliers.nonzero().tolist():
+            ratio = seen.norm_ratios[sample, token].item()
+            self.sinks.append(SinkRow(block, self.first_sample + sample, token, ratio))
+
+    # --- attention --------------------------------------------------------------------------------
+
+    def see_attention(self, visit: Visit, kind: str, heads: Iterator[Head], values: Tensor | None) -> None:
+        self.attention_seen.add((visit.number, kind))
+        x = None
+        if self._attention_input is not None and self.measures & {"omega", "mu_mean", "mu_diversity"}:
+            x = TokenMatrix(self._attention_input, visit.mask)
+        for head in heads:
+            numbers = self._mixing(head.matrix, x, visit.mask) if kind == "attention" else {}
+            if "attention_entropy" in self.measures:
+                numbers["attention_entropy"] = m.attention_entropy(head.matrix, visit.mask)
+            if kind == "attention" and self._input is not None and self._input.norm_ratios is not None:
+                numbers |= self._sinks_of(head, values, visit.mask)
+            for name, value in numbers.items():
+                self._add(visit.number, kind, name, value, head.number)
+
+    def _mixing(self, p: Tensor, x: TokenMatrix | None, mask: Tensor | None) -> dict[str, Tensor]:
+        """What one head does to mean and diversity."""
+        found: dict[str, Tensor] = {}
+        if "delta" in self.measures:
+            found["delta"] = m.delta(p, mask)
+        if "second_eigenvalue" in self.measures:
+            found["second_eigenvalue"] = m.second_eigenvalue(p, mask)
+        if x is not None:
+            if "omega" in self.measures:
+                found["omega"] = m.omega(p, x)
+            if self.measures & {"mu_mean", "mu_diversity"}:
+                found |= {f"mu_{part}": value for part, value in m.mu(p, x)._asdict().items()}
+        return {name: value for name, value in found.items() if name in self.measures}
+
+    def _sinks_of(self, head: Head, values: Tensor | None, mask: Tensor | None) -> dict[str, Tensor]:
+        """The attention that outlier tokens draw (mean over queries), and their values' size over the median."""
+        assert self._input is not None
+        assert self._input.outliers is not None
+        sinks = self._input.outliers  # (batch, n)
+        real = torch.ones_like(sinks) if mask is None else mask.to(sinks.device)
+        found: dict[str, Tensor] = {}
+        if "sink_attention" in self.measures:
+            drawn = torch.where(sinks[:, None, :] & real[:, :, None], head.matrix, 0.0).sum(dim=(-2, -1))
+            found["sink_attention"] = torch.where(sinks.any(dim=-1), drawn.double() / real.sum(dim=-1), torch.nan)
+        if "sink_value_norm" in self.measures and values is not None:
+            norms = TokenMatrix(values[:, head.group], mask).token_norms
+            of_sinks = norms.masked_fill(~sinks, torch.nan).nanmean(dim=-1)
+            found["sink_value_norm"] = of_sinks / _median(norms, real)
+        return found
+
+    def _add(
+        self, block: int, station: str, name: str, value: Tensor, head: int = -1, whole_batch: bool = False
+    ) -> None:
+        self.rows.append(Row(block, station, head, name, -1 if whole_batch else self.first_sample, value))
+
+
+def _median(norms: Tensor, real: Tensor) -> Tensor:
+    return norms.masked_fill(~real, torch.nan).nanmedian(dim=-1).values

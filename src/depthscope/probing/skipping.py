@@ -1,0 +1,93 @@
+"""What a block is worth: the loss when it, or a run of blocks, is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy, anatomy_of
+from depthscope.probing.gradients import Loss
+from depthscope.probing.inputs import Batch, Tokenizer, batches
+from depthscope.probing.quiet import uncompiled, undisturbed
+from depthscope.probing.taps import first_tokens
+
+
+def skip_loss(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    run: int = 1,
+    blocks: str | None = None,
+    loss: Loss | None = None,
+    tokenizer: Tokenizer | None = None,
+    progress: Callable[[], object] | None = None,
+) -> pd.DataFrame:
+    """The change of the loss when each run of `run` consecutive blocks passes its input on unchanged.
+
+    Columns first_block, last_block, loss, change; the first row, 0 to 0, is the whole model. `loss(output)`
+    takes what the model returns; by default its own `.loss` (for causal language models the labels
+    are the ids themselves). Costs one pass per row and batch. Block influence alone misleads: a block that
+    turns its tokens little may still cost much to skip.
+    """
+    model, _ = uncompiled(model)
+    anatomy = anatomy_of(model, blocks)
+    calls = [_with_labels(model, batch) for batch in batches(model, inputs, tokenizer)]
+    if not calls:
+        raise ValueError("expected at least one batch, got none")
+    with undisturbed(model):
+        depth, whole = _mean_loss(model, anatomy, calls, loss, frozenset())
+        if not 1 <= run <= depth:
+            raise ValueError(f"expected a run of 1 to {depth} blocks, the model's depth, got {run}")
+        rows = [(0, 0, whole, 0.0)]
+        for first in range(1, depth - run + 2):
+            skipped = frozenset(range(first, first + run))
+            _, value = _mean_loss(model, anatomy, calls, loss, skipped)
+            rows.append((first, first + run - 1, value, value - whole))
+            if progress is not None:
+                progress()
+    return pd.DataFrame(rows, columns=["first_block", "last_block", "loss", "change"])
+
+
+def _mean_loss(
+    model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss: Loss | None, skipped: frozenset[int]
+) -> tuple[int, float]:
+    """The number of blocks that ran, and the mean loss over the batches without the skipped ones."""
+    count = 0
+
+    def pass_on(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        nonlocal count
+        count += 1
+        return _replaced(output, first_tokens((*args, *kwargs.values()))) if count in skipped else None
+
+    handles = [block.module.register_forward_hook(pass_on, with_kwargs=True) for block in anatomy.blocks]
+    values = []
+    try:
+        for batch in calls:
+            count = 0
+            returned = model(*batch.args, **batch.kwargs)
+            value = getattr(returned, "loss", None) if loss is None else loss(returned)
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise ValueError("the model returns no loss: pass labels in the batch, or loss=")
+            values.append(value.double())
+    finally:
+        for handle in handles:
+            handle.remove()
+    return count, torch.stack(values).mean().item()
+
+
+def _replaced(output: Any, tokens: Tensor | None) -> Any:
+    """The block's output with its tokens exchanged."""
+    return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
+
+
+def _with_labels(model: nn.Module, batch: Batch) -> Batch:
+    ids = batch.kwargs.get("input_ids")
+    if ids is None or "labels" in batch.kwargs or not type(model).__name__.endswith(("LMHeadModel", "ForCausalLM")):
+        return batch
+    mask = batch.kwargs.get("attention_mask")
+    labels = ids if mask is None else ids.masked_fill(mask == 0, -100)
+    return Batch(batch.args, batch.kwargs | {"labels": labels})

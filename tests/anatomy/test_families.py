@@ -1,0 +1,169 @@
+"""Every family: its blocks, its stations, its projections, its causality."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from depthscope.anatomy import anatomy_of
+from depthscope.models import TRUNK_STATIONS
+from depthscope.probing.attention import AttentionListener
+from depthscope.probing.inputs import batches
+from depthscope.probing.quiet import undisturbed
+from depthscope.probing.taps import Taps
+from zoo import ZOO, make
+
+CAUSAL = {"causal-lm", "gpt2", "opt", "llama", "qwen2", "mistral", "gemma"}
+PRE_NORM = CAUSAL - {"causal-lm"} | {"encoder-pre", "torch-tokens-first", "vit", "deit", "t5-encoder", "t5"}
+NO_ATTENTION_BRANCH = {"xlnet"}
+
+
+def run(
+    name: str, dtype: torch.dtype = torch.float64
+) -> tuple[nn.Module, dict, list[tuple[int, str, Tensor, Tensor | None]]]:
+    """All stations of all blocks, (number, station) → tokens, and all attention matrices (batch, h, n, m)."""
+    model, inputs = make(name)
+    model = model.to(dtype)
+    if isinstance(inputs, dict):
+        inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+    else:
+        inputs = inputs.to(dtype)
+    anatomy = anatomy_of(model)
+    seen: dict[tuple[int, str], Tensor] = {}
+    attention = []
+    stations = {station for block in anatomy.blocks for station in block.spots}
+    taps = Taps(
+        model,
+        anatomy,
+        stations,
+        lambda visit, station, x, _source: seen.__setitem__((visit.number, station), x.clone()),
+    )
+
+    def keep(heads, values):
+        matrices = torch.stack([head.matrix for head in heads], dim=1)
+        attention.append((taps.visit.number, taps.inside, matrices, values))
+
+    with undisturbed(model), taps, AttentionListener(lambda shape: taps.inside is not None, keep):
+        for batch in batches(model, inputs):
+            model(*batch.args, **batch.kwargs)
+    return model, seen, attention
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_blocks_placement_and_causality(name: str):
+    model, _ = make(name)
+    anatomy = anatomy_of(model)
+    assert len(anatomy.blocks) == {"albert": 1, "t5": 6}.get(name, 3)
+    assert {block.placement for block in anatomy.blocks} == {"pre" if name in PRE_NORM else "post"}
+    expected = None if name.startswith("torch") or name == "t5" else name in CAUSAL
+    assert anatomy.causal is expected
+    for block in anatomy.blocks:
+        missing = {*TRUNK_STATIONS, "attention_input", "attention_branch", "ffn_branch"} - block.spots.keys()
+        assert missing == ({"attention_branch"} if name in NO_ATTENTION_BRANCH else set())
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_stations_are_what_their_names_say(name: str):
+    """The trunk adds up: input + branch = next station, and the norms lead from one to the other."""
+    model, seen, _ = run(name)
+    numbers = sorted({number for number, _ in seen})
+    assert numbers == list(range(1, 7 if name == "t5" else 4))
+    pre = name in PRE_NORM
+    for number in numbers:
+        at = {station: x for (n, station), x in seen.items() if n == number}
+        for x in at.values():
+            assert x.shape[0] == 2
+            assert x.shape == at["input"].shape
+        if "attention_branch" in at:
+            assert_close(at["input"] + at["attention_branch"], at["after_attention"], rtol=0, atol=1e-12)
+        before_ffn = at["ffn_input"] if not pre else at.get("after_cross_attention", at["after_attention"])
+        assert_close(before_ffn + at["ffn_branch"], at["after_ffn"], rtol=0, atol=1e-12)
+        if pre:
+            assert torch.equal(at["after_ffn"], at["output"])
+            assert not torch.equal(at["ffn_input"], before_ffn)
+        else:
+            assert torch.equal(at["attention_input"], at["input"])
+            assert not torch.equal(at["after_ffn"], at["output"])
+        if number > 1 and (name != "t5" or number != 4):
+            assert torch.equal(at["input"], seen[number - 1, "output"])
+        if "cross_attention_branch" in at:
+            branch = at["after_attention"] + at["cross_attention_branch"]
+            assert_close(branch, at["after_cross_attention"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(set(ZOO) - NO_ATTENTION_BRANCH))
+def test_projections_and_attention_rebuild_the_attention_branch(name: str):
+    """Σ_h P_h (X W_V + b_V) W_O + b_O, with our P and our per-head weights, is the model's own branch."""
+    model, seen, attention = run(name)
+    anatomy = anatomy_of(model)
+    own = [item for item in attention if item[1] == "attention"]
+    assert len(own) == (6 if name == "t5" else 3)
+    for number, _, p, _ in own:
+        block = anatomy.blocks[(number - 1) % len(anatomy.blocks)]
+        w = block.projections()
+        x = seen[number, "attention_input"].unsqueeze(1)  # (batch, 1, n, d)
+        values = x @ w.value + (0 if w.value_bias is None else w.value_bias.unsqueeze(1))  # (batch, h, n, v)
+        heads = p.nan_to_num() @ values
+        rebuilt = heads.transpose(1, 2).flatten(2) if w.output is None else (heads @ w.output).sum(dim=1)
+        rebuilt = rebuilt + (0 if w.output_bias is None else w.output_bias)
+        expected = seen[number, "attention_branch"]
+        assert_close(rebuilt[0], expected[0], rtol=0, atol=1e-10)  # sequence 0 has no padding
+        assert_close(rebuilt[1, :4], expected[1, :4], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["bert", "vit", "gpt2", "opt", "distilbert", "llama"])
+def test_query_and_key_projections_give_the_attention(name: str):
+    """softmax((XW_Q + b_Q)(XW_K + b_K)ᵀ/√d_k); Llama turns queries and keys by position: not at position 0."""
+    model, seen, attention = run(name)
+    block, p = anatomy_of(model).blocks[0], attention[0][2]
+    w, x = block.projections(), seen[1, "attention_input"][:1].unsqueeze(1)
+    q = x @ w.query + (0 if w.query_bias is None else w.query_bias.unsqueeze(1))
+    k = x @ w.key + (0 if w.key_bias is None else w.key_bias.unsqueeze(1))
+    scores = q @ k.mT / w.query.shape[-1] ** 0.5
+    n = x.shape[-2]
+    if name in CAUSAL:
+        scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
+    rows = slice(0, 1) if name == "llama" else slice(None)
+    assert_close(torch.softmax(scores, dim=-1)[0, :, rows], p[0, :, rows], rtol=0, atol=1e-10)
+
+
+def test_cross_attention_is_named_as_such():
+    _, _, attention = run("t5")
+    assert [(number, kind) for number, kind, _, _ in attention] == [
+        *((n, "attention") for n in (1, 2, 3)),
+        *((n, kind) for n in (4, 5, 6) for kind in ("attention", "cross_attention")),
+    ]
+
+
+class Odd(nn.Module):
+    """A model of no known family."""
+
+    def __init__(self, depth: int):
+        super().__init__()
+        self.embed = nn.Linear(4, 8)
+        self.middle = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(depth)))
+        self.heads = nn.ModuleList([nn.Linear(8, 1), nn.Linear(8, 1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads[0](self.middle(self.embed(x)))
+
+
+def test_unknown_models_have_their_repeated_blocks_found_or_named():
+    found = anatomy_of(Odd(3))
+    assert [block.name for block in found.blocks] == ["middle.0", "middle.1", "middle.2"]
+    assert "unknown family" in found.notes[0]
+    named = anatomy_of(Odd(3), "middle.*.0")
+    assert [block.name for block in named.blocks] == ["middle.0.0", "middle.1.0", "middle.2.0"]
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "message"),
+    [
+        (nn.Linear(3, 3), None, "no repeated blocks in Linear.*no submodules"),
+        (nn.Sequential(nn.Linear(3, 3), nn.ReLU()), None, r"looked for.*0 \(Linear\), 1 \(ReLU\)"),
+        (Odd(3), "layers.*", "no module is named 'layers.*'; lists of modules in this model: 'middle'"),
+    ],
+)
+def test_no_blocks_is_an_error_that_says_what_was_looked_at(model: nn.Module, blocks: str | None, message: str):
+    with pytest.raises(ValueError, match=message):
+        anatomy_of(model, blocks)

@@ -1,0 +1,127 @@
+"""Measuring a model changes nothing in it, also after an exception: every family."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from depthscope.probing import probe
+from zoo import ZOO, make
+
+
+def call(model: nn.Module, inputs: Any) -> list[torch.Tensor]:
+    """All tensors that the model returns, without PyTorch's fused fast path."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    items = output.values() if isinstance(output, dict) else (output,)
+    return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def hooks_of(model: nn.Module) -> list[int]:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [len(getattr(module, kind)) for module in model.modules() for kind in kinds]
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Everything that a probe could leave behind."""
+    return {
+        "keys": list(model.state_dict()),
+        "attributes": [sorted(vars(module)) for module in model.modules()],
+        "hooks": hooks_of(model),
+        "training": [module.training for module in model.modules()],
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+        "grads": [p.grad is None for p in model.parameters()],
+        "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
+        "grad_mode": torch.is_grad_enabled(),
+        "fast_path": torch.backends.mha.get_fastpath_enabled(),
+        "functions": (F.scaled_dot_product_attention, F.softmax),
+    }
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_nothing_changes(name: str):
+    model, inputs = make(name)
+    model.eval()
+    before = call(model, inputs)
+    model.train()
+    next(iter(model.children())).eval()  # a mixture of modes, to be restored as it was
+    weights, state, random = copy.deepcopy(model.state_dict()), state_of(model), torch.get_rng_state()
+    probe(model, inputs, measures="all", stations="all", gradients=name not in {"vit"})
+    assert torch.equal(torch.get_rng_state(), random)
+    assert state_of(model) == state
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    model.eval()
+    after = call(model, inputs)
+    assert len(before) == len(after) > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_pass_itself_is_bitwise_the_same(name: str):
+    """What the model computes while it is measured is what it computes otherwise."""
+    model, inputs = make(name)
+    model.eval()
+    expected = call(model, inputs)
+    returned: list[Any] = []
+    handle = model.register_forward_hook(lambda _m, _i, output: returned.append(output))
+    probe(model, inputs, measures="all", stations="all")
+    handle.remove()
+    output = returned[-1]
+    items = output.values() if isinstance(output, dict) else (output,)
+    found = [item for item in items if isinstance(item, torch.Tensor)]
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=False))
+
+
+class Broken(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_nothing_changes_after_an_exception(name: str):
+    model, inputs = make(name)
+    model.train()
+    parts = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.Linear)]
+    calls = 0
+
+    def fail(_module: nn.Module, _args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 6:
+            raise Broken
+
+    handles = [part.register_forward_pre_hook(fail) for part in parts]
+    state, random = state_of(model), torch.get_rng_state()
+    with pytest.raises(Broken):
+        probe(model, inputs, measures="all", stations="all")
+    assert state_of(model) == state
+    assert torch.equal(torch.get_rng_state(), random)
+    for handle in handles:
+        handle.remove()
+    assert not any(hooks_of(model))
+
+
+def test_a_listener_that_fails_leaves_no_trace():
+    model, inputs = make("torch")
+    state = state_of(model)
+
+    def fail() -> None:
+        raise Broken
+
+    with pytest.raises(Broken):
+        probe(model, inputs, measures="spectral", progress=fail)
+    assert state_of(model) == state
+
+
+def test_the_mutant_that_forgets_a_hook_is_seen():
+    model, _ = make("bert")
+    state = state_of(model)
+    model.encoder.layer[0].register_forward_hook(lambda *_: None)
+    assert state_of(model) != state
