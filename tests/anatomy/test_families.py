@@ -65,7 +65,7 @@ def test_blocks_placement_and_causality(name: str):
 @pytest.mark.parametrize("name", ZOO)
 def test_stations_are_what_their_names_say(name: str):
     """The trunk adds up: input + branch = next station, and the norms lead from one to the other."""
-    model, seen, _ = run(name)
+    _, seen, _ = run(name)
     numbers = sorted({number for number, _ in seen})
     assert numbers == list(range(1, 7 if name == "t5" else 4))
     pre = name in PRE_NORM

@@ -1,5 +1,8 @@
 """`probe` against plain loops over the same model, for every family."""
 
+import gc
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -114,7 +117,7 @@ def test_steps_between_trunk_stations():
         hook.remove()
     order = list(tokens)
     assert order == ["input", "after_attention", "ffn_input", "after_ffn", "output"]
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in pairwise(order):
         xi1, xi2 = m.growth(tokens[before], tokens[after], MASK)
         rate = m.escalation_rate(tokens[before], tokens[after], MASK)
         for measure, expected in (("growth_mean", xi1), ("growth_diversity", xi2), ("escalation_rate", rate)):
@@ -205,9 +208,7 @@ def test_memory_does_not_grow_with_depth():
     alive: list[int] = []
 
     def count() -> None:
-        import gc
-
-        alive.append(sum(1 for o in gc.get_objects() if isinstance(o, torch.Tensor) and o.shape == (3, 11, 16)))
+        alive.append(sum(1 for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.shape == (3, 11, 16)))
 
     probe(model, torch.randn(3, 11, 16, generator=seeded(1)), measures="spectral", stations="all", progress=count)
     assert len(alive) == 40

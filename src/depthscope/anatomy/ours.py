@@ -17,7 +17,9 @@ def describe(name: str, block: nn.Module) -> BlockAnatomy:
     return BlockAnatomy(
         name,
         block,
-        spots={station: Spot(module, "out") for station, module in block.stations.items()},
+        # The output is taken behind any hook on the block itself.
+        spots={station: Spot(module, "out") for station, module in block.stations.items()}
+        | {"output": Spot(block, "out")},
         placement=PLACEMENTS.get(block.config.placement),  # type: ignore[arg-type]
         attention=attention,
         projections=lambda: linear_projections(

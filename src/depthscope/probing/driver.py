@@ -115,7 +115,8 @@ class _Passes:
         if station == "input" and visit.number == 1:
             self.batch_size, self.tokens, self.width = tokens.shape
             self.dtype = str(tokens.dtype).removeprefix("torch.")
-        self.reduction.see_tokens(visit, station, tokens, source)
+        with torch._C.DisableTorchFunction():  # the attention listener need not see our own arithmetic
+            self.reduction.see_tokens(visit, station, tokens, source)
 
     def _end_block(self, visit: Visit) -> None:
         self.depth = max(self.depth, visit.number)
