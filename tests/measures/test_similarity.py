@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import oracles
 from depthscope.measures import (
     TokenMatrix,
+    angular_distance,
     cosine_similarity,
     direction_similarity,
     escalation_rate,
@@ -164,3 +165,35 @@ def test_a_token_matrix_gives_the_same_as_a_tensor_and_keeps_its_own_mask():
         assert torch.equal(measure(prepared), measure(x, mask))
     with pytest.raises(ValueError, match="already carries a mask"):
         token_similarity(prepared, mask)
+
+
+# --- turning --------------------------------------------------------------------------------------
+
+
+def test_angular_distance_equals_the_mean_angle_and_is_right_for_small_angles():
+    x, y = torch.randn(2, 5, 8, generator=seeded(0), dtype=torch.float64)
+    angles = [torch.arccos(a @ b / (a.norm() * b.norm())) for a, b in zip(x, y, strict=True)]
+    assert_close(angular_distance(x, y), torch.stack(angles).mean() / torch.pi, rtol=1e-12, atol=0)
+    tiny = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[1.0, 1e-9]], dtype=torch.float64)
+    assert_close(angular_distance(*tiny).item(), 1e-9 / torch.pi, rtol=1e-9, atol=0)
+    assert torch.arccos(cosine_similarity(torch.cat(tiny))) == 0  # the mutant sees nothing
+    assert angular_distance(x, x) == 0
+    assert_close(angular_distance(x, -3 * x).item(), 1.0)
+
+
+def test_angular_distance_leaves_out_padding_and_zero_tokens():
+    x, y = torch.randn(2, 5, 8, generator=seeded(0), dtype=torch.float64)
+    expected = angular_distance(x[:4], y[:4])
+    assert_close(angular_distance(x, y, torch.tensor([1, 1, 1, 1, 0])), expected)
+    y[4] = 0
+    assert_close(angular_distance(x, y), expected)
+    assert angular_distance(x[4:], y[4:]).isnan()
+    with pytest.raises(ValueError, match="one shape"):
+        angular_distance(x, y[:, :4])
+
+
+def test_a_step_can_be_measured_from_norms_alone():
+    x, y = torch.randn(2, 3, 6, 4, generator=seeded(0))
+    kept = TokenMatrix(x).norms, TokenMatrix(y).norms
+    assert torch.equal(escalation_rate(*kept), escalation_rate(x, y))
+    assert all(torch.equal(a, b) for a, b in zip(growth(*kept), growth(x, y), strict=True))

@@ -14,7 +14,6 @@ from depthscope.measures.rank import (
     stable_rank,
 )
 from depthscope.measures.similarity import (
-    OUTLIER_FACTOR,
     DirectionSimilarity,
     Growth,
     angular_distance,
@@ -27,7 +26,7 @@ from depthscope.measures.similarity import (
     token_diversity,
     token_similarity,
 )
-from depthscope.measures.tokens import TokenMatrix, TokenNorms
+from depthscope.measures.tokens import OUTLIER_FACTOR, TokenMatrix, TokenNorms
 
 __all__ = [
     "OUTLIER_FACTOR",

@@ -25,11 +25,12 @@ def singular_values(tokens: Tensor | TokenMatrix, mask: Tensor | None = None, *,
     loses half of the digits: values below √(kε) σ₁ ≈ 4e-7 σ₁ (k = min(n, d) = 768) are noise and are
     set to 0, so a matrix of equal tokens has exactly one non-zero value. `exact=True` takes the SVD.
     """
-    scaled, usable = _scaled(TokenMatrix.of(tokens, mask))
+    x = TokenMatrix.of(tokens, mask)
+    _, usable = x.once(_scaled)
     if exact:
-        values = torch.linalg.svdvals(scaled)
+        values = torch.linalg.svdvals(x.once(_scaled)[0])
     else:
-        squares = torch.linalg.eigvalsh(_smaller_gram(scaled)).flip(-1)
+        squares = x.once(_gram_eigenvalues)
         noise = squares.shape[-1] * torch.finfo(torch.float64).eps * squares[..., :1]
         values = torch.where(squares > noise, squares, 0.0).sqrt()
     return torch.where(usable.unsqueeze(-1), values, torch.nan)
@@ -60,8 +61,11 @@ def leading_direction(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) 
     sink; both near 0 are, for example, two opposite clusters (t_sim ≈ 0 but rank one).
     The two are nan where σ₁ = σ₂ to rounding: the leading direction is not unique there.
     """
-    x = TokenMatrix.of(tokens, mask)
-    scaled, usable = _scaled(x)
+    return TokenMatrix.of(tokens, mask).once(_leading_direction)
+
+
+def _leading_direction(x: TokenMatrix) -> LeadingDirection:
+    scaled, usable = x.once(_scaled)
     squares, vectors = torch.linalg.eigh(_smaller_gram(scaled))  # ascending
     top = squares[..., -1]
     u = vectors[..., -1]  # (…, k)
@@ -109,6 +113,11 @@ def _scaled(x: TokenMatrix) -> tuple[Tensor, Tensor]:
     scale = torch.where(usable, x.norm, 1.0)
     values = torch.where(usable[..., None, None], x.values.double() / scale[..., None, None], 0.0)
     return values, usable
+
+
+def _gram_eigenvalues(x: TokenMatrix) -> Tensor:
+    """σ²/‖X‖_F², descending."""
+    return torch.linalg.eigvalsh(_smaller_gram(x.once(_scaled)[0])).flip(-1)
 
 
 def _smaller_gram(x: Tensor) -> Tensor:

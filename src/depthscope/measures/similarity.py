@@ -17,10 +17,6 @@ from torch import Tensor
 
 from depthscope.measures.tokens import TokenMatrix, TokenNorms, norm_of_rows
 
-# A token whose norm exceeds this many times the median is an outlier: an attention sink or massive
-# activation. Sinks seen in pretrained language models reach about 190 times, ordinary tokens 2 to 3.
-OUTLIER_FACTOR = 10.0
-
 
 class Growth(NamedTuple):
     """ξ₁ and ξ₂ of a step: how the energy of the mean and of the deviations grows."""
@@ -86,13 +82,10 @@ def direction_similarity(tokens: Tensor | TokenMatrix, mask: Tensor | None = Non
     Ours; after what trained language models show (attention sinks, massive activations).
     """
     x = TokenMatrix.of(tokens, mask)
-    norms = x.token_norms  # (…, n)
-    median = norms.masked_fill(~x.real, torch.nan).nanmedian(dim=-1, keepdim=True).values
-    outliers = x.real & norms.isfinite() & (norms > OUTLIER_FACTOR * median)
     unit = x.directions
-    if outliers.any():
-        unit = TokenMatrix(unit.values, unit.real & ~outliers)
-    return DirectionSimilarity(token_similarity(unit), outliers)
+    if x.outliers.any():
+        unit = TokenMatrix(unit.values, unit.real & ~x.outliers)
+    return DirectionSimilarity(token_similarity(unit), x.outliers)
 
 
 def angular_distance(before: Tensor | TokenMatrix, after: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
@@ -111,9 +104,10 @@ def angular_distance(before: Tensor | TokenMatrix, after: Tensor | TokenMatrix, 
 def mean_angle(u: Tensor, v: Tensor, real: Tensor) -> Tensor:
     """Mean of ∠(u_i, v_i) over the real ones of unit tokens, in radians.
 
-    Kahan's 2·atan2(‖u − v‖, ‖u + v‖): accurate for small angles, where arccos of a cosine near 1 is not.
+    2·arcsin(‖u − v‖/2): accurate for small angles, where arccos of a cosine near 1 is not (and less so,
+    to √ε, for opposite directions).
     """
-    angles = 2 * torch.atan2(norm_of_rows(u - v), norm_of_rows(u + v))  # (…, n)
+    angles = 2 * torch.arcsin((norm_of_rows(u - v) / 2).clamp(max=1))  # (…, n)
     return torch.where(real, angles, 0.0).sum(dim=-1) / real.sum(dim=-1)
 
 

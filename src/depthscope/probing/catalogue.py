@@ -24,7 +24,7 @@ TOKEN: dict[str, Callable[[TokenMatrix], Tensor]] = {
     "token_diversity": m.token_diversity,
     "cosine_similarity": m.cosine_similarity,
     "direction_similarity": lambda x: m.direction_similarity(x).similarity,
-    "outliers": lambda x: m.direction_similarity(x).outliers.sum(dim=-1).double(),
+    "outliers": lambda x: x.outliers.sum(dim=-1).double(),
     "largest_token_share": m.largest_token_share,
     "frobenius_norm": m.frobenius_norm,
     "effective_rank": m.effective_rank,

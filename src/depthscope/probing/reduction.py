@@ -49,7 +49,7 @@ class Seen:
     numbers: dict[str, Tensor] = field(default_factory=dict)
     unit: Tensor | None = None  # (batch, n, d)
     has_direction: Tensor | None = None  # (batch, n)
-    outliers: Tensor | None = None  # (batch, n)
+    outliers: Tensor | None = None  # (batch, n), if there are any
     norm_ratios: Tensor | None = None  # (batch, n), norm of each token over the median
 
 
@@ -108,19 +108,17 @@ class Reduction:
         if self._last is not None and self._last[0]() is source:
             return self._last[1]
         x = TokenMatrix(tokens, self._real(tokens, visit.mask))
-        direction = m.direction_similarity(x) if self._wants_outliers() or self.exclude == "outliers" else None
-        if self.exclude == "outliers" and direction is not None and direction.outliers.any():
-            x = TokenMatrix(tokens, x.real & ~direction.outliers)
+        found = x if self._wants_outliers() else None
+        if self.exclude == "outliers" and x.outliers.any():
+            x = TokenMatrix(tokens, x.real & ~x.outliers)
         seen = Seen(x.norms, {name: TOKEN[name](x) for name in TOKEN if name in self.measures})
         if self.measures & set(BATCH):
             split = zip(BATCH, m.energy_split(x), strict=True)
             seen.numbers |= {name: value for name, value in split if name in self.measures}
         if self.measures & set(BLOCK):
             seen.unit, seen.has_direction = x.directions.values, x.directions.real
-        if direction is not None:
-            seen.outliers = direction.outliers
-            if direction.outliers.any():
-                seen.norm_ratios = x.token_norms / _median(x.token_norms, x.real).unsqueeze(-1)
+        if found is not None and found.outliers.any():
+            seen.outliers, seen.norm_ratios = found.outliers, found.norm_ratios
         self._last = (weakref.ref(source), seen)
         return seen
 
@@ -180,7 +178,7 @@ class Reduction:
             numbers = self._mixing(head.matrix, x, visit.mask) if kind == "attention" else {}
             if "attention_entropy" in self.measures:
                 numbers["attention_entropy"] = m.attention_entropy(head.matrix, visit.mask)
-            if kind == "attention" and self._input is not None and self._input.norm_ratios is not None:
+            if kind == "attention" and self._input is not None and self._input.outliers is not None:
                 numbers |= self._sinks_of(head, values, visit.mask)
             for name, value in numbers.items():
                 self._add(visit.number, kind, name, value, head.number)
@@ -210,16 +208,11 @@ class Reduction:
             drawn = torch.where(sinks[:, None, :] & real[:, :, None], head.matrix, 0.0).sum(dim=(-2, -1))
             found["sink_attention"] = torch.where(sinks.any(dim=-1), drawn.double() / real.sum(dim=-1), torch.nan)
         if "sink_value_norm" in self.measures and values is not None:
-            norms = TokenMatrix(values[:, head.group], mask).token_norms
-            of_sinks = norms.masked_fill(~sinks, torch.nan).nanmean(dim=-1)
-            found["sink_value_norm"] = of_sinks / _median(norms, real)
+            ratios = TokenMatrix(values[:, head.group], mask).norm_ratios
+            found["sink_value_norm"] = ratios.masked_fill(~sinks, torch.nan).nanmean(dim=-1)
         return found
 
     def _add(
         self, block: int, station: str, name: str, value: Tensor, head: int = -1, whole_batch: bool = False
     ) -> None:
         self.rows.append(Row(block, station, head, name, -1 if whole_batch else self.first_sample, value))
-
-
-def _median(norms: Tensor, real: Tensor) -> Tensor:
-    return norms.masked_fill(~real, torch.nan).nanmedian(dim=-1).values

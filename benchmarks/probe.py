@@ -1,0 +1,153 @@
+"""What a probe costs: ratios from one run, medians over alternating rounds.
+
+    python benchmarks/probe.py            # all of it, about five minutes on 2 cores
+    python benchmarks/probe.py time       # one part of: time, spectral, depth, memory
+
+time      forward with the default profile ÷ plain forward, at `output` and at all trunk stations
+spectral  the same for each measure of the spectral group, at `output`
+depth     how the cost grows with the number of blocks
+memory    peak memory of a process that probes ÷ one that only runs the model, at two depths with
+          shared weights, and against keeping all hidden states and measuring them afterwards
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from depthscope import measures as m
+from depthscope.models import BlockConfig, Encoder, VisionTransformer, pre_norm
+from depthscope.probing import GROUPS, probe
+
+ROUNDS = 9
+
+
+def bert() -> tuple[nn.Module, torch.Tensor]:
+    from transformers import BertConfig, BertModel
+
+    return BertModel(BertConfig()).eval(), torch.randint(30_000, (8, 128))
+
+
+def vit() -> tuple[nn.Module, torch.Tensor]:
+    config = BlockConfig(192, 3, placement=pre_norm)
+    return VisionTransformer(12, config, image_size=224, patch_size=16).eval(), torch.randn(8, 3, 224, 224)
+
+
+MODELS = {"BERT-base, 8 × 128 tokens": bert, "ViT 12 × 192, 8 × 197 tokens": vit}
+
+
+def ratios(plain: Callable[[], object], others: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Median over the rounds of (other ÷ plain), each pair timed back to back."""
+    found: dict[str, list[float]] = {name: [] for name in others}
+    for call in (plain, *others.values()):
+        call()
+    for _ in range(ROUNDS):
+        for name, call in others.items():
+            base, spent = _seconds(plain), _seconds(call)
+            found[name].append(spent / base)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def compare_time() -> None:
+    for name, make in MODELS.items():
+        model, inputs = make()
+        with torch.no_grad():
+            found = ratios(
+                lambda model=model, inputs=inputs: model(inputs),
+                {
+                    "output": lambda model=model, inputs=inputs: probe(model, inputs),
+                    "all trunk stations": lambda model=model, inputs=inputs: probe(model, inputs, stations="trunk"),
+                },
+            )
+        for where, ratio in found.items():
+            print(f"{name:<30} default at {where:<20} {ratio:.3f} × plain")
+
+
+def compare_spectral() -> None:
+    names = [name for name in GROUPS["spectral"] if name not in GROUPS["default"] and not name.startswith("sink")]
+    for title, make in MODELS.items():
+        model, inputs = make()
+        calls = {
+            name: lambda name=name, model=model, inputs=inputs: probe(model, inputs, measures=[name]) for name in names
+        }
+        with torch.no_grad():
+            for name, ratio in ratios(lambda model=model, inputs=inputs: model(inputs), calls).items():
+                print(f"{title:<30} {name:<20} {ratio:6.2f} × plain")
+
+
+def compare_depth() -> None:
+    x = torch.randn(4, 64, 128)
+    previous = None
+    for depth in (10, 50, 100):
+        model = Encoder(depth, BlockConfig(128, 4)).eval()
+        with torch.no_grad():
+            (ratio,) = ratios(lambda m=model: m(x), {"probe": lambda m=model: probe(m, x)}).values()
+            seconds = statistics.median(_seconds(lambda m=model: probe(m, x)) for _ in range(ROUNDS))
+        per_block = seconds / depth
+        growth = "" if previous is None else f", {per_block / previous:.2f} × the time per block at 10"
+        previous = previous or per_block
+        print(f"{depth:>4} blocks: {ratio:.3f} × plain{growth}")
+
+
+def compare_memory() -> None:
+    results = {}
+    for depth in (12, 48):
+        for mode in ("plain", "probe", "hidden"):
+            command = [sys.executable, __file__, "--peak", mode, str(depth)]
+            results[mode, depth] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        base = results["plain", depth]
+        print(
+            f"ALBERT shape, {depth} applications: probe {results['probe', depth] / base:.3f} × plain, "
+            f"all hidden states and the same measures {results['hidden', depth] / base:.3f} × plain ({base / 1e6:.0f} MB)"
+        )
+    print(f"probe, 48 ÷ 12 applications: {results['probe', 48] / results['probe', 12]:.3f}")
+    print(f"plain, 48 ÷ 12 applications: {results['plain', 48] / results['plain', 12]:.3f}")
+
+
+def peak(mode: str, depth: int) -> None:
+    """Runs one way of measuring in this process and prints the most memory it ever had, in bytes."""
+    from transformers import AlbertConfig, AlbertModel
+
+    config = AlbertConfig(
+        hidden_size=768,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        num_hidden_layers=depth,
+        attention_probs_dropout_prob=0.0,
+    )
+    model, inputs = AlbertModel(config).eval(), torch.randint(30_000, (32, 128))
+    with torch.no_grad():
+        if mode == "probe":
+            probe(model, inputs)
+        elif mode == "hidden":
+            for state in model(inputs, output_hidden_states=True).hidden_states:
+                tokens = m.TokenMatrix(state)
+                for measure in (m.token_similarity, m.token_diversity, m.cosine_similarity, m.direction_similarity):
+                    measure(tokens)
+        else:
+            model(inputs)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+PARTS = {"time": compare_time, "spectral": compare_spectral, "depth": compare_depth, "memory": compare_memory}
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--peak"]:
+        peak(sys.argv[2], int(sys.argv[3]))
+    else:
+        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, medians of {ROUNDS} rounds")
+        for part in sys.argv[1:] or PARTS:
+            PARTS[part]()
