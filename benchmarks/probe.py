@@ -109,10 +109,9 @@ def compare_memory() -> None:
             command = [sys.executable, __file__, "--peak", mode, str(depth)]
             results[mode, depth] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         base = results["plain", depth]
-        print(
-            f"ALBERT shape, {depth} applications: probe {results['probe', depth] / base:.3f} × plain, "
-            f"all hidden states and the same measures {results['hidden', depth] / base:.3f} × plain ({base / 1e6:.0f} MB)"
-        )
+        ratio = {mode: results[mode, depth] / base for mode in ("probe", "hidden")}
+        print(f"ALBERT shape, {depth} applications, plain {base / 1e6:.0f} MB: probe {ratio['probe']:.3f} × plain")
+        print(f"    all hidden states kept, the same measures afterwards: {ratio['hidden']:.3f} × plain")
     print(f"probe, 48 ÷ 12 applications: {results['probe', 48] / results['probe', 12]:.3f}")
     print(f"plain, 48 ÷ 12 applications: {results['plain', 48] / results['plain', 12]:.3f}")
 
@@ -139,7 +138,11 @@ def peak(mode: str, depth: int) -> None:
                     measure(tokens)
         else:
             model(inputs)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print(_most_memory())
+
+
+def _most_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 PARTS = {"time": compare_time, "spectral": compare_spectral, "depth": compare_depth, "memory": compare_memory}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 from torch import nn
 
 from depthscope.anatomy.albert import ALBERT
@@ -28,13 +31,16 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
     """The anatomy of a model. `blocks`, a glob of module names, overrides what is found."""
     if blocks is not None:
         return named_blocks(model, blocks)
+    found: dict[str, list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        if (family := _family_of(type(module))) is not None:  # type: ignore[arg-type]
+            found.setdefault(family.name, []).append((name, module))
     for family in FAMILIES:
-        found = [(name, module) for name, module in model.named_modules() if _is_block(module, family)]
-        if found:
+        if blocks_found := found.get(family.name):
             return Anatomy(
                 family.name,
-                tuple(family.describe(name, module) for name, module in found),
-                token_axis=family.token_axis_of(found[0][1]) if family.token_axis_of else family.token_axis,
+                tuple(family.describe(name, module) for name, module in blocks_found),
+                token_axis=family.token_axis_of(blocks_found[0][1]) if family.token_axis_of else family.token_axis,
                 mask_argument=family.mask_argument,
                 mask_marks_padding=family.mask_marks_padding,
                 causal=family.causal(model),
@@ -42,10 +48,14 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
     return repeated_blocks(model)
 
 
-def _is_block(module: nn.Module, family: Family) -> bool:
-    """By class name, since transformers may be absent; from a library we know, since names are not unique."""
-    return any(
-        parent.__name__ in family.block_classes
-        and parent.__module__.split(".")[0] in ("depthscope", "torch", "transformers")
-        for parent in type(module).__mro__
-    )
+@cache
+def _family_of(kind: Any) -> Family | None:
+    """The family whose block a class is: by name, since transformers may be absent, and only of a library we
+    know, since names are not unique."""
+
+    for parent in kind.__mro__:
+        if parent.__module__.split(".")[0] in ("depthscope", "torch", "transformers"):
+            for family in FAMILIES:
+                if parent.__name__ in family.block_classes:
+                    return family
+    return None

@@ -53,10 +53,13 @@ class BlockAnatomy:
 
     @property
     def trunk(self) -> tuple[str, ...]:
-        """The stations on the trunk, in order. In pre-norm, `ffn_input` is a normed copy on a branch."""
+        """The stations between which steps lead, in order.
+
+        In pre-norm, `ffn_input` is a normed copy on a branch, and `after_ffn` is the output itself.
+        """
         order = ["input", "after_attention", "after_cross_attention", "ffn_input", "after_ffn", "output"]
-        if self.placement != "post":
-            order.remove("ffn_input")
+        if self.placement == "pre":
+            order = [station for station in order if station not in ("ffn_input", "after_ffn")]
         return tuple(station for station in order if station in self.spots)
 
 

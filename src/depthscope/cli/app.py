@@ -10,6 +10,7 @@ import typer
 
 from depthscope import __version__
 from depthscope.cli.demo import demo
+from depthscope.cli.probe import probe
 from depthscope.extras import MissingExtra
 
 USER_ERROR = 2
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(probe)
 
 
 def _print_version(wanted: bool) -> None:

@@ -19,14 +19,16 @@ from depthscope.measures.similarity import (
     angular_distance,
     cosine_similarity,
     direction_similarity,
+    directions_without_outliers,
     escalation_rate,
     frequency_ratio,
     growth,
     mean_angle,
+    mean_cosine,
     token_diversity,
     token_similarity,
 )
-from depthscope.measures.tokens import OUTLIER_FACTOR, TokenMatrix, TokenNorms
+from depthscope.measures.tokens import OUTLIER_FACTOR, Scratch, TokenMatrix, TokenNorms
 
 __all__ = [
     "OUTLIER_FACTOR",
@@ -35,6 +37,7 @@ __all__ = [
     "Growth",
     "LeadingDirection",
     "Mu",
+    "Scratch",
     "TokenMatrix",
     "TokenNorms",
     "angular_distance",
@@ -43,6 +46,7 @@ __all__ = [
     "cosine_similarity",
     "delta",
     "direction_similarity",
+    "directions_without_outliers",
     "effective_rank",
     "energy_split",
     "escalation_rate",
@@ -52,6 +56,7 @@ __all__ = [
     "largest_token_share",
     "leading_direction",
     "mean_angle",
+    "mean_cosine",
     "mu",
     "omega",
     "second_eigenvalue",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures.tokens import TokenMatrix
+from depthscope.measures.tokens import TokenMatrix, Tokens, norms_of
 
 
 class EnergySplit(NamedTuple):
@@ -19,15 +19,15 @@ class EnergySplit(NamedTuple):
     token: Tensor  # what belongs to the single token
 
 
-def frobenius_norm(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+def frobenius_norm(tokens: Tokens, mask: Tensor | None = None) -> Tensor:
     """‖X‖_F over the real tokens. 0 for a zero matrix; nan without real tokens or with a non-finite entry."""
-    return TokenMatrix.of(tokens, mask).norm
+    return norms_of(tokens, mask).norm
 
 
 def largest_token_share(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
     """max_i ‖x_i‖² / ‖X‖_F² ∈ [1/n, 1]: near 1, one token carries everything and hides the others."""
     x = TokenMatrix.of(tokens, mask)
-    return (x.token_norms.amax(dim=-1) / x.norm).square().clamp(max=1)
+    return (x.largest_norm / x.norm).square().clamp(max=1)
 
 
 def energy_split(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> EnergySplit:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures.tokens import TokenMatrix, TokenNorms, norm_of_rows
+from depthscope.measures.tokens import Scratch, TokenMatrix, TokenNorms, Tokens, norm_of_rows, norms_of
 
 
 class Growth(NamedTuple):
@@ -32,32 +32,32 @@ class DirectionSimilarity(NamedTuple):
     outliers: Tensor  # (…, n), true for real tokens left out because of their norm
 
 
-def token_similarity(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+def token_similarity(tokens: Tokens, mask: Tensor | None = None) -> Tensor:
     """t_sim(X) = ‖Π₁X‖_F² / ‖X‖_F² ∈ [0, 1] (Yu & Zhang 2024, Def. 1.1).
 
     1 if and only if all tokens are equal; independent random tokens give about 1/n. One token gives
     1, as the definition says. One huge token hides a collapse: see `direction_similarity`.
     """
-    x = TokenMatrix.of(tokens, mask)
+    x = norms_of(tokens, mask)
     return (x.mean_norm / x.norm).square()
 
 
-def token_diversity(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+def token_diversity(tokens: Tokens, mask: Tensor | None = None) -> Tensor:
     """t_div(X) = ‖Π⊥X‖_F² / ‖X‖_F² ∈ [0, 1] (Yu & Zhang 2024, Def. 1.1).
 
     Computed from the centred tokens, never as 1 − t_sim: exactly 0 for identical tokens, and
     accurate however small it is.
     """
-    x = TokenMatrix.of(tokens, mask)
+    x = norms_of(tokens, mask)
     return (x.deviation_norm / x.norm).square()
 
 
-def frequency_ratio(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+def frequency_ratio(tokens: Tokens, mask: Tensor | None = None) -> Tensor:
     """‖HFC[X]‖_F / ‖LFC[X]‖_F = ‖Π⊥X‖_F / ‖Π₁X‖_F (Wang et al. 2022; Dovonon et al. 2025).
 
     t_sim = 1 / (1 + ratio²). nan where the mean is zero or rounding noise (`TokenMatrix.has_mean`).
     """
-    x = TokenMatrix.of(tokens, mask)
+    x = norms_of(tokens, mask)
     return torch.where(x.has_mean, x.deviation_norm / x.mean_norm, torch.nan)
 
 
@@ -68,9 +68,13 @@ def cosine_similarity(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) 
     t_cos = 1 − m/(m−1) · t_div(U), which is exactly 1 for equal directions.
     Zero tokens have no direction and are left out; with fewer than two tokens left it is nan.
     """
-    unit = TokenMatrix.of(tokens, mask).directions
-    m = unit.count
-    return torch.where(m > 1, 1 - m / (m - 1) * token_diversity(unit), torch.nan)
+    return mean_cosine(TokenMatrix.of(tokens, mask).directions.norms)
+
+
+def mean_cosine(directions: TokenNorms) -> Tensor:
+    """t_cos from the norms of the unit tokens."""
+    m = directions.count
+    return torch.where(m > 1, 1 - m / (m - 1) * token_diversity(directions), torch.nan)
 
 
 def direction_similarity(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> DirectionSimilarity:
@@ -82,10 +86,13 @@ def direction_similarity(tokens: Tensor | TokenMatrix, mask: Tensor | None = Non
     Ours; after what trained language models show (attention sinks, massive activations).
     """
     x = TokenMatrix.of(tokens, mask)
+    return DirectionSimilarity(token_similarity(directions_without_outliers(x)), x.outliers)
+
+
+def directions_without_outliers(x: TokenMatrix) -> TokenNorms:
+    """The norms of the unit tokens whose tokens are no outliers."""
     unit = x.directions
-    if x.outliers.any():
-        unit = TokenMatrix(unit.values, unit.real & ~x.outliers)
-    return DirectionSimilarity(token_similarity(unit), x.outliers)
+    return TokenMatrix(unit.values, unit.real & ~x.outliers).norms if x.has_outliers else unit.norms
 
 
 def angular_distance(before: Tensor | TokenMatrix, after: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
@@ -101,19 +108,18 @@ def angular_distance(before: Tensor | TokenMatrix, after: Tensor | TokenMatrix, 
     return mean_angle(u.values, v.values, u.real & v.real) / torch.pi
 
 
-def mean_angle(u: Tensor, v: Tensor, real: Tensor) -> Tensor:
+def mean_angle(u: Tensor, v: Tensor, real: Tensor, scratch: Scratch | None = None) -> Tensor:
     """Mean of ∠(u_i, v_i) over the real ones of unit tokens, in radians.
 
     2·arcsin(‖u − v‖/2): accurate for small angles, where arccos of a cosine near 1 is not (and less so,
     to √ε, for opposite directions).
     """
-    angles = 2 * torch.arcsin((norm_of_rows(u - v) / 2).clamp(max=1))  # (…, n)
+    difference = u - v if scratch is None else torch.sub(u, v, out=scratch.take("work", u))
+    angles = 2 * torch.arcsin((norm_of_rows(difference) / 2).clamp(max=1))  # (…, n)
     return torch.where(real, angles, 0.0).sum(dim=-1) / real.sum(dim=-1)
 
 
-def growth(
-    before: Tensor | TokenMatrix | TokenNorms, after: Tensor | TokenMatrix | TokenNorms, mask: Tensor | None = None
-) -> Growth:
+def growth(before: Tokens, after: Tokens, mask: Tensor | None = None) -> Growth:
     """ξ_i = ‖Π_i Y‖_F² / ‖Π_i X‖_F², i = 1, 2, of the step X → Y (Yu & Zhang 2024, eq. 7).
 
     ξ₁ is nan where the mean of X is zero or rounding noise (after de-escalation with τ = 1; see
@@ -127,9 +133,7 @@ def growth(
     )
 
 
-def escalation_rate(
-    before: Tensor | TokenMatrix | TokenNorms, after: Tensor | TokenMatrix | TokenNorms, mask: Tensor | None = None
-) -> Tensor:
+def escalation_rate(before: Tokens, after: Tokens, mask: Tensor | None = None) -> Tensor:
     """r(X, Y) = t_div(X) / t_div(Y) (Yu & Zhang 2024, eq. 5); r > 1: the step makes tokens more alike.
 
     r = 1 + (ξ₁/ξ₂ − 1) t_sim(X) (Prop. 2.3). nan where the tokens of Y are all equal: the rate has no
@@ -141,10 +145,8 @@ def escalation_rate(
     return torch.where(y.deviation_norm > 0, ratio.square(), torch.nan)
 
 
-def _step(
-    before: Tensor | TokenMatrix | TokenNorms, after: Tensor | TokenMatrix | TokenNorms, mask: Tensor | None
-) -> tuple[TokenNorms, TokenNorms]:
-    x, y = (s if isinstance(s, TokenNorms) else TokenMatrix.of(s, mask).norms for s in (before, after))
+def _step(before: Tokens, after: Tokens, mask: Tensor | None) -> tuple[TokenNorms, TokenNorms]:
+    x, y = norms_of(before, mask), norms_of(after, mask)
     if x.tokens != y.tokens:
         raise ValueError(f"expected two matrices of the same tokens, got {x.tokens} and {y.tokens} tokens")
     return x, y

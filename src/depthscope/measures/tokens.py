@@ -14,9 +14,10 @@ copy of the tokens (`benchmarks/measures.py` shows what that saves).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,9 +40,9 @@ def norm_of_rows(values: Tensor) -> Tensor:
     Shapes: (…, k) → (…).
     """
     norms = torch.linalg.vector_norm(values, dim=-1).double()
-    low, high = _SAFE_NORMS[values.dtype]
-    doubtful = ~((norms > low) & (norms < high))  # also true for nan
-    if doubtful.any():
+    if not _inside(norms, values.dtype):
+        low, high = _SAFE_NORMS[values.dtype]
+        doubtful = ~((norms > low) & (norms < high))  # also true for nan
         rows = values[doubtful].double()  # (rows, k)
         largest = rows.abs().amax(dim=-1, keepdim=True)
         scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
@@ -50,14 +51,68 @@ def norm_of_rows(values: Tensor) -> Tensor:
     return norms
 
 
-class TokenNorms(NamedTuple):
-    """What a step needs to know of a station: norms instead of tokens, so that tokens need not be kept."""
+def _inside(norms: Tensor, dtype: torch.dtype) -> bool:
+    """Whether all norms could be squared without harm; false for nan."""
+    low, high = _SAFE_NORMS[dtype]
+    least, most = torch.aminmax(norms)
+    return low < least.item() and most.item() < high
+
+
+@dataclass(frozen=True)
+class TokenNorms:
+    """Norms instead of tokens: all that the similarities of a station and the growth of a step need.
+
+    A probe keeps these, not the tokens, and stacks the stations of a pass to turn them into measures at once.
+    """
 
     tokens: int  # n, padding included
-    mean_norm: Tensor
-    deviation_norm: Tensor
-    norm: Tensor
-    has_mean: Tensor
+    count: Tensor  # real tokens, float64, (…)
+    mean_norm: Tensor  # ‖Π₁X‖_F, float64, (…)
+    deviation_norm: Tensor  # ‖Π⊥X‖_F, float64, (…); nan where an entry is not finite
+    epsilon: float  # of the format in which the tokens are stored
+
+    @cached_property
+    def norm(self) -> Tensor:
+        """‖X‖_F by Pythagoras, (…); nan where an entry is not finite (the product: hypot(inf, nan) is inf)."""
+        return torch.hypot(self.mean_norm, self.deviation_norm) + 0 * self.deviation_norm
+
+    @cached_property
+    def has_mean(self) -> Tensor:
+        """False where the mean is zero or rounding noise: ‖Π₁X‖_F ≤ ε‖X‖_F, (…).
+
+        ε is the machine epsilon of the stored format. This is the state after de-escalation with
+        τ = 1: subtracting a rounded mean x̄ leaves up to ε‖x̄‖/2 per token, so a ratio to ‖Π₁X‖ would
+        say something about the rounding, not about the tokens.
+        """
+        return self.mean_norm > self.epsilon * self.norm
+
+    @staticmethod
+    def stack(parts: Sequence[TokenNorms]) -> TokenNorms:
+        """Norms of several stations of the same tokens along a new first axis."""
+        return TokenNorms(
+            parts[0].tokens,
+            torch.stack([part.count for part in parts]),
+            torch.stack([part.mean_norm for part in parts]),
+            torch.stack([part.deviation_norm for part in parts]),
+            parts[0].epsilon,
+        )
+
+
+class Scratch:
+    """Buffers of the tokens' size, used again from one token matrix to the next.
+
+    Fresh ones are cheap in arithmetic and dear in page faults: on a small model they cost more than the
+    measures. What stands in a buffer is lost when the next token matrix uses it.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, like: Tensor) -> Tensor:
+        held = self._buffers.get(name)
+        if held is None or (held.shape, held.dtype, held.device) != (like.shape, like.dtype, like.device):
+            held = self._buffers[name] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return held
 
 
 class TokenMatrix:
@@ -69,10 +124,11 @@ class TokenMatrix:
     Leading axes are batch axes. `mask` (…, n) is true for real tokens and broadcasts over leading
     axes; what padding holds, NaN included, never matters. Half precision is widened to float32,
     which is exact. Results are float64. Tensors on Apple's GPU, which has no float64, are moved to
-    the CPU.
+    the CPU. With `scratch`, for use without gradients, `directions` stand in its buffer `unit` until that
+    name is used again.
     """
 
-    def __init__(self, values: Tensor, mask: Tensor | None = None):
+    def __init__(self, values: Tensor, mask: Tensor | None = None, scratch: Scratch | None = None, unit: str = "unit"):
         if not isinstance(values, Tensor) or not values.is_floating_point():
             kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
             raise TypeError(f"expected a floating-point tensor of tokens (…, n, d), got {kind}; convert it first")
@@ -88,6 +144,7 @@ class TokenMatrix:
         if mask is not None:
             mask = _real_tokens(mask, values)
         self._shared: dict[Callable[[TokenMatrix], Any], Any] = {}
+        self._scratch, self._unit_buffer = scratch, unit
         self.mask = mask  # (…, n) or None
         self.values = values if mask is None else torch.where(mask.unsqueeze(-1), values, 0.0)  # (…, n, d)
 
@@ -121,53 +178,76 @@ class TokenMatrix:
         batch, n = self.values.shape[:-2], self.values.shape[-2]
         return torch.full(batch, float(n), dtype=torch.float64, device=self.values.device)
 
-    @cached_property
-    def _split(self) -> tuple[Tensor, Tensor]:
-        """The mean (…, 1, d) in float64, nan without real tokens, and the deviations (…, n, d)."""
+    def _split(self, buffer: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The mean (…, d) in float64, nan without real tokens, and the deviations (…, n, d), in the buffer if given."""
         if self.mask is None:
             first = self.values[..., :1, :]  # (…, 1, d)
-            shifted = self.values - first
         else:
             index = self.mask.int().argmax(dim=-1)[..., None, None]  # (…, 1, 1)
             first = self.values.gather(-2, index.expand(*index.shape[:-1], self.values.shape[-1]))
-            shifted = torch.where(self.mask.unsqueeze(-1), self.values - first, 0.0)
+        shifted = self.values - first if buffer is None else torch.sub(self.values, first, out=buffer)
+        if self.mask is not None:
+            shifted.masked_fill_(~self.mask.unsqueeze(-1), 0.0)
         # An error e of this mean enters ‖Π⊥X‖² only as n·e²: the tokens' own precision is enough.
         offset = shifted.sum(dim=-2, keepdim=True) / self.count[..., None, None].to(shifted.dtype)
         deviations = shifted.sub_(offset)  # in place: `shifted` is ours, and a pass over memory is what it costs
         if self.mask is not None:
-            deviations = torch.where(self.mask.unsqueeze(-1), deviations, 0.0)
-        return first.double() + offset.double(), deviations
+            deviations.masked_fill_(~self.mask.unsqueeze(-1), 0.0)
+        return (first.double() + offset.double()).squeeze(-2), deviations
+
+    @cached_property
+    def _mean_and_spread(self) -> tuple[Tensor, Tensor]:
+        """The mean (…, d) and ‖Π⊥X‖_F (…); the deviations themselves are not kept."""
+        mean, deviations = self._split(None if self._scratch is None else self._scratch.take("work", self.values))
+        norm = self._small_norm(norm_of_rows(deviations))
+        return mean, norm if self.mask is None else torch.where(self.count > 0, norm, torch.nan)
 
     @property
     def mean(self) -> Tensor:
         """x̄, the mean of the real tokens, float64, (…, d); nan where there is none."""
-        return self._split[0].squeeze(-2)
+        return self._mean_and_spread[0]
 
-    @property
+    @cached_property
     def deviations(self) -> Tensor:
         """Π⊥X: the tokens minus their mean, (…, n, d); 0 at padding."""
-        return self._split[1]
+        return self._split()[1]
 
     @cached_property
-    def mean_norm(self) -> Tensor:
-        """‖Π₁X‖_F = √n ‖x̄‖, float64, (…)."""
-        return self.count.sqrt() * norm_of_rows(self.mean)
-
-    @cached_property
-    def deviation_norm(self) -> Tensor:
-        """‖Π⊥X‖_F, float64, (…); nan without real tokens."""
-        norm = norm_of_rows(norm_of_rows(self.deviations))
-        return torch.where(self.count > 0, norm, torch.nan)
-
-    @cached_property
-    def norm(self) -> Tensor:
-        """‖X‖_F by Pythagoras from its two parts, float64, (…); nan where an entry is not finite."""
-        return torch.where(self.deviation_norm.isnan(), torch.nan, torch.hypot(self.mean_norm, self.deviation_norm))
+    def norms(self) -> TokenNorms:
+        """The norms alone, which most measures take in place of the tokens."""
+        mean, deviation_norm = self._mean_and_spread
+        root = self.count.sqrt() if self.mask is not None else self.values.shape[-2] ** 0.5
+        mean_norm = root * self._small_norm(mean)
+        epsilon = torch.finfo(self.stored_dtype).eps
+        return TokenNorms(self.values.shape[-2], self.count, mean_norm, deviation_norm, epsilon)
 
     @property
-    def norms(self) -> TokenNorms:
-        """The norms alone; `growth` and `escalation_rate` take them in place of the tokens."""
-        return TokenNorms(self.values.shape[-2], self.mean_norm, self.deviation_norm, self.norm, self.has_mean)
+    def mean_norm(self) -> Tensor:
+        """‖Π₁X‖_F = √n ‖x̄‖, float64, (…)."""
+        return self.norms.mean_norm
+
+    @property
+    def deviation_norm(self) -> Tensor:
+        """‖Π⊥X‖_F, float64, (…); nan without real tokens."""
+        return self.norms.deviation_norm
+
+    @property
+    def norm(self) -> Tensor:
+        """‖X‖_F, float64, (…); nan where an entry is not finite."""
+        return self.norms.norm
+
+    @property
+    def has_mean(self) -> Tensor:
+        """False where the mean is zero or rounding noise: see `TokenNorms.has_mean`."""
+        return self.norms.has_mean
+
+    def _small_norm(self, values: Tensor) -> Tensor:
+        """Norm over the last axis of float64 numbers that were made from the tokens.
+
+        What float32 can hold, float64 can square; float64 tokens need the careful way.
+        """
+        careful = self.values.dtype == torch.float64
+        return norm_of_rows(values) if careful else torch.linalg.vector_norm(values, dim=-1)
 
     @cached_property
     def token_norms(self) -> Tensor:
@@ -181,30 +261,40 @@ class TokenMatrix:
         return norms / norms.nanmedian(dim=-1, keepdim=True).values
 
     @cached_property
+    def largest_norm(self) -> Tensor:
+        """The norm of the largest token, float64, (…)."""
+        return self.token_norms.amax(dim=-1)
+
+    @cached_property
+    def has_outliers(self) -> bool:
+        """Whether any sequence has one; cheaper than finding them."""
+        if self.mask is not None:
+            return bool(self.outliers.any())
+        return bool((self.largest_norm > OUTLIER_FACTOR * self.token_norms.nanmedian(dim=-1).values).any())
+
+    @cached_property
     def outliers(self) -> Tensor:
         """Real tokens with more than `OUTLIER_FACTOR` times the median norm, (…, n)."""
         return self.norm_ratios.isfinite() & (self.norm_ratios > OUTLIER_FACTOR)
 
     @cached_property
-    def has_mean(self) -> Tensor:
-        """False where the mean is zero or rounding noise: ‖Π₁X‖_F ≤ ε‖X‖_F, (…).
-
-        ε is the machine epsilon of the stored format. This is the state after de-escalation with
-        τ = 1: subtracting a rounded mean x̄ leaves up to ε‖x̄‖/2 per token, so a ratio to ‖Π₁X‖ would
-        say something about the rounding, not about the tokens.
-        """
-        return self.mean_norm > torch.finfo(self.stored_dtype).eps * self.norm
-
-    @cached_property
     def directions(self) -> TokenMatrix:
         """The tokens scaled to length 1. Zero tokens have no direction: they count as padding."""
         norms = self.token_norms
-        low, high = _SAFE_NORMS[self.values.dtype]
-        real = self.real & (norms != 0)  # nan stays, and makes the result nan
-        extreme = real & norms.isfinite() & ((norms < low) | (norms > high))
-        values = self.values.double() if extreme.any() else self.values
-        unit = values / torch.where(real, norms, 1.0).unsqueeze(-1).to(values.dtype)
-        unit_tokens = TokenMatrix(unit, None if self.mask is None and real.all() else real)
+        if self.mask is None and _inside(norms, self.values.dtype):
+            divisors = norms.unsqueeze(-1).to(self.values.dtype)
+            if self._scratch is None:
+                unit_tokens = TokenMatrix(self.values / divisors)
+            else:
+                buffer = self._scratch.take(self._unit_buffer, self.values)
+                unit_tokens = TokenMatrix(torch.div(self.values, divisors, out=buffer), scratch=self._scratch)
+        else:
+            low, high = _SAFE_NORMS[self.values.dtype]
+            real = self.real & (norms != 0)  # nan stays, and makes the result nan
+            extreme = real & norms.isfinite() & ((norms < low) | (norms > high))
+            values = self.values.double() if extreme.any() else self.values
+            unit = values / torch.where(real, norms, 1.0).unsqueeze(-1).to(values.dtype)
+            unit_tokens = TokenMatrix(unit, None if self.mask is None and real.all() else real)
         unit_tokens.stored_dtype = self.stored_dtype
         return unit_tokens
 
@@ -218,3 +308,11 @@ def _real_tokens(mask: Tensor, values: Tensor) -> Tensor:
         raise ValueError(
             f"expected a mask of shape (…, n) that fits the tokens' {tuple(shape)}, got {tuple(mask.shape)}"
         ) from None
+
+
+def norms_of(tokens: Tokens, mask: Tensor | None = None) -> TokenNorms:
+    """The norms of a tensor or `TokenMatrix`, or the argument itself if it is norms already."""
+    return tokens if isinstance(tokens, TokenNorms) else TokenMatrix.of(tokens, mask).norms
+
+
+Tokens = Tensor | TokenMatrix | TokenNorms

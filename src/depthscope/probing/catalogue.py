@@ -13,27 +13,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 from depthscope import measures as m
-from depthscope.measures import TokenMatrix
+from depthscope.measures import TokenMatrix, TokenNorms
 
-TOKEN: dict[str, Callable[[TokenMatrix], Tensor]] = {
-    "token_similarity": m.token_similarity,
-    "token_diversity": m.token_diversity,
-    "cosine_similarity": m.cosine_similarity,
-    "direction_similarity": lambda x: m.direction_similarity(x).similarity,
-    "outliers": lambda x: x.outliers.sum(dim=-1).double(),
-    "largest_token_share": m.largest_token_share,
-    "frobenius_norm": m.frobenius_norm,
+
+class Summary(NamedTuple):
+    """What is kept of the tokens at a station; stacked over the stations of a pass, (stations, batch)."""
+
+    norms: TokenNorms
+    directions: TokenNorms  # of the unit tokens
+    ordinary: TokenNorms  # of the unit tokens without outliers
+    largest_norm: Tensor
+    outliers: Tensor  # how many
+
+
+# Taken from the summaries, all stations of a pass at once.
+FROM_SUMMARY: dict[str, Callable[[Summary], Tensor]] = {
+    "token_similarity": lambda s: m.token_similarity(s.norms),
+    "token_diversity": lambda s: m.token_diversity(s.norms),
+    "cosine_similarity": lambda s: m.mean_cosine(s.directions),
+    "direction_similarity": lambda s: m.token_similarity(s.ordinary),
+    "outliers": lambda s: s.outliers,
+    "largest_token_share": lambda s: (s.largest_norm / s.norms.norm).square().clamp(max=1),
+    "frobenius_norm": lambda s: s.norms.norm,
+    "frequency_ratio": lambda s: m.frequency_ratio(s.norms),
+}
+# Taken from the tokens themselves while they pass.
+FROM_TOKENS: dict[str, Callable[[TokenMatrix], Tensor]] = {
     "effective_rank": m.effective_rank,
     "stable_rank": m.stable_rank,
     "leading_share": lambda x: m.leading_direction(x).energy_share,
     "leading_evenness": lambda x: m.leading_direction(x).evenness,
     "leading_token": lambda x: m.leading_direction(x).largest_token,
     "composite_residual": m.composite_residual,
-    "frequency_ratio": m.frequency_ratio,
 }
 STEP = ("growth_mean", "growth_diversity", "escalation_rate")
 BLOCK = ("angular_distance",)
@@ -50,12 +66,12 @@ ATTENTION = (
 )
 BATCH = ("energy_shared", "energy_sequence", "energy_position", "energy_token")
 
-_DEFAULT = (*list(TOKEN)[:7], *STEP, *BLOCK, *BRANCH)
-_SPECTRAL = (*_DEFAULT, *list(TOKEN)[7:12], *ATTENTION)
+_DEFAULT = (*list(FROM_SUMMARY)[:7], *STEP, *BLOCK, *BRANCH)
+_SPECTRAL = (*_DEFAULT, *list(FROM_TOKENS)[:5], *ATTENTION)
 GROUPS: dict[str, tuple[str, ...]] = {
     "default": _DEFAULT,
     "spectral": _SPECTRAL,
-    "all": (*_SPECTRAL, *list(TOKEN)[12:], *BATCH),
+    "all": (*_SPECTRAL, "composite_residual", "frequency_ratio", *BATCH),
 }
 NAMES = GROUPS["all"]
 

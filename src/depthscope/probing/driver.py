@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -93,6 +94,7 @@ class _Passes:
             if self.reduction.wants_attention:
                 stack.enter_context(AttentionListener(self._is_attention, self._see_attention))
             self.model(*batch.args, **batch.kwargs)
+        self.reduction.end()
         if self.depth == 0:
             raise ValueError(
                 f"none of the blocks {[b.name for b in self.anatomy.blocks][:4]} ran; name them with blocks="
@@ -191,6 +193,7 @@ def _describe(
     }
 
 
+@cache
 def _version(package: str) -> str | None:
     if package == "torch":
         return torch.__version__

@@ -29,10 +29,11 @@ def batches(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None = None) -
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the model is. Refuses weights on the meta device, which have no values."""
-    tensors = [*model.parameters(), *model.buffers()]
-    if any(tensor.device.type == "meta" for tensor in tensors):
+    devices = {parameter.device for parameter in model.parameters()}
+    if torch.device("meta") in devices:
         raise ValueError("the model is on the meta device and has no weights; load it, or move it with to_empty()")
-    return tensors[0].device if tensors else torch.device("cpu")
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def _items(inputs: Any) -> Iterable[Any]:

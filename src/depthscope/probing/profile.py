@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from depthscope.extras import require
+from depthscope.probing.catalogue import NAMES
 from depthscope.probing.reduction import Row, SinkRow
 
 COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
@@ -39,7 +40,8 @@ class Profile:
 
     def names(self, station: str = "output") -> list[str]:
         """The measures taken at a station, in the order of the catalogue."""
-        return list(dict.fromkeys(self.frame.loc[self.frame["station"] == station, "measure"]))
+        taken = dict.fromkeys(self.frame.loc[self.frame["station"] == station, "measure"])
+        return [name for name in NAMES if name in taken] + [name for name in taken if name not in NAMES]
 
     def curve(self, measure: str, station: str = "output") -> list[float]:
         """A measure over blocks 0..L, mean over samples and heads; nan where it has no value."""
@@ -151,6 +153,7 @@ def frame_of(rows: list[Row]) -> pd.DataFrame:
 
 def sinks_of(rows: list[SinkRow]) -> pd.DataFrame:
     """Outlier tokens as a table."""
-    return pd.DataFrame(rows, columns=SINK_COLUMNS).astype(
-        {"block": "int32", "sample": "int32", "token": "int32", "norm_ratio": "float64"}
-    )
+    columns = zip(*rows, strict=True) if rows else ((),) * len(SINK_COLUMNS)
+    types = (np.int32, np.int32, np.int32, np.float64)
+    arrays = [np.array(column, dtype=kind) for column, kind in zip(columns, types, strict=True)]
+    return pd.DataFrame(dict(zip(SINK_COLUMNS, arrays, strict=True)))

@@ -24,13 +24,14 @@ def undisturbed(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
     PyTorch's `nn.TransformerEncoder` has a fused fast path that calls no submodule: it is switched off
     meanwhile. Modules compiled in place (`model.compile()`) run uncompiled meanwhile.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    compiled = [(module, module._compiled_call_impl) for module in model.modules() if _is_compiled(module)]
+    modules = list(model.modules())
+    training = [module for module in modules if module.training]
+    compiled = [(module, module._compiled_call_impl) for module in modules if _is_compiled(module)]
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices, key=str)), torch.set_grad_enabled(gradients):
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    with torch.random.fork_rng(devices=list(devices)), torch.set_grad_enabled(gradients):
         try:
-            for module, _ in modes:
+            for module in training:
                 module.training = False
             for module, _ in compiled:
                 module._compiled_call_impl = None
@@ -40,8 +41,8 @@ def undisturbed(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fast_path)
             for module, implementation in compiled:
                 module._compiled_call_impl = implementation
-            for module, training in modes:
-                module.training = training
+            for module in training:
+                module.training = True
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -13,9 +13,18 @@ import torch
 from torch import Tensor
 
 from depthscope import measures as m
-from depthscope.measures import TokenMatrix, TokenNorms
+from depthscope.measures import Scratch, TokenMatrix, TokenNorms
 from depthscope.probing.attention import Head
-from depthscope.probing.catalogue import ATTENTION, BATCH, BLOCK, BRANCH, STEP, TOKEN
+from depthscope.probing.catalogue import (
+    ATTENTION,
+    BATCH,
+    BLOCK,
+    BRANCH,
+    FROM_SUMMARY,
+    FROM_TOKENS,
+    STEP,
+    Summary,
+)
 from depthscope.probing.taps import Visit
 
 Excluded = Literal["outliers"] | tuple[int, ...] | None
@@ -45,7 +54,7 @@ class SinkRow(NamedTuple):
 class Seen:
     """What is kept of a token matrix after it has passed."""
 
-    norms: TokenNorms
+    summary: Summary
     numbers: dict[str, Tensor] = field(default_factory=dict)
     unit: Tensor | None = None  # (batch, n, d)
     has_direction: Tensor | None = None  # (batch, n)
@@ -61,9 +70,13 @@ class Reduction:
         self.stations = stations
         self.exclude = exclude
         self.wants_attention = bool(self.measures & set(ATTENTION))
+        self._wants_directions = bool(
+            self.measures & {"cosine_similarity", "direction_similarity", "outliers", "largest_token_share"}
+        )
         self.rows: list[Row] = []
         self.sinks: list[SinkRow] = []
         self.attention_seen: set[tuple[int, str]] = set()
+        self._scratch = Scratch()
         self.begin(0)
 
     def begin(self, first_sample: int) -> None:
@@ -72,6 +85,23 @@ class Reduction:
         self._input: Seen | None = None  # what entered the running block
         self._attention_input: Tensor | None = None
         self._last: tuple[weakref.ref[Tensor], Seen] | None = None
+        self._stations: list[tuple[int, str, Summary]] = []
+        self._steps: list[tuple[int, str, TokenNorms, TokenNorms]] = []
+
+    def end(self) -> None:
+        """Turns the summaries of a pass into rows: one call per measure, not one per station."""
+        if self._stations:
+            stacked = _stack([summary for _, _, summary in self._stations])
+            for name, measure in FROM_SUMMARY.items():
+                if name in self.measures:
+                    for (block, station, _), values in zip(self._stations, measure(stacked), strict=True):
+                        self._add(block, station, name, values)
+        if self._steps:
+            before, after = (TokenNorms.stack([step[i] for step in self._steps]) for i in (2, 3))  # type: ignore[misc]
+            for name, found in zip(STEP, (*m.growth(before, after), m.escalation_rate(before, after)), strict=True):
+                if name in self.measures:
+                    for (block, station, *_), values in zip(self._steps, found, strict=True):
+                        self._add(block, station, name, values)
 
     # --- tokens -----------------------------------------------------------------------------------
 
@@ -79,16 +109,16 @@ class Reduction:
         if station == "attention_input" and self.wants_attention:
             self._attention_input = tokens
         if station == "input" and visit.first_of_part:
-            seen = self._look(tokens, source, visit)
+            seen = self._look(tokens, source, visit, station)
             self._trunk = self._input = seen
             if visit.number == 1:
                 self._report(seen, 0, "output")
                 self._report_outliers(seen, 0)
         if station not in self.stations and station != "output":
             if station in visit.block.trunk and station != "input":
-                self._trunk = self._look(tokens, source, visit)
+                self._trunk = self._look(tokens, source, visit, station)
             return
-        seen = self._look(tokens, source, visit)
+        seen = self._look(tokens, source, visit, station)
         if station in self.stations:
             self._report(seen, visit.number, station)
         if station.endswith("_branch"):
@@ -102,25 +132,38 @@ class Reduction:
             self._input = seen
             self._attention_input = None
 
-    def _look(self, tokens: Tensor, source: Tensor, visit: Visit) -> Seen:
+    def _look(self, tokens: Tensor, source: Tensor, visit: Visit, station: str) -> Seen:
         """All numbers of a token matrix. The same tensor seen again (a block's output is the next one's
         input) is not computed again."""
         if self._last is not None and self._last[0]() is source:
             return self._last[1]
-        x = TokenMatrix(tokens, self._real(tokens, visit.mask))
+        x = TokenMatrix(tokens, self._real(tokens, visit.mask), self._scratch, self._unit_buffer(station, visit))
         found = x if self._wants_outliers() else None
-        if self.exclude == "outliers" and x.outliers.any():
-            x = TokenMatrix(tokens, x.real & ~x.outliers)
-        seen = Seen(x.norms, {name: TOKEN[name](x) for name in TOKEN if name in self.measures})
+        if self.exclude == "outliers" and x.has_outliers:
+            x = TokenMatrix(tokens, x.real & ~x.outliers, self._scratch, self._unit_buffer(station, visit))
+        seen = Seen(self._summary(x), {name: FROM_TOKENS[name](x) for name in FROM_TOKENS if name in self.measures})
         if self.measures & set(BATCH):
             split = zip(BATCH, m.energy_split(x), strict=True)
             seen.numbers |= {name: value for name, value in split if name in self.measures}
         if self.measures & set(BLOCK):
             seen.unit, seen.has_direction = x.directions.values, x.directions.real
-        if found is not None and found.outliers.any():
+        if found is not None and found.has_outliers:
             seen.outliers, seen.norm_ratios = found.outliers, found.norm_ratios
         self._last = (weakref.ref(source), seen)
         return seen
+
+    def _summary(self, x: TokenMatrix) -> Summary:
+        norms = x.norms
+        if not self._wants_directions:
+            return Summary(norms, norms, norms, norms.mean_norm, norms.mean_norm)
+        outliers = x.outliers.sum(dim=-1).double() if x.has_outliers else torch.zeros_like(norms.mean_norm)
+        return Summary(norms, x.directions.norms, m.directions_without_outliers(x), x.largest_norm, outliers)
+
+    def _unit_buffer(self, station: str, visit: Visit) -> str:
+        """A block's output is compared with its input: their unit tokens stand in two buffers in turn."""
+        if station in ("input", "output", "after_ffn"):
+            return f"unit of {'input' if station == 'input' else 'output'} {visit.number % 2}"
+        return "unit"
 
     def _wants_outliers(self) -> bool:
         return bool(self.measures & {"direction_similarity", "outliers", "sink_attention", "sink_value_norm"})
@@ -134,22 +177,17 @@ class Reduction:
         return keep.expand(tokens.shape[:2]) if mask is None else mask.to(tokens.device) & keep
 
     def _report(self, seen: Seen, block: int, station: str) -> None:
+        self._stations.append((block, station, seen.summary))
         for name, value in seen.numbers.items():
             self._add(block, station, name, value, whole_batch=name in BATCH)
 
     def _report_step(self, seen: Seen, block: int, station: str) -> None:
-        wanted = self.measures & set(STEP)
-        if not wanted or self._trunk is None or station not in self.stations:
-            return
-        mean, diversity = m.growth(self._trunk.norms, seen.norms)
-        rate = m.escalation_rate(self._trunk.norms, seen.norms)
-        for name, value in zip(STEP, (mean, diversity, rate), strict=True):
-            if name in wanted:
-                self._add(block, station, name, value)
+        if self.measures & set(STEP) and self._trunk is not None and station in self.stations:
+            self._steps.append((block, station, self._trunk.summary.norms, seen.summary.norms))
 
     def _report_branch(self, seen: Seen, block: int, station: str) -> None:
         if self.measures & set(BRANCH) and self._trunk is not None:
-            self._add(block, station, "branch_ratio", seen.norms.norm / self._trunk.norms.norm)
+            self._add(block, station, "branch_ratio", seen.summary.norms.norm / self._trunk.summary.norms.norm)
 
     def _report_turn(self, seen: Seen, block: int) -> None:
         before = self._input
@@ -157,7 +195,7 @@ class Reduction:
             return
         assert before.has_direction is not None
         assert seen.has_direction is not None
-        angle = m.mean_angle(before.unit, seen.unit, before.has_direction & seen.has_direction)
+        angle = m.mean_angle(before.unit, seen.unit, before.has_direction & seen.has_direction, self._scratch)
         self._add(block, "output", "angular_distance", angle / torch.pi)
 
     def _report_outliers(self, seen: Seen, block: int) -> None:
@@ -216,3 +254,13 @@ class Reduction:
         self, block: int, station: str, name: str, value: Tensor, head: int = -1, whole_batch: bool = False
     ) -> None:
         self.rows.append(Row(block, station, head, name, -1 if whole_batch else self.first_sample, value))
+
+
+def _stack(parts: list[Summary]) -> Summary:
+    return Summary(
+        TokenNorms.stack([part.norms for part in parts]),
+        TokenNorms.stack([part.directions for part in parts]),
+        TokenNorms.stack([part.ordinary for part in parts]),
+        torch.stack([part.largest_norm for part in parts]),
+        torch.stack([part.outliers for part in parts]),
+    )

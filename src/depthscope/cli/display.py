@@ -1,0 +1,165 @@
+"""A profile in the terminal: a line per measure, a table of blocks, and what it says in a sentence."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from depthscope.cli.sparkline import sparkline
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console
+
+    from depthscope.probing import Profile
+
+THRESHOLDS = (0.9, 0.99)
+_ROWS = 12  # of the table of blocks
+_MAIN = ("token_similarity", "token_diversity", "cosine_similarity", "direction_similarity", "largest_token_share")
+_SHARES = {*_MAIN, "leading_share", "leading_evenness", "sink_attention"}  # from 0 to 1, and drawn so
+
+
+def show(profile: Profile, skipped: pd.DataFrame | None = None) -> None:
+    """Everything that a person wants to see first."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"\n{_headline(profile.metadata)}\n", markup=False)
+    _show_measures(console, profile)
+    _show_blocks(console, profile)
+    for line in sentences(profile):
+        console.print(line, markup=False)
+    if skipped is not None:
+        console.print(skip_sentence(skipped), markup=False)
+    for note in profile.metadata.get("notes", []):
+        console.print(f"Note: {note}", markup=False)
+
+
+def sentences(profile: Profile) -> list[str]:
+    """What the profile says of similarity and of huge tokens, in plain words."""
+    measured = profile.names()
+    said = [
+        crossing(name.replace("_", " "), profile.curve(name))
+        for name in ("token_similarity", "direction_similarity")
+        if name in measured
+    ]
+    sinks = sink_sentence(profile)
+    return [*said, sinks] if sinks else said
+
+
+def crossing(name: str, curve: list[float]) -> str:
+    """Where a similarity passes 0.9 and 0.99. A curve that comes back says where it ends."""
+    start = name[0].upper() + name[1:]
+    defined = [(value, block) for block, value in enumerate(curve) if not math.isnan(value)]
+    if not defined:
+        return f"{start} is undefined in every block."
+    largest, where = max(defined, key=lambda pair: pair[0])
+    if largest < THRESHOLDS[0]:
+        return f"{start} stays below {THRESHOLDS[0]:g}: {largest:.3f} at most, at block {where}."
+    passed = [
+        f"{threshold:g} at block {next(block for value, block in defined if value >= threshold)}"
+        for threshold in THRESHOLDS
+        if largest >= threshold
+    ]
+    last, end = defined[-1]
+    came_back = f", and comes back to {last:.3f} at block {end}" if last < THRESHOLDS[0] else ""
+    return f"{start} passes {' and '.join(passed)}{came_back}."
+
+
+def sink_sentence(profile: Profile) -> str:
+    """Which tokens are outliers, where, and how large; empty if there are none."""
+    sinks = profile.sinks
+    if len(sinks) == 0:
+        return ""
+    tokens = sinks.groupby("token")["sample"].nunique().sort_values(ascending=False, kind="stable")
+    first, last, peak = sinks["block"].min(), sinks["block"].max(), sinks["norm_ratio"].max()
+    named = ", ".join(f"{token} (in {count} of the samples)" for token, count in tokens.head(3).items())
+    more = f" and {len(tokens) - 3} more" if len(tokens) > 3 else ""
+    return (
+        f"Outlier tokens {named}{more}, blocks {first} to {last}, up to {peak:.0f} × the median norm; "
+        "--exclude-tokens outliers measures without them."
+    )
+
+
+def skip_sentence(skipped: pd.DataFrame) -> str:
+    """The blocks that the loss misses least and most."""
+    whole, single = skipped.iloc[0], skipped.iloc[1:].sort_values("change")
+    least, most = single.iloc[0], single.iloc[-1]
+    return (
+        f"Loss {whole['loss']:.4f}. Skipping a block changes it by {least['change']:+.4f} (block "
+        f"{least['first_block']:.0f}) to {most['change']:+.4f} (block {most['first_block']:.0f})."
+    )
+
+
+def _headline(metadata: dict[str, Any]) -> str:
+    halves = ", ".join(f"{part} {count}" for part, count in metadata.get("parts", {}).items())
+    parts = [
+        str(metadata.get("model")),
+        f"{metadata.get('blocks')} blocks{f' ({halves})' if halves else ''} of width {metadata.get('width')}",
+        f"{metadata['placement']}-norm" if metadata.get("placement") else "",
+        "causal" if metadata.get("causal") else "",
+        f"{metadata.get('samples')} × {metadata.get('tokens')} tokens",
+        f"{metadata.get('dtype')} on {metadata.get('device')}",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _show_measures(console: Console, profile: Profile) -> None:
+    from rich.table import Table
+
+    width = min(max(console.width - 52, 20), 60)  # what names and values leave
+    table = Table("measure", "block 0 to last", "first", "last", box=None, header_style="bold")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for station, measure in _rows(profile):
+        curve = profile.curve(measure, station)
+        defined = [value for value in curve if not math.isnan(value)]
+        low, high = (0.0, 1.0) if measure in _SHARES else _range(defined)
+        name = measure if station == "output" else f"{measure} ({station})"
+        ends = (defined[0], defined[-1]) if defined else (math.nan, math.nan)
+        table.add_row(name, sparkline(curve, low, high, width), *(format_value(measure, value) for value in ends))
+    console.print(table)
+    elsewhere = [name for name in profile.frame["station"].unique() if name in profile.metadata.get("stations", [])]
+    if others := [name for name in elsewhere if name != "output"]:
+        console.print(f"\nAlso measured at {', '.join(others)}: --out saves all of it.", markup=False)
+
+
+def _range(values: list[float]) -> tuple[float, float]:
+    """From the lowest to the highest; a curve that differs by rounding only is flat."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return (low, low) if high - low <= 1e-5 * max(abs(low), abs(high)) else (low, high)
+
+
+def _rows(profile: Profile) -> list[tuple[str, str]]:
+    """(station, measure): all at `output`, and those that stand elsewhere only, such as attention's."""
+    here = profile.names()
+    pairs = profile.frame[["station", "measure"]].drop_duplicates().itertuples(index=False, name=None)
+    return [("output", name) for name in here] + [pair for pair in pairs if pair[1] not in here]
+
+
+def _show_blocks(console: Console, profile: Profile) -> None:
+    from rich.table import Table
+
+    names = [name for name in _MAIN if name in profile.names()]
+    if not names:
+        return
+    curves = [profile.curve(name) for name in names]
+    table = Table("block", *(name.replace("_", "\n", 1) for name in names), box=None, header_style="bold")
+    for column in table.columns:
+        column.justify = "right"
+    depth = profile.depth
+    for block in sorted({*range(0, depth + 1, max(1, math.ceil(depth / _ROWS))), depth}):
+        values = (format_value(name, curve[block]) for name, curve in zip(names, curves, strict=True))
+        table.add_row(str(block), *values)
+    console.print()
+    console.print(table)
+    console.print()
+
+
+def format_value(measure: str, value: float) -> str:
+    """Diversity in powers of ten, since its last digits are the point; the rest in three digits."""
+    if math.isnan(value):
+        return "·"
+    if measure == "token_diversity":
+        return f"{value:.1e}"
+    return f"{value:.3f}" if measure in _SHARES or 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.2e}"

@@ -1,0 +1,202 @@
+"""Batches for a model: text for what reads ids, images for what sees pixels, random tokens for a bare encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from depthscope.cli.models import LoadedModel
+from depthscope.cli.options import ProbeOptions
+from depthscope.extras import require
+from depthscope.models.text import cut, read_text, train_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TOKENS, SAMPLES, BATCH = 128, 8, 8
+_IMAGE_ENDINGS = {".png", ".jpg", ".jpeg"}
+_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # their positions start after the padding's id
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the probe is given, and what its metadata say about it."""
+
+    batches: Any
+    count: int | None  # batches; None if only the factory knows
+    metadata: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def make_inputs(loaded: LoadedModel, options: ProbeOptions) -> Inputs:
+    """The batches for this model, still on the CPU. An option that does not fit the model is refused."""
+    from depthscope.models import CausalLM, Encoder, VisionTransformer
+
+    model: Any = loaded.model
+    reads = getattr(model, "main_input_name", None)
+    if loaded.inputs is not None:
+        _refuse(options, "the factory brings its own input", "tokens", "samples", "batch", "text", "images")
+        return _given(loaded.inputs, model, options)
+    if isinstance(model, Encoder):
+        _refuse(options, "an encoder reads random tokens", "text", "images")
+        return _random_tokens(model, options)
+    if reads == "pixel_values" or isinstance(model, VisionTransformer):
+        _refuse(options, "the model sees images", "text", "tokens")
+        return _images(model, options)
+    if reads == "input_ids" or isinstance(model, CausalLM):
+        _refuse(options, "the model reads text", "images")
+        return _text(loaded, options)
+    raise ValueError(
+        f"expected a model that reads text, images or tokens, got {type(model).__name__}, whose input is not known; "
+        "let module:factory return (model, inputs)"
+    )
+
+
+def _refuse(options: ProbeOptions, because: str, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} does not fit {options.model!r}: {because}")
+
+
+def _shape(options: ProbeOptions) -> tuple[int, int]:
+    """Sequences in all, and at a time."""
+    samples = SAMPLES if options.samples is None else options.samples
+    return samples, min(samples, BATCH if options.batch is None else options.batch)
+
+
+def _batches(options: ProbeOptions, **tensors: Tensor) -> Inputs:
+    """Cuts tensors of all samples into dictionaries of a batch each."""
+    samples, batch = _shape(options)
+    batches = [
+        {name: tensor[first : first + batch] for name, tensor in tensors.items()} for first in range(0, samples, batch)
+    ]
+    return Inputs(batches, len(batches))
+
+
+def _floats(model: nn.Module) -> Any:
+    return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+
+
+def _noise(options: ProbeOptions, *shape: int) -> Tensor:
+    import torch
+
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(options.seed))
+
+
+def _given(inputs: Any, model: nn.Module, options: ProbeOptions) -> Inputs:
+    """A factory's own input; its floating-point tensors take the dtype, if one was asked for."""
+    import torch
+
+    def cast(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return item.to(_floats(model)) if options.dtype and item.is_floating_point() else item
+        if hasattr(item, "items"):
+            return {key: cast(value) for key, value in item.items()}
+        return [cast(value) for value in item] if isinstance(item, list | tuple) else item
+
+    if isinstance(inputs, torch.Tensor) or hasattr(inputs, "items"):
+        return Inputs(cast(inputs), 1)
+    if not isinstance(inputs, Iterable) or isinstance(inputs, str):
+        kind = type(inputs).__name__
+        raise ValueError(f"expected a tensor, a dictionary or an iterable of batches from the factory, got {kind}")
+    batches = (cast(item) for item in inputs)
+    count = len(inputs) if isinstance(inputs, Sized) else None
+    return Inputs(list(batches) if options.skip_loss else batches, count)  # a second pass needs them again
+
+
+def _random_tokens(model: Any, options: ProbeOptions) -> Inputs:
+    samples, _ = _shape(options)
+    width = model.blocks[0].config.width
+    tokens = TOKENS if options.tokens is None else options.tokens
+    return _batches(options, x=_noise(options, samples, tokens, width).to(_floats(model)))
+
+
+# --- text ---------------------------------------------------------------------------------------------
+
+
+def _text(loaded: LoadedModel, options: ProbeOptions) -> Inputs:
+    """Consecutive pieces of a text, with the model's own tokenizer if it has one."""
+    import torch
+
+    model: Any = loaded.model
+    config: Any = getattr(model, "config", None)
+    ours = config is None
+    most = model.context if ours else _positions(config, loaded.tokenizer)
+    tokens = min(TOKENS, most or TOKENS) if options.tokens is None else options.tokens
+    if most is not None and tokens > most:
+        raise ValueError(f"expected at most {most} tokens, the model's positions, got --tokens {tokens}")
+    text = read_text(options.text)
+    vocabulary = model.embedding.num_embeddings if ours else config.get_text_config().vocab_size
+    tokenizer = loaded.tokenizer or train_tokenizer(text, vocabulary)
+    ids = torch.tensor(cut(text, tokenizer, tokens, _shape(options)[0]))
+    tensors = {"ids": ids} if ours else {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    made = _batches(options, **tensors)
+    notes: tuple[str, ...] = ()
+    if options.model.startswith("hf:") and loaded.tokenizer is None:
+        notes = ("no tokenizer came with the model: its ids are those of a WordPiece trained on the text",)
+    return Inputs(made.batches, made.count, {"text": {"source": text.source, "sha256": text.sha256}}, notes)
+
+
+def _positions(config: Any, tokenizer: Any) -> int | None:
+    """How many tokens the model has positions for; None if there is no limit."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        positions = None
+    elif config.model_type in _OFFSET_POSITIONS:
+        positions -= config.pad_token_id + 1
+    limits = [positions, getattr(tokenizer, "model_max_length", None)]
+    known = [limit for limit in limits if limit is not None and limit < 10**9]  # no limit is a huge number there
+    return min(known, default=None)
+
+
+# --- images -------------------------------------------------------------------------------------------
+
+
+def _images(model: Any, options: ProbeOptions) -> Inputs:
+    """The first images of a folder, by name, or random normal pixels."""
+    ours = getattr(model, "config", None) is None
+    if ours:
+        channels, patch = model.embed.in_channels, model.embed.kernel_size[0]
+        patches = model.positions.shape[1] - (model.class_token is not None)
+        size = (patch * round(patches**0.5),) * 2
+    else:
+        channels, sides = model.config.num_channels, model.config.image_size
+        size = (sides, sides) if isinstance(sides, int) else tuple(sides)
+    samples, _ = _shape(options)
+    if options.images is None:
+        pixels = _noise(options, samples, channels, *size)
+    else:
+        if channels != 3:
+            raise ValueError(f"expected a model of colour images for --images, got one with {channels} channels")
+        pixels = _read_images(options.images, samples, size)
+    made = _batches(options, **{"images" if ours else "pixel_values": pixels.to(_floats(model))})
+    source = "random normal pixels" if options.images is None else str(options.images)
+    return Inputs(made.batches, made.count, {"images": source})
+
+
+def _read_images(folder: Path, samples: int, size: tuple[int, ...]) -> Tensor:
+    """→ (samples, 3, height, width), resized, with mean and deviation ½: from −1 to 1, as ViT was trained."""
+    import numpy as np
+    import torch
+
+    image_module: Any = require("PIL.Image", "figures")
+    if not folder.is_dir():
+        raise ValueError(f"expected a folder of images, got {str(folder)!r}, which is none")
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_ENDINGS)
+    if len(paths) < samples:
+        raise ValueError(
+            f"expected at least {samples} images (png, jpg) in {str(folder)!r}, got {len(paths)}; "
+            "add images or give fewer --samples"
+        )
+    height, width = size
+    pixels = torch.empty(samples, 3, height, width)
+    for row, path in zip(pixels, paths, strict=False):
+        try:
+            with image_module.open(path) as image:
+                small = image.convert("RGB").resize((width, height))
+        except (OSError, SyntaxError, image_module.DecompressionBombError) as error:
+            raise ValueError(f"expected an image in {str(path)!r}, but it cannot be read: {error}") from None
+        row.copy_(torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1).float() / 127.5 - 1)
+    return pixels

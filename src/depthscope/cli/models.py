@@ -1,0 +1,224 @@
+"""From MODEL on the command line to a model in memory: a family's name, `hf:NAME_OR_FOLDER`, `module:factory`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from depthscope.cli.options import ProbeOptions
+from depthscope.extras import MissingExtra, require
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+FORMS = "a family's name (bert, gpt2, vit, …), hf:NAME_OR_FOLDER, or module:factory"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model on its device, and what came with it."""
+
+    model: nn.Module
+    inputs: Any = None  # from a factory
+    tokenizer: Any = None  # from a folder or the hub
+    notes: tuple[str, ...] = ()  # what a reader of the profile must know
+
+
+def load_model(options: ProbeOptions) -> LoadedModel:
+    """The model that MODEL names, on the device and in the dtype asked for."""
+    from depthscope.models.families import FAMILY_NAMES, HUGGING_FACE, build_family
+
+    device, dtype = chosen_device(options), chosen_dtype(options)
+    name = options.model
+    if name in FAMILY_NAMES:
+        if name in HUGGING_FACE:
+            _quiet_transformers()
+        model = build_family(
+            name,
+            options.depth,
+            options.width,
+            options.heads,
+            language_model=options.skip_loss,
+            seed=options.seed,
+            **({} if dtype is None else {"dtype": dtype}),
+        )
+        loaded = LoadedModel(model)
+    else:
+        _refuse_a_shape(options)
+        if name.startswith("hf:"):
+            loaded = _from_hugging_face(name.removeprefix("hf:"), options)
+        elif ":" in name:
+            loaded = _from_factory(name)
+        else:
+            raise ValueError(_unknown_name(name, FAMILY_NAMES))
+    loaded.model.to(device=device, dtype=dtype)
+    loaded.model.eval()
+    return loaded
+
+
+def chosen_device(options: ProbeOptions) -> torch.device:
+    """The device, tried with one number: a name can be right where there is no such machine."""
+    import torch
+
+    try:
+        device = torch.device(options.device)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        device = torch.device("meta")
+    if device.type == "meta":
+        raise ValueError(f"expected a device of this machine, such as cpu, got {options.device!r}") from None
+    return device
+
+
+def chosen_dtype(options: ProbeOptions) -> torch.dtype | None:
+    """The dtype asked for; None keeps the model's own."""
+    import torch
+
+    return None if options.dtype is None else getattr(torch, options.dtype)
+
+
+def user_code_failed(what: str, error: Exception) -> ValueError:
+    """One line for an exception from code that is not ours; the traceback is one variable away."""
+    return ValueError(f"{what} failed: {type(error).__name__}: {error} (DEPTHSCOPE_TRACEBACK=1 shows where)")
+
+
+def _unknown_name(name: str, families: tuple[str, ...]) -> str:
+    if Path(name).is_dir():
+        return f"unknown model {name!r}: it is a folder, say hf:{name}"
+    nearest = get_close_matches(name.lower(), families, n=1)
+    meant = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"unknown model {name!r}: {meant}expected {FORMS}; families: {', '.join(families)}"
+
+
+def _refuse_a_shape(options: ProbeOptions) -> None:
+    for option in ("depth", "width", "heads"):
+        if getattr(options, option) is not None:
+            raise ValueError(f"expected --{option} with a family's name only: {options.model!r} has a shape of its own")
+
+
+def _quiet_transformers() -> Any:
+    """The package, silent: what matters of its warnings becomes notes of the profile."""
+    transformers: Any = require("transformers", "huggingface")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+# --- hf: ----------------------------------------------------------------------------------------------
+
+
+def _from_hugging_face(name: str, options: ProbeOptions) -> LoadedModel:
+    """A folder, or a name: from the cache if it is there, else from the hub."""
+    transformers = _quiet_transformers()
+    folder = Path(name).expanduser()
+    if name and folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"expected a folder with a config.json, as save_pretrained writes it, got {name!r}")
+        return _pretrained(transformers, str(folder), options, local_files_only=True)
+    if not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(f"expected hf: with a folder or a name on the hub, got {name!r}, which is neither")
+    try:
+        return _pretrained(transformers, name, options, local_files_only=True)
+    except OSError:
+        _ask_the_hub(name)
+    return _pretrained(transformers, name, options, local_files_only=False)
+
+
+def _ask_the_hub(name: str) -> None:
+    """One question to the hub: `from_pretrained` would try for half a minute and fill the screen."""
+    hub: Any = require("huggingface_hub", "huggingface")
+    try:
+        hub.HfApi().model_info(name, timeout=10)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OSError(
+            f"cannot get {name!r}: not in the local cache, and the hub says {reason!r}; "
+            "check the name and the network, or give a local folder: hf:FOLDER"
+        ) from None
+
+
+def _pretrained(transformers: Any, name: str, options: ProbeOptions, local_files_only: bool) -> LoadedModel:
+    import torch
+
+    from depthscope.models.memory import count_parameters, require_memory
+
+    known = {"local_files_only": local_files_only, "trust_remote_code": options.trust_remote_code}
+    dtype = chosen_dtype(options) or torch.float32
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, **known)
+        auto = transformers.AutoModel
+        if options.skip_loss:
+            _require_causal(transformers, config, name)
+            auto = transformers.AutoModelForCausalLM
+        with torch.device("meta"):
+            empty = auto.from_config(config, trust_remote_code=options.trust_remote_code)
+        require_memory(count_parameters(empty), dtype)
+        model, info = auto.from_pretrained(
+            name, config=config, dtype=dtype, weights_only=True, output_loading_info=True, **known
+        )
+        tokenizer = _tokenizer(transformers, name, known) if model.main_input_name == "input_ids" else None
+    except (OSError, ValueError, MissingExtra):
+        raise
+    except Exception as error:
+        raise user_code_failed(f"loading {name!r}", error) from error
+    missing = sorted(info["missing_keys"])
+    notes = (f"not in the checkpoint, so random: {', '.join(missing)}",) if missing else ()
+    return LoadedModel(model, tokenizer=tokenizer, notes=notes)
+
+
+def _require_causal(transformers: Any, config: Any, name: str) -> None:
+    """A loss is taken only where a token is predicted from earlier ones: a BERT head would see the answer."""
+    causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and getattr(config, "is_decoder", True)
+    if not causal or config.model_type == "xlnet":
+        raise ValueError(f"expected a causal language model for --skip-loss, got {name!r} ({config.model_type})")
+
+
+def _tokenizer(transformers: Any, name: str, known: dict[str, bool]) -> Any:
+    """The model's tokenizer; None if there is none. Without files, a class may come back with special tokens only."""
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **known)
+    except (OSError, ValueError, KeyError):
+        return None
+    return tokenizer if tokenizer.is_fast and set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens) else None
+
+
+# --- module:factory -----------------------------------------------------------------------------------
+
+
+def _from_factory(name: str) -> LoadedModel:
+    """Calls `factory()` in `module`, found from the current folder, for a model or (model, inputs)."""
+    from torch import nn
+
+    module_name, _, factory_name = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = import_module(module_name) if module_name else None
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise user_code_failed(f"importing {module_name!r}", error) from error
+        module = None
+    except Exception as error:
+        raise user_code_failed(f"importing {module_name!r}", error) from error
+    if module is None:
+        raise ValueError(f"no module {module_name!r} from here: expected {FORMS}, got {name!r}")
+    factory = getattr(module, factory_name, None)
+    if not callable(factory):
+        public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        nearest = get_close_matches(factory_name, public, n=1)
+        meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"expected a function in {module_name!r} after the colon, got {factory_name!r}{meant}")
+    try:
+        made = factory()
+    except Exception as error:
+        raise user_code_failed(f"{name}()", error) from error
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected {name}() to return a model or (model, inputs), got {type(made).__name__}")
+    return LoadedModel(model, inputs)

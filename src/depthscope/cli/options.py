@@ -1,0 +1,140 @@
+"""The options of `depthscope probe`: one dataclass is the command line, its help and what the parts receive."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from typer import Argument, Option
+
+_SHAPE, _INPUT, _PROBE, _RESULT = "Shape of a family", "Input", "What is measured", "What comes out"
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """What a user asks for. `None` means not asked for, so that what does not fit the model can be refused."""
+
+    model: Annotated[
+        str,
+        Argument(
+            metavar="MODEL",
+            help="A family with random weights (bert, gpt2, vit, llama, encoder, …), hf:NAME_OR_FOLDER, "
+            "or module:factory, a function in your code that returns a model or (model, inputs).",
+        ),
+    ]
+    depth: Annotated[int | None, Option(help="Number of blocks.", rich_help_panel=_SHAPE)] = None
+    width: Annotated[int | None, Option(help="Width of a token.", rich_help_panel=_SHAPE)] = None
+    heads: Annotated[int | None, Option(help="Attention heads per block.", rich_help_panel=_SHAPE)] = None
+    tokens: Annotated[
+        int | None, Option(min=1, help="Tokens per sequence; 128 if the model takes as many.", rich_help_panel=_INPUT)
+    ] = None
+    samples: Annotated[int | None, Option(min=1, help="Sequences or images in all.  [8]", rich_help_panel=_INPUT)] = (
+        None
+    )
+    batch: Annotated[int | None, Option(min=1, help="Sequences at a time.  [8]", rich_help_panel=_INPUT)] = None
+    seed: Annotated[int, Option(help="Seed of random weights and random input.", rich_help_panel=_INPUT)] = 0
+    text: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Text to read, UTF-8; else Python's own manual.", rich_help_panel=_INPUT),
+    ] = None
+    images: Annotated[
+        Path | None, Option(metavar="DIR", help="Images to see (png, jpg); else random ones.", rich_help_panel=_INPUT)
+    ] = None
+    device: Annotated[str, Option(help="Where to compute: cpu, cuda, cuda:1, mps.", rich_help_panel=_PROBE)] = "cpu"
+    dtype: Annotated[
+        Literal["float32", "float64", "bfloat16", "float16"] | None,
+        Option(help="Number format of the model.", rich_help_panel=_PROBE),
+    ] = None
+    measures: Annotated[
+        str, Option(help="default, spectral, all, or names separated by commas.", rich_help_panel=_PROBE)
+    ] = "default"
+    stations: Annotated[
+        str,
+        Option(help="output, trunk, all, or names separated by commas (output is added).", rich_help_panel=_PROBE),
+    ] = "output"
+    blocks: Annotated[
+        str | None,
+        Option(
+            metavar="PATTERN",
+            help="Names of the blocks in a model that is not recognised, such as 'encoder.layer.*'.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = None
+    exclude_tokens: Annotated[
+        str | None,
+        Option(metavar="TOKENS", help="Tokens to leave out: outliers, or indices such as 0,1.", rich_help_panel=_PROBE),
+    ] = None
+    skip_loss: Annotated[
+        bool, Option("--skip-loss", help="Also the loss without each block (language models).", rich_help_panel=_PROBE)
+    ] = False
+    gradients: Annotated[bool, Option("--gradients", help="Also gradient norms.", rich_help_panel=_PROBE)] = False
+    out: Annotated[
+        Path | None, Option(metavar="DIR", help="Save the profile and profile.png there.", rich_help_panel=_RESULT)
+    ] = None
+    json: Annotated[bool, Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_RESULT)] = (
+        False
+    )
+    fail_on: Annotated[
+        list[str] | None,
+        Option(
+            metavar="CONDITION",
+            help='Exit with code 3 if it holds at the last block, such as "token_similarity>0.95". Can be repeated.',
+            rich_help_panel=_RESULT,
+        ),
+    ] = None
+    trust_remote_code: Annotated[
+        bool, Option("--trust-remote-code", help="Run code that comes with an hf: model.", rich_help_panel=_INPUT)
+    ] = False
+
+
+def as_command(body: Callable[[ProbeOptions], None]) -> Callable[..., None]:
+    """A function for typer whose parameters are the fields of `ProbeOptions`."""
+
+    def command(**values: Any) -> None:
+        body(ProbeOptions(**values))
+
+    hints = get_type_hints(ProbeOptions, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in inspect.signature(ProbeOptions).parameters.items()
+    ]
+    command.__name__, command.__doc__ = body.__name__, body.__doc__
+    command.__annotations__ = hints
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def split_names(value: str) -> list[str]:
+    """Names separated by commas."""
+    return [name.strip() for name in value.split(",") if name.strip()]
+
+
+def chosen_measures(options: ProbeOptions) -> str | list[str]:
+    """A group by its name, or a list."""
+    names = split_names(options.measures)
+    return names[0] if len(names) == 1 else names
+
+
+def chosen_stations(options: ProbeOptions) -> str | list[str]:
+    """A group by its name, or a list; `output`, which every summary reads, is always there."""
+    names = split_names(options.stations)
+    if len(names) == 1 and names[0] in ("output", "trunk", "all"):
+        return names[0]
+    return list(dict.fromkeys([*names, "output"]))
+
+
+def excluded_tokens(options: ProbeOptions) -> Literal["outliers"] | list[int] | None:
+    """`outliers`, or token indices."""
+    if options.exclude_tokens is None:
+        return None
+    if options.exclude_tokens == "outliers":
+        return "outliers"
+    try:
+        return [int(index) for index in split_names(options.exclude_tokens)]
+    except ValueError:
+        raise ValueError(
+            f"expected --exclude-tokens outliers, or indices such as 0,1, got {options.exclude_tokens!r}"
+        ) from None
