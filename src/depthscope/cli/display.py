@@ -84,11 +84,15 @@ def sink_sentence(profile: Profile) -> str:
 def skip_sentence(skipped: pd.DataFrame) -> str:
     """The blocks that the loss misses least and most."""
     whole, single = skipped.iloc[0], skipped.iloc[1:].sort_values("change")
-    least, most = single.iloc[0], single.iloc[-1]
-    return (
-        f"Loss {whole['loss']:.4f}. Skipping a block changes it by {least['change']:+.4f} (block "
-        f"{least['first_block']:.0f}) to {most['change']:+.4f} (block {most['first_block']:.0f})."
-    )
+    least, most = (_blocks(row) for row in (single.iloc[0], single.iloc[-1]))
+    run = round(single.iloc[0]["last_block"] - single.iloc[0]["first_block"]) + 1
+    what = "a block" if run == 1 else f"{run} blocks in a row"
+    return f"Loss {whole['loss']:.4f}. Skipping {what} changes it by {least} to {most}."
+
+
+def _blocks(row: pd.Series[float]) -> str:
+    first, last = round(row["first_block"]), round(row["last_block"])
+    return f"{row['change']:+.4f} ({f'block {first}' if first == last else f'blocks {first} to {last}'})"
 
 
 def _headline(metadata: dict[str, Any]) -> str:

@@ -70,6 +70,9 @@ class ProbeOptions:
     skip_loss: Annotated[
         bool, Option("--skip-loss", help="Also the loss without each block (language models).", rich_help_panel=_PROBE)
     ] = False
+    skip_run: Annotated[
+        int, Option(min=1, help="With --skip-loss: how many blocks in a row to skip.", rich_help_panel=_PROBE)
+    ] = 1
     gradients: Annotated[bool, Option("--gradients", help="Also gradient norms.", rich_help_panel=_PROBE)] = False
     out: Annotated[
         Path | None, Option(metavar="DIR", help="Save the profile and profile.png there.", rich_help_panel=_RESULT)

@@ -144,8 +144,9 @@ def _run(
     )
     if not options.skip_loss:
         return profile, None
-    bar = progress("skipping blocks", profile.depth)
-    return profile, probing.skip_loss(model, inputs.batches, blocks=options.blocks, progress=bar)
+    bar = progress("skipping blocks", profile.depth - options.skip_run + 1)
+    skipped = probing.skip_loss(model, inputs.batches, run=options.skip_run, blocks=options.blocks, progress=bar)
+    return profile, skipped
 
 
 @contextmanager
