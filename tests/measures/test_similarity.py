@@ -197,3 +197,16 @@ def test_a_step_can_be_measured_from_norms_alone():
     kept = TokenMatrix(x).norms, TokenMatrix(y).norms
     assert torch.equal(escalation_rate(*kept), escalation_rate(x, y))
     assert all(torch.equal(a, b) for a, b in zip(growth(*kept), growth(x, y), strict=True))
+
+
+# --- as a loss ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "measure", [token_similarity, token_diversity, cosine_similarity, frequency_ratio], ids=lambda f: f.__name__
+)
+def test_the_similarities_are_differentiable(measure, masked: bool):
+    x = torch.randn(2, 5, 4, generator=seeded(0), dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 1, 0]]) if masked else None
+    assert torch.autograd.gradcheck(lambda z: measure(z, mask), (x,))
