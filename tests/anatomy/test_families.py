@@ -58,6 +58,7 @@ def test_blocks_placement_and_causality(name: str):
     expected = None if name.startswith("torch") or name == "t5" else name in CAUSAL
     assert anatomy.causal is expected
     for block in anatomy.blocks:
+        assert len(block.norms) == 2
         missing = {*TRUNK_STATIONS, "attention_input", "attention_branch", "ffn_branch"} - block.spots.keys()
         assert missing == ({"attention_branch"} if name in NO_ATTENTION_BRANCH else set())
 

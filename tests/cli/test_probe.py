@@ -191,7 +191,7 @@ def test_a_condition_on_what_is_undefined_or_ambiguous_is_an_error(run):
     undefined = "--fail-on cannot be decided: escalation_rate is undefined at block 1"
     one_token = ("encoder", "--depth", "1", "--width", "32", "--heads", "4", "--tokens", "1")
     assert undefined in run(*one_token, "--fail-on", "escalation_rate>1", code=2).err
-    two_branches = ("--stations", "all", "--fail-on", "branch_ratio>1")
+    two_branches = ("--measures", "branch_ratio", "--fail-on", "branch_ratio>1")
     assert "stands at attention_branch, ffn_branch" in run("encoder", *TINY, *two_branches, code=2).err
 
 
@@ -374,3 +374,47 @@ def test_values():
     assert format_value("token_similarity", 0.99951) == "1.000"
     assert format_value("frobenius_norm", 12345.0) == "1.23e+04"
     assert format_value("growth_mean", float("nan")) == "·"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--exclude-tokens", ""], "expected --exclude-tokens"),
+        (["--exclude-tokens", "500"], "cannot exclude token 500"),
+        (["--skip-run", "3"], "--skip-run goes with --skip-loss"),
+        (["--seed", "99999999999999999999"], "--seed"),
+        (["--tokens", "100000000000"], "memory"),
+    ],
+)
+def test_options_are_honoured_or_refused(arguments: list[str], message: str):
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "depthscope",
+            "probe",
+            "encoder",
+            "--depth",
+            "1",
+            "--width",
+            "8",
+            "--heads",
+            "2",
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_attention_alone_is_shown_drawn_and_printed(tmp_path: Path):
+    command = [sys.executable, "-m", "depthscope", "probe", "encoder", "--depth", "2", "--width", "8", "--heads", "2"]
+    command += ["--measures", "delta", "--json", "--out", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(result.stdout)
+    assert len(found["attention"]["delta"]) == 3
+    assert (tmp_path / "profile.png").exists()

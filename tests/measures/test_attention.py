@@ -108,3 +108,19 @@ def test_masked_equals_cropped(causal: bool, left: bool):
     assert_close(tuple(mu(padded_p, padded_x, mask)), tuple(mu(p, x)), rtol=1e-12, atol=0)
     with pytest.raises(AssertionError):
         assert_close(delta(padded_p), delta(p), rtol=1e-12, atol=1e-13)
+
+
+def test_a_matrix_does_not_depend_on_the_others_in_its_batch():
+    """A causal matrix in a batch with a full one: its spectrum is still its diagonal, not what a solver makes of it."""
+    n = 400
+    half = 0.5 * (torch.eye(n, dtype=F64) + torch.eye(n, dtype=F64).roll(1, 0).tril())
+    half[0, 0] = 1
+    full = torch.softmax(torch.randn(n, n, generator=seeded(0), dtype=F64), dim=-1)
+    assert second_eigenvalue(half) == 0.5
+    assert second_eigenvalue(torch.stack([half, full]))[0] == 0.5
+
+
+def test_a_mask_without_an_axis_for_the_heads_is_refused():
+    p = torch.full((3, 3, 4, 4), 0.25)
+    with pytest.raises(ValueError, match="an axis for the heads"):
+        delta(p, torch.ones(3, 4))

@@ -177,3 +177,17 @@ def test_bad_shapes_say_what_was_expected_and_what_came(call, message: str):
 def test_only_floating_point_tensors(tokens):
     with pytest.raises(TypeError, match="expected a floating-point tensor"):
         m.token_similarity(tokens)
+
+
+def test_an_empty_batch_gives_no_numbers(name: str):
+    assert TOKEN_MEASURES[name](torch.zeros(0, 4, 3)).shape == (0,)
+
+
+def test_large_finite_float32_entries_have_a_similarity():
+    x = torch.randn(128, 4, generator=seeded(0))
+    assert_close(m.token_similarity(x * 3e36), m.token_similarity(x), rtol=1e-5, atol=0)
+
+
+def test_a_mask_is_not_stretched_over_the_tokens():
+    with pytest.raises(ValueError, match="expected a mask"):
+        m.token_similarity(torch.ones(2, 5, 3), torch.ones(2, 1))

@@ -133,7 +133,7 @@ def test_steps_between_trunk_stations():
 
 def test_branch_ratio_is_the_branch_over_the_trunk():
     model, inputs = make("encoder-pre")
-    profile = probe(model, inputs, stations=["attention_branch", "ffn_branch"])
+    profile = probe(model, inputs, measures="branch_ratio")
     seen: dict[str, torch.Tensor] = {}
     for s in ("input", "attention_branch", "after_attention", "ffn_branch"):
         model.blocks[2].stations[s].register_forward_hook(lambda _m, _i, out, s=s: seen.update({s: out}))

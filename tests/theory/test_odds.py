@@ -19,11 +19,11 @@ from depthscope.theory import (
     causal_ramp,
     causal_ratio,
     measure_map,
-    odds,
     odds_of,
     pre_norm_exponent,
     pre_norm_odds,
     similarity_of,
+    token_odds,
     uniform_causal_attention,
 )
 from samples import seeded
@@ -90,9 +90,9 @@ def test_odds_and_similarity_are_inverse_and_right_in_the_limits():
         assert similarity_of(odds_of(t)) == pytest.approx(t, rel=1e-3, abs=1e-15)
     assert similarity_of(odds_of(1.0)) == 1
     x = torch.ones(5, 3, dtype=torch.float64)
-    assert odds(x).isinf()
+    assert token_odds(x).isinf()
     x[0, 0] += 1e-12
-    assert odds(x) > 1e22
+    assert token_odds(x) > 1e22
 
 
 def test_attention_map_is_the_expected_transfer():
@@ -106,7 +106,7 @@ def test_attention_map_is_the_expected_transfer():
         mean = (p @ x).mean(dim=0).square().sum() * 32
         spread = (p @ x - (p @ x).mean(dim=0)).square().sum()
         m, q = 32 * x.mean(dim=0).square().sum(), (x - x.mean(dim=0)).square().sum()
-        found.append(((m + mean) / (q + spread) / (rho * odds(x) + feed)).item())
+        found.append(((m + mean) / (q + spread) / (rho * token_odds(x) + feed)).item())
     ratio = torch.tensor(found)
     assert abs(ratio.mean().item() - 1) < 3 * ratio.std().item() / math.sqrt(40) + 0.01
     assert_close(attention_map(torch.full((4, 4), 0.25), torch.randn(4, 3))[0].item(), 2.0)

@@ -35,27 +35,27 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
     for name, module in model.named_modules():
         if (family := _family_of(type(module))) is not None:  # type: ignore[arg-type]
             found.setdefault(family.name, []).append((name, module))
-    for family in FAMILIES:
-        if blocks_found := found.get(family.name):
-            return Anatomy(
-                family.name,
-                tuple(family.describe(name, module) for name, module in blocks_found),
-                token_axis=family.token_axis_of(blocks_found[0][1]) if family.token_axis_of else family.token_axis,
-                mask_argument=family.mask_argument,
-                mask_marks_padding=family.mask_marks_padding,
-                causal=family.causal(model),
-            )
-    return repeated_blocks(model)
+    if not found:
+        return repeated_blocks(model)
+    sizes = {name: sum(p.numel() for _, block in blocks for p in block.parameters()) for name, blocks in found.items()}
+    family = next(family for family in FAMILIES if family.name == max(sizes, key=sizes.__getitem__))
+    own = found.pop(family.name)
+    return Anatomy(
+        family.name,
+        tuple(family.describe(name, module) for name, module in own),
+        token_axis=family.token_axis_of(own[0][1]) if family.token_axis_of else family.token_axis,
+        mask_argument=family.mask_argument,
+        causal=family.causal(model),
+        notes=tuple(f"{len(others)} blocks of the family {name} are not measured" for name, others in found.items()),
+    )
 
 
 @cache
 def _family_of(kind: Any) -> Family | None:
-    """The family whose block a class is: by name, since transformers may be absent, and only of a library we
-    know, since names are not unique."""
+    """The family whose block a class is: by name, since transformers may be absent, and only of its library."""
 
     for parent in kind.__mro__:
-        if parent.__module__.split(".")[0] in ("depthscope", "torch", "transformers"):
-            for family in FAMILIES:
-                if parent.__name__ in family.block_classes:
-                    return family
+        for family in FAMILIES:
+            if parent.__name__ in family.block_classes and parent.__module__.split(".")[0] == family.library:
+                return family
     return None

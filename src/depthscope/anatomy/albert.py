@@ -16,10 +16,11 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         | branch_spots(attention.dense, layer.ffn_output),
         placement="post",
         attention=attention,
+        norms=(attention.LayerNorm, layer.full_layer_layer_norm),
         projections=lambda: linear_projections(
             attention.query, attention.key, attention.value, attention.dense, attention.num_attention_heads
         ),
     )
 
 
-ALBERT = Family("albert", ("AlbertLayer",), describe, always(False))
+ALBERT = Family("albert", "transformers", ("AlbertLayer",), describe, always(False))

@@ -7,6 +7,7 @@ from typing import Any
 from depthscope.anatomy.structure import (
     BlockAnatomy,
     Family,
+    Spot,
     branch_spots,
     decoder_flag,
     linear_projections,
@@ -16,16 +17,28 @@ from depthscope.anatomy.structure import (
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
     attention, after, ffn = layer.attention.self, layer.attention.output, layer.output
+    spots = post_norm_spots(layer, after.LayerNorm, ffn.LayerNorm) | branch_spots(after.dense, ffn.dense)
+    cross = getattr(layer, "crossattention", None)
+    if cross is not None:
+        spots |= {
+            "after_cross_attention": Spot(cross.output.LayerNorm, "in"),
+            "cross_attention_branch": Spot(cross.output.dense, "out"),
+            "ffn_input": Spot(cross.output.LayerNorm, "out"),
+        }
     return BlockAnatomy(
         name,
         layer,
-        spots=post_norm_spots(layer, after.LayerNorm, ffn.LayerNorm) | branch_spots(after.dense, ffn.dense),
+        spots=spots,
         placement="post",
         attention=attention,
+        cross_attention=None if cross is None else cross.self,
+        norms=(after.LayerNorm, ffn.LayerNorm),
         projections=lambda: linear_projections(
             attention.query, attention.key, attention.value, after.dense, attention.num_attention_heads
         ),
     )
 
 
-BERT = Family("bert", ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "ElectraLayer"), describe, decoder_flag)
+BERT = Family(
+    "bert", "transformers", ("BertLayer", "RobertaLayer", "XLMRobertaLayer", "ElectraLayer"), describe, decoder_flag
+)

@@ -16,10 +16,11 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         | branch_spots(attention.out_lin, layer.ffn),
         placement="post",
         attention=attention,
+        norms=(layer.sa_layer_norm, layer.output_layer_norm),
         projections=lambda: linear_projections(
             attention.q_lin, attention.k_lin, attention.v_lin, attention.out_lin, attention.n_heads
         ),
     )
 
 
-DISTILBERT = Family("distilbert", ("TransformerBlock",), describe, always(False))
+DISTILBERT = Family("distilbert", "transformers", ("TransformerBlock",), describe, always(False))

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from depthscope.anatomy.structure import BlockAnatomy, Family, always, branch_spots, fused_projections, pre_norm_spots
+from depthscope.anatomy.structure import (
+    BlockAnatomy,
+    Family,
+    Spot,
+    always,
+    branch_spots,
+    fused_projections,
+    pre_norm_spots,
+)
 
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
     attention = layer.attn
+    spots = pre_norm_spots(layer, layer.ln_1, layer.ln_2) | branch_spots(attention.c_proj, layer.mlp)
+    cross = getattr(layer, "crossattention", None)
+    if cross is not None:
+        spots |= {
+            "after_attention": Spot(layer.ln_cross_attn, "in"),
+            "after_cross_attention": Spot(layer.ln_2, "in"),
+            "cross_attention_branch": Spot(cross.c_proj, "out"),
+        }
     return BlockAnatomy(
         name,
         layer,
-        spots=pre_norm_spots(layer, layer.ln_1, layer.ln_2) | branch_spots(attention.c_proj, layer.mlp),
+        spots=spots,
         placement="pre",
         attention=attention,
+        cross_attention=cross,
+        norms=(layer.ln_1, layer.ln_2),
         projections=lambda: fused_projections(
             attention.c_attn.weight,
             attention.c_attn.bias,
@@ -25,4 +43,4 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
     )
 
 
-GPT2 = Family("gpt2", ("GPT2Block",), describe, always(True))
+GPT2 = Family("gpt2", "transformers", ("GPT2Block",), describe, always(True))

@@ -16,6 +16,7 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         | branch_spots(attention.o_proj, layer.mlp),
         placement="pre",
         attention=attention,
+        norms=(layer.input_layernorm, layer.post_attention_layernorm),
         projections=lambda: linear_projections(
             attention.q_proj,
             attention.k_proj,
@@ -29,6 +30,7 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
 
 LLAMA = Family(
     "llama",
+    "transformers",
     ("LlamaDecoderLayer", "Qwen2DecoderLayer", "MistralDecoderLayer", "GemmaDecoderLayer"),
     describe,
     always(True),

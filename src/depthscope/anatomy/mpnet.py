@@ -15,10 +15,11 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         spots=post_norm_spots(layer, layer.attention.LayerNorm, ffn.LayerNorm) | branch_spots(attention.o, ffn.dense),
         placement="post",
         attention=attention,
+        norms=(layer.attention.LayerNorm, ffn.LayerNorm),
         projections=lambda: linear_projections(
             attention.q, attention.k, attention.v, attention.o, attention.num_attention_heads
         ),
     )
 
 
-MPNET = Family("mpnet", ("MPNetLayer",), describe, always(False))
+MPNET = Family("mpnet", "transformers", ("MPNetLayer",), describe, always(False))

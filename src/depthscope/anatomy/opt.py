@@ -25,10 +25,11 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         | branch_spots(attention.out_proj, layer.fc2),
         placement="pre" if layer.do_layer_norm_before else "post",
         attention=attention,
+        norms=(layer.self_attn_layer_norm, layer.final_layer_norm),
         projections=lambda: linear_projections(
             attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, attention.num_heads
         ),
     )
 
 
-OPT = Family("opt", ("OPTDecoderLayer",), describe, always(True))
+OPT = Family("opt", "transformers", ("OPTDecoderLayer",), describe, always(True))

@@ -22,6 +22,7 @@ def describe(name: str, block: nn.Module) -> BlockAnatomy:
         | {"output": Spot(block, "out")},
         placement=PLACEMENTS.get(block.config.placement),  # type: ignore[arg-type]
         attention=attention,
+        norms=(block.norm1, block.norm2),
         projections=lambda: linear_projections(
             attention.query, attention.key, attention.value, output, attention.heads
         ),
@@ -32,4 +33,4 @@ def causal(model: nn.Module) -> bool:
     return any(module.attention.causal for module in model.modules() if isinstance(module, Block))
 
 
-OURS = Family("depthscope", ("Block",), describe, causal, mask_argument="mask")
+OURS = Family("depthscope", "depthscope", ("Block",), describe, causal, mask_argument="mask")

@@ -48,8 +48,8 @@ class BlockAnatomy:
     attention: nn.Module | None = None  # the module inside which self-attention happens
     cross_attention: nn.Module | None = None
     projections: Callable[[], Projections] | None = None
+    norms: tuple[nn.Module, ...] = ()  # the norm of the attention and of the FFN
     part: str = ""  # "encoder" or "decoder" in models that have both
-    mask_argument: str | None = None  # overrides the anatomy's
 
     @property
     def trunk(self) -> tuple[str, ...]:
@@ -71,7 +71,6 @@ class Anatomy:
     blocks: tuple[BlockAnatomy, ...]
     token_axis: int = 1  # 0: activations are (n, batch, d)
     mask_argument: str | None = "attention_mask"  # the argument of the model's forward that marks real tokens
-    mask_marks_padding: bool = False  # true: that argument is true for padding
     causal: bool | None = None  # None: not known from the configuration
     notes: tuple[str, ...] = ()  # what could not be found
 
@@ -81,12 +80,12 @@ class Family:
     """How the blocks of a family are recognised (by class name) and taken apart."""
 
     name: str
+    library: str  # where the class must come from: names such as "Block" are not unique
     block_classes: tuple[str, ...]
     describe: Callable[[str, nn.Module], BlockAnatomy]
     causal: Callable[[nn.Module], bool | None]
     token_axis: int = 1
     mask_argument: str | None = "attention_mask"
-    mask_marks_padding: bool = False
     token_axis_of: Callable[[nn.Module], int] | None = field(default=None)  # where it depends on the module
 
 

@@ -25,10 +25,10 @@ def describe(name: str, block: Any) -> BlockAnatomy:
         spots=spots,
         placement="pre",
         attention=attention,
+        norms=(first.layer_norm, last.layer_norm),
         cross_attention=cross_attention,
         projections=lambda: linear_projections(attention.q, attention.k, attention.v, attention.o, attention.n_heads),
         part="decoder" if block.is_decoder else "encoder",
-        mask_argument="decoder_attention_mask" if block.is_decoder else "attention_mask",
     )
 
 
@@ -38,4 +38,4 @@ def causal(model: Any) -> bool | None:
     return parts.pop() if len(parts) == 1 else None
 
 
-T5 = Family("t5", ("T5Block",), describe, causal)
+T5 = Family("t5", "transformers", ("T5Block",), describe, causal)

@@ -24,6 +24,7 @@ def describe(name: str, layer: nn.Module) -> BlockAnatomy:
         spots=spots(layer, layer.norm1, layer.norm2) | branch_spots(layer.dropout1, layer.dropout2),
         placement="pre" if layer.norm_first else "post",
         attention=attention,
+        norms=(layer.norm1, layer.norm2),
         projections=lambda: fused_projections(
             attention.in_proj_weight.T,
             attention.in_proj_bias,
@@ -44,10 +45,10 @@ def token_axis(layer: nn.Module) -> int:
 
 TORCH_ENCODER = Family(
     "torch",
+    "torch",
     ("TransformerEncoderLayer",),
     describe,
     unknown,
     mask_argument="src_key_padding_mask",
-    mask_marks_padding=True,
     token_axis_of=token_axis,
 )

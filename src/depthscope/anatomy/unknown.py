@@ -8,7 +8,10 @@ from torch import nn
 
 from depthscope.anatomy.structure import Anatomy, BlockAnatomy, Spot
 
-NOTE = "unknown family: only the blocks' inputs and outputs are seen, and attention where its shape shows it"
+NOTE = (
+    "unknown family: the tokens are taken to be (batch, n, d), only the blocks' inputs and outputs are seen, and "
+    "attention where its shape shows it"
+)
 
 
 def named_blocks(model: nn.Module, pattern: str) -> Anatomy:
@@ -38,13 +41,16 @@ def repeated_blocks(model: nn.Module) -> Anatomy:
         )
     name, chosen = max(candidates, key=lambda item: sum(p.numel() for p in item[1].parameters()))
     prefix = f"{name}." if name else ""
-    return _anatomy([(prefix + key, block) for key, block in _main_class(chosen)], NOTE)
+    others = [other or "the model" for other, module in candidates if module is not chosen and other not in prefix]
+    note = NOTE + (f"; other lists of modules were not measured: {', '.join(others)}" if others else "")
+    return _anatomy([(prefix + key, block) for key, block in _main_class(chosen)], note)
 
 
 def _anatomy(found: list[tuple[str, nn.Module]], note: str) -> Anatomy:
+    once = {id(module): (name, module) for name, module in reversed(found)}  # a shared block is hooked once
     blocks = tuple(
         BlockAnatomy(name, module, {"input": Spot(module, "in"), "output": Spot(module, "out")})
-        for name, module in found
+        for name, module in reversed(once.values())
     )
     return Anatomy("unknown", blocks, notes=(note,))
 
@@ -56,7 +62,9 @@ def _is_list(module: nn.Module) -> bool:
 def _main_class(modules: nn.Module) -> list[tuple[str, nn.Module]]:
     """The children of the class that occurs most often and has parameters or children of its own."""
     groups: dict[type, list[tuple[str, nn.Module]]] = {}
-    for key, child in modules.named_children():
+    for key, child in modules._modules.items():  # named_children() would drop a block that stands there twice
+        if child is None:
+            continue
         if any(True for _ in child.children()) or any(True for _ in child.parameters()):
             groups.setdefault(type(child), []).append((key, child))
     return max(groups.values(), key=len, default=[])

@@ -16,10 +16,11 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         | branch_spots(attention.o_proj, layer.mlp),
         placement="pre",
         attention=attention,
+        norms=(layer.layernorm_before, layer.layernorm_after),
         projections=lambda: linear_projections(
             attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, attention.num_attention_heads
         ),
     )
 
 
-VIT = Family("vit", ("ViTLayer", "DeiTLayer"), describe, always(False), mask_argument=None)
+VIT = Family("vit", "transformers", ("ViTLayer", "DeiTLayer"), describe, always(False), mask_argument=None)

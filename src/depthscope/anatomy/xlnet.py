@@ -25,6 +25,7 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         spots=post_norm_spots(layer, attention.layer_norm, ffn.layer_norm) | {"ffn_branch": Spot(ffn.layer_2, "out")},
         placement="post",
         attention=attention,
+        norms=(attention.layer_norm, ffn.layer_norm),
         projections=projections,
     )
 
@@ -33,4 +34,4 @@ def causal(model: Any) -> bool:
     return getattr(getattr(model, "config", None), "attn_type", "bi") == "uni"
 
 
-XLNET = Family("xlnet", ("XLNetLayer",), describe, causal, token_axis=0)
+XLNET = Family("xlnet", "transformers", ("XLNetLayer",), describe, causal, token_axis=0)

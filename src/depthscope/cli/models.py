@@ -54,7 +54,7 @@ def load_model(options: ProbeOptions) -> LoadedModel:
         if name.startswith("hf:"):
             loaded = _from_hugging_face(name.removeprefix("hf:"), options)
         elif ":" in name:
-            loaded = _from_factory(name)
+            loaded = _from_factory(name, options.seed)
         else:
             raise ValueError(_unknown_name(name, FAMILY_NAMES))
     loaded.model.to(device=device, dtype=dtype)
@@ -191,8 +191,12 @@ def _tokenizer(transformers: Any, name: str, known: dict[str, bool]) -> Any:
 # --- module:factory -----------------------------------------------------------------------------------
 
 
-def _from_factory(name: str) -> LoadedModel:
-    """Calls `factory()` in `module`, found from the current folder, for a model or (model, inputs)."""
+def _from_factory(name: str, seed: int) -> LoadedModel:
+    """Calls `factory()` in `module`, found from the current folder, for a model or (model, inputs).
+
+    The global seed is set for the call and put back: `--seed` holds for models that draw from it.
+    """
+    import torch
     from torch import nn
 
     module_name, _, factory_name = name.partition(":")
@@ -215,7 +219,9 @@ def _from_factory(name: str) -> LoadedModel:
         meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
         raise ValueError(f"expected a function in {module_name!r} after the colon, got {factory_name!r}{meant}")
     try:
-        made = factory()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            made = factory()
     except Exception as error:
         raise user_code_failed(f"{name}()", error) from error
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)

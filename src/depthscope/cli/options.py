@@ -35,7 +35,9 @@ class ProbeOptions:
         None
     )
     batch: Annotated[int | None, Option(min=1, help="Sequences at a time.  [8]", rich_help_panel=_INPUT)] = None
-    seed: Annotated[int, Option(help="Seed of random weights and random input.", rich_help_panel=_INPUT)] = 0
+    seed: Annotated[
+        int, Option(min=0, max=2**63 - 1, help="Seed of random weights and random input.", rich_help_panel=_INPUT)
+    ] = 0
     text: Annotated[
         Path | None,
         Option(metavar="FILE", help="Text to read, UTF-8; else Python's own manual.", rich_help_panel=_INPUT),
@@ -136,7 +138,10 @@ def excluded_tokens(options: ProbeOptions) -> Literal["outliers"] | list[int] | 
     if options.exclude_tokens == "outliers":
         return "outliers"
     try:
-        return [int(index) for index in split_names(options.exclude_tokens)]
+        indices = [int(index) for index in split_names(options.exclude_tokens)]
+        if not indices:
+            raise ValueError
+        return indices
     except ValueError:
         raise ValueError(
             f"expected --exclude-tokens outliers, or indices such as 0,1, got {options.exclude_tokens!r}"

@@ -36,6 +36,8 @@ def probe(options: ProbeOptions) -> None:
 
     conditions = _conditions(options)
     excluded_tokens(options)  # refused here, before a model is built
+    if options.skip_run != 1 and not options.skip_loss:
+        raise ValueError("--skip-run goes with --skip-loss; give both or neither")
     if options.out is not None:
         _require_writable(options.out)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
@@ -63,6 +65,7 @@ def as_json(profile: Profile, skipped: pd.DataFrame | None = None) -> dict[str, 
         "blocks": profile.depth,
         "tokens": metadata["tokens"],
         "profile": {name: profile.curve(name) for name in profile.names()},
+        "attention": {name: profile.curve(name, "attention") for name in profile.names("attention")},
         "metadata": metadata,
     }
     if skipped is not None:
@@ -105,9 +108,9 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None]:
 
     with _progress(sys.stderr.isatty() and not options.json) as progress:
         progress("loading", None)
-        loaded = load_model(options)
-        inputs = make_inputs(loaded, options)
         try:
+            loaded = load_model(options)
+            inputs = make_inputs(loaded, options)
             profile, skipped = _run(loaded.model, inputs, options, progress)
         except (ValueError, OSError, MissingExtra):
             raise

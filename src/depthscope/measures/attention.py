@@ -50,12 +50,15 @@ def second_eigenvalue(attention: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     p = _rows(attention, mask)
     usable = p.deviation_norm.isfinite() & (p.count > 1)
-    if not p.values.triu(1).any():
-        diagonal = p.values.diagonal(dim1=-2, dim2=-1).double().abs()
-        first = p.real & (p.real.cumsum(dim=-1) == 1)  # the first real token attends to itself alone: λ₁ = 1
-        return torch.where(usable, diagonal.masked_fill(first, 0.0).amax(dim=-1), torch.nan)
-    deflated = torch.where(usable[..., None, None], p.deviations.double(), 0.0)
-    return torch.where(usable, torch.linalg.eigvals(deflated).abs().amax(dim=-1), torch.nan)
+    triangular = ~p.values.triu(1).flatten(-2).any(dim=-1)  # (…)
+    diagonal = p.values.diagonal(dim1=-2, dim2=-1).double().abs()
+    first = p.real & (p.real.cumsum(dim=-1) == 1)  # the first real token attends to itself alone: λ₁ = 1
+    value = diagonal.masked_fill(first, 0.0).amax(dim=-1)
+    general = usable & ~triangular
+    if general.any():
+        deflated = torch.where(general[..., None, None], p.deviations.double(), 0.0)
+        value = torch.where(general, torch.linalg.eigvals(deflated).abs().amax(dim=-1), value)
+    return torch.where(usable, value, torch.nan)
 
 
 def omega(attention: Tensor, tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
@@ -115,5 +118,8 @@ def _rows(attention: Tensor, mask: Tensor | None) -> TokenMatrix:
     if attention.ndim < 2 or attention.shape[-1] != attention.shape[-2]:
         raise ValueError(f"expected attention matrices (…, n, n), got shape {tuple(attention.shape)}")
     if mask is not None:
+        if mask.ndim not in (1, attention.ndim - 1):
+            shapes = f"{tuple(mask.shape)} and {tuple(attention.shape)}"
+            raise ValueError(f"expected a mask (n) or (…, n) with an axis for the heads, got {shapes}")
         attention = torch.where((mask != 0).unsqueeze(-2).to(attention.device), attention, 0.0)
     return TokenMatrix(attention, mask)

@@ -53,6 +53,8 @@ def norm_of_rows(values: Tensor) -> Tensor:
 
 def _inside(norms: Tensor, dtype: torch.dtype) -> bool:
     """Whether all norms could be squared without harm; false for nan."""
+    if norms.numel() == 0:
+        return True
     low, high = _SAFE_NORMS[dtype]
     least, most = torch.aminmax(norms)
     return low < least.item() and most.item() < high
@@ -200,6 +202,8 @@ class TokenMatrix:
         """The mean (…, d) and ‖Π⊥X‖_F (…); the deviations themselves are not kept."""
         mean, deviations = self._split(None if self._scratch is None else self._scratch.take("work", self.values))
         norm = self._small_norm(norm_of_rows(deviations))
+        if self.values.dtype == torch.float32 and not norm.isfinite().all() and self.values.isfinite().all():
+            return TokenMatrix(self.values.double(), self.mask)._mean_and_spread  # the sum has overflowed
         return mean, norm if self.mask is None else torch.where(self.count > 0, norm, torch.nan)
 
     @property
@@ -302,6 +306,10 @@ class TokenMatrix:
 def _real_tokens(mask: Tensor, values: Tensor) -> Tensor:
     """The mask as booleans in the tokens' shape, (…, n)."""
     shape = values.shape[:-1]
+    if mask.ndim not in (1, len(shape)) or mask.shape[-1] != shape[-1]:
+        raise ValueError(
+            f"expected a mask of shape (…, n) that fits the tokens' {tuple(shape)}, got {tuple(mask.shape)}"
+        )
     try:
         return (mask.to(values.device) != 0).expand(shape)
     except RuntimeError:

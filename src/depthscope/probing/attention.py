@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -31,8 +32,7 @@ class Head(NamedTuple):
 OnAttention = Callable[[Iterator[Head], Tensor | None], None]
 
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
-_fused = F.scaled_dot_product_attention
-_softmax = F.softmax
+_fused = torch._C._nn.scaled_dot_product_attention
 
 
 class AttentionListener(TorchFunctionMode):
@@ -49,13 +49,13 @@ class AttentionListener(TorchFunctionMode):
             with self._inside_multi_head_attention():
                 return func(*args, **kwargs)
         if func is _fused:
-            return self._see_fused(*args, **kwargs)
+            return self._see_fused(_fused, *args, **kwargs)
         if func in _SOFTMAX:
             return self._see_softmax(func, *args, **kwargs)
         return func(*args, **kwargs)
 
-    def _see_fused(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        output = _fused(query, key, value, *args, **kwargs)
+    def _see_fused(self, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        output = func(query, key, value, *args, **kwargs)
         shape = (*query.shape[:-1], key.shape[-2])
         if self.wanted(shape):
             self.on_attention(attention_by_head(query, key, *args, **kwargs), value)
@@ -70,8 +70,10 @@ class AttentionListener(TorchFunctionMode):
 
     @contextmanager
     def _inside_multi_head_attention(self) -> Iterator[None]:
+        fused, plain = F.scaled_dot_product_attention, F.softmax  # somebody may have patched them before us
+
         def softmax(scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            output = _softmax(scores, *args, **kwargs)
+            output = plain(scores, *args, **kwargs)
             heads = self._heads_of(output)
             if heads is not None:  # (batch·h, n, m) when the weights are asked for
                 by_head = output.unflatten(0, (-1, heads))
@@ -79,13 +81,13 @@ class AttentionListener(TorchFunctionMode):
                     self.on_attention((Head(h, h, by_head[:, h]) for h in range(heads)), None)
             return output
 
-        F.scaled_dot_product_attention = self._see_fused
+        F.scaled_dot_product_attention = partial(self._see_fused, fused)
         F.softmax = softmax  # type: ignore[assignment]
         try:
             yield
         finally:
-            F.scaled_dot_product_attention = _fused
-            F.softmax = _softmax
+            F.scaled_dot_product_attention = fused
+            F.softmax = plain
 
     def _heads_of(self, output: Tensor) -> int | None:
         """Heads h such that (batch·h, n, m) is wanted as (batch, h, n, m)."""

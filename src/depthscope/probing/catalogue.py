@@ -66,8 +66,8 @@ ATTENTION = (
 )
 BATCH = ("energy_shared", "energy_sequence", "energy_position", "energy_token")
 
-_DEFAULT = (*list(FROM_SUMMARY)[:7], *STEP, *BLOCK, *BRANCH)
-_SPECTRAL = (*_DEFAULT, *list(FROM_TOKENS)[:5], *ATTENTION)
+_DEFAULT = (*list(FROM_SUMMARY)[:7], *STEP, *BLOCK)
+_SPECTRAL = (*_DEFAULT, *BRANCH, *list(FROM_TOKENS)[:5], *ATTENTION)
 GROUPS: dict[str, tuple[str, ...]] = {
     "default": _DEFAULT,
     "spectral": _SPECTRAL,

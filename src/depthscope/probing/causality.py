@@ -12,49 +12,49 @@ from depthscope.probing.inputs import Batch
 from depthscope.probing.taps import Taps, Visit
 
 
-def sees_later_tokens(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool:
-    """Changes the last token of the inputs and looks whether earlier tokens of the last block change.
+def is_causal(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool | None:
+    """Changes the last real token of each sequence and looks whether earlier ones change in the last block.
 
-    Only the inputs that have a token axis are changed: ids, or floating-point tokens (batch, n, d).
-    True, the careful answer for a model that need not be causal, if nothing in the inputs can be changed
-    (images, say): such models are not causal.
+    Two more passes of the model. Only inputs that have a token axis are changed: ids (batch, n), or
+    floating-point tokens. None if there is nothing to change (images, say) or nothing before it.
     """
-    before = _last_output(model, anatomy, batch)
-    changed = _change_last_token(batch, before.shape[1], anatomy.token_axis)
-    if changed is None:
-        return True
-    after = _last_output(model, anatomy, changed)
-    return not torch.equal(before[:, :-1], after[:, :-1])
+    before, mask = _last_output(model, anatomy, batch)
+    real = torch.ones(before.shape[:2], dtype=torch.bool, device=before.device) if mask is None else mask
+    position = torch.arange(real.shape[1], device=real.device)
+    last = torch.where(real, position, -1).amax(dim=-1, keepdim=True)  # (batch, 1)
+    earlier = real & (position < last)
+    changed = _change(batch, position == last, anatomy.token_axis)
+    if changed is None or not earlier.any():
+        return None
+    after, _ = _last_output(model, anatomy, changed)
+    return torch.equal(before[earlier], after[earlier])
 
 
-def _last_output(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Tensor:
-    outputs: list[Tensor] = []
+def _last_output(model: nn.Module, anatomy: Anatomy, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    found: list[tuple[Tensor, Tensor | None]] = []
 
-    def keep(_visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
-        outputs[:] = [tokens.clone()]
+    def keep(visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
+        found[:] = [(tokens.clone(), visit.mask)]
 
     with Taps(model, anatomy, {"output"}, keep):
         model(*batch.args, **batch.kwargs)
-    if not outputs:
+    if not found:
         raise ValueError(f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks=")
-    return outputs[0]
+    return found[0]
 
 
-def _change_last_token(batch: Batch, n: int, axis: int) -> Batch | None:
-    def changed(value: Any) -> Any:
+def _change(batch: Batch, where: Tensor, axis: int) -> Batch | None:
+    """The batch with other tokens at `where` (batch, n); None if no input is a sequence of tokens."""
+
+    def changed(value: Any) -> Tensor | None:
         if not isinstance(value, Tensor):
             return None
-        ids = not value.is_floating_point() and value.ndim == 2 and value.shape[1] == n
-        tokens = value.is_floating_point() and value.ndim == 3 and value.shape[axis] == n
-        if not (ids or tokens):
-            return None
-        value = value.clone()
-        last = value[:, -1] if ids or axis == 1 else value[-1]
-        if ids:
-            last.copy_(torch.where(last > 0, last - 1, last + 1))
-        else:
-            last.add_(1.0)
-        return value
+        if not value.is_floating_point() and value.shape == where.shape:
+            return torch.where(where, torch.where(value > 0, value - 1, value + 1), value)
+        at = where if axis == 1 else where.T
+        if value.is_floating_point() and value.ndim == 3 and value.shape[:2] == at.shape:
+            return torch.where(at.unsqueeze(-1), value + 1, value)
+        return None
 
     for index, value in enumerate(batch.args):
         if (new := changed(value)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from depthscope.anatomy import Anatomy, anatomy_of
 from depthscope.models.block import STATIONS, TRUNK_STATIONS
 from depthscope.probing.attention import AttentionListener, Head
 from depthscope.probing.catalogue import choose
-from depthscope.probing.causality import sees_later_tokens
+from depthscope.probing.causality import is_causal
 from depthscope.probing.gradients import Loss, gradient_norms
 from depthscope.probing.inputs import Tokenizer, batches
 from depthscope.probing.profile import Profile, frame_of, sinks_of
@@ -52,7 +52,7 @@ def probe(
     """
     names = choose(measures)
     wanted = _stations(stations)
-    excluded: Excluded = exclude_tokens if exclude_tokens in (None, "outliers") else tuple(map(int, exclude_tokens))  # type: ignore[arg-type,assignment]
+    excluded = _excluded(exclude_tokens)
     model, notes = uncompiled(model)
     anatomy = anatomy_of(model, blocks)
     reduction = Reduction(names, wanted, excluded)
@@ -60,9 +60,8 @@ def probe(
     gradient_rows = []
     with undisturbed(model):
         for batch in batches(model, inputs, tokenizer):
-            causal = anatomy.causal
-            if passes.samples == 0 and causal is None and not any(b.part for b in anatomy.blocks):
-                causal = passes.causal = not sees_later_tokens(model, anatomy, batch)
+            if passes.samples == 0 and anatomy.causal is None and not any(b.part for b in anatomy.blocks):
+                passes.causal = is_causal(model, anatomy, batch)
             passes.run(batch)
             if gradients:
                 gradient_rows += gradient_norms(model, anatomy, batch, loss, passes.samples - passes.batch_size)
@@ -79,9 +78,12 @@ class _Passes:
         self.model, self.anatomy, self.reduction, self.progress = model, anatomy, reduction, progress
         self.samples = self.batch_size = self.depth = self.tokens = self.width = 0
         self.causal: bool | None = anatomy.causal
+        self.device = torch.device("cpu")
         self.dtype = ""
         listened = {"input", "output"} | reduction.stations
-        if any(station.endswith("_branch") for station in reduction.stations):
+        if reduction.wants_branches:
+            listened |= {"attention_branch", "ffn_branch", "cross_attention_branch"}
+        if any(station.endswith("_branch") for station in listened):
             listened |= set(TRUNK_STATIONS) | {"after_cross_attention"}
         if reduction.wants_attention:
             listened.add("attention_input")
@@ -111,13 +113,19 @@ class _Passes:
             blind = [n for n in range(1, self.depth + 1) if (n, "attention") not in self.reduction.attention_seen]
             if blind:
                 notes.append(f"attention was not seen in blocks {', '.join(map(str, blind))}")
+        if unused := sorted(self.taps.masks.unused):
+            notes.append(f"not used as masks of real tokens: {', '.join(unused)}")
+        if self.reduction.sinks and self.reduction.wants_values and not self.reduction.values_seen:
+            notes.append("values were not seen (eager attention): no sink_value_norm")
         return notes
 
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         if station == "input" and visit.number == 1:
-            self.batch_size, self.tokens, self.width = tokens.shape
+            self.batch_size, n, self.width = tokens.shape
+            self.tokens, self.device = max(self.tokens, n), tokens.device
             self.dtype = str(tokens.dtype).removeprefix("torch.")
-        with torch._C.DisableTorchFunction():  # the attention listener need not see our own arithmetic
+        # Our own arithmetic: unseen by the attention listener, in full precision, without gradients.
+        with torch._C.DisableTorchFunction(), torch.no_grad(), _full_precision(tokens):
             self.reduction.see_tokens(visit, station, tokens, source)
 
     def _end_block(self, visit: Visit) -> None:
@@ -138,7 +146,21 @@ class _Passes:
     def _see_attention(self, heads: Iterator[Head], values: Tensor | None) -> None:
         visit = self.taps.visit
         assert visit is not None
-        self.reduction.see_attention(visit, self.taps.inside or "attention", heads, values)
+        with torch.no_grad(), torch.autocast(str(self.device.type), enabled=False):
+            self.reduction.see_attention(visit, self.taps.inside or "attention", heads, values)
+
+
+def _excluded(tokens: Literal["outliers"] | Sequence[int] | None) -> Excluded:
+    if tokens is None or (isinstance(tokens, str) and tokens == "outliers"):
+        return tokens  # type: ignore[return-value]
+    if isinstance(tokens, str) or not isinstance(tokens, Sequence) or not all(isinstance(i, int) for i in tokens):
+        raise ValueError(f"expected exclude_tokens=None, 'outliers' or a list of positions, got {tokens!r}")
+    return tuple(int(index) for index in tokens)
+
+
+def _full_precision(tokens: Tensor) -> AbstractContextManager[object]:
+    kind = tokens.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _stations(stations: str | Sequence[str]) -> frozenset[str]:

@@ -19,19 +19,23 @@ Loss = Callable[[Any], Tensor]
 def gradient_norms(model: nn.Module, anatomy: Anatomy, batch: Batch, loss: Loss | None, first_sample: int) -> list[Row]:
     """Rows `weight_gradient` (one per block, of the batch's loss) and `output_gradient` (per sample).
 
-    `loss(output)` takes what the model returns. By default it is ⟨R, X_L⟩/√(size of X_L) with a fixed
-    random R, since sums and norms of normed tokens are constant. Weights that blocks share (ALBERT)
-    have one gradient, not one per block: only the outputs are reported then.
+    `loss(output)` takes what the model returns. By default it is ⟨R, X_L⟩/√(size of X_L), summed over the
+    sequences, with a fixed random R: sums and norms of normed tokens are constant. Weights that blocks
+    share (ALBERT) have one gradient, not one per block: only the outputs are reported then.
     `parameter.grad` is not touched.
     """
+    if torch.is_inference_mode_enabled():
+        raise ValueError("gradients=True does not work inside torch.inference_mode()")
     outputs: list[Tensor] = []
+    masks: list[Tensor | None] = []
 
-    def keep(_visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
+    def keep(visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
         outputs.append(source)
+        masks.append(visit.mask)
 
     with torch.enable_grad(), Taps(model, anatomy, {"output"}, keep):
         returned = model(*batch.args, **batch.kwargs)
-        value = _default_loss(outputs[-1]) if loss is None else loss(returned)
+        value = _default_loss(outputs[-1], masks[-1], anatomy.token_axis) if loss is None else loss(returned)
     if not value.requires_grad:
         raise ValueError("gradients=True needs a model with parameters that require a gradient; none does")
     if value.numel() != 1:
@@ -58,6 +62,14 @@ def gradient_norms(model: nn.Module, anatomy: Anatomy, batch: Batch, loss: Loss 
     return rows
 
 
-def _default_loss(output: Tensor) -> Tensor:
-    random = torch.randn(output.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    return (output * random.to(output)).sum() / output.numel() ** 0.5
+def _default_loss(output: Tensor, mask: Tensor | None, token_axis: int) -> Tensor:
+    """Σ over the sequences of ⟨R, X⟩/√(size of X), R by position among the real tokens: padding and the rest
+    of the batch do not matter."""
+    tokens = output if token_axis == 1 else output.transpose(0, 1)  # (batch, n, d)
+    batch, n, d = tokens.shape
+    real = torch.ones(batch, n, dtype=torch.bool, device=tokens.device) if mask is None else mask
+    rows = -(-n // 64) * 64  # whole multiples: the first rows do not depend on how many follow
+    random = torch.randn(rows, d, generator=torch.Generator().manual_seed(0)).to(tokens)
+    position = (real.cumsum(dim=-1) - 1).clamp(min=0)  # (batch, n)
+    products = torch.where(real.unsqueeze(-1), tokens * random[position], 0.0).sum(dim=(-2, -1))
+    return (products / (real.sum(dim=-1).clamp(min=1) * d) ** 0.5).sum()

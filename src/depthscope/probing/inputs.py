@@ -39,6 +39,10 @@ def device_of(model: nn.Module) -> torch.device:
 def _items(inputs: Any) -> Iterable[Any]:
     if isinstance(inputs, Tensor | Mapping | str) or _are_strings(inputs):
         return [inputs]
+    if isinstance(inputs, tuple) and any(isinstance(item, Tensor) for item in inputs):
+        raise ValueError(
+            "a tuple of tensors could be a batch or several: pass a dict of the model's arguments, or a list"
+        )
     if isinstance(inputs, Iterable):
         return (item[0] if isinstance(item, list | tuple) and not _are_strings(item) else item for item in inputs)
     raise TypeError(f"expected a tensor, a dict batch, strings, or an iterable of these, got {type(inputs).__name__}")

@@ -36,7 +36,7 @@ class Profile:
     @property
     def depth(self) -> int:
         """Number of blocks."""
-        return int(self.frame["block"].max())
+        return int(self.metadata.get("blocks", self.frame["block"].max()))
 
     def names(self, station: str = "output") -> list[str]:
         """The measures taken at a station, in the order of the catalogue."""
@@ -84,6 +84,10 @@ class Profile:
     def plot(self, measures: list[str] | None = None, station: str = "output") -> Any:
         """A matplotlib figure: one panel per measure, the mean over samples with their range."""
         chosen = measures or [name for name in HEADLINE if name in self.names(station)] or self.names(station)[:4]
+        if not chosen and station != "attention":
+            return self.plot(station="attention")  # only attention was measured
+        if not chosen:
+            raise ValueError("there is nothing to draw: no measure was taken at the blocks' outputs or attention")
         figure = require("matplotlib.figure", "figures").Figure(figsize=(4.2 * len(chosen), 3.4), layout="constrained")
         for axes, measure in zip(np.atleast_1d(figure.subplots(1, len(chosen))), chosen, strict=True):
             rows = self.frame[(self.frame["measure"] == measure) & (self.frame["station"] == station)]

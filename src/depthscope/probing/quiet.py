@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -18,18 +18,20 @@ def uncompiled(model: nn.Module) -> tuple[nn.Module, list[str]]:
 
 
 @contextmanager
-def undisturbed(model: nn.Module, *, gradients: bool = False) -> Iterator[None]:
-    """Eval mode, no gradients (unless asked for), no fused fast path; all of it restored, and the random state.
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode, no gradients, no fused fast path; all of it restored, and the random state.
 
     PyTorch's `nn.TransformerEncoder` has a fused fast path that calls no submodule: it is switched off
-    meanwhile. Modules compiled in place (`model.compile()`) run uncompiled meanwhile.
+    meanwhile. Modules compiled in place (`model.compile()`) or inside the model run uncompiled meanwhile.
     """
     modules = list(model.modules())
     training = [module for module in modules if module.training]
     compiled = [(module, module._compiled_call_impl) for module in modules if _is_compiled(module)]
     fast_path = torch.backends.mha.get_fastpath_enabled()
+    graphs = any(isinstance(getattr(module, "_orig_mod", None), nn.Module) for module in modules)
+    eager = torch.compiler.set_stance("force_eager") if graphs else nullcontext()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    with torch.random.fork_rng(devices=list(devices)), torch.set_grad_enabled(gradients):
+    with torch.random.fork_rng(devices=list(devices)), torch.no_grad(), eager:
         try:
             for module in training:
                 module.training = False

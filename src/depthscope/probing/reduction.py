@@ -7,7 +7,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ class Seen:
     unit: Tensor | None = None  # (batch, n, d)
     has_direction: Tensor | None = None  # (batch, n)
     outliers: Tensor | None = None  # (batch, n), if there are any
+    left_out: Tensor | None = None  # (batch, n), outliers that are not measured
     norm_ratios: Tensor | None = None  # (batch, n), norm of each token over the median
 
 
@@ -70,6 +71,9 @@ class Reduction:
         self.stations = stations
         self.exclude = exclude
         self.wants_attention = bool(self.measures & set(ATTENTION))
+        self.wants_branches = bool(self.measures & set(BRANCH))
+        self.wants_values = "sink_value_norm" in self.measures
+        self.values_seen = False
         self._wants_directions = bool(
             self.measures & {"cosine_similarity", "direction_similarity", "outliers", "largest_token_share"}
         )
@@ -84,23 +88,24 @@ class Reduction:
         self._trunk: Seen | None = None  # the trunk station heard last
         self._input: Seen | None = None  # what entered the running block
         self._attention_input: Tensor | None = None
-        self._last: tuple[weakref.ref[Tensor], Seen] | None = None
+        self._last: tuple[weakref.ref[Tensor], int, Seen] | None = None
         self._stations: list[tuple[int, str, Summary]] = []
-        self._steps: list[tuple[int, str, TokenNorms, TokenNorms]] = []
+        self._steps: list[tuple[int, str, Summary, Summary]] = []
 
     def end(self) -> None:
         """Turns the summaries of a pass into rows: one call per measure, not one per station."""
-        if self._stations:
-            stacked = _stack([summary for _, _, summary in self._stations])
+        for stations in _alike(self._stations):
+            stacked = _stack([summary for _, _, summary in stations])
             for name, measure in FROM_SUMMARY.items():
                 if name in self.measures:
-                    for (block, station, _), values in zip(self._stations, measure(stacked), strict=True):
+                    for (block, station, _), values in zip(stations, measure(stacked), strict=True):
                         self._add(block, station, name, values)
-        if self._steps:
-            before, after = (TokenNorms.stack([step[i] for step in self._steps]) for i in (2, 3))  # type: ignore[misc]
+        for steps in _alike(self._steps):
+            before = TokenNorms.stack([step[2].norms for step in steps])
+            after = TokenNorms.stack([step[3].norms for step in steps])
             for name, found in zip(STEP, (*m.growth(before, after), m.escalation_rate(before, after)), strict=True):
                 if name in self.measures:
-                    for (block, station, *_), values in zip(self._steps, found, strict=True):
+                    for (block, station, *_), values in zip(steps, found, strict=True):
                         self._add(block, station, name, values)
 
     # --- tokens -----------------------------------------------------------------------------------
@@ -108,21 +113,24 @@ class Reduction:
     def see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         if station == "attention_input" and self.wants_attention:
             self._attention_input = tokens
-        if station == "input" and visit.first_of_part:
+        if station == "input" and (visit.number == 1 or not self._is_last(source)):
+            # The first block, or something has happened between two blocks: the step begins here.
             seen = self._look(tokens, source, visit, station)
             self._trunk = self._input = seen
             if visit.number == 1:
                 self._report(seen, 0, "output")
                 self._report_outliers(seen, 0)
         if station not in self.stations and station != "output":
-            if station in visit.block.trunk and station != "input":
+            if station.endswith("_branch"):
+                self._report_branch(TokenMatrix(tokens, self._real(tokens, visit.mask)), visit.number, station)
+            elif station in visit.block.trunk and station != "input":
                 self._trunk = self._look(tokens, source, visit, station)
             return
         seen = self._look(tokens, source, visit, station)
         if station in self.stations:
             self._report(seen, visit.number, station)
         if station.endswith("_branch"):
-            self._report_branch(seen, visit.number, station)
+            self._report_branch(seen.summary.norms, visit.number, station)
         elif station in visit.block.trunk and station != "input":
             self._report_step(seen, visit.number, station)
             self._trunk = seen
@@ -135,28 +143,38 @@ class Reduction:
     def _look(self, tokens: Tensor, source: Tensor, visit: Visit, station: str) -> Seen:
         """All numbers of a token matrix. The same tensor seen again (a block's output is the next one's
         input) is not computed again."""
-        if self._last is not None and self._last[0]() is source:
-            return self._last[1]
+        if self._is_last(source):
+            assert self._last is not None
+            return self._last[2]
         x = TokenMatrix(tokens, self._real(tokens, visit.mask), self._scratch, self._unit_buffer(station, visit))
-        found = x if self._wants_outliers() else None
+        found, left_out = x, None
         if self.exclude == "outliers" and x.has_outliers:
+            left_out = x.outliers
             x = TokenMatrix(tokens, x.real & ~x.outliers, self._scratch, self._unit_buffer(station, visit))
-        seen = Seen(self._summary(x), {name: FROM_TOKENS[name](x) for name in FROM_TOKENS if name in self.measures})
+        seen = Seen(
+            self._summary(x, found), {name: FROM_TOKENS[name](x) for name in FROM_TOKENS if name in self.measures}
+        )
+        seen.left_out = left_out
         if self.measures & set(BATCH):
             split = zip(BATCH, m.energy_split(x), strict=True)
             seen.numbers |= {name: value for name, value in split if name in self.measures}
         if self.measures & set(BLOCK):
             seen.unit, seen.has_direction = x.directions.values, x.directions.real
-        if found is not None and found.has_outliers:
+        if self._wants_outliers() and found.has_outliers:
             seen.outliers, seen.norm_ratios = found.outliers, found.norm_ratios
-        self._last = (weakref.ref(source), seen)
+        self._last = None if source.is_inference() else (weakref.ref(source), source._version, seen)
         return seen
 
-    def _summary(self, x: TokenMatrix) -> Summary:
+    def _is_last(self, source: Tensor) -> bool:
+        """Whether this very tensor was looked at last, and has not been written to since."""
+        return self._last is not None and self._last[0]() is source and self._last[1] == source._version
+
+    def _summary(self, x: TokenMatrix, found: TokenMatrix) -> Summary:
+        """Of the tokens x that are measured; outliers are counted among all that were found."""
         norms = x.norms
         if not self._wants_directions:
             return Summary(norms, norms, norms, norms.mean_norm, norms.mean_norm)
-        outliers = x.outliers.sum(dim=-1).double() if x.has_outliers else torch.zeros_like(norms.mean_norm)
+        outliers = found.outliers.sum(dim=-1).double() if found.has_outliers else torch.zeros_like(norms.mean_norm)
         return Summary(norms, x.directions.norms, m.directions_without_outliers(x), x.largest_norm, outliers)
 
     def _unit_buffer(self, station: str, visit: Visit) -> str:
@@ -169,12 +187,18 @@ class Reduction:
         return bool(self.measures & {"direction_similarity", "outliers", "sink_attention", "sink_value_norm"})
 
     def _real(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
+        """The mask without the excluded positions, which are counted among the real tokens of each sequence."""
         if not isinstance(self.exclude, tuple):
             return mask
-        n = tokens.shape[1]
-        keep = torch.ones(n, dtype=torch.bool, device=tokens.device)
-        keep[[index for index in self.exclude if -n <= index < n]] = False
-        return keep.expand(tokens.shape[:2]) if mask is None else mask.to(tokens.device) & keep
+        real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device) if mask is None else mask
+        real = real.to(tokens.device)
+        from_start, length = real.cumsum(dim=-1) - 1, real.sum(dim=-1, keepdim=True)  # (batch, n), (batch, 1)
+        most = int(length.max())
+        for index in self.exclude:
+            if not -most <= index < most:
+                raise ValueError(f"cannot exclude token {index}: the sequences have {most} tokens at most")
+            real = real & (from_start != (index if index >= 0 else length + index))
+        return real
 
     def _report(self, seen: Seen, block: int, station: str) -> None:
         self._stations.append((block, station, seen.summary))
@@ -182,12 +206,18 @@ class Reduction:
             self._add(block, station, name, value, whole_batch=name in BATCH)
 
     def _report_step(self, seen: Seen, block: int, station: str) -> None:
-        if self.measures & set(STEP) and self._trunk is not None and station in self.stations:
-            self._steps.append((block, station, self._trunk.summary.norms, seen.summary.norms))
+        wanted = [name for name in STEP if name in self.measures]
+        if not wanted or self._trunk is None or station not in self.stations:
+            return
+        if _same_tokens(self._trunk, seen):
+            self._steps.append((block, station, self._trunk.summary, seen.summary))
+        else:  # an outlier was left out at one end only: the two are not the same tokens
+            for name in wanted:
+                self._add(block, station, name, torch.full_like(seen.summary.norms.norm, torch.nan))
 
-    def _report_branch(self, seen: Seen, block: int, station: str) -> None:
-        if self.measures & set(BRANCH) and self._trunk is not None:
-            self._add(block, station, "branch_ratio", seen.summary.norms.norm / self._trunk.summary.norms.norm)
+    def _report_branch(self, branch: TokenMatrix | TokenNorms, block: int, station: str) -> None:
+        if self.wants_branches and self._trunk is not None:
+            self._add(block, station, "branch_ratio", branch.norm / self._trunk.summary.norms.norm)
 
     def _report_turn(self, seen: Seen, block: int) -> None:
         before = self._input
@@ -246,6 +276,7 @@ class Reduction:
             drawn = torch.where(sinks[:, None, :] & real[:, :, None], head.matrix, 0.0).sum(dim=(-2, -1))
             found["sink_attention"] = torch.where(sinks.any(dim=-1), drawn.double() / real.sum(dim=-1), torch.nan)
         if "sink_value_norm" in self.measures and values is not None:
+            self.values_seen = True
             ratios = TokenMatrix(values[:, head.group], mask).norm_ratios
             found["sink_value_norm"] = ratios.masked_fill(~sinks, torch.nan).nanmean(dim=-1)
         return found
@@ -254,6 +285,20 @@ class Reduction:
         self, block: int, station: str, name: str, value: Tensor, head: int = -1, whole_batch: bool = False
     ) -> None:
         self.rows.append(Row(block, station, head, name, -1 if whole_batch else self.first_sample, value))
+
+
+def _alike(items: list[Any]) -> Iterator[list[Any]]:
+    """Items (block, station, summary, …) of the same batch size together; the towers of a model may differ."""
+    groups: dict[tuple[int, ...], list[Any]] = {}
+    for item in items:
+        groups.setdefault(tuple(item[2].norms.mean_norm.shape), []).append(item)
+    yield from groups.values()
+
+
+def _same_tokens(before: Seen, after: Seen) -> bool:
+    if before.left_out is None or after.left_out is None:
+        return before.left_out is after.left_out
+    return torch.equal(before.left_out, after.left_out)
 
 
 def _stack(parts: list[Summary]) -> Summary:

@@ -35,7 +35,7 @@ def skip_loss(
     """
     model, _ = uncompiled(model)
     anatomy = anatomy_of(model, blocks)
-    calls = [_with_labels(model, batch) for batch in batches(model, inputs, tokenizer)]
+    calls = [_with_labels(anatomy, batch) for batch in batches(model, inputs, tokenizer)]
     if not calls:
         raise ValueError("expected at least one batch, got none")
     with undisturbed(model):
@@ -61,7 +61,9 @@ def _mean_loss(
     def pass_on(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         nonlocal count
         count += 1
-        return _replaced(output, first_tokens((*args, *kwargs.values()))) if count in skipped else None
+        if count not in skipped:
+            return None
+        return _replaced(output, first_tokens(output), first_tokens((*args, *kwargs.values())))
 
     handles = [block.module.register_forward_hook(pass_on, with_kwargs=True) for block in anatomy.blocks]
     values = []
@@ -79,14 +81,21 @@ def _mean_loss(
     return count, torch.stack(values).mean().item()
 
 
-def _replaced(output: Any, tokens: Tensor | None) -> Any:
-    """The block's output with its tokens exchanged."""
-    return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
+def _replaced(output: Any, old: Tensor | None, new: Tensor | None) -> Any:
+    """The block's output, of whatever shape, with its tokens exchanged for its input."""
+    if output is old:
+        return new
+    if type(output) in (tuple, list):
+        return type(output)(_replaced(item, old, new) for item in output)
+    if isinstance(output, dict):
+        return type(output)({key: _replaced(item, old, new) for key, item in output.items()})
+    return output
 
 
-def _with_labels(model: nn.Module, batch: Batch) -> Batch:
+def _with_labels(anatomy: Anatomy, batch: Batch) -> Batch:
+    """The ids as labels, for causal models of Hugging Face; elsewhere the loss would see the answer."""
     ids = batch.kwargs.get("input_ids")
-    if ids is None or "labels" in batch.kwargs or not type(model).__name__.endswith(("LMHeadModel", "ForCausalLM")):
+    if ids is None or "labels" in batch.kwargs or not anatomy.causal:
         return batch
     mask = batch.kwargs.get("attention_mask")
     labels = ids if mask is None else ids.masked_fill(mask == 0, -100)

@@ -6,8 +6,7 @@ A block module may be applied several times in one pass (ALBERT): blocks are num
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
+from depthscope.probing.masks import MaskFinder
 
 OnTokens = Callable[["Visit", str, Tensor, Tensor], None]
 
@@ -22,11 +22,10 @@ OnTokens = Callable[["Visit", str, Tensor, Tensor], None]
 class Visit:
     """One application of a block: its number, and what its tokens look like."""
 
-    def __init__(self, number: int, block: BlockAnatomy, first_of_part: bool, mask: Tensor | None):
+    def __init__(self, number: int, block: BlockAnatomy):
         self.number = number
         self.block = block
-        self.first_of_part = first_of_part
-        self.mask = mask  # (batch, n) true for real tokens, or None
+        self.mask: Tensor | None = None  # (batch, n) true for real tokens; None: all are
         self.shape: torch.Size | None = None  # of the block's input, as the model has it
 
 
@@ -53,14 +52,15 @@ class Taps:
         self.on_visit = on_visit
         self.visit: Visit | None = None
         self.inside: str | None = None  # "attention" or "cross_attention"
-        self._arguments: dict[str, Any] = {}
-        self._part: str | None = None
+        self.masks = MaskFinder(model, anatomy)
         self._count = 0
         self._handles: list[Any] = []
 
     def __enter__(self) -> Taps:
         try:
-            self._listen(self.model, self._begin_pass)
+            self._listen(self.model, lambda _args, _kwargs: self._begin_pass())
+            for module in self.masks.around:
+                self._listen(module, partial(self.masks.see, module))
             for block in self.anatomy.blocks:
                 self._attach(block)
         except BaseException:
@@ -81,24 +81,29 @@ class Taps:
         self._listen(block.module, lambda args, kwargs: self._begin_block(block, args, kwargs))
         for (module, side), stations in at.items():
             if module is not block.module:
-                self._attach_spot(Spot(module, side), stations)  # type: ignore[arg-type]
+                self._attach_spot(block, Spot(module, side), stations)  # type: ignore[arg-type]
         for side in ("in", "out"):
             if stations := at.get((block.module, side), []):
-                self._attach_spot(Spot(block.module, side), stations)  # type: ignore[arg-type]
+                self._attach_spot(block, Spot(block.module, side), stations)  # type: ignore[arg-type]
         for name, attention in (("attention", block.attention), ("cross_attention", block.cross_attention)):
             if attention is not None:
-                self._listen(attention, partial(self._enter_attention, name))
+                self._listen(attention, partial(self._enter_attention, block, name))
                 self._listen_out(attention, lambda _output: setattr(self, "inside", None))
         self._listen_out(block.module, self._end_block)
 
-    def _enter_attention(self, name: str, _args: object, _kwargs: object) -> None:
-        self.inside = name
+    def _enter_attention(self, block: BlockAnatomy, name: str, _args: object, _kwargs: object) -> None:
+        if self._runs(block):
+            self.inside = name
 
-    def _attach_spot(self, spot: Spot, stations: list[str]) -> None:
+    def _attach_spot(self, block: BlockAnatomy, spot: Spot, stations: list[str]) -> None:
         if spot.side == "in":
-            self._listen(spot.module, lambda args, kwargs: self._report(stations, (*args, *kwargs.values())))
+            self._listen(spot.module, lambda args, kwargs: self._report(block, stations, (*args, *kwargs.values())))
         else:
-            self._listen_out(spot.module, lambda output: self._report(stations, output))
+            self._listen_out(spot.module, lambda output: self._report(block, stations, output))
+
+    def _runs(self, block: BlockAnatomy) -> bool:
+        """Whether the block is the one that is running: its parts may belong to other blocks too, or run alone."""
+        return self.visit is not None and self.visit.block is block
 
     def _listen(self, module: nn.Module, act: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> None:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -112,35 +117,35 @@ class Taps:
 
         self._handles.append(module.register_forward_hook(hook))
 
-    def _begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._arguments = inspect.signature(self.model.forward).bind_partial(*args, **kwargs).arguments
-        self._arguments |= self._arguments.pop("kwargs", {})
-        self._count, self._part, self.visit, self.inside = 0, None, None, None
+    def _begin_pass(self) -> None:
+        self.masks.begin()
+        self._count, self.visit, self.inside = 0, None, None
 
     def _begin_block(self, block: BlockAnatomy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._count += 1
-        first = self._count == 1 or block.part != self._part
-        self._part = block.part
+        self.visit = Visit(self._count, block)
         tokens = first_tokens((*args, *kwargs.values()))
-        shape = None if tokens is None else tokens.shape
-        self.visit = Visit(self._count, block, first, self._real_tokens(block, kwargs, shape))
-        self.visit.shape = shape
+        if tokens is not None:
+            self.visit.shape = tokens.shape
+            self.visit.mask = self.masks.real(*self._batch_first(tokens, self.visit).shape[:2])
 
     def _end_block(self, _output: Any) -> None:
         if self.visit is not None and self.on_visit is not None:
             self.on_visit(self.visit)
         self.visit = None
 
-    def _report(self, stations: list[str], value: Any) -> None:
-        if self.visit is None:
-            return  # the module was called outside of a block
+    def _report(self, block: BlockAnatomy, stations: list[str], value: Any) -> None:
+        visit = self.visit
+        if visit is None or visit.block is not block:
+            return
         tokens = first_tokens(value)
         if tokens is None:
-            where = f"station {stations[0]!r} of {self.visit.block.name!r}"
-            raise ValueError(f"expected tokens at {where}, got {type(value).__name__}")
-        batch_first = self._batch_first(tokens, self.visit)
+            raise ValueError(
+                f"expected tokens at station {stations[0]!r} of {block.name!r}, got {type(value).__name__}"
+            )
+        batch_first = self._batch_first(tokens, visit)
         for station in stations:
-            self.on_tokens(self.visit, station, batch_first, tokens)
+            self.on_tokens(visit, station, batch_first, tokens)
 
     def _batch_first(self, tokens: Tensor, visit: Visit) -> Tensor:
         """(batch, n, d), whatever the model's layout."""
@@ -156,33 +161,27 @@ class Taps:
             )
         return tokens if self.anatomy.token_axis == 1 else tokens.transpose(0, 1)
 
-    def _real_tokens(self, block: BlockAnatomy, kwargs: dict[str, Any], shape: torch.Size | None) -> Tensor | None:
-        """The mask of the model's own call (blocks get processed masks); PyTorch's layers get it as it is."""
-        name = block.mask_argument or self.anatomy.mask_argument
-        if name is None:
-            return None
-        mask = self._arguments.get(name)
-        if mask is None and name == "src_key_padding_mask":
-            mask = kwargs.get(name)
-        if mask is None or not isinstance(mask, Tensor):
-            return None
-        if mask.ndim != 2:
-            raise ValueError(f"expected {name} of shape (batch, n), got {tuple(mask.shape)}")
-        # PyTorch turns a mask of padding into 0 and −inf before its layers see it.
-        real = mask == 0 if self.anatomy.mask_marks_padding else mask != 0
-        if shape is not None and len(shape) == 3:
-            expected = (shape[0], shape[1]) if self.anatomy.token_axis == 1 else (shape[1], shape[0])
-            if tuple(real.shape) != expected:
-                raise ValueError(f"{name} is {tuple(mask.shape)}, but the tokens of {block.name!r} are {expected}")
-        return real
-
 
 def first_tokens(value: Any) -> Tensor | None:
-    """The token matrix in what a module takes or returns: the first floating-point tensor of at least two axes."""
+    """The token matrix in what a module takes or returns: the first floating-point tensor of three axes.
+
+    Without one, the first of two axes (no batch, or OPT's flattened batch) or more: a conditioning vector
+    (batch, d) that stands before the tokens is not taken for them.
+    """
+    found = list(_floating(value))
+    for axes in (3, 2):
+        for tensor in found:
+            if tensor.ndim == axes:
+                return tensor
+    return next((tensor for tensor in found if tensor.ndim > 3), None)
+
+
+def _floating(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        return value if value.is_floating_point() and value.ndim >= 2 else None
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, tuple | list):
-        return next((found for item in value if (found := first_tokens(item)) is not None), None)
-    return None
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, dict):
+        yield from _floating(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _floating(item)

@@ -21,11 +21,11 @@ from depthscope.theory.odds import (
     causal_ramp,
     causal_ratio,
     measure_map,
-    odds,
     odds_of,
     pre_norm_exponent,
     pre_norm_odds,
     similarity_of,
+    token_odds,
     uniform_causal_attention,
 )
 
@@ -47,11 +47,11 @@ __all__ = [
     "gamma",
     "lower_bound",
     "measure_map",
-    "odds",
     "odds_of",
     "pre_norm_exponent",
     "pre_norm_odds",
     "similarity_of",
     "spectral_estimate",
+    "token_odds",
     "uniform_causal_attention",
 ]

@@ -38,6 +38,8 @@ class OddsMap:
         """The odds after a number of blocks: qˡs + (1 − τ)²c(qˡ − 1)/(q − 1), q = (1 − τ)²ρ."""
         keep = (1 - tau) ** 2
         q = keep * self.rho
+        if blocks * math.log(max(q, 1.0)) > 700:  # beyond what a float holds
+            return math.inf
         total = float(blocks) if math.isclose(q, 1) else (q**blocks - 1) / (q - 1)
         return q**blocks * odds + keep * self.feed * total
 
@@ -47,10 +49,13 @@ class OddsMap:
         return keep * self.feed / (1 - keep * self.rho) if keep * self.rho < 1 else math.inf
 
     def tau_for(self, odds: float) -> float:
-        """The τ whose fixed point is the wanted odds: 1 − √(s*/(ρs* + c)), just after the operation."""
+        """The τ whose fixed point is the wanted odds: 1 − √(s*/(ρs* + c)), just after the operation.
+
+        0 where the odds stay below them by themselves.
+        """
         if not odds > 0:
             raise ValueError(f"expected wanted odds above 0, got {odds}; τ = 1 gives 0")
-        return 1 - math.sqrt(odds / (self.rho * odds + self.feed))
+        return max(0.0, 1 - math.sqrt(odds / (self.rho * odds + self.feed)))
 
     def depth_to(self, similarity: float, odds: float, tau: float = 0.0, most: int = 100_000) -> int | None:
         """The first block after which t_sim exceeds `similarity`; None if it never does."""
@@ -76,7 +81,7 @@ def similarity_of(odds: float) -> float:
     return 1.0 if math.isinf(odds) else odds / (1 + odds)
 
 
-def odds(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+def token_odds(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
     """s = ‖Π₁X‖²/‖Π⊥X‖², (…); infinite for equal tokens. From norms: right in both limits."""
     x = TokenMatrix.of(tokens, mask)
     return (x.mean_norm / x.deviation_norm).square()
@@ -104,7 +109,7 @@ def attention_map(attention: Tensor, tokens: Tensor, *, alpha: float = 1.0, gain
     p = attention if attention.ndim > tokens.ndim else attention.unsqueeze(-3)
     x = tokens.unsqueeze(-3)
     kept = mu(p, x).diversity.square().mean(dim=-1)
-    fed = omega(p, x).square().mean(dim=-1) * odds(tokens)
+    fed = omega(p, x).square().mean(dim=-1) * token_odds(tokens)
     a = alpha**2 * gain
     return (1 + a) / (1 + a * kept), a * fed / (1 + a * kept)
 
@@ -120,8 +125,8 @@ def measure_map(block: Callable[[Tensor], Tensor], tokens: Tensor, *, large: flo
     x = TokenMatrix(tokens)
     deviations = x.deviations
     scale = (large**0.5 * x.deviation_norm / x.mean_norm)[..., None, None].to(tokens.dtype)
-    feed = odds(block(deviations))
-    grown = odds(block(deviations + scale * x.mean.unsqueeze(-2).to(tokens.dtype)))
+    feed = token_odds(block(deviations))
+    grown = token_odds(block(deviations + scale * x.mean.unsqueeze(-2).to(tokens.dtype)))
     return OddsMap(rho=(grown / large).log().mean().exp().item(), feed=feed.log().mean().exp().item())
 
 
