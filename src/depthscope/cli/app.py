@@ -11,6 +11,7 @@ import typer
 from depthscope import __version__
 from depthscope.cli.demo import demo
 from depthscope.cli.probe import probe
+from depthscope.cli.reproduce import reproduce
 from depthscope.extras import MissingExtra
 
 USER_ERROR = 2
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(probe)
+app.command()(reproduce)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,185 @@
+"""`depthscope reproduce`: published figures recomputed, each claim with its verdict and its number."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import asdict, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from depthscope.extras import require
+from depthscope.studies import ENTRIES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from depthscope.studies.study import Claim, Study
+
+NOT_REPRODUCED, INTERRUPTED = 1, 130  # exit codes: of --strict, and what a shell gives for Ctrl-C
+ALL = "all"
+_DEFAULT_OUT = Path("depthscope-studies")
+_COLOURS = {"reproduced": "green", "not reproduced": "red", "not testable here": "yellow"}
+
+Progress = Callable[[float], None]
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Studies, or all; without a name, they are listed.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where every study gets a folder.  [depthscope-studies]")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller, in seconds; same claims where they fit.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim is not reproduced.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Compute also what is already there.")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and tokens.  [0]")] = None,
+    trials: Annotated[int | None, typer.Option(min=2, help="Random trials, where a study has them.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Recompute the figures of the papers and judge their claims: reproduced, not reproduced, not testable here."""
+    if not names:
+        if any((out, quick, strict, again)) or seed is not None or trials is not None:
+            raise ValueError(f"expected a study, or {ALL}; `depthscope reproduce` alone lists them")
+        _list(as_json)
+        return
+    chosen, folder = _choose(names), out or _DEFAULT_OUT
+    _require_writable(folder)
+    console = _console(as_json)
+    named = {name for name in names if name != ALL}
+    found: dict[str, list[Claim]] = {}
+    try:
+        configured = _configure(chosen, named, console, quick=quick, seed=seed, trials=trials)
+        for study, config in configured:
+            with redirect_stdout(sys.stderr) if as_json else nullcontext():  # a library's prints are no JSON
+                place = f"{len(found) + 1}/{len(chosen)}"
+                found[study.name] = _run(study, config, folder, again, place, console)
+            if not as_json:
+                _show(console, study.name, found[study.name])
+    except KeyboardInterrupt:
+        there = f"{len(found)} of {len(chosen)} studies are in {folder}"
+        print(f"depthscope: interrupted; {there}, and the same command goes on from there", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    console.print(f"\nresults are in {folder}: a folder per study with data, figure, config and claims", markup=False)
+    if as_json:
+        print(json.dumps({name: [asdict(claim) for claim in claims] for name, claims in found.items()}))
+    failed = sum(claim.verdict == "not reproduced" for claims in found.values() for claim in claims)
+    if strict and failed:
+        print(f"depthscope: {failed} claim{'s' if failed > 1 else ''} not reproduced", file=sys.stderr)
+        raise typer.Exit(NOT_REPRODUCED)
+
+
+def _choose(names: list[str]) -> list[str]:
+    """The names in the order given, each once; `all` is every study."""
+    for name in names:
+        if name != ALL and name not in ENTRIES:
+            close = get_close_matches(name, [*ENTRIES, ALL], n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"unknown study {name!r}: {hint}expected {ALL} or some of {', '.join(ENTRIES)}")
+    return list(dict.fromkeys(study for name in names for study in (ENTRIES if name == ALL else [name])))
+
+
+def _require_writable(folder: Path) -> None:
+    """Minutes of computing are not spent on results that cannot be kept."""
+    require("matplotlib.figure", "figures")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"expected a folder that can be written for --out, got {str(folder)!r}: {error}") from None
+
+
+def _configure(
+    names: list[str], named: set[str], console: Console, *, quick: bool, seed: int | None, trials: int | None
+) -> list[tuple[Study, Any]]:
+    """Every study with its configuration, before the first is computed: a mistake costs no time.
+
+    With --trials, a study that has none keeps its own form and says so; if it was `named`, it refuses.
+    """
+    from depthscope.studies import load
+    from depthscope.studies.study import configure
+
+    configured, without = [], []
+    for name in names:
+        study = load(name)
+        fits = name in named or any(field.name == "trials" for field in fields(study.full))
+        if trials is not None and not fits:
+            without.append(name)
+        configured.append((study, configure(study, quick=quick, seed=seed, trials=trials if fits else None)))
+    if without:
+        console.print(f"--trials does not concern {', '.join(without)}, which have none", markup=False)
+    return configured
+
+
+def _run(study: Study, config: Any, out: Path, again: bool, place: str, console: Console) -> list[Claim]:
+    """The claims of a study, computed or, if the very same run is complete, read."""
+    from depthscope.studies.study import finished, run
+
+    if not again and (there := finished(study, config, out)) is not None:
+        console.print(f"\n{study.name}: already there, same configuration (--again computes it anew)", markup=False)
+        return there
+    with _bar(f"{place} {study.name}") as progress:
+        return run(study, config, out, progress)
+
+
+@contextmanager
+def _bar(description: str) -> Iterator[Progress]:
+    """A function that takes the share of the work done. The bar is on stderr, and only on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(description, total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+def _console(as_json: bool) -> Console:
+    """Where people read: stdout, or stderr if stdout belongs to JSON."""
+    from rich.console import Console
+
+    return Console(highlight=False, stderr=as_json)
+
+
+def _list(as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({name: {"title": entry.title, "cost": entry.cost} for name, entry in ENTRIES.items()}))
+        return
+    from rich.table import Table
+
+    console = _console(as_json)
+    table = Table("study", "what it shows", "full form", box=None, header_style="bold", pad_edge=False)
+    for name, entry in ENTRIES.items():
+        table.add_row(name, entry.title, entry.cost)
+    console.print(table)
+    console.print("\ndepthscope reproduce NAME… (or all) computes them; --quick in seconds each.", markup=False)
+
+
+def _show(console: Console, name: str, claims: list[Claim]) -> None:
+    """The table of claims, and how many of each verdict."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        "claim", "paper", "ours", "verdict", box=None, header_style="bold", pad_edge=False, padding=(0, 2, 1, 0)
+    )
+    table.columns[3].no_wrap = True
+    for claim in claims:
+        ours = Text(claim.ours)
+        if claim.note:
+            ours.append(f"\n{claim.note}", style="dim")
+        verdict = Text(claim.verdict, style=_COLOURS[claim.verdict])
+        table.add_row(Text(claim.claim), Text(claim.paper), ours, verdict)
+    console.print(f"\n[bold]{name}[/bold]  {ENTRIES[name].title if name in ENTRIES else ''}\n")
+    console.print(table)
+    counted = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in _COLOURS}
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in counted.items() if count), markup=False)

@@ -1,0 +1,1 @@
+"""Causal attention, which the papers leave out."""
