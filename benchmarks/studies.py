@@ -119,7 +119,10 @@ def timed(call: Callable[[], float]) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share", type=float, default=0.2, help="share of the full number of trials, both ways")
-    share = parser.parse_args().share
+    parser.add_argument("--threads", type=int, default=1, help="of torch; above 1 only on a machine that is idle")
+    options = parser.parse_args()
+    share = options.share
+    torch.set_num_threads(options.threads)
     two = replace(fig2.STUDY.full, trials=max(2, round(share * fig2.STUDY.full.trials)))
     three = replace(fig3.STUDY.full, trials=max(2, round(share * fig3.STUDY.full.trials)))
     ours_fig2(replace(two, trials=2, blocks=1))  # warms up

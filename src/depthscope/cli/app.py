@@ -15,6 +15,7 @@ from depthscope.cli.reproduce import reproduce
 from depthscope.extras import MissingExtra
 
 USER_ERROR = 2
+INTERRUPTED = 130
 _UsageError: Any = typer.BadParameter.__base__  # unknown commands, options and values
 
 app = typer.Typer(
@@ -52,7 +53,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit("depthscope: interrupted")
+        print("depthscope: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except _UsageError as error:
         message = error.format_message().rstrip(".")
         _refuse(f"{message}. Try --help." if message else "")  # without a command, the help was printed
@@ -61,6 +63,8 @@ def main() -> None:
             raise
         _refuse(str(error) or type(error).__name__)
     else:
+        if code == INTERRUPTED:  # typer turns Ctrl-C into this
+            print("depthscope: interrupted", file=sys.stderr)
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -66,7 +66,7 @@ def reproduce(
     except KeyboardInterrupt:
         there = f"{len(found)} of {len(chosen)} studies are in {folder}"
         print(f"depthscope: interrupted; {there}, and the same command goes on from there", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+        sys.exit(INTERRUPTED)  # past the line that the program itself would print
     console.print(f"\nresults are in {folder}: a folder per study with data, figure, config and claims", markup=False)
     if as_json:
         print(json.dumps({name: [asdict(claim) for claim in claims] for name, claims in found.items()}))
