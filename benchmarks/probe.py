@@ -1,10 +1,10 @@
 """What a probe costs: ratios from one run, medians over alternating rounds.
 
-    python benchmarks/probe.py            # all of it, about five minutes on 2 cores
+    python benchmarks/probe.py            # all of it, about ten minutes on 2 cores
     python benchmarks/probe.py time       # one part of: time, spectral, depth, memory
 
 time      forward with the default profile ÷ plain forward, at `output` and at all trunk stations
-spectral  the same for each measure of the spectral group, at `output`
+spectral  the same for each measure of the spectral group, at `output`; one round, they are slow
 depth     how the cost grows with the number of blocks
 memory    peak memory of a process that probes ÷ one that only runs the model, at two depths with
           shared weights, and against keeping all hidden states and measuring them afterwards
@@ -43,12 +43,14 @@ def vit() -> tuple[nn.Module, torch.Tensor]:
 MODELS = {"BERT-base, 8 × 128 tokens": bert, "ViT 12 × 192, 8 × 197 tokens": vit}
 
 
-def ratios(plain: Callable[[], object], others: dict[str, Callable[[], object]]) -> dict[str, float]:
+def ratios(
+    plain: Callable[[], object], others: dict[str, Callable[[], object]], rounds: int = ROUNDS
+) -> dict[str, float]:
     """Median over the rounds of (other ÷ plain), each pair timed back to back."""
     found: dict[str, list[float]] = {name: [] for name in others}
     for call in (plain, *others.values()):
         call()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, call in others.items():
             base, spent = _seconds(plain), _seconds(call)
             found[name].append(spent / base)
@@ -84,7 +86,7 @@ def compare_spectral() -> None:
             name: lambda name=name, model=model, inputs=inputs: probe(model, inputs, measures=[name]) for name in names
         }
         with torch.no_grad():
-            for name, ratio in ratios(lambda model=model, inputs=inputs: model(inputs), calls).items():
+            for name, ratio in ratios(lambda model=model, inputs=inputs: model(inputs), calls, rounds=1).items():
                 print(f"{title:<30} {name:<20} {ratio:6.2f} × plain")
 
 

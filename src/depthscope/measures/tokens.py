@@ -14,7 +14,7 @@ copy of the tokens (`benchmarks/measures.py` shows what that saves).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -64,7 +64,7 @@ def _inside(norms: Tensor, dtype: torch.dtype) -> bool:
 class TokenNorms:
     """Norms instead of tokens: all that the similarities of a station and the growth of a step need.
 
-    A probe keeps these, not the tokens, and stacks the stations of a pass to turn them into measures at once.
+    A probe keeps these, not the tokens, and turns the stations of a pass into measures at once.
     """
 
     tokens: int  # n, padding included
@@ -87,17 +87,6 @@ class TokenNorms:
         say something about the rounding, not about the tokens.
         """
         return self.mean_norm > self.epsilon * self.norm
-
-    @staticmethod
-    def stack(parts: Sequence[TokenNorms]) -> TokenNorms:
-        """Norms of several stations of the same tokens along a new first axis."""
-        return TokenNorms(
-            parts[0].tokens,
-            torch.stack([part.count for part in parts]),
-            torch.stack([part.mean_norm for part in parts]),
-            torch.stack([part.deviation_norm for part in parts]),
-            parts[0].epsilon,
-        )
 
 
 class Scratch:

@@ -52,13 +52,13 @@ def gradient_norms(model: nn.Module, anatomy: Anatomy, batch: Batch, loss: Loss 
         if gradient is not None:
             per_sample = gradient.transpose(0, 1) if anatomy.token_axis == 0 else gradient
             norms = torch.linalg.vector_norm(per_sample.double().flatten(1), dim=-1)
-            rows.append(Row(number, "output", -1, "output_gradient", first_sample, norms))
+            rows.append(Row(number, "output", -1, "output_gradient", first_sample, norms.tolist()))
     remaining = list(found[len(kept) :])
     for number, block in enumerate(weights, start=1):
         mine, remaining = remaining[: len(block)], remaining[len(block) :]
         squares = [g.double().square().sum() for g in mine if g is not None]
         if squares:
-            rows.append(Row(number, "output", -1, "weight_gradient", -1, torch.stack(squares).sum().sqrt()))
+            rows.append(Row(number, "output", -1, "weight_gradient", -1, [torch.stack(squares).sum().sqrt().item()]))
     return rows
 
 

@@ -136,8 +136,7 @@ class Profile:
 
 def frame_of(rows: list[Row]) -> pd.DataFrame:
     """The rows of a reduction as one tidy table, sorted as they were seen."""
-    values = [row.values.detach().reshape(-1).cpu().numpy() for row in rows]
-    lengths = [len(v) for v in values]
+    lengths = [len(row.values) for row in rows]
     samples = [
         np.arange(n) + row.first_sample if row.first_sample >= 0 else np.full(n, -1)
         for row, n in zip(rows, lengths, strict=True)
@@ -149,7 +148,7 @@ def frame_of(rows: list[Row]) -> pd.DataFrame:
             "head": np.repeat(np.array([row.head for row in rows], dtype=np.int32), lengths),
             "measure": np.repeat(np.array([row.measure for row in rows], dtype=object), lengths),
             "sample": np.concatenate(samples).astype(np.int32) if rows else np.array([], dtype=np.int32),
-            "value": np.concatenate(values).astype(np.float64) if rows else np.array([], dtype=np.float64),
+            "value": np.array([value for row in rows for value in row.values], dtype=np.float64),
         }
     )
     return frame[COLUMNS]

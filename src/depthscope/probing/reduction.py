@@ -5,7 +5,7 @@ for the unit tokens of one block's input, which its output is compared with.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +25,7 @@ from depthscope.probing.catalogue import (
     STEP,
     Summary,
 )
+from depthscope.probing.ledger import Ledger
 from depthscope.probing.taps import Visit
 
 Excluded = Literal["outliers"] | tuple[int, ...] | None
@@ -38,7 +39,7 @@ class Row(NamedTuple):
     head: int  # -1: no head
     measure: str
     first_sample: int  # -1: the whole batch
-    values: Tensor  # (batch), or () for the whole batch
+    values: list[float]  # one per sequence, or one for the whole batch
 
 
 class SinkRow(NamedTuple):
@@ -54,7 +55,8 @@ class SinkRow(NamedTuple):
 class Seen:
     """What is kept of a token matrix after it has passed."""
 
-    summary: Summary
+    norms: TokenNorms
+    place: tuple[int, int]  # its batch size and its row in that ledger
     numbers: dict[str, Tensor] = field(default_factory=dict)
     unit: Tensor | None = None  # (batch, n, d)
     has_direction: Tensor | None = None  # (batch, n)
@@ -89,24 +91,31 @@ class Reduction:
         self._input: Seen | None = None  # what entered the running block
         self._attention_input: Tensor | None = None
         self._last: tuple[weakref.ref[Tensor], int, Seen] | None = None
-        self._stations: list[tuple[int, str, Summary]] = []
-        self._steps: list[tuple[int, str, Summary, Summary]] = []
+        self._ledgers: dict[int, Ledger] = {}  # by batch size: the towers of a model may differ
+        self._stations: list[tuple[int, str, tuple[int, int]]] = []
+        self._steps: list[tuple[int, str, tuple[int, int], tuple[int, int]]] = []
 
     def end(self) -> None:
         """Turns the summaries of a pass into rows: one call per measure, not one per station."""
-        for stations in _alike(self._stations):
-            stacked = _stack([summary for _, _, summary in stations])
+        for batch, ledger in self._ledgers.items():
+            stations = [item for item in self._stations if item[2][0] == batch]
+            summary = ledger.read([row for _, _, (_, row) in stations])
             for name, measure in FROM_SUMMARY.items():
                 if name in self.measures:
-                    for (block, station, _), values in zip(stations, measure(stacked), strict=True):
-                        self._add(block, station, name, values)
-        for steps in _alike(self._steps):
-            before = TokenNorms.stack([step[2].norms for step in steps])
-            after = TokenNorms.stack([step[3].norms for step in steps])
-            for name, found in zip(STEP, (*m.growth(before, after), m.escalation_rate(before, after)), strict=True):
-                if name in self.measures:
-                    for (block, station, *_), values in zip(steps, found, strict=True):
-                        self._add(block, station, name, values)
+                    self._add_all(stations, name, measure(summary))
+            steps = [item for item in self._steps if item[3][0] == batch]
+            if steps:
+                before = ledger.read([row for _, _, (_, row), _ in steps]).norms
+                after = ledger.read([row for _, _, _, (_, row) in steps]).norms
+                found = (*m.growth(before, after), m.escalation_rate(before, after))
+                for name, values in zip(STEP, found, strict=True):
+                    if name in self.measures:
+                        self._add_all(steps, name, values)
+        self._ledgers.clear()
+
+    def _add_all(self, places: Sequence[tuple[Any, ...]], name: str, values: Tensor) -> None:
+        for (block, station, *_), row in zip(places, values.tolist(), strict=True):
+            self.rows.append(Row(block, station, -1, name, self.first_sample, row))
 
     # --- tokens -----------------------------------------------------------------------------------
 
@@ -130,7 +139,7 @@ class Reduction:
         if station in self.stations:
             self._report(seen, visit.number, station)
         if station.endswith("_branch"):
-            self._report_branch(seen.summary.norms, visit.number, station)
+            self._report_branch(seen.norms, visit.number, station)
         elif station in visit.block.trunk and station != "input":
             self._report_step(seen, visit.number, station)
             self._trunk = seen
@@ -151,9 +160,11 @@ class Reduction:
         if self.exclude == "outliers" and x.has_outliers:
             left_out = x.outliers
             x = TokenMatrix(tokens, x.real & ~x.outliers, self._scratch, self._unit_buffer(station, visit))
-        seen = Seen(
-            self._summary(x, found), {name: FROM_TOKENS[name](x) for name in FROM_TOKENS if name in self.measures}
-        )
+        summary = self._summary(x, found)
+        batch = tokens.shape[0]
+        row = self._ledgers.setdefault(batch, Ledger()).write(summary)
+        numbers = {name: FROM_TOKENS[name](x) for name in FROM_TOKENS if name in self.measures}
+        seen = Seen(summary.norms, (batch, row), numbers)
         seen.left_out = left_out
         if self.measures & set(BATCH):
             split = zip(BATCH, m.energy_split(x), strict=True)
@@ -201,7 +212,7 @@ class Reduction:
         return real
 
     def _report(self, seen: Seen, block: int, station: str) -> None:
-        self._stations.append((block, station, seen.summary))
+        self._stations.append((block, station, seen.place))
         for name, value in seen.numbers.items():
             self._add(block, station, name, value, whole_batch=name in BATCH)
 
@@ -210,14 +221,14 @@ class Reduction:
         if not wanted or self._trunk is None or station not in self.stations:
             return
         if _same_tokens(self._trunk, seen):
-            self._steps.append((block, station, self._trunk.summary, seen.summary))
+            self._steps.append((block, station, self._trunk.place, seen.place))
         else:  # an outlier was left out at one end only: the two are not the same tokens
             for name in wanted:
-                self._add(block, station, name, torch.full_like(seen.summary.norms.norm, torch.nan))
+                self._add(block, station, name, torch.full_like(seen.norms.norm, torch.nan))
 
     def _report_branch(self, branch: TokenMatrix | TokenNorms, block: int, station: str) -> None:
         if self.wants_branches and self._trunk is not None:
-            self._add(block, station, "branch_ratio", branch.norm / self._trunk.summary.norms.norm)
+            self._add(block, station, "branch_ratio", branch.norm / self._trunk.norms.norm)
 
     def _report_turn(self, seen: Seen, block: int) -> None:
         before = self._input
@@ -284,28 +295,11 @@ class Reduction:
     def _add(
         self, block: int, station: str, name: str, value: Tensor, head: int = -1, whole_batch: bool = False
     ) -> None:
-        self.rows.append(Row(block, station, head, name, -1 if whole_batch else self.first_sample, value))
-
-
-def _alike(items: list[Any]) -> Iterator[list[Any]]:
-    """Items (block, station, summary, …) of the same batch size together; the towers of a model may differ."""
-    groups: dict[tuple[int, ...], list[Any]] = {}
-    for item in items:
-        groups.setdefault(tuple(item[2].norms.mean_norm.shape), []).append(item)
-    yield from groups.values()
+        first_sample = -1 if whole_batch else self.first_sample
+        self.rows.append(Row(block, station, head, name, first_sample, value.reshape(-1).tolist()))
 
 
 def _same_tokens(before: Seen, after: Seen) -> bool:
     if before.left_out is None or after.left_out is None:
         return before.left_out is after.left_out
     return torch.equal(before.left_out, after.left_out)
-
-
-def _stack(parts: list[Summary]) -> Summary:
-    return Summary(
-        TokenNorms.stack([part.norms for part in parts]),
-        TokenNorms.stack([part.directions for part in parts]),
-        TokenNorms.stack([part.ordinary for part in parts]),
-        torch.stack([part.largest_norm for part in parts]),
-        torch.stack([part.outliers for part in parts]),
-    )
