@@ -108,7 +108,7 @@ def angular_distance(before: Tensor | TokenMatrix, after: Tensor | TokenMatrix, 
     return mean_angle(u.values, v.values, u.real & v.real) / torch.pi
 
 
-def mean_angle(u: Tensor, v: Tensor, real: Tensor, scratch: Scratch | None = None) -> Tensor:
+def mean_angle(u: Tensor, v: Tensor, real: Tensor | None = None, scratch: Scratch | None = None) -> Tensor:
     """Mean of ∠(u_i, v_i) over the real ones of unit tokens, in radians.
 
     2·arcsin(‖u − v‖/2): accurate for small angles, where arccos of a cosine near 1 is not (and less so,
@@ -116,7 +116,7 @@ def mean_angle(u: Tensor, v: Tensor, real: Tensor, scratch: Scratch | None = Non
     """
     difference = u - v if scratch is None else torch.sub(u, v, out=scratch.take("work", u))
     angles = 2 * torch.arcsin((norm_of_rows(difference) / 2).clamp(max=1))  # (…, n)
-    return torch.where(real, angles, 0.0).sum(dim=-1) / real.sum(dim=-1)
+    return angles.mean(dim=-1) if real is None else torch.where(real, angles, 0.0).sum(dim=-1) / real.sum(dim=-1)
 
 
 def growth(before: Tokens, after: Tokens, mask: Tensor | None = None) -> Growth:

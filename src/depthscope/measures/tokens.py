@@ -39,8 +39,14 @@ def norm_of_rows(values: Tensor) -> Tensor:
     huge or not finite are scaled by their largest entry and done again in float64.
     Shapes: (…, k) → (…).
     """
+    return _norms_and_safety(values)[0]
+
+
+def _norms_and_safety(values: Tensor) -> tuple[Tensor, bool]:
+    """The norms of the rows, and whether all of them came the fast way: then none is zero, huge or not finite."""
     norms = torch.linalg.vector_norm(values, dim=-1).double()
-    if not _inside(norms, values.dtype):
+    safe = _inside(norms, values.dtype)
+    if not safe:
         low, high = _SAFE_NORMS[values.dtype]
         doubtful = ~((norms > low) & (norms < high))  # also true for nan
         rows = values[doubtful].double()  # (rows, k)
@@ -48,7 +54,7 @@ def norm_of_rows(values: Tensor) -> Tensor:
         scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
         careful = scale.squeeze(-1) * torch.linalg.vector_norm(rows / scale, dim=-1)
         norms = norms.masked_scatter(doubtful, careful)
-    return norms
+    return norms, safe
 
 
 def _inside(norms: Tensor, dtype: torch.dtype) -> bool:
@@ -180,7 +186,8 @@ class TokenMatrix:
         if self.mask is not None:
             shifted.masked_fill_(~self.mask.unsqueeze(-1), 0.0)
         # An error e of this mean enters ‖Π⊥X‖² only as n·e²: the tokens' own precision is enough.
-        offset = shifted.sum(dim=-2, keepdim=True) / self.count[..., None, None].to(shifted.dtype)
+        n = self.values.shape[-2] if self.mask is None else self.count[..., None, None].to(shifted.dtype)
+        offset = shifted.sum(dim=-2, keepdim=True) / n
         deviations = shifted.sub_(offset)  # in place: `shifted` is ours, and a pass over memory is what it costs
         if self.mask is not None:
             deviations.masked_fill_(~self.mask.unsqueeze(-1), 0.0)
@@ -190,8 +197,10 @@ class TokenMatrix:
     def _mean_and_spread(self) -> tuple[Tensor, Tensor]:
         """The mean (…, d) and ‖Π⊥X‖_F (…); the deviations themselves are not kept."""
         mean, deviations = self._split(None if self._scratch is None else self._scratch.take("work", self.values))
-        norm = self._small_norm(norm_of_rows(deviations))
-        if self.values.dtype == torch.float32 and not norm.isfinite().all() and self.values.isfinite().all():
+        rows, safe = _norms_and_safety(deviations)
+        norm = self._small_norm(rows)
+        overflow = not safe and self.values.dtype == torch.float32 and not norm.isfinite().all()
+        if overflow and self.values.isfinite().all():
             return TokenMatrix(self.values.double(), self.mask)._mean_and_spread  # the sum has overflowed
         return mean, norm if self.mask is None else torch.where(self.count > 0, norm, torch.nan)
 
@@ -243,9 +252,13 @@ class TokenMatrix:
         return norm_of_rows(values) if careful else torch.linalg.vector_norm(values, dim=-1)
 
     @cached_property
+    def _token_norms(self) -> tuple[Tensor, bool]:
+        return _norms_and_safety(self.values)
+
+    @property
     def token_norms(self) -> Tensor:
         """‖x_i‖ for each token, float64, (…, n); 0 at padding."""
-        return norm_of_rows(self.values)
+        return self._token_norms[0]
 
     @cached_property
     def norm_ratios(self) -> Tensor:
@@ -273,8 +286,8 @@ class TokenMatrix:
     @cached_property
     def directions(self) -> TokenMatrix:
         """The tokens scaled to length 1. Zero tokens have no direction: they count as padding."""
-        norms = self.token_norms
-        if self.mask is None and _inside(norms, self.values.dtype):
+        norms, safe = self._token_norms
+        if self.mask is None and safe:
             divisors = norms.unsqueeze(-1).to(self.values.dtype)
             if self._scratch is None:
                 unit_tokens = TokenMatrix(self.values / divisors)

@@ -59,7 +59,7 @@ class Seen:
     place: tuple[int, int]  # its batch size and its row in that ledger
     numbers: dict[str, Tensor] = field(default_factory=dict)
     unit: Tensor | None = None  # (batch, n, d)
-    has_direction: Tensor | None = None  # (batch, n)
+    has_direction: Tensor | None = None  # (batch, n); None: every token has one
     outliers: Tensor | None = None  # (batch, n), if there are any
     left_out: Tensor | None = None  # (batch, n), outliers that are not measured
     norm_ratios: Tensor | None = None  # (batch, n), norm of each token over the median
@@ -170,7 +170,7 @@ class Reduction:
             split = zip(BATCH, m.energy_split(x), strict=True)
             seen.numbers |= {name: value for name, value in split if name in self.measures}
         if self.measures & set(BLOCK):
-            seen.unit, seen.has_direction = x.directions.values, x.directions.real
+            seen.unit, seen.has_direction = x.directions.values, x.directions.mask
         if self._wants_outliers() and found.has_outliers:
             seen.outliers, seen.norm_ratios = found.outliers, found.norm_ratios
         self._last = None if source.is_inference() else (weakref.ref(source), source._version, seen)
@@ -234,9 +234,9 @@ class Reduction:
         before = self._input
         if before is None or before.unit is None or seen.unit is None or before.unit.shape != seen.unit.shape:
             return
-        assert before.has_direction is not None
-        assert seen.has_direction is not None
-        angle = m.mean_angle(before.unit, seen.unit, before.has_direction & seen.has_direction, self._scratch)
+        masks = [mask for mask in (before.has_direction, seen.has_direction) if mask is not None]
+        real = masks[0] & masks[-1] if masks else None
+        angle = m.mean_angle(before.unit, seen.unit, real, self._scratch)
         self._add(block, "output", "angular_distance", angle / torch.pi)
 
     def _report_outliers(self, seen: Seen, block: int) -> None:
