@@ -18,7 +18,8 @@ from torch import Tensor
 
 from depthscope.measures import TokenMatrix, delta, mu, omega
 
-# Variance of the log-odds that one block adds, times the width: from simulations of post-norm blocks.
+# Variance of the log-odds that one block adds, times the width. A dominating mean grows by ‖x(I + αW)‖²/‖x‖², whose
+# logarithm has the variance (4a + 2a²)/(1 + a)²/d, a = α²dσ²: 1.5/d at a = 1. Simulated with the FFN: 1.6 ± 0.1.
 WALK = 1.5
 
 
