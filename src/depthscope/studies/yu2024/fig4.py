@@ -139,8 +139,7 @@ def _blocks(similarity: pd.Series) -> tuple[float, float]:
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     mean = frame.groupby("block").mean()
     similarity, norm = mean["similarity"], mean["norm"]
-    by_block = frame.assign(step=frame.groupby("trial")["norm"].diff()).dropna(subset=["step"]).groupby("block")["step"]
-    step, step_error = by_block.mean(), by_block.std() / config.trials**0.5
+    step = norm.diff().dropna()
     tenths = similarity.iloc[:: max(1, len(similarity) // 10)]
     steps = frame.dropna(subset=["expected_energy"])
     share = (mean["branch_norm"] / mean["input_norm"]).dropna()
@@ -170,14 +169,21 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"{'' if np.isfinite(pre_more) else 'more than '}{at_least:.0f} (pre-norm)",
             tolerance="at least 3 times as many blocks for a tenfold loss of diversity; same weights",
             holds=bool(at_least >= 3 * post_more) if np.isfinite(at_least + post_more) else None,
-            note=f"up to .9 the difference is smaller: block {post:.0f} and block {pre:.0f}",
+        ),
+        judge(
+            "it is so from the start",
+            paper="the same sentence, read of the way to t_sim = .9",
+            ours=f"t_sim passes .9 at block {post:.0f} (post-norm) and {pre:.0f} (pre-norm)",
+            tolerance="at least 3 times as many blocks, as above",
+            holds=bool(pre >= 3 * post) if np.isfinite(pre + post) else None,
+            note="this was our first reading of “much slower”; the claim above was added when it failed",
         ),
         judge(
             "‖X‖ grows from block to block",
             paper="“monotonically increasing in expectation” (§3.1, Fig. 4 right)",
             ours=f"{norm.iloc[0]:.0f} → {norm.iloc[-1]:.0f}; smallest step {step.min():+.2f}",
-            tolerance="the mean step is up in 95 % of the blocks and nowhere down by 3 standard errors",
-            holds=bool((step > 0).mean() >= 0.95 and (step > -3 * step_error).all()),
+            tolerance="the mean over the trials rises in every block",
+            holds=bool((step > 0).all()),
         ),
         judge(
             "‖X̂‖ is constant",
