@@ -7,6 +7,7 @@ needs no handles. What a hook must know of the running pass (which tokens are re
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import WeakIdKeyDictionary
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.anatomy.structure import Side
 from depthscope.probing.masks import MaskFinder
 from depthscope.probing.taps import batch_first, first_tokens
 from depthscope.remedies.statistics import cache_in, past_length
+
+PASSES = 256  # whose masks are kept for activation checkpointing
 
 
 class Hook:
@@ -61,8 +63,8 @@ class Pass:
         self.past = 0  # how many
         self.masks.begin()
         # Activation checkpointing runs a block again during the backward pass, when another pass may have been here:
-        # the processed mask that the block is given, the same object both times, leads to the mask of its pass.
-        self._by_processed = WeakIdKeyDictionary()
+        # the processed mask that the block is given, the same memory both times, leads to the mask of its pass.
+        self._by_processed: OrderedDict[int, Tensor | None] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
@@ -80,7 +82,8 @@ class Pass:
         if recomputed:
             self.masks.begin()
         self.masks.see(module, args, kwargs)
-        tokens = first_tokens((*args, *kwargs.values()))
+        values = (*args, *kwargs.values())
+        tokens = first_tokens(values)
         if tokens is None:
             raise ValueError(f"expected tokens to enter {block.block!r}, got none")
         self.shape = tokens.shape
@@ -90,18 +93,29 @@ class Pass:
             self.bidirectional = kwargs.get("src_mask") is None and not kwargs.get("is_causal", False)
         batch, n = self.batch_first(tokens).shape[:2]
         self.real = self.masks.real(batch, n, past=self.past)
-        processed = kwargs.get("attention_mask")
-        if isinstance(processed, Tensor) and processed.ndim > 2 and not torch.compiler.is_compiling():
-            if not recomputed:
-                self._by_processed[processed] = self.real
-            elif self.real is None:
-                self.real = self._by_processed[processed]
+        if not torch.compiler.is_compiling():
+            self._recognise_pass(next((v for v in values if isinstance(v, Tensor) and v.ndim == 4), None), recomputed)
         self.position = None
         if self.real is not None:
-            self.position = self.real.long().cumsum(dim=-1)[:, -n:] - 1
-            if self.real.shape[1] == n:
-                self.position = self.position + self.past
+            counted = self.real.long().cumsum(dim=-1)[:, -n:] - 1
+            self.position = counted if self.real.shape[1] > n else counted + self.past
             self.real = self.real[:, -n:]
+        elif self.past:
+            self.position = torch.arange(self.past, self.past + n, device=tokens.device).expand(batch, n)
+
+    def _recognise_pass(self, processed: Tensor | None, recomputed: bool) -> None:
+        if processed is None:
+            return
+        key = processed.data_ptr()
+        if not recomputed:
+            self._by_processed[key] = self.real
+            self._by_processed.move_to_end(key)
+            if len(self._by_processed) > PASSES:
+                self._by_processed.popitem(last=False)
+        elif self.real is None:  # else the block itself is given the mask
+            if key not in self._by_processed:
+                raise ValueError(f"more than {PASSES} checkpointed passes before a backward pass: masks are forgotten")
+            self.real = self._by_processed[key]
 
     def batch_first(self, tokens: Tensor) -> Tensor:
         """(batch, n, d), whatever the model's layout."""
