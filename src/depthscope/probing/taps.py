@@ -194,3 +194,16 @@ def _floating(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from _floating(item)
+
+
+def exchange(value: Any, old: Tensor | None, new: Any) -> Any:
+    """What a module takes or returns, of whatever shape, with one tensor exchanged for another."""
+    if value is old:
+        return new
+    if isinstance(value, dict):
+        changed = {key: exchange(item, old, new) for key, item in value.items()}
+        return changed if type(value) is dict else type(value)(**changed)
+    if isinstance(value, tuple | list):
+        items = [exchange(item, old, new) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
