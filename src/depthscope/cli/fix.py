@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from depthscope.remedies import DeEscalate, Recommendation, ResidualWeight
 
 MEASURES = ("token_similarity", "direction_similarity", "effective_rank")
-_GRADIENT = "output_gradient"
 
 
 @dataclass(frozen=True)
@@ -180,9 +179,7 @@ def as_json(fixed: Fixed) -> dict[str, Any]:
 def _probe(model: nn.Module, inputs: Inputs, options: FixOptions, advance: Any) -> Profile:
     from depthscope import probing
 
-    profile = probing.probe(
-        model, inputs.batches, measures=list(MEASURES), blocks=options.blocks, gradients=True, progress=advance
-    )
+    profile = probing.probe(model, inputs.batches, measures=MEASURES, blocks=options.blocks, progress=advance)
     profile.metadata.update(model=options.model, seed=options.seed, **inputs.metadata)
     return profile
 

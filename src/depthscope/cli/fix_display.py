@@ -34,9 +34,8 @@ def show(fixed: Fixed) -> None:
     _show_curves(console, fixed)
     _show_blocks(console, fixed)
     for when, profile in (("Before", fixed.before), ("After", fixed.after)):
-        console.print(
-            f"{when}: {_lower(crossing('token similarity', profile.curve('token_similarity')))}", markup=False
-        )
+        said = crossing("token similarity", profile.curve("token_similarity"))
+        console.print(f"{when}: {said[0].lower()}{said[1:]}", markup=False)
     for line in warnings(fixed):
         console.print(line, markup=False)
     console.print(f"\n[bold]To put it in[/bold]\n\n{_indented('import depthscope')}\n", end="")
@@ -64,7 +63,7 @@ def warnings(fixed: Fixed) -> list[str]:
 
 def draw(fixed: Fixed) -> Any:
     """A matplotlib figure: a panel per measure, before and after."""
-    names = [name for name in fixed.before.names() if name != "weight_gradient"]
+    names = fixed.before.names()
     figure = require("matplotlib.figure", "figures").Figure(figsize=(4.2 * len(names), 3.4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         for label, profile, colour in (("before", fixed.before, "#c44536"), ("after", fixed.after, "#197278")):
@@ -72,8 +71,6 @@ def draw(fixed: Fixed) -> Any:
         axes.set(xlabel="block", title=name.replace("_", " "), xlim=(0, max(fixed.before.depth, 1)))
         if "similarity" in name:
             axes.set_ylim(-0.02, 1.02)
-        if name == "output_gradient":
-            axes.set_yscale("log")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(frameon=False)
