@@ -12,6 +12,7 @@ import depthscope
 from depthscope.cli.app import main
 from depthscope.cli.fix import sink_positions
 from depthscope.models import BlockConfig, Encoder
+from depthscope.models.families import build_family
 from depthscope.probing import Profile, probe
 from depthscope.remedies import DeEscalate, ResidualWeight
 from samples import seeded
@@ -43,7 +44,7 @@ def test_a_collapsing_encoder_is_shown_before_and_after(run, tmp_path: Path):
     assert (tmp_path / "fixed" / "fix.png").stat().st_size > 10_000
     saved = json.loads((tmp_path / "fixed" / "fix.json").read_text())
     # The printed lines do what was measured.
-    model = Encoder(20, BlockConfig(64, 4), generator=seeded(0))
+    model = build_family("encoder", 20, 64, 4, seed=0)
     exec(saved["python"], {"depthscope": depthscope, "model": model})
     assert saved["python"] in "\n".join(line.strip() for line in printed.splitlines())
     x = torch.randn(2, 16, 64, generator=seeded(0))
@@ -91,7 +92,7 @@ def test_a_trained_causal_model_is_told_to_train_and_keeps_its_sink(run, tmp_pat
     (remedy,) = found["remedies"]
     assert remedy["leave_alone"] == remedy["skip_in_mean"] == [0]
     assert found["loss"]["after"] != found["loss"]["before"]
-    printed = run(f"hf:{tmp_path / 'model'}", "--samples", "2", "--tokens", "16", "--tau", "0.3").out
+    printed = run(*arguments).out
     assert "The weights look trained" in printed
     assert "Loss on this text" in printed
     assert "Left alone: token 0" in printed

@@ -74,7 +74,8 @@ def draw(fixed: Fixed) -> Any:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(frameon=False)
-    figure.suptitle(f"{fixed.before.metadata.get('model', '')}: {fixed.reason}", fontsize=10)
+    put_in = fixed.python.partition("(model, ")[2].removesuffix(")")
+    figure.suptitle(f"{fixed.before.metadata.get('model', '')}, {fixed.before.depth} blocks: {put_in}", fontsize=10)
     return figure
 
 

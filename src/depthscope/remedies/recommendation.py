@@ -79,7 +79,8 @@ class Recommendation:
             grown = self.growth[1.0] ** self.blocks
             text += (
                 f"; with it the gradient grows by {self.growth[1.0]:.3f} per block, {grown:.1e} over {self.blocks}, "
-                f"and a branch weight α = {self.alpha:g} brings that to {self.growth[self.alpha]:.3f} (and the similarity further down)"
+                f"and a branch weight α = {self.alpha:g} brings that to {self.growth[self.alpha]:.3f} "
+                "(and the similarity further down)"
             )
         return text
 
