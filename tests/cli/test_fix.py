@@ -85,9 +85,8 @@ def test_a_trained_causal_model_is_told_to_train_and_keeps_its_sink(run, tmp_pat
         for block in model.transformer.h:
             block.ln_1.bias += 0.1  # as training leaves it
     model.save_pretrained(tmp_path / "model")
-    found = json.loads(
-        run(f"hf:{tmp_path / 'model'}", "--samples", "2", "--tokens", "16", "--tau", "0.3", "--json").out
-    )
+    arguments = (f"hf:{tmp_path / 'model'}", "--samples", "2", "--tokens", "16", "--tau", "0.3")
+    found = json.loads(run(*arguments, "--json").out)
     assert found["trained"]
     (remedy,) = found["remedies"]
     assert remedy["leave_alone"] == remedy["skip_in_mean"] == [0]
