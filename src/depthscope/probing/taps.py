@@ -73,6 +73,12 @@ class Taps:
             handle.remove()
         self._handles.clear()
 
+    def begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """For taps that open inside a pre-hook of the model: its call has begun and would not be heard."""
+        self._begin_pass()
+        if self.model in self.masks.around:
+            self.masks.see(self.model, args, kwargs)
+
     def _attach(self, block: BlockAnatomy) -> None:
         at: dict[tuple[nn.Module, str], list[str]] = {}
         for station, spot in block.spots.items():
