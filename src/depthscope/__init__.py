@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = version("depthscope")
 
 _ROOMS = ("anatomy", "measures", "models", "probing", "remedies", "studies", "theory")
-_PUBLIC = {"Profile": "probing", "probe": "probing", "skip_loss": "probing"}
+_PUBLIC = {"Profile": "probing", "probe": "probing", "skip_loss": "probing", "watch": "probing"}
 
-__all__ = ["Profile", "__version__", "probe", "skip_loss"]
+__all__ = ["Profile", "__version__", "probe", "skip_loss", "watch"]
 
 if TYPE_CHECKING:
-    from depthscope.probing import Profile, probe, skip_loss
+    from depthscope.probing import Profile, probe, skip_loss, watch
 
 
 def __getattr__(name: str) -> Any:

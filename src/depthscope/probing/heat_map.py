@@ -1,0 +1,44 @@
+"""The picture of a watch: blocks upwards, training steps to the right, a measure as colour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from depthscope.extras import require
+
+
+def heat_map(records: pd.DataFrame, measure: str = "token_similarity", station: str = "output") -> Any:
+    """A matplotlib figure, block × step; similarities run from 0 to 1 with a line at .9. Grey: no value."""
+    rows = records[(records["measure"] == measure) & (records["station"] == station)]
+    if rows.empty:
+        there = ", ".join(sorted({f"{m} at {s}" for m, s in zip(records["measure"], records["station"], strict=True)}))
+        raise ValueError(f"no {measure!r} at station {station!r} to draw; there: {there or 'nothing'}")
+    table = rows.pivot_table(index="block", columns="step", values="value", aggfunc="last", dropna=False)
+    figure = require("matplotlib.figure", "figures").Figure(figsize=(7.0, 3.8), layout="constrained")
+    axes = figure.subplots()
+    axes.set_facecolor("0.85")
+    steps, blocks = table.columns.to_numpy(dtype=float), table.index.to_numpy(dtype=float)
+    values = np.ma.masked_invalid(table.to_numpy(dtype=float))
+    limits = {"vmin": min(0.0, float(values.min())), "vmax": 1.0} if measure.endswith("similarity") else {}
+    colours = axes.pcolormesh(_edges(steps), _edges(blocks), values, cmap="viridis", rasterized=True, **limits)
+    if measure.endswith("similarity") and min(values.shape) > 1 and values.min() < 0.9 < values.max():
+        line = axes.contour(steps, blocks, values, levels=[0.9], colors="white", linewidths=1.2)
+        axes.clabel(line, fmt="0.9", fontsize=8)
+    axes.set(xlabel="training step", ylabel="block", title=measure.replace("_", " "))
+    if station != "output":
+        axes.set_title(f"{measure.replace('_', ' ')}, {station.replace('_', ' ')}")
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.colorbar(colours, ax=axes)
+    return figure
+
+
+def _edges(centres: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The borders of cells around these centres; the outer cells are as wide as they are on their inner side."""
+    if len(centres) == 1:
+        return np.array([centres[0] - 0.5, centres[0] + 0.5])
+    middle = (centres[1:] + centres[:-1]) / 2
+    return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])
