@@ -95,7 +95,11 @@ class Watch:
         self._measures, self._stations = measures, stations
         self._reduction = self._new_reduction()
         self._taps = Taps(
-            self._model, anatomy_of(self._model, blocks), stations_to_hear(self._reduction), self._see_tokens
+            self._model,
+            anatomy_of(self._model, blocks),
+            stations_to_hear(self._reduction),
+            self._see_tokens,
+            hears_call=self._entrance is not self._model,
         )
         self._records: list[Record] = []
         self._handle: Any = None
@@ -188,7 +192,7 @@ class Watch:
             if _has_compiled_parts(self._entrance):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(self._taps)
-            if self._entrance is self._model:
+            if not self._taps.hears_call:
                 self._taps.begin_pass(args, kwargs)
             self._listening = stack.pop_all()
         self._ends = [
@@ -241,15 +245,13 @@ class _Counter:
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._watch._before_pass(args, kwargs)
 
-    def __deepcopy__(self, _memo: object) -> Callable[..., None]:
-        return _not_watched
-
-    def __reduce__(self) -> str:
-        return "_not_watched"
+    def __reduce__(self) -> tuple[type[_NotWatched], tuple[()]]:
+        return _NotWatched, ()
 
 
-def _not_watched(_module: nn.Module, _args: object, _kwargs: object) -> None:
-    pass
+class _NotWatched:
+    def __call__(self, _module: nn.Module, _args: object, _kwargs: object) -> None:
+        pass
 
 
 def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
