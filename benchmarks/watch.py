@@ -1,10 +1,11 @@
 """What watching costs a training run: ratios from one run, medians over alternating rounds.
 
-    python benchmarks/watch.py        # about five minutes on 2 cores
+    python benchmarks/watch.py        # about three minutes on 2 cores
 
 single    one watched training step ÷ the same step without a watch
 idle      a step between two watched ones ÷ the same step without a watch
 every 50  both together: (49 · idle + single) ÷ 50. The target is 1.05.
+counter   what the hook between watched steps takes, in microseconds
 run       50 steps with a watch, the first of them watched, ÷ 50 steps without; ViT only
 """
 
@@ -84,10 +85,18 @@ def compare(name: str, step: Training) -> None:
         between.append(idle() / plain)
     once, rest = statistics.median(single), statistics.median(between)
     total = ((EVERY - 1) * rest + once) / EVERY
+    watch.open()
+    watch.step(1)
+    counter = next(iter(step.model._forward_pre_hooks.values()))
+    start = time.perf_counter()
+    for _ in range(10_000):
+        counter(step.model, (), {})
+    microseconds = (time.perf_counter() - start) * 100
+    watch.close()
     spread = statistics.quantiles(between, n=4)
     print(
         f"{name:<30} single {once:.3f}  idle {rest:.3f} (quartiles {spread[0]:.3f}–{spread[2]:.3f})  "
-        f"every {EVERY}: {total:.4f}, of which the watched step {1 + (once - 1) / EVERY:.4f}"
+        f"every {EVERY}: {total:.4f}, of which the watched step {1 + (once - 1) / EVERY:.4f}; counter {microseconds:.1f} µs"
     )
 
 

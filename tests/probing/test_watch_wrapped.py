@@ -199,6 +199,7 @@ def test_a_compiled_model_that_fails_gets_its_graph_back():
     assert counter.frame_count == 1
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler says so without us too
 @pytest.mark.parametrize("in_place", [False, True])
 def test_compiled_blocks(in_place: bool):
     counter = CompileCounter()

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from depthscope.extras import require
+from depthscope.probing.records import ALIKE
 
 
 def heat_map(records: pd.DataFrame, measure: str = "token_similarity", station: str = "output") -> Any:
@@ -22,14 +23,15 @@ def heat_map(records: pd.DataFrame, measure: str = "token_similarity", station: 
     axes.set_facecolor("0.85")
     steps, blocks = table.columns.to_numpy(dtype=float), table.index.to_numpy(dtype=float)
     values = np.ma.masked_invalid(table.to_numpy(dtype=float))
-    limits = {"vmin": min(0.0, float(values.min())), "vmax": 1.0} if measure.endswith("similarity") else {}
+    similarity = measure.endswith("similarity")
+    least, most = (values.min(), values.max()) if values.count() else (0.0, 0.0)
+    limits = {"vmin": min(0.0, least), "vmax": 1.0} if similarity else {}
     colours = axes.pcolormesh(_edges(steps), _edges(blocks), values, cmap="viridis", rasterized=True, **limits)
-    if measure.endswith("similarity") and min(values.shape) > 1 and values.min() < 0.9 < values.max():
-        line = axes.contour(steps, blocks, values, levels=[0.9], colors="white", linewidths=1.2)
-        axes.clabel(line, fmt="0.9", fontsize=8)
-    axes.set(xlabel="training step", ylabel="block", title=measure.replace("_", " "))
-    if station != "output":
-        axes.set_title(f"{measure.replace('_', ' ')}, {station.replace('_', ' ')}")
+    if similarity and min(values.shape) > 1 and least < ALIKE < most:
+        line = axes.contour(steps, blocks, values, levels=[ALIKE], colors="white", linewidths=1.2)
+        axes.clabel(line, fmt=str(ALIKE), fontsize=8)
+    where = "" if station == "output" else f", {station.replace('_', ' ')}"
+    axes.set(xlabel="training step", ylabel="block", title=measure.replace("_", " ") + where)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.xaxis.get_major_locator().set_params(integer=True)
     figure.colorbar(colours, ax=axes)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,13 +154,12 @@ def append(path: Path, record: Record) -> None:
     try:
         size = os.fstat(handle).st_size
         try:
-            written = os.write(handle, data)
+            if (written := os.write(handle, data)) < len(data):
+                raise OSError(f"only {written} of {len(data)} bytes could be written")
         except OSError:
-            os.ftruncate(handle, size)
+            with suppress(OSError):
+                os.ftruncate(handle, size)
             raise
-        if written < len(data):
-            os.ftruncate(handle, size)
-            raise OSError(f"only {written} of {len(data)} bytes could be written")
     finally:
         os.close(handle)
 
