@@ -96,7 +96,8 @@ def compare(name: str, step: Training) -> None:
     spread = statistics.quantiles(between, n=4)
     print(
         f"{name:<30} single {once:.3f}  idle {rest:.3f} (quartiles {spread[0]:.3f}–{spread[2]:.3f})  "
-        f"every {EVERY}: {total:.4f}, of which the watched step {1 + (once - 1) / EVERY:.4f}; counter {microseconds:.1f} µs"
+        f"every {EVERY}: {total:.4f}, of which the watched step {1 + (once - 1) / EVERY:.4f}"
+        f"; counter {microseconds:.1f} µs"
     )
 
 

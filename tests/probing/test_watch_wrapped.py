@@ -1,6 +1,7 @@
 """Watching models that are wrapped, compiled, checkpointed or remedied."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import depthscope
@@ -145,6 +147,19 @@ def test_distributed_data_parallel(given: str):
     assert curve(watch, 0) == plain_curve()
     assert watch.records["step"].unique().tolist() == [0, 2]
     assert not any(hooks_of(wrapper))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_process_alone_writes(tmp_path: Path, rank: int):
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+    try:
+        model = encoder()
+        with depthscope.watch(model, path=tmp_path / "depth.jsonl") as watch:
+            model(TOKENS, mask=MASK)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert curve(watch, 0) == plain_curve()
+    assert (tmp_path / "depth.jsonl").exists() == (rank == 0)
 
 
 def test_data_parallel_on_one_device():

@@ -12,7 +12,10 @@ from depthscope.probing.records import ALIKE
 
 
 def heat_map(records: pd.DataFrame, measure: str = "token_similarity", station: str = "output") -> Any:
-    """A matplotlib figure, block × step; similarities run from 0 to 1 with a line at .9. Grey: no value."""
+    """A matplotlib figure, block × step. Grey: no value.
+
+    Similarities have the same colours in every picture, from 0 (or less) to 1, and a line at .9.
+    """
     rows = records[(records["measure"] == measure) & (records["station"] == station)]
     if rows.empty:
         there = ", ".join(sorted({f"{m} at {s}" for m, s in zip(records["measure"], records["station"], strict=True)}))
@@ -24,17 +27,17 @@ def heat_map(records: pd.DataFrame, measure: str = "token_similarity", station: 
     steps, blocks = table.columns.to_numpy(dtype=float), table.index.to_numpy(dtype=float)
     values = np.ma.masked_invalid(table.to_numpy(dtype=float))
     similarity = measure.endswith("similarity")
-    least, most = (values.min(), values.max()) if values.count() else (0.0, 0.0)
-    limits = {"vmin": min(0.0, least), "vmax": 1.0} if similarity else {}
+    limits = {"vmin": 0.0, "vmax": 1.0} if similarity else {}
     colours = axes.pcolormesh(_edges(steps), _edges(blocks), values, cmap="viridis", rasterized=True, **limits)
-    if similarity and min(values.shape) > 1 and least < ALIKE < most:
-        line = axes.contour(steps, blocks, values, levels=[ALIKE], colors="white", linewidths=1.2)
-        axes.clabel(line, fmt=str(ALIKE), fontsize=8)
+    bar = figure.colorbar(colours, ax=axes)
+    if similarity:
+        bar.ax.axhline(ALIKE, color="black", linewidth=1.2)
+    if similarity and min(values.shape) > 1 and values.count() and values.min() < ALIKE < values.max():
+        axes.contour(steps, blocks, values, levels=[ALIKE], colors="black", linewidths=1.2)
     where = "" if station == "output" else f", {station.replace('_', ' ')}"
     axes.set(xlabel="training step", ylabel="block", title=measure.replace("_", " ") + where)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.colorbar(colours, ax=axes)
     return figure
 
 
