@@ -244,10 +244,27 @@ def test_a_model_compiled_in_place_is_refused():
     assert not any(hooks_of(late))
 
 
-def test_the_model_behind_a_compiled_one_is_refused_when_its_blocks_are_not_seen():
+@pytest.mark.parametrize("warm", [False, True])
+def test_the_model_behind_a_compiled_one_is_refused(warm: bool):
     model = encoder()
     compiled = torch.compile(model, backend="eager")
-    compiled(TOKENS)
-    with depthscope.watch(model), pytest.raises(ValueError, match=r"was compiled, watch what torch.compile returned"):
+    if warm:
         compiled(TOKENS)
+    with depthscope.watch(model), pytest.raises(ValueError, match=r"watch what torch.compile returned"):
+        compiled(TOKENS)
+    assert not any(hooks_of(model))
+    step = torch.compile(lambda x: model(x).sum(), backend="eager")
+    with depthscope.watch(model), pytest.raises(ValueError, match=r"watch what torch.compile returned"):
+        step(TOKENS)
+
+
+class Unused(Encoder):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x
+
+
+def test_blocks_that_do_not_run_are_said():
+    model = Unused(4, BlockConfig(16, 4))
+    with depthscope.watch(model), pytest.raises(ValueError, match=r"none of the blocks .* was seen at step 0.*blocks="):
+        model(TOKENS)
     assert not any(hooks_of(model))

@@ -24,6 +24,8 @@ from depthscope.probing.reduction import Reduction
 from depthscope.probing.stations import choose_stations, stations_to_hear
 from depthscope.probing.taps import Taps, Visit
 
+_INSIDE_COMPILED = "the model is called by compiled code, which passes hooks by: watch what torch.compile returned"
+
 OnRecord = Callable[[int, dict[str, float]], object]
 
 
@@ -58,7 +60,8 @@ def watch(
 
     **Wrapped models.** Of DistributedDataParallel, and of `torch.compile(model)`, pass the wrapper. A
     watched step of a compiled model, or of one with compiled parts, runs uncompiled; all others run the
-    compiled graph, unbroken. A model compiled in place as a whole (`model.compile()`) is refused.
+    compiled graph, unbroken. Refused: a model compiled in place as a whole (`model.compile()`), and a call
+    from compiled code of a model that was given without its wrapper.
 
     `measures`, `stations` and `blocks` are those of `probe`; measures of attention matrices are refused.
     `on_record(step, scalars)` is called after each watched pass, e.g. with a tracker's log function.
@@ -187,6 +190,8 @@ class Watch:
     def _listen(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Attaches everything for the pass that has just begun."""
         _refuse_compiled_in_place(self._entrance)
+        if _in_compiled_code():
+            raise ValueError(_INSIDE_COMPILED)
         self._reduction = self._new_reduction()
         with ExitStack() as stack:
             if _has_compiled_parts(self._entrance):
@@ -219,8 +224,8 @@ class Watch:
         if not rows:
             names = [block.name for block in self._taps.anatomy.blocks][:4]
             raise ValueError(
-                f"none of the blocks {names} was seen at step {step}: if the model was compiled, watch what "
-                "torch.compile returned; else name the blocks that run with blocks="
+                f"none of the blocks {names} was seen at step {step}: name those that run with blocks=; "
+                "of a compiled model, watch what torch.compile returned"
             )
         record = Record(step, curves_of(rows))
         self._records.append(record)
@@ -279,6 +284,14 @@ def _refuse_compiled_in_place(model: nn.Module) -> None:
             "the model was compiled in place, and its hooks would be passed by: use compiled = torch.compile(model) "
             "in place of model.compile(), and watch(compiled)"
         )
+
+
+def _in_compiled_code() -> bool:
+    """Whether the compiler is at work around this call: it would compile our hooks, or pass them by."""
+    if torch.compiler.is_compiling():
+        return True
+    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
+    return callback() not in (None, False)
 
 
 def _has_compiled_parts(model: nn.Module) -> bool:
