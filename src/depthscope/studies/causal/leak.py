@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from depthscope.studies import style
 from depthscope.studies.causal.leak_runs import (
     CAUSAL,
     LEAKING,
@@ -28,34 +29,20 @@ from depthscope.studies.causal.leak_runs import (
     train,
 )
 from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    block_axis,
-    label,
-    legend_below,
-    panels,
-)
 
 STACKS_SHARE = 0.1  # of the time
 BELOW, NOT_BELOW = 10, 3  # standard errors
 APART, COLLAPSED = 0.2, 0.95
 _STYLES: dict[str, dict[str, Any]] = {
-    NONE: {"color": BLACK, "linewidth": 3.2},
-    "full mean": {"color": VERMILION},
-    "full mean, at output": {"color": ORANGE},
-    "prefix": {"color": BLUE},
-    "prefix, at output": {"color": SKY, "linestyle": "--"},
-    "prefix, κ = 1": {"color": GREEN, "linestyle": "--"},
-    "EMA": {"color": PURPLE, "linestyle": ":", "linewidth": 2.2},
-    "full mean, branch alone": {"color": VERMILION, "linestyle": "--"},
-    "prefix, branch alone": {"color": BLUE, "linestyle": "--"},
+    NONE: {"color": style.BLACK, "linewidth": 3.2},
+    "full mean": {"color": style.VERMILION},
+    "full mean, at output": {"color": style.ORANGE},
+    "prefix": {"color": style.BLUE},
+    "prefix, at output": {"color": style.SKY, "linestyle": "--"},
+    "prefix, κ = 1": {"color": style.GREEN, "linestyle": "--"},
+    "EMA": {"color": style.PURPLE, "linestyle": ":", "linewidth": 2.2},
+    "full mean, branch alone": {"color": style.VERMILION, "linestyle": "--"},
+    "prefix, branch alone": {"color": style.BLUE, "linestyle": "--"},
 }
 
 
@@ -98,36 +85,39 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Any:
-    figure, (learning, testing, stack) = panels(3, width=4.2, height=4.2)
+    figure, (learning, testing, stack) = style.panels(3, width=4.2, height=4.2)
     floor = _floor(frame)
     training = frame[frame["part"] == "training"]
     window = max(1, int(training["step"].max()) // 50)
     for case in MODELS:
         losses = training[training["case"] == case].groupby((training["step"] - 1) // window)
         learning.plot(losses["step"].mean(), losses["value"].mean(), label=case, **{"linewidth": 1.6} | _STYLES[case])
-    learning.axhline(floor, color=GREY, linewidth=1, linestyle="--", label="ln V, the floor")
+    learning.axhline(floor, color=style.GREY, linewidth=1, linestyle="--", label="ln V, the floor")
     learning.set(ylim=(0, 1.1 * floor), xlim=(0, None))
-    label(learning, "Training on random tokens", "step", "loss, nats per token")
+    style.label(learning, "Training on random tokens", "step", "loss, nats per token")
 
     for place, (quantity, colour, name) in enumerate(
-        (("one pass", BLUE, "all positions in one pass"), ("token by token", ORANGE, "token by token: no future"))
+        (
+            ("one pass", style.BLUE, "all positions in one pass"),
+            ("token by token", style.ORANGE, "token by token: no future"),
+        )
     ):
         values = [_test(frame, case, quantity).value for case in MODELS]
         heights = [number - 0.2 + 0.4 * place for number in range(len(MODELS))]
         testing.barh(heights, values, height=0.38, color=colour, label=name)
-    testing.axvline(floor, color=GREY, linewidth=1, linestyle="--", label="ln V, the floor")
+    testing.axvline(floor, color=style.GREY, linewidth=1, linestyle="--", label="ln V, the floor")
     testing.set_yticks(range(len(MODELS)), list(MODELS))
     testing.invert_yaxis()
-    label(testing, "Tested on fresh tokens", "loss, nats per token", "remedy")
+    style.label(testing, "Tested on fresh tokens", "loss, nats per token", "remedy")
 
     for case in (case for case in STACKS if case in _STYLES):
         curve = _similarity(frame, case)
         stack.plot(curve.index, curve, label=case, **{"linewidth": 1.6} | _STYLES[case])
     stack.set_ylim(0, 1.02)
-    block_axis(stack, int(frame["block"].max()))
-    label(stack, "Causal stack at initialisation", "block", "t_sim")
-    legend_below([learning, stack], columns=2)
-    legend_below(testing, columns=1)
+    style.block_axis(stack, int(frame["block"].max()))
+    style.label(stack, "Causal stack at initialisation", "block", "t_sim")
+    style.legend_below([learning, stack], columns=2)
+    style.legend_below(testing, columns=1)
     return figure
 
 
@@ -145,7 +135,7 @@ class _Loss:
         return (self.value - floor) / self.error
 
     def __str__(self) -> str:
-        return f"{self.value:.4f} ± {self.error:.1g}"
+        return f"{self.value:.4f} ± {self.error:.2g}"
 
 
 def _test(frame: pd.DataFrame, case: str, quantity: str, position: int = -1) -> _Loss:
