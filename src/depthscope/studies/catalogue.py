@@ -29,6 +29,7 @@ ENTRIES: dict[str, Entry] = {
     "yu2024-rate": Entry("yu2024.rate", "the local rate 1/(1 + α²) down to t_div of 1e-17 and below", "25 s"),
     "yu2024-init": Entry("yu2024.initialisation", "the same block under each initialiser", "14 s"),
     "causal-rate": Entry("causal.rate", "causal attention: rate .625, the ramp, δ against n", "21 s"),
+    "causal-leak": Entry("causal.leak", "the sequence mean lets a causal model see the future", "3 min"),
 }
 
 
