@@ -12,6 +12,7 @@ from depthscope import __version__
 from depthscope.cli.demo import demo
 from depthscope.cli.probe import probe
 from depthscope.cli.reproduce import reproduce
+from depthscope.cli.train import train
 from depthscope.extras import MissingExtra
 
 USER_ERROR = 2
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(probe)
 app.command()(reproduce)
+app.command()(train)
 
 
 def _print_version(wanted: bool) -> None:
