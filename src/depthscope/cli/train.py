@@ -198,9 +198,8 @@ def _list() -> None:
     for name, entry in RECIPES.items():
         table.add_row(name, entry.title, entry.cost)
     console.print(table)
-    console.print(
-        "\ndepthscope train RECIPE --variant post|pre|deescalated; --dry-run shows every setting.", markup=False
-    )
+    variants = "|".join(VARIANTS)
+    console.print(f"\ndepthscope train RECIPE --variant {variants}; --dry-run shows every setting.", markup=False)
 
 
 def _with_settings(body: Callable[..., None]) -> Callable[..., None]:

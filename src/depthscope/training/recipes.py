@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from depthscope.training.config import VARIANTS, ImageConfig, TrainingConfig, Variant
+from depthscope.training.config import ImageConfig, TrainingConfig, Variant
 
 
 def vit_cifar10(variant: Variant) -> ImageConfig:
@@ -69,5 +69,3 @@ RECIPES = {
     "vit-digits": Entry(vit_digits, ImageConfig, "ViT, 48 blocks, on scikit-learn's digits", "minutes on 2 cores"),
     "vit-cifar10": Entry(vit_cifar10, ImageConfig, "ViT, 80 blocks, on CIFAR-10 (Yu & Zhang 2024, Fig. 6)", "a GPU"),
 }
-
-__all__ = ["RECIPES", "VARIANTS", "Entry", "vit_cifar10", "vit_digits"]
