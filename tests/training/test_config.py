@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from tiny_training import tiny_config
 
 from depthscope.training.config import VARIANTS, ImageConfig, differences, field_help
 from depthscope.training.recipes import RECIPES, vit_cifar10, vit_digits
+from tiny_training import tiny_config
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -24,7 +24,7 @@ def test_order_is_a_function_of_seed_and_step():
 
 def test_shares_are_disjoint_and_complete():
     batch = list(range(12))
-    assert sum((batch[Share(index, 4).of(12)] for index in range(4)), []) == batch
+    assert [sample for index in range(4) for sample in batch[Share(index, 4).of(12)]] == batch
 
 
 def test_names_give_unrelated_seeds_that_torch_takes():

@@ -1,9 +1,9 @@
 """The learning rate as a function of the step."""
 
 import pytest
-from tiny_training import tiny_config
 
 from depthscope.training.schedule import learning_rate
+from tiny_training import tiny_config
 
 
 def rates(total: int = 100, **changes) -> list[float]:

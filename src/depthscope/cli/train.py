@@ -104,10 +104,10 @@ def _run(config: TrainingConfig, run: Run, data: str | None, allow_incomplete: b
     from depthscope.training.display import Quiet, Terminal
     from depthscope.training.estimate import estimate
     from depthscope.training.loop import NonFiniteLoss, train
-    from depthscope.training.tasks import make_empty_task, make_task
+    from depthscope.training.tasks import make_task
 
     processes, main = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
-    parameters = estimate(make_empty_task(config), config, processes).parameters
+    parameters = estimate(config, processes).parameters
     require_memory(4 * parameters)  # weights, gradients, two moments
     display = Terminal() if main else Quiet()
     task = make_task(config, data, allow_incomplete=allow_incomplete)
@@ -165,10 +165,9 @@ def _show_estimate(config: TrainingConfig, data: str | None, allow_incomplete: b
     from depthscope.training.session import total_steps
     from depthscope.training.tasks import make_empty_task, make_task
 
-    task = make_empty_task(config)
-    cost = estimate(task, config, int(os.environ.get("WORLD_SIZE", "1")))
-    if data is not None:
-        task = make_task(config, data, allow_incomplete=allow_incomplete)
+    cost = estimate(config, int(os.environ.get("WORLD_SIZE", "1")))
+    whole = data is None and not allow_incomplete
+    task = make_empty_task(config) if whole else make_task(config, data, allow_incomplete=allow_incomplete)
     print(json.dumps(config.as_json(), indent=2))
     sizes = (cost.weights, cost.gradients, cost.optimizer, cost.activations)
     weights, gradients, moments, activations = (_bytes(size) for size in sizes)

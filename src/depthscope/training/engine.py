@@ -73,13 +73,9 @@ def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
             project_dir=str(run.out), logging_dir=str(run.out / "tensorboard")
         ),
     )
-    shares = accelerator.num_processes * config.accumulate
-    if config.batch_size % shares:
-        raise ValueError(
-            f"expected a batch size that {accelerator.num_processes} processes × {config.accumulate} accumulated "
-            f"parts divide, got {config.batch_size}"
-        )
-    model = task.build()
+    require_shares(config, accelerator.num_processes)
+    with seeded(derived_seed(config.seed, "build")):  # modules draw their first weights from the global state
+        model = task.build()
     if config.checkpoint_activations:
         checkpoint_activations(model)
     optimizer = torch.optim.AdamW(
@@ -87,6 +83,15 @@ def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
     )
     entrance, prepared = accelerator.prepare(model, optimizer)
     return Engine(accelerator, model, entrance, prepared)
+
+
+def require_shares(config: TrainingConfig, processes: int) -> None:
+    """Refuses a batch that cannot be dealt out evenly: means of unequal parts are not the mean."""
+    if config.batch_size % (processes * config.accumulate):
+        raise ValueError(
+            f"expected a batch size that {processes} processes × {config.accumulate} accumulated parts divide, "
+            f"got {config.batch_size}"
+        )
 
 
 def release(engine: Engine) -> None:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from depthscope.models.memory import count_parameters
 from depthscope.training.config import TrainingConfig
+from depthscope.training.engine import checkpoint_activations, require_shares
 from depthscope.training.task import Share, Task
+from depthscope.training.tasks import make_empty_task
 
 _META = torch.device("meta")
 
@@ -30,34 +32,35 @@ class Estimate:
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
-def estimate(task: Task, config: TrainingConfig, processes: int = 1) -> Estimate:
-    """`task` is without data (`make_empty_task`).
+def estimate(config: TrainingConfig, processes: int = 1) -> Estimate:
+    """Everything is linear in depth, so models of 1 and 2 blocks tell of any number.
 
     The activations are what autograd keeps in a pass on the meta device, in the precision of the weights:
     a mixed precision needs less. With checkpoint_activations: what enters the blocks, and one block's own.
     Workspace of kernels, fragmentation and the data are not in it.
     """
-    if config.batch_size % (processes * config.accumulate):
-        raise ValueError(
-            f"expected a batch size that {processes} processes × {config.accumulate} accumulated parts divide, "
-            f"got {config.batch_size}"
-        )
-    with _META:
-        model = task.build()
-    parameters = count_parameters(model)
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    batch = task.batch(0, Share(0, processes * config.accumulate), _META)
-    kept = _kept_bytes(task, model, batch)
+    require_shares(config, processes)
+    one, two = (_measure(config.changed(depth=depth), processes) for depth in (1, 2))
+    sizes = [first + (config.depth - 1) * (second - first) for first, second in zip(one, two, strict=True)]
+    parameters, weights, kept, kept_checkpointed = sizes
     if config.checkpoint_activations:
-        from depthscope.training.engine import checkpoint_activations
-
-        one_block = kept // config.depth
-        checkpoint_activations(model)
-        kept = _kept_bytes(task, model, batch) + one_block
+        kept = kept_checkpointed + two[2] - one[2]
     return Estimate(parameters, weights, weights, 2 * weights, kept)
 
 
-def _kept_bytes(task: Task, model: torch.nn.Module, batch: Any) -> int:
+def _measure(config: TrainingConfig, processes: int) -> tuple[int, int, int, int]:
+    """Parameters, their bytes, the bytes of activations kept, and those with checkpointing."""
+    task = make_empty_task(config)
+    with _META:
+        model = task.build()
+    batch = task.batch(0, Share(0, processes * config.accumulate), _META)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    kept = _kept_bytes(task, model, batch)
+    checkpoint_activations(model)
+    return count_parameters(model), weights, kept, _kept_bytes(task, model, batch)
+
+
+def _kept_bytes(task: Task, model: nn.Module, batch: Any) -> int:
     """Bytes of the storages that autograd keeps, each once, weights not counted."""
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     kept: dict[int, tuple[int, Tensor]] = {}
@@ -65,7 +68,7 @@ def _kept_bytes(task: Task, model: torch.nn.Module, batch: Any) -> int:
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in weights:
-            kept[storage._cdata] = (storage.nbytes(), tensor)  # the tensor, or its place may be used again
+            kept[storage._cdata] = (storage.nbytes(), tensor)  # with the tensor, or its place is used again
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

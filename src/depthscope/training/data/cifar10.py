@@ -103,6 +103,6 @@ def _checked(read: Callable[[Path], Part], per_file: int, path: Path) -> Part:
 def _tensors(part: Part) -> tuple[Tensor, Tensor]:
     images, labels = part
     return (
-        torch.from_numpy(np.ascontiguousarray(images).reshape(-1, 3, 32, 32)),
+        torch.from_numpy(np.array(images, dtype=np.uint8).reshape(-1, 3, 32, 32)),
         torch.from_numpy(labels.astype(np.int64)),
     )
