@@ -153,6 +153,7 @@ def test_a_mistake_is_one_line(run, arguments, message):
     assert err.splitlines()[-1].startswith("depthscope: ")
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, on import of the compiler
 def test_compiled_it_trains_the_same(run, tmp_path: Path):
     pytest.importorskip("torch._inductor")
     for name in ("plain", "compiled"):
