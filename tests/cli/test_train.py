@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from depthscope.cli.app import main
 from depthscope.training import read_metrics
@@ -151,18 +150,3 @@ def test_a_mistake_is_one_line(run, arguments, message):
     assert code == 2
     assert message in err.splitlines()[-1]
     assert err.splitlines()[-1].startswith("depthscope: ")
-
-
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, on import of the compiler
-def test_compiled_it_trains_the_same(run, tmp_path: Path):
-    pytest.importorskip("torch._inductor")
-    for name in ("plain", "compiled"):
-        options = ["--compile"] if name == "compiled" else []
-        code, _out, err = run(*SMALL, *QUIET, "--out", str(tmp_path / name), *options)
-        assert code == 0, err
-    losses = [
-        [row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl") if "loss" in row]
-        for name in ("plain", "compiled")
-    ]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)  # float32, fused sums
-    torch._dynamo.reset()

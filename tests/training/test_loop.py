@@ -91,7 +91,7 @@ def test_losses_do_not_depend_on_how_a_batch_is_computed(tmp_path: Path):
 
 def test_training_learns_and_leaves_the_global_random_state_alone(tmp_path: Path):
     before = torch.random.get_rng_state()
-    _, losses = run_in(tmp_path, tiny_config(lr=3e-3, epochs=30))
+    _, losses = run_in(tmp_path, tiny_config(lr=3e-3, epochs=20), checkpoint_every=100, evaluate_every=100)
     assert losses[-1] < 0.5 * losses[0]
     assert torch.equal(torch.random.get_rng_state(), before)
 
@@ -102,6 +102,24 @@ def test_mixed_precision_trains_close_to_single(tmp_path: Path):
     assert mixed != single
     assert mixed == pytest.approx(single, rel=0.02)  # bfloat16 has 8 bits: 0.4 % per operation
     assert {tensor.dtype for tensor in saved(tmp_path / "mixed")["model"].values()} == {torch.float32}
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, on import of the compiler
+def test_compiled_it_trains_the_same(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("depthscope.training.engine.COMPILER", "aot_eager")  # all of it but the code generation
+    compiled = []
+    original = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **options: compiled.append(options) or original(model, **options)
+    )
+    config = tiny_config(precision="float64", steps=6)
+    _, losses = run_in(tmp_path / "plain", config)
+    assert compiled == []
+    _, others = run_in(tmp_path / "compiled", config.changed(compile=True))
+    assert [options["backend"] for options in compiled] == ["aot_eager"]
+    assert others == pytest.approx(losses, rel=1e-10)  # float64, other forms of the same operations
+    assert saved(tmp_path / "compiled")["model"].keys() == saved(tmp_path / "plain")["model"].keys()
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])

@@ -22,16 +22,10 @@ ENVIRONMENT = os.environ | {
 }
 
 
-def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    result = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=240, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return result
+        return str(free.getsockname()[1])
 
 
 def test_killed_at_once_and_continued_the_weights_are_the_same(tmp_path: Path):
@@ -73,10 +67,17 @@ def test_told_to_stop_the_program_saves_and_ends_with_the_usual_code(tmp_path: P
 def test_two_processes_give_the_losses_of_one(tmp_path: Path):
     settings = {"depth": 2, "steps": 8, "accumulate": 2, "precision": "float64"}
     options = [part for name, value in settings.items() for part in ("--" + name, str(value))]
-    torchrun(
-        *("-m", "depthscope", "train", "vit-digits", *options, "--out", str(tmp_path / "two")),
-        *("--log-every", "1", "--tracker", "none", "--cpu"),
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    command = [*torchrun, "-m", "depthscope", "train", "vit-digits", *options, "--out", str(tmp_path / "two")]
+    result = subprocess.run(
+        [*command, "--log-every", "1", "--tracker", "none", "--cpu"],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=300,
+        check=False,
     )
+    assert result.returncode == 0, result.stderr
     config = vit_digits("deescalated").changed(**settings)
     train(make_task(config), config, Run(tmp_path / "one", log_every=1, tracker="none", cpu=True))
     one, two = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
@@ -89,7 +90,19 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path):
 
 
 def test_sharded_over_two_processes_the_losses_are_the_same(tmp_path: Path):
-    found = json.loads(torchrun(str(HERE / "two_processes.py"), "8").stdout.splitlines()[-1])
+    rendezvous = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "two_processes.py"), "8"],
+            env=ENVIRONMENT | rendezvous | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    printed = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    found = json.loads(printed[0])
     _, losses = run_in(tmp_path, tiny_config(precision="float64", steps=8))
     assert found["losses"] == pytest.approx(losses, rel=1e-10)  # float64 sums in another order, 8 steps
     assert found["local"] < 0.6 * found["all"]

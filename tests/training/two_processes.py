@@ -1,4 +1,4 @@
-"""Run by torchrun on two processes of one machine: the tiny model with `fully_shard`; prints its losses as JSON."""
+"""Run twice, as ranks 0 and 1 of one machine: the tiny model with `fully_shard`; prints its losses as JSON."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from tiny_training import tiny_config, tiny_task
 
 def main(steps: int) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=240))
     mesh = distributed.init_device_mesh("cpu", (2,))
     config = tiny_config(precision="float64", steps=steps)
     task = tiny_task(config)

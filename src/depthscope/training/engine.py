@@ -21,6 +21,7 @@ from depthscope.training.run import Run
 from depthscope.training.schedule import learning_rate
 from depthscope.training.task import Carry, Share, Task
 
+COMPILER = "inductor"
 _MIXED = {"float32": "no", "float64": "no", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -67,7 +68,7 @@ def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
     accelerator = accelerate.Accelerator(
         mixed_precision=_MIXED[config.precision],
         cpu=run.cpu,
-        dynamo_backend="inductor" if config.compile else None,
+        dynamo_backend=COMPILER if config.compile else None,
         log_with=None if run.tracker == "none" else run.tracker,
         project_config=accelerate.utils.ProjectConfiguration(
             project_dir=str(run.out), logging_dir=str(run.out / "tensorboard")
@@ -105,13 +106,15 @@ def shares_of(engine: Engine, config: TrainingConfig) -> range:
     return range(engine.rank * config.accumulate, (engine.rank + 1) * config.accumulate)
 
 
+def step_seed(config: TrainingConfig, step: int, share: int) -> int:
+    """What the random numbers inside the model (dropout) depend on, and nothing else."""
+    return derived_seed(config.seed, "step", step, share)
+
+
 def compute_step(
     engine: Engine, task: Task, config: TrainingConfig, step: int, total: int, carries: Sequence[Carry], stop: bool
 ) -> StepResult:
-    """Forward and backward of step 0, 1, …: gradients are there, weights unchanged.
-
-    Random numbers (dropout) are functions of seed, step and share.
-    """
+    """Forward and backward of step 0, 1, …: gradients are there, weights unchanged."""
     accelerator = engine.accelerator
     engine.entrance.train()
     engine.optimizer.zero_grad()
@@ -121,7 +124,7 @@ def compute_step(
         last = part == config.accumulate - 1
         # Gradients travel between processes once per step, with the last part.
         with (
-            seeded(derived_seed(config.seed, "step", step, share), engine.device),
+            seeded(step_seed(config, step, share), engine.device),
             nullcontext() if last else accelerator.no_sync(engine.entrance),
         ):
             loss, carry = task.loss(engine.entrance, batch, carries[part])

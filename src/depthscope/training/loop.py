@@ -15,7 +15,16 @@ from torch import nn
 from depthscope.extras import require
 from depthscope.training.config import TrainingConfig
 from depthscope.training.display import Display, Quiet
-from depthscope.training.engine import Engine, compute_step, evaluate, make_engine, release, shares_of, update
+from depthscope.training.engine import (
+    Engine,
+    compute_step,
+    evaluate,
+    make_engine,
+    release,
+    shares_of,
+    step_seed,
+    update,
+)
 from depthscope.training.observation import (
     AFTER_THE_BLOCKS,
     ALL_FINITE,
@@ -23,6 +32,7 @@ from depthscope.training.observation import (
     last_block_similarity,
     nonfinite_weight,
 )
+from depthscope.training.randomness import seeded
 from depthscope.training.run import Outcome, Run
 from depthscope.training.session import Progress, Session, begin, keep_metrics, save
 from depthscope.training.signals import StopRequest, stop_on_signal
@@ -115,10 +125,12 @@ def _log(session: Session, lr: float, carries: list[Carry], seconds: float) -> N
 def _explain(session: Session) -> str:
     """The step, the first block where it appears, and the last good checkpoint."""
     engine, progress = session.engine, session.progress
-    found = [
-        first_nonfinite_block(session.task, engine.plain, _batch(session, progress.step, part), carry)
-        for part, carry in enumerate(progress.carries)
-    ]
+    found = []
+    for part, carry in enumerate(progress.carries):
+        share = shares_of(engine, session.config)[part]
+        with seeded(step_seed(session.config, progress.step, share), engine.device):  # the same dropout
+            batch = _batch(session, progress.step, part)
+            found.append(first_nonfinite_block(session.task, engine.plain, batch, carry))
     mine = torch.tensor([min(found)], device=engine.device)
     first = engine.accelerator.gather(mine).min().item()  # of all processes
     if first == 0:

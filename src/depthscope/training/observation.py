@@ -19,7 +19,7 @@ AFTER_THE_BLOCKS, ALL_FINITE = 1_000_000, 1_000_001  # greater than any block's 
 def last_block_similarity(task: Task, model: nn.Module, batch: Any, carry: Carry) -> float:
     """Mean t_sim of what leaves the last block, before a remedy there (which at τ = 1 would always show 0).
 
-    One forward pass without gradients; `nan` if the block's output is no token matrix.
+    One forward pass in eval mode; `nan` if the block's output is no token matrix.
     """
     anatomy = anatomy_of(model)
     last = anatomy.blocks[-1].module
@@ -29,11 +29,14 @@ def last_block_similarity(task: Task, model: nn.Module, batch: Any, carry: Carry
         handle = station.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     else:
         handle = last.register_forward_hook(lambda _module, _inputs, output: seen.append(_first_tensor(output)))
+    training = model.training
+    model.eval()
     try:
         with torch.no_grad():
             task.loss(model, batch, carry)
     finally:
         handle.remove()
+        model.train(training)
     if not seen or seen[-1].ndim != 3:
         return math.nan
     tokens = seen[-1] if anatomy.token_axis == 1 else seen[-1].transpose(0, 1)  # (batch, n, d)
