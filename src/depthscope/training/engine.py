@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from depthscope.training.schedule import learning_rate
 from depthscope.training.task import Carry, Share, Task
 
 COMPILER = "inductor"
+_PAUSE = 0.5  # seconds
 _MIXED = {"float32": "no", "float64": "no", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -97,6 +99,10 @@ def require_shares(config: TrainingConfig, processes: int) -> None:
 
 def release(engine: Engine) -> None:
     """Ends trackers and forgets this run's precision: another run in the same process may have another."""
+    if engine.processes > 1:
+        # The threads of gloo let go of the last exchange a moment after it is over, and need Python's lock to do
+        # so. Taking the process group down waits for them with that lock held: without a pause, at times forever.
+        time.sleep(_PAUSE)
     engine.accelerator.end_training()
     require("accelerate.state", "training").AcceleratorState._reset_state()
 
