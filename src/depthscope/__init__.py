@@ -17,12 +17,13 @@ _PUBLIC = {
     "probe": "probing",
     "remove": "remedies",
     "skip_loss": "probing",
+    "watch": "probing",
 }
 
-__all__ = ["Profile", "__version__", "apply", "probe", "remove", "skip_loss"]
+__all__ = ["Profile", "__version__", "apply", "probe", "remove", "skip_loss", "watch"]
 
 if TYPE_CHECKING:
-    from depthscope.probing import Profile, probe, skip_loss
+    from depthscope.probing import Profile, probe, skip_loss, watch
     from depthscope.remedies import apply, remove
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from depthscope.probing import probe
+from traces import hooks_of, state_of
 from zoo import ZOO, make
 
 
@@ -23,27 +23,6 @@ def call(model: nn.Module, inputs: Any) -> list[torch.Tensor]:
         torch.backends.mha.set_fastpath_enabled(fast)
     items = output.values() if isinstance(output, dict) else (output,)
     return [item for item in items if isinstance(item, torch.Tensor)]
-
-
-def hooks_of(model: nn.Module) -> list[int]:
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return [len(getattr(module, kind)) for module in model.modules() for kind in kinds]
-
-
-def state_of(model: nn.Module) -> dict[str, Any]:
-    """Everything that a probe could leave behind."""
-    return {
-        "keys": list(model.state_dict()),
-        "attributes": [sorted(vars(module)) for module in model.modules()],
-        "hooks": hooks_of(model),
-        "training": [module.training for module in model.modules()],
-        "requires_grad": [p.requires_grad for p in model.parameters()],
-        "grads": [p.grad is None for p in model.parameters()],
-        "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
-        "grad_mode": torch.is_grad_enabled(),
-        "fast_path": torch.backends.mha.get_fastpath_enabled(),
-        "functions": (F.scaled_dot_product_attention, F.softmax),
-    }
 
 
 @pytest.mark.parametrize("name", ZOO)

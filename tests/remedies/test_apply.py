@@ -324,3 +324,31 @@ def test_compiles_without_graph_breaks(name: str):
     compiled = compiled if isinstance(compiled, Tensor) else compiled[0]
     assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
     compiled.sum().backward()
+
+
+def test_distributed_data_parallel(tmp_path):
+    from torch.distributed import destroy_process_group, init_process_group
+    from torch.nn.parallel import DistributedDataParallel
+
+    init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model, inputs = zoo.make("bert")
+        depthscope.apply(model.eval(), DeEscalate(LearnableTau(0.4)))
+        expected = run(model, inputs)
+        expected.sum().backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        output = wrapped(**inputs)[0]
+        assert torch.equal(output, expected)
+        output.sum().backward()
+        for gradient, parameter in zip(gradients, (p for p in model.parameters() if p.grad is not None), strict=False):
+            assert_close(parameter.grad, gradient)
+        depthscope.remove(model)
+        late = DistributedDataParallel(model)
+        depthscope.apply(late, DeEscalate(0.4))
+        assert_close(late(**inputs)[0], expected)
+        with pytest.raises(ValueError, match="apply first, wrap after"):
+            depthscope.apply(late, DeEscalate(LearnableTau(), at="input"))
+    finally:
+        destroy_process_group()

@@ -36,7 +36,7 @@ FORMS = {
             (0.9, "input", "prefix"),
             (1.0, "after_attention", "ema"),
             (0.9, "ffn_input", Prefix(shrink=1.0)),
-            (1.0, "output", Ema(0.5)),
+            (1.0, "output", Ema(decay=0.5)),
         )
     ],
     "residual-weight": [ResidualWeight(0.5)],
@@ -97,7 +97,7 @@ GENERATING = [name for name in CAUSAL if name not in ("causal-lm", "xlnet")]
 
 
 @pytest.mark.parametrize("name", GENERATING)
-@pytest.mark.parametrize("mixing", [Prefix(), Prefix(shrink=1.0), Ema(0.8)], ids=str)
+@pytest.mark.parametrize("mixing", [Prefix(), Prefix(shrink=1.0), Ema(decay=0.8)], ids=str)
 def test_generation_with_a_cache_equals_full_passes(name: str, mixing: Any):
     model = build(name)
     mixed = "auto" if name == "t5" else mixing  # its encoder is not causal

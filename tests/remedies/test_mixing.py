@@ -13,7 +13,7 @@ from depthscope.remedies import Ema, Full, Prefix, deescalate
 from depthscope.remedies.mixing import decayed_sums
 from samples import seeded
 
-FORMS = [Full(), Prefix(), Prefix(shrink=0.7), Ema(0.8), Ema(0.5, shrink=2.0)]
+FORMS = [Full(), Prefix(), Prefix(shrink=0.7), Ema(decay=0.8), Ema(2.0, 0.5)]
 CAUSAL = FORMS[1:]
 MASKS = {"all": [1] * 9, "right": [1] * 6 + [0] * 3, "left": [0] * 4 + [1] * 5, "hole": [1, 1, 0, 1, 1, 0, 0, 1, 1]}
 
@@ -85,12 +85,12 @@ def test_chunked_sums_equal_the_loop(n: int, decay: float, chunk: int):
 
 @pytest.mark.parametrize("form", CAUSAL, ids=str)
 def test_pieces_with_what_went_before_equal_the_whole(form: Any):
-    x = torch.randn(2, 200, 3, generator=seeded(0), dtype=torch.float64)
-    real = torch.rand(2, 200, generator=seeded(1)) > 0.2
-    whole, _ = form.mean(x, real)
+    x = torch.randn(2, 600, 3, generator=seeded(0), dtype=torch.float64)
+    real = torch.rand(2, 600, generator=seeded(1)) > 0.2
+    whole = form.mean(x, real)
     pieces, before = [], None
-    for start, end in ((0, 1), (1, 90), (90, 91), (91, 200)):
-        mean, before = form.mean(x[:, start:end], real[:, start:end], before)
+    for start, end in ((0, 1), (1, 90), (90, 91), (91, 600)):
+        mean, before = form.running_mean(x[:, start:end], real[:, start:end], before)
         pieces.append(mean)
     assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-12, atol=1e-12)
 
@@ -130,17 +130,18 @@ def test_padding_may_hold_nan_and_sequences_do_not_mix(form: Any):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_sums_in_float32_also_under_autocast(form: Any, dtype: torch.dtype):
     x = (1 + torch.randn(1, 500, 4, generator=seeded(0)) / 16).to(dtype)
-    exact, _ = form.mean(x.double(), None)
+    exact = form.mean(x.double())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mean, _ = form.mean(x, None)
-    assert mean.dtype == torch.float32
-    assert_close(mean.double(), exact, rtol=1e-5, atol=0)  # bfloat16 keeps 4e-3, float32 6e-8 per addition
+        means = [form.mean(x), form.mean(x[:, :100]), form.mean(x, torch.ones(1, 500, dtype=torch.bool))]
+    for mean in means:
+        assert mean.dtype == torch.float32
+        assert_close(mean.double(), exact[:, : mean.shape[1]], rtol=1e-5, atol=0)  # bfloat16 keeps 4e-3
     assert deescalate(x, mixing=form).dtype == dtype
 
 
 def test_bad_values_are_refused():
     with pytest.raises(ValueError, match="decay between 0 and 1"):
-        Ema(1.0)
+        Ema(decay=1.0)
     with pytest.raises(ValueError, match="shrink above 0"):
         Prefix(shrink=0.0)
     with pytest.raises(ValueError, match="got 'suffix'"):

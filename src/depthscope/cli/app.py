@@ -10,6 +10,7 @@ import typer
 
 from depthscope import __version__
 from depthscope.cli.demo import demo
+from depthscope.cli.fix import fix
 from depthscope.cli.probe import probe
 from depthscope.cli.reproduce import reproduce
 from depthscope.cli.train import train
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(probe)
+app.command()(fix)
 app.command()(reproduce)
 app.command()(train)
 

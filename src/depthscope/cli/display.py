@@ -24,7 +24,7 @@ def show(profile: Profile, skipped: pd.DataFrame | None = None) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"\n{_headline(profile.metadata)}\n", markup=False)
+    console.print(f"\n{headline(profile.metadata)}\n", markup=False)
     _show_measures(console, profile)
     _show_blocks(console, profile)
     for line in sentences(profile):
@@ -95,7 +95,7 @@ def _blocks(row: pd.Series[float]) -> str:
     return f"{row['change']:+.4f} ({f'block {first}' if first == last else f'blocks {first} to {last}'})"
 
 
-def _headline(metadata: dict[str, Any]) -> str:
+def headline(metadata: dict[str, Any]) -> str:
     halves = ", ".join(f"{part} {count}" for part, count in metadata.get("parts", {}).items())
     parts = [
         str(metadata.get("model")),

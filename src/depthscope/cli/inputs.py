@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthscope.cli.models import LoadedModel
-from depthscope.cli.options import ProbeOptions
+from depthscope.cli.options import ModelOptions
 from depthscope.extras import require
 from depthscope.models.text import cut, read_text, train_tokenizer
 
@@ -30,7 +30,7 @@ class Inputs:
     notes: tuple[str, ...] = ()
 
 
-def make_inputs(loaded: LoadedModel, options: ProbeOptions) -> Inputs:
+def make_inputs(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     """The batches for this model, still on the CPU. An option that does not fit the model is refused."""
     from depthscope.models import CausalLM, Encoder, VisionTransformer
 
@@ -54,19 +54,19 @@ def make_inputs(loaded: LoadedModel, options: ProbeOptions) -> Inputs:
     )
 
 
-def _refuse(options: ProbeOptions, because: str, *names: str) -> None:
+def _refuse(options: ModelOptions, because: str, *names: str) -> None:
     for name in names:
         if getattr(options, name) is not None:
             raise ValueError(f"--{name} does not fit {options.model!r}: {because}")
 
 
-def _shape(options: ProbeOptions) -> tuple[int, int]:
+def _shape(options: ModelOptions) -> tuple[int, int]:
     """Sequences in all, and at a time."""
     samples = SAMPLES if options.samples is None else options.samples
     return samples, min(samples, BATCH if options.batch is None else options.batch)
 
 
-def _batches(options: ProbeOptions, **tensors: Tensor) -> Inputs:
+def _batches(options: ModelOptions, **tensors: Tensor) -> Inputs:
     """Cuts tensors of all samples into dictionaries of a batch each."""
     samples, batch = _shape(options)
     batches = [
@@ -79,13 +79,13 @@ def _floats(model: nn.Module) -> Any:
     return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
 
 
-def _noise(options: ProbeOptions, *shape: int) -> Tensor:
+def _noise(options: ModelOptions, *shape: int) -> Tensor:
     import torch
 
     return torch.randn(*shape, generator=torch.Generator().manual_seed(options.seed))
 
 
-def _given(inputs: Any, model: nn.Module, options: ProbeOptions) -> Inputs:
+def _given(inputs: Any, model: nn.Module, options: ModelOptions) -> Inputs:
     """A factory's own input; its floating-point tensors take the dtype, if one was asked for."""
     import torch
 
@@ -103,10 +103,10 @@ def _given(inputs: Any, model: nn.Module, options: ProbeOptions) -> Inputs:
         raise ValueError(f"expected a tensor, a dictionary or an iterable of batches from the factory, got {kind}")
     batches = (cast(item) for item in inputs)
     count = len(inputs) if isinstance(inputs, Sized) else None
-    return Inputs(list(batches) if options.skip_loss else batches, count)  # a second pass needs them again
+    return Inputs(list(batches) if options.loss != "no" else batches, count)  # a second pass needs them again
 
 
-def _random_tokens(model: Any, options: ProbeOptions) -> Inputs:
+def _random_tokens(model: Any, options: ModelOptions) -> Inputs:
     samples, _ = _shape(options)
     width = model.blocks[0].config.width
     tokens = TOKENS if options.tokens is None else options.tokens
@@ -116,7 +116,7 @@ def _random_tokens(model: Any, options: ProbeOptions) -> Inputs:
 # --- text ---------------------------------------------------------------------------------------------
 
 
-def _text(loaded: LoadedModel, options: ProbeOptions) -> Inputs:
+def _text(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     """Consecutive pieces of a text, with the model's own tokenizer if it has one."""
     import torch
 
@@ -154,7 +154,7 @@ def _positions(config: Any, tokenizer: Any) -> int | None:
 # --- images -------------------------------------------------------------------------------------------
 
 
-def _images(model: Any, options: ProbeOptions) -> Inputs:
+def _images(model: Any, options: ModelOptions) -> Inputs:
     """The first images of a folder, by name, or random normal pixels."""
     ours = getattr(model, "config", None) is None
     if ours:

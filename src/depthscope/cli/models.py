@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.options import ProbeOptions
+from depthscope.cli.options import ModelOptions
 from depthscope.extras import MissingExtra, require
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()  # what a reader of the profile must know
 
 
-def load_model(options: ProbeOptions) -> LoadedModel:
+def load_model(options: ModelOptions) -> LoadedModel:
     """The model that MODEL names, on the device and in the dtype asked for."""
     from depthscope.models.families import FAMILY_NAMES, HUGGING_FACE, build_family
 
@@ -44,7 +44,7 @@ def load_model(options: ProbeOptions) -> LoadedModel:
             options.depth,
             options.width,
             options.heads,
-            language_model=options.skip_loss,
+            language_model=options.loss == "required",
             seed=options.seed,
             **({} if dtype is None else {"dtype": dtype}),
         )
@@ -62,7 +62,7 @@ def load_model(options: ProbeOptions) -> LoadedModel:
     return loaded
 
 
-def chosen_device(options: ProbeOptions) -> torch.device:
+def chosen_device(options: ModelOptions) -> torch.device:
     """The device, tried with one number: a name can be right where there is no such machine."""
     import torch
 
@@ -76,7 +76,7 @@ def chosen_device(options: ProbeOptions) -> torch.device:
     return device
 
 
-def chosen_dtype(options: ProbeOptions) -> torch.dtype | None:
+def chosen_dtype(options: ModelOptions) -> torch.dtype | None:
     """The dtype asked for; None keeps the model's own."""
     import torch
 
@@ -96,7 +96,7 @@ def _unknown_name(name: str, families: tuple[str, ...]) -> str:
     return f"unknown model {name!r}: {meant}expected {FORMS}; families: {', '.join(families)}"
 
 
-def _refuse_a_shape(options: ProbeOptions) -> None:
+def _refuse_a_shape(options: ModelOptions) -> None:
     for option in ("depth", "width", "heads"):
         if getattr(options, option) is not None:
             raise ValueError(f"expected --{option} with a family's name only: {options.model!r} has a shape of its own")
@@ -113,7 +113,7 @@ def _quiet_transformers() -> Any:
 # --- hf: ----------------------------------------------------------------------------------------------
 
 
-def _from_hugging_face(name: str, options: ProbeOptions) -> LoadedModel:
+def _from_hugging_face(name: str, options: ModelOptions) -> LoadedModel:
     """A folder, or a name: from the cache if it is there, else from the hub."""
     transformers = _quiet_transformers()
     folder = Path(name).expanduser()
@@ -143,7 +143,7 @@ def _ask_the_hub(name: str) -> None:
         ) from None
 
 
-def _pretrained(transformers: Any, name: str, options: ProbeOptions, local_files_only: bool) -> LoadedModel:
+def _pretrained(transformers: Any, name: str, options: ModelOptions, local_files_only: bool) -> LoadedModel:
     import torch
 
     from depthscope.models.memory import count_parameters, require_memory
@@ -153,8 +153,10 @@ def _pretrained(transformers: Any, name: str, options: ProbeOptions, local_files
     try:
         config = transformers.AutoConfig.from_pretrained(name, **known)
         auto = transformers.AutoModel
-        if options.skip_loss:
-            _require_causal(transformers, config, name)
+        causal = options.loss != "no" and _is_causal(transformers, config)
+        if options.loss == "required" and not causal:
+            raise ValueError(f"expected a causal language model for --skip-loss, got {name!r} ({config.model_type})")
+        if causal:
             auto = transformers.AutoModelForCausalLM
         with torch.device("meta"):
             empty = auto.from_config(config, trust_remote_code=options.trust_remote_code)
@@ -172,11 +174,10 @@ def _pretrained(transformers: Any, name: str, options: ProbeOptions, local_files
     return LoadedModel(model, tokenizer=tokenizer, notes=notes)
 
 
-def _require_causal(transformers: Any, config: Any, name: str) -> None:
+def _is_causal(transformers: Any, config: Any) -> bool:
     """A loss is taken only where a token is predicted from earlier ones: a BERT head would see the answer."""
     causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and getattr(config, "is_decoder", True)
-    if not causal or config.model_type == "xlnet":
-        raise ValueError(f"expected a causal language model for --skip-loss, got {name!r} ({config.model_type})")
+    return bool(causal) and config.model_type != "xlnet"
 
 
 def _tokenizer(transformers: Any, name: str, known: dict[str, bool]) -> Any:

@@ -1,4 +1,4 @@
-"""The options of `depthscope probe`: one dataclass is the command line, its help and what the parts receive."""
+"""The options of a command: one dataclass is the command line, its help and what the parts receive."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal, get_type_hints
 from typer import Argument, Option
 
 _SHAPE, _INPUT, _PROBE, _RESULT = "Shape of a family", "Input", "What is measured", "What comes out"
+_REMEDY = "Remedy"
 
 
 @dataclass(frozen=True)
-class ProbeOptions:
-    """What a user asks for. `None` means not asked for, so that what does not fit the model can be refused."""
+class ModelOptions:
+    """Which model, and what it reads. `None` means not asked for, so that what does not fit can be refused."""
 
     model: Annotated[
         str,
@@ -50,13 +51,6 @@ class ProbeOptions:
         Literal["float32", "float64", "bfloat16", "float16"] | None,
         Option(help="Number format of the model.", rich_help_panel=_PROBE),
     ] = None
-    measures: Annotated[
-        str, Option(help="default, spectral, all, or names separated by commas.", rich_help_panel=_PROBE)
-    ] = "default"
-    stations: Annotated[
-        str,
-        Option(help="output, trunk, all, or names separated by commas (output is added).", rich_help_panel=_PROBE),
-    ] = "output"
     blocks: Annotated[
         str | None,
         Option(
@@ -65,6 +59,33 @@ class ProbeOptions:
             rich_help_panel=_PROBE,
         ),
     ] = None
+    out: Annotated[
+        Path | None, Option(metavar="DIR", help="Save the profile and profile.png there.", rich_help_panel=_RESULT)
+    ] = None
+    json: Annotated[bool, Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_RESULT)] = (
+        False
+    )
+    trust_remote_code: Annotated[
+        bool, Option("--trust-remote-code", help="Run code that comes with an hf: model.", rich_help_panel=_INPUT)
+    ] = False
+
+    @property
+    def loss(self) -> Literal["no", "if causal", "required"]:
+        """Whether a language model is to be built with its head, so that it has a loss."""
+        return "no"
+
+
+@dataclass(frozen=True)
+class ProbeOptions(ModelOptions):
+    """What a user asks of `depthscope probe`."""
+
+    measures: Annotated[
+        str, Option(help="default, spectral, all, or names separated by commas.", rich_help_panel=_PROBE)
+    ] = "default"
+    stations: Annotated[
+        str,
+        Option(help="output, trunk, all, or names separated by commas (output is added).", rich_help_panel=_PROBE),
+    ] = "output"
     exclude_tokens: Annotated[
         str | None,
         Option(metavar="TOKENS", help="Tokens to leave out: outliers, or indices such as 0,1.", rich_help_panel=_PROBE),
@@ -76,12 +97,6 @@ class ProbeOptions:
         int, Option(min=1, help="With --skip-loss: how many blocks in a row to skip.", rich_help_panel=_PROBE)
     ] = 1
     gradients: Annotated[bool, Option("--gradients", help="Also gradient norms.", rich_help_panel=_PROBE)] = False
-    out: Annotated[
-        Path | None, Option(metavar="DIR", help="Save the profile and profile.png there.", rich_help_panel=_RESULT)
-    ] = None
-    json: Annotated[bool, Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_RESULT)] = (
-        False
-    )
     fail_on: Annotated[
         list[str] | None,
         Option(
@@ -90,21 +105,52 @@ class ProbeOptions:
             rich_help_panel=_RESULT,
         ),
     ] = None
-    trust_remote_code: Annotated[
-        bool, Option("--trust-remote-code", help="Run code that comes with an hf: model.", rich_help_panel=_INPUT)
-    ] = False
+
+    @property
+    def loss(self) -> Literal["no", "if causal", "required"]:
+        """Skipping blocks changes a loss."""
+        return "required" if self.skip_loss else "no"
 
 
-def as_command(body: Callable[[ProbeOptions], None]) -> Callable[..., None]:
-    """A function for typer whose parameters are the fields of `ProbeOptions`."""
+@dataclass(frozen=True)
+class FixOptions(ModelOptions):
+    """What a user asks of `depthscope fix`."""
+
+    tau: Annotated[
+        str, Option(metavar="TAU", help="A number in [0, 1], or recommended: measured.", rich_help_panel=_REMEDY)
+    ] = "recommended"
+    at: Annotated[
+        Literal["input", "after_attention", "ffn_input", "output"],
+        Option(help="Station of the trunk where the mean is taken out.", rich_help_panel=_REMEDY),
+    ] = "output"
+    mixing: Annotated[
+        Literal["auto", "full", "prefix", "ema"],
+        Option(help="Which mean; auto: full, or prefix in causal models.", rich_help_panel=_REMEDY),
+    ] = "auto"
+    level: Annotated[
+        float | None, Option(help="Similarity to aim at with the recommended τ.  [0.2]", rich_help_panel=_REMEDY)
+    ] = None
+    alpha: Annotated[
+        float | None,
+        Option(help="Weight of both branches; else 1, or what the recommendation says.", rich_help_panel=_REMEDY),
+    ] = None
+
+    @property
+    def loss(self) -> Literal["no", "if causal", "required"]:
+        """Shown before and after, where there is one."""
+        return "if causal"
+
+
+def as_command(body: Callable[[Any], None]) -> Callable[..., None]:
+    """A function for typer whose parameters are the fields of the options that `body` takes."""
+    options = get_type_hints(body)["options"]
 
     def command(**values: Any) -> None:
-        body(ProbeOptions(**values))
+        body(options(**values))
 
-    hints = get_type_hints(ProbeOptions, include_extras=True)
+    hints = get_type_hints(options, include_extras=True)
     parameters = [
-        parameter.replace(annotation=hints[name])
-        for name, parameter in inspect.signature(ProbeOptions).parameters.items()
+        parameter.replace(annotation=hints[name]) for name, parameter in inspect.signature(options).parameters.items()
     ]
     command.__name__, command.__doc__ = body.__name__, body.__doc__
     command.__annotations__ = hints

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from depthscope.cli.options import ProbeOptions, as_command, chosen_measures, chosen_stations, excluded_tokens
-from depthscope.extras import MissingExtra, require
+from depthscope.cli.running import Progress, finite, prepared, require_writable, write
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
     from depthscope.cli.inputs import Inputs
     from depthscope.probing import Profile
 
-Progress = Callable[[str, int | None], Callable[[], object]]
 _GRADIENTS = ("output_gradient", "weight_gradient")
 
 
@@ -39,7 +34,7 @@ def probe(options: ProbeOptions) -> None:
     if options.skip_run != 1 and not options.skip_loss:
         raise ValueError("--skip-run goes with --skip-loss; give both or neither")
     if options.out is not None:
-        _require_writable(options.out)
+        require_writable(options.out)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
         profile, skipped = _measure(options)
     if options.out is not None:
@@ -70,16 +65,7 @@ def as_json(profile: Profile, skipped: pd.DataFrame | None = None) -> dict[str, 
     }
     if skipped is not None:
         found["skip_loss"] = skipped.to_dict("records")
-    return _finite(found)
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows neither nan nor infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return finite(found)
 
 
 def _conditions(options: ProbeOptions) -> list[Condition]:
@@ -90,36 +76,10 @@ def _conditions(options: ProbeOptions) -> list[Condition]:
     return [parse_condition(text, measured) for text in options.fail_on or []]
 
 
-def _require_writable(folder: Path) -> None:
-    """Minutes of computing are not spent on results that cannot be kept."""
-    require("matplotlib.figure", "figures")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(f"expected a folder that can be written for --out, got {str(folder)!r}: {error}") from None
-
-
 def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None]:
-    """Loads the model, makes its input, probes; a mistake in the user's own model ends in one line."""
-    from depthscope.cli.inputs import make_inputs
-    from depthscope.cli.models import load_model, user_code_failed
-
-    with _progress(sys.stderr.isatty() and not options.json) as progress:
-        progress("loading", None)
-        try:
-            loaded = load_model(options)
-            inputs = make_inputs(loaded, options)
-            profile, skipped = _run(loaded.model, inputs, options, progress)
-        except (ValueError, OSError, MissingExtra):
-            raise
-        except Exception as error:
-            if "allocate" in str(error) or "out of memory" in str(error):
-                raise ValueError(f"out of memory: give fewer --tokens or a smaller --batch ({error})") from None
-            if ":" not in options.model:
-                raise  # our own family: a defect, not a mistake
-            raise user_code_failed(f"running {options.model}", error) from error
+    """Loads the model, makes its input, probes."""
+    with prepared(options) as (loaded, inputs, progress):
+        profile, skipped = _run(loaded.model, inputs, options, progress)
     asked = {"model": options.model, "seed": options.seed, **inputs.metadata}
     notes = [*profile.metadata.get("notes", []), *loaded.notes, *inputs.notes]
     profile.metadata.update(asked, notes=notes)
@@ -152,36 +112,9 @@ def _run(
     return profile, skipped
 
 
-@contextmanager
-def _progress(shown: bool) -> Iterator[Progress]:
-    """Gives a function (description, total) → advance. The bar is on stderr and goes away when all is done."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True, disable=not shown) as bar:
-
-        def start(description: str, total: int | None) -> Callable[[], object]:
-            for task in bar.task_ids:
-                bar.remove_task(task)
-            task = bar.add_task(description, total=total)
-            return lambda: bar.advance(task)
-
-        yield start
-
-
 def _save(profile: Profile, skipped: pd.DataFrame | None, folder: Path) -> None:
     """The profile first: a picture that fails must not cost it."""
     profile.save(folder)
     if skipped is not None:
-        _write(folder / "skip_loss.csv", lambda path: skipped.to_csv(path, index=False))
-    _write(folder / "profile.png", lambda path: profile.plot().savefig(path, dpi=160))
-
-
-def _write(target: Path, write: Callable[[Path], object]) -> None:
-    """A file is there whole or not at all."""
-    scratch = target.with_name(f".{target.stem}-{os.getpid()}{target.suffix}")
-    try:
-        write(scratch)
-        os.replace(scratch, target)
-    finally:
-        scratch.unlink(missing_ok=True)
+        write(folder / "skip_loss.csv", lambda path: skipped.to_csv(path, index=False))
+    write(folder / "profile.png", lambda path: profile.plot().savefig(path, dpi=160))

@@ -1,8 +1,10 @@
-"""A model and a batch in, a profile out."""
+"""A model and a batch in, a profile out; a model in training in, its depth over time out."""
 
 from depthscope.probing.catalogue import GROUPS, NAMES
 from depthscope.probing.driver import probe
 from depthscope.probing.profile import Profile
+from depthscope.probing.records import load_records
 from depthscope.probing.skipping import skip_loss
+from depthscope.probing.watching import Watch, watch
 
-__all__ = ["GROUPS", "NAMES", "Profile", "probe", "skip_loss"]
+__all__ = ["GROUPS", "NAMES", "Profile", "Watch", "load_records", "probe", "skip_loss", "watch"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -13,18 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, anatomy_of
-from depthscope.models.block import STATIONS, TRUNK_STATIONS
+from depthscope.models.block import STATIONS
 from depthscope.probing.attention import AttentionListener, Head
 from depthscope.probing.catalogue import choose
 from depthscope.probing.causality import is_causal
 from depthscope.probing.gradients import Loss, gradient_norms
 from depthscope.probing.inputs import Tokenizer, batches
 from depthscope.probing.profile import Profile, frame_of, sinks_of
-from depthscope.probing.quiet import uncompiled, undisturbed
+from depthscope.probing.quiet import full_precision, uncompiled, undisturbed
 from depthscope.probing.reduction import Excluded, Reduction
+from depthscope.probing.stations import choose_stations, stations_to_hear
 from depthscope.probing.taps import Taps, Visit
-
-CROSS_STATIONS = ("after_cross_attention", "cross_attention_branch")
 
 
 def probe(
@@ -51,7 +50,7 @@ def probe(
     every block.
     """
     names = choose(measures)
-    wanted = _stations(stations)
+    wanted = choose_stations(stations)
     excluded = _excluded(exclude_tokens)
     model, notes = uncompiled(model)
     anatomy = anatomy_of(model, blocks)
@@ -80,14 +79,7 @@ class _Passes:
         self.causal: bool | None = anatomy.causal
         self.device = torch.device("cpu")
         self.dtype = ""
-        listened = {"input", "output"} | reduction.stations
-        if reduction.wants_branches:
-            listened |= {"attention_branch", "ffn_branch", "cross_attention_branch"}
-        if any(station.endswith("_branch") for station in listened):
-            listened |= set(TRUNK_STATIONS) | {"after_cross_attention"}
-        if reduction.wants_attention:
-            listened.add("attention_input")
-        self.taps = Taps(model, anatomy, listened, self._see_tokens, self._end_block)
+        self.taps = Taps(model, anatomy, stations_to_hear(reduction), self._see_tokens, self._end_block)
 
     def run(self, batch: Any) -> None:
         self.reduction.begin(self.samples)
@@ -125,7 +117,7 @@ class _Passes:
             self.tokens, self.device = max(self.tokens, n), tokens.device
             self.dtype = str(tokens.dtype).removeprefix("torch.")
         # Our own arithmetic: unseen by the attention listener, in full precision, without gradients.
-        with torch._C.DisableTorchFunction(), torch.no_grad(), _full_precision(tokens):
+        with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
             self.reduction.see_tokens(visit, station, tokens, source)
 
     def _end_block(self, visit: Visit) -> None:
@@ -156,26 +148,6 @@ def _excluded(tokens: Literal["outliers"] | Sequence[int] | None) -> Excluded:
     if isinstance(tokens, str) or not isinstance(tokens, Sequence) or not all(isinstance(i, int) for i in tokens):
         raise ValueError(f"expected exclude_tokens=None, 'outliers' or a list of positions, got {tokens!r}")
     return tuple(int(index) for index in tokens)
-
-
-def _full_precision(tokens: Tensor) -> AbstractContextManager[object]:
-    kind = tokens.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-def _stations(stations: str | Sequence[str]) -> frozenset[str]:
-    groups = {"trunk": TRUNK_STATIONS, "all": STATIONS + CROSS_STATIONS}
-    names = [stations] if isinstance(stations, str) else list(stations)
-    chosen: set[str] = set()
-    for name in names:
-        if name not in groups and name not in groups["all"]:
-            raise ValueError(
-                f"unknown station {name!r}; expected 'trunk', 'all', or names of: {', '.join(groups['all'])}"
-            )
-        chosen.update(groups.get(name, (name,)))
-    if not chosen:
-        raise ValueError("expected at least one station, got an empty list")
-    return frozenset(chosen)
 
 
 def _describe(

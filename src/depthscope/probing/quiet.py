@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def uncompiled(model: nn.Module) -> tuple[nn.Module, list[str]]:
@@ -45,6 +45,12 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                 module._compiled_call_impl = implementation
             for module in training:
                 module.training = True
+
+
+def full_precision(tokens: Tensor) -> AbstractContextManager[object]:
+    """Without autocast, where the tokens are."""
+    kind = tokens.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from depthscope.anatomy import Anatomy, anatomy_of
 from depthscope.probing.gradients import Loss
 from depthscope.probing.inputs import Batch, Tokenizer, batches
 from depthscope.probing.quiet import uncompiled, undisturbed
-from depthscope.probing.taps import first_tokens
+from depthscope.probing.taps import exchange, first_tokens
 
 
 def skip_loss(
@@ -52,6 +52,17 @@ def skip_loss(
     return pd.DataFrame(rows, columns=["first_block", "last_block", "loss", "change"])
 
 
+def mean_loss(model: nn.Module, inputs: Any, *, loss: Loss | None = None, tokenizer: Tokenizer | None = None) -> float:
+    """The mean loss over the batches, as `skip_loss` takes it, with all blocks."""
+    model, _ = uncompiled(model)
+    anatomy = anatomy_of(model)
+    calls = [_with_labels(anatomy, batch) for batch in batches(model, inputs, tokenizer)]
+    if not calls:
+        raise ValueError("expected at least one batch, got none")
+    with undisturbed(model):
+        return _mean_loss(model, anatomy, calls, loss, frozenset())[1]
+
+
 def _mean_loss(
     model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss: Loss | None, skipped: frozenset[int]
 ) -> tuple[int, float]:
@@ -63,7 +74,7 @@ def _mean_loss(
         count += 1
         if count not in skipped:
             return None
-        return _replaced(output, first_tokens(output), first_tokens((*args, *kwargs.values())))
+        return exchange(output, first_tokens(output), first_tokens((*args, *kwargs.values())))
 
     handles = [block.module.register_forward_hook(pass_on, with_kwargs=True) for block in anatomy.blocks]
     values = []
@@ -79,17 +90,6 @@ def _mean_loss(
         for handle in handles:
             handle.remove()
     return count, torch.stack(values).mean().item()
-
-
-def _replaced(output: Any, old: Tensor | None, new: Tensor | None) -> Any:
-    """The block's output, of whatever shape, with its tokens exchanged for its input."""
-    if output is old:
-        return new
-    if type(output) in (tuple, list):
-        return type(output)(_replaced(item, old, new) for item in output)
-    if isinstance(output, dict):
-        return type(output)({key: _replaced(item, old, new) for key, item in output.items()})
-    return output
 
 
 def _with_labels(anatomy: Anatomy, batch: Batch) -> Batch:

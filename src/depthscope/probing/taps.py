@@ -34,7 +34,8 @@ class Taps:
 
     `on_tokens(visit, station, tokens, source)` gets the tokens as (batch, n, d), and the tensor that the
     model passes. `on_visit(visit)` is called when a block ends. `visit` is the block that is running,
-    `inside` says which of its attention modules is.
+    `inside` says which of its attention modules is. Taps that are opened inside a call of the model, by a
+    hook of it, do not hear that call (`hears_call=False`): whoever opens them hands it to `begin_pass`.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class Taps:
         stations: Iterable[str],
         on_tokens: OnTokens,
         on_visit: Callable[[Visit], None] | None = None,
+        hears_call: bool = True,
     ):
         self.model = model
         self.anatomy = anatomy
         self.stations = frozenset(stations)
         self.on_tokens = on_tokens
         self.on_visit = on_visit
+        self.hears_call = hears_call
         self.visit: Visit | None = None
         self.inside: str | None = None  # "attention" or "cross_attention"
         self.masks = MaskFinder(model, anatomy)
@@ -58,9 +61,11 @@ class Taps:
 
     def __enter__(self) -> Taps:
         try:
-            self._listen(self.model, lambda _args, _kwargs: self._begin_pass())
+            if self.hears_call:
+                self._listen(self.model, self.begin_pass)
             for module in self.masks.around:
-                self._listen(module, partial(self.masks.see, module))
+                if module is not self.model:
+                    self._listen(module, partial(self.masks.see, module))
             for block in self.anatomy.blocks:
                 self._attach(block)
         except BaseException:
@@ -72,6 +77,13 @@ class Taps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is called with these."""
+        self.masks.begin()
+        self._count, self.visit, self.inside = 0, None, None
+        if self.model in self.masks.around:
+            self.masks.see(self.model, args, kwargs)
 
     def _attach(self, block: BlockAnatomy) -> None:
         at: dict[tuple[nn.Module, str], list[str]] = {}
@@ -116,10 +128,6 @@ class Taps:
             act(output)
 
         self._handles.append(module.register_forward_hook(hook))
-
-    def _begin_pass(self) -> None:
-        self.masks.begin()
-        self._count, self.visit, self.inside = 0, None, None
 
     def _begin_block(self, block: BlockAnatomy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._count += 1
@@ -194,3 +202,16 @@ def _floating(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from _floating(item)
+
+
+def exchange(value: Any, old: Tensor | None, new: Any) -> Any:
+    """What a module takes or returns, of whatever shape, with one tensor exchanged for another."""
+    if value is old:
+        return new
+    if isinstance(value, dict):
+        changed = {key: exchange(item, old, new) for key, item in value.items()}
+        return changed if type(value) is dict else type(value)(**changed)
+    if isinstance(value, tuple | list):
+        items = [exchange(item, old, new) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value

@@ -42,7 +42,7 @@ def deescalate(
     real = None if mask is None else mask.bool()
     position = None if real is None else real.long().cumsum(dim=-1) - 1
     counted, touched = (_without(chosen, tokens, real, position) for chosen in (skip_in_mean, leave_alone))
-    mean, _ = token_mean(mixing).mean(tokens, counted)
+    mean = token_mean(mixing).mean(tokens, counted)
     return tokens - _shift(tokens, tau, mean, touched)
 
 
@@ -249,12 +249,12 @@ class DeEscalation(TokenHook):
         mean = self._mean_of_this_call()
         counted = _without(remedy.skip_in_mean, x, running.real, running.position)
         touched = _without(remedy.leave_alone, x, running.real, running.position)
-        cache = None if isinstance(mean, Full) else running.cache
+        if isinstance(mean, Full) or running.cache is None:
+            return _shift(x, self.tau(), mean.mean(x, counted), touched)
         site = (self.block, self.station)
-        before = None if cache is None else recall(cache, site, running.past)
-        found, after = mean.mean(x, counted, before)
-        if cache is not None and after is not None:
-            remember(cache, site, running.past + x.shape[1], after)
+        before = recall(running.cache, site, running.past)
+        found, after = mean.running_mean(x, counted, before)
+        remember(running.cache, site, running.past + x.shape[1], after)
         return _shift(x, self.tau(), found, touched)
 
     def _mean_of_this_call(self) -> TokenMean:

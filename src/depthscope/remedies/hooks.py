@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.anatomy.structure import Side
 from depthscope.probing.masks import MaskFinder
-from depthscope.probing.taps import batch_first, first_tokens
+from depthscope.probing.taps import batch_first, exchange, first_tokens
 from depthscope.remedies.statistics import cache_in, past_length
 
 PASSES = 256  # whose masks are kept for activation checkpointing
@@ -199,19 +199,7 @@ def edit_tokens(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     tokens = first_tokens(value)
     if tokens is None:
         raise ValueError(f"a remedy expects tokens here, got {type(value).__name__}")
-    return _exchange(value, tokens, change(tokens))
-
-
-def _exchange(value: Any, old: Tensor, new: Tensor) -> Any:
-    if value is old:
-        return new
-    if isinstance(value, dict):
-        changed = {key: _exchange(item, old, new) for key, item in value.items()}
-        return changed if type(value) is dict else type(value)(**changed)
-    if isinstance(value, tuple | list):
-        items = [_exchange(item, old, new) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
+    return exchange(value, tokens, change(tokens))
 
 
 def hang(module: nn.Module, hook: Hook, side: Side) -> None:

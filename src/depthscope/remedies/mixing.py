@@ -2,7 +2,7 @@
 
 `Full` is Yu & Zhang's (eq. 21). In a causal model it lets a position see later ones; `Prefix` and `Ema` do not.
 Their matrices C are row-stochastic and lower triangular, so C1 = 1 and the similar part is scaled by 1 − τ as in
-the paper, except at the first token, whose own mean would be itself (see `Prefix`).
+the paper, except at the first token (see `CausalMean`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 Mixing = Literal["causal", "full"]
-CHUNK = 64  # tokens per triangular product: below 2 % of a block's work from width 128 on
+CHUNK = 256  # tokens per triangular product: of the size of attention's own, and cheaper than more passes over X
 
 
 class Running(NamedTuple):
@@ -22,7 +23,6 @@ class Running(NamedTuple):
 
     total: Tensor  # (…, 1, d) Σ_j β^(i−j) x_j
     weight: Tensor  # (…, 1, 1) Σ_j β^(i−j)
-    counted: Tensor  # (…, 1, 1) tokens in the mean so far
 
 
 @dataclass(frozen=True)
@@ -31,92 +31,98 @@ class Full:
 
     kind: ClassVar[Mixing] = "full"
 
-    def mean(self, tokens: Tensor, counted: Tensor | None, before: Running | None = None) -> tuple[Tensor, None]:
+    def mean(self, tokens: Tensor, counted: Tensor | None = None) -> Tensor:
         """tokens (…, n, d), counted (…, n) true for tokens in the mean → (…, 1, d); 0 if there are none."""
-        n = tokens.shape[-2]
         if counted is None:
             total = tokens.sum(dim=-2, keepdim=True, dtype=accumulator(tokens))
-            return total / max(n, 1), None
+            return total / max(tokens.shape[-2], 1)
         inside = counted.unsqueeze(-1)
         # where, not a product: padding may hold nan
         total = torch.where(inside, tokens, 0.0).sum(dim=-2, keepdim=True, dtype=accumulator(tokens))
-        return total / inside.sum(dim=-2, keepdim=True).clamp(min=1), None
+        return total / inside.sum(dim=-2, keepdim=True).clamp(min=1)
 
 
 @dataclass(frozen=True)
-class Prefix:
-    """The mean of the tokens up to and including the position: m_i = Σ_{j≤i} x_j / (i + κ).
+class CausalMean:
+    """Base of the means that see no later token: m_i = Σ_{j≤i} β^(i−j) x_j / (Σ_{j≤i} β^(i−j) + κ).
 
-    With `shrink=None` κ is 0 and the first token is left alone: its mean is itself, and τ = 1 would make it a zero
-    row, whose gradient under LayerNorm is huge. With κ > 0 it is shrunk by τ/(1 + κ) like any other token.
+    With `shrink=None` κ is 0 and a token that would be its own mean, the first, is left alone: τ = 1 would make
+    it a zero row, whose gradient under LayerNorm is huge. With κ > 0 it is shrunk by τ/(1 + κ) like any other.
+    i − j counts positions: a token that is left out in the middle still lets time pass.
     """
 
     shrink: float | None = None
     kind: ClassVar[Mixing] = "causal"
 
     def __post_init__(self) -> None:
-        _check_shrink(self.shrink)
+        if self.shrink is not None and not 0 < self.shrink < float("inf"):
+            raise ValueError(f"expected shrink above 0, or None to leave the first token alone, got {self.shrink}")
 
-    def mean(self, tokens: Tensor, counted: Tensor | None, before: Running | None = None) -> tuple[Tensor, Running]:
-        """tokens (…, n, d), counted (…, n) → (…, n, d), and what the next tokens need."""
-        return _running_mean(tokens, counted, 1.0, self.shrink, before)
+    @property
+    def beta(self) -> float:
+        """How fast earlier tokens are forgotten."""
+        return 1.0
+
+    def mean(self, tokens: Tensor, counted: Tensor | None = None) -> Tensor:
+        """tokens (…, n, d), counted (…, n) true for tokens in the mean → (…, n, d); 0 where none has come yet."""
+        n, dtype = tokens.shape[-2], accumulator(tokens)
+        if counted is None and n <= CHUNK:
+            with torch.autocast(tokens.device.type, enabled=False):  # a product in bfloat16 is no float32 sum
+                weights = _decays(n, self.beta, tokens.device, dtype)
+                matrix = self._divided(weights, weights.sum(dim=-1, keepdim=True), True)
+                return matrix @ tokens.to(dtype)
+        return self.running_mean(tokens, counted)[0]
+
+    def running_mean(
+        self, tokens: Tensor, counted: Tensor | None = None, before: Running | None = None
+    ) -> tuple[Tensor, Running]:
+        """The same after the tokens that `before` stands for, and what the next ones need."""
+        working = tokens.to(accumulator(tokens))
+        if counted is None:
+            counted = torch.ones_like(tokens[..., 0], dtype=torch.bool)
+        inside = counted.unsqueeze(-1)  # (…, n, 1)
+        working = torch.where(inside, working, 0.0)  # not a product: padding may hold nan
+        with torch.autocast(tokens.device.type, enabled=False):
+            total = decayed_sums(working, self.beta)  # (…, n, d)
+            weight = decayed_sums(inside.to(working.dtype), self.beta)  # (…, n, 1)
+        if before is not None:
+            fade = _fade(tokens.shape[-2], self.beta, tokens.device, working.dtype)
+            total = total + fade * before.total
+            weight = weight + fade * before.weight
+        return self._divided(total, weight, inside), Running(total[..., -1:, :], weight[..., -1:, :])
+
+    def _divided(self, total: Tensor, weight: Tensor, inside: Tensor | bool) -> Tensor:
+        if self.shrink is not None:
+            return total / (weight + self.shrink)
+        alone = inside & (weight == 1)
+        return torch.where(alone | (weight == 0), 0.0, total / weight.clamp(min=torch.finfo(weight.dtype).tiny))
 
 
 @dataclass(frozen=True)
-class Ema:
-    """The exponential moving average m_i = Σ_{j≤i} β^(i−j) x_j / (Σ_{j≤i} β^(i−j) + κ), bias-corrected.
+class Prefix(CausalMean):
+    """The mean of the tokens up to and including the position: β = 1. The first token: see `CausalMean`."""
 
-    β is `decay`; i − j counts positions, so a token left out in the middle still lets time pass.
-    `shrink` is κ, as in `Prefix`.
-    """
+
+@dataclass(frozen=True)
+class Ema(CausalMean):
+    """The exponential moving average, bias-corrected: β = `decay`. The first token: see `CausalMean`."""
 
     decay: float = 0.95
-    shrink: float | None = None
-    kind: ClassVar[Mixing] = "causal"
 
     def __post_init__(self) -> None:
-        _check_shrink(self.shrink)
+        super().__post_init__()
         if not 0 < self.decay < 1:
             raise ValueError(f"expected a decay between 0 and 1, got {self.decay}; a decay of 1 is mixing='prefix'")
 
-    def mean(self, tokens: Tensor, counted: Tensor | None, before: Running | None = None) -> tuple[Tensor, Running]:
-        """tokens (…, n, d), counted (…, n) → (…, n, d), and what the next tokens need."""
-        return _running_mean(tokens, counted, self.decay, self.shrink, before)
+    @property
+    def beta(self) -> float:
+        """How fast earlier tokens are forgotten."""
+        return self.decay
 
 
 def accumulator(tokens: Tensor) -> torch.dtype:
     """float32 or better."""
     return torch.float64 if tokens.dtype == torch.float64 else torch.float32
-
-
-def _check_shrink(shrink: float | None) -> None:
-    if shrink is not None and not 0 < shrink < float("inf"):
-        raise ValueError(f"expected shrink above 0, or None to leave the first token alone, got {shrink}")
-
-
-def _running_mean(
-    tokens: Tensor, counted: Tensor | None, decay: float, shrink: float | None, before: Running | None
-) -> tuple[Tensor, Running]:
-    working = tokens.to(accumulator(tokens))
-    if counted is None:
-        inside = torch.ones_like(tokens[..., :1], dtype=torch.bool)  # (…, n, 1)
-    else:
-        inside = counted.unsqueeze(-1)
-        working = torch.where(inside, working, 0.0)
-    ones = inside.to(working.dtype)
-    with torch.autocast(tokens.device.type, enabled=False):  # a product in bfloat16 is no float32 sum
-        total = decayed_sums(working, decay)  # (…, n, d)
-        number = ones.cumsum(dim=-2)
-        weight = number if decay == 1 else decayed_sums(ones, decay)  # (…, n, 1)
-    if before is not None:
-        fade = decay ** torch.arange(1, tokens.shape[-2] + 1, device=tokens.device, dtype=working.dtype)[:, None]
-        total = total + fade * before.total
-        weight = weight + fade * before.weight
-        number = number + before.counted
-    mean = total / (weight.clamp(min=torch.finfo(weight.dtype).tiny) if shrink is None else weight + shrink)
-    if shrink is None:
-        mean = torch.where(inside & (number == 1), 0.0, mean)
-    return mean, Running(total[..., -1:, :], weight[..., -1:, :], number[..., -1:, :])
 
 
 def decayed_sums(x: Tensor, decay: float, chunk: int = CHUNK) -> Tensor:
@@ -126,17 +132,25 @@ def decayed_sums(x: Tensor, decay: float, chunk: int = CHUNK) -> Tensor:
     O(n d / chunk) more memory than the result, log n steps in a row.
     """
     n = x.shape[-2]
-    if n > chunk:
-        chunks = -(-n // chunk)
-        x = torch.nn.functional.pad(x, (0, 0, 0, chunks * chunk - n)).unflatten(-2, (chunks, chunk))
-        inner = decayed_sums(x, decay, chunk)  # (…, chunks, chunk, d)
-        totals = decayed_sums(inner[..., -1, :], decay**chunk, chunk)  # (…, chunks, d)
-        carried = torch.nn.functional.pad(totals[..., :-1, :], (0, 0, 1, 0)).unsqueeze(-2)
-        fade = decay ** torch.arange(1, chunk + 1, device=x.device, dtype=x.dtype)[:, None]
-        return (inner + fade * carried).flatten(-3, -2)[..., :n, :]
-    step = torch.arange(n, device=x.device, dtype=x.dtype)
-    distance = step[:, None] - step  # (n, n)
-    return torch.where(distance >= 0, decay ** distance.clamp(min=0), 0.0) @ x
+    if n <= chunk:
+        return _decays(n, decay, x.device, x.dtype) @ x
+    chunks = -(-n // chunk)
+    x = pad(x, (0, 0, 0, chunks * chunk - n)).unflatten(-2, (chunks, chunk))
+    inner = decayed_sums(x, decay, chunk)  # (…, chunks, chunk, d)
+    totals = decayed_sums(inner[..., -1, :], decay**chunk, chunk)  # (…, chunks, d)
+    carried = pad(totals[..., :-1, :], (0, 0, 1, 0)).unsqueeze(-2)
+    return (inner + _fade(chunk, decay, x.device, x.dtype) * carried).flatten(-3, -2)[..., :n, :]
+
+
+def _decays(n: int, decay: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """β^(i−j) for j ≤ i, else 0; (n, n)."""
+    step = torch.arange(n, device=device, dtype=dtype)
+    return (decay ** (step[:, None] - step).clamp(min=0)).tril()
+
+
+def _fade(n: int, decay: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """β^i, what is left after i more tokens; (n, 1)."""
+    return decay ** torch.arange(1, n + 1, device=device, dtype=dtype)[:, None]
 
 
 TokenMean = Full | Prefix | Ema

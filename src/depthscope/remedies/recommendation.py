@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy, anatomy_of
 from depthscope.measures import TokenMatrix
 from depthscope.probing import Profile, probe
-from depthscope.probing.inputs import Tokenizer, batches
+from depthscope.probing.inputs import Batch, Tokenizer, batches
 from depthscope.probing.quiet import uncompiled, undisturbed
 from depthscope.probing.taps import Taps, Visit, batch_first, first_tokens
 from depthscope.remedies.application import temporarily
@@ -79,7 +79,8 @@ class Recommendation:
             grown = self.growth[1.0] ** self.blocks
             text += (
                 f"; with it the gradient grows by {self.growth[1.0]:.3f} per block, {grown:.1e} over {self.blocks}, "
-                f"and a branch weight α = {self.alpha:g} brings that to {self.growth[self.alpha]:.3f}"
+                f"and a branch weight α = {self.alpha:g} brings that to {self.growth[self.alpha]:.3f} "
+                "(and the similarity further down)"
             )
         return text
 
@@ -117,12 +118,12 @@ def recommend(
     if not weigh_branches or remedy.tau == 0:
         return Recommendation(remedy, None, level, odds, len(maps), {})
 
+    few = _first_sequences(batch)
+
     def growth(alpha: float) -> float:
         weights = () if alpha == 1 else (ResidualWeight(alpha),)
-        with temporarily(model, remedy, *weights, inputs=inputs, tokenizer=tokenizer, blocks=blocks):
-            profile = probe(
-                model, batch.kwargs or batch.args[0], measures=["token_similarity"], blocks=blocks, gradients=True
-            )
+        with temporarily(model, remedy, *weights, inputs=few, blocks=blocks):
+            profile = probe(model, few, measures=["token_similarity"], blocks=blocks, gradients=True)
         if progress is not None:
             progress()
         return gradient_growth(profile)
@@ -130,6 +131,17 @@ def recommend(
     tried = _weigh(growth, len(maps))
     best = min(tried, key=lambda alpha: (abs(math.log(tried[alpha])) * len(maps) > math.log(GROWTH), -alpha))
     return Recommendation(remedy, None if best == 1 else best, level, odds, len(maps), tried)
+
+
+def _first_sequences(batch: Batch, most: int = 2) -> Any:
+    """A piece of the batch: the gradient's growth over many blocks is nearly the same for every sequence."""
+    if batch.kwargs:
+        size = next(v.shape[0] for v in batch.kwargs.values() if isinstance(v, Tensor) and v.ndim)
+        return {
+            name: value[:most] if isinstance(value, Tensor) and value.ndim and value.shape[0] == size else value
+            for name, value in batch.kwargs.items()
+        }
+    return batch.args[0][:most]
 
 
 def gradient_growth(profile: Profile) -> float:

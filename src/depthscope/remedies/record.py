@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.remedies.deescalation import DeEscalate, LearnableTau
+from depthscope.remedies.hooks import hooks_in, take_down
 from depthscope.remedies.mixing import Ema, Full, Prefix
 from depthscope.remedies.residual_weight import ResidualWeight
 
@@ -77,7 +78,6 @@ def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None 
     had reached: `from_pretrained` does not know these keys and leaves them out.
     """
     from depthscope.remedies.application import apply
-    from depthscope.remedies.hooks import hooks_in
 
     remedies = recorded(model)
     if not remedies:
@@ -87,10 +87,12 @@ def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None 
     forget(model)
     try:
         apply(model, *remedies)
+        _load_learned(model, weights)
     except BaseException:
+        take_down(model)
+        forget(model)
         keep_record(model, remedies)
         raise
-    _load_learned(model, weights)
     return model
 
 

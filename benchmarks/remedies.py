@@ -1,0 +1,121 @@
+"""What a remedy costs in training: ratios from one run, medians over alternating rounds.
+
+    python benchmarks/remedies.py             # all of it, about ten minutes on 2 cores
+    python benchmarks/remedies.py time        # one part of: time, operation, memory
+
+time       a training step (forward, backward, AdamW) with ÷ without
+operation  forward and backward of the operation alone ÷ reading X and writing Y once each way, the bound that
+           memory bandwidth sets; and the n × n matrix as written in the paper
+memory     peak memory of a process that trains with ÷ one that trains without
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+from probe import ratios
+from torch import Tensor, nn
+
+import depthscope
+from depthscope.models import BlockConfig, Encoder, VisionTransformer
+from depthscope.remedies import DeEscalate, ResidualWeight, deescalate
+
+FORMS = {
+    "full mean": DeEscalate(1.0, mixing="full"),
+    "prefix mean": DeEscalate(1.0, mixing="prefix"),
+    "EMA": DeEscalate(1.0, mixing="ema"),
+    "residual weight": ResidualWeight(0.5),
+}
+
+
+def bert() -> tuple[nn.Module, Tensor]:
+    return Encoder(12, BlockConfig(768, 12)), torch.randn(4, 128, 768)
+
+
+def vit() -> tuple[nn.Module, Tensor]:
+    return VisionTransformer(80, BlockConfig(192, 8, 384)), torch.randn(32, 3, 32, 32)
+
+
+MODELS = {"BERT-base shape, 4 × 128 tokens": bert, "ViT 80 × 192, 32 × 65 tokens": vit}
+
+
+def trainer(make: Callable[[], tuple[nn.Module, Tensor]], form: str | None) -> Callable[[], None]:
+    """One step of training, as a function."""
+    torch.manual_seed(0)
+    model, inputs = make()
+    if form is not None:
+        depthscope.apply(model, FORMS[form])
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        model(inputs).square().mean().backward()
+        optimiser.step()
+
+    return step
+
+
+def compare_time() -> None:
+    for name, make in MODELS.items():
+        found = ratios(trainer(make, None), {form: trainer(make, form) for form in FORMS}, rounds=9)
+        for form, ratio in found.items():
+            print(f"{name:<34} {form:<16} {ratio:.3f} × the step without")
+
+
+def compare_operation() -> None:
+    for shape in ((4, 128, 768), (32, 65, 192), (2, 1024, 768)):
+        x = torch.randn(shape, requires_grad=True)
+        gradient = torch.randn(shape)
+        plain, there, back = x.detach(), torch.empty(shape), torch.empty(shape)
+        matrix = torch.eye(shape[1]) - 1 / shape[1]
+
+        def bound(plain: Tensor = plain, there: Tensor = there, back: Tensor = back, g: Tensor = gradient) -> None:
+            there.copy_(plain)
+            back.copy_(g)
+
+        def both_ways(change: Callable[[Tensor], Tensor], x: Tensor = x, gradient: Tensor = gradient) -> None:
+            torch.autograd.grad(change(x), x, gradient)
+
+        calls: dict[str, Callable[[], object]] = {
+            form: lambda form=form, go=both_ways: go(lambda tokens: deescalate(tokens, mixing=form))
+            for form in ("full", "prefix", "ema")
+        }
+        calls["matrix"] = lambda go=both_ways, matrix=matrix: go(lambda tokens: matrix @ tokens)
+        for form, ratio in ratios(bound, calls, rounds=200).items():
+            print(f"{shape!s:<16} {form:<8} {ratio:6.2f} × reading and writing once each way")
+
+
+def compare_memory() -> None:
+    for name in MODELS:
+        base = _peak(name, "")
+        for form in FORMS:
+            print(f"{name:<34} {form:<16} {_peak(name, form) / base:.3f} × the memory without ({base / 1e6:.0f} MB)")
+
+
+def _peak(name: str, form: str) -> int:
+    command = [sys.executable, __file__, "--peak", name, form]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def print_peak(name: str, form: str) -> None:
+    step = trainer(MODELS[name], form or None)
+    for _ in range(3):
+        step()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--peak"]:
+        print_peak(*sys.argv[2:])
+        return
+    parts = {"time": compare_time, "operation": compare_operation, "memory": compare_memory}
+    for part in sys.argv[1:] or parts:
+        parts[part]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Before and after, in the terminal and as a picture."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from depthscope.cli.display import crossing, format_value
+from depthscope.cli.sparkline import sparkline
+from depthscope.extras import require
+
+if TYPE_CHECKING:
+    from depthscope.cli.fix import Fixed
+
+_ROWS = 8
+NEEDS_TRAINING = (
+    "The weights look trained. De-escalation is for training, not for patching trained weights: put it in and train, "
+    "from the start or at least on"
+)
+
+
+def show(fixed: Fixed) -> None:
+    """The remedy with its reason, both curves, a table, the loss, and the line of Python."""
+    from rich.console import Console
+
+    from depthscope.cli.display import headline
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"\n{headline(fixed.before.metadata)}\n", markup=False)
+    console.print(_sentence(fixed.reason), markup=False)
+    if not fixed.remedies:
+        console.print("Nothing needs to be put in.", markup=False)
+        return
+    _show_curves(console, fixed)
+    _show_blocks(console, fixed)
+    for when, profile in (("Before", fixed.before), ("After", fixed.after)):
+        said = crossing("token similarity", profile.curve("token_similarity"))
+        console.print(f"{when}: {said[0].lower()}{said[1:]}", markup=False)
+    for line in warnings(fixed):
+        console.print(line, markup=False)
+    console.print(f"\n[bold]To put it in[/bold]\n\n{_indented('import depthscope')}\n", end="")
+    console.print(_indented(fixed.python) + "\n", markup=False)
+    for note in fixed.notes:
+        console.print(f"Note: {note}", markup=False)
+
+
+def warnings(fixed: Fixed) -> list[str]:
+    """What a reader must not miss."""
+    from depthscope.cli.fix import is_trained
+
+    lines = []
+    if is_trained(fixed.before):
+        lines.append(NEEDS_TRAINING + ".")
+    if fixed.losses is not None:
+        before, after = fixed.losses
+        lines.append(f"Loss on this text: {before:.4f} before, {after:.4f} after ({after - before:+.4f}).")
+    spared = getattr(fixed.remedies[0], "leave_alone", ())
+    if spared:
+        named = ", ".join(map(str, spared))
+        lines.append(f"Left alone: token {named}, an outlier in most samples (an attention sink).")
+    return lines
+
+
+def draw(fixed: Fixed) -> Any:
+    """A matplotlib figure: a panel per measure, before and after."""
+    names = fixed.before.names()
+    figure = require("matplotlib.figure", "figures").Figure(figsize=(4.2 * len(names), 3.4), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for label, profile, colour in (("before", fixed.before, "#c44536"), ("after", fixed.after, "#197278")):
+            axes.plot(profile.curve(name), label=label, color=colour, linewidth=2)
+        axes.set(xlabel="block", title=name.replace("_", " "), xlim=(0, max(fixed.before.depth, 1)))
+        if "similarity" in name:
+            axes.set_ylim(-0.02, 1.02)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(frameon=False)
+    put_in = fixed.python.partition("(model, ")[2].removesuffix(")")
+    figure.suptitle(f"{fixed.before.metadata.get('model', '')}, {fixed.before.depth} blocks: {put_in}", fontsize=10)
+    return figure
+
+
+def _show_curves(console: Any, fixed: Fixed) -> None:
+    from rich.table import Table
+
+    width = min(max(console.width - 56, 20), 50)
+    table = Table("measure", "", "block 0 to last", "first", "last", box=None, header_style="bold")
+    for column in table.columns[3:]:
+        column.justify = "right"
+    for name in fixed.before.names():
+        curves = [profile.curve(name) for profile in (fixed.before, fixed.after)]
+        low, high = (0.0, 1.0) if "similarity" in name else _range([value for curve in curves for value in curve])
+        for when, curve in zip(("before", "after"), curves, strict=True):
+            defined = [value for value in curve if not math.isnan(value)] or [math.nan]
+            ends = (format_value(name, value) for value in (defined[0], defined[-1]))
+            table.add_row(name if when == "before" else "", when, sparkline(curve, low, high, width), *ends)
+    console.print()
+    console.print(table)
+
+
+def _show_blocks(console: Any, fixed: Fixed) -> None:
+    from rich.table import Table
+
+    columns = [(name, profile) for name in fixed.before.names()[:3] for profile in (fixed.before, fixed.after)]
+    titles = [
+        f"{name.replace('_', chr(10), 1)}\n{'before' if i % 2 == 0 else 'after'}" for i, (name, _) in enumerate(columns)
+    ]
+    table = Table("block", *titles, box=None, header_style="bold")
+    for column in table.columns:
+        column.justify = "right"
+    depth = fixed.before.depth
+    for block in sorted({*range(0, depth + 1, max(1, math.ceil(depth / _ROWS))), depth}):
+        table.add_row(str(block), *(format_value(name, profile.curve(name)[block]) for name, profile in columns))
+    console.print()
+    console.print(table)
+    console.print()
+
+
+def _range(values: list[float]) -> tuple[float, float]:
+    finite = [value for value in values if math.isfinite(value)]
+    return min(finite, default=0.0), max(finite, default=0.0)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

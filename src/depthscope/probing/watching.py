@@ -1,0 +1,312 @@
+"""`watch`: depth during training. Every so many steps, the tokens are measured block by block as they pass."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from depthscope.anatomy import anatomy_of
+from depthscope.probing.catalogue import ATTENTION, choose
+from depthscope.probing.heat_map import heat_map
+from depthscope.probing.inputs import device_of
+from depthscope.probing.quiet import full_precision
+from depthscope.probing.records import Record, append, check_appendable, curves_of, frame_of_records
+from depthscope.probing.reduction import Reduction
+from depthscope.probing.stations import choose_stations, stations_to_hear
+from depthscope.probing.taps import Taps, Visit
+
+_INSIDE_COMPILED = "the model is called by compiled code, which passes hooks by: watch what torch.compile returned"
+
+OnRecord = Callable[[int, dict[str, float]], object]
+
+
+def watch(
+    model: nn.Module,
+    every: int = 50,
+    *,
+    measures: str | Sequence[str] = ("token_similarity", "cosine_similarity"),
+    stations: str | Sequence[str] = ("output",),
+    blocks: str | None = None,
+    on_record: OnRecord | None = None,
+    path: str | os.PathLike[str] | None = None,
+) -> Watch:
+    """Watches a model while it is trained, in any loop:
+
+        with depthscope.watch(model, every=50) as watch:
+            for batch in loader: …
+        watch.heat_map()
+
+    **Steps.** Each forward pass in training mode is a step; the first is step 0, and steps 0, `every`,
+    2·`every`, … are watched. Passes in eval mode, and those that activation checkpointing repeats during
+    the backward pass, do not count. If a step is more than one pass (gradient accumulation, two views of
+    an image), or to continue with the numbers of an earlier run, say at the head of the loop that a step
+    begins: `watch.step()` or `watch.step(number)`. Then the first training pass of a watched step is
+    measured.
+
+    **What is done.** On a watched step hooks reduce the tokens to numbers as they pass, under no_grad;
+    there is no second pass, and nothing of the tokens' size is kept. Between watched steps there is one
+    hook on the model, which counts. Outputs, gradients, weights and random state are bitwise those of
+    training without a watch; after the end, or an exception, no hook is left. Padding is left out by the
+    mask that the model is called with. Remedies, whenever they are put in, are seen with their effect.
+
+    **Wrapped models.** Of DistributedDataParallel, and of `torch.compile(model)`, pass the wrapper. A
+    watched step of a compiled model, or of one with compiled parts, runs uncompiled; all others run the
+    compiled graph, unbroken. Refused: a model compiled in place as a whole (`model.compile()`), and a call
+    from compiled code of a model that was given without its wrapper.
+
+    `measures`, `stations` and `blocks` are those of `probe`; measures of attention matrices are refused.
+    `on_record(step, scalars)` is called after each watched pass, e.g. with a tracker's log function.
+    `path` gets one line of JSON per watched step, appended (by the first process only, if there are several);
+    `load_records(path)` reads it.
+    """
+    return Watch(model, every, choose(measures), choose_stations(stations), blocks, on_record, path)
+
+
+class Watch:
+    """Open between `__enter__` and `__exit__` (or `open` and `close`); what was seen stays readable."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int,
+        measures: tuple[str, ...],
+        stations: frozenset[str],
+        blocks: str | None,
+        on_record: OnRecord | None,
+        path: str | os.PathLike[str] | None,
+    ):
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"expected every= to be a whole number of steps, 1 or more, got {every!r}")
+        if of_attention := [name for name in measures if name in ATTENTION]:
+            raise ValueError(f"{', '.join(of_attention)}: attention matrices are not watched; use depthscope.probe")
+        self.every = every
+        self.on_record = on_record
+        self.path = None if path is None else Path(path)
+        self._entrance = model  # what the training loop calls
+        self._model = _inside(model)
+        device_of(self._model)  # refuses a model without weights
+        _refuse_compiled_in_place(model)
+        self._measures, self._stations = measures, stations
+        self._reduction = self._new_reduction()
+        self._taps = Taps(
+            self._model,
+            anatomy_of(self._model, blocks),
+            stations_to_hear(self._reduction),
+            self._see_tokens,
+            hears_call=self._entrance is not self._model,
+        )
+        self._records: list[Record] = []
+        self._handle: Any = None
+        self._listening = ExitStack()  # what is open during a watched pass
+        self._ends: list[Any] = []  # the hooks that end it
+        self._passes = 0  # training passes so far; unused once steps are announced
+        self._announced: int | None = None  # the running step, if steps are announced
+        self._due = False  # the announced step is to be watched, and has not been yet
+        self._complained = False
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    @property
+    def records(self) -> pd.DataFrame:
+        """step, block (0 is what enters block 1), station, measure, value (the mean over the batch)."""
+        return frame_of_records(self._records)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that was watched last."""
+        return self._records[-1].step if self._records else None
+
+    def scalars(self) -> dict[str, float]:
+        """The last watched step in a handful of numbers (see `Record.scalars`); empty before the first."""
+        return self._records[-1].scalars() if self._records else {}
+
+    def heat_map(self, measure: str = "token_similarity", station: str = "output") -> Any:
+        """A matplotlib figure, block × step."""
+        return heat_map(self.records, measure, station)
+
+    # --- watching ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> Watch:
+        return self.open()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close()
+        if kind is None and self._passes == 0 and self._announced is None:
+            warnings.warn("no training pass was seen: was the model in training mode (model.train())?", stacklevel=2)
+
+    def open(self) -> Watch:
+        """Begins to count; for loops without a `with`."""
+        if self._handle is not None:
+            raise ValueError("this watch is open already")
+        if self.path is not None and _is_first_process():
+            check_appendable(self.path)
+        self._handle = self._entrance.register_forward_pre_hook(_Counter(self), with_kwargs=True)
+        return self
+
+    def close(self) -> None:
+        """Takes every hook out. May be called more than once."""
+        self._end_pass()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def step(self, number: int | None = None) -> None:
+        """A step begins: the one after the last, or `number`. Call it before each step's first pass, or never."""
+        if self._passes > 0:
+            raise ValueError("step() came after the first training pass: call it at the head of every step, or never")
+        if self._due and not self._complained:
+            self._complained = True
+            warnings.warn(
+                f"step {self._announced} was to be watched, and {type(self._entrance).__name__} was not called in "
+                "training mode: is it the module that your loop calls, and was model.train() called?",
+                stacklevel=2,
+            )
+        following = 0 if self._announced is None else self._announced + 1
+        self._announced = following if number is None else number
+        self._due = self._announced % self.every == 0
+
+    def _before_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._ends:
+            self._end_pass()  # the pass before this one failed, or was interrupted
+        if not self._model.training or _in_backward():
+            return
+        if self._announced is None:
+            step, due = self._passes, self._passes % self.every == 0
+            self._passes += 1
+        else:
+            step, due, self._due = self._announced, self._due, False
+        if due:
+            self._listen(step, args, kwargs)
+
+    def _listen(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Attaches everything for the pass that has just begun."""
+        _refuse_compiled_in_place(self._entrance)
+        if _in_compiled_code():
+            raise ValueError(_INSIDE_COMPILED)
+        self._reduction = self._new_reduction()
+        with ExitStack() as stack:
+            if _has_compiled_parts(self._entrance):
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(self._taps)
+            if not self._taps.hears_call:
+                self._taps.begin_pass(args, kwargs)
+            self._listening = stack.pop_all()
+        self._ends = [
+            self._entrance.register_forward_hook(lambda *_: self._record(step)),
+            # After a failure. It must leave itself in place: torch iterates over the hooks themselves then.
+            self._entrance.register_forward_hook(lambda *_: self._listening.close(), always_call=True),
+        ]
+
+    def _end_pass(self) -> None:
+        self._listening.close()
+        for handle in self._ends:
+            handle.remove()
+        self._ends.clear()
+
+    def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
+        with torch.no_grad(), full_precision(tokens):
+            self._reduction.see_tokens(visit, station, tokens.detach(), source)
+
+    def _record(self, step: int) -> None:
+        self._end_pass()
+        with torch.no_grad():
+            self._reduction.end()
+        rows, self._reduction = self._reduction.rows, self._new_reduction()
+        if not rows:
+            names = [block.name for block in self._taps.anatomy.blocks][:4]
+            raise ValueError(
+                f"none of the blocks {names} was seen at step {step}: name those that run with blocks=; "
+                "of a compiled model, watch what torch.compile returned"
+            )
+        record = Record(step, curves_of(rows))
+        self._records.append(record)
+        if self.path is not None and _is_first_process():
+            try:
+                append(self.path, record)
+            except OSError as error:  # not worth a training run
+                warnings.warn(f"step {step} was watched but not written to {self.path}: {error}", stacklevel=2)
+        if self.on_record is not None:
+            self.on_record(step, record.scalars())
+
+    def _new_reduction(self) -> Reduction:
+        return Reduction(self._measures, self._stations, exclude=None)
+
+
+class _Counter:
+    """The hook on the model. A copy of the model (a moving average of its weights, say) is not watched."""
+
+    def __init__(self, watch: Watch):
+        self._watch = watch
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._watch._before_pass(args, kwargs)
+
+    def __reduce__(self) -> tuple[type[_NotWatched], tuple[()]]:
+        return _NotWatched, ()
+
+
+class _NotWatched:
+    def __call__(self, _module: nn.Module, _args: object, _kwargs: object) -> None:
+        pass
+
+
+def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
+    """The model and what it wraps, from the outside in."""
+    while True:
+        yield model
+        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        elif isinstance(model, DistributedDataParallel | DataParallel):
+            if isinstance(model, DataParallel) and len(model.device_ids) > 1:
+                raise ValueError("nn.DataParallel runs copies of the model in threads; use DistributedDataParallel")
+            model = model.module
+        else:
+            return
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    *_, inner = _wrappers(model)
+    return inner
+
+
+def _refuse_compiled_in_place(model: nn.Module) -> None:
+    if any(getattr(module, "_compiled_call_impl", None) is not None for module in _wrappers(model)):
+        raise ValueError(
+            "the model was compiled in place, and its hooks would be passed by: use compiled = torch.compile(model) "
+            "in place of model.compile(), and watch(compiled)"
+        )
+
+
+def _in_compiled_code() -> bool:
+    """Whether the compiler is at work around this call: it would compile our hooks, or pass them by."""
+    if torch.compiler.is_compiling():
+        return True
+    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
+    return callback() not in (None, False)
+
+
+def _has_compiled_parts(model: nn.Module) -> bool:
+    return any(
+        isinstance(getattr(module, "_orig_mod", None), nn.Module)
+        or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
+def _in_backward() -> bool:
+    """Whether this pass is being run again by a backward pass, for activation checkpointing."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _is_first_process() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0

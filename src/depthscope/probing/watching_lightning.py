@@ -1,0 +1,89 @@
+"""Watching inside Lightning's Trainer."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from torch import nn, tensor
+
+from depthscope.anatomy import anatomy_of
+from depthscope.extras import require
+from depthscope.probing.watching import Watch, watch
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+elif find_spec("lightning") is None and find_spec("pytorch_lightning") is not None:
+    Callback = require("pytorch_lightning", "lightning").Callback
+else:
+    Callback = require("lightning.pytorch", "lightning").Callback
+
+
+class DepthCallback(Callback):
+    """Sends the depth of a model to the Trainer's loggers, and to `trainer.callback_metrics`:
+
+        trainer = lightning.Trainer(callbacks=[callback := DepthCallback(every=50)])
+        trainer.fit(module, loader)
+        callback.watch.heat_map()
+
+    `module` names the submodule that `training_step` calls ("net"). By default it is the LightningModule's
+    child that holds all blocks, or the LightningModule itself if they stand in a list of its own. The other
+    options are those of `watch`. Steps are `trainer.global_step`, however many batches they accumulate.
+    """
+
+    def __init__(self, every: int = 50, *, module: str | None = None, **options: Any):
+        if module is None and options.get("blocks") is not None:
+            raise ValueError("blocks= names modules inside the module that is called: pass its name too, module=")
+        self._every, self._module, self._options = every, module, options
+        self._watch: Watch | None = None
+        self._begun: int | None = None
+        self._logged: int | None = None
+
+    @property
+    def watch(self) -> Watch:
+        """The watch of the last fit."""
+        if self._watch is None:
+            raise ValueError("there is nothing to see before trainer.fit()")
+        return self._watch
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        model = _called(pl_module) if self._module is None else _named(pl_module, self._module)
+        self._begun = self._logged = None
+        self._watch = watch(model, self._every, **self._options).open()
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step != self._begun:  # else a further batch of the same step
+            self._begun = trainer.global_step
+            self.watch.step(self._begun)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        step = self.watch.last_step
+        if step == self._logged:
+            return
+        self._logged = step
+        scalars = self.watch.scalars()
+        trainer.callback_metrics.update({name: tensor(value) for name, value in scalars.items()})
+        for logger in trainer.loggers:
+            logger.log_metrics(scalars, step=step)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.watch.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if self._watch is not None:
+            self._watch.close()
+
+
+def _called(module: nn.Module) -> nn.Module:
+    """The child of a LightningModule that its `training_step` calls: the one with all the blocks."""
+    heads = {block.name.split(".")[0] for block in anatomy_of(module).blocks}
+    child = module.get_submodule(heads.pop()) if len(heads) == 1 else module
+    return module if isinstance(child, nn.ModuleList | nn.ModuleDict) else child
+
+
+def _named(module: nn.Module, name: str) -> nn.Module:
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        children = ", ".join(child for child, _ in module.named_children())
+        raise ValueError(f"no module {name!r} in {type(module).__name__}; there: {children}") from None

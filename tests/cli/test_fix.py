@@ -1,0 +1,127 @@
+"""`depthscope fix`, as a user calls it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import depthscope
+from depthscope.cli.app import main
+from depthscope.cli.fix import sink_positions
+from depthscope.models import BlockConfig, Encoder
+from depthscope.models.families import build_family
+from depthscope.probing import Profile, probe
+from depthscope.remedies import DeEscalate, ResidualWeight
+from samples import seeded
+
+pytestmark = pytest.mark.usefixtures("short_manual")
+SMALL = ("--width", "64", "--heads", "4", "--samples", "2", "--tokens", "16")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def call(*arguments: str, code: int = 0):
+        monkeypatch.setattr(sys, "argv", ["depthscope", "fix", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        printed = capsys.readouterr()
+        assert exit.value.code == code, printed.err
+        return printed
+
+    return call
+
+
+def test_a_collapsing_encoder_is_shown_before_and_after(run, tmp_path: Path):
+    printed = run("encoder", "--depth", "20", *SMALL, "--out", str(tmp_path / "fixed")).out
+    assert "Before: token similarity passes 0.9 at block" in printed
+    assert "After: token similarity stays below 0.9" in printed
+    assert "τ_c = 0." in printed
+    for name in ("before", "after"):
+        assert Profile.load(tmp_path / "fixed" / name).depth == 20
+    assert (tmp_path / "fixed" / "fix.png").stat().st_size > 10_000
+    saved = json.loads((tmp_path / "fixed" / "fix.json").read_text())
+    # The printed lines do what was measured.
+    model = build_family("encoder", 20, 64, 4, seed=0)
+    exec(saved["python"], {"depthscope": depthscope, "model": model})
+    assert saved["python"] in "\n".join(line.strip() for line in printed.splitlines())
+    x = torch.randn(2, 16, 64, generator=seeded(0))
+    assert probe(model, x).curve("token_similarity") == pytest.approx(saved["after"]["token_similarity"], rel=1e-4)
+
+
+def test_what_is_asked_for_is_put_in(run):
+    printed = run(
+        "encoder", "--depth", "4", *SMALL, "--tau", "0.5", "--at", "ffn_input", "--alpha", "0.5", "--json"
+    ).out
+    found = json.loads(printed)
+    assert found["remedies"] == [
+        {"remedy": "de-escalation", "tau": 0.5, "at": "ffn_input"},
+        {"remedy": "residual-weight", "alpha": 0.5},
+    ]
+    assert "DeEscalate(tau=0.5, at='ffn_input'), ResidualWeight(alpha=0.5)" in found["python"]
+
+
+def test_nothing_is_put_in_where_nothing_escalates(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "still.py").write_text(
+        "import torch\nfrom depthscope.models import BlockConfig, Encoder, pre_norm\n"
+        "def make():\n"
+        "    model = Encoder(3, BlockConfig(16, 4, placement=pre_norm))\n"
+        "    for p in [p for b in model.blocks for p in (*b.attention.output.parameters(), *b.ffn[2].parameters())]:\n"
+        "        torch.nn.init.zeros_(p)\n"
+        "    return model, torch.randn(2, 5, 16)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert "Nothing needs to be put in." in run("still:make").out
+
+
+def test_a_trained_causal_model_is_told_to_train_and_keeps_its_sink(run, tmp_path: Path):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=500, n_embd=32, n_layer=3, n_head=4, n_positions=64))
+    with torch.no_grad():
+        model.transformer.wpe.weight[0] += 30.0  # token 0 is a sink
+        for block in model.transformer.h:
+            block.ln_1.bias += 0.1  # as training leaves it
+    model.save_pretrained(tmp_path / "model")
+    arguments = (f"hf:{tmp_path / 'model'}", "--samples", "2", "--tokens", "16", "--tau", "0.3")
+    found = json.loads(run(*arguments, "--json").out)
+    assert found["trained"]
+    (remedy,) = found["remedies"]
+    assert remedy["leave_alone"] == remedy["skip_in_mean"] == [0]
+    assert found["loss"]["after"] != found["loss"]["before"]
+    printed = run(*arguments).out
+    assert "The weights look trained" in printed
+    assert "Loss on this text" in printed
+    assert "Left alone: token 0" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("encoder", "--tau", "2"), "expected --tau in [0, 1], got 2"),
+        (("encoder", "--tau", "much"), "a number in [0, 1] or recommended, got 'much'"),
+        (("encoder", "--level", "1.5"), "expected --level between 0 and 1"),
+        (("encoder", "--level", ".3", "--tau", ".3"), "not both"),
+        (("gpt2", "--depth", "2", *SMALL, "--tau", ".5", "--mixing", "full"), "see later ones"),
+        (("encoder", "--at", "nowhere"), "nowhere"),
+        (("enkoder",), "did you mean 'encoder'"),
+    ],
+)
+def test_mistakes_end_in_one_line(run, arguments: tuple[str, ...], message: str):
+    printed = run(*arguments, code=2)
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_sinks_are_positions_that_most_samples_share():
+    model = Encoder(2, BlockConfig(16, 4), generator=seeded(0))
+    x = torch.randn(3, 8, 16, generator=seeded(1))
+    x[:, 2] *= 200
+    x[0, 5] *= 200
+    profile = probe(model, x)
+    assert sink_positions(profile) == (2,)
+    assert DeEscalate(leave_alone=sink_positions(profile)).leave_alone == (2,)
+    assert ResidualWeight(0.5).alpha == 0.5

@@ -1,0 +1,104 @@
+"""The recommended τ holds the level that was asked for; measuring it leaves no trace."""
+
+import pytest
+import torch
+
+import depthscope
+import zoo
+from depthscope.models import BlockConfig, Encoder, pre_norm
+from depthscope.remedies import DeEscalate, ResidualWeight, applied, recommend
+from depthscope.remedies.recommendation import gradient_growth
+from samples import seeded
+
+
+def tokens(width: int = 128) -> torch.Tensor:
+    return torch.randn(4, 32, width, generator=seeded(0))
+
+
+def last_similarity(model: torch.nn.Module, x: torch.Tensor) -> float:
+    return depthscope.probe(model, x, measures=["token_similarity"]).curve("token_similarity")[-1]
+
+
+@pytest.mark.parametrize("level", [0.1, 0.3])
+def test_the_level_is_held(level: float):
+    x = tokens()
+    model = Encoder(60, BlockConfig(128, 4), generator=seeded(1))
+    assert last_similarity(model, x) > 0.9
+    found = recommend(model, x, level=level, weigh_branches=False)
+    assert found.odds.critical_tau < found.tau < 1
+    assert found.predicted == pytest.approx(level, rel=0.05)  # τ is rounded to three digits
+    depthscope.apply(model, *found.remedies)
+    # The log-odds of 60 blocks scatter about their fixed point; a factor of 1.6 in the odds is 3 of its deviations,
+    # √(1.5 k/d) with the k ≈ 10 blocks that the map remembers.
+    assert level / 1.6 < last_similarity(model, x) < level * 1.6
+
+
+def test_recommended_goes_into_apply_and_needs_inputs():
+    x = tokens()
+    model = Encoder(6, BlockConfig(128, 4), generator=seeded(1))
+    depthscope.apply(model, DeEscalate("recommended"), inputs=x)
+    taus = {entry.tau for entry in applied(model)}
+    assert taus == {recommend(depthscope.remove(model), x, weigh_branches=False).tau}
+    assert 0 < taus.pop() < 0.5
+
+
+def test_a_chaotic_stack_gets_a_branch_weight_that_tames_its_gradient():
+    def he(attention, ffn, generator):
+        for module in [*attention.modules(), *ffn.modules()]:
+            if isinstance(module, torch.nn.Linear):
+                torch.nn.init.normal_(module.weight, std=(2 / module.in_features) ** 0.5, generator=generator)
+                torch.nn.init.zeros_(module.bias)
+
+    x = tokens(64)
+    model = Encoder(80, BlockConfig(64, 4, initialise=he), generator=seeded(1))
+    found = recommend(model, x)
+    assert found.growth[1.0] ** 80 > 10
+    assert found.alpha is not None
+    assert 0 < found.alpha < 1
+    assert "branch weight" in found.reason
+    assert not applied(model)
+    depthscope.apply(model, *found.remedies)
+    growth = gradient_growth(depthscope.probe(model, x, measures=["token_similarity"], gradients=True))
+    assert growth == pytest.approx(found.growth[found.alpha], rel=1e-4)
+    assert growth**80 < 10
+    assert any(isinstance(entry.remedy, ResidualWeight) for entry in applied(model))
+
+
+@pytest.mark.parametrize(
+    "name", ["encoder-pre", "torch-tokens-first", "bert", "albert", "xlnet", "gpt2", "llama", "t5"]
+)
+def test_every_kind_of_model_is_measured_and_left_as_it_was(name: str):
+    model, inputs = zoo.make(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    found = recommend(model, inputs, weigh_branches=name not in ("xlnet", "t5"))
+    assert found.blocks == (6 if name == "t5" else 3)
+    assert found.odds.rho > 0
+    assert found.odds.feed > 0
+    assert not applied(model)
+    assert not hasattr(getattr(model, "config", None), "depthscope_remedies")
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+
+
+def test_nothing_is_recommended_where_nothing_escalates():
+    x = tokens()
+    model = Encoder(3, BlockConfig(128, 4, placement=pre_norm), generator=seeded(1))
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.output.weight.zero_()
+            block.ffn[2].weight.zero_()
+            block.ffn[2].bias.zero_()
+            block.attention.output.bias.zero_()
+    found = recommend(model, x)
+    assert found.remedies == ()
+    assert "by themselves" in found.reason
+
+
+def test_bad_wishes_are_refused():
+    model, x = Encoder(2, BlockConfig(128, 4), generator=seeded(1)), tokens()
+    with pytest.raises(ValueError, match="between 0 and 1, got 0"):
+        recommend(model, x, level=0)
+    with pytest.raises(ValueError, match="at least one batch"):
+        recommend(model, [])
+    with pytest.raises(ValueError, match="cannot be measured"):
+        recommend(model, x[:, :1])

@@ -1,0 +1,64 @@
+"""A saved model says which remedies it had, and gets them back."""
+
+import json
+
+import pytest
+import torch
+import transformers as hf
+from torch.testing import assert_close
+
+import depthscope
+import zoo
+from depthscope.remedies import DeEscalate, Ema, LearnableTau, Prefix, ResidualWeight, applied, restore
+from depthscope.remedies.record import from_dict, to_dict
+
+
+@pytest.mark.parametrize(
+    "remedy",
+    [
+        DeEscalate(),
+        DeEscalate(0.3, at="input", mixing=Prefix(shrink=2.0), blocks=(1, 2), leave_alone=(0,)),
+        DeEscalate(LearnableTau(0.2, per_feature=True), mixing=Ema(decay=0.9), every=3, allow_leak=True),
+        ResidualWeight(0.1, blocks=(3,)),
+    ],
+    ids=str,
+)
+def test_a_record_is_json_and_comes_back(remedy):
+    assert from_dict(json.loads(json.dumps(to_dict(remedy)))) == remedy
+
+
+def test_a_bad_record_is_refused():
+    for record in ({"remedy": "magic"}, {"remedy": "de-escalation", "strength": 1}, {}):
+        with pytest.raises(ValueError, match="expected a record of"):
+            from_dict(record)
+
+
+def test_save_pretrained_and_restore(tmp_path):
+    model, inputs = zoo.make("bert")
+    depthscope.apply(model.eval(), DeEscalate(LearnableTau(0.4)), ResidualWeight(0.5))
+    with torch.no_grad():
+        model.encoder.layer[1].deescalation_output_logit.fill_(2.0)
+    expected = model(**inputs)[0]
+    model.save_pretrained(tmp_path)
+    loaded = hf.BertModel.from_pretrained(tmp_path).eval()
+    assert not torch.allclose(loaded(**inputs)[0], expected)  # a loaded model has no hooks
+    with pytest.raises(ValueError, match="folder it was saved in"):
+        restore(loaded)
+    assert not applied(loaded)
+    restore(loaded, tmp_path)
+    assert torch.equal(loaded(**inputs)[0], expected)
+    learned = next(entry.tau for entry in applied(loaded) if entry.block == "encoder.layer.1")
+    assert learned == pytest.approx(0.8808, 1e-3)  # sigmoid(2)
+    with pytest.raises(ValueError, match="already"):
+        restore(loaded, tmp_path)
+    again = hf.BertModel.from_pretrained(tmp_path).eval()
+    assert_close(restore(again, model.state_dict())(**inputs)[0], expected)
+
+
+def test_a_model_without_remedies_saves_no_record(tmp_path):
+    model, _ = zoo.make("gpt2")
+    depthscope.remove(depthscope.apply(model, DeEscalate()))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="records no remedies"):
+        restore(model)
+    assert "depthscope" not in (tmp_path / "config.json").read_text()
