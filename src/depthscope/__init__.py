@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = version("depthscope")
 
-_ROOMS = ("anatomy", "measures", "models", "probing", "remedies", "studies", "theory")
+_ROOMS = ("anatomy", "measures", "models", "probing", "remedies", "studies", "theory", "training")
 _PUBLIC = {
     "Profile": "probing",
     "apply": "remedies",

@@ -13,6 +13,7 @@ from depthscope.cli.demo import demo
 from depthscope.cli.fix import fix
 from depthscope.cli.probe import probe
 from depthscope.cli.reproduce import reproduce
+from depthscope.cli.train import train
 from depthscope.extras import MissingExtra
 
 USER_ERROR = 2
@@ -30,6 +31,7 @@ app.command()(demo)
 app.command()(probe)
 app.command()(fix)
 app.command()(reproduce)
+app.command()(train)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,64 @@
+"""Deep Transformers trained for real: recipes, data, the loop, checkpoints.
+
+A recipe returns a configuration, `make_task` gives its data and model, `train` runs it:
+
+    config = vit_digits("deescalated").changed(depth=24, epochs=5)
+    outcome = train(make_task(config), config, Run(Path("my-run")))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "RECIPES": "recipes",
+    "VARIANTS": "config",
+    "Carry": "task",
+    "ImageConfig": "config",
+    "NonFiniteLoss": "loop",
+    "Outcome": "run",
+    "Run": "run",
+    "Share": "task",
+    "Task": "task",
+    "TrainingConfig": "config",
+    "make_task": "tasks",
+    "read_metrics": "metrics",
+    "train": "loop",
+    "vit_cifar10": "recipes",
+    "vit_digits": "recipes",
+}
+
+__all__ = [
+    "RECIPES",
+    "VARIANTS",
+    "Carry",
+    "ImageConfig",
+    "NonFiniteLoss",
+    "Outcome",
+    "Run",
+    "Share",
+    "Task",
+    "TrainingConfig",
+    "make_task",
+    "read_metrics",
+    "train",
+    "vit_cifar10",
+    "vit_digits",
+]
+
+if TYPE_CHECKING:
+    from depthscope.training.config import VARIANTS, ImageConfig, TrainingConfig
+    from depthscope.training.loop import NonFiniteLoss, train
+    from depthscope.training.metrics import read_metrics
+    from depthscope.training.recipes import RECIPES, vit_cifar10, vit_digits
+    from depthscope.training.run import Outcome, Run
+    from depthscope.training.task import Carry, Share, Task
+    from depthscope.training.tasks import make_task
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded on first use: the command line reads the recipes without torch."""
+    if name in _HOMES:
+        return getattr(import_module(f"depthscope.training.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'depthscope.training' has no attribute {name!r}")

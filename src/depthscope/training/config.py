@@ -1,0 +1,124 @@
+"""What a training run is: frozen values, changed by name, compared by field. Imports nothing heavy.
+
+Everything that changes the numbers of a run stands here, so that two equal configurations give the same
+run, and a run is continued only with the configuration it was begun with. Where it runs and what it writes
+does not (`run.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+
+Variant = Literal["post", "pre", "deescalated"]
+Schedule = Literal["drops", "cosine", "constant"]
+Precision = Literal["float32", "float64", "bfloat16", "float16"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+
+_POSITIVE = ("depth", "width", "ffn_width", "heads", "batch_size", "epochs", "steps", "lr", "accumulate", "clip_norm")
+_NOT_NEGATIVE = ("warmup_steps", "weight_decay", "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What every task has. The text beside a field is its help on the command line."""
+
+    recipe: str
+    variant: Variant
+    depth: Annotated[int, "Number of blocks."]
+    width: Annotated[int, "Width of a token."]
+    ffn_width: Annotated[int, "Hidden width of the FFN."]
+    heads: Annotated[int, "Attention heads per block."]
+    tau: Annotated[float, "Strength of the de-escalation (variant deescalated)."] = 1.0
+    batch_size: Annotated[int, "Samples per step, over all processes and accumulated parts."]
+    lr: Annotated[float, "Learning rate; every variant has its own default."]
+    epochs: Annotated[int, "Passes over the training data."]
+    steps: Annotated[int | None, "Steps in all, instead of epochs."] = None
+    schedule: Annotated[Schedule, "How the learning rate falls."] = "drops"
+    drop_at: Annotated[tuple[float, ...], "Schedule drops: at which shares of the run."] = (0.7, 0.9)
+    drop_factor: Annotated[float, "Schedule drops: by which factor."] = 0.2
+    warmup_steps: Annotated[int, "Steps over which the learning rate first rises."] = 0
+    beta1: Annotated[float, "AdamW: memory of the mean gradient."] = 0.9
+    beta2: Annotated[float, "AdamW: memory of its square."] = 0.999
+    weight_decay: Annotated[float, "AdamW: weight decay."] = 0.0
+    clip_norm: Annotated[float | None, "Largest norm of the gradient; not clipped if not given."] = None
+    seed: Annotated[int, "Seed of weights, order and augmentation."] = 0
+    precision: Annotated[Precision, "bfloat16 and float16 are mixed with float32."] = "float32"
+    accumulate: Annotated[int, "Parts in which each process computes its share of a batch."] = 1
+    checkpoint_activations: Annotated[bool, "Keep only what enters a block, compute the rest again."] = False
+    compile: Annotated[bool, "Compile the model with torch.compile."] = False
+
+    def __post_init__(self) -> None:
+        for name, kind in field_types(type(self)).items():
+            _check_type(name, getattr(self, name), kind)
+        for name in _POSITIVE:
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"expected {name} greater than 0, got {value}")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")
+        if not 0 <= self.tau <= 1:
+            raise ValueError(f"expected tau between 0 and 1, got {self.tau}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"expected {name} from 0 up to, not including, 1, got {getattr(self, name)}")
+
+    def changed(self, **changes: Any) -> Self:
+        """A copy with other values; an unknown name is refused, with the nearest one."""
+        known = [field.name for field in fields(self) if field.name not in ("recipe", "variant")]
+        for name in changes:
+            if name not in known:
+                close = get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise ValueError(f"{self.recipe} has no setting {name!r}: {hint}expected some of {', '.join(known)}")
+        return replace(self, **changes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; tuples become lists, as JSON has them."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig(TrainingConfig):
+    """A Vision Transformer that classifies images."""
+
+    dataset: Literal["cifar10", "digits"]
+    patch_size: Annotated[int, "Side of a patch in pixels."]
+    initialise: Annotated[
+        Literal["pytorch_default", "xavier", "theorem", "paper_text"], "How the weights of a block are drawn."
+    ] = "pytorch_default"
+    augment: Annotated[bool, "Change every training image by the AutoAugment policy for CIFAR-10."] = False
+
+
+def field_types(config: type[TrainingConfig]) -> dict[str, Any]:
+    """Field → type without its help."""
+    return get_type_hints(config)
+
+
+def field_help(config: type[TrainingConfig]) -> dict[str, str]:
+    """Field → help, for the fields that have one: those a user may change."""
+    hints = get_type_hints(config, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`name: before → now` for every field in which two configurations, as JSON, differ."""
+    names = list(dict.fromkeys([*before, *now]))
+    return [f"{name}: {before.get(name)} → {now.get(name)}" for name in names if before.get(name) != now.get(name)]
+
+
+def _check_type(name: str, value: Any, kind: Any) -> None:
+    """Values come from a command line or from JSON as well as from code."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            close = get_close_matches(str(value), get_args(kind), n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"{name}: {hint}expected one of {', '.join(get_args(kind))}, got {value!r}")
+        return
+    allowed = [get_origin(option) or option for option in (get_args(kind) if type(None) in get_args(kind) else [kind])]
+    number = float in allowed and isinstance(value, int) and not isinstance(value, bool)
+    if not number and (type(value) not in allowed):
+        wanted = " or ".join(option.__name__ for option in allowed)
+        raise ValueError(f"expected {name} to be {wanted}, got {value!r}")

@@ -1,0 +1,124 @@
+"""What a person sees of a run: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
+
+
+class Display(Protocol):
+    """Is told how a run goes; open while the loop runs."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def say(self, message: str) -> None:
+        """Something a person should know."""
+        ...
+
+    def begin(self, step: int, total: int) -> None:
+        """The loop starts after `step` of `total` steps."""
+        ...
+
+    def logged(self, step: int, values: Mapping[str, float], seconds_left: float) -> None:
+        """Every few steps."""
+        ...
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """After every look at the test data."""
+        ...
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+    def begin(self, step: int, total: int) -> None: ...
+
+    def logged(self, step: int, values: Mapping[str, float], seconds_left: float) -> None: ...
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None: ...
+
+
+class Terminal:
+    """On stderr: a bar with the newest numbers, and above it a line per evaluation.
+
+    Where stderr is no terminal there is no bar; the newest numbers are then printed every 30 seconds.
+    """
+
+    _PAUSE = 30.0
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bar: Any = Bar(
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            console=self._console,
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+        self._task: Any = None
+        self._total = 0
+        self._newest: Mapping[str, float] = {}
+        self._printed = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def say(self, message: str) -> None:
+        self._console.print(message, markup=False)
+
+    def begin(self, step: int, total: int) -> None:
+        self._total = total
+        self._task = self._bar.add_task(f"step {step}/{total}", total=total, completed=step)
+
+    def logged(self, step: int, values: Mapping[str, float], seconds_left: float) -> None:
+        self._newest = values
+        line = f"{_numbers(step, self._total, values)}  {_duration(seconds_left)} left"
+        self._bar.update(self._task, completed=step, description=line)
+        if self._bar.disable and time.monotonic() - self._printed > self._PAUSE:
+            self.say(line)
+            self._printed = time.monotonic()
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        tested = "  ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in values.items())
+        self.say(f"{_numbers(step, self._total, self._newest)}  {tested}")
+        self._printed = time.monotonic()
+
+
+def _numbers(step: int, total: int, values: Mapping[str, float]) -> str:
+    """step 220/330  loss 0.9135  lr 1e-04  312 images/s  t_sim 0.998"""
+    parts = [f"step {step}/{total}"]
+    for name, value in values.items():
+        if name == "loss":
+            parts.append(f"loss {value:.4f}")
+        elif name == "lr":
+            parts.append(f"lr {value:.2g}")
+        elif name.endswith("_per_second"):
+            parts.append(f"{value:.0f} {name.removesuffix('_per_second')}/s")
+        elif name == "token_similarity":
+            parts.append(f"t_sim {value:.3f}")
+    return "  ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,76 @@
+"""What a run will cost, found out on the meta device: no weight is drawn, no data is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.models.memory import count_parameters
+from depthscope.training.config import TrainingConfig
+from depthscope.training.engine import checkpoint_activations, require_shares
+from depthscope.training.task import Share, Task
+from depthscope.training.tasks import make_empty_task
+
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Sizes in bytes, of one process."""
+
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int  # kept by a forward pass for the backward pass
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def estimate(config: TrainingConfig, processes: int = 1) -> Estimate:
+    """Everything is linear in depth, so models of 1 and 2 blocks tell of any number.
+
+    The activations are what autograd keeps in a pass on the meta device, in the precision of the weights:
+    a mixed precision needs less. With checkpoint_activations: what enters the blocks, and one block's own.
+    Workspace of kernels, fragmentation and the data are not in it.
+    """
+    require_shares(config, processes)
+    one, two = (_measure(config.changed(depth=depth), processes) for depth in (1, 2))
+    sizes = [first + (config.depth - 1) * (second - first) for first, second in zip(one, two, strict=True)]
+    parameters, weights, kept, kept_checkpointed = sizes
+    if config.checkpoint_activations:
+        kept = kept_checkpointed + two[2] - one[2]
+    return Estimate(parameters, weights, weights, 2 * weights, kept)
+
+
+def _measure(config: TrainingConfig, processes: int) -> tuple[int, int, int, int]:
+    """Parameters, their bytes, the bytes of activations kept, and those with checkpointing."""
+    task = make_empty_task(config)
+    with _META:
+        model = task.build()
+    batch = task.batch(0, Share(0, processes * config.accumulate), _META)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    kept = _kept_bytes(task, model, batch)
+    checkpoint_activations(model)
+    return count_parameters(model), weights, kept, _kept_bytes(task, model, batch)
+
+
+def _kept_bytes(task: Task, model: nn.Module, batch: Any) -> int:
+    """Bytes of the storages that autograd keeps, each once, weights not counted."""
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept: dict[int, tuple[int, Tensor]] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = (storage.nbytes(), tensor)  # with the tensor, or its place is used again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        task.loss(model, batch, None)
+    return sum(size for size, _ in kept.values())

@@ -1,0 +1,105 @@
+"""The task of classifying images with a Vision Transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from depthscope import models
+from depthscope.models import BlockConfig, VisionTransformer
+from depthscope.training.config import ImageConfig
+from depthscope.training.data import LabelledImages
+from depthscope.training.data.augmentation import auto_augment
+from depthscope.training.data.order import batch_indices
+from depthscope.training.randomness import derived_generator
+from depthscope.training.task import Carry, Share
+from depthscope.training.variants import placement_of, put_in_variant
+
+ImageBatch = tuple[Tensor, Tensor]  # normalised images (batch, channels, s, s), classes (batch,)
+_TEST_BATCH = 256
+
+
+def build_vit(config: ImageConfig, *, image_size: int, channels: int, classes: int = 10) -> VisionTransformer:
+    """The model of a configuration, in its variant, drawn from its seed. Works on the meta device.
+
+    It reads a class token: after complete de-escalation the mean over the tokens is zero for every image.
+    """
+    block = BlockConfig(
+        config.width,
+        config.heads,
+        config.ffn_width,
+        placement=placement_of(config.variant),
+        initialise=getattr(models, config.initialise),
+    )
+    model = VisionTransformer(
+        config.depth,
+        block,
+        image_size=image_size,
+        patch_size=config.patch_size,
+        channels=channels,
+        classes=classes,
+        generator=derived_generator(config.seed, "weights"),
+    )
+    put_in_variant(model, config.variant, config.tau)
+    return model.double() if config.precision == "float64" else model
+
+
+class ImageClassification:
+    """Cross-entropy on labelled images; test loss and accuracy. Follows the protocol `Task`."""
+
+    unit = "images"
+
+    def __init__(self, config: ImageConfig, data: LabelledImages):
+        if config.batch_size > len(data.train_images):
+            raise ValueError(f"expected batch_size of at most {len(data.train_images)}, got {config.batch_size}")
+        if config.augment and data.train_images.shape[1] != 3:
+            raise ValueError(f"augment is for colour images; {data.name} has none")
+        self.config = config
+        self.data = data
+        self.units_per_step = config.batch_size
+        self.steps_per_epoch = len(data.train_images) // config.batch_size
+        self._dtype = torch.float64 if config.precision == "float64" else torch.float32
+
+    def build(self) -> nn.Module:
+        _, channels, _, size = self.data.train_images.shape
+        return build_vit(self.config, image_size=size, channels=channels, classes=self.data.classes)
+
+    def batch(self, step: int, share: Share, device: torch.device) -> ImageBatch:
+        config, data = self.config, self.data
+        indices = batch_indices(config.seed, step, len(data.train_images), config.batch_size)
+        indices = indices[share.of(len(indices))]
+        augment: Callable[[Tensor], Tensor] | None = None
+        if config.augment:
+            generator = derived_generator(config.seed, "augmentation", step, share.index)
+            augment = lambda images: auto_augment(images, generator)  # noqa: E731
+        images = self._normalised(data.train_images[indices].to(device), augment)
+        return images, data.train_labels[indices].to(device)
+
+    def loss(self, model: nn.Module, batch: ImageBatch, carry: Carry) -> tuple[Tensor, Carry]:
+        images, labels = batch
+        return F.cross_entropy(model(images), labels), None
+
+    def evaluate(self, model: nn.Module, share: Share, device: torch.device) -> dict[str, float]:
+        images, labels = (part[share.index :: share.count] for part in (self.data.test_images, self.data.test_labels))
+        loss, right = 0.0, 0
+        for some, classes in zip(images.split(_TEST_BATCH), labels.split(_TEST_BATCH), strict=True):
+            scores = model(self._normalised(some.to(device))).double()
+            classes = classes.to(device)
+            loss += F.cross_entropy(scores, classes, reduction="sum").item()
+            right += int((scores.argmax(dim=-1) == classes).sum())
+        return {"test_loss": loss, "test_accuracy": float(right), "count": float(len(labels))}
+
+    def describe(self) -> dict[str, Any]:
+        return self.data.describe()
+
+    def _normalised(self, pixels: Tensor, augment: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Bytes (batch, c, s, s) → channels of mean 0 and variance 1 over the training images."""
+        images = pixels.to(self._dtype) / self.data.white
+        if augment is not None:
+            images = augment(images)
+        mean, std = (images.new_tensor(value).view(-1, 1, 1) for value in (self.data.mean, self.data.std))
+        return (images - mean) / std

@@ -1,0 +1,174 @@
+"""The loop: step, look, save. Whatever ends a run, its work is kept."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from depthscope.extras import require
+from depthscope.training.config import TrainingConfig
+from depthscope.training.display import Display, Quiet
+from depthscope.training.engine import (
+    Engine,
+    compute_step,
+    evaluate,
+    make_engine,
+    release,
+    shares_of,
+    step_seed,
+    update,
+)
+from depthscope.training.observation import (
+    AFTER_THE_BLOCKS,
+    ALL_FINITE,
+    first_nonfinite_block,
+    last_block_similarity,
+    nonfinite_weight,
+)
+from depthscope.training.randomness import seeded
+from depthscope.training.run import Outcome, Run
+from depthscope.training.session import Progress, Session, begin, keep_metrics, save
+from depthscope.training.signals import StopRequest, stop_on_signal
+from depthscope.training.task import Carry, Share, Task
+
+Watching = Callable[[nn.Module], AbstractContextManager[Any]]
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss is nan or infinite; nothing was saved after that."""
+
+
+def train(
+    task: Task, config: TrainingConfig, run: Run, *, display: Display | None = None, watching: Watching | None = None
+) -> Outcome:
+    """Trains, or continues, a run in the folder `run.out`; under torchrun, all processes together.
+
+    `watching` is opened around the loop with the model that training calls; what it gives is told of
+    every step by `.step(number)`, as `depthscope.watch` expects.
+    """
+    with _engine(task, config, run) as engine, stop_on_signal() as request:
+        shown = display if display is not None and engine.is_main else Quiet()
+        session = Session(engine, task, config, run, shown, Progress())
+        begin(session)
+        with shown, watching(engine.entrance) if watching else nullcontext() as watch:
+            shown.begin(session.progress.step, session.total)
+            return _loop(session, request, watch)
+
+
+def _loop(session: Session, request: StopRequest, watch: Any) -> Outcome:
+    engine, task, config, run, progress = (
+        session.engine,
+        session.task,
+        session.config,
+        session.run,
+        session.progress,
+    )
+    per_epoch, total = task.steps_per_epoch, session.total
+    seconds, stop = 0.0, False
+    while progress.step < total and not stop:
+        if watch is not None:
+            watch.step(progress.step)
+        started = time.perf_counter()
+        carries = progress.carries
+        result = compute_step(engine, task, config, progress.step, total, carries, request.signal is not None)
+        if not math.isfinite(result.loss):
+            raise NonFiniteLoss(_explain(session))
+        update(engine, config, result.lr)
+        seconds += time.perf_counter() - started
+
+        progress.step += 1
+        progress.carries = result.carries
+        progress.loss_sum += result.loss
+        progress.loss_count += 1
+        last, stop = progress.step == total, result.stop
+        if last or progress.step % run.log_every == 0:
+            _log(session, result.lr, carries, seconds)
+            seconds = 0.0
+        if last or progress.step % (run.evaluate_every or per_epoch) == 0:
+            progress.metrics = evaluate(engine, task)
+            keep_metrics(session, progress.metrics)
+            session.display.evaluated(progress.step, progress.metrics)
+        if last or stop or progress.step % (run.checkpoint_every or per_epoch) == 0:
+            save(session)
+    if progress.step == total:
+        return Outcome(total, total, progress.metrics, progress.checkpoint)
+    code = request.signal or signal.SIGTERM  # none here: another process was told
+    return Outcome(progress.step, total, progress.metrics, progress.checkpoint, int(code))
+
+
+def _log(session: Session, lr: float, carries: list[Carry], seconds: float) -> None:
+    """The mean loss since the last log, and how alike the tokens of the last block are in this step's batch."""
+    engine, progress = session.engine, session.progress
+    per_step = seconds / progress.loss_count
+    values = {
+        "loss": progress.loss_sum / progress.loss_count,
+        "lr": lr,
+        f"{session.task.unit}_per_second": session.task.units_per_step / per_step,
+        "epoch": progress.step / session.task.steps_per_epoch,
+    }
+    if engine.is_main:
+        values["token_similarity"] = last_block_similarity(
+            session.task, engine.plain, _batch(session, progress.step - 1, 0), carries[0]
+        )
+    keep_metrics(session, values)
+    session.display.logged(progress.step, values, seconds_left=(session.total - progress.step) * per_step)
+    progress.loss_sum, progress.loss_count = 0.0, 0
+
+
+def _explain(session: Session) -> str:
+    """The step, the first block where it appears, and the last good checkpoint."""
+    engine, progress = session.engine, session.progress
+    found = []
+    for part, carry in enumerate(progress.carries):
+        share = shares_of(engine, session.config)[part]
+        with seeded(step_seed(session.config, progress.step, share), engine.device):  # the same dropout
+            batch = _batch(session, progress.step, part)
+            found.append(first_nonfinite_block(session.task, engine.plain, batch, carry))
+    mine = torch.tensor([min(found)], device=engine.device)
+    first = engine.accelerator.gather(mine).min().item()  # of all processes
+    if first == 0:
+        where = "it is in what enters block 1"
+    elif first == ALL_FINITE:
+        where = "it did not come back in a second pass"
+    else:
+        where = "all blocks are finite, what follows is not" if first == AFTER_THE_BLOCKS else f"first in block {first}"
+    if (weight := nonfinite_weight(engine.plain)) is not None:
+        where += f" (the weight {weight} is not finite: the update before was too large)"
+    good = f"the last good checkpoint is {progress.checkpoint}" if progress.checkpoint else "no checkpoint was written"
+    return (
+        f"the loss is not finite at step {progress.step + 1}: {where}; {good}; "
+        "a smaller lr, warmup_steps or clip_norm may help"
+    )
+
+
+def _batch(session: Session, step: int, part: int) -> Any:
+    engine = session.engine
+    share = shares_of(engine, session.config)[part]
+    return session.task.batch(step, Share(share, engine.processes * session.config.accumulate), engine.device)
+
+
+@contextmanager
+def _engine(task: Task, config: TrainingConfig, run: Run) -> Iterator[Engine]:
+    if run.tracker == "tensorboard":
+        require("tensorboard", "training")
+    elif run.tracker != "none":
+        _require_package(run.tracker)
+    engine = make_engine(task, config, run)
+    try:
+        yield engine
+    finally:
+        release(engine)
+
+
+def _require_package(name: str) -> None:
+    try:
+        require(name, "training")
+    except ImportError:
+        raise ValueError(f"the tracker {name} needs its package: pip install {name}") from None

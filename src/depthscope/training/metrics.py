@@ -1,0 +1,38 @@
+"""`metrics.jsonl`: one line of JSON per logged step or evaluation."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def append_metrics(path: Path, step: int, values: Mapping[str, float]) -> None:
+    """What is not finite is null: JSON knows neither nan nor infinity."""
+    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": step, **finite}) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; a line that a killed run has left unfinished is not there."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def keep_metrics_until(path: Path, step: int) -> None:
+    """Drops what a run wrote after the checkpoint from which it is continued: it will be computed again."""
+    kept = [row for row in read_metrics(path) if row["step"] <= step]
+    scratch = path.with_name(f".{path.name}-{os.getpid()}")
+    scratch.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    os.replace(scratch, path)

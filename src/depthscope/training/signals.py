@@ -1,0 +1,46 @@
+"""SIGINT and SIGTERM: noted, so that a run can save its work before it ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """The signal that came, or None. What a shell expects as exit code is 128 + its number."""
+
+    signal: signal.Signals | None = None
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[StopRequest]:
+    """Inside, a first SIGINT or SIGTERM is only noted; a second one does what it always does.
+
+    Outside the main thread Python gives no signals, and nothing is done.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before: dict[signal.Signals, Any] = {}
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        request.signal = signal.Signals(number)
+        for one in _SIGNALS:
+            signal.signal(one, before[one])
+
+    for one in _SIGNALS:
+        before[one] = signal.getsignal(one)
+    try:
+        for one in _SIGNALS:
+            signal.signal(one, note)
+        yield request
+    finally:
+        for one in _SIGNALS:
+            signal.signal(one, before[one])

@@ -1,0 +1,152 @@
+"""`depthscope train` as a user meets it."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from depthscope.cli.app import main
+from depthscope.training import read_metrics
+from depthscope.training.config import ImageConfig, field_help
+from depthscope.training.display import Terminal
+from depthscope.training.loop import NonFiniteLoss
+
+SMALL = ("vit-digits", "--depth", "1", "--width", "8", "--heads", "1", "--ffn-width", "8", "--steps", "3")
+QUIET = ("--tracker", "none", "--cpu", "--log-every", "1")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The program in this process: exit code, stdout, stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["depthscope", "train", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+def test_without_a_recipe_they_are_listed(run):
+    code, out, _err = run()
+    assert code == 0
+    assert "vit-digits" in out
+    assert "vit-cifar10" in out
+
+
+def test_every_setting_has_an_option_with_its_help(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    code, out, _err = run("--help")
+    assert code == 0
+    for name, text in field_help(ImageConfig).items():
+        assert "--" + name.replace("_", "-") in out
+        assert text in out
+
+
+def test_a_dry_run_shows_everything_and_trains_nothing(run, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _err = run("vit-cifar10", "--variant", "post", "--dry-run")
+    assert code == 0
+    config, _, rest = out.partition("}\n")
+    shown = json.loads(config + "}")
+    assert (shown["depth"], shown["lr"], shown["variant"]) == (80, 0.5e-4, "post")
+    # By hand: a block has 4d² + 4d (attention), 2·2d² + 3d (FFN of width 2d), 4d (norms) for d = 192
+    block = 4 * 192**2 + 4 * 192 + 4 * 192**2 + 3 * 192 + 4 * 192
+    parameters = 80 * block + (48 * 192 + 192) + 192 + 65 * 192 + (192 * 10 + 10)
+    assert f"parameters  {parameters:,}" in rest
+    assert "steps       58,500 (390 per epoch)" in rest
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_memory_estimate_grows_with_the_batch_and_falls_with_checkpointing():
+    from depthscope.training.estimate import estimate
+    from depthscope.training.recipes import vit_digits
+
+    config = vit_digits("deescalated").changed(depth=12)
+    plain, double, checkpointed, shared = (
+        estimate(changed)
+        for changed in (
+            config,
+            config.changed(batch_size=128),
+            config.changed(checkpoint_activations=True),
+            config.changed(accumulate=2),
+        )
+    )
+    assert double.activations == pytest.approx(2 * plain.activations, rel=0.01)  # but for a few vectors
+    assert shared.activations == pytest.approx(plain.activations / 2, rel=0.01)
+    assert checkpointed.activations < plain.activations / 4
+    assert plain.weights == 4 * plain.parameters
+    # A post-norm block keeps at least its input, q, k, v, attention, and the hidden layer of its FFN.
+    tokens = 64 * 17 * 4
+    assert plain.activations > 12 * tokens * (5 * 64 + 128)
+
+
+def test_a_short_run_leaves_what_it_says_and_can_be_continued(run, tmp_path: Path):
+    out = str(tmp_path / "run")
+    code, printed, shown = run(*SMALL, *QUIET, "--variant", "pre", "--drop-at", "0.5", "--out", out)
+    assert code == 0
+    assert printed.startswith("done: 3 steps, test loss ")
+    assert "step 3/3  loss " in shown
+    assert "images/s" in shown
+    assert "t_sim 0." in shown
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert (config["variant"], config["drop_at"], config["lr"]) == ("pre", [0.5], 1e-3)
+    assert [row["lr"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "lr" in row] == [1e-3, 1e-3, 2e-4]
+    code, _printed, shown = run(*SMALL, *QUIET, "--variant", "pre", "--drop-at", "0.5", "--out", out)
+    assert code == 2
+    assert "--resume continues it" in shown
+    code, printed, shown = run(*SMALL, *QUIET, "--variant", "pre", "--drop-at", "0.5", "--out", out, "--resume")
+    assert code == 0
+    assert "continuing at step 3 of 3" in shown
+    code, _printed, shown = run(*SMALL, *QUIET, "--variant", "pre", "--lr", "1", "--out", out, "--resume")
+    assert code == 2
+    assert "lr: 0.001 → 1.0; drop_at: [0.5] → [0.7, 0.9]" in shown
+
+
+def test_interrupted_it_saves_and_says_how_to_go_on(run, tmp_path: Path, monkeypatch):
+    def interrupt(_self, step: int, *_a, **_k) -> None:
+        if step == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Terminal, "logged", interrupt)
+    code, _out, err = run(*SMALL, *QUIET, "--out", str(tmp_path))
+    assert code == 130
+    assert err.splitlines()[-1].startswith("depthscope: stopped at step 2 of 3, saved in ")
+    assert err.splitlines()[-1].endswith("the same command with --resume goes on")
+
+
+def test_a_loss_that_is_not_finite_is_one_line_and_code_1(run, tmp_path: Path, monkeypatch):
+    def overflow(*_a, **_k):
+        raise NonFiniteLoss("the loss is not finite at step 1")
+
+    monkeypatch.setattr("depthscope.training.loop.train", overflow)
+    code, _out, err = run(*SMALL, *QUIET, "--out", str(tmp_path))
+    assert code == 1
+    assert err.splitlines()[-1] == "depthscope: the loss is not finite at step 1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vit-digit"], "did you mean 'vit-digits'"),
+        (["vit-digits", "--dept", "3"], "--depth"),
+        (["vit-digits", "--variant", "depth"], "deescalated"),
+        (["vit-digits", "--depth", "0"], "expected depth greater than 0, got 0"),
+        (["vit-digits", "--drop-at", "half"], "expected --drop-at to be numbers separated by commas, got 'half'"),
+        (["vit-digits", "--data", "folder"], "brings its data"),
+        (["vit-cifar10", "--data", "nowhere"], "expected a folder with CIFAR-10, got 'nowhere'"),
+        (["vit-digits", "--accumulate", "7"], "accumulated parts divide, got 64"),
+        (["vit-digits", "--depth", "100000000"], "fits into memory"),
+        (["vit-digits", "--heads", "5"], "heads that divide the width"),
+        ([*SMALL, "--out", "/dev/null/x"], "Not a directory"),
+    ],
+)
+def test_a_mistake_is_one_line(run, arguments, message):
+    code, _out, err = run(*arguments)
+    assert code == 2
+    assert message in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("depthscope: ")

@@ -1,0 +1,77 @@
+"""Configurations: the paper's settings, changes by name, differences."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from depthscope.training.config import VARIANTS, ImageConfig, differences, field_help
+from depthscope.training.recipes import RECIPES, vit_cifar10, vit_digits
+from tiny_training import tiny_config
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_vit_cifar10_is_table_1_and_section_3_3(variant):
+    config = vit_cifar10(variant)
+    assert (config.depth, config.width, config.ffn_width, config.heads) == (80, 192, 384, 8)
+    assert config.width // config.heads == 24
+    assert (config.patch_size, config.batch_size, config.epochs) == (4, 128, 150)
+    assert (config.beta1, config.beta2, config.weight_decay) == (0.9, 0.999, 0.1)
+    assert (config.schedule, config.drop_factor, config.drop_at) == ("drops", 1 / 5, (0.7, 0.9))
+    assert config.lr == (0.5e-4 if variant == "post" else 1e-4)
+    assert config.augment
+    assert (config.warmup_steps, config.clip_norm) == (0, None)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_recipe_names_itself_and_is_plain_json(name, variant):
+    config = RECIPES[name].recipe(variant)
+    assert (config.recipe, config.variant) == (name, variant)
+    assert isinstance(config, RECIPES[name].config)
+    assert json.loads(json.dumps(config.as_json())) == config.as_json()
+
+
+def test_every_field_but_the_names_can_be_changed():
+    settings = field_help(ImageConfig)
+    assert set(vit_digits("pre").as_json()) - set(settings) == {"recipe", "variant", "dataset"}
+    changed = vit_digits("pre").changed(depth=3, lr=1, drop_at=(0.5,))
+    assert (changed.depth, changed.lr, changed.drop_at) == (3, 1, (0.5,))
+    assert vit_digits("pre").depth == 48
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dept": 3}, "did you mean 'depth'"),
+        ({"learning": 1e-3}, "expected some of depth, width"),
+        ({"recipe": "mine"}, "no setting 'recipe'"),
+        ({"depth": 0}, "expected depth greater than 0, got 0"),
+        ({"depth": 2.5}, "expected depth to be int, got 2.5"),
+        ({"depth": True}, "expected depth to be int, got True"),
+        ({"steps": "many"}, "expected steps to be int or NoneType, got 'many'"),
+        ({"lr": float("nan")}, "expected lr greater than 0"),
+        ({"tau": 1.5}, "between 0 and 1"),
+        ({"beta1": 1.0}, "not including, 1"),
+        ({"precision": "float23"}, "did you mean 'float32'"),
+        ({"initialise": "zeros"}, "expected one of pytorch_default"),
+        ({"seed": -1}, "at least 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(**changes)
+
+
+def test_differences_name_the_fields():
+    before, now = tiny_config().as_json(), tiny_config(lr=0.5, depth=3).as_json()
+    assert differences(before, before) == []
+    assert differences(before, now) == ["depth: 2 → 3", "lr: 0.001 → 0.5"]
+    assert differences({}, {"new": 1}) == ["new: None → 1"]
+
+
+def test_recipes_are_read_without_torch():
+    code = "import sys, depthscope.training.recipes, depthscope.training.run; assert 'torch' not in sys.modules"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

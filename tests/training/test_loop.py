@@ -1,0 +1,305 @@
+"""The loop in one process: continued bit by bit, stopped, refused, explained."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from depthscope.training import NonFiniteLoss, read_metrics
+from depthscope.training.checkpoint import CheckpointNotWritten, checkpoints_in
+from tiny_training import (
+    MemoryTask,
+    Recorder,
+    assert_bitwise_equal,
+    run_in,
+    saved,
+    tiny_config,
+    tiny_task,
+)
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_at(step: int) -> Recorder:
+    """Ends a run as abruptly as an exception can, before anything is saved."""
+
+    def end(now: int) -> None:
+        if now == step:
+            raise Crash
+
+    return Recorder(end)
+
+
+@pytest.mark.parametrize("task", [tiny_task, MemoryTask])
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "clip_norm": 0.1, "warmup_steps": 15, "schedule": "cosine"}])
+def test_a_run_is_continued_bit_by_bit(tmp_path: Path, task, changes):
+    config = tiny_config(**changes)
+    _, losses = run_in(tmp_path / "whole", config, task=task(config))
+    display = crash_at(13)
+    with pytest.raises(Crash):
+        run_in(tmp_path / "parts", config, task=task(config), display=display, checkpoint_every=10)
+    assert [path.name for path in checkpoints_in(tmp_path / "parts" / "checkpoints")] == ["step-00000010"]
+    outcome, rest = run_in(tmp_path / "parts", config, task=task(config), resume=True)
+    assert outcome.step == 20
+    assert display.losses[:10] + rest == losses
+    assert_bitwise_equal(saved(tmp_path / "parts"), saved(tmp_path / "whole"))
+    curves = [
+        [(row["step"], row.get("loss"), row.get("test_loss")) for row in read_metrics(folder / "metrics.jsonl")]
+        for folder in (tmp_path / "parts", tmp_path / "whole")
+    ]
+    assert curves[0] == curves[1]
+
+
+def test_the_memory_matters_and_is_saved(tmp_path: Path):
+    config = tiny_config(steps=4)
+    run_in(tmp_path, config, task=MemoryTask(config))
+    assert {name: tuple(tensor.shape) for name, tensor in saved(tmp_path)["carry"].items()} == {"0.memory": (8, 1, 16)}
+
+    class Forgetful(MemoryTask):
+        def loss(self, model, batch, carry):
+            return super().loss(model, batch, None)
+
+    _, losses = run_in(tmp_path / "with", config, task=MemoryTask(config))
+    _, without = run_in(tmp_path / "without", config, task=Forgetful(config))
+    assert losses[0] == without[0]
+    assert losses[1:] != without[1:]
+
+
+def test_the_mean_loss_between_logs_survives(tmp_path: Path):
+    config = tiny_config()
+    run_in(tmp_path / "whole", config, log_every=8)
+    with pytest.raises(Crash):
+        run_in(tmp_path / "parts", config, log_every=8, display=crash_at(16), checkpoint_every=11)
+    run_in(tmp_path / "parts", config, log_every=8, resume=True)
+    whole, parts = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "parts"))
+    assert [row.get("loss") for row in whole] == [row.get("loss") for row in parts]
+
+
+def test_losses_do_not_depend_on_how_a_batch_is_computed(tmp_path: Path):
+    config = tiny_config(precision="float64")
+    _, losses = run_in(tmp_path / "plain", config)
+    for name, changes in {"a": {"accumulate": 4}, "b": {"checkpoint_activations": True}}.items():
+        _, others = run_in(tmp_path / name, config.changed(**changes))
+        assert others == pytest.approx(losses, rel=1e-10)  # 20 steps of float64, sums in another order
+    _, different = run_in(tmp_path / "seed", config.changed(seed=1))
+    assert different != pytest.approx(losses, rel=1e-3)
+
+
+def test_training_learns_and_leaves_the_global_random_state_alone(tmp_path: Path):
+    before = torch.random.get_rng_state()
+    _, losses = run_in(tmp_path, tiny_config(lr=3e-3, epochs=20), checkpoint_every=100, evaluate_every=100)
+    assert losses[-1] < 0.5 * losses[0]
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_mixed_precision_trains_close_to_single(tmp_path: Path):
+    _, single = run_in(tmp_path / "single", tiny_config(steps=4))
+    _, mixed = run_in(tmp_path / "mixed", tiny_config(steps=4, precision="bfloat16"))
+    assert mixed != single
+    assert mixed == pytest.approx(single, rel=0.02)  # bfloat16 has 8 bits: 0.4 % per operation
+    assert {tensor.dtype for tensor in saved(tmp_path / "mixed")["model"].values()} == {torch.float32}
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, on import of the compiler
+def test_compiled_it_trains_the_same(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("depthscope.training.engine.COMPILER", "aot_eager")  # all of it but the code generation
+    compiled = []
+    original = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **options: compiled.append(options) or original(model, **options)
+    )
+    config = tiny_config(precision="float64", steps=6)
+    _, losses = run_in(tmp_path / "plain", config)
+    assert compiled == []
+    _, others = run_in(tmp_path / "compiled", config.changed(compile=True))
+    assert [options["backend"] for options in compiled] == ["aot_eager"]
+    assert others == pytest.approx(losses, rel=1e-10)  # float64, other forms of the same operations
+    assert saved(tmp_path / "compiled")["model"].keys() == saved(tmp_path / "plain")["model"].keys()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_obeyed_after_saving(tmp_path: Path, which: signal.Signals):
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    config = tiny_config()
+    display = Recorder(lambda step: signal.raise_signal(which) if step == 6 else None)
+    outcome, losses = run_in(tmp_path / "parts", config, display=display)
+    assert (outcome.signal, outcome.complete) == (which, False)
+    assert outcome.checkpoint is not None
+    assert outcome.checkpoint.name == f"step-{outcome.step:08d}"
+    assert outcome.step == len(losses) == 7  # the step that was under way is finished
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
+    run_in(tmp_path / "parts", config, resume=True)
+    run_in(tmp_path / "whole", config)
+    assert_bitwise_equal(saved(tmp_path / "parts"), saved(tmp_path / "whole"))
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path):
+    def twice(_step: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in(tmp_path, tiny_config(), display=Recorder(twice))
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path):
+    run_in(tmp_path, tiny_config(steps=2))
+    with pytest.raises(ValueError, match="has a run up to step-00000002: --resume continues it"):
+        run_in(tmp_path, tiny_config(steps=2))
+
+
+def test_a_complete_run_is_not_run_again(tmp_path: Path):
+    first, _ = run_in(tmp_path, tiny_config(steps=2))
+    again, losses = run_in(tmp_path, tiny_config(steps=2), resume=True)
+    assert losses == []
+    assert again == first
+    assert again.complete
+
+
+def test_resume_without_a_checkpoint_starts_and_says_so(tmp_path: Path):
+    display = Recorder()
+    outcome, _ = run_in(tmp_path, tiny_config(steps=2), resume=True, display=display)
+    assert outcome.complete
+    assert any("starting at step 0" in message for message in display.messages)
+
+
+def test_a_changed_configuration_is_refused_with_the_difference(tmp_path: Path):
+    run_in(tmp_path, tiny_config(steps=2))
+    with pytest.raises(ValueError, match=r"changed since: lr: 0.001 → 0.002; steps: 2 → 4$"):
+        run_in(tmp_path, tiny_config(steps=4, lr=2e-3), resume=True)
+    config = tiny_config(steps=2)
+    other = tiny_task(config)
+    other.data.train_labels[0] = (other.data.train_labels[0] + 1) % 10
+    with pytest.raises(ValueError, match="changed since: fingerprint: "):
+        run_in(tmp_path, config, task=other, resume=True)
+
+
+def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_is_used(tmp_path: Path):
+    config = tiny_config()
+    run_in(tmp_path / "whole", config)
+    with pytest.raises(Crash):
+        run_in(tmp_path / "parts", config, display=crash_at(13), checkpoint_every=6)
+    newest = checkpoints_in(tmp_path / "parts" / "checkpoints")[-1]
+    assert newest.name == "step-00000012"
+    (newest / "model.safetensors").write_bytes(b"")
+    display = Recorder()
+    run_in(tmp_path / "parts", config, display=display, resume=True, checkpoint_every=6)
+    assert "step-00000012" in display.messages[0]
+    assert "continuing at step 6 of 20" in display.messages[1]
+    assert_bitwise_equal(saved(tmp_path / "parts"), saved(tmp_path / "whole"))
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_says_what_is_left(tmp_path: Path):
+    def close_the_folder(step: int) -> None:
+        if step == 5:  # the first checkpoint is there; its folder becomes one that nothing can be written to
+            (tmp_path / "run" / "checkpoints").rename(tmp_path / "kept")
+            (tmp_path / "run" / "checkpoints").symlink_to("/dev/null")
+
+    with pytest.raises(CheckpointNotWritten, match="could not write the checkpoint of step 8"):
+        run_in(tmp_path / "run", tiny_config(), display=Recorder(close_the_folder))
+    (tmp_path / "run" / "checkpoints").unlink()
+    (tmp_path / "kept").rename(tmp_path / "run" / "checkpoints")
+    outcome, losses = run_in(tmp_path / "run", tiny_config(), resume=True)
+    assert (outcome.step, len(losses)) == (20, 16)
+
+
+class Overflowing(type(tiny_task(tiny_config()))):
+    """From the fifth step on, block 2 multiplies by infinity."""
+
+    def build(self):
+        model = super().build()
+        self.blow_up = False
+        model.encoder.blocks[1].register_forward_hook(
+            lambda _module, _inputs, output: output * float("inf") if self.blow_up else None
+        )
+        return model
+
+    def batch(self, step, share, device):
+        self.blow_up = step >= 4
+        return super().batch(step, share, device)
+
+
+def test_a_nonfinite_loss_names_step_block_and_checkpoint(tmp_path: Path):
+    config = tiny_config(depth=3)
+    task = Overflowing(config, tiny_task(config).data)
+    with pytest.raises(NonFiniteLoss, match=r"at step 5: first in block 2; .* is \S+step-00000004;"):
+        run_in(tmp_path, config, task=task)
+    weights = saved(tmp_path)["model"]
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_a_nonfinite_input_weight_or_head_is_told_apart(tmp_path: Path):
+    def broken(name: str):
+        class Broken(type(tiny_task(tiny_config()))):
+            def build(self):
+                model = super().build()
+                with torch.no_grad():
+                    model.get_parameter(name).view(-1)[0] = torch.nan
+                return model
+
+        return Broken(tiny_config(), tiny_task(tiny_config()).data)
+
+    for name, where in (
+        ("positions", "in what enters block 1"),
+        ("encoder.blocks.0.ffn.0.weight", "first in block 1"),
+        ("head.weight", "all blocks are finite, what follows is not"),
+    ):
+        with pytest.raises(NonFiniteLoss, match=f"at step 1: .*{where}.*weight {name} is not.*no checkpoint"):
+            run_in(tmp_path / name, tiny_config(), task=broken(name))
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="1 processes × 3 accumulated parts divide, got 8"):
+        run_in(tmp_path, tiny_config(accumulate=3))
+
+
+def test_what_a_run_leaves_behind(tmp_path: Path):
+    config = tiny_config(variant="post")
+    run_in(tmp_path, config, tracker="tensorboard", log_every=5)
+    assert json.loads((tmp_path / "config.json").read_text())["config"] == config.as_json()
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    logged = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in logged] == [5, 10, 15, 20]
+    assert [row["step"] for row in rows if "test_accuracy" in row] == [4, 8, 12, 16, 20]
+    assert logged[-1]["epoch"] == 5
+    assert all(0 < row["token_similarity"] < 1 and row["images_per_second"] > 0 for row in logged)
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard" / "depthscope"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [5, 10, 15, 20]
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx([row["loss"] for row in logged])
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="the tracker wandb needs its package: pip install wandb"):
+        run_in(tmp_path, tiny_config(), tracker="wandb")
+
+
+def test_what_watches_is_told_every_step_and_closed(tmp_path: Path):
+    from contextlib import contextmanager
+
+    from depthscope.training import Run, train
+
+    seen: list[object] = []
+
+    class Watcher:
+        def step(self, number: int) -> None:
+            seen.append(number)
+
+    @contextmanager
+    def watching(model):
+        seen.append(type(model).__name__)
+        yield Watcher()
+        seen.append("closed")
+
+    config = tiny_config(steps=3)
+    train(tiny_task(config), config, Run(tmp_path, tracker="none", cpu=True), watching=watching)
+    assert seen == ["VisionTransformer", 0, 1, 2, "closed"]
