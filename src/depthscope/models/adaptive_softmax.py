@@ -7,6 +7,8 @@ width (the authors' `div_val` 1), and one matrix serves the input and the output
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -32,7 +34,7 @@ class TiedAdaptiveSoftmax(nn.Module):
     def __init__(self, vocabulary: int, width: int, cutoffs: tuple[int, ...] = ()):
         super().__init__()
         edges = (0, *cutoffs, vocabulary)
-        if any(low >= high for low, high in zip(edges, edges[1:], strict=False)):
+        if any(low >= high for low, high in pairwise(edges)):
             raise ValueError(
                 f"expected cutoffs that rise between 0 and the vocabulary of {vocabulary} words, got {cutoffs}"
             )
@@ -77,4 +79,4 @@ class TiedAdaptiveSoftmax(nn.Module):
         return torch.cat([words, F.linear(x, self.cluster_weight, self.cluster_bias)], dim=-1)
 
     def _clusters(self) -> list[tuple[int, int]]:
-        return list(zip(self.cutoffs, self.cutoffs[1:], strict=False))
+        return list(pairwise(self.cutoffs))

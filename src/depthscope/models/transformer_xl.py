@@ -145,7 +145,8 @@ class TransformerXLBlock(nn.Module):
         y1 = at["after_attention"](x + at["attention_branch"](self.dropout(attended)))
         y2 = self.norm1(y1)
         if sums is not None:
-            assert weights is not None and self.deescalation is not None
+            assert weights is not None
+            assert self.deescalation is not None
             y2, sums = subtract_prefix_mean(y2, sums, weights, self.deescalation)
         elif self.deescalation is not None:
             y2 = subtract_segment_mean(y2, self.deescalation)
@@ -251,7 +252,7 @@ class TransformerXL(nn.Module):
 
 
 def initialise(model: TransformerXL, generator: torch.Generator | None = None) -> None:
-    """The authors': weights, embeddings, clusters, u and v from N(0, 0.02²), norms' gains from N(1, 0.02²), biases 0."""
+    """The authors': weights, embeddings, clusters, u, v from N(0, 0.02²), norms' gains from N(1, 0.02²), biases 0."""
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
