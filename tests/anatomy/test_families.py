@@ -15,14 +15,8 @@ from zoo import ZOO, make
 
 XL = {"transformer-xl", "transformer-xl-pre", "transformer-xl-deescalated"}
 CAUSAL = {"causal-lm", "gpt2", "opt", "llama", "qwen2", "mistral", "gemma"} | XL
-PRE_NORM = CAUSAL - {"causal-lm", "transformer-xl", "transformer-xl-deescalated"} | {
-    "encoder-pre",
-    "torch-tokens-first",
-    "vit",
-    "deit",
-    "t5-encoder",
-    "t5",
-}
+POST_NORM = {"causal-lm", "transformer-xl", "transformer-xl-deescalated"}
+PRE_NORM = CAUSAL - POST_NORM | {"encoder-pre", "torch-tokens-first", "vit", "deit", "t5-encoder", "t5"}
 NO_ATTENTION_BRANCH = {"xlnet"}
 
 

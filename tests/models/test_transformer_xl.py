@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from depthscope.models import STATIONS, Deescalation, TransformerXL, TransformerXLConfig
 from depthscope.models.memory import count_parameters
-from depthscope.models.transformer_xl import EVALUATION, Context, Memory, Prediction
+from depthscope.models.transformer_xl import Context, Memory, Prediction
 from naive_transformer_xl import NaiveStream, log_probability
 from samples import seeded
 
@@ -204,7 +204,7 @@ def test_a_memory_survives_a_checkpoint(name: str):
     model, ids = make(name), words(5)
     memory = model(ids).memory
     restored = Memory.from_tensors({key: tensor.clone() for key, tensor in memory.tensors().items()})
-    assert memory.tensors().keys() == ({"hidden", "sums", "count"} if name == "prefix" else {"hidden"})
+    assert memory.tensors().keys() == ({"hidden", "sums", "length"} if name == "prefix" else {"hidden"})
     assert torch.equal(model(ids, memory=restored).hidden, model(ids, memory=memory).hidden)
     assert not torch.equal(model(ids, memory=restored).hidden, model(ids).hidden)
 
@@ -278,10 +278,6 @@ def test_it_learns_to_use_its_memory():
     assert loss < 0.75 * math.log(4)
 
 
-def test_evaluation_is_the_authors():
-    assert Context(memory=640, clamp=400, same_length=True) == EVALUATION
-
-
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
@@ -301,7 +297,7 @@ def test_evaluation_is_the_authors():
         (lambda: Context(clamp=-1), "got -1"),
         (lambda: Memory.from_tensors({"sums": torch.zeros(1)}), r"got \['sums'\]"),
         (lambda: make("post")(words(3), memory=make("post")(words(3, rows=1)).memory), "2 rows.*begin a stream"),
-        (lambda: make("prefix")(words(3), memory=make("post")(words(3)).memory), "hidden, sums, count"),
+        (lambda: make("prefix")(words(3), memory=make("post")(words(3)).memory), "hidden, sums, length"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(make_it, message: str):

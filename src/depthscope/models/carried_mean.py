@@ -54,16 +54,16 @@ class PrefixWeights(NamedTuple):
 
     within: Tensor  # (n, n): γ^{i−j} for j ≤ i, else 0
     carried: Tensor  # (n, 1): γ^{i+1}, the weight of what was before the segment
-    count: Tensor  # (n, 1): Σ_{j ≤ i} γ^{i−j} over the stream
+    length: Tensor  # (n, 1): Σ_{j ≤ i} γ^{i−j} over the stream
 
 
-def prefix_weights(n: int, count: Tensor, horizon: float | None) -> PrefixWeights:
-    """For a segment of n tokens, behind a stream of `count` (a number; less than the tokens it had, if γ < 1)."""
+def prefix_weights(n: int, length: Tensor, horizon: float | None) -> PrefixWeights:
+    """For a segment of n tokens, behind a stream of `length` tokens (if γ < 1, of their weights)."""
     gamma = 1.0 if horizon is None else 1 - 1 / horizon
-    position = torch.arange(n, device=count.device, dtype=count.dtype)
+    position = torch.arange(n, device=length.device, dtype=length.dtype)
     within = torch.pow(gamma, (position[:, None] - position).clamp(min=0)).tril()
     carried = torch.pow(gamma, position + 1)
-    total = carried * count + within.sum(dim=1)
+    total = carried * length + within.sum(dim=1)
     return PrefixWeights(within, carried[:, None], total[:, None])
 
 
@@ -75,7 +75,7 @@ def subtract_prefix_mean(
     Sums are kept in the dtype of `sums`, which is float32 or wider.
     """
     prefix = weights.within @ tokens.to(sums.dtype) + weights.carried * sums[:, None]  # (batch, n, d)
-    mean = prefix / (weights.count + deescalation.shrinkage)
+    mean = prefix / (weights.length + deescalation.shrinkage)
     return tokens - (deescalation.tau * mean).to(tokens.dtype), prefix[:, -1].detach()
 
 

@@ -83,7 +83,7 @@ class Memory(NamedTuple):
 
     hidden: Tensor  # (depth, batch, m, d): the inputs of each block for the last m tokens
     sums: Tensor | None = None  # (depth, batch, d): with kind="prefix", the sums of all tokens of the stream
-    count: Tensor | None = None  # (): and their number
+    length: Tensor | None = None  # (): and the number of those tokens
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint: a flat dict."""
@@ -201,7 +201,7 @@ class TransformerXL(nn.Module):
         new = Memory(
             torch.stack([torch.cat([p, x], dim=1)[:, m + n - kept :] for p, x in zip(pasts, inputs, strict=True)]),
             torch.stack(sums) if sums else None,
-            None if weights is None else weights.count[-1, 0],
+            None if weights is None else weights.length[-1, 0],
         )
         return Prediction(hidden, None if targets is None else self.softmax(hidden, targets), new)
 
@@ -227,10 +227,10 @@ class TransformerXL(nn.Module):
         return memory
 
     def _prefix_weights(self, n: int, memory: Memory) -> PrefixWeights | None:
-        if memory.count is None:
+        if memory.length is None:
             return None
         assert self.config.deescalation is not None
-        return prefix_weights(n, memory.count, self.config.deescalation.horizon)
+        return prefix_weights(n, memory.length, self.config.deescalation.horizon)
 
     def _place(self, n: int, m: int, context: Context) -> Place:
         """The positions of n tokens behind a memory of m."""
