@@ -51,7 +51,9 @@ class TiedAdaptiveSoftmax(nn.Module):
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """−log p(target) in nats: hidden (…, d), targets (…) → (…). Clusters that no target is in cost nothing."""
         x, words = hidden.flatten(0, -2), targets.flatten()
-        cluster = torch.bucketize(words, torch.tensor(self.cutoffs, device=words.device), right=True)  # 0: the head
+        cluster = torch.zeros_like(words)  # 0: the head
+        for cutoff in self.cutoffs[:-1]:
+            cluster += words >= cutoff
         in_head = torch.where(cluster == 0, words, self.cutoffs[0] - 1 + cluster)
         losses = F.cross_entropy(self._head(x), in_head, reduction="none")
         for k, (low, high) in enumerate(self._clusters(), start=1):
