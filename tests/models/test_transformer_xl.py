@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from depthscope.measures import token_similarity
 from depthscope.models import STATIONS, Deescalation, TransformerXL, TransformerXLConfig
 from depthscope.models.memory import count_parameters
 from depthscope.models.transformer_xl import Context, Memory, Prediction
@@ -151,6 +152,22 @@ def test_the_initial_weights_are_the_authors():
     again, other = TransformerXL(model.config, seeded(0)), TransformerXL(model.config, seeded(1))
     assert torch.equal(again.softmax.weight, model.softmax.weight)
     assert not torch.equal(other.softmax.weight, model.softmax.weight)
+
+
+def test_sixty_blocks_do_not_collapse_as_the_authors_initialise_them_and_de_escalated_ones_keep_no_mean():
+    """Yu & Zhang's 60 blocks in their width: unlike a ViT of that depth, t_sim stays near 0.6 (post) and 0.7 (pre)."""
+    config = TransformerXLConfig(1000, 60, ffn_width=820, dropout=0.0)
+    ids = torch.randint(1000, (2, 64), generator=seeded(1))
+    bounds = {
+        (0.5, 0.7): config,
+        (0.6, 0.8): replace(config, placement="pre"),
+        (0.0, 0.05): replace(config, deescalation=Deescalation()),
+    }
+    for (low, high), variant in bounds.items():
+        with torch.no_grad():
+            similarity = token_similarity(TransformerXL(variant, seeded(0)).eval()(ids).hidden)
+        assert (similarity > low).all()
+        assert (similarity < high).all()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
