@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = version("depthscope")
 
 _ROOMS = ("anatomy", "measures", "models", "probing", "remedies", "studies", "theory")
-_PUBLIC = {"Profile": "probing", "probe": "probing", "skip_loss": "probing"}
+_PUBLIC = {
+    "Profile": "probing",
+    "apply": "remedies",
+    "probe": "probing",
+    "remove": "remedies",
+    "skip_loss": "probing",
+}
 
-__all__ = ["Profile", "__version__", "probe", "skip_loss"]
+__all__ = ["Profile", "__version__", "apply", "probe", "remove", "skip_loss"]
 
 if TYPE_CHECKING:
     from depthscope.probing import Profile, probe, skip_loss
+    from depthscope.remedies import apply, remove
 
 
 def __getattr__(name: str) -> Any:

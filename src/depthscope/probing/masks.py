@@ -9,6 +9,7 @@ decoder has another one than its encoder. Masks that a model has already turned 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,15 +20,20 @@ PADDING_NAMES = frozenset({"src_key_padding_mask", "key_padding_mask"})  # true 
 
 
 class MaskFinder:
-    """Remembers the masks of the running pass."""
+    """Remembers the masks of the running pass.
+
+    It holds names and numbers only, so that it can be copied, pickled and traced by `torch.compile` together
+    with the model that it listens to.
+    """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
-        self.names = PADDING_NAMES | {"attention_mask"} | ({anatomy.mask_argument} - {None})
+        own = {anatomy.mask_argument} if anatomy.mask_argument else set()
+        self.names: frozenset[str] = PADDING_NAMES | {"attention_mask"} | own
         self.unused: set[str] = set()  # arguments that look like masks and were not understood
         paths = {"", *(_prefix(b.name, i) for b in anatomy.blocks for i in range(b.name.count(".") + 2))}
         modules = {path: model.get_submodule(path) for path in sorted(paths)}
         self.around = [m for m in modules.values() if not isinstance(m, nn.ModuleList | nn.Sequential)]
-        self._signatures = {module: inspect.signature(module.forward) for module in self.around}
+        self._positions = {module: _mask_positions(module, self.names) for module in self.around}
         self._current: dict[str, Tensor | None] = {}
 
     def begin(self) -> None:
@@ -35,35 +41,43 @@ class MaskFinder:
 
     def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One of the modules around the blocks is called."""
-        for name, value in self._arguments(module, args, kwargs).items():
+        for name, value in self._arguments(module, args, kwargs):
             is_mask = isinstance(value, Tensor) and value.ndim == 2
             if name in self.names:
                 if is_mask or value is None:
                     self._current[name] = value
-            elif is_mask and ("mask" in name or "pad" in name):
+            elif is_mask:
                 self.unused.add(name)
 
-    def real(self, batch: int, n: int) -> Tensor | None:
-        """True for real tokens, (batch, n); None if all are."""
+    def real(self, batch: int, n: int, *, past: int = 0) -> Tensor | None:
+        """True for real tokens, (batch, n), or (batch, past + n) if it covers cached tokens too; None if all are."""
         for name, mask in self._current.items():
             if mask is None:
                 continue
-            if tuple(mask.shape) != (batch, n):
+            if mask.shape[0] != batch or mask.shape[1] not in (n, past + n):
                 raise ValueError(f"{name} is {tuple(mask.shape)}, but the tokens of the blocks are {(batch, n)}")
             # PyTorch turns a mask of padding into 0 and −inf before its layers see it.
             return mask == 0 if name in PADDING_NAMES else mask != 0
         return None
 
-    def _arguments(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        signature = self._signatures[module]
-        try:
-            found = dict(signature.bind_partial(*args, **kwargs).arguments)
-        except TypeError:  # a call that will fail in the model itself, with a better message
-            return kwargs
-        for parameter in signature.parameters.values():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                found |= found.pop(parameter.name, {})
-        return found
+    def _arguments(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        for name, position in self._positions[module].items():
+            if name in kwargs:
+                yield name, kwargs[name]
+            elif position < len(args):
+                yield name, args[position]
+        for name, value in kwargs.items():  # what a forward with **kwargs passes on
+            if name not in self._positions[module] and _looks_like_a_mask(name, self.names):
+                yield name, value
+
+
+def _mask_positions(module: nn.Module, names: frozenset[str]) -> dict[str, int]:
+    parameters = inspect.signature(module.forward).parameters
+    return {name: i for i, name in enumerate(parameters) if _looks_like_a_mask(name, names)}
+
+
+def _looks_like_a_mask(name: str, names: frozenset[str]) -> bool:
+    return name in names or "mask" in name or "pad" in name
 
 
 def _prefix(name: str, parts: int) -> str:

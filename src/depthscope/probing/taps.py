@@ -148,18 +148,27 @@ class Taps:
             self.on_tokens(visit, station, batch_first, tokens)
 
     def _batch_first(self, tokens: Tensor, visit: Visit) -> Tensor:
-        """(batch, n, d), whatever the model's layout."""
-        shape = visit.shape
-        if tokens.ndim == 2 and shape is not None and len(shape) == 3 and tokens.shape[0] == shape[0] * shape[1]:
-            tokens = tokens.view(*shape[:2], -1)  # OPT's FFN flattens the batch
-        if tokens.ndim == 2:
-            tokens = tokens.unsqueeze(1 - self.anatomy.token_axis)  # no batch axis
-        if tokens.ndim != 3:
+        found = batch_first(tokens, self.anatomy.token_axis, visit.shape)
+        if found is None:
             raise ValueError(
                 f"expected tokens (batch, n, d) from {visit.block.name!r}, got shape {tuple(tokens.shape)}; "
                 "name the blocks that pass tokens with blocks='path.to.layers.*'"
             )
-        return tokens if self.anatomy.token_axis == 1 else tokens.transpose(0, 1)
+        return found
+
+
+def batch_first(tokens: Tensor, token_axis: int, shape: torch.Size | None) -> Tensor | None:
+    """The tokens as (batch, n, d), a view, whatever the model's layout; None if they cannot be read so.
+
+    `shape` is that of the block's input: OPT's FFN flattens the batch.
+    """
+    if tokens.ndim == 2 and shape is not None and len(shape) == 3 and tokens.shape[0] == shape[0] * shape[1]:
+        tokens = tokens.view(*shape[:2], -1)
+    if tokens.ndim == 2:
+        tokens = tokens.unsqueeze(1 - token_axis)  # no batch axis
+    if tokens.ndim != 3:
+        return None
+    return tokens if token_axis == 1 else tokens.transpose(0, 1)
 
 
 def first_tokens(value: Any) -> Tensor | None:

@@ -1,23 +1,293 @@
-"""De-escalation (Yu & Zhang 2024, eq. 21): take the mean out of the tokens."""
+"""De-escalation (Yu & Zhang 2024, eq. 21): take the mean out of the tokens, Y = (I − τ 11ᵀ/n) X."""
 
 from __future__ import annotations
 
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from depthscope.anatomy import BlockAnatomy
+from depthscope.anatomy.structure import Side
+from depthscope.remedies.hooks import Pass, Site, TokenHook, hang
+from depthscope.remedies.mixing import NAMED, Ema, Full, Prefix, TokenMean
+from depthscope.remedies.selection import check_selection
+from depthscope.remedies.statistics import recall, remember, settle
+
+STATIONS = ("input", "after_attention", "ffn_input", "output")
 
 
-def deescalate(tokens: Tensor, tau: float | Tensor = 1.0, mask: Tensor | None = None) -> Tensor:
-    """Y = (I − τ 11ᵀ/n) X = X − τ·mean(X), the mean over the real tokens of each sequence.
+def deescalate(
+    tokens: Tensor,
+    tau: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    *,
+    mixing: str | TokenMean = "full",
+    skip_in_mean: Sequence[int] = (),
+    leave_alone: Sequence[int] = (),
+) -> Tensor:
+    """Y = X − τ·mean(X), the mean over the real tokens of each sequence.
 
-    tokens (…, n, d), mask (…, n) true for real tokens → (…, n, d). Multiplies the odds
-    t_sim/t_div by (1 − τ)². Padding is returned unchanged, and so is a sequence without real tokens;
-    a single token becomes (1 − τ) times itself. The mean is accumulated in float32 or better.
-    In a causal model this lets a position see later tokens.
+    tokens (…, n, d), mask (…, n) true for real tokens, tau a number or (d) → (…, n, d). With the full mean it
+    multiplies the odds t_sim/t_div by (1 − τ)². Padding is returned unchanged, and so is a sequence without
+    real tokens; a single token becomes (1 − τ) times itself (with a causal mean it is left alone). The mean is
+    accumulated in float32 or better. Tokens in `skip_in_mean` (numbers among the real ones, from 0) do not count
+    in it, those in `leave_alone` keep their values. `mixing="full"`, the paper's, lets a position see later
+    tokens; "prefix" and "ema", or `Prefix(…)` and `Ema(…)`, do not.
     """
-    working = tokens if tokens.dtype == torch.float64 else tokens.float()
-    if mask is None:
-        mean = working.mean(dim=-2, keepdim=True)  # (…, 1, d)
-        return tokens - (tau * mean).to(tokens.dtype)
-    real = mask.bool().unsqueeze(-1)  # (…, n, 1)
-    mean = torch.where(real, working, 0.0).sum(dim=-2, keepdim=True) / real.sum(dim=-2, keepdim=True).clamp(min=1)
-    return torch.where(real, tokens - (tau * mean).to(tokens.dtype), tokens)
+    real = None if mask is None else mask.bool()
+    position = None if real is None else real.long().cumsum(dim=-1) - 1
+    counted, touched = (_without(chosen, tokens, real, position) for chosen in (skip_in_mean, leave_alone))
+    mean, _ = token_mean(mixing).mean(tokens, counted)
+    return tokens - _shift(tokens, tau, mean, touched)
+
+
+def token_mean(mixing: str | TokenMean) -> TokenMean:
+    """The mean that a name stands for."""
+    if isinstance(mixing, Full | Prefix | Ema):
+        return mixing
+    if mixing not in NAMED:
+        raise ValueError(f"expected mixing='auto', 'full', 'prefix', 'ema', Prefix(…) or Ema(…), got {mixing!r}")
+    return NAMED[mixing]
+
+
+def _without(chosen: Sequence[int], tokens: Tensor, real: Tensor | None, position: Tensor | None) -> Tensor | None:
+    """(…, n) true for real tokens that are not among the chosen; None if that is all."""
+    if not chosen:
+        return real
+    if position is None:
+        position = torch.arange(tokens.shape[-2], device=tokens.device).expand(tokens.shape[:-1])
+    kept = torch.ones_like(position, dtype=torch.bool) if real is None else real
+    for number in chosen:
+        kept = kept & (position != number)
+    return kept
+
+
+def _shift(tokens: Tensor, tau: float | Tensor, mean: Tensor, touched: Tensor | None) -> Tensor:
+    """τ·mean where it is subtracted, 0 elsewhere."""
+    shift = (tau * mean).to(tokens.dtype)
+    return shift if touched is None else torch.where(touched.unsqueeze(-1), shift, 0.0)
+
+
+@dataclass(frozen=True)
+class LearnableTau:
+    """A τ that is trained: one per block, or one per block and feature, kept in (0, 1) by a sigmoid."""
+
+    start: float = 0.5
+    per_feature: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.start < 1:
+            raise ValueError(f"expected a learnable τ to start between 0 and 1, both excluded, got {self.start}")
+
+    def parameter(self, like: Tensor) -> nn.Parameter:
+        """The logit of τ. In float32 or better: a step of training is small."""
+        logit = math.log(self.start / (1 - self.start))
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        shape = (like.shape[-1],) if self.per_feature else ()
+        return nn.Parameter(torch.full(shape, logit, dtype=dtype, device=like.device))
+
+
+@dataclass(frozen=True)
+class DeEscalate:
+    """Subtracts τ·mean of the tokens at a station of the trunk, in all blocks or some.
+
+    `tau`: a number in [0, 1], `LearnableTau(…)`, or "recommended" (measured on the inputs given to `apply`).
+    τ = 1 is the paper's value and not safe at any depth: beyond about 100 blocks it needs a `ResidualWeight`.
+    `at`: "input", "after_attention", "ffn_input" or "output"; always the trunk, since a change of the branch alone
+    does nothing. `mixing`: "auto" is the paper's full mean in bidirectional models and the prefix mean in causal
+    ones, where the full mean would let a token see later ones; `allow_leak=True` permits it there all the same.
+    `blocks` (numbers from 1) or `every` k-th choose blocks. For `skip_in_mean` and `leave_alone` see `deescalate`.
+    """
+
+    tau: float | LearnableTau | Literal["recommended"] = 1.0
+    at: str = "output"
+    mixing: str | TokenMean = "auto"
+    blocks: tuple[int, ...] | None = None
+    every: int = 1
+    skip_in_mean: tuple[int, ...] = ()
+    leave_alone: tuple[int, ...] = ()
+    allow_leak: bool = False
+
+    name: ClassVar[str] = "de-escalation"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tau, str) and self.tau != "recommended":
+            raise ValueError(f"expected tau in [0, 1], LearnableTau(…) or 'recommended', got {self.tau!r}")
+        if isinstance(self.tau, int | float) and not 0 <= self.tau <= 1:
+            raise ValueError(f"expected tau in [0, 1], got {self.tau}")
+        if self.at not in STATIONS:
+            raise ValueError(f"expected at one of {', '.join(STATIONS)}, got {self.at!r}")
+        if self.mixing != "auto":
+            token_mean(self.mixing)
+        for name in ("skip_in_mean", "leave_alone"):
+            chosen = tuple(getattr(self, name))
+            if any(not isinstance(number, int) or number < 0 for number in chosen):
+                raise ValueError(f"expected {name} to hold numbers of tokens from 0, got {chosen}")
+            object.__setattr__(self, name, chosen)
+        object.__setattr__(self, "blocks", check_selection(self.blocks, self.every))
+
+    def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
+        """The stations that it changes."""
+        return (self.station_in(block),)
+
+    def install(self, site: Site) -> None:
+        """Puts its hooks into one block, or refuses."""
+        station = self.station_in(site.block)
+        if station not in site.block.spots:
+            seen = ", ".join(station for station in STATIONS if station in site.block.spots)
+            raise ValueError(f"{site.block.name!r} does not show its {self.at}; stations that can be changed: {seen}")
+        mean = self._mean(site)
+        self._refuse_mean_pooling(site, mean)
+        module, spot = site.block.module, site.block.spots[station]
+        hook = DeEscalation(self, site, station, mean)
+        if isinstance(self.tau, LearnableTau):
+            like = next(p for p in module.parameters() if p.is_floating_point() and p.ndim == 1)
+            module.register_parameter(hook.parameter_name, self.tau.parameter(like))
+        hang(spot.module, hook, spot.side)
+        if site.block.placement == "pre" and spot.side == "in" and spot.module is not module:
+            # A norm reads a copy of the trunk: what is taken from the copy must leave the trunk too.
+            after = site.block.spots.get("after_cross_attention", spot)
+            if after.module is not spot.module:
+                hang(after.module, Trunk(hook, "in"), "in")
+            hang(module, Trunk(hook, "out"), "out")
+        if site.is_last and not isinstance(mean, Full):
+            hang(module, Settle(site.running), "out")
+
+    def station_in(self, block: BlockAnatomy) -> str:
+        """Where it acts in a block. In pre-norm `ffn_input` is a copy; the trunk there is what the norm is given."""
+        if self.at == "ffn_input" and block.placement == "pre":
+            return "after_cross_attention" if "after_cross_attention" in block.spots else "after_attention"
+        return self.at
+
+    def _mean(self, site: Site) -> TokenMean | None:
+        """The mean to use; None: each call of the block tells (PyTorch's encoder layers)."""
+        per_call = site.running.asks_per_call and site.causal is None
+        if self.mixing == "auto":
+            if per_call:
+                return None
+            if site.causal is None:
+                warnings.warn(
+                    "cannot tell whether this model is causal: the prefix mean is used, which is safe in both cases; "
+                    "pass causal=False to apply for the full mean, or inputs= to find out",
+                    stacklevel=4,
+                )
+            return NAMED["full" if site.causal is False else "prefix"]
+        mean = token_mean(self.mixing)
+        if mean.kind == "full" and site.causal is not False and not per_call and not self.allow_leak:
+            which = "is causal" if site.causal else "may be causal (pass causal=False to apply if it is not)"
+            raise ValueError(f"mixing='full' in a model that {which}: {LEAK}")
+        return mean
+
+    def _refuse_mean_pooling(self, site: Site, mean: TokenMean | None) -> None:
+        complete = self.tau == 1 and isinstance(mean, Full | None) and not (self.skip_in_mean or self.leave_alone)
+        if complete and self.at == "output" and site.is_last and (pooling := _mean_pooling(site.model)):
+            raise ValueError(
+                f"τ = 1 at the last output makes the mean of the tokens zero for every input, and {pooling} reads "
+                "just that mean: use tau below 1, blocks without the last, at='input', or a class token"
+            )
+
+
+LEAK = (
+    "the mean of the whole sequence lets each token see later ones, so the model learns to read the answer and fails "
+    "when it must write it; use mixing='auto', 'prefix' or 'ema', or allow_leak=True to do it all the same"
+)
+
+
+def _mean_pooling(model: nn.Module) -> str | None:
+    """What averages the tokens of the last block, where it can be seen."""
+    from depthscope.models import VisionTransformer
+
+    for name, module in model.named_modules():
+        if isinstance(module, VisionTransformer) and module.class_token is None:
+            return "its mean pooling"
+        if getattr(module, "pooling_mode_mean_tokens", False) is True:  # sentence-transformers
+            return f"{name or type(module).__name__}, a mean pooling,"
+    return None
+
+
+class DeEscalation(TokenHook):
+    """De-escalation at one station of one block."""
+
+    def __init__(self, remedy: DeEscalate, site: Site, station: str, mean: TokenMean | None):
+        self.remedy = remedy
+        self.station = station
+        self.block = site.block.name
+        self.side = site.block.spots[station].side
+        self.mean = mean
+        self.running = site.running
+        self.owner = site.block.module
+        self.shift: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"shift": None}
+
+    def taken_down(self, module: nn.Module) -> None:
+        self.owner._parameters.pop(self.parameter_name, None)
+
+    @property
+    def parameter_name(self) -> str:
+        return f"deescalation_{self.station}_logit"
+
+    def tau(self) -> float | Tensor:
+        """The τ in force."""
+        if isinstance(self.remedy.tau, LearnableTau):
+            return torch.sigmoid(getattr(self.owner, self.parameter_name))
+        return self.remedy.tau
+
+    def change(self, tokens: Tensor) -> Tensor:
+        x = self.running.batch_first(tokens)
+        self.shift = self._shift(x)
+        return self.running.as_given(x - self.shift, tokens)
+
+    def _shift(self, x: Tensor) -> Tensor:
+        running, remedy = self.running, self.remedy
+        mean = self._mean_of_this_call()
+        counted = _without(remedy.skip_in_mean, x, running.real, running.position)
+        touched = _without(remedy.leave_alone, x, running.real, running.position)
+        cache = None if isinstance(mean, Full) else running.cache
+        site = (self.block, self.station)
+        before = None if cache is None else recall(cache, site, running.past)
+        found, after = mean.mean(x, counted, before)
+        if cache is not None and after is not None:
+            remember(cache, site, running.past + x.shape[1], after)
+        return _shift(x, self.tau(), found, touched)
+
+    def _mean_of_this_call(self) -> TokenMean:
+        if self.mean is None:
+            return NAMED["full" if self.running.bidirectional else "prefix"]
+        if self.mean.kind == "full" and self.running.bidirectional is False and not self.remedy.allow_leak:
+            raise ValueError(f"mixing='full' with a src_mask, which may be causal: {LEAK}")
+        return self.mean
+
+
+class Trunk(TokenHook):
+    """Takes from the trunk, or from another copy of it, what was taken from the copy that a norm reads."""
+
+    def __init__(self, first: DeEscalation, side: Side):
+        self.first = first
+        self.side = side
+
+    def change(self, tokens: Tensor) -> Tensor:
+        running, shift = self.first.running, self.first.shift
+        assert shift is not None
+        if self.side == "out":  # the end of the block
+            self.first.shift = None
+        return running.as_given(running.batch_first(tokens) - shift, tokens)
+
+
+class Settle(TokenHook):
+    """The last block has run: what a causal mean has seen takes its place in the cache."""
+
+    side = "out"
+
+    def __init__(self, running: Pass):
+        self.running = running
+
+    def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
+        if self.running.cache is not None:
+            settle(self.running.cache)

@@ -115,19 +115,21 @@ def attention_map(attention: Tensor, tokens: Tensor, *, alpha: float = 1.0, gain
     return (1 + a) / (1 + a * kept), a * fed / (1 + a * kept)
 
 
-def measure_map(block: Callable[[Tensor], Tensor], tokens: Tensor, *, large: float = 1e6) -> OddsMap:
+def measure_map(
+    block: Callable[[Tensor], Tensor], tokens: Tensor, mask: Tensor | None = None, *, large: float = 1e6
+) -> OddsMap:
     """ρ and c of a whole block, measured: the diversity alone goes in for c, a dominating mean for ρ.
 
-    tokens (batch, n, d) are taken apart into deviations and mean. c is the odds that come out of the
-    deviations alone (s = 0); ρ is how the odds grow at s = `large`, where c/s is nothing. Geometric
-    means over the batch: the map acts on log-odds. Use fresh random blocks and several sequences; one
-    block's ρ scatters by about √(1.5/d).
+    tokens (batch, n, d), mask (batch, n) true for real tokens, are taken apart into deviations and mean.
+    c is the odds that come out of the deviations alone (s = 0); ρ is how the odds grow at s = `large`, where
+    c/s is nothing. Geometric means over the batch: the map acts on log-odds. Use fresh random blocks and
+    several sequences; one block's ρ scatters by about √(1.5/d).
     """
-    x = TokenMatrix(tokens)
+    x = TokenMatrix.of(tokens, mask)
     deviations = x.deviations
     scale = (large**0.5 * x.deviation_norm / x.mean_norm)[..., None, None].to(tokens.dtype)
-    feed = token_odds(block(deviations))
-    grown = token_odds(block(deviations + scale * x.mean.unsqueeze(-2).to(tokens.dtype)))
+    feed = token_odds(block(deviations), mask)
+    grown = token_odds(block(deviations + scale * x.mean.unsqueeze(-2).to(tokens.dtype)), mask)
     return OddsMap(rho=(grown / large).log().mean().exp().item(), feed=feed.log().mean().exp().item())
 
 

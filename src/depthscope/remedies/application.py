@@ -1,0 +1,163 @@
+"""`apply` puts remedies into a model, `remove` takes them out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
+from depthscope.probing.causality import is_causal
+from depthscope.probing.inputs import Tokenizer, batches
+from depthscope.probing.quiet import undisturbed
+from depthscope.remedies.deescalation import DeEscalate, DeEscalation, LearnableTau
+from depthscope.remedies.hooks import Hook, Site, hang, hang_listeners, hooks_in, take_down
+from depthscope.remedies.record import Remedy, forget, keep_record, recorded
+from depthscope.remedies.selection import chosen_blocks
+
+
+def apply(
+    model: nn.Module,
+    *remedies: Remedy,
+    inputs: Any = None,
+    tokenizer: Tokenizer | None = None,
+    blocks: str | None = None,
+    causal: bool | None = None,
+) -> nn.Module:
+    """Puts remedies into a model, in place, and returns it. Either all of them are in, or none.
+
+    `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles whether a model of no known
+    family is causal; `causal` says so. `blocks` names the blocks of such a model ("encoder.layer.*").
+    The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
+    pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
+    """
+    if not remedies:
+        raise ValueError("expected at least one remedy, such as DeEscalate()")
+    _refuse_wrapped(model, remedies)
+    anatomy = anatomy_of(model, blocks)
+    if inputs is not None and causal is None and anatomy.causal is None:
+        causal = _find_out(model, anatomy, inputs, tokenizer)
+    chosen = [_resolved(remedy, model, inputs, tokenizer, blocks) for remedy in remedies]
+    before = frozenset(id(hook) for _, hook in hooks_in(model))
+    try:
+        _unnest(model)
+        running = hang_listeners(model, anatomy)
+        for remedy in chosen:
+            for number, block in chosen_blocks(anatomy, _depth(model, anatomy), remedy.blocks, remedy.every):
+                _refuse_twice(model, remedy, block)
+                remedy.install(Site(model, anatomy, block, number, _causal(anatomy, block, causal), running))
+    except BaseException:
+        take_down(model, keep=before)
+        raise
+    keep_record(model, chosen)
+    return model
+
+
+def remove(model: nn.Module) -> nn.Module:
+    """Takes all remedies out of a model, in place: it is then bitwise what it was, and returned."""
+    take_down(model)
+    forget(model)
+    return model
+
+
+@contextmanager
+def temporarily(model: nn.Module, *remedies: Remedy, **options: Any) -> Iterator[nn.Module]:
+    """`apply`, and the model as it was afterwards, also after an exception."""
+    before, records = frozenset(id(hook) for _, hook in hooks_in(model)), recorded(model)
+    apply(model, *remedies, **options)
+    try:
+        yield model
+    finally:
+        take_down(model, keep=before)
+        forget(model)
+        if records:
+            keep_record(model, records)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """One remedy at one station of one block."""
+
+    block: str
+    station: str
+    remedy: Remedy
+    tau: float | list[float] | None  # in force now; None for other remedies
+
+
+def applied(model: nn.Module) -> list[Applied]:
+    """The remedies that are in a model, with the τ that a learnable one has reached."""
+    found = []
+    for _, hook in hooks_in(model):
+        if hook.remedy is not None:
+            tau = hook.tau() if isinstance(hook, DeEscalation) else None
+            number = tau.tolist() if isinstance(tau, Tensor) else tau
+            found.append(Applied(hook.block, hook.station, hook.remedy, number))
+    return found
+
+
+class Unnested(Hook):
+    """Keeps `nn.TransformerEncoder` from handing its layers nested tensors: their fast path would pass by the hooks."""
+
+    def __call__(self, module: nn.Module, args: Any, last: Any) -> None: ...
+
+    def taken_down(self, module: nn.Module) -> None:
+        module.use_nested_tensor = True  # type: ignore[assignment]
+
+
+def _unnest(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
+            module.use_nested_tensor = False
+            hang(module, Unnested(), "out")
+
+
+def _refuse_wrapped(model: nn.Module, remedies: tuple[Remedy, ...]) -> None:
+    for module in model.modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise ValueError(
+                "the model is compiled, and its graph would pass by the remedy in silence: apply first, compile after"
+            )
+    learnable = any(isinstance(getattr(remedy, "tau", None), LearnableTau) for remedy in remedies)
+    if learnable and isinstance(model, DistributedDataParallel):
+        raise ValueError("DistributedDataParallel would not synchronise a learnable τ: apply first, wrap after")
+
+
+def _refuse_twice(model: nn.Module, remedy: Remedy, block: BlockAnatomy) -> None:
+    for _, hook in hooks_in(model):
+        if type(hook.remedy) is type(remedy) and hook.block == block.name and hook.station in remedy.stations_in(block):
+            raise ValueError(
+                f"{remedy.name} is already at the {hook.station} of {block.name!r}; "
+                "take it out first with depthscope.remove(model)"
+            )
+
+
+def _resolved(remedy: Remedy, model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, blocks: str | None) -> Remedy:
+    """The remedy with numbers in the place of "recommended"."""
+    if not isinstance(remedy, DeEscalate) or remedy.tau != "recommended":
+        return remedy
+    if inputs is None:
+        raise ValueError("tau='recommended' is measured on the model: pass apply(…, inputs=a batch)")
+    from depthscope.remedies.recommendation import recommend
+
+    found = recommend(model, inputs, tokenizer=tokenizer, blocks=blocks, weigh_branches=False)
+    return replace(remedy, tau=found.tau)
+
+
+def _find_out(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> bool | None:
+    with undisturbed(model):
+        return is_causal(model, anatomy, next(batches(model, inputs, tokenizer)))
+
+
+def _causal(anatomy: Anatomy, block: BlockAnatomy, told: bool | None) -> bool | None:
+    if block.part:  # an encoder-decoder has both kinds
+        return block.part == "decoder"
+    return anatomy.causal if anatomy.causal is not None else told
+
+
+def _depth(model: nn.Module, anatomy: Anatomy) -> int:
+    """More than there are block modules if these share their weights."""
+    return max(len(anatomy.blocks), getattr(getattr(model, "config", None), "num_hidden_layers", 0) or 0)

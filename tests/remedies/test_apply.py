@@ -1,0 +1,326 @@
+"""Remedies in every family: the tokens are what the definition says, and nothing else changes."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import depthscope
+import zoo
+from depthscope.anatomy import anatomy_of
+from depthscope.models import BlockConfig, VisionTransformer
+from depthscope.probing.inputs import batches
+from depthscope.probing.quiet import undisturbed
+from depthscope.probing.taps import Taps
+from depthscope.remedies import DeEscalate, LearnableTau, ResidualWeight, applied, deescalate
+from depthscope.remedies.hooks import hooks_in
+from samples import seeded
+
+STATIONS = ["input", "after_attention", "ffn_input", "output"]
+CAUSAL = {"causal-lm", "gpt2", "opt", "llama", "qwen2", "mistral", "gemma"}
+
+
+def run(model: nn.Module, inputs: Any) -> Tensor:
+    batch = next(batches(model, inputs))
+    output = model(*batch.args, **batch.kwargs)
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def tokens_at(model: nn.Module, stations: set[str], **options: Any) -> tuple[Taps, dict[tuple[int, str], Any]]:
+    found: dict[tuple[int, str], Any] = {}
+
+    def keep(visit: Any, station: str, tokens: Tensor, _source: Tensor) -> None:
+        found[visit.number, station] = (tokens.clone(), visit.mask, visit.block)
+
+    return Taps(model, anatomy_of(model), stations, keep), found
+
+
+@pytest.mark.parametrize("at", STATIONS)
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_tokens_at_the_station_are_deescalated_on_the_trunk(name: str, at: str):
+    model, inputs = zoo.make(name)
+    model.double().eval()
+    if isinstance(inputs, Tensor):
+        inputs = inputs.double()
+    elif isinstance(inputs, dict):
+        inputs = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+    watched = {*STATIONS, "after_cross_attention", "ffn_branch", "after_ffn"}
+    listening, before = tokens_at(model, watched)
+    remedy = DeEscalate(tau=0.7, at=at)
+    with undisturbed(model), listening:  # hangs before the remedy, and so sees what it is given
+        depthscope.apply(model, remedy)
+        second, after = tokens_at(model, watched)
+        with second:
+            run(model, inputs)
+    changed = 0
+    for (number, station), (given, mask, block) in before.items():
+        if station != remedy.station_in(block):
+            continue
+        causal = block.part == "decoder" or name in CAUSAL
+        expected = deescalate(given, 0.7, mask, mixing="prefix" if causal else "full")
+        assert_close(after[number, station][0], expected, rtol=0, atol=1e-10)
+        changed += 1
+        if block.placement == "pre" and station in ("after_attention", "after_cross_attention"):
+            last = "after_cross_attention" if (number, "after_cross_attention") in after else station
+            total = after[number, last][0] + after[number, "ffn_branch"][0]
+            assert_close(after[number, "output"][0], total, rtol=0, atol=1e-10)  # the trunk itself has changed
+    assert changed >= 3
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_copies_pickles_and_removal(name: str):
+    model, inputs = zoo.make(name)
+    model.eval()
+    reference, keys = run(model, inputs), list(model.state_dict())
+    config = copy.deepcopy(getattr(model, "config", None))
+    remedies = [DeEscalate(0.5), DeEscalate(0.3, at="ffn_input")] + ([] if name == "xlnet" else [ResidualWeight(0.5)])
+    assert depthscope.apply(model, *remedies) is model
+    assert list(model.state_dict()) == keys
+    changed = run(model, inputs)
+    assert not torch.allclose(changed, reference, atol=1e-3)
+    assert torch.equal(run(copy.deepcopy(model), inputs), changed)
+    loaded = pickle.loads(pickle.dumps(model))
+    assert torch.equal(run(loaded, inputs), changed)
+    for treated in (model, loaded):
+        depthscope.remove(treated)
+        assert torch.equal(run(treated, inputs), reference)
+        assert list(treated.state_dict()) == keys
+        assert not list(hooks_in(treated))
+    if config is not None:
+        assert model.config.to_dict() == config.to_dict()
+
+
+@pytest.mark.parametrize("name", ["encoder", "torch", "bert", "t5"])
+def test_a_copy_is_independent_of_the_original(name: str):
+    model, inputs = zoo.make(name)
+    model.eval()
+    depthscope.apply(model, DeEscalate(LearnableTau(0.5)))
+    twin = copy.deepcopy(model)
+    before = run(twin, inputs)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "deescalation" in key:
+                parameter.fill_(3.0)
+    assert torch.equal(run(twin, inputs), before)
+    assert not torch.equal(run(model, inputs), before)
+
+
+@pytest.mark.parametrize("per_feature", [False, True])
+def test_a_learnable_tau_adds_its_own_keys_and_learns(per_feature: bool):
+    model, inputs = zoo.make("bert")
+    keys = set(model.state_dict())
+    depthscope.apply(model, DeEscalate(LearnableTau(0.3, per_feature), blocks=(1, 3)))
+    own = set(model.state_dict()) - keys
+    assert own == {f"encoder.layer.{i}.deescalation_output_logit" for i in (0, 2)}
+    run(model, inputs).square().sum().backward()
+    for key in own:
+        parameter = model.get_parameter(key)
+        assert parameter.shape == ((16,) if per_feature else ())
+        assert parameter.grad is not None
+        assert (parameter.grad != 0).all()
+    taus = torch.tensor([entry.tau for entry in applied(model)])
+    assert_close(taus, torch.full_like(taus, 0.3))
+    depthscope.remove(model)
+    assert set(model.state_dict()) == keys
+
+
+def test_every_kth_block_and_chosen_ones():
+    model, _ = zoo.make("encoder")
+    depthscope.apply(model, DeEscalate(every=2), DeEscalate(at="input", blocks=(1, 3)))
+    assert [(entry.block, entry.station) for entry in applied(model)] == [
+        ("blocks.0", "input"),
+        ("blocks.1", "output"),
+        ("blocks.2", "input"),
+    ]
+    albert, _ = zoo.make("albert")
+    with pytest.raises(ValueError, match="share their weights"):
+        depthscope.apply(albert, DeEscalate(every=2))
+    with pytest.raises(ValueError, match="from 1 to 3"):
+        depthscope.apply(model, DeEscalate(at="ffn_input", blocks=(4,)))
+
+
+def test_the_same_twice_is_an_error_and_leaves_the_model_as_it_was():
+    model, inputs = zoo.make("gpt2")
+    depthscope.apply(model.eval(), DeEscalate(0.5), ResidualWeight(0.5))
+    before, count = run(model, inputs), len(list(hooks_in(model)))
+    for remedy in (DeEscalate(0.1), ResidualWeight(0.1)):
+        with pytest.raises(ValueError, match="already at the"):
+            depthscope.apply(model, DeEscalate(LearnableTau(), at="input"), remedy)
+        assert len(list(hooks_in(model))) == count
+        assert not any("deescalation" in key for key in model.state_dict())
+        assert torch.equal(run(model, inputs), before)
+    # In pre-norm, what the FFN's norm is given is one place with two names.
+    depthscope.apply(model, DeEscalate(0.5, at="ffn_input"))
+    with pytest.raises(ValueError, match="already at the after_attention"):
+        depthscope.apply(model, DeEscalate(0.5, at="after_attention"))
+
+
+def test_residual_weight_scales_what_the_branches_add():
+    model, inputs = zoo.make("bert")
+    model.double().eval()
+    taps, plain = tokens_at(model, {"attention_branch", "ffn_branch", "input"})
+    with undisturbed(model), taps:
+        depthscope.apply(model, ResidualWeight(0.25))
+        second, weighted = tokens_at(model, {"attention_branch", "ffn_branch", "after_attention", "input"})
+        with second:
+            run(model, inputs)
+    for number in (1, 2, 3):
+        for branch in ("attention_branch", "ffn_branch"):
+            assert_close(weighted[number, branch][0], 0.25 * plain[number, branch][0], rtol=0, atol=1e-12)
+        trunk = weighted[number, "input"][0] + weighted[number, "attention_branch"][0]
+        assert_close(weighted[number, "after_attention"][0], trunk, rtol=0, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, on import of the compiler
+def test_what_cannot_work_is_refused():
+    encoder, _ = zoo.make("encoder")
+    pooled = VisionTransformer(2, BlockConfig(16, 4), image_size=8, pool="mean")
+    with pytest.raises(ValueError, match="mean pooling"):
+        depthscope.apply(pooled, DeEscalate(1.0))
+    for possible in (DeEscalate(0.9), DeEscalate(1.0, blocks=(1,)), DeEscalate(1.0, at="ffn_input")):
+        depthscope.remove(depthscope.apply(pooled, possible))
+    with pytest.raises(ValueError, match="apply first, compile after"):
+        depthscope.apply(torch.compile(encoder), DeEscalate())
+    encoder.compile()
+    with pytest.raises(ValueError, match="apply first, compile after"):
+        depthscope.apply(encoder, DeEscalate())
+    xlnet, _ = zoo.make("xlnet")
+    with pytest.raises(ValueError, match="attention_branch"):
+        depthscope.apply(xlnet, ResidualWeight(0.5))
+    for bad, message in (
+        ({"tau": 1.5}, r"tau in \[0, 1\], got 1.5"),
+        ({"tau": "auto"}, "LearnableTau"),
+        ({"at": "after_ffn"}, "ffn_input, output, got 'after_ffn'"),
+        ({"mixing": "mean"}, "got 'mean'"),
+        ({"blocks": ()}, "numbers from 1"),
+        ({"every": 0}, "at least 1"),
+        ({"leave_alone": (-1,)}, "numbers of tokens from 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DeEscalate(**bad)
+    with pytest.raises(ValueError, match="both excluded"):
+        LearnableTau(1.0)
+    with pytest.raises(ValueError, match="inputs=a batch"):
+        depthscope.apply(zoo.make("encoder")[0], DeEscalate("recommended"))
+
+
+def test_a_model_of_no_family_is_treated_as_causal_unless_told_or_found_out():
+    class Mix(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.linear(x.mean(dim=1, keepdim=True))
+
+    model, x = nn.Sequential(Mix(), Mix()), torch.randn(2, 5, 8, generator=seeded(0))
+    with pytest.warns(UserWarning, match="cannot tell whether"):
+        depthscope.apply(model, DeEscalate())
+    depthscope.remove(model)
+    with pytest.raises(ValueError, match="may be causal"):
+        depthscope.apply(model, DeEscalate(mixing="full"))
+    for options in ({"causal": False}, {"inputs": x}):
+        depthscope.apply(model, DeEscalate(), **options)
+        assert_close(model(x).mean(dim=1), torch.zeros(2, 8), rtol=0, atol=1e-6)
+        depthscope.remove(model)
+
+
+def test_pytorch_encoders_are_causal_by_the_call():
+    model, inputs = zoo.make("torch")
+    model.eval()
+    x = inputs["src"]
+    depthscope.apply(model, DeEscalate())
+    assert_close(model(x).mean(dim=1), torch.zeros(2, 16), rtol=0, atol=1e-6)
+    later = nn.Transformer.generate_square_subsequent_mask(7)
+    changed = x.clone()
+    changed[:, 5:] += 1
+    with torch.no_grad():
+        assert torch.equal(model(x, mask=later)[:, :5], model(changed, mask=later)[:, :5])
+    depthscope.remove(model)
+    depthscope.apply(model, DeEscalate(mixing="full"))
+    with pytest.raises(ValueError, match="src_mask"):
+        model(x, mask=later)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_the_fused_path_of_pytorch_is_switched_off_and_on_again():
+    layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    inputs = {"src": zoo.TOKENS, "src_key_padding_mask": zoo.MASK == 0}
+    with torch.no_grad():
+        fused = model(**inputs)
+        depthscope.apply(model, DeEscalate())
+        inside = zoo.MASK.bool().unsqueeze(-1)
+        total = torch.where(inside, model(**inputs), 0.0).sum(dim=1)
+        assert_close(total, torch.zeros(2, 16), rtol=0, atol=1e-5)
+        assert not model.use_nested_tensor
+        depthscope.remove(model)
+        assert model.use_nested_tensor
+        assert torch.equal(model(**inputs), fused)
+
+
+def test_hooks_from_a_pickle_are_not_overwritten_in_a_new_process(tmp_path):
+    model, inputs = zoo.make("bert")
+    depthscope.apply(model.eval(), DeEscalate(0.5))
+    expected = run(model, inputs)
+    torch.save((model, inputs, expected), tmp_path / "model.pt")
+    code = (
+        "import torch, sys, depthscope\n"
+        "model, inputs, expected = torch.load(sys.argv[1], weights_only=False)\n"
+        "handles = [m.register_forward_hook(lambda *_: None) for m in model.modules() for _ in range(3)]\n"
+        "depthscope.probe(model, inputs)\n"
+        "assert torch.equal(model(**inputs)[0], expected)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "model.pt")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_finds_the_mask_of_its_own_pass(reentrant: bool):
+    def gradients(checkpointed: bool) -> list[Tensor]:
+        model, inputs = zoo.make("bert")
+        depthscope.apply(model, DeEscalate(0.7))
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        model.train()
+        other = {"input_ids": zoo.IDS, "attention_mask": zoo.MASK.flip(0, 1)}
+        first, second = model(**inputs)[0], model(**other)[0]  # two passes, then one backward
+        (first.square().sum() + second.sin().sum()).backward()
+        return [p.grad for p in model.encoder.parameters()]
+
+    for plain, recomputed in zip(gradients(False), gradients(True), strict=True):
+        assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype: torch.dtype):
+    model, inputs = zoo.make("llama")
+    depthscope.apply(model.eval(), DeEscalate(0.9))
+    exact = run(model, inputs)
+    with torch.autocast("cpu", dtype=dtype):
+        assert_close(run(model, inputs).float(), exact, rtol=0.1, atol=0.3)  # three blocks of half precision
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@pytest.mark.parametrize("name", ["encoder-pre", "causal-lm", "torch", "bert", "gpt2", "t5"])
+def test_compiles_without_graph_breaks(name: str):
+    model, inputs = zoo.make(name)
+    model.eval()
+    batch = next(batches(model, inputs))
+    depthscope.apply(model, DeEscalate(LearnableTau(), at="after_attention"), DeEscalate(0.9), ResidualWeight(0.5))
+    eager = run(model, inputs)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(*batch.args, **batch.kwargs)
+    compiled = compiled if isinstance(compiled, Tensor) else compiled[0]
+    assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+    compiled.sum().backward()
