@@ -72,9 +72,11 @@ class NaiveStream:
             return x[i]
         if how.leaks:
             return x[i] - how.tau * sum(x[j] for j in segment) / len(segment)
-        gamma = 1.0 if how.horizon is None else 1 - 1 / how.horizon
-        weights = [gamma ** (i - j) for j in range(i + 1)]
-        mean = sum(w * x[j] for j, w in enumerate(weights)) / (sum(weights) + how.shrinkage)
+        if i == 0 and how.shrink is None:
+            return x[i]
+        beta = how.decay if how.kind == "ema" else 1.0
+        weights = [beta ** (i - j) for j in range(i + 1)]
+        mean = sum(w * x[j] for j, w in enumerate(weights)) / (sum(weights) + (how.shrink or 0))
         return x[i] - how.tau * mean
 
 

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+import depthscope
 from depthscope.measures import token_similarity
 from depthscope.models import STATIONS, Deescalation, TransformerXL, TransformerXLConfig
 from depthscope.models.memory import count_parameters
 from depthscope.models.transformer_xl import Context, Memory, Prediction
+from depthscope.remedies import DeEscalate
 from naive_transformer_xl import NaiveStream, log_probability
 from samples import seeded
 
@@ -23,8 +25,9 @@ VARIANTS = {
     "post": SMALL,
     "pre": replace(SMALL, placement="pre"),
     "pre-final-norm": replace(SMALL, placement="pre", final_norm=True),
-    "prefix": replace(SMALL, deescalation=Deescalation(tau=0.9, shrinkage=0.5)),
-    "prefix-horizon": replace(SMALL, deescalation=Deescalation(horizon=3)),
+    "prefix": replace(SMALL, deescalation=Deescalation()),
+    "prefix-shrunk": replace(SMALL, deescalation=Deescalation(tau=0.9, shrink=0.5)),
+    "ema": replace(SMALL, deescalation=Deescalation(kind="ema", decay=0.7)),
     "leaking": replace(SMALL, deescalation=Deescalation(kind=LEAKING)),
 }
 CAUSAL = [name for name in VARIANTS if name != "leaking"]
@@ -189,19 +192,26 @@ def test_gradients_are_right_and_do_not_reach_the_memory(name: str):
     assert_close(slope, (plus - minus) / 2e-6, rtol=1e-6, atol=1e-6)  # central differences: 1e-12 of truncation
 
 
-def test_the_first_token_is_not_erased_by_a_complete_prefix_mean():
-    """κ = 0 and τ = 1 leave nothing of it; the default leaves half."""
-    seen: dict[float, Tensor] = {}
-    for shrinkage in (0.0, 1.0):
-        deescalation = Deescalation(shrinkage=shrinkage)
-        model = TransformerXL(replace(SMALL, deescalation=deescalation), seeded(0)).eval()
-        model.blocks[0].norm1.register_forward_hook(lambda _m, _i, out: seen.update(normed=out))
-        model.blocks[0].stations["ffn_input"].register_forward_hook(
-            lambda _m, _i, out, key=shrinkage: seen.update({key: out})
-        )
-        model(words(3))
-    assert (seen[0.0][:, 0] == 0).all()
-    assert_close(seen[1.0][:, 0], seen["normed"][:, 0] / 2, rtol=0, atol=1e-6)
+@pytest.mark.parametrize(("shrink", "left"), [(None, 1.0), (1.0, 0.5)])
+def test_the_first_token_of_a_stream_is_not_erased(shrink: float | None, left: float):
+    """By itself a complete mean would leave nothing of it; the first token of a later segment is not special."""
+    model = TransformerXL(replace(SMALL, deescalation=Deescalation(shrink=shrink)), seeded(0)).eval()
+    seen: dict[str, Tensor] = {}
+    model.blocks[0].norm1.register_forward_hook(lambda _m, _i, out: seen.update(normed=out))
+    model.blocks[0].stations["ffn_input"].register_forward_hook(lambda _m, _i, out: seen.update(mended=out))
+    memory = model(words(3)).memory
+    assert_close(seen["mended"][:, 0], left * seen["normed"][:, 0], rtol=0, atol=1e-6)
+    model(words(3), memory=memory)
+    mean = (memory.sums[0] + seen["normed"][:, 0]) / (4 + (shrink or 0))
+    assert_close(seen["mended"][:, 0], seen["normed"][:, 0] - mean, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["prefix", "ema"])
+def test_a_segment_is_de_escalated_as_by_the_remedy_of_that_name(kind: str):
+    model, ids = TransformerXL(SMALL, seeded(0)).double().eval(), words(7)
+    built_in = TransformerXL(replace(SMALL, deescalation=Deescalation(0.8, kind, decay=0.95)), seeded(0)).double()
+    depthscope.apply(model, DeEscalate(0.8, at="ffn_input", mixing=kind))
+    assert_close(model(ids).hidden, built_in.eval()(ids).hidden, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["post", "pre"])
@@ -307,8 +317,8 @@ def test_it_learns_to_use_its_memory():
         (lambda: TransformerXL(replace(SMALL, cutoffs=(9, 5))), r"got \(9, 5\)"),
         (lambda: TransformerXL(replace(SMALL, cutoffs=(13,))), "vocabulary of 13 words"),
         (lambda: Deescalation(kind="mean"), "'mean'"),
-        (lambda: Deescalation(horizon=1), "more than 1 token"),
-        (lambda: Deescalation(shrinkage=-1), "got -1"),
+        (lambda: Deescalation(decay=1), "got 1; a decay of 1 is"),
+        (lambda: Deescalation(shrink=0), "above 0.*got 0"),
         (lambda: Context(0, same_length=True), "at least 1 tokens, got 0"),
         (lambda: Context(-1), "at least 0 tokens, got -1"),
         (lambda: Context(clamp=-1), "got -1"),

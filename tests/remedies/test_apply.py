@@ -23,7 +23,8 @@ from depthscope.remedies.hooks import hooks_in
 from samples import seeded
 
 STATIONS = ["input", "after_attention", "ffn_input", "output"]
-CAUSAL = {"causal-lm", "gpt2", "opt", "llama", "qwen2", "mistral", "gemma"}
+XL = {"transformer-xl", "transformer-xl-pre", "transformer-xl-deescalated"}
+CAUSAL = {"causal-lm", "gpt2", "opt", "llama", "qwen2", "mistral", "gemma"} | XL
 
 
 def run(model: nn.Module, inputs: Any) -> Tensor:

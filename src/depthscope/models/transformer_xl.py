@@ -82,8 +82,8 @@ class Memory(NamedTuple):
     """What one segment leaves for the next, without gradients."""
 
     hidden: Tensor  # (depth, batch, m, d): the inputs of each block for the last m tokens
-    sums: Tensor | None = None  # (depth, batch, d): with kind="prefix", the sums of all tokens of the stream
-    length: Tensor | None = None  # (): and the number of those tokens
+    sums: Tensor | None = None  # (depth, batch, d): with a causal de-escalation, the sums over the stream
+    length: Tensor | None = None  # (): and its length
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint: a flat dict."""
@@ -147,9 +147,9 @@ class TransformerXLBlock(nn.Module):
         if sums is not None:
             assert weights is not None
             assert self.deescalation is not None
-            y2, sums = subtract_prefix_mean(y2, sums, weights, self.deescalation)
+            y2, sums = subtract_prefix_mean(y2, sums, weights, self.deescalation.tau)
         elif self.deescalation is not None:
-            y2 = subtract_segment_mean(y2, self.deescalation)
+            y2 = subtract_segment_mean(y2, self.deescalation.tau)
         y2 = at["ffn_input"](y2)
         y3 = at["after_ffn"](y2 + at["ffn_branch"](self.ffn(y2)))
         output = at["output"](self.norm2(y3))
@@ -230,7 +230,7 @@ class TransformerXL(nn.Module):
         if memory.length is None:
             return None
         assert self.config.deescalation is not None
-        return prefix_weights(n, memory.length, self.config.deescalation.horizon)
+        return prefix_weights(n, memory.length, self.config.deescalation)
 
     def _place(self, n: int, m: int, context: Context) -> Place:
         """The positions of n tokens behind a memory of m."""
