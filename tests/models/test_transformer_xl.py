@@ -255,6 +255,24 @@ def test_dropout_is_on_in_training_only():
     assert torch.equal(model.eval()(ids).hidden, model(ids).hidden)
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_it_runs_on_the_meta_device(name: str):
+    with torch.device("meta"):
+        assert TransformerXL(VARIANTS[name])(torch.zeros(2, 5, dtype=torch.int64)).hidden.shape == (2, 5, 8)
+
+
+def test_mixed_precision_keeps_the_sums_wide():
+    """bfloat16 has 3 digits; the sums of 40 tokens in it would be off by more than 0.01."""
+    model, ids = TransformerXL(VARIANTS["prefix"], seeded(0)), words(40)
+    exact = model(ids).memory.sums
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model(ids, ids)
+    assert mixed.memory.sums.dtype == torch.float32
+    assert_close(mixed.memory.sums[0], exact[0], rtol=0, atol=0.01)
+    mixed.losses.mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 def test_half_precision_streams_keep_their_sums_wide():
     model = make("prefix", torch.bfloat16)
     prediction: Prediction = model(words(5), words(5))

@@ -7,6 +7,7 @@ stream: two numbers per block and stream, a sum and a count, are all that the ne
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -75,7 +76,8 @@ def subtract_prefix_mean(tokens: Tensor, sums: Tensor, weights: PrefixWeights, t
 
     Sums are kept in the dtype of `sums`, which is float32 or wider.
     """
-    with torch.autocast(tokens.device.type, enabled=False):  # a product in bfloat16 is no float32 sum
+    device = tokens.device.type
+    with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):  # no sums in bfloat16
         prefix = weights.within @ tokens.to(sums.dtype) + weights.carried * sums[:, None]  # (batch, n, d)
     mean = prefix / weights.divisor
     return tokens - (tau * mean).to(tokens.dtype), prefix[:, -1].detach()
