@@ -1,13 +1,23 @@
 """A tiny model of every family that the probe knows, with random weights and inputs it takes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import transformers as hf
 from torch import nn
 
-from depthscope.models import BlockConfig, CausalLM, Encoder, VisionTransformer, pre_norm
+from depthscope.models import (
+    BlockConfig,
+    CausalLM,
+    Deescalation,
+    Encoder,
+    TransformerXL,
+    TransformerXLConfig,
+    VisionTransformer,
+    pre_norm,
+)
 from samples import seeded
 
 SMALL = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 24}
@@ -18,6 +28,7 @@ IDS = torch.randint(5, 50, (2, 7), generator=seeded(0))
 MASK = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
 TOKENS = torch.randn(2, 7, 16, generator=seeded(1))
 IMAGES = torch.randn(2, 3, 8, 8, generator=seeded(2))
+XL = TransformerXLConfig(50, 3, 16, 4, 24, cutoffs=(20,))
 
 
 def text() -> dict[str, torch.Tensor]:
@@ -34,6 +45,15 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "encoder-pre": (lambda: Encoder(3, BlockConfig(16, 4, placement=pre_norm)), lambda: {"x": TOKENS, "mask": MASK}),
     "vision-transformer": (lambda: VisionTransformer(3, BlockConfig(16, 4), image_size=8), lambda: IMAGES),
     "causal-lm": (lambda: CausalLM(3, BlockConfig(16, 4), vocabulary=50), lambda: {"ids": IDS, "mask": MASK}),
+    "transformer-xl": (lambda: TransformerXL(XL), lambda: {"ids": IDS}),
+    "transformer-xl-pre": (
+        lambda: TransformerXL(replace(XL, placement="pre", final_norm=True)),
+        lambda: {"ids": IDS},
+    ),
+    "transformer-xl-deescalated": (
+        lambda: TransformerXL(replace(XL, deescalation=Deescalation())),
+        lambda: {"ids": IDS},
+    ),
     "torch": (
         lambda: torch_encoder(batch_first=True),
         lambda: {"src": TOKENS, "src_key_padding_mask": MASK == 0},

@@ -13,8 +13,10 @@ from depthscope.probing.quiet import undisturbed
 from depthscope.probing.taps import Taps
 from zoo import ZOO, make
 
-CAUSAL = {"causal-lm", "gpt2", "opt", "llama", "qwen2", "mistral", "gemma"}
-PRE_NORM = CAUSAL - {"causal-lm"} | {"encoder-pre", "torch-tokens-first", "vit", "deit", "t5-encoder", "t5"}
+XL = {"transformer-xl", "transformer-xl-pre", "transformer-xl-deescalated"}
+CAUSAL = {"causal-lm", "gpt2", "opt", "llama", "qwen2", "mistral", "gemma"} | XL
+POST_NORM = {"causal-lm", "transformer-xl", "transformer-xl-deescalated"}
+PRE_NORM = CAUSAL - POST_NORM | {"encoder-pre", "torch-tokens-first", "vit", "deit", "t5-encoder", "t5"}
 NO_ATTENTION_BRANCH = {"xlnet"}
 
 

@@ -21,7 +21,7 @@ def call(model: nn.Module, inputs: Any) -> list[torch.Tensor]:
             output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    items = output.values() if isinstance(output, dict) else (output,)
+    items = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else (output,)
     return [item for item in items if isinstance(item, torch.Tensor)]
 
 

@@ -18,11 +18,12 @@ from depthscope.anatomy.ours import OURS
 from depthscope.anatomy.structure import Anatomy, BlockAnatomy, Family, Projections, Spot
 from depthscope.anatomy.t5 import T5
 from depthscope.anatomy.torch_encoder import TORCH_ENCODER
+from depthscope.anatomy.transformer_xl import TRANSFORMER_XL
 from depthscope.anatomy.unknown import named_blocks, repeated_blocks
 from depthscope.anatomy.vit import VIT
 from depthscope.anatomy.xlnet import XLNET
 
-FAMILIES = (OURS, TORCH_ENCODER, BERT, ALBERT, XLNET, DISTILBERT, MPNET, VIT, GPT2, OPT, LLAMA, T5)
+FAMILIES = (OURS, TRANSFORMER_XL, TORCH_ENCODER, BERT, ALBERT, XLNET, DISTILBERT, MPNET, VIT, GPT2, OPT, LLAMA, T5)
 
 __all__ = ["FAMILIES", "Anatomy", "BlockAnatomy", "Family", "Projections", "Spot", "anatomy_of"]
 

@@ -12,9 +12,11 @@ from depthscope.models.block import (
     post_norm,
     pre_norm,
 )
+from depthscope.models.carried_mean import Deescalation
 from depthscope.models.encoder import Encoder
 from depthscope.models.initialisers import paper_text, pytorch_default, theorem, xavier
 from depthscope.models.language import CausalLM
+from depthscope.models.transformer_xl import TransformerXL, TransformerXLConfig
 from depthscope.models.vit import VisionTransformer
 
 __all__ = [
@@ -25,9 +27,12 @@ __all__ = [
     "Block",
     "BlockConfig",
     "CausalLM",
+    "Deescalation",
     "Encoder",
     "FeedForward",
     "Station",
+    "TransformerXL",
+    "TransformerXLConfig",
     "VisionTransformer",
     "paper_text",
     "post_norm",

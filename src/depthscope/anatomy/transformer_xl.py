@@ -1,0 +1,35 @@
+"""Our Transformer-XL: every station is a module of its own; the tokens are the segment's, the memory's are not."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, linear_projections
+from depthscope.models.transformer_xl import TransformerXLBlock
+
+
+def describe(name: str, block: nn.Module) -> BlockAnatomy:
+    assert isinstance(block, TransformerXLBlock)
+    attention = block.attention
+    return BlockAnatomy(
+        name,
+        block,
+        # The output is taken behind any hook on the block itself.
+        spots={station: Spot(module, "out") for station, module in block.stations.items()}
+        | {"output": Spot(block, "out")},
+        placement=block.placement,
+        attention=attention,
+        norms=(block.norm1, block.norm2),
+        projections=lambda: linear_projections(
+            attention.query, attention.key, attention.value, attention.output, attention.heads
+        ),
+    )
+
+
+def causal(model: nn.Module) -> bool:
+    """Unless the paper's mean over the segment lets tokens see later ones."""
+    blocks = [module for module in model.modules() if isinstance(module, TransformerXLBlock)]
+    return not any(block.deescalation is not None and block.deescalation.leaks for block in blocks)
+
+
+TRANSFORMER_XL = Family("transformer-xl", "depthscope", ("TransformerXLBlock",), describe, causal, mask_argument=None)

@@ -1,0 +1,261 @@
+"""Transformer-XL (Dai et al. 2019): segments that remember, relative positions, a tied adaptive softmax.
+
+The defaults are the authors' base model for WikiText-103; Yu & Zhang 2024 (Fig. 7) take 60 blocks with an
+FFN of 820 instead. As in their code: u and v are shared by all blocks, embeddings are multiplied by √d, a
+memory holds the inputs of each block, and pre-norm norms memory and segment alike. Their code has no final
+norm in pre-norm; `final_norm=True` adds it. Attention has no dropout of its own (theirs is 0 there).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.models.adaptive_softmax import TiedAdaptiveSoftmax, cutoffs_below
+from depthscope.models.block import STATIONS, Station
+from depthscope.models.carried_mean import (
+    Deescalation,
+    PrefixWeights,
+    prefix_weights,
+    subtract_prefix_mean,
+    subtract_segment_mean,
+)
+from depthscope.models.relative_attention import Place, RelativeAttention, sinusoids
+
+
+@dataclass(frozen=True)
+class Context:
+    """How far a token looks. `memory`: tokens kept from before the segment. `clamp`: distances above it count as it.
+
+    `same_length`: every token sees the last `memory` tokens, itself included, wherever it stands in its
+    segment; without it, the later ones see more. Only then is the result independent of the segments' length.
+    """
+
+    memory: int = 150
+    clamp: int | None = None
+    same_length: bool = False
+
+    def __post_init__(self) -> None:
+        if self.memory < int(self.same_length):
+            raise ValueError(f"expected a memory of at least {int(self.same_length)} tokens, got {self.memory}")
+        if self.clamp is not None and self.clamp < 0:
+            raise ValueError(f"expected distances clamped at 0 or more, or None, got {self.clamp}")
+
+
+EVALUATION = Context(memory=640, clamp=400, same_length=True)  # the authors', with segments of 64
+
+
+@dataclass(frozen=True)
+class TransformerXLConfig:
+    """What a Transformer-XL is made of."""
+
+    vocabulary: int = 267_735
+    depth: int = 16
+    width: int = 410
+    heads: int = 10
+    ffn_width: int = 2100
+    cutoffs: tuple[int, ...] | None = None  # None: 20000, 40000, 200000, as far as they are below the vocabulary
+    placement: Literal["post", "pre"] = "post"
+    final_norm: bool = False
+    dropout: float = 0.1
+    deescalation: Deescalation | None = None  # at the FFN's input, on the trunk
+    context: Context = Context()
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise ValueError(f"expected a depth of at least 1 block, got {self.depth}")
+        if self.width % 2:
+            raise ValueError(f"expected an even width (half sines, half cosines), got {self.width}")
+        if self.placement not in ("post", "pre"):
+            raise ValueError(f'expected placement="post" or "pre", got {self.placement!r}')
+        if self.placement == "post" and self.final_norm:
+            raise ValueError("expected no final norm in post-norm, whose output is normed already")
+        if self.placement == "pre" and self.deescalation is not None:
+            raise ValueError("expected post-norm with de-escalation: in pre-norm the FFN's input is not the trunk")
+
+
+class Memory(NamedTuple):
+    """What one segment leaves for the next, without gradients."""
+
+    hidden: Tensor  # (depth, batch, m, d): the inputs of each block for the last m tokens
+    sums: Tensor | None = None  # (depth, batch, d): with a causal de-escalation, the sums over the stream
+    length: Tensor | None = None  # (): and its length
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a checkpoint: a flat dict."""
+        return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> Memory:
+        if "hidden" not in tensors or not tensors.keys() <= set(cls._fields):
+            raise ValueError(f"expected the tensors of a memory ({', '.join(cls._fields)}), got {sorted(tensors)}")
+        return cls(**tensors)
+
+
+class Prediction(NamedTuple):
+    """What a pass over a segment gives."""
+
+    hidden: Tensor  # (batch, n, d): what the softmax reads
+    losses: Tensor | None  # (batch, n): −log p(target) in nats; None without targets
+    memory: Memory
+
+
+class TransformerXLBlock(nn.Module):
+    """One block; its stations are those of `Block`."""
+
+    def __init__(self, config: TransformerXLConfig):
+        super().__init__()
+        width = config.width
+        self.placement = config.placement
+        self.deescalation = config.deescalation
+        self.attention = RelativeAttention(width, config.heads)
+        self.dropout = nn.Dropout(config.dropout)
+        self.ffn = nn.Sequential(
+            nn.Linear(width, config.ffn_width),
+            nn.ReLU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(config.ffn_width, width),
+            nn.Dropout(config.dropout),
+        )
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.stations = nn.ModuleDict({name: Station() for name in STATIONS})
+
+    def forward(
+        self,
+        x: Tensor,
+        past: Tensor,
+        place: Place,
+        sums: Tensor | None = None,
+        weights: PrefixWeights | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """x (batch, n, d), past (batch, m, d) → (batch, n, d). With sums (batch, d), the new sums as well."""
+        at = self.stations
+        x = at["input"](x)
+        if self.placement == "pre":
+            normed, past = at["attention_input"](self.norm1(x)), self.norm1(past)
+            y = at["after_attention"](x + at["attention_branch"](self.dropout(self.attention(normed, past, place))))
+            z = at["after_ffn"](y + at["ffn_branch"](self.ffn(at["ffn_input"](self.norm2(y)))))
+            return at["output"](z)
+        attended = self.attention(at["attention_input"](x), past, place)
+        y1 = at["after_attention"](x + at["attention_branch"](self.dropout(attended)))
+        y2 = self.norm1(y1)
+        if sums is not None:
+            assert weights is not None
+            assert self.deescalation is not None
+            y2, sums = subtract_prefix_mean(y2, sums, weights, self.deescalation.tau)
+        elif self.deescalation is not None:
+            y2 = subtract_segment_mean(y2, self.deescalation.tau)
+        y2 = at["ffn_input"](y2)
+        y3 = at["after_ffn"](y2 + at["ffn_branch"](self.ffn(y2)))
+        output = at["output"](self.norm2(y3))
+        return output if sums is None else (output, sums)
+
+
+class TransformerXL(nn.Module):
+    """ids (batch, n), each row the continuation of the same row in the segment before → `Prediction`."""
+
+    def __init__(
+        self, config: TransformerXLConfig = TransformerXLConfig(), generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        cutoffs = cutoffs_below(config.vocabulary) if config.cutoffs is None else config.cutoffs
+        self.softmax = TiedAdaptiveSoftmax(config.vocabulary, config.width, cutoffs)
+        self.blocks = nn.ModuleList(TransformerXLBlock(config) for _ in range(config.depth))
+        self.final_norm = nn.LayerNorm(config.width) if config.final_norm else nn.Identity()
+        self.u = nn.Parameter(torch.empty(config.heads, config.width // config.heads))
+        self.v = nn.Parameter(torch.empty(config.heads, config.width // config.heads))
+        self.dropout = nn.Dropout(config.dropout)
+        initialise(self, generator)
+
+    def forward(
+        self,
+        ids: Tensor,
+        targets: Tensor | None = None,
+        memory: Memory | None = None,
+        context: Context | None = None,
+    ) -> Prediction:
+        """`context` replaces the configuration's, as for evaluation; what a memory has beyond it is not seen."""
+        context = context or self.config.context
+        x = self.dropout(self.softmax.embed(ids) * math.sqrt(self.config.width))  # (batch, n, d)
+        memory = self.empty_memory(len(ids)) if memory is None else self._checked(memory, len(ids))
+        pasts = memory.hidden[:, :, max(0, memory.hidden.shape[2] - context.memory) :]
+        n, m = ids.shape[1], pasts.shape[2]
+        place = self._place(n, m, context)
+        weights = self._prefix_weights(n, memory)
+        inputs, sums = [], []
+        for number, block in enumerate(self.blocks):
+            inputs.append(x.detach())
+            if memory.sums is None:
+                x = block(x, pasts[number], place)
+            else:
+                x, after = block(x, pasts[number], place, memory.sums[number], weights)
+                sums.append(after)
+        hidden = self.dropout(self.final_norm(x))
+        kept = min(m + n, context.memory)
+        new = Memory(
+            torch.stack([torch.cat([p, x], dim=1)[:, m + n - kept :] for p, x in zip(pasts, inputs, strict=True)]),
+            torch.stack(sums) if sums else None,
+            None if weights is None else weights.length[-1, 0],
+        )
+        return Prediction(hidden, None if targets is None else self.softmax(hidden, targets), new)
+
+    def empty_memory(self, batch: int) -> Memory:
+        """The memory of a stream that begins."""
+        depth, width, weight = self.config.depth, self.config.width, self.softmax.weight
+        hidden = weight.new_empty(depth, batch, 0, width)
+        if self.config.deescalation is None or self.config.deescalation.leaks:
+            return Memory(hidden)
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        return Memory(
+            hidden, weight.new_zeros(depth, batch, width, dtype=wide), torch.zeros((), dtype=wide, device=weight.device)
+        )
+
+    def _checked(self, memory: Memory, batch: int) -> Memory:
+        empty = self.empty_memory(batch)
+        have, want = memory.hidden.shape, empty.hidden.shape
+        if (*have[:2], *have[3:]) != (*want[:2], *want[3:]) or memory.tensors().keys() != empty.tensors().keys():
+            raise ValueError(
+                f"expected a memory with {', '.join(empty.tensors())} for {want[0]} blocks, {want[1]} rows and width "
+                f"{want[3]}, got {', '.join(memory.tensors())} of shape {tuple(have)}; begin a stream with memory=None"
+            )
+        return memory
+
+    def _prefix_weights(self, n: int, memory: Memory) -> PrefixWeights | None:
+        if memory.length is None:
+            return None
+        assert self.config.deescalation is not None
+        return prefix_weights(n, memory.length, self.config.deescalation)
+
+    def _place(self, n: int, m: int, context: Context) -> Place:
+        """The positions of n tokens behind a memory of m."""
+        device, dtype = self.u.device, self.u.dtype
+        distances = torch.arange(m + n - 1, -1, -1, device=device)  # of the last token to each
+        distance = distances - torch.arange(n - 1, -1, -1, device=device)[:, None]  # (n, m + n), of each token
+        hidden = distance < 0
+        if context.same_length:
+            hidden = hidden | (distance >= context.memory)
+        clamped = distances if context.clamp is None else distances.clamp(max=context.clamp)
+        wide = torch.promote_types(dtype, torch.float32)
+        encodings = self.dropout(sinusoids(clamped.to(wide), self.config.width).to(dtype))
+        return Place(
+            torch.cat([encodings.new_zeros(1, self.config.width), encodings]),
+            torch.zeros(n, m + n, device=device, dtype=dtype).masked_fill(hidden, -torch.inf),
+            self.u,
+            self.v,
+        )
+
+
+def initialise(model: TransformerXL, generator: torch.Generator | None = None) -> None:
+    """The authors': weights, embeddings, clusters, u, v from N(0, 0.02²), norms' gains from N(1, 0.02²), biases 0."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        else:
+            gain = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.LayerNorm)
+            nn.init.normal_(parameter, mean=float(gain), std=0.02, generator=generator)
