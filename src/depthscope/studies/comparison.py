@@ -1,0 +1,61 @@
+"""The picture of a comparison of training runs: a column per depth, bands over the seeds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from depthscope.studies import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {"post": style.VERMILION, "pre": style.BLUE, "deescalated": style.GREEN}
+NAMES = {"post": "post-norm", "pre": "pre-norm", "deescalated": "de-escalated"}
+TITLES = {
+    "loss": "training loss",
+    "test_loss": "test loss",
+    "test_accuracy": "test accuracy",
+    "token_similarity": "t_sim, last block",
+}
+_LINES = ("-", "--", ":", "-.")
+
+
+def draw_curves(frame: pd.DataFrame) -> Figure:
+    """`frame` is that of `training.comparison_results.curves`. Line: mean over seeds; band: ± one standard deviation.
+
+    A row of panels per quantity that was measured; line styles are warm-ups and learning rates, if they vary.
+    """
+    depths = sorted(frame["depth"].unique())
+    quantities = [name for name in TITLES if (frame["quantity"] == name).any()]
+    figure, axes = style.panels(len(depths), len(quantities), width=4.2, height=2.6)
+    for row, quantity in enumerate(quantities):
+        for column, depth in enumerate(depths):
+            ax = axes[row * len(depths) + column]
+            _draw(ax, frame[(frame["depth"] == depth) & (frame["quantity"] == quantity)])
+            style.label(ax, f"{TITLES[quantity]}, {depth} blocks", "step", TITLES[quantity])
+    axes[0].legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _draw(ax: Axes, frame: pd.DataFrame) -> None:
+    for variant, of_variant in frame.groupby("variant", sort=False):
+        groups = of_variant.groupby(["warmup_steps", "lr"], sort=True)
+        for number, ((warmup, lr), runs) in enumerate(groups):
+            parts = [NAMES.get(str(variant), str(variant))]
+            if of_variant["lr"].nunique() > 1:
+                parts.append(f"lr {lr:g}")
+            if frame["warmup_steps"].nunique() > 1:
+                parts.append(f"warm-up {warmup}")
+            by_step = runs.groupby("step")["value"]
+            style.line_with_band(
+                ax,
+                by_step.mean().index,
+                by_step.mean(),
+                by_step.std() if runs["seed"].nunique() > 1 else None,
+                colour=COLOURS.get(str(variant), style.BLACK),
+                name=", ".join(parts),
+                linestyle=_LINES[number % len(_LINES)],
+            )

@@ -1,0 +1,87 @@
+"""What the runs of a comparison have shown: one tidy table, and the numbers at their ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from depthscope.training.comparison import Launch, Result
+from depthscope.training.metrics import read_metrics
+
+FACTORS = ["variant", "depth", "lr", "warmup_steps"]
+QUANTITIES = ("loss", "test_loss", "test_accuracy", "token_similarity")
+COLUMNS = [*FACTORS, "seed", "step", "quantity", "value"]
+LAST_SHARE = 0.1  # of a run: its final training loss is the mean over it
+
+
+def curves(results: Sequence[Result], launch: Launch) -> pd.DataFrame:
+    """A row for every logged number: variant, depth, lr, warmup_steps, seed, step, quantity, value."""
+    rows = []
+    for result in results:
+        config = result.cell.config
+        factors = [getattr(config, name) for name in (*FACTORS, "seed")]
+        for row in read_metrics(launch.run_folder(result.cell) / "metrics.jsonl"):
+            for name in QUANTITIES:
+                if name in row:
+                    value = math.nan if row[name] is None else float(row[name])
+                    rows.append([*factors, int(row["step"]), name, value])
+    # A step that was watched, stopped and watched again stands there twice.
+    keys = [*FACTORS, "seed", "step", "quantity"]
+    return pd.DataFrame(rows, columns=COLUMNS).drop_duplicates(keys, keep="last", ignore_index=True)
+
+
+def final_values(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per run: the training loss over the last tenth of its steps, the last test loss and accuracy."""
+    rows = []
+    for key, run in frame.groupby([*FACTORS, "seed"], sort=False):
+        losses = run[run["quantity"] == "loss"]
+        late = losses[losses["step"] > (1 - LAST_SHARE) * losses["step"].max()]
+        found: dict[str, Any] = dict(zip([*FACTORS, "seed"], key, strict=True))
+        found["loss"] = late["value"].mean() if len(late) else math.nan
+        for name in ("test_loss", "test_accuracy"):
+            values = run.loc[run["quantity"] == name].sort_values("step")["value"]
+            found[name] = values.iloc[-1] if len(values) else math.nan
+        rows.append(found)
+    return pd.DataFrame(rows, columns=[*FACTORS, "seed", "loss", "test_loss", "test_accuracy"])
+
+
+def summarise(frame: pd.DataFrame, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Per variant, depth, learning rate and warm-up: mean and standard deviation over the seeds.
+
+    A run whose loss ceased to be finite counts in `failed` and in no mean. `best_lr` is true for the learning
+    rate with the least mean final *training* loss among those of the same variant, depth and warm-up: the
+    test data chooses nothing.
+    """
+    failed = {_key(result) for result in results if result.failed is not None}
+    final = final_values(frame)
+    whole = final[[tuple(row) not in failed for row in final[[*FACTORS, "seed"]].itertuples(index=False)]]
+    rows: list[dict[str, Any]] = []
+    for factors in dict.fromkeys(_key(result)[:-1] for result in results):
+        found: dict[str, Any] = dict(zip(FACTORS, factors, strict=True))
+        chosen = whole[[tuple(row) == factors for row in whole[FACTORS].itertuples(index=False)]]
+        found["runs"] = len(chosen)
+        found["failed"] = sum(key[:-1] == factors for key in failed)
+        for name in ("loss", "test_loss", "test_accuracy"):
+            found[name] = _finite(chosen[name].mean())
+            found[f"{name}_std"] = _finite(chosen[name].std())  # of one run there is none
+        rows.append(found)
+    for row in rows:
+        rivals = [other for other in rows if all(other[name] == row[name] for name in FACTORS if name != "lr")]
+        row["best_lr"] = row is min(rivals, key=_order)
+    return rows
+
+
+def _key(result: Result) -> tuple[Any, ...]:
+    return tuple(getattr(result.cell.config, name) for name in (*FACTORS, "seed"))
+
+
+def _order(row: dict[str, Any]) -> tuple[int, float]:
+    """Fewest failures first, then the training loss; what has none is last."""
+    return row["failed"], math.inf if row["loss"] is None else row["loss"]
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
