@@ -154,7 +154,7 @@ def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
     """curves.parquet, curves.png, curves.pdf and summary.json, each whole or as it was."""
     from depthscope.studies.comparison import draw_curves
 
-    figure = draw_curves(frame)
+    figure = draw_curves(frame[frame["quantity"] != "failed"])
     writers: dict[str, Callable[[Path], Any]] = {
         "curves.parquet": lambda path: frame.to_parquet(path, index=False),
         "curves.png": lambda path: figure.savefig(path, dpi=160),
@@ -178,7 +178,7 @@ def _show(summary: dict[str, Any], out: Path) -> None:
         table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
     grid = any(not row["best_lr"] for row in rows)
     for row in rows:
-        runs = f"{row['runs']}" + (f", {row['failed']} not finite" if row["failed"] else "")
+        runs = f"{row['runs']}" + (f", {row['failed']} failed" if row["failed"] else "")
         lr = f"{row['lr']:g}" + (" *" if grid and row["best_lr"] else "")
         numbers = [_with_spread(row, name) for name in ("loss", "test_loss", "test_accuracy")]
         table.add_row(row["variant"], str(row["depth"]), lr, str(row["warmup_steps"]), runs, *numbers)

@@ -18,12 +18,18 @@ LAST_SHARE = 0.1  # of a run: its final training loss is the mean over it
 
 
 def curves(results: Sequence[Result], launch: Launch) -> pd.DataFrame:
-    """A row for every logged number: variant, depth, lr, warmup_steps, seed, step, quantity, value."""
+    """A row for every logged number: variant, depth, lr, warmup_steps, seed, step, quantity, value.
+
+    A run whose loss ceased to be finite has a row of quantity `failed` at its last logged step.
+    """
     rows = []
     for result in results:
         config = result.cell.config
         factors = [getattr(config, name) for name in (*FACTORS, "seed")]
-        for row in read_metrics(launch.run_folder(result.cell) / "metrics.jsonl"):
+        logged = read_metrics(launch.run_folder(result.cell) / "metrics.jsonl")
+        if result.failed is not None:
+            rows.append([*factors, max((int(row["step"]) for row in logged), default=0), "failed", 1.0])
+        for row in logged:
             for name in QUANTITIES:
                 if name in row:
                     value = math.nan if row[name] is None else float(row[name])
@@ -34,9 +40,14 @@ def curves(results: Sequence[Result], launch: Launch) -> pd.DataFrame:
 
 
 def final_values(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per run: the training loss over the last tenth of its steps, the last test loss and accuracy."""
+    """One row per run: the training loss over the last tenth of its steps, the last test loss and accuracy.
+
+    nan for a run that failed: what it had before is not where it ended.
+    """
     rows = []
-    for key, run in frame.groupby([*FACTORS, "seed"], sort=False):
+    for key, rows_of_run in frame.groupby([*FACTORS, "seed"], sort=False):
+        failed = (rows_of_run["quantity"] == "failed").any()
+        run = rows_of_run[:0] if failed else rows_of_run
         losses = run[run["quantity"] == "loss"]
         late = losses[losses["step"] > (1 - LAST_SHARE) * losses["step"].max()]
         found: dict[str, Any] = dict(zip([*FACTORS, "seed"], key, strict=True))
@@ -55,15 +66,14 @@ def summarise(frame: pd.DataFrame, results: Sequence[Result]) -> list[dict[str, 
     rate with the least mean final *training* loss among those of the same variant, depth and warm-up: the
     test data chooses nothing.
     """
-    failed = {_key(result) for result in results if result.failed is not None}
     final = final_values(frame)
-    whole = final[[tuple(row) not in failed for row in final[[*FACTORS, "seed"]].itertuples(index=False)]]
     rows: list[dict[str, Any]] = []
     for factors in dict.fromkeys(_key(result)[:-1] for result in results):
         found: dict[str, Any] = dict(zip(FACTORS, factors, strict=True))
-        chosen = whole[[tuple(row) == factors for row in whole[FACTORS].itertuples(index=False)]]
-        found["runs"] = len(chosen)
-        found["failed"] = sum(key[:-1] == factors for key in failed)
+        chosen = final[[tuple(row) == factors for row in final[FACTORS].itertuples(index=False, name=None)]]
+        mine = [result for result in results if _key(result)[:-1] == factors]
+        found["failed"] = sum(result.failed is not None for result in mine)
+        found["runs"] = len(mine)
         for name in ("loss", "test_loss", "test_accuracy"):
             found[name] = _finite(chosen[name].mean())
             found[f"{name}_std"] = _finite(chosen[name].std())  # of one run there is none
