@@ -79,11 +79,11 @@ def cells_of(
     `lr_factors` multiply the learning rate of each variant: variants differ in what they can bear.
     """
     cells = []
-    for config in configs.values():
-        for depth in depths or (config.depth,):
-            for warmup in warmups if warmups is not None else (config.warmup_steps,):
-                for factor in lr_factors:
-                    for seed in seeds:
+    for seed in seeds:  # outermost: what is interrupted has whole seeds to compare
+        for config in configs.values():
+            for depth in depths or (config.depth,):
+                for warmup in warmups if warmups is not None else (config.warmup_steps,):
+                    for factor in lr_factors:
                         lr = float(f"{config.lr * factor:.6g}")
                         cells.append(Cell(config.changed(depth=depth, warmup_steps=warmup, lr=lr, seed=seed)))
     return list(dict.fromkeys(cells))
