@@ -1,4 +1,4 @@
-"""The picture of a comparison of training runs: a column per depth, bands over the seeds."""
+"""The picture of a comparison of training runs: a row per depth, bands over the seeds."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ TITLES = {
     "test_accuracy": "test accuracy",
     "token_similarity": "t_sim, last block",
 }
+FEW = 10  # points that are marked: a single one has no line
 _LINES = ("-", "--", ":", "-.")
 
 
 def draw_curves(frame: pd.DataFrame) -> Figure:
     """`frame` is that of `training.comparison_results.curves`. Line: mean over seeds; band: ± one standard deviation.
 
-    A row of panels per quantity that was measured; line styles are warm-ups and learning rates, if they vary.
+    A column of panels per quantity that was measured; line styles are warm-ups and learning rates, if they vary.
     """
     depths = sorted(frame["depth"].unique())
     quantities = [name for name in TITLES if (frame["quantity"] == name).any()]
-    figure, axes = style.panels(len(depths), len(quantities), width=4.2, height=2.6)
-    for row, quantity in enumerate(quantities):
-        for column, depth in enumerate(depths):
-            ax = axes[row * len(depths) + column]
+    figure, axes = style.panels(len(quantities), len(depths), width=3.5, height=3.0)
+    last = frame["step"].max()
+    for row, depth in enumerate(depths):
+        for column, quantity in enumerate(quantities):
+            ax = axes[row * len(quantities) + column]
             _draw(ax, frame[(frame["depth"] == depth) & (frame["quantity"] == quantity)])
-            style.label(ax, f"{TITLES[quantity]}, {depth} blocks", "step", TITLES[quantity])
-    axes[0].legend(fontsize=8, frameon=False)
+            ax.set_xlim(0, 1.03 * last)
+            style.label(ax, f"{depth} blocks", "step", TITLES[quantity])
+    for ax in axes[:: len(quantities)]:
+        ax.legend(fontsize=8, frameon=False)
     return figure
 
 
@@ -58,4 +62,6 @@ def _draw(ax: Axes, frame: pd.DataFrame) -> None:
                 colour=COLOURS.get(str(variant), style.BLACK),
                 name=", ".join(parts),
                 linestyle=_LINES[number % len(_LINES)],
+                marker="o" if len(by_step) < FEW else None,
+                markersize=4,
             )
