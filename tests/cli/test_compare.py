@@ -60,6 +60,16 @@ def test_a_dry_run_lists_the_runs_and_starts_none(run, tmp_path: Path):
     assert not out.exists()
 
 
+def test_interrupted_it_says_how_to_go_on(run, tmp_path: Path, monkeypatch):
+    def interrupt(*_a, **_k):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("depthscope.cli.compare.run_cells", interrupt)
+    code, _out, err = run(*SMALL, "--depths", "1", "--out", str(tmp_path))
+    assert code == 130
+    assert err == f"depthscope: interrupted; the runs in {tmp_path} are saved, and the same command goes on\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -71,6 +81,7 @@ def test_a_dry_run_lists_the_runs_and_starts_none(run, tmp_path: Path):
         (["vit-digits", "--lr-grid", ","], "expected --lr-grid to be at least one number"),
         (["vit-digits", "--seed", "3"], "--seed"),
         (["vit-digits", "--heads", "5", "--out", "OUT"], "heads that divide the width"),
+        (["vit-digits", "--depths", "100000000", "--out", "OUT"], "fits into memory"),
         (["vit-digits", "--data", "folder", "--out", "OUT"], "brings its data"),
     ],
 )

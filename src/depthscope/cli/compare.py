@@ -16,11 +16,12 @@ import typer
 from depthscope.cli.settings import DATA_HELP, configured, numbers, with_settings
 from depthscope.extras import require
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
-from depthscope.training.config import VARIANTS, TrainingConfig, Variant
+from depthscope.training.config import VARIANTS, Variant
 
 if TYPE_CHECKING:
     import pandas as pd
 
+INTERRUPTED = 130
 FACTORS = ("depth", "seed", "warmup_steps")  # given as lists here
 _PROCESSES = "The processes"
 
@@ -77,8 +78,12 @@ def _compare(
         _show_plan(cells, launch, as_json)
         return
     _check(cells, launch)
-    with _bar(len(cells), launch) as watching:
-        results = run_cells(cells, launch, watching)
+    try:
+        with _bar(len(cells), launch) as watching:
+            results = run_cells(cells, launch, watching)
+    except KeyboardInterrupt:
+        print(f"depthscope: interrupted; the runs in {out} are saved, and the same command goes on", file=sys.stderr)
+        sys.exit(INTERRUPTED)  # past the line that the program itself would print
 
     from depthscope.training.comparison_results import curves, summarise
 
@@ -117,15 +122,14 @@ def _list(option: str, text: str, kind: type[float] | type[int]) -> tuple[Any, .
 
 def _check(cells: list[Cell], launch: Launch) -> None:
     """What every run would refuse is refused before the first; so is a folder that cannot be written."""
+    from depthscope.models.memory import require_memory
+    from depthscope.training.estimate import estimate
     from depthscope.training.tasks import make_task
 
     require("matplotlib.figure", "figures")
     launch.folder.mkdir(parents=True, exist_ok=True)
-    by_depth: dict[int, TrainingConfig] = {cell.config.depth: cell.config for cell in cells}
-    for config in by_depth.values():
-        from depthscope.training.estimate import estimate
-
-        estimate(config)
+    for config in {cell.config.depth: cell.config for cell in cells}.values():
+        require_memory(4 * estimate(config).parameters)  # weights, gradients, two moments
     make_task(cells[0].config, launch.data, allow_incomplete=launch.allow_incomplete)
 
 
