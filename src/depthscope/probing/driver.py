@@ -23,6 +23,7 @@ from depthscope.probing.profile import Profile, frame_of, sinks_of
 from depthscope.probing.quiet import uncompiled, undisturbed
 from depthscope.probing.reduction import Excluded, Reduction
 from depthscope.probing.taps import Taps, Visit
+from depthscope.probing.weights import look_of_weights
 
 CROSS_STATIONS = ("after_cross_attention", "cross_attention_branch")
 
@@ -204,6 +205,7 @@ def _describe(
         "placement": anatomy.blocks[0].placement,
         "causal": passes.causal,
         "parameters": sum(p.numel() for p in parameters),
+        "weights": look_of_weights(anatomy),
         "dtype": passes.dtype,
         "device": str(parameters[0].device) if parameters else "cpu",
         "attention_implementation": getattr(config, "_attn_implementation", None),
