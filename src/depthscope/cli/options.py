@@ -51,12 +51,16 @@ class ProbeOptions:
         Option(help="Number format of the model.", rich_help_panel=_PROBE),
     ] = None
     measures: Annotated[
-        str, Option(help="default, spectral, all, or names separated by commas.", rich_help_panel=_PROBE)
-    ] = "default"
+        str,
+        Option(
+            help="verdict (what the verdict asks for), default (fewer), spectral, all, or names separated by commas.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = "verdict"
     stations: Annotated[
         str,
         Option(help="output, trunk, all, or names separated by commas (output is added).", rich_help_panel=_PROBE),
-    ] = "output"
+    ] = "trunk"
     blocks: Annotated[
         str | None,
         Option(

@@ -2,7 +2,7 @@
 
 from depthscope.probing.catalogue import GROUPS, NAMES
 from depthscope.probing.driver import probe
-from depthscope.probing.profile import Profile
+from depthscope.probing.profile import Profile, Reference
 from depthscope.probing.skipping import skip_loss
 
-__all__ = ["GROUPS", "NAMES", "Profile", "probe", "skip_loss"]
+__all__ = ["GROUPS", "NAMES", "Profile", "Reference", "probe", "skip_loss"]
