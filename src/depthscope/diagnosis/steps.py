@@ -88,7 +88,10 @@ def attention_step(profile: Profile) -> Attention | None:
     if profile.metadata.get("placement") != "post":
         return None
     heads = {name: _heads(profile, name) for name in ("omega", "delta", "second_eigenvalue", "mu_mean", "mu_diversity")}
-    if any(values.empty for values in heads.values()) or "escalation_rate" not in profile.names("after_attention"):
+    sized = "branch_ratio" in profile.names("attention_branch") and "token_similarity" in profile.names()
+    if not sized or "escalation_rate" not in profile.names("after_attention"):
+        return None
+    if any(values.empty for values in heads.values()):
         return None
     rate = np.asarray(profile.curve("escalation_rate", "after_attention"))[1:]
     ratio = np.asarray(profile.curve("branch_ratio", "attention_branch"))[1:]
