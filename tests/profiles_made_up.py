@@ -41,9 +41,7 @@ def made_up(
             rows += [(block, station or "output", -1, measure, sample, value) for sample in (0, 1)]
     depth = max(len(values) for values in curves.values()) - 1
     metadata = ABOUT | {"blocks": depth} | about
-    return Profile(
-        pd.DataFrame(rows, columns=COLUMNS), metadata, pd.DataFrame(sinks or [], columns=SINK_COLUMNS)
-    )
+    return Profile(pd.DataFrame(rows, columns=COLUMNS), metadata, pd.DataFrame(sinks or [], columns=SINK_COLUMNS))
 
 
 def by_map(rho: float, feed: float, start: float, depth: int) -> list[float]:

@@ -59,10 +59,14 @@ def trunk(**levels: float) -> dict[str, list[float]]:
 def spectra(delta: float) -> dict[str, list[float]]:
     per_block = {"second_eigenvalue": 0.1, "delta": delta, "omega": 0.1, "mu_mean": 1.0, "mu_diversity": 0.1}
     curves = {f"{name}@attention": [NAN, *[value] * 8] for name, value in per_block.items()}
-    return sim(LEVEL) | curves | {
-        "branch_ratio@attention_branch": [NAN, *[0.3] * 8],
-        "escalation_rate@after_attention": [NAN, *[1.2] * 8],
-    }
+    return (
+        sim(LEVEL)
+        | curves
+        | {
+            "branch_ratio@attention_branch": [NAN, *[0.3] * 8],
+            "escalation_rate@after_attention": [NAN, *[1.2] * 8],
+        }
+    )
 
 
 # rule: (a profile on which it speaks, a number of it, a near profile on which it must not)
@@ -111,7 +115,11 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
     "shared by all": ((split(MIDDLE, 0.63, 0.01), {}), ("shared", 0.63), (split(MIDDLE, 0.3, 0.33), {})),
     "loss of context": ((split(MIDDLE, 0.3, 0.33), {}), ("sequence", 0.33), (split(MIDDLE, 0.63, 0.01), {})),
     "sequences alike": ((split(LEVEL, 0.05, 0.0, 0.94), {}), ("position", 0.94), (split(LEVEL, 0.05, 0.0, 0.5), {})),
-    "steps": ((trunk(), {}), ("FFN", 0.2263), (trunk(after_attention=0.21, ffn_input=0.21, after_ffn=0.22, output=0.22), {})),
+    "steps": (
+        (trunk(), {}),
+        ("FFN", 0.2263),
+        (trunk(after_attention=0.21, ffn_input=0.21, after_ffn=0.22, output=0.22), {}),
+    ),
     "steps cancel": ((trunk(after_ffn=0.1, output=0.25), {}), ("norm", 1.0986), (trunk(), {})),
     "trend arrives": ((sim(MIDDLE), {}), ("rho", 1.1), (sim(LEVEL), {})),
     "trend settles": ((sim(by_map(0.5, 0.2, 0.1, 8)), {}), ("rho", 0.5), (sim(MIDDLE), {})),

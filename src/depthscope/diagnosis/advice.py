@@ -34,7 +34,7 @@ def recommend(f: Facts, verdict: Verdict) -> Recommendation:
     if f.sink is not None:
         return Recommendation(
             f"no de-escalation as it stands: token {f.sink.token}, {f.sink.peak:.0f} times as large as the median, "
-            "makes most of the mean, and taking that out would spread it over the others. Find out what makes it so large."
+            "makes most of the mean, and taking that out would spread it over the others. Find out where it comes from."
         )
     mixing = "prefix" if f.may_leak else "auto"
     tau, critical, expected = _strength(f)

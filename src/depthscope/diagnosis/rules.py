@@ -188,6 +188,7 @@ FINDINGS: tuple[Rule, ...] = (
         "random weights.", say.weights),
     Rule("normal", lambda f: f.reference is not None and f.has("token_similarity"),
         "At block {block:.0f} t_sim is {value:.3f}, {side} the {low:.3f} to {high:.3f} of {label}.", say.normal),
-    Rule("not measured", lambda f: bool(say.missing(f)), "Not measured ({count:.0f} of 4): {missing}.", say.not_measured),
+    Rule("not measured", lambda f: bool(say.missing(f)),
+        "Not measured ({count:.0f} of 4): {missing}.", say.not_measured),
 )
 # fmt: on

@@ -20,7 +20,7 @@ _GRID = 81  # candidates for c
 _RESAMPLES = 100
 _LARGE = 3.0  # t_sim 0.75
 _FEWEST_OF_A_SIDE = 2
-_ROUNDS = 20  # of ρ and c in turn; each round shrinks the error by about s_small/s_large
+_ROUNDS = 20  # of ρ and c in turn, at most; each round shrinks the error by about s_small/s_large
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ def _fit(before: NDArray[np.float64], after: NDArray[np.float64]) -> OddsMap:
     feed = 0.0
     for _ in range(_ROUNDS):
         rho = float(np.median((after - feed)[large] / before[large]))
-        feed = max(0.0, float(np.median((after - rho * before)[small])))
+        feed, old = max(0.0, float(np.median((after - rho * before)[small]))), feed
+        if abs(feed - old) <= 1e-6:
+            break
     return OddsMap(max(rho, 1e-9), feed)
 
 
