@@ -55,7 +55,8 @@ def _strength(f: Facts) -> tuple[float, float | None, float | None]:
     """τ, τ_c, and t_sim at the last block with it.
 
     Without a trend: full strength and no promise. Blocks that share weights push the mean along one direction
-    again and again, so the level is not that of the map, and none is promised. Pre-norm has no single τ_c.
+    again and again, so the level is not that of the map, and none is promised. Pre-norm has no single τ_c, and
+    that of a prefix mean is not 1 − ρ^(−1/2).
     """
     strongest = STRONGEST_CAUSAL if f.may_leak else 1.0
     if f.trend is None:
@@ -66,7 +67,7 @@ def _strength(f: Facts) -> tuple[float, float | None, float | None]:
     tau = min(math.ceil(100 * float(np.quantile(needed, CAUTION))) / 100, strongest)
     start = f.log_odds[f.first]
     odds = f.trend.map.after(math.exp(start) if np.isfinite(start) else 0.0, f.last - f.first, tau)
-    critical = None if f.pre_norm else f.trend.map.critical_tau
+    critical = None if f.pre_norm or f.may_leak else f.trend.map.critical_tau
     return tau, critical, None if f.about.get("shared_weights") else similarity_of(odds)
 
 
@@ -78,7 +79,7 @@ def _reason(f: Facts, tau: float, critical: float | None, expected: float | None
         words.append(f"; below τ_c = {critical:.3f} the collapse goes on")
     if expected is not None:
         now = f"{f.similarity[f.last]:.4f}".rstrip("0")
-        about = "at most about " if f.pre_norm else "about "
+        about = "at most about " if f.pre_norm else "roughly " if f.may_leak else "about "
         words.append(f". By the odds map t_sim at block {f.last} is then {about}{expected:.2f} instead of {now}")
     elif f.trend is not None:
         words.append(". No level is promised: the blocks share their weights")

@@ -131,7 +131,7 @@ VERDICTS: tuple[VerdictRule, ...] = (
 FINDINGS: tuple[Rule, ...] = (
     Rule("crossing", lambda f: float(np.nanmax(f.similarity)) >= ALIKE, "{crossing}", say.crossings),
     Rule("sink", lambda f: f.sink is not None,
-        "Token {token:.0f} is an outlier from block {born:.0f} on ({samples:.0f} of {of:.0f} sequences, up to "
+        "Token {token:.0f} is an outlier {since} ({samples:.0f} of {of:.0f} sequences, up to "
         "{peak:.0f} × the median norm{others}). At block {last:.0f} raw t_sim is {raw:.3f}, that of directions without "
         "outliers {robust:.3f}; the second is judged.", say.sink),
     Rule("uneven", lambda f: f.sink is None and abs(f.end("token_similarity") - f.end("direction_similarity")) > UNEVEN,
@@ -155,7 +155,7 @@ FINDINGS: tuple[Rule, ...] = (
         "Different sequences become equal, position by position ({position:.0%} of the energy, {position_start:.0%} "
         "{where}); the tokens within a sequence do not.", say.positions),
     Rule("steps", lambda f: sum(f.step_growth.values()) > max(DOUBLE, NET * gross(f)),
-        "The odds t_sim/t_div grow by a factor of {factor:.3g}{until}: {shares}.", say.steps),
+        "The odds t_sim/t_div grow by a factor of {factor:.3g}{until}. Of that, in logarithms, {shares}.", say.steps),
     Rule("steps cancel", lambda f: sum(f.step_growth.values()) <= NET * gross(f) > NET * DOUBLE,
         "The steps work against each other: {changes}.", say.opposed_steps),
     Rule("trend arrives", lambda f: f.arrival[0] is not None and end(f) < EQUAL and rises(f),

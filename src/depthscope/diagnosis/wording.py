@@ -94,7 +94,9 @@ def sink(f: Facts) -> Values:
     others = f"; {found.others} more positions" if found.others else ""
     numbers = {"token": found.token, "born": found.born, "samples": found.samples, "peak": found.peak}
     of = float(f.about.get("samples", found.samples))
-    return raw_and_robust(f) | {name: float(value) for name, value in numbers.items()} | {"of": of, "others": others}
+    since = f"from block {found.born} on" if found.born else "from the entrance on"
+    words: Values = {"of": of, "others": others, "since": since}
+    return raw_and_robust(f) | {name: float(value) for name, value in numbers.items()} | words
 
 
 def blocks_after(f: Facts, level: float) -> int:
@@ -106,7 +108,7 @@ def blocks_after(f: Facts, level: float) -> int:
 def steps(f: Facts) -> Values:
     total = sum(f.step_growth.values())
     shares = {step: growth / total for step, growth in f.step_growth.items()}
-    makes = [f"{step} makes {share:.0%} of it" for step, share in _descending(shares) if share >= _NAMED]
+    makes = [f"{step} makes {share:.0%}" for step, share in _descending(shares) if share >= _NAMED]
     takes = [f"{step} takes {-share:.0%} back" for step, share in _descending(shares) if share <= -_NAMED]
     text = ", ".join(makes + takes)
     passed = f.passes(LEVELS[1])
