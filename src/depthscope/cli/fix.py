@@ -157,8 +157,9 @@ def is_trained(profile: Profile) -> bool:
 
 
 def as_json(fixed: Fixed) -> dict[str, Any]:
-    """What `--json` prints: both curves, the remedies and why."""
+    """What `--json` prints: curves and verdict before and after, the remedies and why."""
     from depthscope.cli.running import finite
+    from depthscope.diagnosis import diagnose
     from depthscope.remedies.record import to_dict
 
     profiles = {"before": fixed.before, "after": fixed.after}
@@ -172,14 +173,20 @@ def as_json(fixed: Fixed) -> dict[str, Any]:
             "trained": is_trained(fixed.before),
             "notes": list(fixed.notes),
         }
-        | {when: {name: profile.curve(name) for name in profile.names()} for when, profile in profiles.items()}
+        | {
+            when: {
+                "profile": {name: profile.curve(name) for name in profile.names()},
+                "diagnosis": diagnose(profile).to_dict(),
+            }
+            for when, profile in profiles.items()
+        }
     )
 
 
 def _probe(model: nn.Module, inputs: Inputs, options: FixOptions, advance: Any) -> Profile:
     from depthscope import probing
 
-    profile = probing.probe(model, inputs.batches, measures=MEASURES, blocks=options.blocks, progress=advance)
+    profile = probing.probe(model, inputs.batches, measures="verdict", blocks=options.blocks, progress=advance)
     profile.metadata.update(model=options.model, seed=options.seed, **inputs.metadata)
     return profile
 
