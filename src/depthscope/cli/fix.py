@@ -120,7 +120,6 @@ def chosen_remedies(
     from dataclasses import replace
 
     from depthscope.remedies import DeEscalate, ResidualWeight, recommend
-    from depthscope.remedies.recommendation import LEVEL
 
     sinks = sink_positions(before) if before.metadata.get("causal") else ()
     found, alpha = None, options.alpha
@@ -128,7 +127,7 @@ def chosen_remedies(
         found = recommend(
             model,
             batches,
-            level=LEVEL if options.level is None else options.level,
+            level=options.level,
             at=options.at,
             mixing=options.mixing,
             blocks=options.blocks,

@@ -36,7 +36,7 @@ def show(fixed: Fixed) -> None:
     _show_curves(console, fixed)
     _show_blocks(console, fixed)
     for when, profile in (("Before", fixed.before), ("After", fixed.after)):
-        show_diagnosis(console, diagnose(profile), title=when, findings=False)
+        show_diagnosis(console, diagnose(profile), title=when, brief=True)
     for line in warnings(fixed):
         console.print(line, markup=False)
     console.print(f"\n[bold]To put it in[/bold]\n\n{_indented('import depthscope')}\n", end="")

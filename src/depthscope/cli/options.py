@@ -132,7 +132,11 @@ class FixOptions(ModelOptions):
         Option(help="Which mean; auto: full, or prefix in causal models.", rich_help_panel=_REMEDY),
     ] = "auto"
     level: Annotated[
-        float | None, Option(help="Similarity to aim at with the recommended τ.  [0.2]", rich_help_panel=_REMEDY)
+        float | None,
+        Option(
+            help="Similarity that the recommended τ is to hold.  [that at the entrance, 0.1 to 0.5]",
+            rich_help_panel=_REMEDY,
+        ),
     ] = None
     alpha: Annotated[
         float | None,

@@ -20,8 +20,8 @@ _STYLES = {
 _WIDEST = 100  # longer lines are hard to read
 
 
-def show_diagnosis(console: Console, diagnosis: Diagnosis, title: str = "Verdict", *, findings: bool = True) -> None:
-    """Prints it, wrapped to the terminal. Shown twice, before and after, the titles tell the two apart."""
+def show_diagnosis(console: Console, diagnosis: Diagnosis, title: str = "Verdict", *, brief: bool = False) -> None:
+    """Prints it, wrapped to the terminal; `brief` is the verdict alone. Shown twice, the titles tell the two apart."""
     from rich.text import Text
 
     width = min(console.width, _WIDEST)
@@ -35,7 +35,9 @@ def show_diagnosis(console: Console, diagnosis: Diagnosis, title: str = "Verdict
 
     style = _STYLES.get(diagnosis.verdict, "bold green")
     paragraph(f"{title}: {diagnosis.verdict}. {diagnosis.headline}", {f"{title}: {diagnosis.verdict}.": style})
-    for finding in diagnosis.findings if findings else ():
+    if brief:
+        return
+    for finding in diagnosis.findings:
         paragraph(finding.sentence, {}, "- ")
     advice = diagnosis.recommendation
     paragraph(f"What to do: {advice.reason}", {"What to do:": "bold"})

@@ -8,11 +8,8 @@ import numpy as np
 
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.verdict import Recommendation, Verdict
-from depthscope.theory import odds_of, similarity_of
+from depthscope.theory import level_to_hold, odds_of, similarity_of
 
-# The similarity aimed at is the one at the entrance, so that depth takes nothing away, but not above ½ (mean and
-# differences weigh the same), nor below 0.1 (τ near 1 takes the mean out altogether).
-LOWEST_AIM, HIGHEST_AIM = 0.1, 0.5
 CAUTION = 0.9  # τ holds for nine of ten fits that the data allow
 STRONGEST_CAUSAL = 0.95  # with τ = 1 and a prefix mean little is left of the second token: half a difference
 STRENGTH_UNKNOWN = 1.0  # Yu & Zhang's full de-escalation, where too few blocks say what would do
@@ -61,8 +58,7 @@ def _strength(f: Facts) -> tuple[float, float | None, float | None]:
     strongest = STRONGEST_CAUSAL if f.may_leak else 1.0
     if f.trend is None:
         return min(STRENGTH_UNKNOWN, strongest), None, None
-    entrance = f.similarity[f.first]
-    aim = odds_of(float(np.clip(entrance, LOWEST_AIM, HIGHEST_AIM)))
+    aim = odds_of(level_to_hold(float(f.similarity[f.first])))
     needed = [step.tau_for(aim) for step in (f.trend.map, *f.trend.alternatives)]
     tau = min(math.ceil(100 * float(np.quantile(needed, CAUTION))) / 100, strongest)
     start = f.log_odds[f.first]
@@ -78,7 +74,7 @@ def _reason(f: Facts, tau: float, critical: float | None, expected: float | None
     if critical is not None:
         words.append(f"; below τ_c = {critical:.3f} the collapse goes on")
     if expected is not None:
-        now = f"{f.similarity[f.last]:.4f}".rstrip("0")
+        now = f"{f.similarity[f.last]:.3f}"
         about = "at most about " if f.pre_norm else "roughly " if f.may_leak else "about "
         words.append(f". By the odds map t_sim at block {f.last} is then {about}{expected:.2f} instead of {now}")
     elif f.trend is not None:
