@@ -63,7 +63,7 @@ def test_what_is_asked_for_is_put_in(run):
         {"remedy": "de-escalation", "tau": 0.5, "at": "ffn_input"},
         {"remedy": "residual-weight", "alpha": 0.5},
     ]
-    assert "DeEscalate(tau=0.5, at='ffn_input'), ResidualWeight(alpha=0.5)" in found["python"]
+    assert 'DeEscalate(tau=0.5, at="ffn_input"), ResidualWeight(alpha=0.5)' in found["python"]
 
 
 def test_nothing_is_put_in_where_nothing_escalates(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

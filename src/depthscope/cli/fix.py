@@ -206,11 +206,15 @@ def _expression(remedy: DeEscalate | ResidualWeight) -> str:
     from dataclasses import fields
 
     options = [
-        f"{field.name}={getattr(remedy, field.name)!r}"
+        f"{field.name}={_literal(getattr(remedy, field.name))}"
         for field in fields(remedy)
         if getattr(remedy, field.name) != field.default or field.name in ("tau", "at")
     ]
     return f"{type(remedy).__name__}({', '.join(options)})"
+
+
+def _literal(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _save(fixed: Fixed, folder: Path) -> None:
