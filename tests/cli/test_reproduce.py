@@ -192,7 +192,7 @@ def test_data_and_scale_with_all_concern_the_studies_that_have_them(run, fakes: 
     [
         (["plain", "--trials", "9"], "plain has no trials"),
         (["good", "plain", "--trials", "9"], "plain has no trials"),
-        (["plain", "--data", "folder"], "plain brings its data; leave --data out"),
+        (["plain", "--data", "folder"], "plain has no data; it has seed"),
         (["plain", "--scale", "paper"], "plain has no scale 'paper'; scales: none"),
         (["--data", "folder"], "expected a study, or all"),
         (["goood"], "unknown study 'goood': did you mean 'good'? expected all or some of good, bad, plain"),

@@ -73,7 +73,7 @@ def test_a_folder_of_cifar_changes_the_form():
     assert configure(STUDY, data="folder", scale="paper").form == "paper"
     with pytest.raises(ValueError, match="yu2024-fig6 --quick brings its data; leave --data out"):
         configure(STUDY, quick=True, data="folder")
-    with pytest.raises(ValueError, match="yu2024-fig4 brings its data"):
+    with pytest.raises(ValueError, match="yu2024-fig4 has no data"):
         configure(load("yu2024-fig4"), data="folder")
     with pytest.raises(ValueError, match="has no scale 'huge'; scales: paper"):
         configure(STUDY, scale="huge")

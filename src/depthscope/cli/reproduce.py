@@ -119,14 +119,10 @@ def _configure(
     without: dict[str, list[str]] = {}
     for name in names:
         study = load(name)
-        has = {
-            "trials": any(field.name == "trials" for field in fields(study.full)),
-            "scale": bool(study.scales),
-            "data": study.with_data is not None,
-        }
+        known = {field.name for field in fields(study.full)} | ({"scale"} if study.scales else set())
         fitting = {}
         for change, value in changes.items():
-            if value is not None and (name in named or has[change]):
+            if value is not None and (name in named or change in known):
                 fitting[change] = value
             elif value is not None:
                 without.setdefault(change, []).append(name)

@@ -48,7 +48,7 @@ class Study:
     claims: Callable[[pd.DataFrame, Any], list[Claim]]
     in_folder: bool = False  # it keeps what it has trained, and an interrupted study goes on from there
     scales: Mapping[str, Any] = field(default_factory=dict)  # other forms, by name: "paper"
-    with_data: Any = None  # the form for data that a user has; a configuration with the field `data`
+    with_data: Any = None  # the form for data that a user gives, if it is another than the full one
 
 
 def configure(
@@ -64,12 +64,12 @@ def configure(
     if scale is not None and (quick or scale not in study.scales):
         there = ", ".join(study.scales) or "none"
         raise ValueError(f"{study.name} has no {'quick ' if quick else ''}scale {scale!r}; scales: {there}")
-    if data is not None and (quick or study.with_data is None):
-        raise ValueError(f"{study.name}{' --quick' if quick else ''} brings its data; leave --data out")
+    if data is not None and study.with_data is not None and quick:
+        raise ValueError(f"{study.name} --quick brings its data; leave --data out")
     config = study.quick if quick else study.full
     if scale is not None:
         config = study.scales[scale]
-    elif data is not None:
+    elif data is not None and study.with_data is not None:
         config = study.with_data
     assert is_dataclass(config)
     given = (("seed", seed), ("trials", trials), ("data", data))
