@@ -32,7 +32,18 @@ def test_curves_a_table_and_a_summary(run, tmp_path: Path, monkeypatch):
     code, out, _err = run(*arguments, "--out", str(tmp_path))
     assert code == 0
     lines = out.splitlines()
-    assert lines[0].split() == ["variant", "blocks", "lr", "warm-up", "runs", "loss", "test", "loss", "accuracy"]
+    assert lines[0].split() == [
+        "variant",
+        "blocks",
+        "lr",
+        "warm-up",
+        "runs",
+        "loss",
+        "test",
+        "loss",
+        "test",
+        "accuracy",
+    ]
     assert lines[1].split()[:5] == ["pre", "2", "0.001", "0", "1"]
     assert lines[2].split()[:5] == ["deescalated", "2", "0.0001", "0", "1"]
     files = {path.name for path in tmp_path.iterdir()}

@@ -178,17 +178,18 @@ def _show(summary: dict[str, Any], out: Path) -> None:
     rows = summary["cells"]
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("variant", "blocks", "lr", "warm-up", "runs", "loss", "test loss", "accuracy"):
+    measured = [name.removesuffix("_std") for name in rows[0] if name.endswith("_std")]
+    for name in ("variant", "blocks", "lr", "warm-up", "runs", *(name.replace("_", " ") for name in measured)):
         table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
     grid = any(not row["best_lr"] for row in rows)
     for row in rows:
         runs = f"{row['runs']}" + (f", {row['failed']} failed" if row["failed"] else "")
         lr = f"{row['lr']:g}" + (" *" if grid and row["best_lr"] else "")
-        numbers = [_with_spread(row, name) for name in ("loss", "test_loss", "test_accuracy")]
-        table.add_row(row["variant"], str(row["depth"]), lr, str(row["warmup_steps"]), runs, *numbers)
+        values = [_with_spread(row, name) for name in measured]
+        table.add_row(row["variant"], str(row["depth"]), lr, str(row["warmup_steps"]), runs, *values)
     console.print(table)
     console.print(
-        "\nloss: training loss over the last tenth of the steps; accuracy: on the test data; ±: over the seeds",
+        "\nloss: training loss over the last tenth of the steps; ±: over the seeds",
         markup=False,
     )
     if grid:

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = {"post": style.VERMILION, "pre": style.BLUE, "deescalated": style.GREEN}
+OTHER_COLOURS = (style.PURPLE, style.SKY, style.BLACK)
 NAMES = {"post": "post-norm", "pre": "pre-norm", "deescalated": "de-escalated"}
 TITLES = {
     "loss": "training loss",
     "test_loss": "test loss",
     "test_accuracy": "test accuracy",
+    "valid_loss": "validation loss",
+    "valid_loss_future_hidden": "validation loss, future hidden",
     "token_similarity": "t_sim, last block",
 }
 FEW = 10  # points that are marked: a single one has no line
@@ -45,6 +48,8 @@ def draw_curves(frame: pd.DataFrame) -> Figure:
 
 
 def _draw(ax: Axes, frame: pd.DataFrame) -> None:
+    others = [variant for variant in frame["variant"].unique() if variant not in COLOURS]
+    colours = COLOURS | dict(zip(others, OTHER_COLOURS * len(others), strict=False))
     for variant, of_variant in frame.groupby("variant", sort=False):
         groups = of_variant.groupby(["warmup_steps", "lr"], sort=True)
         for number, ((warmup, lr), runs) in enumerate(groups):
@@ -59,7 +64,7 @@ def _draw(ax: Axes, frame: pd.DataFrame) -> None:
                 by_step.mean().index,
                 by_step.mean(),
                 by_step.std() if runs["seed"].nunique() > 1 else None,
-                colour=COLOURS.get(str(variant), style.BLACK),
+                colour=colours[str(variant)],
                 name=", ".join(parts),
                 linestyle=_LINES[number % len(_LINES)],
                 marker="o" if len(by_step) < FEW else None,

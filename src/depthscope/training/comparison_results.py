@@ -12,7 +12,8 @@ from depthscope.training.comparison import Launch, Result
 from depthscope.training.metrics import read_metrics
 
 FACTORS = ["variant", "depth", "lr", "warmup_steps"]
-QUANTITIES = ("loss", "test_loss", "test_accuracy", "token_similarity")
+EVALUATED = ("test_loss", "test_accuracy", "valid_loss", "valid_loss_future_hidden")  # what tasks report
+QUANTITIES = ("loss", *EVALUATED, "token_similarity")
 COLUMNS = [*FACTORS, "seed", "step", "quantity", "value"]
 LAST_SHARE = 0.1  # of a run: its final training loss is the mean over it
 
@@ -40,7 +41,7 @@ def curves(results: Sequence[Result], launch: Launch) -> pd.DataFrame:
 
 
 def final_values(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per run: the training loss over the last tenth of its steps, the last test loss and accuracy.
+    """One row per run: the training loss over the last tenth of its steps, and its last evaluation.
 
     nan for a run that failed: what it had before is not where it ended.
     """
@@ -52,11 +53,16 @@ def final_values(frame: pd.DataFrame) -> pd.DataFrame:
         late = losses[losses["step"] > (1 - LAST_SHARE) * losses["step"].max()]
         found: dict[str, Any] = dict(zip([*FACTORS, "seed"], key, strict=True))
         found["loss"] = late["value"].mean() if len(late) else math.nan
-        for name in ("test_loss", "test_accuracy"):
+        for name in evaluated_in(frame):
             values = run.loc[run["quantity"] == name].sort_values("step")["value"]
             found[name] = values.iloc[-1] if len(values) else math.nan
         rows.append(found)
-    return pd.DataFrame(rows, columns=[*FACTORS, "seed", "loss", "test_loss", "test_accuracy"])
+    return pd.DataFrame(rows, columns=[*FACTORS, "seed", "loss", *evaluated_in(frame)])
+
+
+def evaluated_in(frame: pd.DataFrame) -> list[str]:
+    """What these runs have measured on data they were not trained on."""
+    return [name for name in EVALUATED if (frame["quantity"] == name).any()]
 
 
 def summarise(frame: pd.DataFrame, results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -74,7 +80,7 @@ def summarise(frame: pd.DataFrame, results: Sequence[Result]) -> list[dict[str, 
         mine = [result for result in results if _key(result)[:-1] == factors]
         found["failed"] = sum(result.failed is not None for result in mine)
         found["runs"] = len(mine)
-        for name in ("loss", "test_loss", "test_accuracy"):
+        for name in ("loss", *evaluated_in(frame)):
             found[name] = _finite(chosen[name].mean())
             found[f"{name}_std"] = _finite(chosen[name].std())  # of one run there is none
         rows.append(found)

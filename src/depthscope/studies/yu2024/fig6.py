@@ -81,20 +81,20 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 
     The quick form shows its numbers and judges nothing: its few steps tell no variant from another.
     """
-    final = final_values(frame)
-    progress = {name: _means(final, name) for name in ("loss", "test_loss")}
-    accuracy = final.groupby("variant")["test_accuracy"].mean() if len(final) else pd.Series(dtype=float)
-    told = "; ".join(
-        f"{NAMES[variant]} {CHANCE - progress['loss'][variant]:.3f}, {CHANCE - progress['test_loss'][variant]:.3f}, "
-        f"{accuracy[variant]:.1%}"
-        for variant in (VARIANTS if len(final) else ())
-    )
     note = _note(config)
     if not computable(config):
         return [
             judge(claim, paper=PAPER, ours="not computed", tolerance=tolerance, holds=None, note=note)
             for claim, tolerance in TOLERANCES.items()
         ]
+    final = final_values(frame)
+    progress = {name: _means(final, name) for name in ("loss", "test_loss")}
+    accuracy = final.groupby("variant")["test_accuracy"].mean()
+    told = "; ".join(
+        f"{NAMES[variant]} {CHANCE - progress['loss'][variant]:.3f}, {CHANCE - progress['test_loss'][variant]:.3f}, "
+        f"{accuracy[variant]:.1%}"
+        for variant in VARIANTS
+    )
     lags, trains, close = TOLERANCES
     post, pre, ours = ({name: values[variant] for name, values in progress.items()} for variant in VARIANTS)
     ratios = {name: post[name] / ours[name] if ours[name] > 0 else math.inf for name in progress}
