@@ -42,6 +42,8 @@ def test_every_verdict_can_fail():
 def test_a_run_that_failed_has_come_nowhere():
     assert refuted(frame_of(AS_PUBLISHED | {"post": (0.5, 0.9)}, failed=("post",))) == set()
     assert refuted(frame_of(AS_PUBLISHED, failed=("deescalated",))) == {LAGS, TRAINS, CLOSE}
+    everything = frame_of(AS_PUBLISHED, failed=tuple(AS_PUBLISHED))
+    assert refuted(everything[everything["quantity"] == "failed"]) == {LAGS, TRAINS, CLOSE}
 
 
 def test_the_quick_form_trains_draws_and_judges_nothing(tmp_path: Path):

@@ -87,7 +87,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             judge(claim, paper=PAPER, ours="not computed", tolerance=tolerance, holds=None, note=note)
             for claim, tolerance in TOLERANCES.items()
         ]
-    final = final_values(frame)
+    final = final_values(frame).reindex(columns=["variant", "loss", "test_loss", "test_accuracy"])
     progress = {name: _means(final, name) for name in ("loss", "test_loss")}
     accuracy = final.groupby("variant")["test_accuracy"].mean()
     told = "; ".join(
