@@ -27,13 +27,13 @@ def no_process(*_a, **_k):
 
 
 def test_all_combinations_with_each_variants_own_learning_rate():
-    configs = {variant: vit_digits(variant) for variant in ("post", "pre")}
+    configs = [vit_digits(variant) for variant in ("post", "pre")]
     cells = cells_of(configs, depths=(12, 24), seeds=(0, 1), warmups=(0, 100), lr_factors=(1, 3))
     assert len({cell.name for cell in cells}) == 2 * 2 * 2 * 2 * 2
     assert {cell.config.lr for cell in cells if cell.config.variant == "post"} == {5e-5, 1.5e-4}
     assert {cell.config.lr for cell in cells if cell.config.variant == "pre"} == {1e-3, 3e-3}
     assert "pre-depth24-lr0.003-warmup100-seed1" in {cell.name for cell in cells}
-    (cell,) = cells_of({"post": vit_digits("post").changed(warmup_steps=7)})
+    (cell,) = cells_of([vit_digits("post").changed(warmup_steps=7)])
     assert (cell.config.depth, cell.config.warmup_steps) == (48, 7)
 
 

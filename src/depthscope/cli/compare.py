@@ -60,7 +60,7 @@ def _compare(
 
     Every variant has its own learning rate, as in the recipe, unless --lr gives all the same.
     """
-    configs = {variant: configured(recipe, variant, changes) for variant in _variants(variants)}
+    configs = [configured(recipe, variant, changes) for variant in _variants(variants)]
     cells = cells_of(
         configs,
         depths=None if depths is None else _list("--depths", depths, int),

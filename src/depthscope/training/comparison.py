@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from depthscope.training.config import TrainingConfig, Variant
+from depthscope.training.config import TrainingConfig
 from depthscope.training.metrics import read_metrics
 from depthscope.training.recipes import RECIPES
 
@@ -67,20 +67,20 @@ Watching = Callable[[int, Sequence[Cell]], object]  # how many cells are done, w
 
 
 def cells_of(
-    configs: Mapping[Variant, TrainingConfig],
+    configs: Sequence[TrainingConfig],
     *,
     depths: Sequence[int] | None = None,
     seeds: Sequence[int] = (0,),
     warmups: Sequence[int] | None = None,
     lr_factors: Sequence[float] = (1.0,),
 ) -> list[Cell]:
-    """All combinations. A factor that is not given stays as the configuration of the variant has it.
+    """All combinations. A factor that is not given stays as the configuration, one per variant, has it.
 
     `lr_factors` multiply the learning rate of each variant: variants differ in what they can bear.
     """
     cells = []
     for seed in seeds:  # outermost: what is interrupted has whole seeds to compare
-        for config in configs.values():
+        for config in configs:
             for depth in depths or (config.depth,):
                 for warmup in warmups if warmups is not None else (config.warmup_steps,):
                     for factor in lr_factors:

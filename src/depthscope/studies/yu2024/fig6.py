@@ -54,7 +54,7 @@ def compute(config: Config, progress: Progress, folder: Path) -> pd.DataFrame:
         progress(1.0)
         return pd.DataFrame(columns=COLUMNS)
     recipe = RECIPES[config.recipe].recipe
-    configs = {variant: recipe(variant).changed(**config.settings) for variant in VARIANTS}
+    configs = [recipe(variant).changed(**config.settings) for variant in VARIANTS]
     cells = cells_of(configs, seeds=range(config.seed, config.seed + config.trials))
     options: dict[str, Any] = {"tracker": "none"}
     if config.evaluate_every is not None:
