@@ -112,6 +112,15 @@ def test_a_copy_is_independent_of_the_original(name: str):
     assert not torch.equal(run(model, inputs), before)
 
 
+@pytest.mark.parametrize("name", ["torch", "qwen2", "gpt2", "t5", "encoder"])
+def test_a_tau_per_feature_is_as_wide_as_a_token(name: str):
+    model, inputs = zoo.make(name)
+    depthscope.apply(model, DeEscalate(LearnableTau(0.3, per_feature=True)))
+    run(model, inputs).sum().backward()
+    widths = {parameter.shape for key, parameter in model.named_parameters() if "deescalation" in key}
+    assert widths == {(16,)}
+
+
 @pytest.mark.parametrize("per_feature", [False, True])
 def test_a_learnable_tau_adds_its_own_keys_and_learns(per_feature: bool):
     model, inputs = zoo.make("bert")
@@ -201,6 +210,8 @@ def test_what_cannot_work_is_refused():
         ({"mixing": "mean"}, "got 'mean'"),
         ({"blocks": ()}, "numbers from 1"),
         ({"every": 0}, "at least 1"),
+        ({"every": 1.5}, "whole number"),
+        ({"tau": torch.tensor(5.0)}, "got 5.0"),
         ({"leave_alone": (-1,)}, "numbers of tokens from 0"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -209,6 +220,51 @@ def test_what_cannot_work_is_refused():
         LearnableTau(1.0)
     with pytest.raises(ValueError, match="inputs=a batch"):
         depthscope.apply(zoo.make("encoder")[0], DeEscalate("recommended"))
+
+
+def test_arguments_of_the_wrong_kind_are_refused():
+    model, _ = zoo.make("encoder")
+    for wrong in (DeEscalate, 0.5):
+        with pytest.raises(ValueError, match="expected remedies"):
+            depthscope.apply(model, wrong)
+    with pytest.raises(ValueError, match="at most 3, the model's depth"):
+        depthscope.apply(model, DeEscalate(every=99))
+    assert DeEscalate(torch.tensor(0.5)).tau == 0.5
+
+
+def test_masks_of_unknown_names_are_told_of_and_the_token_axis_can_be_given():
+    class Mix(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.linear(x)
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Mix(), Mix()])
+
+        def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
+            return self.layers[1](self.layers[0](x))
+
+    model, x = Wrapped(), torch.randn(5, 2, 8, generator=seeded(0))  # (n, batch, d)
+    depthscope.apply(model, DeEscalate(0.5), causal=False, token_axis=0)
+    changed = x.clone()
+    changed[:, 1] += 1
+    assert torch.equal(model(x)[:, 0], model(changed)[:, 0])
+    with pytest.warns(UserWarning, match="pad_mask: not understood"):
+        model(x, pad_mask=torch.ones(2, 5))
+
+
+def test_named_blocks_of_a_known_family_keep_its_anatomy():
+    model, inputs = zoo.make("torch-tokens-first")
+    model.eval()
+    depthscope.apply(model, DeEscalate(0.5), blocks="layers.*")
+    named = run(model, inputs)
+    depthscope.apply(depthscope.remove(model), DeEscalate(0.5))
+    assert torch.equal(run(model, inputs), named)
 
 
 def test_a_model_of_no_family_is_treated_as_causal_unless_told_or_found_out():

@@ -30,10 +30,17 @@ __all__ = ["FAMILIES", "Anatomy", "BlockAnatomy", "Family", "Projections", "Spot
 
 def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
     """The anatomy of a model. `blocks`, a glob of module names, overrides what is found."""
+    named = None
     if blocks is not None:
-        return named_blocks(model, blocks)
+        anatomy = named_blocks(model, blocks)
+        named = {id(block.module) for block in anatomy.blocks}
+        families = {_family_of(type(block.module)) for block in anatomy.blocks}  # type: ignore[arg-type]
+        if len(families) != 1 or None in families:
+            return anatomy
     found: dict[str, list[tuple[str, nn.Module]]] = {}
     for name, module in model.named_modules():
+        if named is not None and id(module) not in named:
+            continue
         if (family := _family_of(type(module))) is not None:  # type: ignore[arg-type]
             found.setdefault(family.name, []).append((name, module))
     if not found:
