@@ -54,8 +54,16 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
         token_axis=family.token_axis_of(own[0][1]) if family.token_axis_of else family.token_axis,
         mask_argument=family.mask_argument,
         causal=family.causal(model),
-        notes=tuple(f"{len(others)} blocks of the family {name} are not measured" for name, others in found.items()),
+        notes=(
+            *(f"{len(others)} blocks of the family {name} are not measured" for name, others in found.items()),
+            *_decoder_note(model),
+        ),
     )
+
+
+def _decoder_note(model: nn.Module) -> tuple[str, ...]:
+    decoders = sum(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules())
+    return (f"{decoders} blocks of nn.TransformerDecoder are not known, and not measured",) if decoders else ()
 
 
 @cache

@@ -193,7 +193,7 @@ class PassEntry(Hook):
         if isinstance(own, Tensor) and own.ndim > 2:
             raise ValueError(
                 f"attention_mask is {tuple(own.shape)}: from a mask of pairs of tokens (packed sequences, "
-                "generate with a static cache) a remedy cannot tell which tokens belong together; pass (batch, n), or none"
+                "generate with a static cache) a remedy cannot tell which tokens belong together; pass (batch, n)"
             )
         if kwargs.get("perm_mask") is not None:
             raise ValueError("perm_mask hides tokens from each other, and the mean of a remedy would show them")
