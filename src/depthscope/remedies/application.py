@@ -15,7 +15,7 @@ from depthscope.probing.causality import is_causal
 from depthscope.probing.inputs import Tokenizer, batches
 from depthscope.probing.quiet import undisturbed
 from depthscope.remedies.deescalation import DeEscalate, DeEscalation, LearnableTau
-from depthscope.remedies.hooks import Hook, LastBlockExit, PassExit, Site, hang, hang_listeners, hooks_in, take_down
+from depthscope.remedies.hooks import Hook, LastBlockExit, Site, hang, hang_listeners, hooks_in, take_down
 from depthscope.remedies.record import Remedy, forget, keep_record, recorded
 from depthscope.remedies.residual_weight import ResidualWeight
 from depthscope.remedies.selection import chosen_blocks
@@ -59,7 +59,6 @@ def apply(
                 _refuse_twice(model, remedy, block)
                 remedy.install(Site(model, anatomy, block, number, _causal(anatomy, block, causal), running))
         hang(anatomy.blocks[-1].module, LastBlockExit(running), "out")  # behind the remedies
-        hang(model, PassExit(running), "out")
     except BaseException:
         take_down(model, keep=before)
         raise

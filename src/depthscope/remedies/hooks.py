@@ -120,11 +120,6 @@ class Pass:
                 raise ValueError(f"more than {PASSES} checkpointed passes before a backward pass: masks are forgotten")
             self.real = self._by_processed[key]
 
-    def leave(self) -> None:
-        """The model has run."""
-        self.real = self.position = self.cache = None
-        self.masks.begin()
-
     def warn_of_masks(self) -> None:
         """Once: arguments that look like masks and are not understood."""
         pairs = {"mask", "src_mask"} if self.asks_per_call else set()  # PyTorch's masks of pairs of tokens
@@ -212,7 +207,7 @@ class BlockEntry(Hook):
 
 
 class LastBlockExit(Hook):
-    """The last block has run: what a causal mean has seen takes its place in the cache."""
+    """The last block has run: what a causal mean has seen takes its place in the cache, and the cache is let go."""
 
     def __init__(self, running: Pass):
         self.running = running
@@ -221,16 +216,6 @@ class LastBlockExit(Hook):
         if self.running.cache is not None:
             settle(self.running.cache)
             self.running.cache = None
-
-
-class PassExit(Hook):
-    """The model has run: nothing of the pass is kept alive."""
-
-    def __init__(self, running: Pass):
-        self.running = running
-
-    def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
-        self.running.leave()
 
 
 class TokenHook(Hook):
