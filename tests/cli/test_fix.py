@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import depthscope
-from depthscope.cli.app import main
 from depthscope.cli.fix import sink_positions
 from depthscope.models import BlockConfig, Encoder
 from depthscope.models.families import build_family
@@ -22,16 +22,9 @@ SMALL = ("--width", "64", "--heads", "4", "--samples", "2", "--tokens", "16")
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*arguments: str, code: int = 0):
-        monkeypatch.setattr(sys, "argv", ["depthscope", "fix", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        printed = capsys.readouterr()
-        assert exit.value.code == code, printed.err
-        return printed
-
-    return call
+def run(program):
+    """`depthscope fix`."""
+    return partial(program, "fix")
 
 
 def test_a_collapsing_encoder_is_shown_before_and_after(run, tmp_path: Path):
