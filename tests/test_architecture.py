@@ -18,7 +18,8 @@ FLOORS = (
     {"anatomy"},
     {"probing"},
     {"diagnosis", "remedies"},
-    {"report", "studies", "training"},
+    {"training"},
+    {"report", "studies"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

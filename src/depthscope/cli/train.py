@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import typer
 
-from depthscope.training.config import VARIANTS, TrainingConfig, Variant, field_help, field_types
+from depthscope.training.config import LANGUAGE_VARIANTS, LanguageVariant, TrainingConfig, field_help, field_types
 from depthscope.training.recipes import RECIPES
 from depthscope.training.run import Run, Tracker
 
@@ -28,7 +28,11 @@ _CONFIG, _RUN, _DATA = "The configuration (default: the recipe's)", "The run", "
 def _train(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="Without one, the recipes are listed.")] = None,
     variant: Annotated[
-        Variant, typer.Option(help="Post-norm, pre-norm, or post-norm with de-escalation at every block's end.")
+        LanguageVariant,
+        typer.Option(
+            help="Post-norm, pre-norm, or post-norm with de-escalation; in a language model with a causal mean, or "
+            "with the paper's, which leaks."
+        ),
     ] = "deescalated",
     out: Annotated[
         Path | None,
@@ -52,7 +56,8 @@ def _train(
         str | None,
         typer.Option(
             metavar="DIR|hf:NAME",
-            help="vit-cifar10: a folder cifar-10-batches-bin or -py, or a dataset; by default hf:uoft-cs/cifar10.",
+            help="vit-cifar10: a folder cifar-10-batches-bin or -py, or a dataset; by default hf:uoft-cs/cifar10. "
+            "txl-wikitext103: a folder of WikiText's token files, or a dataset.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -138,12 +143,14 @@ def _show_outcome(outcome: Outcome) -> None:
     print(f"done: {outcome.step} steps, {numbers}; {outcome.checkpoint}")
 
 
-def _configure(recipe: str, variant: Variant, changes: dict[str, Any]) -> TrainingConfig:
+def _configure(recipe: str, variant: LanguageVariant, changes: dict[str, Any]) -> TrainingConfig:
     if recipe not in RECIPES:
         close = get_close_matches(recipe, RECIPES, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"unknown recipe {recipe!r}: {hint}expected one of {', '.join(RECIPES)}")
     entry = RECIPES[recipe]
+    if variant not in entry.variants:
+        raise ValueError(f"{recipe} has no variant {variant!r}: expected one of {', '.join(entry.variants)}")
     types = field_types(entry.config)
     for name, value in changes.items():
         if get_origin(types.get(name)) is tuple:
@@ -197,7 +204,7 @@ def _list() -> None:
     for name, entry in RECIPES.items():
         table.add_row(name, entry.title, entry.cost)
     console.print(table)
-    variants = "|".join(VARIANTS)
+    variants = "|".join(LANGUAGE_VARIANTS)
     console.print(f"\ndepthscope train RECIPE --variant {variants}; --dry-run shows every setting.", markup=False)
 
 
