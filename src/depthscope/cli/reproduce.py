@@ -42,11 +42,14 @@ def reproduce(
     again: Annotated[bool, typer.Option("--again", help="Compute also what is already there.")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and tokens.  [0]")] = None,
     trials: Annotated[int | None, typer.Option(min=2, help="Random trials, where a study has them.")] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="yu2024-fig7: a folder of WikiText instead of Python's manual.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Recompute the figures of the papers and judge their claims: reproduced, not reproduced, not testable here."""
     if not names:
-        if any((out, quick, strict, again)) or seed is not None or trials is not None:
+        if any((out, quick, strict, again)) or any(value is not None for value in (seed, trials, data)):
             raise ValueError(f"expected a study, or {ALL}; `depthscope reproduce` alone lists them")
         _list(as_json)
         return
@@ -56,7 +59,7 @@ def reproduce(
     named = {name for name in names if name != ALL}
     found: dict[str, list[Claim]] = {}
     try:
-        configured = _configure(chosen, named, console, quick=quick, seed=seed, trials=trials)
+        configured = _configure(chosen, named, console, quick=quick, seed=seed, trials=trials, data=data)
         for study, config in configured:
             with redirect_stdout(sys.stderr) if as_json else nullcontext():  # a library's prints are no JSON
                 place = f"{len(found) + 1}/{len(chosen)}"
@@ -98,24 +101,30 @@ def _require_writable(folder: Path) -> None:
 
 
 def _configure(
-    names: list[str], named: set[str], console: Console, *, quick: bool, seed: int | None, trials: int | None
+    names: list[str], named: set[str], console: Console, *, quick: bool, seed: int | None, **options: Any
 ) -> list[tuple[Study, Any]]:
     """Every study with its configuration, before the first is computed: a mistake costs no time.
 
-    With --trials, a study that has none keeps its own form and says so; if it was `named`, it refuses.
+    `options` (trials, data) concern some studies only: one that has none keeps its own form and says so; if it was
+    `named`, it refuses.
     """
     from depthscope.studies import load
     from depthscope.studies.study import configure
 
-    configured, without = [], []
+    configured: list[tuple[Study, Any]] = []
+    without: dict[str, list[str]] = {}
     for name in names:
         study = load(name)
-        fits = name in named or any(field.name == "trials" for field in fields(study.full))
-        if trials is not None and not fits:
-            without.append(name)
-        configured.append((study, configure(study, quick=quick, seed=seed, trials=trials if fits else None)))
-    if without:
-        console.print(f"--trials does not concern {', '.join(without)}, which have none", markup=False)
+        known = {field.name for field in fields(study.full)}
+        fitting = {}
+        for option, value in options.items():
+            if value is not None and (name in named or option in known):
+                fitting[option] = value
+            elif value is not None:
+                without.setdefault(option, []).append(name)
+        configured.append((study, configure(study, quick=quick, seed=seed, **fitting)))
+    for option, some in without.items():
+        console.print(f"--{option} does not concern {', '.join(some)}, which have none", markup=False)
     return configured
 
 

@@ -41,8 +41,9 @@ class TiedAdaptiveSoftmax(nn.Module):
         self.cutoffs = (*cutoffs, vocabulary)
         self.weight = nn.Parameter(torch.empty(vocabulary, width))
         self.bias = nn.Parameter(torch.empty(vocabulary))
-        self.cluster_weight = nn.Parameter(torch.empty(len(cutoffs), width))
-        self.cluster_bias = nn.Parameter(torch.empty(len(cutoffs)))
+        # Without clusters they are empty and in no loss: distributed training would wait for their gradients.
+        self.cluster_weight = nn.Parameter(torch.empty(len(cutoffs), width), requires_grad=bool(cutoffs))
+        self.cluster_bias = nn.Parameter(torch.empty(len(cutoffs)), requires_grad=bool(cutoffs))
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids (…) → (…, d), unscaled."""

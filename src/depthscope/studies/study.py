@@ -48,11 +48,18 @@ class Study:
     claims: Callable[[pd.DataFrame, Any], list[Claim]]
 
 
-def configure(study: Study, *, quick: bool = False, seed: int | None = None, trials: int | None = None) -> Any:
-    """The study's configuration with the given changes; refuses trials where a study has none."""
+def configure(
+    study: Study,
+    *,
+    quick: bool = False,
+    seed: int | None = None,
+    trials: int | None = None,
+    data: str | None = None,
+) -> Any:
+    """The study's configuration with the given changes; refuses trials and data where a study has none."""
     config = study.quick if quick else study.full
     assert is_dataclass(config)
-    changes = {name: value for name, value in (("seed", seed), ("trials", trials)) if value is not None}
+    changes = {name: value for name, value in (("seed", seed), ("trials", trials), ("data", data)) if value is not None}
     known = {field.name for field in fields(config)}
     if unknown := changes.keys() - known:
         raise ValueError(f"{study.name} has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")

@@ -107,7 +107,9 @@ def _mean_loss(
     total, number, memory = 0.0, 0, None
     with torch.no_grad(), _evaluating(model):
         for index in range(count if reading.segments is None else min(count, reading.segments)):
-            ids, targets = (part.to(device) for part in rows.segment(index, reading.segment, reading.part or slice(None)))
+            ids, targets = (
+                part.to(device) for part in rows.segment(index, reading.segment, reading.part or slice(None))
+            )
             found, memory = losses(ids, targets, memory)
             total += found.double().sum().item()
             number += found.numel()

@@ -11,7 +11,14 @@ from depthscope.training.config import ImageConfig, LanguageConfig, TrainingConf
 from depthscope.training.data import LabelledImages, load_cifar10, load_digits
 from depthscope.training.data.cifar10 import TEST, TRAINING
 from depthscope.training.data.token_stream import Vocabulary
-from depthscope.training.data.wikitext import WIKITEXT103, WIKITEXT103_TOKENS, WIKITEXT103_WORDS, Corpus, load_manual, load_wikitext
+from depthscope.training.data.wikitext import (
+    WIKITEXT103,
+    WIKITEXT103_TOKENS,
+    WIKITEXT103_WORDS,
+    Corpus,
+    load_manual,
+    load_wikitext,
+)
 from depthscope.training.images import ImageClassification
 from depthscope.training.language import LanguageModelling
 from depthscope.training.task import Task
@@ -30,7 +37,9 @@ def make_task(config: TrainingConfig, data: str | None = None, *, allow_incomple
             raise ValueError("--allow-incomplete is for vit-cifar10; leave it out")
         if config.dataset == "manual":
             if data is not None:
-                raise ValueError(f"{config.recipe} reads Python's manual; for WikiText take txl-wikitext103 --data {data}")
+                raise ValueError(
+                    f"{config.recipe} reads Python's manual; for WikiText take txl-wikitext103 --data {data}"
+                )
             return LanguageModelling(config, load_manual())
         return LanguageModelling(config, load_wikitext((data or WIKITEXT103).removeprefix("hf:")))
     raise ValueError(f"no task is known for {type(config).__name__}")
@@ -52,6 +61,8 @@ def make_empty_task(config: TrainingConfig) -> Task:
         if config.dataset == "manual":  # small, and every Python has its own
             return LanguageModelling(config, load_manual())
         words = Vocabulary(tuple(map(str, range(WIKITEXT103_WORDS))))
-        train, held_out = (np.broadcast_to(np.int32(0), (count,)) for count in (WIKITEXT103_TOKENS, config.eval_rows * 2))
+        train, held_out = (
+            np.broadcast_to(np.int32(0), (count,)) for count in (WIKITEXT103_TOKENS, config.eval_rows * 2)
+        )
         return LanguageModelling(config, Corpus(config.dataset, words, train, held_out, held_out, fingerprint=""))
     raise ValueError(f"no task is known for {type(config).__name__}")

@@ -1,0 +1,172 @@
+"""What the study of Fig. 7 computes: trained Transformer-XLs, each read with and without the future, and their start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from depthscope.measures import token_similarity
+from depthscope.models.transformer_xl import TransformerXL
+from depthscope.training.checkpoint import read_newest
+from depthscope.training.config import LanguageConfig, LanguageVariant
+from depthscope.training.data.token_stream import TokenRows
+from depthscope.training.data.wikitext import Corpus, load_manual, load_wikitext
+from depthscope.training.display import Quiet
+from depthscope.training.language import LanguageModelling, build_transformer_xl, reading_of
+from depthscope.training.loop import NonFiniteLoss, train
+from depthscope.training.metrics import read_metrics
+from depthscope.training.perplexity import evaluate, evaluate_without_future
+from depthscope.training.recipes import txl_manual, txl_wikitext103
+from depthscope.training.run import Run
+from depthscope.training.state import restore_model
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant, and what is done so that it trains."""
+
+    variant: LanguageVariant
+    warm_up: bool = False
+    clip: bool = False
+
+
+POST, PRE, LEAKING, CAUSAL = "post-norm", "pre-norm", "full mean (leaks)", "prefix mean (causal)"
+WARM_UP, CLIPPED = "post-norm, warm-up", "post-norm, clipping"
+PLAIN = {
+    POST: Case("post"),
+    PRE: Case("pre"),
+    LEAKING: Case("deescalated-leaking"),
+    CAUSAL: Case("deescalated"),
+}
+FACTORS = {WARM_UP: Case("post", warm_up=True), CLIPPED: Case("post", clip=True)}
+CASES = PLAIN | FACTORS
+
+
+@dataclass(frozen=True)
+class Training:
+    """The shape of the models and of their training; all else is the recipe `txl-manual`."""
+
+    depth: int = 48
+    width: int = 64
+    heads: int = 4
+    rows: int = 8
+    segment: int = 32
+    steps: int = 360  # less than an epoch of the manual: every word is new
+    clip_norm: float = 0.25  # the authors' of Transformer-XL
+    hidden_segments: int = 4  # so many are read with the future hidden: as many passes as tokens
+
+    @property
+    def warmup_steps(self) -> int:
+        return max(1, self.steps // 5)
+
+
+def load_corpus(folder: str | None) -> Corpus:
+    """Python's manual, or the WikiText in a folder."""
+    return load_manual() if folder is None else load_wikitext(folder)
+
+
+def configured(shape: Training, case: Case, rate: float, seed: int) -> LanguageConfig:
+    """The recipe in this shape; dσ² is that of the paper's model of width 410."""
+    return txl_manual(case.variant).changed(
+        depth=shape.depth,
+        width=shape.width,
+        ffn_width=2 * shape.width,
+        heads=shape.heads,
+        batch_size=shape.rows,
+        segment=shape.segment,
+        memory=shape.segment,
+        eval_segment=shape.segment,
+        eval_memory=2 * shape.segment,
+        eval_clamp=2 * shape.segment,
+        steps=shape.steps,
+        lr=rate,
+        init_std=0.02 * math.sqrt(txl_wikitext103(case.variant).width / shape.width),
+        warmup_steps=shape.warmup_steps if case.warm_up else 0,
+        clip_norm=shape.clip_norm if case.clip else None,
+        hidden_segments=0,  # the study reads by itself
+        seed=seed,
+    )
+
+
+def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, told: Callable[[float], None]) -> list[Row]:
+    """Trains and reads. Rows: the losses of training, t_sim of the last block, the losses on the validation text.
+
+    `told` hears of the share of the training that is done. A loss that is not finite ends it: `nan` from there on.
+    """
+    task = LanguageModelling(config, corpus)
+    with TemporaryDirectory() as folder:
+        run = Run(
+            Path(folder), log_every=max(1, (config.steps or 1) // 50), checkpoint_every=config.steps, tracker="none"
+        )
+        display = _Told(lambda step: told(step / (config.steps or 1)))
+        try:
+            outcome = train(task, config, replace(run, evaluate_every=config.steps, cpu=True), display=display)
+        except NonFiniteLoss:
+            return [*_curves(run.metrics), *_end(dict.fromkeys(("whole", "one pass", "future hidden"), math.nan))]
+        found = read_newest(run.checkpoints, lambda _message: None)
+        assert found is not None
+        model = task.build()
+        assert isinstance(model, TransformerXL)
+        restore_model(model, found.files["model"], found.record["tied"])
+        few = replace(reading_of(config), segments=hidden_segments)
+        losses = {
+            "whole": outcome.metrics["valid_loss"],
+            "one pass": evaluate(model, corpus.valid, few).loss,
+            "future hidden": evaluate_without_future(model, corpus.valid, few).loss,
+        }
+        return [*_curves(run.metrics), *_end(losses)]
+
+
+def unigram_loss(corpus: Corpus) -> float:
+    """The loss on the validation text of one who knows nothing but how often each word occurs in the training text."""
+    counts = np.bincount(corpus.train, minlength=len(corpus.vocabulary)) + 1.0  # none is impossible
+    return float(-np.log(counts / counts.sum())[corpus.valid].mean())
+
+
+@torch.no_grad()
+def similarity_at_start(config: LanguageConfig, corpus: Corpus, rows: int, tokens: int) -> list[float]:
+    """t_sim behind every block of a model that is not trained, on the beginning of the validation text."""
+    model = build_transformer_xl(config, len(corpus.vocabulary)).eval()
+    ids, _ = TokenRows(corpus.valid, rows).segment(0, tokens)
+    found: list[float] = []
+
+    def look(_module: object, _inputs: object, output: Tensor) -> None:
+        found.append(token_similarity(output).mean().item())
+
+    for block in model.blocks:
+        block.stations["output"].register_forward_hook(look)  # type: ignore[index, union-attr]
+    model(ids)
+    return found
+
+
+class _Told(Quiet):
+    """Passes on which step was logged."""
+
+    def __init__(self, tell: Callable[[int], None]):
+        self.tell = tell
+
+    def logged(self, step: int, values: Mapping[str, float], seconds_left: float) -> None:
+        self.tell(step)
+
+
+def _curves(metrics: Path) -> Iterator[Row]:
+    for row in read_metrics(metrics):
+        for quantity in ("loss", "token_similarity"):
+            if quantity in row:
+                value = math.nan if row[quantity] is None else row[quantity]
+                yield {"part": "training", "step": row["step"], "quantity": quantity, "value": value}
+
+
+def _end(losses: Mapping[str, float]) -> Iterator[Row]:
+    for quantity, value in losses.items():
+        yield {"part": "validation", "quantity": quantity, "value": value}
