@@ -112,7 +112,7 @@ def _cases(rates: Sequence[float], rate: float) -> list[str]:
 
 
 def draw(frame: pd.DataFrame) -> Any:
-    """Above: training at every rate, and what is left when the future is hidden. Below: t_sim, in training and before."""
+    """Above: training at every rate, validation read in both ways. Below: t_sim, in training and before."""
     rates = sorted(frame["rate"].dropna().unique())
     columns = len(rates) + 1
     figure, axes = style.panels(columns, rows=2, width=4.2, height=4.0)
@@ -180,16 +180,19 @@ def _start(frame: pd.DataFrame, case: str) -> pd.Series:
     return frame[(frame["part"] == "start") & (frame["case"] == case)].set_index("block")["value"]
 
 
+def _list(values: dict[str, float]) -> str:
+    return "; ".join(f"{name} {value:.3f}" for name, value in values.items())
+
+
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     found = [claim for rate in sorted(config.rates) for claim in _judge_rate(frame, config.rates, rate)]
     ends = {name: float(_start(frame, name).iloc[-1]) for name in PLAIN}
-    told = "; ".join(f"{name} {value:.3f}" for name, value in ends.items())
     return [
         *found,
         judge(
             f"at its own initialisation the post-norm model of {config.start.depth} blocks has collapsed",
             paper="§1, §2: post-norm fails because similarity escalates; not shown for Transformer-XL",
-            ours=f"t_sim behind the last block: {told}",
+            ours=f"t_sim behind the last block: {_list(ends)}",
             tolerance=f"above {COLLAPSED}",
             holds=ends[POST] > COLLAPSED,
             note=f"width {config.start.width}, the authors' weights, {config.start.tokens} tokens without memory",
@@ -259,7 +262,7 @@ def _judge_rate(frame: pd.DataFrame, rates: Sequence[float], rate: float) -> lis
         judge(
             f"{at}where post-norm fails, its tokens have become alike",
             paper="§1: it is similarity that keeps deep post-norm models from training",
-            ours=f"t_sim behind the last block at the end: {'; '.join(f'{n} {value:.4f}' for n, value in alike.items())}",
+            ours=f"t_sim behind the last block at the end: {_list(alike)}",
             tolerance=f"post-norm above {COLLAPSED}, pre-norm below",
             holds=alike[POST] > COLLAPSED > alike[PRE] if gap >= FAILS else None,
         )

@@ -1,4 +1,4 @@
-"""What the study of Fig. 7 computes: trained Transformer-XLs, each read with and without the future, and their start."""
+"""What the study of Fig. 7 computes: Transformer-XLs trained, read with and without the future, and at their start."""
 
 from __future__ import annotations
 
