@@ -1,6 +1,7 @@
 """The study of Fig. 7: what it trains, that a look ahead shows, and verdicts that can fail."""
 
 import math
+import signal
 from functools import cache
 
 import pandas as pd
@@ -148,6 +149,15 @@ def test_a_training_that_breaks_off_is_a_failure_not_an_error(monkeypatch: pytes
     frame = as_in_the_paper()
     put(frame, math.nan, part="validation", case=POST)
     assert verdicts(frame)[FAILS] == "reproduced"
+
+
+def test_interrupted_in_training_the_study_ends():
+    def interrupt(share: float) -> None:
+        if share > 0.3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_case(small(), corpus(), 2, interrupt)
 
 
 def test_word_frequencies_give_the_entropy_of_independent_words():

@@ -113,6 +113,8 @@ def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, told:
             outcome = train(task, config, replace(run, evaluate_every=config.steps, cpu=True), display=display)
         except NonFiniteLoss:
             return [*_curves(run.metrics), *_end(dict.fromkeys(("whole", "one pass", "future hidden"), math.nan))]
+        if outcome.signal is not None:  # training obeys by saving its work, a study by ending
+            raise KeyboardInterrupt
         found = read_newest(run.checkpoints, lambda _message: None)
         assert found is not None
         model = task.build()
