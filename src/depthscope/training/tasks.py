@@ -61,8 +61,8 @@ def make_empty_task(config: TrainingConfig) -> Task:
         if config.dataset == "manual":  # small, and every Python has its own
             return LanguageModelling(config, load_manual())
         words = Vocabulary(tuple(map(str, range(WIKITEXT103_WORDS))))
-        train, held_out = (
+        stream, held_out = (
             np.broadcast_to(np.int32(0), (count,)) for count in (WIKITEXT103_TOKENS, config.eval_rows * 2)
         )
-        return LanguageModelling(config, Corpus(config.dataset, words, train, held_out, held_out, fingerprint=""))
+        return LanguageModelling(config, Corpus(config.dataset, words, stream, held_out, held_out, fingerprint=""))
     raise ValueError(f"no task is known for {type(config).__name__}")

@@ -119,7 +119,11 @@ def draw(frame: pd.DataFrame) -> Any:
     for column, rate in enumerate(rates):
         above, below = axes[column], axes[columns + column]
         for name in _cases(rates, rate):
-            look = {"color": _COLOURS[name], "linestyle": "--" if name in FACTORS else "-", "linewidth": 1.6}
+            look: dict[str, Any] = {
+                "color": _COLOURS[name],
+                "linestyle": "--" if name in FACTORS else "-",
+                "linewidth": 1.6,
+            }
             for ax, quantity in ((above, "loss"), (below, "token_similarity")):
                 curve = _curve(frame, name, rate, quantity)
                 ax.plot(curve.index, curve, label=name, **look)
