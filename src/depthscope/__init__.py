@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = version("depthscope")
 
-_ROOMS = ("anatomy", "measures", "models", "probing", "remedies", "studies", "theory", "training")
+_ROOMS = ("anatomy", "diagnosis", "measures", "models", "probing", "remedies", "studies", "theory", "training")
 _PUBLIC = {
+    "Diagnosis": "diagnosis",
     "Profile": "probing",
     "apply": "remedies",
+    "diagnose": "diagnosis",
     "probe": "probing",
     "remove": "remedies",
     "skip_loss": "probing",
     "watch": "probing",
 }
 
-__all__ = ["Profile", "__version__", "apply", "probe", "remove", "skip_loss", "watch"]
+__all__ = ["Diagnosis", "Profile", "__version__", "apply", "diagnose", "probe", "remove", "skip_loss", "watch"]
 
 if TYPE_CHECKING:
+    from depthscope.diagnosis import Diagnosis, diagnose
     from depthscope.probing import Profile, probe, skip_loss, watch
     from depthscope.remedies import apply, remove
 

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from depthscope.cli.app import main
-from depthscope.cli.condition import Condition, failures, parse_condition
-from depthscope.cli.display import crossing, format_value, sink_sentence, skip_sentence
+from depthscope.cli.condition import Condition, parse_condition
+from depthscope.cli.display import format_value, skip_sentence
 from depthscope.probing import Profile
 
 pytestmark = pytest.mark.usefixtures("short_manual")
@@ -98,6 +98,8 @@ def test_a_person_sees_curves_blocks_and_a_sentence(run):
     last = next(line.split() for line in out.splitlines() if line.split()[:1] == ["30"])
     assert 0 < float(last[2]) < 0.01  # diversity, in powers of ten
     assert "Token similarity passes 0.9 at block " in out
+    assert "Verdict: collapsed. The tokens of a sequence become equal" in out
+    assert "  depthscope.apply(model, DeEscalate(tau=0." in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -114,6 +116,10 @@ def test_json_is_one_object_and_nothing_else(run):
     assert [row["first_block"] for row in found["skip_loss"]] == [0, 1, 2, 3]
     assert len(found["metadata"]["text"]["sha256"]) == 64
     assert found["metadata"]["seed"] == 0
+    assert found["diagnosis"]["verdict"] == "no collapse"
+    assert found["diagnosis"]["recommendation"]["remedy"] is None
+    rules = {finding["rule"] for finding in found["diagnosis"]["findings"]}
+    assert {"rank", "initialised", "not measured"} <= rules
 
 
 def test_the_same_seed_gives_the_same_curves(run):
@@ -332,41 +338,16 @@ def test_a_name_that_cannot_be_had(tmp_path: Path):
 # --- words --------------------------------------------------------------------------------------------
 
 
-def test_crossing():
-    nan = float("nan")
-    assert crossing("token similarity", [0.1, 0.91, 0.95, 0.999]) == (
-        "Token similarity passes 0.9 at block 1 and 0.99 at block 3."
-    )
-    assert crossing("x", [0.1, 0.5, 0.4]) == "X stays below 0.9: 0.500 at most, at block 1."
-    assert crossing("x", [0.1, 0.95, 0.4]) == "X passes 0.9 at block 1, and comes back to 0.400 at block 2."
-    assert crossing("x", [nan, nan]) == "X is undefined in every block."
-
-
-def test_sentences_on_sinks_and_skipped_blocks(frame_of_sinks):
-    profile, skipped = frame_of_sinks
-    assert sink_sentence(profile) == (
-        "Outlier tokens 0 (in 2 of the samples), 5 (in 1 of the samples), blocks 1 to 3, "
-        "up to 120 × the median norm; --exclude-tokens outliers measures without them."
-    )
-    assert skip_sentence(skipped) == (
-        "Loss 2.0000. Skipping a block changes it by -0.1000 (block 2) to +0.5000 (block 1)."
-    )
-    assert failures(profile, []) == []
-
-
-@pytest.fixture
-def frame_of_sinks():
+def test_a_sentence_on_skipped_blocks():
     import pandas as pd
 
-    sinks = pd.DataFrame(
-        [(1, 0, 0, 50.0), (2, 0, 0, 120.0), (3, 1, 0, 90.0), (2, 1, 5, 11.0)],
-        columns=["block", "sample", "token", "norm_ratio"],
-    )
     skipped = pd.DataFrame(
         [(0, 0, 2.0, 0.0), (1, 1, 2.5, 0.5), (2, 2, 1.9, -0.1)],
         columns=["first_block", "last_block", "loss", "change"],
     )
-    return Profile(pd.DataFrame(), {}, sinks), skipped
+    assert skip_sentence(skipped) == (
+        "Loss 2.0000. Skipping a block changes it by -0.1000 (block 2) to +0.5000 (block 1)."
+    )
 
 
 def test_values():

@@ -180,11 +180,21 @@ def test_trials_with_all_leave_a_study_without_trials_as_it_is(run, fakes: Fakes
     assert dict(fakes.computed) == {"good": Config(0, 9), "bad": Config(0, 9), "plain": WithoutTrials()}
 
 
+def test_data_and_scale_with_all_concern_the_studies_that_have_them(run, fakes: Fakes, tmp_path: Path):
+    out, _ = run("all", "--data", "folder", "--scale", "paper", "--out", str(tmp_path))
+    assert "--data does not concern good, bad, plain" in out
+    assert "--scale does not concern good, bad, plain" in out
+    assert len(fakes.computed) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["plain", "--trials", "9"], "plain has no trials"),
         (["good", "plain", "--trials", "9"], "plain has no trials"),
+        (["plain", "--data", "folder"], "plain has no data; it has seed"),
+        (["plain", "--scale", "paper"], "plain has no scale 'paper'; scales: none"),
+        (["--data", "folder"], "expected a study, or all"),
         (["goood"], "unknown study 'goood': did you mean 'good'? expected all or some of good, bad, plain"),
         (["good", "--trials", "1"], "greater than or equal to 2"),
         (["--quick"], "expected a study, or all"),

@@ -25,7 +25,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def loss_of(output: Any) -> Tensor:
-    items = output.values() if isinstance(output, dict) else (output,)
+    items = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else (output,)
     return sum(x.float().square().mean() for x in items if isinstance(x, Tensor) and x.is_floating_point())  # type: ignore[return-value]
 
 
@@ -88,7 +88,7 @@ def test_the_numbers_are_those_of_the_training_pass_itself(name: str):
     with depthscope.watch(model) as watch:
         call(model, inputs)
     found = watch.records.query("block > 0")
-    mask = MASK if isinstance(inputs, dict) else None
+    mask = MASK if isinstance(inputs, dict) and any("mask" in key for key in inputs) else None
     for measure, function in (("token_similarity", m.token_similarity), ("cosine_similarity", m.cosine_similarity)):
         tokens = [x if anatomy.token_axis == 1 else x.transpose(0, 1) for x in kept]
         expected = [function(x, mask).mean().item() for x in tokens]

@@ -13,7 +13,7 @@ from depthscope.remedies import Ema, Full, Prefix, deescalate
 from depthscope.remedies.mixing import decayed_sums
 from samples import seeded
 
-FORMS = [Full(), Prefix(), Prefix(shrink=0.7), Ema(decay=0.8), Ema(2.0, 0.5)]
+FORMS = [Full(), Prefix(), Prefix(shrink=0.7), Ema(0.8), Ema(0.5, shrink=2.0)]
 CAUSAL = FORMS[1:]
 MASKS = {"all": [1] * 9, "right": [1] * 6 + [0] * 3, "left": [0] * 4 + [1] * 5, "hole": [1, 1, 0, 1, 1, 0, 0, 1, 1]}
 

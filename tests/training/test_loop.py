@@ -260,17 +260,18 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path):
 
 def test_what_a_run_leaves_behind(tmp_path: Path):
     config = tiny_config(variant="post")
-    run_in(tmp_path, config, tracker="tensorboard", log_every=5)
+    run_in(tmp_path, config, tracker="tensorboard", log_every=5, watch_every=8)
     assert json.loads((tmp_path / "config.json").read_text())["config"] == config.as_json()
     rows = read_metrics(tmp_path / "metrics.jsonl")
     logged = [row for row in rows if "loss" in row]
     assert [row["step"] for row in logged] == [5, 10, 15, 20]
     assert [row["step"] for row in rows if "test_accuracy" in row] == [4, 8, 12, 16, 20]
     assert logged[-1]["epoch"] == 5
-    assert all(0 < row["token_similarity"] < 1 and row["images_per_second"] > 0 for row in logged)
+    assert all(row["images_per_second"] > 0 for row in logged)
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard" / "depthscope"))
     events.Reload()
+    assert [event.step for event in events.Scalars("depth/t_sim_last")] == [0, 8, 16]
     assert [event.step for event in events.Scalars("loss")] == [5, 10, 15, 20]
     assert [event.value for event in events.Scalars("loss")] == pytest.approx([row["loss"] for row in logged])
 
@@ -303,3 +304,28 @@ def test_what_watches_is_told_every_step_and_closed(tmp_path: Path):
     config = tiny_config(steps=3)
     train(tiny_task(config), config, Run(tmp_path, tracker="none", cpu=True), watching=watching)
     assert seen == ["VisionTransformer", 0, 1, 2, "closed"]
+
+
+def test_depth_is_watched_by_default_behind_the_ffn_and_behind_the_remedy(tmp_path: Path):
+    from depthscope.probing import load_records
+
+    display = Recorder()
+    outcome, _ = run_in(tmp_path, tiny_config(steps=5), watch_every=2, display=display)
+    assert outcome.complete
+    rows = [row for row in read_metrics(tmp_path / "metrics.jsonl") if "token_similarity" in row]
+    assert [row["step"] for row in rows] == [0, 2, 4]
+    assert all(0.01 < row["token_similarity"] < 1 for row in rows)
+    assert all(row["depth/t_sim_last"] == pytest.approx(0, abs=1e-9) for row in rows)  # the remedy's whole point
+    records = load_records(tmp_path / "depth.jsonl")
+    behind = records[(records["station"] == "after_ffn") & (records["measure"] == "token_similarity")]
+    last = behind[behind["block"] == 2]
+    assert last["value"].tolist() == [row["token_similarity"] for row in rows]
+    assert (tmp_path / "depth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_watching_changes_no_bit_of_a_run(tmp_path: Path):
+    for name, every in (("watched", 1), ("alone", None)):
+        run_in(tmp_path / name, tiny_config(steps=4, accumulate=2), watch_every=every)
+    assert_bitwise_equal(saved(tmp_path / "watched"), saved(tmp_path / "alone"))
+    assert not (tmp_path / "alone" / "depth.jsonl").exists()
+    assert not any("token_similarity" in row for row in read_metrics(tmp_path / "alone" / "metrics.jsonl"))

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from depthscope import __version__
+from depthscope.cli.compare import compare
 from depthscope.cli.demo import demo
 from depthscope.cli.fix import fix
 from depthscope.cli.probe import probe
@@ -32,6 +33,7 @@ app.command()(probe)
 app.command()(fix)
 app.command()(reproduce)
 app.command()(train)
+app.command()(compare)
 
 
 def _print_version(wanted: bool) -> None:

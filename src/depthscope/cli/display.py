@@ -1,4 +1,4 @@
-"""A profile in the terminal: a line per measure, a table of blocks, and what it says in a sentence."""
+"""A profile in the terminal: a line per measure, a table of blocks, and the verdict."""
 
 from __future__ import annotations
 
@@ -11,74 +11,29 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
+    from depthscope.diagnosis import Diagnosis
     from depthscope.probing import Profile
 
-THRESHOLDS = (0.9, 0.99)
 _ROWS = 12  # of the table of blocks
 _MAIN = ("token_similarity", "token_diversity", "cosine_similarity", "direction_similarity", "largest_token_share")
 _SHARES = {*_MAIN, "leading_share", "leading_evenness", "sink_attention"}  # from 0 to 1, and drawn so
 
 
-def show(profile: Profile, skipped: pd.DataFrame | None = None) -> None:
+def show(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = None) -> None:
     """Everything that a person wants to see first."""
     from rich.console import Console
+
+    from depthscope.cli.verdict import show_diagnosis
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"\n{headline(profile.metadata)}\n", markup=False)
     _show_measures(console, profile)
     _show_blocks(console, profile)
-    for line in sentences(profile):
-        console.print(line, markup=False)
+    show_diagnosis(console, diagnosis)
     if skipped is not None:
         console.print(skip_sentence(skipped), markup=False)
     for note in profile.metadata.get("notes", []):
         console.print(f"Note: {note}", markup=False)
-
-
-def sentences(profile: Profile) -> list[str]:
-    """What the profile says of similarity and of huge tokens, in plain words."""
-    measured = profile.names()
-    said = [
-        crossing(name.replace("_", " "), profile.curve(name))
-        for name in ("token_similarity", "direction_similarity")
-        if name in measured
-    ]
-    sinks = sink_sentence(profile)
-    return [*said, sinks] if sinks else said
-
-
-def crossing(name: str, curve: list[float]) -> str:
-    """Where a similarity passes 0.9 and 0.99. A curve that comes back says where it ends."""
-    start = name[0].upper() + name[1:]
-    defined = [(value, block) for block, value in enumerate(curve) if not math.isnan(value)]
-    if not defined:
-        return f"{start} is undefined in every block."
-    largest, where = max(defined, key=lambda pair: pair[0])
-    if largest < THRESHOLDS[0]:
-        return f"{start} stays below {THRESHOLDS[0]:g}: {largest:.3f} at most, at block {where}."
-    passed = [
-        f"{threshold:g} at block {next(block for value, block in defined if value >= threshold)}"
-        for threshold in THRESHOLDS
-        if largest >= threshold
-    ]
-    last, end = defined[-1]
-    came_back = f", and comes back to {last:.3f} at block {end}" if last < THRESHOLDS[0] else ""
-    return f"{start} passes {' and '.join(passed)}{came_back}."
-
-
-def sink_sentence(profile: Profile) -> str:
-    """Which tokens are outliers, where, and how large; empty if there are none."""
-    sinks = profile.sinks
-    if len(sinks) == 0:
-        return ""
-    tokens = sinks.groupby("token")["sample"].nunique().sort_values(ascending=False, kind="stable")
-    first, last, peak = sinks["block"].min(), sinks["block"].max(), sinks["norm_ratio"].max()
-    named = ", ".join(f"{token} (in {count} of the samples)" for token, count in tokens.head(3).items())
-    more = f" and {len(tokens) - 3} more" if len(tokens) > 3 else ""
-    return (
-        f"Outlier tokens {named}{more}, blocks {first} to {last}, up to {peak:.0f} × the median norm; "
-        "--exclude-tokens outliers measures without them."
-    )
 
 
 def skip_sentence(skipped: pd.DataFrame) -> str:
@@ -111,6 +66,8 @@ def headline(metadata: dict[str, Any]) -> str:
 def _show_measures(console: Console, profile: Profile) -> None:
     from rich.table import Table
 
+    from depthscope.models.block import TRUNK_STATIONS
+
     width = min(max(console.width - 52, 20), 60)  # what names and values leave
     table = Table("measure", "block 0 to last", "first", "last", box=None, header_style="bold")
     for column in table.columns[2:]:
@@ -123,8 +80,9 @@ def _show_measures(console: Console, profile: Profile) -> None:
         ends = (defined[0], defined[-1]) if defined else (math.nan, math.nan)
         table.add_row(name, sparkline(curve, low, high, width), *(format_value(measure, value) for value in ends))
     console.print(table)
-    elsewhere = [name for name in profile.frame["station"].unique() if name in profile.metadata.get("stations", [])]
-    if others := [name for name in elsewhere if name != "output"]:
+    asked = profile.metadata.get("stations", [])
+    others = [name for name in profile.frame["station"].unique() if name in asked and name != "output"]
+    if others and sorted(asked) != sorted(TRUNK_STATIONS):  # the trunk is there for the verdict
         console.print(f"\nAlso measured at {', '.join(others)}: --out saves all of it.", markup=False)
 
 

@@ -120,7 +120,6 @@ def chosen_remedies(
     from dataclasses import replace
 
     from depthscope.remedies import DeEscalate, ResidualWeight, recommend
-    from depthscope.remedies.recommendation import LEVEL
 
     sinks = sink_positions(before) if before.metadata.get("causal") else ()
     found, alpha = None, options.alpha
@@ -128,7 +127,7 @@ def chosen_remedies(
         found = recommend(
             model,
             batches,
-            level=LEVEL if options.level is None else options.level,
+            level=options.level,
             at=options.at,
             mixing=options.mixing,
             blocks=options.blocks,
@@ -157,8 +156,9 @@ def is_trained(profile: Profile) -> bool:
 
 
 def as_json(fixed: Fixed) -> dict[str, Any]:
-    """What `--json` prints: both curves, the remedies and why."""
+    """What `--json` prints: curves and verdict before and after, the remedies and why."""
     from depthscope.cli.running import finite
+    from depthscope.diagnosis import diagnose
     from depthscope.remedies.record import to_dict
 
     profiles = {"before": fixed.before, "after": fixed.after}
@@ -172,14 +172,20 @@ def as_json(fixed: Fixed) -> dict[str, Any]:
             "trained": is_trained(fixed.before),
             "notes": list(fixed.notes),
         }
-        | {when: {name: profile.curve(name) for name in profile.names()} for when, profile in profiles.items()}
+        | {
+            when: {
+                "profile": {name: profile.curve(name) for name in profile.names()},
+                "diagnosis": diagnose(profile).to_dict(),
+            }
+            for when, profile in profiles.items()
+        }
     )
 
 
 def _probe(model: nn.Module, inputs: Inputs, options: FixOptions, advance: Any) -> Profile:
     from depthscope import probing
 
-    profile = probing.probe(model, inputs.batches, measures=MEASURES, blocks=options.blocks, progress=advance)
+    profile = probing.probe(model, inputs.batches, measures="verdict", blocks=options.blocks, progress=advance)
     profile.metadata.update(model=options.model, seed=options.seed, **inputs.metadata)
     return profile
 
@@ -200,11 +206,15 @@ def _expression(remedy: DeEscalate | ResidualWeight) -> str:
     from dataclasses import fields
 
     options = [
-        f"{field.name}={getattr(remedy, field.name)!r}"
+        f"{field.name}={_literal(getattr(remedy, field.name))}"
         for field in fields(remedy)
         if getattr(remedy, field.name) != field.default or field.name in ("tau", "at")
     ]
     return f"{type(remedy).__name__}({', '.join(options)})"
+
+
+def _literal(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def _save(fixed: Fixed, folder: Path) -> None:

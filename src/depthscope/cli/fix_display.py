@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.display import crossing, format_value
+from depthscope.cli.display import format_value
 from depthscope.cli.sparkline import sparkline
 from depthscope.extras import require
 
@@ -24,6 +24,8 @@ def show(fixed: Fixed) -> None:
     from rich.console import Console
 
     from depthscope.cli.display import headline
+    from depthscope.cli.verdict import show_diagnosis
+    from depthscope.diagnosis import diagnose
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"\n{headline(fixed.before.metadata)}\n", markup=False)
@@ -34,8 +36,7 @@ def show(fixed: Fixed) -> None:
     _show_curves(console, fixed)
     _show_blocks(console, fixed)
     for when, profile in (("Before", fixed.before), ("After", fixed.after)):
-        said = crossing("token similarity", profile.curve("token_similarity"))
-        console.print(f"{when}: {said[0].lower()}{said[1:]}", markup=False)
+        show_diagnosis(console, diagnose(profile), title=when, brief=True)
     for line in warnings(fixed):
         console.print(line, markup=False)
     console.print(f"\n[bold]To put it in[/bold]\n\n{_indented('import depthscope')}\n", end="")
@@ -63,7 +64,7 @@ def warnings(fixed: Fixed) -> list[str]:
 
 def draw(fixed: Fixed) -> Any:
     """A matplotlib figure: a panel per measure, before and after."""
-    names = fixed.before.names()
+    names = _names(fixed)
     figure = require("matplotlib.figure", "figures").Figure(figsize=(4.2 * len(names), 3.4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         for label, profile, colour in (("before", fixed.before, "#c44536"), ("after", fixed.after, "#197278")):
@@ -86,7 +87,7 @@ def _show_curves(console: Any, fixed: Fixed) -> None:
     table = Table("measure", "", "block 0 to last", "first", "last", box=None, header_style="bold")
     for column in table.columns[3:]:
         column.justify = "right"
-    for name in fixed.before.names():
+    for name in _names(fixed):
         curves = [profile.curve(name) for profile in (fixed.before, fixed.after)]
         low, high = (0.0, 1.0) if "similarity" in name else _range([value for curve in curves for value in curve])
         for when, curve in zip(("before", "after"), curves, strict=True):
@@ -100,7 +101,7 @@ def _show_curves(console: Any, fixed: Fixed) -> None:
 def _show_blocks(console: Any, fixed: Fixed) -> None:
     from rich.table import Table
 
-    columns = [(name, profile) for name in fixed.before.names()[:3] for profile in (fixed.before, fixed.after)]
+    columns = [(name, profile) for name in _names(fixed) for profile in (fixed.before, fixed.after)]
     titles = [
         f"{name.replace('_', chr(10), 1)}\n{'before' if i % 2 == 0 else 'after'}" for i, (name, _) in enumerate(columns)
     ]
@@ -113,6 +114,12 @@ def _show_blocks(console: Any, fixed: Fixed) -> None:
     console.print()
     console.print(table)
     console.print()
+
+
+def _names(fixed: Fixed) -> list[str]:
+    from depthscope.cli.fix import MEASURES
+
+    return [name for name in MEASURES if name in fixed.before.names()]
 
 
 def _range(values: list[float]) -> tuple[float, float]:

@@ -80,12 +80,16 @@ class ProbeOptions(ModelOptions):
     """What a user asks of `depthscope probe`."""
 
     measures: Annotated[
-        str, Option(help="default, spectral, all, or names separated by commas.", rich_help_panel=_PROBE)
-    ] = "default"
+        str,
+        Option(
+            help="verdict (what the verdict asks for), default (fewer), spectral, all, or names separated by commas.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = "verdict"
     stations: Annotated[
         str,
         Option(help="output, trunk, all, or names separated by commas (output is added).", rich_help_panel=_PROBE),
-    ] = "output"
+    ] = "trunk"
     exclude_tokens: Annotated[
         str | None,
         Option(metavar="TOKENS", help="Tokens to leave out: outliers, or indices such as 0,1.", rich_help_panel=_PROBE),
@@ -128,7 +132,11 @@ class FixOptions(ModelOptions):
         Option(help="Which mean; auto: full, or prefix in causal models.", rich_help_panel=_REMEDY),
     ] = "auto"
     level: Annotated[
-        float | None, Option(help="Similarity to aim at with the recommended τ.  [0.2]", rich_help_panel=_REMEDY)
+        float | None,
+        Option(
+            help="Similarity that the recommended τ is to hold.  [that at the entrance, 0.1 to 0.5]",
+            rich_help_panel=_REMEDY,
+        ),
     ] = None
     alpha: Annotated[
         float | None,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from depthscope.cli.condition import Condition
     from depthscope.cli.inputs import Inputs
+    from depthscope.diagnosis import Diagnosis
     from depthscope.probing import Profile
 
 _GRADIENTS = ("output_gradient", "weight_gradient")
@@ -28,6 +29,7 @@ _GRADIENTS = ("output_gradient", "weight_gradient")
 def probe(options: ProbeOptions) -> None:
     """Measure a Transformer block by block: how alike its tokens become, where, and what is left."""
     from depthscope.cli.condition import EXIT_CODE, failures
+    from depthscope.diagnosis import diagnose
 
     conditions = _conditions(options)
     excluded_tokens(options)  # refused here, before a model is built
@@ -37,14 +39,15 @@ def probe(options: ProbeOptions) -> None:
         require_writable(options.out)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
         profile, skipped = _measure(options)
+    diagnosis = diagnose(profile, skipped)
     if options.out is not None:
         _save(profile, skipped, options.out)
     if options.json:
-        print(json.dumps(as_json(profile, skipped), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(as_json(profile, diagnosis, skipped), ensure_ascii=False, allow_nan=False))
     else:
         from depthscope.cli.display import show
 
-        show(profile, skipped)
+        show(profile, diagnosis, skipped)
         if options.out is not None:
             print(f"wrote {options.out}")
     if failed := failures(profile, conditions):
@@ -52,13 +55,14 @@ def probe(options: ProbeOptions) -> None:
         raise typer.Exit(EXIT_CODE)
 
 
-def as_json(profile: Profile, skipped: pd.DataFrame | None = None) -> dict[str, Any]:
-    """What `--json` prints: the curves at `output`, mean over samples; what is undefined is null."""
+def as_json(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = None) -> dict[str, Any]:
+    """What `--json` prints: the verdict, and the curves at `output`, mean over samples; what is undefined is null."""
     metadata = profile.metadata
     found = {
         "model": metadata["model"],
         "blocks": profile.depth,
         "tokens": metadata["tokens"],
+        "diagnosis": diagnosis.to_dict(),
         "profile": {name: profile.curve(name) for name in profile.names()},
         "attention": {name: profile.curve(name, "attention") for name in profile.names("attention")},
         "metadata": metadata,
@@ -114,7 +118,9 @@ def _run(
 
 def _save(profile: Profile, skipped: pd.DataFrame | None, folder: Path) -> None:
     """The profile first: a picture that fails must not cost it."""
+    from depthscope.diagnosis import reference_for
+
     profile.save(folder)
     if skipped is not None:
         write(folder / "skip_loss.csv", lambda path: skipped.to_csv(path, index=False))
-    write(folder / "profile.png", lambda path: profile.plot().savefig(path, dpi=160))
+    write(folder / "profile.png", lambda path: profile.plot(reference=reference_for(profile)).savefig(path, dpi=160))

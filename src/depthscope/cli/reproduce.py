@@ -42,14 +42,20 @@ def reproduce(
     again: Annotated[bool, typer.Option("--again", help="Compute also what is already there.")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and tokens.  [0]")] = None,
     trials: Annotated[int | None, typer.Option(min=2, help="Random trials, where a study has them.")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="paper: the paper's own size, for a study that trains; needs a GPU.")
+    ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="yu2024-fig7: a folder of WikiText instead of Python's manual.")
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Data for a study that trains: cifar-10-batches-bin, or a folder of WikiText."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Recompute the figures of the papers and judge their claims: reproduced, not reproduced, not testable here."""
     if not names:
-        if any((out, quick, strict, again)) or any(value is not None for value in (seed, trials, data)):
+        if any((out, quick, strict, again, scale, data)) or seed is not None or trials is not None:
             raise ValueError(f"expected a study, or {ALL}; `depthscope reproduce` alone lists them")
         _list(as_json)
         return
@@ -59,7 +65,8 @@ def reproduce(
     named = {name for name in names if name != ALL}
     found: dict[str, list[Claim]] = {}
     try:
-        configured = _configure(chosen, named, console, quick=quick, seed=seed, trials=trials, data=data)
+        changes = {"trials": trials, "scale": scale, "data": data}
+        configured = _configure(chosen, named, console, changes, quick=quick, seed=seed)
         for study, config in configured:
             with redirect_stdout(sys.stderr) if as_json else nullcontext():  # a library's prints are no JSON
                 place = f"{len(found) + 1}/{len(chosen)}"
@@ -101,12 +108,12 @@ def _require_writable(folder: Path) -> None:
 
 
 def _configure(
-    names: list[str], named: set[str], console: Console, *, quick: bool, seed: int | None, **options: Any
+    names: list[str], named: set[str], console: Console, changes: dict[str, Any], *, quick: bool, seed: int | None
 ) -> list[tuple[Study, Any]]:
     """Every study with its configuration, before the first is computed: a mistake costs no time.
 
-    `options` (trials, data) concern some studies only: one that has none keeps its own form and says so; if it was
-    `named`, it refuses.
+    With --trials, --scale or --data, a study that has none keeps its own form and says so; if it was `named`, it
+    refuses.
     """
     from depthscope.studies import load
     from depthscope.studies.study import configure
@@ -115,16 +122,16 @@ def _configure(
     without: dict[str, list[str]] = {}
     for name in names:
         study = load(name)
-        known = {field.name for field in fields(study.full)}
+        known = {field.name for field in fields(study.full)} | ({"scale"} if study.scales else set())
         fitting = {}
-        for option, value in options.items():
-            if value is not None and (name in named or option in known):
-                fitting[option] = value
+        for change, value in changes.items():
+            if value is not None and (name in named or change in known):
+                fitting[change] = value
             elif value is not None:
-                without.setdefault(option, []).append(name)
+                without.setdefault(change, []).append(name)
         configured.append((study, configure(study, quick=quick, seed=seed, **fitting)))
-    for option, some in without.items():
-        console.print(f"--{option} does not concern {', '.join(some)}, which have none", markup=False)
+    for change, studies in without.items():
+        console.print(f"--{change} does not concern {', '.join(studies)}, which have none", markup=False)
     return configured
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
-from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from depthscope.training.config import LANGUAGE_VARIANTS, LanguageVariant, TrainingConfig, field_help, field_types
+from depthscope.cli.settings import DATA_HELP, configured, with_settings
+from depthscope.training.config import LANGUAGE_VARIANTS, LanguageVariant, TrainingConfig
 from depthscope.training.recipes import RECIPES
 from depthscope.training.run import Run, Tracker
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 FAILED = 1  # exit code of a run that cannot go on: its loss is not finite
 _DEFAULT_OUT = Path("depthscope-runs")
-_CONFIG, _RUN, _DATA = "The configuration (default: the recipe's)", "The run", "Data"
+_RUN, _DATA = "The run", "Data"
 
 
 def _train(
@@ -56,8 +54,7 @@ def _train(
         str | None,
         typer.Option(
             metavar="DIR|hf:NAME",
-            help="vit-cifar10: a folder cifar-10-batches-bin or -py, or a dataset; by default hf:uoft-cs/cifar10. "
-            "txl-wikitext103: a folder of WikiText's token files, or a dataset.",
+            help=DATA_HELP,
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -84,6 +81,12 @@ def _train(
     tracker: Annotated[
         Tracker, typer.Option(help="Where curves go besides metrics.jsonl.", rich_help_panel=_RUN)
     ] = "tensorboard",
+    watch_every: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="STEPS", help="Measure the tokens of every block this often; 0: never.", rich_help_panel=_RUN
+        ),
+    ] = 50,
     cpu: Annotated[bool, typer.Option("--cpu", help="Leave GPUs alone.", rich_help_panel=_RUN)] = False,
     **changes: Any,
 ) -> None:
@@ -95,12 +98,12 @@ def _train(
     if recipe is None:
         _list()
         return
-    config = _configure(recipe, variant, {name: value for name, value in changes.items() if value is not None})
+    config = configured(recipe, variant, changes)
     if dry_run:
         _show_estimate(config, data, allow_incomplete)
         return
     folder = out or _DEFAULT_OUT / f"{config.recipe}-{config.variant}-{config.depth}-seed{config.seed}"
-    run = Run(folder, resume, checkpoint_every, evaluate_every, log_every, keep, tracker, cpu)
+    run = Run(folder, resume, checkpoint_every, evaluate_every, log_every, keep, tracker, cpu, watch_every or None)
     _run(config, run, data, allow_incomplete)
 
 
@@ -141,29 +144,6 @@ def _show_outcome(outcome: Outcome) -> None:
         return
     numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in outcome.metrics.items())
     print(f"done: {outcome.step} steps, {numbers}; {outcome.checkpoint}")
-
-
-def _configure(recipe: str, variant: LanguageVariant, changes: dict[str, Any]) -> TrainingConfig:
-    if recipe not in RECIPES:
-        close = get_close_matches(recipe, RECIPES, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"unknown recipe {recipe!r}: {hint}expected one of {', '.join(RECIPES)}")
-    entry = RECIPES[recipe]
-    if variant not in entry.variants:
-        raise ValueError(f"{recipe} has no variant {variant!r}: expected one of {', '.join(entry.variants)}")
-    types = field_types(entry.config)
-    for name, value in changes.items():
-        if get_origin(types.get(name)) is tuple:
-            changes[name] = _numbers(name, value)
-    return entry.recipe(variant).changed(**changes)
-
-
-def _numbers(name: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        option = "--" + name.replace("_", "-")
-        raise ValueError(f"expected {option} to be numbers separated by commas, got {text!r}") from None
 
 
 def _show_estimate(config: TrainingConfig, data: str | None, allow_incomplete: bool) -> None:
@@ -208,27 +188,4 @@ def _list() -> None:
     console.print(f"\ndepthscope train RECIPE --variant {variants}; --dry-run shows every setting.", markup=False)
 
 
-def _with_settings(body: Callable[..., None]) -> Callable[..., None]:
-    """A function for typer: the parameters of `body`, and an option for every setting of every recipe."""
-    own = [p for p in inspect.signature(body, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    settings: dict[str, inspect.Parameter] = {}
-    for entry in RECIPES.values():
-        types = field_types(entry.config)
-        for name, text in field_help(entry.config).items():
-            kind = str if get_origin(types[name]) is tuple else types[name]
-            option = typer.Option(help=text, rich_help_panel=_CONFIG)
-            settings[name] = inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-            )
-
-    def command(**values: Any) -> None:
-        body(**values)
-
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + list(settings.values())
-    command.__name__, command.__doc__ = "train", body.__doc__
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
-
-
-train = _with_settings(_train)
+train = with_settings(_train, "train")

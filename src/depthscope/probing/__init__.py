@@ -2,9 +2,9 @@
 
 from depthscope.probing.catalogue import GROUPS, NAMES
 from depthscope.probing.driver import probe
-from depthscope.probing.profile import Profile
+from depthscope.probing.profile import Profile, Reference
 from depthscope.probing.records import load_records
 from depthscope.probing.skipping import skip_loss
 from depthscope.probing.watching import Watch, watch
 
-__all__ = ["GROUPS", "NAMES", "Profile", "Watch", "load_records", "probe", "skip_loss", "watch"]
+__all__ = ["GROUPS", "NAMES", "Profile", "Reference", "Watch", "load_records", "probe", "skip_loss", "watch"]

@@ -3,7 +3,7 @@
 | kind      | of what                                     | where it stands in a profile                       |
 | --------- | ------------------------------------------- | -------------------------------------------------- |
 | token     | the tokens at a station                     | that station                                       |
-| step      | the way from the trunk station heard before | the station where the step ends                    |
+| step      | the way from the trunk station heard before | the station where it ends; `output`: whole block   |
 | block     | a block's input against its output          | `output`                                           |
 | branch    | a branch's size against the trunk           | `attention_branch`, `ffn_branch`                   |
 | attention | one head's attention matrix                 | `attention` or `cross_attention`, with its head    |
@@ -70,10 +70,16 @@ _DEFAULT = (*list(FROM_SUMMARY)[:7], *STEP, *BLOCK)
 _SPECTRAL = (*_DEFAULT, *BRANCH, *list(FROM_TOKENS)[:5], *ATTENTION)
 GROUPS: dict[str, tuple[str, ...]] = {
     "default": _DEFAULT,
+    "verdict": (*_DEFAULT, "effective_rank", *BATCH),
     "spectral": _SPECTRAL,
     "all": (*_SPECTRAL, "composite_residual", "frequency_ratio", *BATCH),
 }
 NAMES = GROUPS["all"]
+
+
+def only_at_outputs(measures: str | Sequence[str]) -> frozenset[str]:
+    """What is not worth its cost inside the blocks: for a verdict, ranks and the split of the energy."""
+    return frozenset(GROUPS["verdict"]) - frozenset(_DEFAULT) if measures == "verdict" else frozenset()
 
 
 def choose(measures: str | Sequence[str]) -> tuple[str, ...]:

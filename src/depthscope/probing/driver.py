@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy, anatomy_of
 from depthscope.models.block import STATIONS
 from depthscope.probing.attention import AttentionListener, Head
-from depthscope.probing.catalogue import choose
+from depthscope.probing.catalogue import choose, only_at_outputs
 from depthscope.probing.causality import is_causal
 from depthscope.probing.gradients import Loss, gradient_norms
 from depthscope.probing.inputs import Tokenizer, batches
@@ -24,6 +24,7 @@ from depthscope.probing.quiet import full_precision, uncompiled, undisturbed
 from depthscope.probing.reduction import Excluded, Reduction
 from depthscope.probing.stations import choose_stations, stations_to_hear
 from depthscope.probing.taps import Taps, Visit
+from depthscope.probing.weights import look_of_weights
 
 
 def probe(
@@ -42,7 +43,8 @@ def probe(
     """Measures a Transformer block by block, and leaves no trace in it.
 
     `inputs`: a tensor, a dict batch, strings (with `tokenizer`), or an iterable of these.
-    `measures`: "default" (O(nd)), "spectral" (adds ranks and attention), "all", or names.
+    `measures`: "default" (O(nd)), "verdict" (what `diagnose` asks for; what it adds to the default
+    is taken at outputs alone), "spectral" (adds ranks and attention), "all", or names.
     `stations`: "output", "trunk", "all", or names. `blocks`: a glob of module names ("encoder.layer.*")
     for models that are not recognised. `exclude_tokens`: positions, or "outliers" (norm above ten times
     the median). `gradients` adds the gradient norm per block, of `loss(output)` or, by default, of the
@@ -54,7 +56,7 @@ def probe(
     excluded = _excluded(exclude_tokens)
     model, notes = uncompiled(model)
     anatomy = anatomy_of(model, blocks)
-    reduction = Reduction(names, wanted, excluded)
+    reduction = Reduction(names, wanted, excluded, only_at_outputs(measures))
     passes = _Passes(model, anatomy, reduction, progress)
     gradient_rows = []
     with undisturbed(model):
@@ -176,6 +178,7 @@ def _describe(
         "placement": anatomy.blocks[0].placement,
         "causal": passes.causal,
         "parameters": sum(p.numel() for p in parameters),
+        "weights": look_of_weights(anatomy),
         "dtype": passes.dtype,
         "device": str(parameters[0].device) if parameters else "cpu",
         "attention_implementation": getattr(config, "_attn_implementation", None),

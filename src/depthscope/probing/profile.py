@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
 SINK_COLUMNS = ["block", "sample", "token", "norm_ratio"]
 HEADLINE = ("token_similarity", "cosine_similarity", "direction_similarity", "effective_rank")
 _FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What is normal for models of a kind: the range of each measure at blocks 0, 1, …, at their outputs."""
+
+    label: str
+    low: Mapping[str, Sequence[float]]
+    high: Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -81,8 +91,13 @@ class Profile:
         joined["difference"] = joined["this"] - joined["other"]
         return joined.reset_index()
 
-    def plot(self, measures: list[str] | None = None, station: str = "output") -> Any:
-        """A matplotlib figure: one panel per measure, the mean over samples with their range."""
+    def plot(
+        self, measures: list[str] | None = None, station: str = "output", reference: Reference | None = None
+    ) -> Any:
+        """A matplotlib figure: one panel per measure, the mean over samples with their range.
+
+        `reference` (see `depthscope.diagnosis.reference_for`) is drawn behind it as a grey band.
+        """
         chosen = measures or [name for name in HEADLINE if name in self.names(station)] or self.names(station)[:4]
         if not chosen and station != "attention":
             return self.plot(station="attention")  # only attention was measured
@@ -92,6 +107,10 @@ class Profile:
         for axes, measure in zip(np.atleast_1d(figure.subplots(1, len(chosen))), chosen, strict=True):
             rows = self.frame[(self.frame["measure"] == measure) & (self.frame["station"] == station)]
             by_block = rows.groupby("block")["value"].agg(["mean", "min", "max"])
+            if reference is not None and station == "output" and measure in reference.low:
+                low, high = reference.low[measure], reference.high[measure]
+                axes.fill_between(range(len(low)), low, high, color="0.8", linewidth=0, label=reference.label)
+                axes.legend(frameon=False, fontsize=8)
             axes.fill_between(by_block.index, by_block["min"], by_block["max"], alpha=0.25, linewidth=0)
             axes.plot(by_block.index, by_block["mean"], linewidth=2)
             axes.set(xlabel="block", title=measure.replace("_", " "), xlim=(0, max(self.depth, 1)))

@@ -68,10 +68,17 @@ class Seen:
 class Reduction:
     """Collects rows during a pass; `begin` starts the pass of a batch."""
 
-    def __init__(self, measures: tuple[str, ...], stations: frozenset[str], exclude: Excluded):
+    def __init__(
+        self,
+        measures: tuple[str, ...],
+        stations: frozenset[str],
+        exclude: Excluded,
+        only_at_outputs: frozenset[str] = frozenset(),
+    ):
         self.measures = frozenset(measures)
         self.stations = stations
         self.exclude = exclude
+        self.only_at_outputs = only_at_outputs
         self.wants_attention = bool(self.measures & set(ATTENTION))
         self.wants_branches = bool(self.measures & set(BRANCH))
         self.wants_values = "sink_value_norm" in self.measures
@@ -163,12 +170,13 @@ class Reduction:
         summary = self._summary(x, found)
         batch = tokens.shape[0]
         row = self._ledgers.setdefault(batch, Ledger()).write(summary)
-        numbers = {name: FROM_TOKENS[name](x) for name in FROM_TOKENS if name in self.measures}
+        wanted = self.measures if _is_output(visit, station) else self.measures - self.only_at_outputs
+        numbers = {name: FROM_TOKENS[name](x) for name in FROM_TOKENS if name in wanted}
         seen = Seen(summary.norms, (batch, row), numbers)
         seen.left_out = left_out
-        if self.measures & set(BATCH):
+        if wanted & set(BATCH):
             split = zip(BATCH, m.energy_split(x), strict=True)
-            seen.numbers |= {name: value for name, value in split if name in self.measures}
+            seen.numbers |= {name: value for name, value in split if name in wanted}
         if self.measures & set(BLOCK):
             seen.unit, seen.has_direction = x.directions.values, x.directions.mask
         if self._wants_outliers() and found.has_outliers:
@@ -218,10 +226,11 @@ class Reduction:
 
     def _report_step(self, seen: Seen, block: int, station: str) -> None:
         wanted = [name for name in STEP if name in self.measures]
-        if not wanted or self._trunk is None or station not in self.stations:
+        before = self._input if station == "output" else self._trunk  # at the output: the whole block
+        if not wanted or before is None or station not in self.stations:
             return
-        if _same_tokens(self._trunk, seen):
-            self._steps.append((block, station, self._trunk.place, seen.place))
+        if _same_tokens(before, seen):
+            self._steps.append((block, station, before.place, seen.place))
         else:  # an outlier was left out at one end only: the two are not the same tokens
             for name in wanted:
                 self._add(block, station, name, torch.full_like(seen.norms.norm, torch.nan))
@@ -297,6 +306,11 @@ class Reduction:
     ) -> None:
         first_sample = -1 if whole_batch else self.first_sample
         self.rows.append(Row(block, station, head, name, first_sample, value.reshape(-1).tolist()))
+
+
+def _is_output(visit: Visit, station: str) -> bool:
+    """Whether a station has what leaves a block: a block's input left the one before."""
+    return station in ("input", "output") or (station == "after_ffn" and visit.block.placement == "pre")
 
 
 def _same_tokens(before: Seen, after: Seen) -> bool:

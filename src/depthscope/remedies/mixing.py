@@ -7,7 +7,7 @@ the paper, except at the first token (see `CausalMean`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -51,7 +51,7 @@ class CausalMean:
     i − j counts positions: a token that is left out in the middle still lets time pass.
     """
 
-    shrink: float | None = None
+    shrink: float | None = field(default=None, kw_only=True)
     kind: ClassVar[Mixing] = "causal"
 
     def __post_init__(self) -> None:

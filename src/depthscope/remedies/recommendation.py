@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, anatomy_of
-from depthscope.measures import TokenMatrix
+from depthscope.measures import TokenMatrix, token_similarity
 from depthscope.probing import Profile, probe
 from depthscope.probing.inputs import Batch, Tokenizer, batches
 from depthscope.probing.quiet import uncompiled, undisturbed
@@ -28,9 +28,8 @@ from depthscope.remedies.deescalation import DeEscalate
 from depthscope.remedies.hooks import edit_tokens
 from depthscope.remedies.mixing import TokenMean
 from depthscope.remedies.residual_weight import ResidualWeight
-from depthscope.theory import OddsMap, measure_map, odds_of, similarity_of
+from depthscope.theory import OddsMap, level_to_hold, measure_map, odds_of, similarity_of
 
-LEVEL = 0.2  # τ is then far enough above τ_c for the odds map to predict (it is off by factors just above τ_c)
 GROWTH = 10.0  # by how much the gradient may grow over the whole depth
 TRIALS = 4  # of α; each costs a forward and a backward pass
 
@@ -89,7 +88,7 @@ def recommend(
     model: nn.Module,
     inputs: Any,
     *,
-    level: float = LEVEL,
+    level: float | None = None,
     at: str = "output",
     mixing: str | TokenMean = "auto",
     weigh_branches: bool = True,
@@ -99,12 +98,14 @@ def recommend(
 ) -> Recommendation:
     """The τ that holds the similarity of this model's tokens at `level`, from its first batch of `inputs`.
 
+    The level is by default that of the tokens at the entrance, but at least 0.1 and at most 0.5.
+
     Costs three forward passes, and with `weigh_branches` up to four passes forward and back to find α. A statement
     about random weights: in trained ones W aligns with the mean, and ρ and c say what these blocks do, not what
     training with the remedy will lead to. With a causal mean the threshold lies a little higher (.30–.35 where the
     full mean has .29).
     """
-    if not 0 < level < 1:
+    if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
     model, _ = uncompiled(model)
     anatomy = anatomy_of(model, blocks)
@@ -112,13 +113,14 @@ def recommend(
     if batch is None:
         raise ValueError("expected at least one batch, got none")
     with undisturbed(model):
-        maps = _maps(model, anatomy, batch, progress)
+        maps, entrance = _maps(model, anatomy, batch, progress)
     odds = OddsMap(_geometric_mean([m.rho for m in maps]), _geometric_mean([m.feed for m in maps]))
+    level = level_to_hold(entrance) if level is None else level
     remedy = DeEscalate(tau=float(f"{odds.tau_for(odds_of(level)):.3g}"), at=at, mixing=mixing)
     if not weigh_branches or remedy.tau == 0:
         return Recommendation(remedy, None, level, odds, len(maps), {})
 
-    few = _first_sequences(batch)
+    few = _first_sequences(batch) if anatomy.token_axis == 1 else batch.kwargs or batch.args[0]
 
     def growth(alpha: float) -> float:
         weights = () if alpha == 1 else (ResidualWeight(alpha),)
@@ -161,9 +163,12 @@ def _weigh(growth: Callable[[float], float], depth: int) -> dict[float, float]:
     return tried
 
 
-def _maps(model: nn.Module, anatomy: Anatomy, batch: Any, progress: Callable[[], object] | None) -> list[OddsMap]:
-    """ρ and c of every block, each run twice more with other tokens."""
+def _maps(
+    model: nn.Module, anatomy: Anatomy, batch: Any, progress: Callable[[], object] | None
+) -> tuple[list[OddsMap], float]:
+    """ρ and c of every block, each run twice more with other tokens; and t_sim of what enters the first."""
     found: list[OddsMap] = []
+    entrance = math.nan
     repeating = False
 
     def _batch_first(tokens: Tensor, visit: Visit) -> Tensor:
@@ -173,7 +178,7 @@ def _maps(model: nn.Module, anatomy: Anatomy, batch: Any, progress: Callable[[],
         return view
 
     def again(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
-        nonlocal repeating
+        nonlocal repeating, entrance
         if repeating:
             return
         visit = taps.visit
@@ -182,6 +187,8 @@ def _maps(model: nn.Module, anatomy: Anatomy, batch: Any, progress: Callable[[],
         assert given is not None
         tokens = _batch_first(given, visit)
         norm = TokenMatrix.of(tokens, visit.mask).norm
+        if not found:
+            entrance = token_similarity(tokens, visit.mask).mean().item()
 
         def block(changed: Tensor) -> Tensor:
             size = TokenMatrix.of(changed, visit.mask).norm
@@ -211,7 +218,7 @@ def _maps(model: nn.Module, anatomy: Anatomy, batch: Any, progress: Callable[[],
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return found, entrance
 
 
 def _ignore(_visit: Visit, _station: str, _tokens: Tensor, _source: Tensor) -> None: ...

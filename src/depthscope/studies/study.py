@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,9 +43,12 @@ class Study:
     name: str
     full: Any  # a frozen dataclass with at least a seed; `trials` where there are trials
     quick: Any
-    compute: Callable[[Any, Progress], pd.DataFrame]
+    compute: Callable[..., pd.DataFrame]  # (config, progress), and the study's folder if it is `in_folder`
     draw: Callable[[pd.DataFrame], Any]  # → matplotlib Figure
     claims: Callable[[pd.DataFrame, Any], list[Claim]]
+    in_folder: bool = False  # it keeps what it has trained, and an interrupted study goes on from there
+    scales: Mapping[str, Any] = field(default_factory=dict)  # other forms, by name: "paper"
+    with_data: Any = None  # the form for data that a user gives, if it is another than the full one
 
 
 def configure(
@@ -54,12 +57,23 @@ def configure(
     quick: bool = False,
     seed: int | None = None,
     trials: int | None = None,
+    scale: str | None = None,
     data: str | None = None,
 ) -> Any:
-    """The study's configuration with the given changes; refuses trials and data where a study has none."""
+    """The study's configuration with the given changes; refuses what a study does not have."""
+    if scale is not None and (quick or scale not in study.scales):
+        there = ", ".join(study.scales) or "none"
+        raise ValueError(f"{study.name} has no {'quick ' if quick else ''}scale {scale!r}; scales: {there}")
+    if data is not None and study.with_data is not None and quick:
+        raise ValueError(f"{study.name} --quick brings its data; leave --data out")
     config = study.quick if quick else study.full
+    if scale is not None:
+        config = study.scales[scale]
+    elif data is not None and study.with_data is not None:
+        config = study.with_data
     assert is_dataclass(config)
-    changes = {name: value for name, value in (("seed", seed), ("trials", trials), ("data", data)) if value is not None}
+    given = (("seed", seed), ("trials", trials), ("data", data))
+    changes = {name: value for name, value in given if value is not None}
     known = {field.name for field in fields(config)}
     if unknown := changes.keys() - known:
         raise ValueError(f"{study.name} has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
@@ -83,7 +97,7 @@ def finished(study: Study, config: Any, out: Path) -> list[Claim] | None:
 
 def run(study: Study, config: Any, out: Path, progress: Progress = lambda _share: None) -> list[Claim]:
     """Computes, judges, draws and writes one study; its folder is complete or as it was."""
-    frame = study.compute(config, progress)
+    frame = study.compute(config, progress, *([out / study.name] if study.in_folder else []))
     claims = study.claims(frame, config)
     figure = study.draw(frame)
     out.mkdir(parents=True, exist_ok=True)

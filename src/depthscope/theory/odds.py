@@ -82,6 +82,14 @@ def similarity_of(odds: float) -> float:
     return 1.0 if math.isinf(odds) else odds / (1 + odds)
 
 
+def level_to_hold(entrance: float) -> float:
+    """The similarity to aim at with a remedy: that of the tokens at the entrance, so that depth takes nothing away.
+
+    Not above ½, where mean and differences weigh the same, nor below 0.1, where τ comes near 1.
+    """
+    return min(max(entrance, 0.1), 0.5)
+
+
 def token_odds(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
     """s = ‖Π₁X‖²/‖Π⊥X‖², (…); infinite for equal tokens. From norms: right in both limits."""
     x = TokenMatrix.of(tokens, mask)

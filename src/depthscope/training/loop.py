@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -29,14 +29,14 @@ from depthscope.training.observation import (
     AFTER_THE_BLOCKS,
     ALL_FINITE,
     first_nonfinite_block,
-    last_block_similarity,
     nonfinite_weight,
+    watching_depth,
 )
 from depthscope.training.randomness import seeded
 from depthscope.training.run import Outcome, Run
 from depthscope.training.session import Progress, Session, begin, keep_metrics, save
 from depthscope.training.signals import StopRequest, stop_on_signal
-from depthscope.training.task import Carry, Share, Task
+from depthscope.training.task import Share, Task
 
 Watching = Callable[[nn.Module], AbstractContextManager[Any]]
 
@@ -51,13 +51,14 @@ def train(
     """Trains, or continues, a run in the folder `run.out`; under torchrun, all processes together.
 
     `watching` is opened around the loop with the model that training calls; what it gives is told of
-    every step by `.step(number)`, as `depthscope.watch` expects.
+    every step by `.step(number)`, as `depthscope.watch` expects. By default that is `depthscope.watch`
+    itself, every `run.watch_every` steps, in the first process.
     """
     with _engine(task, config, run) as engine, stop_on_signal() as request:
         shown = display if display is not None and engine.is_main else Quiet()
         session = Session(engine, task, config, run, shown, Progress())
         begin(session)
-        with shown, watching(engine.entrance) if watching else nullcontext() as watch:
+        with shown, watching(engine.entrance) if watching else watching_depth(session) as watch:
             shown.begin(session.progress.step, session.total)
             return _loop(session, request, watch)
 
@@ -76,8 +77,8 @@ def _loop(session: Session, request: StopRequest, watch: Any) -> Outcome:
         if watch is not None:
             watch.step(progress.step)
         started = time.perf_counter()
-        carries = progress.carries
-        result = compute_step(engine, task, config, progress.step, total, carries, request.signal is not None)
+        stopping = request.signal is not None
+        result = compute_step(engine, task, config, progress.step, total, progress.carries, stopping)
         if not math.isfinite(result.loss):
             raise NonFiniteLoss(_explain(session))
         update(engine, config, result.lr)
@@ -89,7 +90,7 @@ def _loop(session: Session, request: StopRequest, watch: Any) -> Outcome:
         progress.loss_count += 1
         last, stop = progress.step == total, result.stop
         if last or progress.step % run.log_every == 0:
-            _log(session, result.lr, carries, seconds)
+            _log(session, result.lr, seconds)
             seconds = 0.0
         if last or progress.step % (run.evaluate_every or per_epoch) == 0:
             progress.metrics = evaluate(engine, task)
@@ -103,9 +104,9 @@ def _loop(session: Session, request: StopRequest, watch: Any) -> Outcome:
     return Outcome(progress.step, total, progress.metrics, progress.checkpoint, int(code))
 
 
-def _log(session: Session, lr: float, carries: list[Carry], seconds: float) -> None:
-    """The mean loss since the last log, and how alike the tokens of the last block are in this step's batch."""
-    engine, progress = session.engine, session.progress
+def _log(session: Session, lr: float, seconds: float) -> None:
+    """The mean loss since the last log. A person also sees how alike the tokens were when they were last watched."""
+    progress = session.progress
     per_step = seconds / progress.loss_count
     values = {
         "loss": progress.loss_sum / progress.loss_count,
@@ -113,12 +114,9 @@ def _log(session: Session, lr: float, carries: list[Carry], seconds: float) -> N
         f"{session.task.unit}_per_second": session.task.units_per_step / per_step,
         "epoch": progress.step / session.task.steps_per_epoch,
     }
-    if engine.is_main:
-        values["token_similarity"] = last_block_similarity(
-            session.task, engine.plain, _batch(session, progress.step - 1, 0), carries[0]
-        )
     keep_metrics(session, values)
-    session.display.logged(progress.step, values, seconds_left=(session.total - progress.step) * per_step)
+    shown = values if session.similarity is None else values | {"token_similarity": session.similarity}
+    session.display.logged(progress.step, shown, seconds_left=(session.total - progress.step) * per_step)
     progress.loss_sum, progress.loss_count = 0.0, 0
 
 

@@ -1,46 +1,67 @@
-"""What a pass through the model shows: how alike the last block's tokens are, where numbers cease to be finite."""
+"""What passes through the model show: depth during training, and where numbers cease to be finite."""
 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import anatomy_of
-from depthscope.measures import token_similarity
-from depthscope.models import Block
+from depthscope.extras import MissingExtra, require
+from depthscope.probing import watch
+from depthscope.probing.heat_map import heat_map
+from depthscope.probing.records import load_records
+from depthscope.probing.watching import Watch
+from depthscope.training.run import Run
+from depthscope.training.session import Session, keep_metrics
 from depthscope.training.task import Carry, Task
+
+BEHIND_FFN = "after_ffn"
 
 AFTER_THE_BLOCKS, ALL_FINITE = 1_000_000, 1_000_001  # greater than any block's number: the first is the least
 
 
-def last_block_similarity(task: Task, model: nn.Module, batch: Any, carry: Carry) -> float:
-    """Mean t_sim of what leaves the last block, before a remedy there (which at τ = 1 would always show 0).
+@contextmanager
+def watching_depth(session: Session) -> Iterator[Watch | None]:
+    """`depthscope.watch` around the loop, in the first process; gives None where nothing is watched.
 
-    One forward pass in eval mode; `nan` if the block's output is no token matrix.
+    Behind the FFN and at the block's end: a remedy stands between them, and at τ = 1 leaves 0. The scalars go to
+    metrics and trackers with the step that was watched, the curves to `depth.jsonl`, and in the end, if
+    matplotlib is there, the picture of the first to `depth.png`.
     """
-    anatomy = anatomy_of(model)
-    last = anatomy.blocks[-1].module
-    seen: list[Tensor] = []
-    if isinstance(last, Block):
-        station = last.stations["output"]
-        handle = station.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
-    else:
-        handle = last.register_forward_hook(lambda _module, _inputs, output: seen.append(_first_tensor(output)))
-    training = model.training
-    model.eval()
+    run = session.run
+    nothing_to_see = session.progress.step >= session.total
+    if run.watch_every is None or not session.engine.is_main or nothing_to_see:
+        yield None
+        return
+
+    def keep(_step: int, scalars: dict[str, float]) -> None:
+        similarity = scalars.get(f"depth/{BEHIND_FFN}/t_sim_last", scalars.get("depth/t_sim_last", math.nan))
+        session.similarity = similarity
+        keep_metrics(session, {"token_similarity": similarity, **scalars})
+
+    stations = (BEHIND_FFN, "output")
+    with watch(session.engine.entrance, run.watch_every, stations=stations, on_record=keep, path=run.depth) as found:
+        yield found
+    if run.depth.exists():
+        _draw(run)
+
+
+def _draw(run: Run) -> None:
     try:
-        with torch.no_grad():
-            task.loss(model, batch, carry)
-    finally:
-        handle.remove()
-        model.train(training)
-    if not seen or seen[-1].ndim != 3:
-        return math.nan
-    tokens = seen[-1] if anatomy.token_axis == 1 else seen[-1].transpose(0, 1)  # (batch, n, d)
-    return token_similarity(tokens).mean().item()
+        require("matplotlib.figure", "figures")
+    except MissingExtra:
+        return
+    records = load_records(run.depth)
+    station = BEHIND_FFN if (records["station"] == BEHIND_FFN).any() else "output"
+    scratch = run.out / f".depth-{os.getpid()}.png"
+    heat_map(records, station=station).savefig(scratch, dpi=120)
+    os.replace(scratch, run.out / "depth.png")
 
 
 def first_nonfinite_block(task: Task, model: nn.Module, batch: Any, carry: Carry) -> int:

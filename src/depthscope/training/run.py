@@ -11,7 +11,7 @@ Tracker = Literal["tensorboard", "trackio", "wandb", "none"]
 
 @dataclass(frozen=True)
 class Run:
-    """`None` for `checkpoint_every` and `evaluate_every` is once per epoch. All of them are in steps."""
+    """`None` for `checkpoint_every` and `evaluate_every` is once per epoch, for `watch_every` never. All in steps."""
 
     out: Path
     resume: bool = False
@@ -21,9 +21,10 @@ class Run:
     keep: int = 2
     tracker: Tracker = "tensorboard"
     cpu: bool = False
+    watch_every: int | None = 50
 
     def __post_init__(self) -> None:
-        for name in ("checkpoint_every", "evaluate_every", "log_every", "keep"):
+        for name in ("checkpoint_every", "evaluate_every", "log_every", "keep", "watch_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"expected {name} of at least 1, got {value}")
 
@@ -34,6 +35,11 @@ class Run:
     @property
     def metrics(self) -> Path:
         return self.out / "metrics.jsonl"
+
+    @property
+    def depth(self) -> Path:
+        """The curves of `depthscope.watch`, block by block."""
+        return self.out / "depth.jsonl"
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class Session:
     run: Run
     display: Display
     progress: Progress
+    similarity: float | None = None  # t_sim of the last block's tokens when they were last watched
 
     @property
     def total(self) -> int:

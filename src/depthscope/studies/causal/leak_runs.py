@@ -79,7 +79,7 @@ def train(
 ) -> tuple[CausalLM, list[float]]:
     """A model and its loss at every step, on tokens never seen before. Equal seeds: equal weights, equal tokens."""
     weights, tokens = (torch.Generator().manual_seed(2 * seed + stream) for stream in (0, 1))
-    # No biases at the start: nn.Linear's outweigh embeddings of std .02, and reading the future takes longer to learn.
+    # Without biases at the start the future is learnt sooner (perhaps since those of nn.Linear outweigh embeddings).
     config = BlockConfig(shape.width, shape.heads, initialise=xavier)
     model = CausalLM(shape.depth, config, vocabulary=shape.vocabulary, context=shape.tokens, generator=weights)
     if remedy is not None:

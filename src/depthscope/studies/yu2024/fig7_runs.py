@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from depthscope.measures import token_similarity
 from depthscope.models.transformer_xl import TransformerXL
@@ -20,13 +21,14 @@ from depthscope.training.config import LanguageConfig, LanguageVariant
 from depthscope.training.data.token_stream import TokenRows
 from depthscope.training.data.wikitext import Corpus, load_manual, load_wikitext
 from depthscope.training.display import Quiet
-from depthscope.training.language import LanguageModelling, build_transformer_xl, reading_of
+from depthscope.training.language import LanguageModelling, Segment, build_transformer_xl, reading_of
 from depthscope.training.loop import NonFiniteLoss, train
 from depthscope.training.metrics import read_metrics
 from depthscope.training.perplexity import evaluate, evaluate_without_future
 from depthscope.training.recipes import txl_manual, txl_wikitext103
 from depthscope.training.run import Run
 from depthscope.training.state import restore_model
+from depthscope.training.task import Carry
 
 Row = dict[str, Any]
 
@@ -103,16 +105,28 @@ def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, told:
 
     `told` hears of the share of the training that is done. A loss that is not finite ends it: `nan` from there on.
     """
-    task = LanguageModelling(config, corpus)
+    task, similarities, total = _Watched(config, corpus), [], config.steps or 1
     with TemporaryDirectory() as folder:
+        every = max(1, total // 50)
         run = Run(
-            Path(folder), log_every=max(1, (config.steps or 1) // 50), checkpoint_every=config.steps, tracker="none"
+            Path(folder),
+            checkpoint_every=total,
+            evaluate_every=total,
+            log_every=every,
+            tracker="none",
+            cpu=True,
+            watch_every=None,  # here the last block is enough
         )
-        display = _Told(lambda step: told(step / (config.steps or 1)))
+
+        def logged(step: int) -> None:
+            similarities.append(_row("training", "token_similarity", task.similarity(), step))
+            told(step / total)
+
         try:
-            outcome = train(task, config, replace(run, evaluate_every=config.steps, cpu=True), display=display)
+            outcome = train(task, config, run, display=_Told(logged))
         except NonFiniteLoss:
-            return [*_curves(run.metrics), *_end(dict.fromkeys(("whole", "one pass", "future hidden"), math.nan))]
+            nothing = dict.fromkeys(("whole", "one pass", "future hidden"), math.nan)
+            return [*_losses(run.metrics), *similarities, *_end(nothing)]
         if outcome.signal is not None:  # training obeys by saving its work, a study by ending
             raise KeyboardInterrupt
         found = read_newest(run.checkpoints, lambda _message: None)
@@ -126,7 +140,7 @@ def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, told:
             "one pass": evaluate(model, corpus.valid, few).loss,
             "future hidden": evaluate_without_future(model, corpus.valid, few).loss,
         }
-        return [*_curves(run.metrics), *_end(losses)]
+        return [*_losses(run.metrics), *similarities, *_end(losses)]
 
 
 def unigram_loss(corpus: Corpus) -> float:
@@ -140,14 +154,8 @@ def similarity_at_start(config: LanguageConfig, corpus: Corpus, rows: int, token
     """t_sim behind every block of a model that is not trained, on the beginning of the validation text."""
     model = build_transformer_xl(config, len(corpus.vocabulary)).eval()
     ids, _ = TokenRows(corpus.valid, rows).segment(0, tokens)
-    found: list[float] = []
-
-    def look(_module: object, _inputs: object, output: Tensor) -> None:
-        found.append(token_similarity(output).mean().item())
-
-    for block in model.blocks:
-        block.stations["output"].register_forward_hook(look)  # type: ignore[index, union-attr]
-    model(ids)
+    with _similarities(model.blocks) as found:
+        model(ids)
     return found
 
 
@@ -161,14 +169,47 @@ class _Told(Quiet):
         self.tell(step)
 
 
-def _curves(metrics: Path) -> Iterator[Row]:
-    for row in read_metrics(metrics):
-        for quantity in ("loss", "token_similarity"):
-            if quantity in row:
-                value = math.nan if row[quantity] is None else row[quantity]
-                yield {"part": "training", "step": row["step"], "quantity": quantity, "value": value}
+class _Watched(LanguageModelling):
+    """Knows the last step's batch, to look at it once more."""
+
+    def loss(self, model: nn.Module, batch: Segment, carry: Carry) -> tuple[Tensor, Carry]:
+        self._last = model, batch, carry
+        return super().loss(model, batch, carry)
+
+    @torch.no_grad()
+    def similarity(self) -> float:
+        """Mean t_sim behind the last block, in the batch of the last step, after its update."""
+        model, batch, carry = self._last
+        assert isinstance(model, TransformerXL)
+        with _similarities(model.blocks[-1:]) as found:
+            super().loss(model, batch, carry)
+        return found[0]
+
+
+@contextmanager
+def _similarities(blocks: Iterable[nn.Module]) -> Iterator[list[float]]:
+    """The mean t_sim behind each of the blocks, in the order in which they are passed."""
+    found: list[float] = []
+
+    def look(_module: object, _inputs: object, output: Tensor) -> None:
+        found.append(token_similarity(output).mean().item())
+
+    handles = [block.get_submodule("stations.output").register_forward_hook(look) for block in blocks]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _row(part: str, quantity: str, value: float | None, step: int | None = None) -> Row:
+    """None is how a file of metrics writes what is not finite."""
+    return {"part": part, "step": step, "quantity": quantity, "value": math.nan if value is None else value}
+
+
+def _losses(metrics: Path) -> Iterator[Row]:
+    return (_row("training", "loss", row["loss"], row["step"]) for row in read_metrics(metrics) if "loss" in row)
 
 
 def _end(losses: Mapping[str, float]) -> Iterator[Row]:
-    for quantity, value in losses.items():
-        yield {"part": "validation", "quantity": quantity, "value": value}
+    return (_row("validation", quantity, value) for quantity, value in losses.items())

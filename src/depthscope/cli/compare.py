@@ -1,0 +1,219 @@
+"""`depthscope compare RECIPE`: the same training under several variants, depths, seeds; curves and a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from depthscope.cli.settings import DATA_HELP, configured, numbers, with_settings
+from depthscope.extras import require
+from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
+from depthscope.training.config import VARIANTS, Variant
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+INTERRUPTED = 130
+FACTORS = ("depth", "seed", "warmup_steps")  # given as lists here
+_PROCESSES = "The processes"
+
+
+def _compare(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="`depthscope train` lists them.")],
+    variants: Annotated[str, typer.Option(help="Some of post, pre, deescalated.")] = ",".join(VARIANTS),
+    depths: Annotated[str | None, typer.Option(metavar="12,24,48", help="Blocks; by default the recipe's.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, …")] = 3,
+    warmup: Annotated[
+        str | None, typer.Option(metavar="0,100", help="Warm-up steps to compare; by default the recipe's.")
+    ] = None,
+    lr_grid: Annotated[
+        str | None,
+        typer.Option(metavar="0.3,1,3", help="Factors of each variant's learning rate; the best are marked."),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and results are kept.")] = Path(
+        "depthscope-comparison"
+    ),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.", rich_help_panel=_PROCESSES)] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; train nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    data: Annotated[str | None, typer.Option(metavar="DIR|hf:NAME", help=DATA_HELP)] = None,
+    allow_incomplete: Annotated[
+        bool, typer.Option("--allow-incomplete", help="Use a folder that lacks some files.")
+    ] = False,
+    evaluate_every: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="STEPS", help="Look at the test data this often; by default every epoch."),
+    ] = None,
+    log_every: Annotated[int, typer.Option(min=1, metavar="STEPS", help="Write numbers this often.")] = 10,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Leave GPUs alone.", rich_help_panel=_PROCESSES)] = False,
+    **changes: Any,
+) -> None:
+    """Train variants side by side: each run a process and a folder; started again, it skips what is done.
+
+    Every variant has its own learning rate, as in the recipe, unless --lr gives all the same.
+    """
+    configs = {variant: configured(recipe, variant, changes) for variant in _variants(variants)}
+    cells = cells_of(
+        configs,
+        depths=None if depths is None else _list("--depths", depths, int),
+        seeds=range(seeds),
+        warmups=None if warmup is None else _list("--warmup", warmup, int),
+        lr_factors=(1.0,) if lr_grid is None else _list("--lr-grid", lr_grid, float),
+    )
+    options: dict[str, Any] = {"log_every": log_every, "tracker": "none"}
+    if evaluate_every is not None:
+        options["evaluate_every"] = evaluate_every
+    if cpu:
+        options["cpu"] = True
+    launch = Launch(out, data, allow_incomplete, jobs, options)
+    if dry_run:
+        _show_plan(cells, launch, as_json)
+        return
+    _check(cells, launch)
+    try:
+        with _bar(len(cells), launch) as watching:
+            results = run_cells(cells, launch, watching)
+    except KeyboardInterrupt:
+        print(f"depthscope: interrupted; the runs in {out} are saved, and the same command goes on", file=sys.stderr)
+        sys.exit(INTERRUPTED)  # past the line that the program itself would print
+
+    from depthscope.training.comparison_results import curves, summarise
+
+    frame = curves(results, launch)
+    summary = {
+        "recipe": recipe,
+        "runs": {result.cell.name: {"failed": result.failed} for result in results},
+        "cells": summarise(frame, results),
+    }
+    _write(out, frame, summary)
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        _show(summary, out)
+
+
+def _variants(text: str) -> list[Variant]:
+    chosen: list[Variant] = []
+    for name in (part.strip() for part in text.split(",") if part.strip()):
+        if name not in VARIANTS:
+            close = get_close_matches(name, VARIANTS, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"unknown variant {name!r}: {hint}expected some of {', '.join(VARIANTS)}")
+        chosen.append(name)
+    if not chosen:
+        raise ValueError(f"expected --variants to be some of {', '.join(VARIANTS)}, got {text!r}")
+    return list(dict.fromkeys(chosen))
+
+
+def _list(option: str, text: str, kind: type[float] | type[int]) -> tuple[Any, ...]:
+    found = numbers(option, text, kind)
+    if not found:
+        raise ValueError(f"expected {option} to be at least one number, got {text!r}")
+    return found
+
+
+def _check(cells: list[Cell], launch: Launch) -> None:
+    """What every run would refuse is refused before the first; so is a folder that cannot be written."""
+    from depthscope.models.memory import require_memory
+    from depthscope.training.estimate import estimate
+    from depthscope.training.tasks import make_task
+
+    require("matplotlib.figure", "figures")
+    launch.folder.mkdir(parents=True, exist_ok=True)
+    for config in {cell.config.depth: cell.config for cell in cells}.values():
+        require_memory(4 * estimate(config).parameters)  # weights, gradients, two moments
+    make_task(cells[0].config, launch.data, allow_incomplete=launch.allow_incomplete)
+
+
+@contextmanager
+def _bar(total: int, launch: Launch) -> Iterator[Callable[[int, Any], None]]:
+    """On stderr: how many runs are done, and where the running ones stand."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (MofNCompleteColumn(), BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}"))
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=total)
+
+        def watching(done: int, running: Any) -> None:
+            where = []
+            for cell in running:
+                row = last_step(cell, launch)
+                where.append(f"{cell.name}: " + (f"step {row['step']}, loss {row['loss']:.3f}" if row else "starting"))
+            bar.update(task, completed=done, description="; ".join(where))
+
+        yield watching
+
+
+def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
+    """curves.parquet, curves.png, curves.pdf and summary.json, each whole or as it was."""
+    from depthscope.studies.comparison import draw_curves
+
+    figure = draw_curves(frame[frame["quantity"] != "failed"])
+    writers: dict[str, Callable[[Path], Any]] = {
+        "curves.parquet": lambda path: frame.to_parquet(path, index=False),
+        "curves.png": lambda path: figure.savefig(path, dpi=160),
+        "curves.pdf": figure.savefig,
+        "summary.json": lambda path: path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8"),
+    }
+    for name, write in writers.items():
+        scratch = out / f".{os.getpid()}-{name}"
+        write(scratch)
+        os.replace(scratch, out / name)
+
+
+def _show(summary: dict[str, Any], out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = summary["cells"]
+    console = Console(highlight=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    measured = [name.removesuffix("_std") for name in rows[0] if name.endswith("_std")]
+    for name in ("variant", "blocks", "lr", "warm-up", "runs", *(name.replace("_", " ") for name in measured)):
+        table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
+    grid = any(not row["best_lr"] for row in rows)
+    for row in rows:
+        runs = f"{row['runs']}" + (f", {row['failed']} failed" if row["failed"] else "")
+        lr = f"{row['lr']:g}" + (" *" if grid and row["best_lr"] else "")
+        values = [_with_spread(row, name) for name in measured]
+        table.add_row(row["variant"], str(row["depth"]), lr, str(row["warmup_steps"]), runs, *values)
+    console.print(table)
+    console.print(
+        "\nloss: training loss over the last tenth of the steps; ±: over the seeds",
+        markup=False,
+    )
+    if grid:
+        console.print("* the learning rate with the least training loss", markup=False)
+    for name, run in summary["runs"].items():
+        if run["failed"]:
+            console.print(f"{name}: {run['failed']}", markup=False)
+    console.print(f"curves.png, curves.pdf, curves.parquet, summary.json and the runs are in {out}", markup=False)
+
+
+def _with_spread(row: dict[str, Any], name: str) -> str:
+    if row[name] is None:
+        return "–"
+    spread = row[f"{name}_std"]
+    return f"{row[name]:.3f}" + (f" ± {spread:.3f}" if spread is not None else "")
+
+
+def _show_plan(cells: list[Cell], launch: Launch, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"runs": {cell.name: cell.config.as_json() for cell in cells}}))
+        return
+    for cell in cells:
+        print(launch.run_folder(cell))
+    print(f"{len(cells)} runs; nothing was trained")
+
+
+compare = with_settings(_compare, "compare", without=FACTORS)

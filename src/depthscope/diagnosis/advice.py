@@ -1,0 +1,87 @@
+"""What to do about a collapse: de-escalation with a strength from the odds map, or nothing, and why."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from depthscope.diagnosis.facts import Facts
+from depthscope.diagnosis.verdict import Recommendation, Verdict
+from depthscope.theory import level_to_hold, odds_of, similarity_of
+
+CAUTION = 0.9  # τ holds for nine of ten fits that the data allow
+STRONGEST_CAUSAL = 0.95  # with τ = 1 and a prefix mean little is left of the second token: half a difference
+STRENGTH_UNKNOWN = 1.0  # Yu & Zhang's full de-escalation, where too few blocks say what would do
+
+_NOTHING = {
+    "no collapse": "nothing at this depth.",
+    "anisotropic": "nothing; the shared direction is not a loss of context.",
+    "converges by training": "nothing; training made the tokens come together.",
+    "broken": "mend the numbers first.",
+    "cannot tell": "measure again with what is missing.",
+    "rank collapse": "no de-escalation: it takes out the mean, and the mean is not what these tokens share.",
+}
+
+
+def recommend(f: Facts, verdict: Verdict) -> Recommendation:
+    """A remedy for collapses onto the mean; never one that mixes later tokens into earlier ones of a causal model."""
+    if verdict not in ("collapsing", "collapsed"):
+        return Recommendation(_NOTHING[verdict])
+    if f.sink is not None:
+        return Recommendation(
+            f"no de-escalation as it stands: token {f.sink.token}, {f.sink.peak:.0f} times as large as the median, "
+            "makes most of the mean, and taking that out would spread it over the others. Find out where it comes from."
+        )
+    mixing = "prefix" if f.may_leak else "auto"
+    tau, critical, expected = _strength(f)
+    arguments = f'tau={tau:g}, at="output"' + (f', mixing="{mixing}"' if f.may_leak else "")
+    return Recommendation(
+        reason=_reason(f, tau, critical, expected),
+        remedy="DeEscalate",
+        tau=tau,
+        at="output",
+        mixing=mixing,
+        critical_tau=critical,
+        expected_similarity=expected,
+        line=f"depthscope.apply(model, DeEscalate({arguments}))",
+    )
+
+
+def _strength(f: Facts) -> tuple[float, float | None, float | None]:
+    """τ, τ_c, and t_sim at the last block with it.
+
+    Without a trend: full strength and no promise. Blocks that share weights push the mean along one direction
+    again and again, so the level is not that of the map, and none is promised. Pre-norm has no single τ_c, and
+    that of a prefix mean is not 1 − ρ^(−1/2).
+    """
+    strongest = STRONGEST_CAUSAL if f.may_leak else 1.0
+    if f.trend is None:
+        return min(STRENGTH_UNKNOWN, strongest), None, None
+    aim = odds_of(level_to_hold(float(f.similarity[f.first])))
+    needed = [step.tau_for(aim) for step in (f.trend.map, *f.trend.alternatives)]
+    tau = min(math.ceil(100 * float(np.quantile(needed, CAUTION))) / 100, strongest)
+    start = f.log_odds[f.first]
+    odds = f.trend.map.after(math.exp(start) if np.isfinite(start) else 0.0, f.last - f.first, tau)
+    critical = None if f.pre_norm or f.may_leak else f.trend.map.critical_tau
+    return tau, critical, None if f.about.get("shared_weights") else similarity_of(odds)
+
+
+def _reason(f: Facts, tau: float, critical: float | None, expected: float | None) -> str:
+    words = [f"de-escalate the output of every block with τ = {tau:g}"]
+    if f.trend is None:
+        words.append(", nearly or fully: so few blocks do not say how much is enough")
+    if critical is not None:
+        words.append(f"; below τ_c = {critical:.3f} the collapse goes on")
+    if expected is not None:
+        now = f"{f.similarity[f.last]:.3f}"
+        about = "at most about " if f.pre_norm else "roughly " if f.may_leak else "about "
+        words.append(f". By the odds map t_sim at block {f.last} is then {about}{expected:.2f} instead of {now}")
+    elif f.trend is not None:
+        words.append(". No level is promised: the blocks share their weights")
+    if f.may_leak:
+        known = "the model is causal" if f.about.get("causal") else "the model may be causal"
+        words.append(f". The mean is that of the tokens up to each one, as {known}")
+    if f.look == "trained":
+        words.append(". Train with it from the start or on: put into trained weights it raises the loss")
+    return "".join(words) + "."

@@ -1,0 +1,241 @@
+"""What the rules ask about: numbers read from a profile, each when it is first wanted.
+
+An encoder-decoder has two trunks; `Facts` is about the one whose tokens end up more alike, and `part` names it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from depthscope.diagnosis.references import reference_for
+from depthscope.diagnosis.steps import Attention, attention_step, log_odds, step_growth
+from depthscope.diagnosis.trend import Trend, fit_trend
+from depthscope.probing import Profile, Reference
+
+NAN = math.nan
+
+
+@dataclass(frozen=True)
+class Sink:
+    """The outlier token that most sequences have."""
+
+    token: int
+    samples: int  # sequences that have it
+    born: int  # the first block after which it is one; 0: it enters as one
+    peak: float  # largest norm over the median norm
+    others: int  # further outlier positions
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A profile, with names for what is asked about it."""
+
+    profile: Profile
+    skip_loss: pd.DataFrame | None = None
+
+    # --- what was measured, of what -----------------------------------------------------------------
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return self.profile.metadata
+
+    @property
+    def pre_norm(self) -> bool:
+        return self.about.get("placement") == "pre"
+
+    @property
+    def may_leak(self) -> bool:
+        """Causal, or not known not to be."""
+        return self.about.get("causal") is not False
+
+    @property
+    def look(self) -> str:
+        return str(self.about.get("weights", {}).get("look", "unknown"))
+
+    def has(self, measure: str) -> bool:
+        return measure in self.profile.names()
+
+    def curve(self, measure: str) -> np.ndarray:
+        """Blocks 0..L at `output`; all nan if it was not measured."""
+        length = self.profile.depth + 1
+        return np.asarray(self.profile.curve(measure)) if self.has(measure) else np.full(length, NAN)
+
+    @cached_property
+    def span(self) -> tuple[str, int, int]:
+        """Name, first and last block of the part that is judged; the first block is what enters the part.
+
+        What enters a decoder is not measured: its first block's output stands for it.
+        """
+        parts: dict[str, int] = self.about.get("parts") or {}
+        spans, start = [("", 0, self.profile.depth)], 0
+        if parts:
+            spans = []
+            for name, blocks in parts.items():
+                spans.append((name, start if start == 0 else start + 1, start + blocks))
+                start += blocks
+        ends = self.curve("direction_similarity" if self.has("direction_similarity") else "token_similarity")
+        return max(spans, key=lambda span: np.nan_to_num(ends[min(span[2], len(ends) - 1)]))
+
+    @property
+    def first(self) -> int:
+        return self.span[1]
+
+    @property
+    def last(self) -> int:
+        return self.span[2]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in the part that is judged."""
+        return self.last - self.first + (self.first > 0)
+
+    def at(self, measure: str, block: int) -> float:
+        return float(self.curve(measure)[block])
+
+    def start(self, measure: str) -> float:
+        return self.at(measure, self.first)
+
+    def end(self, measure: str) -> float:
+        return self.at(measure, self.last)
+
+    # --- what may make every number meaningless -----------------------------------------------------
+
+    @cached_property
+    def broken(self) -> tuple[int, float] | None:
+        """First block with sequences that are not finite, or all zero, and their share; None if there is none.
+
+        A sequence without real tokens is undefined everywhere and does not count, unless all are.
+        """
+        frame = self.profile.frame
+        name = next((n for n in ("token_similarity", "cosine_similarity", "frobenius_norm") if self.has(n)), None)
+        if name is None or self.single_token:
+            return None
+        rows = frame[(frame["station"] == "output") & (frame["measure"] == name)]
+        table = rows.pivot_table(index="block", columns="sample", values="value", dropna=False)
+        bad = ~np.isfinite(table.to_numpy(dtype=np.float64))  # (blocks, samples)
+        empty = bad.all(axis=0)
+        counted = bad if empty.all() else bad[:, ~empty]
+        hit = counted.any(axis=1)
+        return (int(table.index[hit.argmax()]), float(counted[-1].mean())) if hit.any() else None
+
+    @cached_property
+    def single_token(self) -> bool:
+        """Whether no sequence has two tokens to compare."""
+        if self.about.get("tokens") == 1:
+            return True
+        if not (self.has("cosine_similarity") and self.has("token_similarity")):
+            return False
+        return bool(np.isnan(self.curve("cosine_similarity")).all() and (self.curve("token_similarity") == 1).all())
+
+    # --- similarity -----------------------------------------------------------------------------------
+
+    @cached_property
+    def sink(self) -> Sink | None:
+        """The outlier token to name; None if no token is one in the part that is judged."""
+        rows = self.profile.sinks
+        rows = rows[rows["block"].between(self.first, self.last)]
+        if rows.empty:
+            return None
+        token = int(rows.groupby("token")["sample"].nunique().sort_values(ascending=False, kind="stable").index[0])
+        its = rows[rows["token"] == token]
+        return Sink(
+            token,
+            int(its["sample"].nunique()),
+            int(its["block"].min()),
+            float(its["norm_ratio"].max()),
+            int(rows["token"].nunique()) - 1,
+        )
+
+    @property
+    def judged(self) -> str:
+        """The measure that is judged: raw similarity, or, beside an outlier token, that of directions without it."""
+        names: Sequence[str] = ("token_similarity", "direction_similarity", "cosine_similarity")
+        if self.sink is not None:
+            names = ("direction_similarity", "cosine_similarity", "token_similarity")
+        return next((name for name in names if self.has(name)), names[0])
+
+    @cached_property
+    def similarity(self) -> np.ndarray:
+        return self.curve(self.judged)
+
+    def passes(self, level: float) -> int | None:
+        """The first block of the part from which on the similarity that is judged stays at or above a level."""
+        below = [b for b in range(self.first, self.last + 1) if not self.similarity[b] >= level]
+        since = below[-1] + 1 if below else self.first
+        return since if since <= self.last else None
+
+    @cached_property
+    def log_odds(self) -> np.ndarray:
+        """Of the similarity that is judged, blocks 0..L; nan outside the part."""
+        found = log_odds(self.profile, self.judged)
+        inside = np.arange(len(found))
+        return np.where((inside >= self.first) & (inside <= self.last), found, NAN)
+
+    @cached_property
+    def trend(self) -> Trend | None:
+        return fit_trend(self.log_odds[self.first : self.last + 1], pre_norm=self.pre_norm)
+
+    @cached_property
+    def arrival(self) -> tuple[int | None, int | None, int | None]:
+        """The block at which the trend passes 0.99: best, earliest, latest; counted in the part."""
+        odds = self.log_odds[self.last]
+        if self.trend is None or not np.isfinite(odds):
+            return None, None, None
+        found = self.trend.block_of(0.99, math.exp(odds), self.last - self.first)
+        best, low, high = (None if block is None else block + self.first for block in found)
+        return best, low, high
+
+    @cached_property
+    def step_growth(self) -> dict[str, float]:
+        """Growth of the log-odds by kind of step, up to where similarity passes 0.99; empty if not measured."""
+        end = self.passes(0.99)
+        until = self.last if end is None else max(end, self.first + 1)
+        return step_growth(self.profile, self.judged, (self.span[0], self.first, until)) or {}
+
+    @cached_property
+    def attention(self) -> Attention | None:
+        return attention_step(self.profile)
+
+    # --- the rest ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def mean_gap(self) -> float:
+        """1 − |λ₂| of attention, mean over heads, samples and blocks; nan if not measured."""
+        if "second_eigenvalue" not in self.profile.names("attention"):
+            return NAN
+        return float(1 - np.nanmean(self.profile.curve("second_eigenvalue", "attention")))
+
+    def quiet_blocks(self, angle: float) -> list[int]:
+        """Blocks that turn their tokens by less than this share of a half turn."""
+        turns = self.curve("angular_distance")
+        return [block for block in range(max(self.first, 1), self.last + 1) if turns[block] < angle]
+
+    def spare_blocks(self, share: float) -> list[tuple[int, float]]:
+        """Single blocks whose skipping changes the loss by less than this share of it, with the change."""
+        if self.skip_loss is None:
+            return []
+        table = self.skip_loss
+        single = table[(table["first_block"] == table["last_block"]) & (table["first_block"] > 0)]
+        least = share * abs(float(table.iloc[0]["loss"]))
+        return [
+            (int(row["first_block"]), float(row["change"])) for _, row in single.iterrows() if row["change"] < least
+        ]
+
+    @cached_property
+    def reference(self) -> Reference | None:
+        return reference_for(self.profile)
+
+    @cached_property
+    def reference_point(self) -> tuple[int, float, float]:
+        """The last block that has a band, and the band of the raw similarity there."""
+        assert self.reference is not None
+        low, high = (getattr(self.reference, side)["token_similarity"] for side in ("low", "high"))
+        block = min(self.last, len(low) - 1)
+        return block, low[block], high[block]

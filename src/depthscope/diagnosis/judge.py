@@ -1,0 +1,38 @@
+"""`diagnose`: a profile in, a verdict out, by the table in `rules.py`."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from depthscope.diagnosis.advice import recommend
+from depthscope.diagnosis.facts import Facts
+from depthscope.diagnosis.rules import FINDINGS, VERDICTS, Rule
+from depthscope.diagnosis.verdict import Diagnosis, Finding
+from depthscope.probing import Profile
+
+
+def diagnose(profile: Profile, skip_loss: pd.DataFrame | None = None) -> Diagnosis:
+    """Whether tokens collapse, why, how fast, and what to do; every sentence with its numbers.
+
+    `skip_loss` is what `depthscope.skip_loss` returned for the same model. What was not measured is said
+    and not guessed: `stations="trunk"` shows which step is to blame, `measures="all"` the rest.
+    """
+    facts = Facts(profile, skip_loss)
+    chosen = next(rule for rule in VERDICTS if rule.applies(facts))
+    verdict = _finding(chosen, facts)
+    unreadable = chosen.verdict in ("broken", "cannot tell")
+    findings = () if unreadable else tuple(_finding(rule, facts) for rule in FINDINGS if rule.applies(facts))
+    return Diagnosis(
+        chosen.verdict,
+        verdict.sentence,
+        findings,
+        recommend(facts, chosen.verdict),
+        verdict.numbers,
+        str(profile.metadata.get("model", "")),
+    )
+
+
+def _finding(rule: Rule, facts: Facts) -> Finding:
+    values = rule.values(facts)
+    numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
+    return Finding(rule.name, rule.sentence.format(**values), numbers)

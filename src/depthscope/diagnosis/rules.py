@@ -1,0 +1,194 @@
+"""The rules: a name, when it applies, what it says. A sentence is filled with the numbers it rests on.
+
+`VERDICTS` is asked from the top, and the first rule that applies gives the verdict and the headline. Of `FINDINGS`
+every rule that applies speaks, in this order. The thresholds and their reasons stand first; what the words in
+braces are is read in `wording.py`, and what the facts are in `facts.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from depthscope.diagnosis import wording as say
+from depthscope.diagnosis.facts import Facts
+from depthscope.diagnosis.verdict import Verdict
+
+ALIKE = 0.9  # nine tenths of the energy are the mean: what is left of the tokens is a third of its size, √(1/9)
+EQUAL = 0.99  # tokens differ by a tenth of their size, √(1/99): later blocks see one token
+SAME = 0.999  # beyond it not even a trained model has use for the rest: √(1/999) is 3 %, near what bfloat16 keeps
+HALF = 0.5  # mean and differences weigh the same; below it nothing is called a collapse, whatever the trend
+RISE = 1.5  # the odds must grow by this factor, or the tokens came in as alike as they leave
+SOON = 2  # a trend that passes EQUAL before this many times the depth: the next doubling would be spent on it
+LATE = 0.25  # a trained encoder that pools its tokens brings them together in its last quarter of blocks
+LINE = 2.0  # effective rank: two directions carry all tokens
+MINE = 0.1  # of the energy: a sequence's own part that is more than the noise of a mean of some ten tokens
+SHARED = 0.9  # of what tokens have in common: held by all sequences alike
+UNEVEN = 0.05  # t_sim and the similarity of directions differ in the second digit: tokens are of unequal size
+TURN = 0.02  # of a half turn, 3.6°: a block's output agrees with its input to cos 0.998
+SPARE = 0.01  # of the loss
+DOUBLE = math.log(2)  # growth of the log-odds that has shares worth naming
+NET = 0.25  # of all that the steps do: below it they cancel, and shares of what is left would mislead
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`sentence` is a format string over `values(facts)`, whose numbers become the finding's."""
+
+    name: str
+    applies: Callable[[Facts], bool]
+    sentence: str
+    values: Callable[[Facts], Mapping[str, float | str]]
+
+
+@dataclass(frozen=True)
+class VerdictRule(Rule):
+    verdict: Verdict = "no collapse"
+
+
+def end(f: Facts) -> float:
+    return float(f.similarity[f.last])
+
+
+def rises(f: Facts) -> bool:
+    """Whether tokens leave more alike than they came; a start that cannot be read is low."""
+    start, finish = f.log_odds[f.first], f.log_odds[f.last]
+    if math.isnan(finish):  # equal beyond the format's precision
+        return end(f) > f.similarity[f.first]
+    return math.isnan(start) or finish - start > math.log(RISE)
+
+
+def late(f: Facts) -> bool:
+    """Whether tokens become alike only in the last quarter of the blocks."""
+    since = f.passes(ALIKE)
+    return since is not None and since > f.last - max(1, LATE * f.blocks)
+
+
+def arrives_soon(f: Facts) -> bool:
+    best = f.arrival[0]
+    return best is not None and best - f.first <= SOON * (f.last - f.first)
+
+
+def gross(f: Facts) -> float:
+    """All that the steps do to the log-odds, in whichever direction."""
+    return sum(map(abs, f.step_growth.values()))
+
+
+def anisotropic(f: Facts) -> bool:
+    return f.end("energy_shared") >= SHARED * end(f) and f.end("energy_sequence") < MINE
+
+
+# fmt: off
+VERDICTS: tuple[VerdictRule, ...] = (
+    VerdictRule("not finite", lambda f: f.broken is not None,
+        "From block {block:.0f} on there are numbers that are not finite, or tokens that are all zero; at the end in "
+        "{share:.0%} of the sequences. Look for weights that are NaN, and for overflow in half precision.",
+        say.broken, "broken"),
+    VerdictRule("no similarity", lambda f: not f.has(f.judged),
+        "No similarity was measured ({measured:.0f} other measures were): take the default measures.",
+        lambda f: {"measured": float(len(f.profile.names()))}, "cannot tell"),
+    VerdictRule("one token", lambda f: f.single_token,
+        "{tokens:.0f} token per sequence has nothing to be compared with: give longer inputs.",
+        lambda f: {"tokens": 1.0}, "cannot tell"),
+    VerdictRule("one block", lambda f: f.blocks < 2,
+        "{blocks:.0f} block is no depth: what happens over blocks cannot be seen.",
+        lambda f: {"blocks": float(f.blocks)}, "cannot tell"),
+    VerdictRule("alike at the entrance", lambda f: f.similarity[f.first] >= EQUAL,
+        "The tokens are equal before block 1 ({what} {start:.4f}): give inputs that differ.",
+        say.similarity, "cannot tell"),
+    VerdictRule("converges", lambda f: f.look == "trained" and rises(f) and ALIKE <= end(f) < SAME and late(f),
+        "The tokens of a sequence come together in the last {late:.0f} of {blocks:.0f} blocks: {what} {before:.3f} "
+        "before them, {end:.3f} after. In trained weights that is what training made (sentence encoders "
+        "pool their tokens), not a loss of depth.",
+        say.convergence, "converges by training"),
+    VerdictRule("anisotropic", lambda f: f.look == "trained" and ALIKE <= end(f) < SAME and anisotropic(f),
+        "The tokens look alike ({what} {end:.3f}), but by one direction that all sequences share ({shared:.0%} of "
+        "the energy); a sequence's own part is {sequence:.1%}. Usual in trained models, no loss of context.",
+        say.energy, "anisotropic"),
+    VerdictRule("collapsed", lambda f: end(f) >= EQUAL and rises(f),
+        "The tokens of a sequence become equal: {what} {start:.3f} {where}, {end:.4f} at block {last:.0f}.",
+        say.similarity, "collapsed"),
+    VerdictRule("collapsing", lambda f: rises(f) and (end(f) >= ALIKE or (end(f) >= HALF and arrives_soon(f))),
+        "The tokens of a sequence grow alike: {what} {start:.3f} {where}, {end:.3f} at block {last:.0f}.",
+        say.similarity, "collapsing"),
+    VerdictRule("rank collapse",
+        lambda f: f.sink is None and f.end("effective_rank") < LINE <= f.start("effective_rank"),
+        "The tokens fall onto a line, not onto their mean: effective rank {rank_start:.1f} {where}, "
+        "{rank_end:.2f} at block {last:.0f}, while {what} is {end:.3f} (as with two opposite clusters).",
+        say.rank, "rank collapse"),
+    VerdictRule("rising", lambda f: rises(f) and end(f) >= HALF,
+        "In {blocks:.0f} blocks the tokens of a sequence grow more alike, but not equal: {what} {start:.3f} {where}, "
+        "{end:.3f} at block {last:.0f}.",
+        say.similarity, "no collapse"),
+    VerdictRule("different", lambda f: True,
+        "The tokens of a sequence stay different: {what} {start:.3f} {where}, {end:.3f} at block {last:.0f}.",
+        say.similarity, "no collapse"),
+)
+
+FINDINGS: tuple[Rule, ...] = (
+    Rule("crossing", lambda f: float(np.nanmax(f.similarity)) >= ALIKE, "{crossing}", say.crossings),
+    Rule("sink", lambda f: f.sink is not None,
+        "Token {token:.0f} is an outlier {since} ({samples:.0f} of {of:.0f} sequences, up to "
+        "{peak:.0f} × the median norm{others}). At block {last:.0f} raw t_sim is {raw:.3f}, that of directions without "
+        "outliers {robust:.3f}; the second is judged.", say.sink),
+    Rule("uneven", lambda f: f.sink is None and abs(f.end("token_similarity") - f.end("direction_similarity")) > UNEVEN,
+        "Tokens are of unequal size: raw t_sim {raw:.3f}, that of their directions {robust:.3f} at block {last:.0f}.",
+        say.raw_and_robust),
+    Rule("idle depth", lambda f: say.blocks_after(f, EQUAL) > 0,
+        "{idle:.0f} of {blocks:.0f} blocks work on tokens that are already equal to within 1 % of their energy "
+        "(t_sim ≥ {level:g}).", lambda f: {"idle": float(say.blocks_after(f, EQUAL)), "blocks": float(f.blocks),
+                                           "level": EQUAL}),
+    Rule("rank", lambda f: f.sink is None and f.has("effective_rank"),
+        "Directions left: effective rank {rank_start:.1f} {where}, {rank_end:.1f} at block {last:.0f}.", say.rank),
+    Rule("rank beside a sink", lambda f: f.sink is not None and f.has("effective_rank"),
+        "Effective rank {rank_start:.1f} → {rank_end:.1f} is the outlier's doing as well and is not judged.", say.rank),
+    Rule("shared by all", lambda f: end(f) >= HALF and anisotropic(f),
+        "What the tokens share is mostly common to all sequences: {shared:.0%} of the energy at block {last:.0f} "
+        "({shared_start:.0%} {where}); {sequence:.1%} is a sequence's own.", say.energy),
+    Rule("loss of context", lambda f: f.end("energy_sequence") >= max(MINE, RISE * f.start("energy_sequence")),
+        "Each sequence's tokens come to share a vector of their own: {sequence:.0%} of the energy at block {last:.0f}, "
+        "{sequence_start:.0%} {where}{why}.", say.context),
+    Rule("sequences alike", lambda f: f.end("energy_position") >= max(SHARED, RISE * f.start("energy_position")),
+        "Different sequences become equal, position by position ({position:.0%} of the energy, {position_start:.0%} "
+        "{where}); the tokens within a sequence do not.", say.positions),
+    Rule("steps", lambda f: sum(f.step_growth.values()) > max(DOUBLE, NET * gross(f)),
+        "The odds t_sim/t_div grow by a factor of {factor:.3g}{until}. Of that, in logarithms, {shares}.", say.steps),
+    Rule("steps cancel", lambda f: sum(f.step_growth.values()) <= NET * gross(f) > NET * DOUBLE,
+        "The steps work against each other: {changes}.", say.opposed_steps),
+    Rule("trend arrives", lambda f: f.arrival[0] is not None and end(f) < EQUAL and rises(f),
+        "{law}; at this rate t_sim passes 0.99 at about block {arrival:.0f}{range}.", say.arrival),
+    Rule("trend settles", lambda f: f.trend is not None and f.arrival[0] is None and end(f) < EQUAL,
+        "{law}: no sign of passing 0.99 within {horizon:.0f} blocks.", say.law),
+    Rule("trend passed", lambda f: f.trend is not None and end(f) >= EQUAL and f.trend.map.rho > 1,
+        "{law}: in the end the differences' share of the energy halves every {half:.1f} blocks.", say.halving),
+    Rule("too few blocks", lambda f: f.trend is None and f.blocks < 4,
+        "{blocks:.0f} blocks do not make a trend.", lambda f: {"blocks": float(f.blocks)}),
+    Rule("theory", lambda f: f.attention is not None and f.attention.omega_delta < 1,
+        "Attention's step escalates by r = {rate:.3f} per block; theory at this branch size: at least {bound:.3f} "
+        "(Thm 2.6), about {estimate:.3f} (Cor. 2.7){caveat}.", say.theory),
+    Rule("theory says nothing", lambda f: f.attention is not None and f.attention.omega_delta >= 1,
+        "Attention's step escalates by r = {rate:.3f} per block. Thm 2.6 does not apply (ω + δ = {omega_delta:.2f}, "
+        "less than 1 is needed); the estimate of Cor. 2.7 is {estimate:.3f}{caveat}.", say.theory),
+    Rule("spectra", lambda f: not math.isnan(f.mean_gap),
+        "Attention's spectral gap 1 − |λ₂| is {gap:.3f} on average; near 1 a head passes on little but a mean{caveat}.",
+        say.spectra),
+    Rule("quiet blocks", lambda f: bool(f.quiet_blocks(TURN)),
+        "{count:.0f} of {blocks:.0f} blocks turn their tokens by less than {degrees:.1f}° (block {where}).",
+        lambda f: say.quiet(f, TURN)),
+    Rule("spare blocks", lambda f: f.look != "initialised" and bool(f.spare_blocks(SPARE)),
+        "Skipping one of {count:.0f} blocks costs less than {percent:.0f} % of the loss: {changes}.",
+        lambda f: say.spare(f, SPARE)),
+    Rule("initialised", lambda f: f.look == "initialised",
+        "The weights look freshly initialised: none of the {norms:.0f} norms in the blocks has moved.", say.weights),
+    Rule("trained", lambda f: f.look == "trained",
+        "The weights look trained: {moved:.0f} of the {norms:.0f} norms in the blocks have moved. The theory is for "
+        "random weights.", say.weights),
+    Rule("normal", lambda f: f.reference is not None and f.has("token_similarity"),
+        "At block {block:.0f} t_sim is {value:.3f}, {side} the {low:.3f} to {high:.3f} of {label}.", say.normal),
+    Rule("not measured", lambda f: bool(say.missing(f)),
+        "Not measured ({count:.0f} of 4): {missing}.", say.not_measured),
+)
+# fmt: on

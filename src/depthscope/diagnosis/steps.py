@@ -1,0 +1,135 @@
+"""Which step makes the tokens alike, and what theory says of it: from a profile's trunk stations and spectra."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from depthscope.probing import Profile
+
+# Where the trunk is looked at, in order, and what leads there.
+_POST = (
+    ("after_attention", "attention"),
+    ("after_cross_attention", "cross-attention"),
+    ("ffn_input", "norm"),
+    ("after_ffn", "FFN"),
+    ("output", "norm"),
+)
+_PRE = (("after_attention", "attention"), ("after_cross_attention", "cross-attention"), ("output", "FFN"))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention step of the blocks that were seen: geometric means of rates, means of the rest."""
+
+    rate: float  # r measured over the step
+    estimate: float  # Cor. 2.7 at the measured branch size
+    bound: float  # Thm 2.6, likewise
+    omega_delta: float  # the largest ω + δ; the theorem needs less than 1
+    branch_energy: float  # α²g: the branch's energy per energy that attention passes on
+
+
+def step_growth(profile: Profile, similarity: str, span: tuple[str, int, int]) -> dict[str, float] | None:
+    """Growth of the log-odds by kind of step, summed over a part's blocks after the first; mean over samples.
+
+    `span` is the part's name, its first block (what enters it) and its last.
+
+    None where the trunk inside the blocks was not measured or the placement of the norms is unknown.
+    """
+    part, first, last = span
+    placement = profile.metadata.get("placement")
+    measured = set(profile.frame.loc[profile.frame["measure"] == similarity, "station"])
+    order = {"post": _POST, "pre": _PRE}.get(str(placement), ())
+    needed = {station for station, _ in order} - {"after_cross_attention"}
+    if not order or not needed <= measured:
+        return None
+    if part == "decoder" and "after_cross_attention" not in measured:
+        order = tuple((station, "cross-attention with FFN" if step == "FFN" else step) for station, step in order)
+    at = {station: log_odds(profile, similarity, station) for station in (*measured, "output")}
+    growth: dict[str, float] = {}
+    for block in range(first + 1, last + 1):
+        here = at["input"][block] if "input" in at else np.nan
+        here = at["output"][block - 1] if np.isnan(here) else here
+        for station, step in order:
+            if station not in at or np.isnan(at[station][block]):
+                continue
+            growth[step] = growth.get(step, 0.0) + float(np.nan_to_num(at[station][block] - here))
+            here = at[station][block]
+    return growth
+
+
+def log_odds(profile: Profile, similarity: str = "token_similarity", station: str = "output") -> np.ndarray:
+    """log(t_sim/t_div) over blocks 0..L, mean over samples; nan where undefined or lost in the model's rounding.
+
+    Tokens of a format with precision ε cannot be more alike than t_div ≈ (4ε)²; below that nothing is read.
+    """
+    frame = profile.frame
+    rows = frame[(frame["station"] == station) & (frame["measure"].isin([similarity, "token_diversity"]))]
+    table = rows.pivot_table(index=["block", "sample"], columns="measure", values="value", dropna=False)
+    likeness = table[similarity]
+    paired = similarity == "token_similarity" and "token_diversity" in table
+    difference = table["token_diversity"] if paired else 1 - likeness
+    readable = (likeness > 0) & (difference > _floor(profile))
+    odds = likeness.where(readable) / difference.where(readable)
+    found = odds.map(math.log, na_action="ignore").groupby("block").mean()
+    return found.reindex(range(profile.depth + 1)).to_numpy(dtype=np.float64)
+
+
+def attention_step(profile: Profile) -> Attention | None:
+    """The measured rate of the attention step beside Thm 2.6 and Cor. 2.7; None if something was not measured.
+
+    The theorems are for branches αP X W with dσ² = 1. α²dσ² is taken from the branch's measured size:
+    ‖αPXW‖²/‖X‖² = α²g(μ₁²t_sim + μ₂²t_div) in expectation. Post-norm only: in pre-norm the branch reads
+    other tokens than those of the trunk.
+    """
+    if profile.metadata.get("placement") != "post":
+        return None
+    heads = {name: _heads(profile, name) for name in ("omega", "delta", "second_eigenvalue", "mu_mean", "mu_diversity")}
+    sized = "branch_ratio" in profile.names("attention_branch") and "token_similarity" in profile.names()
+    if not sized or "escalation_rate" not in profile.names("after_attention"):
+        return None
+    if any(values.empty for values in heads.values()):
+        return None
+    rate = np.asarray(profile.curve("escalation_rate", "after_attention"))[1:]
+    ratio = np.asarray(profile.curve("branch_ratio", "attention_branch"))[1:]
+    similarity = np.asarray(profile.curve("token_similarity"))[:-1]  # what enters each block
+
+    def mean_square(values: pd.Series[float]) -> np.ndarray:
+        return values.pow(2).groupby("block").mean().reindex(range(1, profile.depth + 1)).to_numpy(dtype=np.float64)
+
+    mu1, mu2, delta2, lambda2 = (
+        mean_square(heads[name]) for name in ("mu_mean", "mu_diversity", "delta", "second_eigenvalue")
+    )
+    a = ratio**2 / (mu1 * similarity + mu2 * (1 - similarity))
+    bound = 1 + a / (1 + a * delta2) * (mean_square(1 - heads["omega"]) - delta2) * similarity
+    estimate = 1 + a * (1 - lambda2) / (1 + a * lambda2) * similarity
+    usable = np.isfinite(rate) & np.isfinite(bound) & np.isfinite(estimate) & (bound > 0)
+    if not usable.any():
+        return None
+    size = float(a[usable].mean())
+    return Attention(
+        rate=_geometric_mean(rate[usable]),
+        estimate=_geometric_mean(estimate[usable]),
+        bound=_geometric_mean(bound[usable]),
+        omega_delta=float((heads["omega"] + heads["delta"]).max()),
+        branch_energy=size,
+    )
+
+
+def _geometric_mean(values: np.ndarray) -> float:
+    return float(np.exp(np.log(values).mean()))
+
+
+def _floor(profile: Profile) -> float:
+    epsilon = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}.get(profile.metadata.get("dtype", ""))
+    return (4 * (2.0**-24 if epsilon is None else epsilon)) ** 2
+
+
+def _heads(profile: Profile, measure: str) -> pd.Series[float]:
+    """A measure of attention by block, sample and head; empty if it was not taken."""
+    frame = profile.frame
+    rows = frame[(frame["station"] == "attention") & (frame["measure"] == measure)]
+    return rows.set_index(["block", "sample", "head"])["value"]

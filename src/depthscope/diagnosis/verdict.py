@@ -1,0 +1,85 @@
+"""What a diagnosis is made of: values that print themselves and turn into JSON."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Verdict = Literal[
+    "broken",  # numbers that are not finite
+    "cannot tell",  # the data do not suffice
+    "collapsed",  # tokens are equal to 1 %
+    "collapsing",  # on the way there
+    "rank collapse",  # few directions are left, but the mean is not what the tokens share
+    "anisotropic",  # trained: one direction shared by everything, no loss of context
+    "converges by training",  # trained: tokens come together in the last blocks, as in a sentence encoder
+    "no collapse",
+]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence, the rule that said it, and the numbers it rests on."""
+
+    rule: str
+    sentence: str
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to do, and why; `remedy` is None where nothing is recommended."""
+
+    reason: str
+    remedy: str | None = None
+    tau: float | None = None
+    at: str | None = None
+    mixing: str | None = None
+    critical_tau: float | None = None  # τ_c: below it the collapse goes on
+    expected_similarity: float | None = None  # t_sim at the last block with the remedy, by the odds map
+    line: str | None = None  # of Python
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A verdict in a word and a sentence, what else was found, and what to do."""
+
+    verdict: Verdict
+    headline: str
+    findings: tuple[Finding, ...]
+    recommendation: Recommendation
+    numbers: Mapping[str, float]  # those that the headline rests on
+    model: str = ""
+
+    def finding(self, rule: str) -> Finding | None:
+        """What a rule found; None if it had nothing to say."""
+        return next((finding for finding in self.findings if finding.rule == rule), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: numbers that are not finite are None."""
+        found = asdict(self) | {"findings": [asdict(finding) for finding in self.findings]}
+        return _finite(found)
+
+    def render(self, width: int = 88) -> str:
+        """Plain text, wrapped."""
+        lines = textwrap.wrap(f"{self.verdict.capitalize()}. {self.headline}", width)
+        for finding in self.findings:
+            lines += textwrap.wrap(finding.sentence, width, initial_indent="- ", subsequent_indent="  ")
+        lines += textwrap.wrap(f"What to do: {self.recommendation.reason}", width)
+        if self.recommendation.line:
+            lines.append(f"    {self.recommendation.line}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.render()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,235 @@
+"""The numbers and phrases that the rules' sentences are filled with. No rule is decided here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from depthscope.diagnosis.facts import Facts
+
+Values = dict[str, float | str]
+LEVELS = (0.9, 0.99)
+_NAMED = 0.005  # shares that round to 0 % are not named
+_NAMES = {
+    "token_similarity": "token similarity",
+    "direction_similarity": "similarity of directions without outliers",
+    "cosine_similarity": "mean cosine",
+}
+
+
+def broken(f: Facts) -> Values:
+    assert f.broken is not None
+    return {"block": float(f.broken[0]), "share": f.broken[1]}
+
+
+def similarity(f: Facts) -> Values:
+    what = _NAMES[f.judged] + (f" in the {f.span[0]}" if f.span[0] else "")
+    numbers = {"start": f.similarity[f.first], "end": f.similarity[f.last], "last": f.last, "blocks": f.blocks}
+    return {"what": what, "where": _entrance(f)} | {name: float(value) for name, value in numbers.items()}
+
+
+def convergence(f: Facts) -> Values:
+    since = f.passes(LEVELS[0])
+    assert since is not None
+    late = f.last - since + 1
+    return similarity(f) | {"late": float(late), "blocks": float(f.blocks), "before": float(f.similarity[since - 1])}
+
+
+def energy(f: Facts) -> Values:
+    return similarity(f) | {
+        "shared": f.end("energy_shared"),
+        "shared_start": f.start("energy_shared"),
+        "sequence": f.end("energy_sequence"),
+    }
+
+
+def context(f: Facts) -> Values:
+    why = ". Encoders that are trained to pool their tokens do that" if f.look == "trained" else ""
+    ends = {"sequence": f.end("energy_sequence"), "sequence_start": f.start("energy_sequence")}
+    return {**ends, "last": float(f.last), "why": why, "where": _entrance(f)}
+
+
+def positions(f: Facts) -> Values:
+    ends = {"position": f.end("energy_position"), "position_start": f.start("energy_position")}
+    return {**ends, "where": _entrance(f)}
+
+
+def rank(f: Facts) -> Values:
+    return similarity(f) | {"rank_start": f.start("effective_rank"), "rank_end": f.end("effective_rank")}
+
+
+def crossings(f: Facts) -> Values:
+    """Where similarity passes 0.9 and 0.99, and the blocks as numbers."""
+    curve = f.similarity[f.first : f.last + 1].tolist()
+    passed = {f"passes_{level:g}": float(b) for level in LEVELS if (b := f.passes(level)) is not None}
+    return {"crossing": crossing(_NAMES[f.judged], curve, f.first), "end": curve[-1], **passed}
+
+
+def crossing(name: str, curve: list[float], first: int = 0) -> str:
+    """Where a similarity passes 0.9 and 0.99. A curve that comes back says where it ends."""
+    start = _capital(name)
+    defined = [(value, block) for block, value in enumerate(curve, start=first) if not math.isnan(value)]
+    if not defined:
+        return f"{start} is undefined in every block."
+    largest, where = max(defined, key=lambda pair: pair[0])
+    if largest < LEVELS[0]:
+        return f"{start} stays below {LEVELS[0]:g}: {largest:.3f} at most, at block {where}."
+    passed = [
+        f"{level:g} at block {next(block for value, block in defined if value >= level)}"
+        for level in LEVELS
+        if largest >= level
+    ]
+    last, end = defined[-1]
+    came_back = f", and comes back to {last:.3f} at block {end}" if last < LEVELS[0] else ""
+    return f"{start} passes {' and '.join(passed)}{came_back}."
+
+
+def raw_and_robust(f: Facts) -> Values:
+    return {"raw": f.end("token_similarity"), "robust": f.end("direction_similarity"), "last": float(f.last)}
+
+
+def sink(f: Facts) -> Values:
+    found = f.sink
+    assert found is not None
+    others = f"; {found.others} more positions" if found.others else ""
+    numbers = {"token": found.token, "born": found.born, "samples": found.samples, "peak": found.peak}
+    of = float(f.about.get("samples", found.samples))
+    since = f"from block {found.born} on" if found.born else "from the entrance on"
+    words: Values = {"of": of, "others": others, "since": since}
+    return raw_and_robust(f) | {name: float(value) for name, value in numbers.items()} | words
+
+
+def blocks_after(f: Facts, level: float) -> int:
+    """Blocks whose input is already at or above a level."""
+    since = f.passes(level)
+    return 0 if since is None else f.last - max(since, f.first)
+
+
+def steps(f: Facts) -> Values:
+    total = sum(f.step_growth.values())
+    shares = {step: growth / total for step, growth in f.step_growth.items()}
+    makes = [f"{step} makes {share:.0%}" for step, share in _descending(shares) if share >= _NAMED]
+    takes = [f"{step} takes {-share:.0%} back" for step, share in _descending(shares) if share <= -_NAMED]
+    text = ", ".join(makes + takes)
+    passed = f.passes(LEVELS[1])
+    until = "" if passed is None else f" until t_sim passes 0.99 at block {passed}"
+    return {"factor": math.exp(total), "shares": text, "until": until, **shares}
+
+
+def opposed_steps(f: Facts) -> Values:
+    parts = _descending(f.step_growth)
+    text = ", ".join(f"{step} × {math.exp(growth):.3g}" for step, growth in parts)
+    return {"changes": f"{text} in the odds t_sim/t_div", **f.step_growth}
+
+
+def _descending(parts: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(parts.items(), key=lambda item: -item[1])
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _entrance(f: Facts) -> str:
+    """Where the part that is judged begins; what enters a decoder is not measured."""
+    return f"after block {f.first}" if f.first else "at the entrance"
+
+
+def law(f: Facts) -> Values:
+    """How the odds grow, by the fitted map or, in pre-norm, by a power of depth."""
+    trend = f.trend
+    assert trend is not None
+    horizon = {"horizon": float(f.first + 10 * (f.last - f.first))}
+    if trend.exponent is not None:
+        text = f"The odds t_sim/t_div grow like block^{trend.exponent:.2f} over the last half of the blocks"
+        return {"law": text, "exponent": trend.exponent, **horizon}
+    rho, feed = trend.map.rho, trend.map.feed
+    text = f"From block to block the odds s = t_sim/t_div go s → {rho:.3f} s + {feed:.2g} (± {trend.error:.1%})"
+    return {"law": text, "rho": rho, "feed": feed, "error": trend.error, **horizon}
+
+
+def arrival(f: Facts) -> Values:
+    best, low, high = f.arrival
+    assert best is not None
+    text = "" if low == high else f" ({low or best} to {high})" if high else f" ({low or best} or later)"
+    return law(f) | {"arrival": float(best), "range": text}
+
+
+def halving(f: Facts) -> Values:
+    assert f.trend is not None
+    return law(f) | {"half": math.log(2) / math.log(f.trend.map.rho)}
+
+
+def theory(f: Facts) -> Values:
+    found = f.attention
+    assert found is not None
+    numbers = {name: getattr(found, name) for name in ("rate", "bound", "estimate", "omega_delta", "branch_energy")}
+    return {**numbers, "caveat": _for_random_weights(f)}
+
+
+def spectra(f: Facts) -> Values:
+    caveat = "; heads that look at an outlier have a large gap and carry little" if f.sink is not None else ""
+    return {"gap": f.mean_gap, "caveat": caveat}
+
+
+def _for_random_weights(f: Facts) -> str:
+    return ", a reference only: the weights are trained" if f.look == "trained" else ""
+
+
+def quiet(f: Facts, angle: float) -> Values:
+    found = f.quiet_blocks(angle)
+    return {"count": float(len(found)), "blocks": float(f.blocks), "degrees": 180 * angle, "where": ranges(found)}
+
+
+def spare(f: Facts, share: float) -> Values:
+    found = sorted(f.spare_blocks(share), key=lambda item: item[1])
+    changes = ", ".join(f"block {block} {change:+.4f}" for block, change in found[:4])
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    numbers = {f"change_{block}": change for block, change in found}
+    return {"count": float(len(found)), "percent": 100 * share, "changes": changes + more, **numbers}
+
+
+def weights(f: Facts) -> Values:
+    found = f.about["weights"]
+    return {"norms": float(found["norms"]), "moved": float(found["moved"])}
+
+
+def normal(f: Facts) -> Values:
+    assert f.reference is not None
+    block, low, high = f.reference_point
+    value = f.at("token_similarity", block)
+    side = "within" if low <= value <= high else "above" if value > high else "below"
+    numbers = {"block": float(block), "value": value, "low": low, "high": high}
+    return {**numbers, "side": side, "label": f.reference.label}
+
+
+def missing(f: Facts) -> list[str]:
+    """What would have been said had it been measured."""
+    found = []
+    if not f.step_growth and f.about.get("placement"):
+        found.append("which step is to blame (stations trunk)")
+    if not f.has("effective_rank"):
+        found.append("directions left (measure effective_rank), so a fall onto opposite clusters would not be seen")
+    if not f.has("energy_sequence"):
+        found.append("what sequences share (measures all)")
+    elif f.about.get("samples") == 1:
+        found.append("what sequences share (there is one)")
+    if math.isnan(f.mean_gap):
+        found.append("attention's spectrum (measures spectral)")
+    return found
+
+
+def not_measured(f: Facts) -> Values:
+    found = missing(f)
+    return {"missing": "; ".join(found), "count": float(len(found))}
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """1, 2, 3, 5 as "1–3, 5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)

@@ -1,0 +1,190 @@
+"""Yu & Zhang 2024, Fig. 6: post-norm, pre-norm and de-escalated Vision Transformers, trained.
+
+The paper trains 80 blocks for 150 epochs on CIFAR-10 (`--scale paper`, which needs a GPU). The default is the same
+comparison on scikit-learn's digits; with `--data` and a folder of CIFAR-10, 80 narrow blocks for a few steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+import torch
+
+from depthscope.studies import style
+from depthscope.studies.comparison import NAMES, draw_curves
+from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
+from depthscope.training.comparison_results import COLUMNS, curves, final_values
+from depthscope.training.config import VARIANTS
+from depthscope.training.recipes import RECIPES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CHANCE = math.log(10)  # the loss of equal odds for ten classes
+ALIKE = 0.8  # the share of the other's progress from which on two variants count as close
+PAPER = "§3.3, Fig. 6: ViT of 80 blocks, CIFAR-10, 150 epochs"
+
+
+@dataclass(frozen=True)
+class Config:
+    form: Literal["digits", "quick", "cifar10", "paper"] = "digits"
+    recipe: str = "vit-digits"
+    settings: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 8})  # other than the recipe's
+    evaluate_every: int | None = None
+    data: str | None = None
+    allow_incomplete: bool = False
+    trials: int = 3
+    seed: int = 0  # the first; one more per trial
+
+
+def computable(config: Config) -> bool:
+    """The paper's scale is weeks of one CPU."""
+    return config.form != "paper" or torch.cuda.is_available()
+
+
+def compute(config: Config, progress: Progress, folder: Path) -> pd.DataFrame:
+    """Trains what is not there yet in `folder`; the table of `training.comparison_results.curves`."""
+    if not computable(config):
+        progress(1.0)
+        return pd.DataFrame(columns=COLUMNS)
+    recipe = RECIPES[config.recipe].recipe
+    configs = {variant: recipe(variant).changed(**config.settings) for variant in VARIANTS}
+    cells = cells_of(configs, seeds=range(config.seed, config.seed + config.trials))
+    options: dict[str, Any] = {"tracker": "none"}
+    if config.evaluate_every is not None:
+        options["evaluate_every"] = config.evaluate_every
+    launch = Launch(folder / config.form, config.data, config.allow_incomplete, options=options)
+
+    def watching(done: int, running: Sequence[Cell]) -> None:
+        parts = [last_step(cell, launch).get("step", 0) / cell.config.steps for cell in running if cell.config.steps]
+        progress((done + sum(parts)) / len(cells))
+
+    return curves(run_cells(cells, launch, watching), launch)
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    if len(frame):
+        return draw_curves(frame[frame["quantity"] != "failed"])
+    figure, (ax,) = style.panels(1)
+    ax.text(0.5, 0.5, "not computed: the paper's scale needs a GPU", ha="center", fontsize=8, transform=ax.transAxes)
+    return figure
+
+
+def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    """Progress is ln 10 − loss: how far below equal odds a variant has come. A run that failed has come nowhere.
+
+    The quick form shows its numbers and judges nothing: its few steps tell no variant from another.
+    """
+    note = _note(config)
+    if not computable(config):
+        return [
+            judge(claim, paper=PAPER, ours="not computed", tolerance=tolerance, holds=None, note=note)
+            for claim, tolerance in TOLERANCES.items()
+        ]
+    final = final_values(frame).reindex(columns=["variant", "loss", "test_loss", "test_accuracy"])
+    progress = {name: _means(final, name) for name in ("loss", "test_loss")}
+    accuracy = final.groupby("variant")["test_accuracy"].mean()
+    told = "; ".join(
+        f"{NAMES[variant]} {CHANCE - progress['loss'][variant]:.3f}, {CHANCE - progress['test_loss'][variant]:.3f}, "
+        f"{accuracy[variant]:.1%}"
+        for variant in VARIANTS
+    )
+    lags, trains, close = TOLERANCES
+    post, pre, ours = ({name: values[variant] for name, values in progress.items()} for variant in VARIANTS)
+    ratios = {name: post[name] / ours[name] if ours[name] > 0 else math.inf for name in progress}
+    rows = final[final["variant"] == "deescalated"]
+    worst_loss, worst_accuracy = rows["test_loss"].fillna(CHANCE).max(), rows["test_accuracy"].fillna(0).min()
+    fails = "; it fails: test accuracy at most 15 %" if not accuracy["post"] > 0.15 else ""
+    likeness = ours["test_loss"] / pre["test_loss"] if pre["test_loss"] > 0 else math.nan
+    holds: list[bool | None] = [
+        max(ratios.values()) <= ALIKE,
+        bool(worst_loss <= 0.9 * CHANCE and worst_accuracy >= 0.2),
+        likeness >= ALIKE,
+    ]
+    if config.form == "quick":
+        holds = [None, None, None]
+    return [
+        judge(
+            lags,
+            paper=PAPER,
+            ours=f"progress {ratios['loss']:.2f} of the de-escalated in training, {ratios['test_loss']:.2f} in test "
+            f"loss{fails} (training loss, test loss, accuracy: {told})",
+            tolerance=TOLERANCES[lags],
+            holds=holds[0],
+            note=note,
+        ),
+        judge(
+            trains,
+            paper=PAPER,
+            ours=f"test loss {worst_loss:.3f} at most, accuracy {worst_accuracy:.1%} at least, in {len(rows)} run(s)",
+            tolerance=TOLERANCES[trains],
+            holds=holds[1],
+        ),
+        judge(
+            close,
+            paper=PAPER,
+            ours=f"{likeness:.2f} of pre-norm's progress in test loss",
+            tolerance=TOLERANCES[close],
+            holds=holds[2],
+        ),
+    ]
+
+
+TOLERANCES = {
+    "post-norm fails or lags behind de-escalated": f"progress (ln 10 − loss) at most {ALIKE:g} of the de-escalated, "
+    "in training and in test loss",
+    "de-escalated trains": f"in every run: test loss at most 0.9 ln 10 = {0.9 * CHANCE:.2f}, accuracy at least 20 %",
+    "de-escalated is close to pre-norm": f"at least {ALIKE:g} of its progress in test loss; it may be better",
+}
+
+
+def _means(final: pd.DataFrame, name: str) -> dict[str, float]:
+    values = (CHANCE - final[name]).fillna(0.0).groupby(final["variant"]).mean()
+    return {str(variant): float(value) for variant, value in values.items()}
+
+
+def _note(config: Config) -> str:
+    if config.form == "paper":
+        return "" if computable(config) else "the paper's scale needs a GPU; the same command computes it there"
+    recipe = RECIPES[config.recipe].recipe
+    settings = ", ".join(f"{name} {value}" for name, value in config.settings.items())
+    rates = ", ".join(f"{NAMES[variant]} {recipe(variant).lr:g}" for variant in VARIANTS)
+    few = "; too few steps for a verdict" if config.form == "quick" else ""
+    return f"{config.recipe} with {settings}; {config.trials} seed(s); learning rates: {rates}{few}"
+
+
+STUDY = Study(
+    name="yu2024-fig6",
+    full=Config(),
+    quick=Config(
+        form="quick",
+        settings={"depth": 6, "width": 16, "ffn_width": 32, "heads": 2, "patch_size": 4, "steps": 10},
+        trials=1,
+    ),
+    compute=compute,
+    draw=draw,
+    claims=claims,
+    in_folder=True,
+    scales={"paper": Config(form="paper", recipe="vit-cifar10", settings={})},
+    with_data=Config(
+        form="cifar10",
+        recipe="vit-cifar10",
+        settings={
+            "width": 64,
+            "ffn_width": 128,
+            "heads": 4,
+            "patch_size": 8,
+            "augment": False,
+            "steps": 100,
+        },
+        evaluate_every=100,
+        allow_incomplete=True,
+        trials=1,
+    ),
+)

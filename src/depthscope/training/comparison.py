@@ -1,0 +1,206 @@
+"""A comparison: the same training under several variants, depths, learning rates, warm-ups and seeds.
+
+Every cell is a run of `depthscope train` in a folder and a process of its own; what is complete is not run again,
+what was stopped is continued.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from depthscope.training.config import TrainingConfig, Variant
+from depthscope.training.metrics import read_metrics
+from depthscope.training.recipes import RECIPES
+
+NOT_FINITE = 1  # how `depthscope train` ends if the loss is not finite: a result, not a mistake
+_PAUSE = 0.2  # seconds between two looks at the processes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison."""
+
+    config: TrainingConfig
+
+    @property
+    def name(self) -> str:
+        """Its folder: every factor, whether it varies or not, so that a wider comparison finds it again."""
+        config = self.config
+        factors = f"depth{config.depth}-lr{config.lr:g}-warmup{config.warmup_steps}-seed{config.seed}"
+        return f"{config.variant}-{factors}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the cells are run: none of it changes their numbers."""
+
+    folder: Path
+    data: str | None = None
+    allow_incomplete: bool = False
+    jobs: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)  # of `depthscope train`: evaluate_every, …
+
+    def run_folder(self, cell: Cell) -> Path:
+        return self.folder / "runs" / cell.name
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a cell ended: `failed` says why it could not go on, if so."""
+
+    cell: Cell
+    failed: str | None
+
+
+Watching = Callable[[int, Sequence[Cell]], object]  # how many cells are done, which are running
+
+
+def cells_of(
+    configs: Mapping[Variant, TrainingConfig],
+    *,
+    depths: Sequence[int] | None = None,
+    seeds: Sequence[int] = (0,),
+    warmups: Sequence[int] | None = None,
+    lr_factors: Sequence[float] = (1.0,),
+) -> list[Cell]:
+    """All combinations. A factor that is not given stays as the configuration of the variant has it.
+
+    `lr_factors` multiply the learning rate of each variant: variants differ in what they can bear.
+    """
+    cells = []
+    for seed in seeds:  # outermost: what is interrupted has whole seeds to compare
+        for config in configs.values():
+            for depth in depths or (config.depth,):
+                for warmup in warmups if warmups is not None else (config.warmup_steps,):
+                    for factor in lr_factors:
+                        lr = float(f"{config.lr * factor:.6g}")
+                        cells.append(Cell(config.changed(depth=depth, warmup_steps=warmup, lr=lr, seed=seed)))
+    return list(dict.fromkeys(cells))
+
+
+def command_of(cell: Cell, launch: Launch) -> list[str]:
+    """`python -m depthscope train …`, with an option for whatever differs from the recipe."""
+    config = cell.config
+    default = RECIPES[config.recipe].recipe(config.variant)
+    command = [sys.executable, "-m", "depthscope", "train", config.recipe, "--variant", config.variant]
+    command += ["--resume", "--out", str(launch.run_folder(cell))]
+    before = default.as_json()
+    for name, value in config.as_json().items():
+        if value != before[name]:
+            command += _option(name, value)
+    for name, value in launch.options.items():
+        command += _option(name, value)
+    if launch.data is not None:
+        command += ["--data", launch.data]
+    return command + (["--allow-incomplete"] if launch.allow_incomplete else [])
+
+
+def _option(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}"] if value else [f"--no-{flag}"]
+    return [f"--{flag}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+
+
+def run_cells(cells: Sequence[Cell], launch: Launch, watching: Watching = lambda _done, _running: None) -> list[Result]:
+    """Runs what is not done yet, `jobs` at a time. Interrupted, it lets the runs save their work first.
+
+    A loss that is not finite is a result. Any other failure of a run ends the comparison with a ValueError.
+    """
+    results = {cell: _read_result(cell, launch) for cell in cells}
+    waiting = [cell for cell in cells if results[cell] is None]
+    running: dict[Cell, subprocess.Popen[bytes]] = {}
+    with _stopping(running):
+        while waiting or running:
+            while waiting and len(running) < launch.jobs:
+                cell = waiting.pop(0)
+                running[cell] = _start(cell, launch)
+            watching(len(cells) - len(waiting) - len(running), list(running))
+            time.sleep(_PAUSE)
+            for cell in [cell for cell, process in running.items() if process.poll() is not None]:
+                results[cell] = _end(cell, launch, running.pop(cell).returncode)
+    watching(len(cells), [])
+    return [result for result in results.values() if result is not None]
+
+
+def last_step(cell: Cell, launch: Launch) -> dict[str, Any]:
+    """The newest logged numbers of a run; empty before the first."""
+    rows = read_metrics(launch.run_folder(cell) / "metrics.jsonl")
+    return next((row for row in reversed(rows) if "loss" in row), {})
+
+
+def _start(cell: Cell, launch: Launch) -> subprocess.Popen[bytes]:
+    folder = launch.run_folder(cell)
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = dict(os.environ)
+    if launch.jobs > 1:  # or every process would use all cores
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // launch.jobs)))
+    log: IO[bytes]
+    with (folder / "log.txt").open("wb") as log:
+        return subprocess.Popen(
+            command_of(cell, launch),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches it through us, once
+        )
+
+
+def _end(cell: Cell, launch: Launch, code: int) -> Result:
+    folder = launch.run_folder(cell)
+    lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    said = lines[-1].removeprefix("depthscope: ")
+    if code not in (0, NOT_FINITE) or (code == NOT_FINITE and "not finite" not in said):
+        raise ValueError(f"the run {cell.name} ended with code {code}: {said} (all of it: {folder / 'log.txt'})")
+    failed = said if code == NOT_FINITE else None
+    scratch = folder / f".outcome-{os.getpid()}"
+    scratch.write_text(json.dumps({**_identity(cell, launch), "failed": failed}, indent=2) + "\n", encoding="utf-8")
+    os.replace(scratch, folder / "outcome.json")
+    return Result(cell, failed)
+
+
+def _read_result(cell: Cell, launch: Launch) -> Result | None:
+    """How an earlier run of this very cell ended; None if it did not, or was another one."""
+    path = launch.run_folder(cell) / "outcome.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    failed = found.pop("failed", None)
+    return Result(cell, failed) if found == _identity(cell, launch) else None
+
+
+def _identity(cell: Cell, launch: Launch) -> dict[str, Any]:
+    return {"config": cell.config.as_json(), "data": launch.data}
+
+
+@contextmanager
+def _stopping(running: Mapping[Cell, subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Whatever ends the comparison, its runs are asked to save their work, and are waited for."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()  # the only one that may
+    before = signal.signal(signal.SIGTERM, interrupt) if main else None
+    try:
+        yield
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+        if main:
+            signal.signal(signal.SIGTERM, before)

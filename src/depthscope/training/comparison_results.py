@@ -1,0 +1,103 @@
+"""What the runs of a comparison have shown: one tidy table, and the numbers at their ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from depthscope.training.comparison import Launch, Result
+from depthscope.training.metrics import read_metrics
+
+FACTORS = ["variant", "depth", "lr", "warmup_steps"]
+EVALUATED = ("test_loss", "test_accuracy", "valid_loss", "valid_loss_future_hidden")  # what tasks report
+QUANTITIES = ("loss", *EVALUATED, "token_similarity")
+COLUMNS = [*FACTORS, "seed", "step", "quantity", "value"]
+LAST_SHARE = 0.1  # of a run: its final training loss is the mean over it
+
+
+def curves(results: Sequence[Result], launch: Launch) -> pd.DataFrame:
+    """A row for every logged number: variant, depth, lr, warmup_steps, seed, step, quantity, value.
+
+    A run whose loss ceased to be finite has a row of quantity `failed` at its last logged step.
+    """
+    rows = []
+    for result in results:
+        config = result.cell.config
+        factors = [getattr(config, name) for name in (*FACTORS, "seed")]
+        logged = read_metrics(launch.run_folder(result.cell) / "metrics.jsonl")
+        if result.failed is not None:
+            rows.append([*factors, max((int(row["step"]) for row in logged), default=0), "failed", 1.0])
+        for row in logged:
+            for name in QUANTITIES:
+                if name in row:
+                    value = math.nan if row[name] is None else float(row[name])
+                    rows.append([*factors, int(row["step"]), name, value])
+    # A step that was watched, stopped and watched again stands there twice.
+    keys = [*FACTORS, "seed", "step", "quantity"]
+    return pd.DataFrame(rows, columns=COLUMNS).drop_duplicates(keys, keep="last", ignore_index=True)
+
+
+def final_values(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per run: the training loss over the last tenth of its steps, and its last evaluation.
+
+    nan for a run that failed: what it had before is not where it ended.
+    """
+    rows = []
+    for key, rows_of_run in frame.groupby([*FACTORS, "seed"], sort=False):
+        failed = (rows_of_run["quantity"] == "failed").any()
+        run = rows_of_run[:0] if failed else rows_of_run
+        losses = run[run["quantity"] == "loss"]
+        late = losses[losses["step"] > (1 - LAST_SHARE) * losses["step"].max()]
+        found: dict[str, Any] = dict(zip([*FACTORS, "seed"], key, strict=True))
+        found["loss"] = late["value"].mean() if len(late) else math.nan
+        for name in evaluated_in(frame):
+            values = run.loc[run["quantity"] == name].sort_values("step")["value"]
+            found[name] = values.iloc[-1] if len(values) else math.nan
+        rows.append(found)
+    return pd.DataFrame(rows, columns=[*FACTORS, "seed", "loss", *evaluated_in(frame)])
+
+
+def evaluated_in(frame: pd.DataFrame) -> list[str]:
+    """What these runs have measured on data they were not trained on."""
+    return [name for name in EVALUATED if (frame["quantity"] == name).any()]
+
+
+def summarise(frame: pd.DataFrame, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Per variant, depth, learning rate and warm-up: mean and standard deviation over the seeds.
+
+    A run whose loss ceased to be finite counts in `failed` and in no mean. `best_lr` is true for the learning
+    rate with the least mean final *training* loss among those of the same variant, depth and warm-up: the
+    test data chooses nothing.
+    """
+    final = final_values(frame)
+    rows: list[dict[str, Any]] = []
+    for factors in dict.fromkeys(_key(result)[:-1] for result in results):
+        found: dict[str, Any] = dict(zip(FACTORS, factors, strict=True))
+        chosen = final[[tuple(row) == factors for row in final[FACTORS].itertuples(index=False, name=None)]]
+        mine = [result for result in results if _key(result)[:-1] == factors]
+        found["failed"] = sum(result.failed is not None for result in mine)
+        found["runs"] = len(mine)
+        for name in ("loss", *evaluated_in(frame)):
+            found[name] = _finite(chosen[name].mean())
+            found[f"{name}_std"] = _finite(chosen[name].std())  # of one run there is none
+        rows.append(found)
+    for row in rows:
+        rivals = [other for other in rows if all(other[name] == row[name] for name in FACTORS if name != "lr")]
+        row["best_lr"] = row is min(rivals, key=_order)
+    return rows
+
+
+def _key(result: Result) -> tuple[Any, ...]:
+    return tuple(getattr(result.cell.config, name) for name in (*FACTORS, "seed"))
+
+
+def _order(row: dict[str, Any]) -> tuple[int, float]:
+    """Fewest failures first, then the training loss; what has none is last."""
+    return row["failed"], math.inf if row["loss"] is None else row["loss"]
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,104 @@
+"""`depthscope compare` as a user meets it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from depthscope.cli.app import main
+
+SMALL = ("vit-digits", "--width", "8", "--heads", "1", "--ffn-width", "8", "--steps", "2", "--log-every", "1", "--cpu")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The program in this process: exit code, stdout, stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["depthscope", "compare", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+def test_curves_a_table_and_a_summary(run, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    arguments = (*SMALL, "--variants", "pre,deescalated", "--depths", "2", "--seeds", "1", "--jobs", "2")
+    code, out, _err = run(*arguments, "--out", str(tmp_path))
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split() == [
+        "variant",
+        "blocks",
+        "lr",
+        "warm-up",
+        "runs",
+        "loss",
+        "test",
+        "loss",
+        "test",
+        "accuracy",
+    ]
+    assert lines[1].split()[:5] == ["pre", "2", "0.001", "0", "1"]
+    assert lines[2].split()[:5] == ["deescalated", "2", "0.0001", "0", "1"]
+    files = {path.name for path in tmp_path.iterdir()}
+    assert files == {"runs", "curves.parquet", "curves.png", "curves.pdf", "summary.json"}
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    frame = pd.read_parquet(tmp_path / "curves.parquet")
+    assert set(frame["variant"]) == {"pre", "deescalated"}
+    last = frame[(frame["variant"] == "pre") & (frame["quantity"] == "test_loss")]["value"].iloc[-1]
+    assert summary["cells"][0]["test_loss"] == last
+    assert f"{last:.3f}" in lines[1]
+
+    code, out, _err = run(*arguments, "--out", str(tmp_path), "--json")  # nothing is trained again
+    assert code == 0
+    assert json.loads(out) == summary
+
+
+def test_a_dry_run_lists_the_runs_and_starts_none(run, tmp_path: Path):
+    out = tmp_path / "new"
+    arguments = ("vit-digits", "--depths", "12,24", "--seeds", "2", "--warmup", "0,100", "--lr-grid", "1,3", "--json")
+    code, printed, _err = run(*arguments, "--batch-size", "32", "--dry-run", "--out", str(out))
+    assert code == 0
+    runs = json.loads(printed)["runs"]
+    assert len(runs) == 3 * 2 * 2 * 2 * 2
+    assert runs["post-depth12-lr0.00015-warmup100-seed1"]["batch_size"] == 32
+    assert not out.exists()
+
+
+def test_interrupted_it_says_how_to_go_on(run, tmp_path: Path, monkeypatch):
+    def interrupt(*_a, **_k):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("depthscope.cli.compare.run_cells", interrupt)
+    code, _out, err = run(*SMALL, "--depths", "1", "--out", str(tmp_path))
+    assert code == 130
+    assert err == f"depthscope: interrupted; the runs in {tmp_path} are saved, and the same command goes on\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vit-digit"], "did you mean 'vit-digits'"),
+        (["vit-digits", "--variants", "post,per"], "unknown variant 'per': did you mean 'pre'?"),
+        (["vit-digits", "--variants", ","], "expected --variants to be some of post, pre, deescalated"),
+        (["vit-digits", "--depths", "1.5"], "expected --depths to be whole numbers separated by commas, got '1.5'"),
+        (["vit-digits", "--depths", "0"], "expected depth greater than 0, got 0"),
+        (["vit-digits", "--lr-grid", ","], "expected --lr-grid to be at least one number"),
+        (["vit-digits", "--seed", "3"], "--seed"),
+        (["vit-digits", "--heads", "5", "--out", "OUT"], "heads that divide the width"),
+        (["vit-digits", "--depths", "100000000", "--out", "OUT"], "fits into memory"),
+        (["vit-digits", "--data", "folder", "--out", "OUT"], "brings its data"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_trained(run, tmp_path: Path, arguments: list[str], message: str):
+    code, _out, err = run(*[str(tmp_path / "out") if part == "OUT" else part for part in arguments])
+    assert code == 2
+    assert message in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("depthscope: ")
+    assert not (tmp_path / "out" / "runs").exists()

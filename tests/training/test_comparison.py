@@ -1,0 +1,124 @@
+"""Comparisons: which runs, with which command; done once, continued, failed, refused, stopped."""
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from depthscope.training import read_metrics, vit_cifar10, vit_digits
+from depthscope.training.comparison import Cell, Launch, Result, cells_of, command_of, last_step, run_cells
+from depthscope.training.comparison_results import curves, final_values, summarise
+
+SMALL = {"depth": 1, "width": 8, "heads": 1, "ffn_width": 8, "steps": 3}
+OPTIONS = {"log_every": 1, "tracker": "none", "cpu": True}
+
+
+def small(variant="post", **changes) -> Cell:
+    return Cell(vit_digits(variant).changed(**(SMALL | changes)))
+
+
+def no_process(*_a, **_k):
+    raise AssertionError("a process was started")
+
+
+def test_all_combinations_with_each_variants_own_learning_rate():
+    configs = {variant: vit_digits(variant) for variant in ("post", "pre")}
+    cells = cells_of(configs, depths=(12, 24), seeds=(0, 1), warmups=(0, 100), lr_factors=(1, 3))
+    assert len({cell.name for cell in cells}) == 2 * 2 * 2 * 2 * 2
+    assert {cell.config.lr for cell in cells if cell.config.variant == "post"} == {5e-5, 1.5e-4}
+    assert {cell.config.lr for cell in cells if cell.config.variant == "pre"} == {1e-3, 3e-3}
+    assert "pre-depth24-lr0.003-warmup100-seed1" in {cell.name for cell in cells}
+    (cell,) = cells_of({"post": vit_digits("post").changed(warmup_steps=7)})
+    assert (cell.config.depth, cell.config.warmup_steps) == (48, 7)
+
+
+def test_the_command_has_what_differs_from_the_recipe_and_nothing_else(tmp_path: Path):
+    config = vit_cifar10("deescalated").changed(augment=False, drop_at=(0.5, 0.75), steps=9)
+    launch = Launch(tmp_path, "folder", True, options={"log_every": 2})
+    command = command_of(Cell(config), launch)[3:]
+    assert command[:4] == ["train", "vit-cifar10", "--variant", "deescalated"]
+    assert command[4:7] == ["--resume", "--out", str(tmp_path / "runs" / "deescalated-depth80-lr0.0001-warmup0-seed0")]
+    options = "--steps 9 --drop-at 0.5,0.75 --no-augment --log-every 2 --data folder --allow-incomplete"
+    assert command[7:] == options.split()
+
+
+def test_a_run_is_done_once_and_its_end_is_read(tmp_path: Path, monkeypatch):
+    launch = Launch(tmp_path, options=OPTIONS)
+    cells = [small(), small(lr=1e30)]
+    seen: list[tuple[int, int]] = []
+    results = run_cells(cells, launch, lambda done, running: seen.append((done, len(running))))
+    assert seen[0] == (0, 1)
+    assert seen[-1] == (2, 0)
+    good, bad = results
+    assert good.failed is None
+    assert bad.failed is not None
+    assert bad.failed.startswith("the loss is not finite at step")
+    assert last_step(cells[0], launch)["step"] == 3
+
+    frame = curves(results, launch)
+    whole, broken = final_values(frame).to_dict("records")
+    rows = read_metrics(launch.run_folder(cells[0]) / "metrics.jsonl")
+    assert whole["loss"] == next(row["loss"] for row in rows if row["step"] == 3 and "loss" in row)
+    assert whole["test_loss"] == rows[-1]["test_loss"]
+    assert pd.isna(broken["loss"])
+    assert pd.isna(broken["test_accuracy"])
+    summary = summarise(frame, results)
+    assert [(row["runs"], row["failed"], row["best_lr"]) for row in summary] == [(1, 0, True), (1, 1, False)]
+    json.dumps(summary, allow_nan=False)
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    assert run_cells(cells, launch) == results
+    with pytest.raises(AssertionError, match="a process was started"):  # other data is another run
+        run_cells(cells, Launch(tmp_path, "elsewhere", options=OPTIONS))
+
+
+def test_a_mistake_ends_the_comparison_with_what_the_run_said(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"run post-.* ended with code 2: .*brings its data"):
+        run_cells([small()], Launch(tmp_path, "folder", options=OPTIONS))
+    assert not list(tmp_path.rglob("outcome.json"))
+
+
+def test_stopped_it_lets_its_runs_save_and_goes_on_from_there(tmp_path: Path):
+    launch = Launch(tmp_path, options=OPTIONS | {"checkpoint_every": 1_000_000})
+    cell = small(steps=100_000)
+    stopper = threading.Event()
+
+    def stop_at_the_first_step(_done: int, _running: object) -> None:
+        if last_step(cell, launch) and not stopper.is_set():
+            stopper.set()
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([cell], launch, stop_at_the_first_step)
+    assert stopper.is_set()
+    assert len(list(launch.run_folder(cell).glob("checkpoints/step-*"))) == 1
+    assert not (launch.run_folder(cell) / "outcome.json").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    before = last_step(cell, launch)["step"]
+    time.sleep(0.3)
+    assert last_step(cell, launch)["step"] == before  # nothing runs on
+
+
+def test_means_and_spread_are_over_seeds_and_the_training_loss_chooses_the_rate():
+    frame = pd.DataFrame(
+        [
+            ("post", 1, lr, 0, seed, step, name, value)
+            for lr, offset in ((0.1, 0.0), (0.2, -0.5))
+            for seed in (0, 1)
+            for step, late in ((10, 5.0), (95, 1.0), (100, 3.0))
+            for name, value in (("loss", late + offset + seed), ("test_loss", late - offset), ("test_accuracy", 0.5))
+        ],
+        columns=["variant", "depth", "lr", "warmup_steps", "seed", "step", "quantity", "value"],
+    )
+    results = [Result(small(lr=lr, seed=seed), None) for lr in (0.1, 0.2) for seed in (0, 1)]
+    first, second = summarise(frame, results)
+    assert first["loss"] == pytest.approx(2.5)  # the mean of 1 and 3, of 2 and 4
+    assert first["loss_std"] == pytest.approx(0.5**0.5)
+    assert first["test_loss"] == 3.0
+    assert second["test_loss"] == 3.5
+    assert (first["best_lr"], second["best_lr"]) == (False, True)
