@@ -145,16 +145,16 @@ def draw(frame: pd.DataFrame) -> Any:
 
 
 def _draw_validation(ax: Any, frame: pd.DataFrame, rates: Sequence[float]) -> None:
-    """Two bars per case at the highest rate."""
-    rate = max(rates)
+    """Two bars per case and rate."""
+    runs = [(name, rate) for rate in rates for name in _cases(rates, rate)]
     for place, (quantity, colour) in enumerate((("one pass", style.SKY), ("future hidden", style.ORANGE))):
-        values = [_validation(frame, name, rate, quantity) for name in CASES]
-        heights = [number - 0.2 + 0.4 * place for number in range(len(CASES))]
+        values = [_validation(frame, name, rate, quantity) for name, rate in runs]
+        heights = [number - 0.2 + 0.4 * place for number in range(len(runs))]
         ax.barh(heights, values, height=0.38, color=colour, label=quantity)
     ax.axvline(_floor(frame), color=style.GREY, linewidth=1, linestyle=":", label="word frequencies")
-    ax.set_yticks(range(len(CASES)), list(CASES), fontsize=8)
+    ax.set_yticks(range(len(runs)), [f"{name}, {rate:g}" for name, rate in runs], fontsize=7)
     ax.invert_yaxis()
-    style.label(ax, f"Validation, learning rate {rate:g}", "loss, nats per token", "model")
+    style.label(ax, "Validation", "loss, nats per token", "model, learning rate")
     style.legend_below(ax, columns=2)
 
 
