@@ -46,7 +46,10 @@ def reproduce(
         str | None, typer.Option(help="paper: the paper's own size, for a study that trains; needs a GPU.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Data for a study that trains, e.g. cifar-10-batches-bin.")
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Data for a study that trains: cifar-10-batches-bin, or a folder of WikiText."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
