@@ -75,6 +75,9 @@ class MemoryTask:
         loss, _ = self.loss(model, self.batch(10**6, share, device), None)
         return {"test_loss": loss.item(), "count": 1.0}
 
+    def report(self, means: dict[str, float]) -> dict[str, float]:
+        return means
+
     def describe(self) -> dict[str, Any]:
         return {"name": "streams"}
 

@@ -18,6 +18,7 @@ from depthscope.models import (
     VisionTransformer,
     pre_norm,
 )
+from depthscope.probing.inputs import batches
 from samples import seeded
 
 SMALL = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 24}
@@ -121,3 +122,10 @@ def make(name: str) -> tuple[nn.Module, Any]:
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=0.3)
     return model, inputs()
+
+
+def run(model: nn.Module, inputs: Any) -> torch.Tensor:
+    """What the model returns, or the first of it."""
+    batch = next(batches(model, inputs))
+    output = model(*batch.args, **batch.kwargs)
+    return output if isinstance(output, torch.Tensor) else output[0]

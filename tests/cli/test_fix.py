@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import depthscope
-from depthscope.cli.app import main
 from depthscope.cli.fix import sink_positions
 from depthscope.models import BlockConfig, Encoder
 from depthscope.models.families import build_family
@@ -22,16 +22,9 @@ SMALL = ("--width", "64", "--heads", "4", "--samples", "2", "--tokens", "16")
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*arguments: str, code: int = 0):
-        monkeypatch.setattr(sys, "argv", ["depthscope", "fix", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        printed = capsys.readouterr()
-        assert exit.value.code == code, printed.err
-        return printed
-
-    return call
+def run(program):
+    """`depthscope fix`."""
+    return partial(program, "fix")
 
 
 def test_a_collapsing_encoder_is_shown_before_and_after(run, tmp_path: Path):
@@ -77,7 +70,40 @@ def test_nothing_is_put_in_where_nothing_escalates(run, tmp_path: Path, monkeypa
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert "Nothing needs to be put in." in run("still:make").out
+    printed = run("still:make").out
+    assert "No remedy is put in" in printed
+    assert "Verdict: no collapse." in printed
+    asked = run("still:make", "--tau", "0.5").out
+    assert "against the verdict" in asked
+    assert "DeEscalate(tau=0.5" in asked
+
+
+def test_no_remedy_for_what_it_does_not_mend_and_the_line_fits_an_unknown_model(run, tmp_path: Path, monkeypatch):
+    (tmp_path / "odd.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Mix(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.norm, self.linear = nn.LayerNorm(16), nn.Linear(16, 16)\n"
+        "    def forward(self, x):\n"
+        "        return self.norm(x + self.linear(x.mean(dim=1, keepdim=True)) * 3)\n"
+        "def mixing(): return nn.Sequential(*(Mix() for _ in range(12))), torch.randn(4, 9, 16)\n"
+        "class Pull(nn.Module):\n"
+        "    def __init__(self, v):\n"
+        "        super().__init__()\n"
+        "        self.v = nn.Parameter(v)\n"
+        "    def forward(self, x): return 0.3 * x + (x @ self.v).sign().unsqueeze(-1) * self.v\n"
+        "def clusters():\n"
+        "    v = torch.randn(16)\n"
+        "    half = torch.randn(4, 4, 16)\n"
+        "    return nn.Sequential(*(Pull(v) for _ in range(8))), torch.cat([half, -half], dim=1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    found = json.loads(run("odd:clusters", "--json").out)
+    assert found["before"]["diagnosis"]["verdict"] == "rank collapse"
+    assert found["remedies"] == []
+    assert "causal=False)" in json.loads(run("odd:mixing", "--json").out)["python"]
 
 
 def test_a_trained_causal_model_is_told_to_train_and_keeps_its_sink(run, tmp_path: Path):

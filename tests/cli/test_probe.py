@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from depthscope.cli.app import main
 from depthscope.cli.condition import Condition, parse_condition
 from depthscope.cli.display import format_value, skip_sentence
 from depthscope.probing import Profile
@@ -35,18 +35,9 @@ def linear(): return torch.nn.Linear(2, 2), torch.zeros(1, 2)
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Calls the program; gives what it printed, after checking its exit code."""
-
-    def call(*arguments: str, code: int = 0):
-        monkeypatch.setattr(sys, "argv", ["depthscope", "probe", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        printed = capsys.readouterr()
-        assert exit.value.code == code, printed.err
-        return printed
-
-    return call
+def run(program):
+    """`depthscope probe`."""
+    return partial(program, "probe")
 
 
 @pytest.fixture

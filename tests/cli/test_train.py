@@ -9,7 +9,7 @@ import pytest
 
 from depthscope.cli.app import main
 from depthscope.training import read_metrics
-from depthscope.training.config import ImageConfig, field_help
+from depthscope.training.config import ImageConfig, LanguageConfig, field_help
 from depthscope.training.display import Terminal
 from depthscope.training.loop import NonFiniteLoss
 
@@ -42,7 +42,7 @@ def test_every_setting_has_an_option_with_its_help(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     code, out, _err = run("--help")
     assert code == 0
-    for name, text in field_help(ImageConfig).items():
+    for name, text in (field_help(ImageConfig) | field_help(LanguageConfig)).items():
         assert "--" + name.replace("_", "-") in out
         assert text in out
 
@@ -60,6 +60,29 @@ def test_a_dry_run_shows_everything_and_trains_nothing(run, tmp_path: Path, monk
     assert f"parameters  {parameters:,}" in rest
     assert "steps       58,500 (390 per epoch)" in rest
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_of_the_papers_transformer_xl_has_its_size(run):
+    code, out, _err = run("txl-wikitext103", "--variant", "deescalated-leaking", "--dry-run")
+    assert code == 0
+    assert "parameters  200,987,338\n" in out
+    assert "steps       50,000 (17205 per epoch)" in out
+
+
+def test_a_variant_that_a_recipe_does_not_have_is_refused(run):
+    code, _out, err = run("vit-digits", "--variant", "deescalated-leaking", "--dry-run")
+    assert code == 2
+    assert "vit-digits has no variant 'deescalated-leaking': expected one of post, pre, deescalated" in err
+
+
+def test_a_language_model_is_trained_and_shows_its_perplexity(run, tmp_path: Path):
+    small = ("--depth", "1", "--width", "8", "--heads", "2", "--ffn-width", "8", "--steps", "2", "--eval-segments", "2")
+    leaking = ("--variant", "deescalated-leaking", "--hidden-segments", "1", "--warmup-steps", "1", "--clip-norm", "1")
+    code, printed, shown = run("txl-manual", *small, *leaking, *QUIET, "--out", str(tmp_path / "run"))
+    assert code == 0, shown
+    assert printed.startswith("done: 2 steps, valid loss 7.")
+    assert "valid perplexity future hidden " in printed
+    assert "tokens/s" in shown
 
 
 def test_the_memory_estimate_grows_with_the_batch_and_falls_with_checkpointing():

@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,22 +13,16 @@ import depthscope
 import zoo
 from depthscope.anatomy import anatomy_of
 from depthscope.models import BlockConfig, VisionTransformer
-from depthscope.probing.inputs import batches
 from depthscope.probing.quiet import undisturbed
 from depthscope.probing.taps import Taps
 from depthscope.remedies import DeEscalate, LearnableTau, ResidualWeight, applied, deescalate
 from depthscope.remedies.hooks import hooks_in
 from samples import seeded
+from zoo import run
 
 STATIONS = ["input", "after_attention", "ffn_input", "output"]
 XL = {"transformer-xl", "transformer-xl-pre", "transformer-xl-deescalated"}
 CAUSAL = {"causal-lm", "gpt2", "opt", "llama", "qwen2", "mistral", "gemma"} | XL
-
-
-def run(model: nn.Module, inputs: Any) -> Tensor:
-    batch = next(batches(model, inputs))
-    output = model(*batch.args, **batch.kwargs)
-    return output if isinstance(output, Tensor) else output[0]
 
 
 def tokens_at(model: nn.Module, stations: set[str], **options: Any) -> tuple[Taps, dict[tuple[int, str], Any]]:
@@ -110,6 +102,15 @@ def test_a_copy_is_independent_of_the_original(name: str):
                 parameter.fill_(3.0)
     assert torch.equal(run(twin, inputs), before)
     assert not torch.equal(run(model, inputs), before)
+
+
+@pytest.mark.parametrize("name", ["torch", "qwen2", "gpt2", "t5", "encoder"])
+def test_a_tau_per_feature_is_as_wide_as_a_token(name: str):
+    model, inputs = zoo.make(name)
+    depthscope.apply(model, DeEscalate(LearnableTau(0.3, per_feature=True)))
+    run(model, inputs).sum().backward()
+    widths = {parameter.shape for key, parameter in model.named_parameters() if "deescalation" in key}
+    assert widths == {(16,)}
 
 
 @pytest.mark.parametrize("per_feature", [False, True])
@@ -201,6 +202,8 @@ def test_what_cannot_work_is_refused():
         ({"mixing": "mean"}, "got 'mean'"),
         ({"blocks": ()}, "numbers from 1"),
         ({"every": 0}, "at least 1"),
+        ({"every": 1.5}, "whole number"),
+        ({"tau": torch.tensor(5.0)}, "got 5.0"),
         ({"leave_alone": (-1,)}, "numbers of tokens from 0"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -209,6 +212,51 @@ def test_what_cannot_work_is_refused():
         LearnableTau(1.0)
     with pytest.raises(ValueError, match="inputs=a batch"):
         depthscope.apply(zoo.make("encoder")[0], DeEscalate("recommended"))
+
+
+def test_arguments_of_the_wrong_kind_are_refused():
+    model, _ = zoo.make("encoder")
+    for wrong in (DeEscalate, 0.5):
+        with pytest.raises(ValueError, match="expected remedies"):
+            depthscope.apply(model, wrong)
+    with pytest.raises(ValueError, match="at most 3, the model's depth"):
+        depthscope.apply(model, DeEscalate(every=99))
+    assert DeEscalate(torch.tensor(0.5)).tau == 0.5
+
+
+def test_masks_of_unknown_names_are_told_of_and_the_token_axis_can_be_given():
+    class Mix(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.linear(x)
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Mix(), Mix()])
+
+        def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
+            return self.layers[1](self.layers[0](x))
+
+    model, x = Wrapped(), torch.randn(5, 2, 8, generator=seeded(0))  # (n, batch, d)
+    depthscope.apply(model, DeEscalate(0.5), causal=False, token_axis=0)
+    changed = x.clone()
+    changed[:, 1] += 1
+    assert torch.equal(model(x)[:, 0], model(changed)[:, 0])
+    with pytest.warns(UserWarning, match="pad_mask: not understood"):
+        model(x, pad_mask=torch.ones(2, 5))
+
+
+def test_named_blocks_of_a_known_family_keep_its_anatomy():
+    model, inputs = zoo.make("torch-tokens-first")
+    model.eval()
+    depthscope.apply(model, DeEscalate(0.5), blocks="layers.*")
+    named = run(model, inputs)
+    depthscope.apply(depthscope.remove(model), DeEscalate(0.5))
+    assert torch.equal(run(model, inputs), named)
 
 
 def test_a_model_of_no_family_is_treated_as_causal_unless_told_or_found_out():
@@ -264,92 +312,3 @@ def test_the_fused_path_of_pytorch_is_switched_off_and_on_again():
         depthscope.remove(model)
         assert model.use_nested_tensor
         assert torch.equal(model(**inputs), fused)
-
-
-def test_hooks_from_a_pickle_are_not_overwritten_in_a_new_process(tmp_path):
-    model, inputs = zoo.make("bert")
-    depthscope.apply(model.eval(), DeEscalate(0.5))
-    expected = run(model, inputs)
-    torch.save((model, inputs, expected), tmp_path / "model.pt")
-    code = (
-        "import torch, sys, depthscope\n"
-        "model, inputs, expected = torch.load(sys.argv[1], weights_only=False)\n"
-        "handles = [m.register_forward_hook(lambda *_: None) for m in model.modules() for _ in range(3)]\n"
-        "depthscope.probe(model, inputs)\n"
-        "assert torch.equal(model(**inputs)[0], expected)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "model.pt")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing_finds_the_mask_of_its_own_pass(reentrant: bool):
-    def gradients(checkpointed: bool) -> list[Tensor]:
-        model, inputs = zoo.make("bert")
-        depthscope.apply(model, DeEscalate(0.7))
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        if checkpointed:
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-            model.enable_input_require_grads()
-        model.train()
-        other = {"input_ids": zoo.IDS, "attention_mask": zoo.MASK.flip(0, 1)}
-        first, second = model(**inputs)[0], model(**other)[0]  # two passes, then one backward
-        (first.square().sum() + second.sin().sum()).backward()
-        return [p.grad for p in model.encoder.parameters()]
-
-    for plain, recomputed in zip(gradients(False), gradients(True), strict=True):
-        assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype: torch.dtype):
-    model, inputs = zoo.make("llama")
-    depthscope.apply(model.eval(), DeEscalate(0.9))
-    exact = run(model, inputs)
-    with torch.autocast("cpu", dtype=dtype):
-        assert_close(run(model, inputs).float(), exact, rtol=0.1, atol=0.3)  # three blocks of half precision
-
-
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
-@pytest.mark.parametrize("name", ["encoder-pre", "causal-lm", "torch", "bert", "gpt2", "t5"])
-def test_compiles_without_graph_breaks(name: str):
-    model, inputs = zoo.make(name)
-    model.eval()
-    batch = next(batches(model, inputs))
-    depthscope.apply(model, DeEscalate(LearnableTau(), at="after_attention"), DeEscalate(0.9), ResidualWeight(0.5))
-    eager = run(model, inputs)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(*batch.args, **batch.kwargs)
-    compiled = compiled if isinstance(compiled, Tensor) else compiled[0]
-    assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
-    compiled.sum().backward()
-
-
-def test_distributed_data_parallel(tmp_path):
-    from torch.distributed import destroy_process_group, init_process_group
-    from torch.nn.parallel import DistributedDataParallel
-
-    init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        model, inputs = zoo.make("bert")
-        depthscope.apply(model.eval(), DeEscalate(LearnableTau(0.4)))
-        expected = run(model, inputs)
-        expected.sum().backward()
-        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        model.zero_grad()
-        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-        output = wrapped(**inputs)[0]
-        assert torch.equal(output, expected)
-        output.sum().backward()
-        for gradient, parameter in zip(gradients, (p for p in model.parameters() if p.grad is not None), strict=False):
-            assert_close(parameter.grad, gradient)
-        depthscope.remove(model)
-        late = DistributedDataParallel(model)
-        depthscope.apply(late, DeEscalate(0.4))
-        assert_close(late(**inputs)[0], expected)
-        with pytest.raises(ValueError, match="apply first, wrap after"):
-            depthscope.apply(late, DeEscalate(LearnableTau(), at="input"))
-    finally:
-        destroy_process_group()

@@ -1,5 +1,7 @@
 """No remedy lets a token see later ones in a causal model, unless it is asked to by name; generation agrees."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -96,6 +98,20 @@ def test_the_full_mean_is_refused_and_leaks_when_asked_for(name: str):
 GENERATING = [name for name in CAUSAL if name not in ("causal-lm", "xlnet")]
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("blocks", [(1,), (2, 3)], ids=str)
+def test_beams_when_some_blocks_are_chosen_and_static_caches(name: str, blocks: tuple[int, ...]):
+    model = build(name)
+    depthscope.apply(model, DeEscalate(0.7, blocks=blocks))
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    for beams in (1, 4):
+        plain = model.generate(zoo.IDS, use_cache=False, num_beams=beams, **options)
+        cached = model.generate(zoo.IDS, use_cache=True, num_beams=beams, **options)
+        assert torch.equal(cached, plain)
+    with pytest.raises(ValueError, match="generate with a static cache"):  # not wrong numbers
+        model.generate(zoo.IDS, cache_implementation="static", disable_compile=True, **options)
+
+
 @pytest.mark.parametrize("name", GENERATING)
 @pytest.mark.parametrize("mixing", [Prefix(), Prefix(shrink=1.0), Ema(decay=0.8)], ids=str)
 def test_generation_with_a_cache_equals_full_passes(name: str, mixing: Any):
@@ -143,6 +159,7 @@ def test_pieces_with_a_cache_equal_one_pass():
             pieces.append(found.logits)
             cache = found.past_key_values
     assert_close(torch.cat(pieces, dim=1)[mask.bool()], whole[mask.bool()], rtol=0, atol=1e-10)
+    assert len(cache) == 3
     with pytest.raises(ValueError, match="cannot forget tokens"):
         cache.crop(-2)
 
@@ -154,3 +171,47 @@ def test_a_cache_that_the_remedy_has_not_seen_is_refused():
         depthscope.apply(model, DeEscalate(0.9))
         with pytest.raises(ValueError, match="holds 7 tokens, of which de-escalation saw 0"):
             model(zoo.IDS[:, :1], past_key_values=cache, use_cache=True)
+
+
+def test_masks_that_a_mean_cannot_follow_are_refused():
+    model = build("llama")
+    depthscope.apply(model, DeEscalate(0.5))
+    packed = torch.ones(2, 1, 7, 7, dtype=torch.bool).tril()
+    with pytest.raises(ValueError, match="packed"):
+        model(zoo.IDS, attention_mask=packed)
+    xlnet, _ = zoo.make("xlnet")
+    depthscope.apply(xlnet, DeEscalate(0.5))
+    with pytest.raises(ValueError, match="perm_mask hides"):
+        xlnet(zoo.IDS, perm_mask=torch.zeros(2, 7, 7))
+
+
+def test_a_src_mask_given_by_position_counts():
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 4, 24, batch_first=True) for _ in range(2))
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x, mask)
+            return x
+
+    model = Stack().eval()
+    depthscope.apply(model, DeEscalate(0.5))
+    mask, changed = nn.Transformer.generate_square_subsequent_mask(7), zoo.TOKENS.clone()
+    changed[:, -1] += 1
+    with torch.no_grad():
+        assert torch.equal(model(zoo.TOKENS, mask)[:, :-1], model(changed, mask)[:, :-1])
+
+
+def test_nothing_of_a_pass_is_kept_alive():
+    model = build("gpt2")
+    depthscope.apply(model, DeEscalate(0.5), DeEscalate(0.5, at="ffn_input"))
+    passed: list[Any] = []
+    model.transformer.h[0].mlp.register_forward_hook(lambda _m, _a, output: passed.append(weakref.ref(output)))
+    found = model(zoo.IDS, use_cache=True)
+    passed.append(weakref.ref(found.past_key_values))
+    del found
+    gc.collect()
+    assert len(passed) == 2
+    assert all(reference() is None for reference in passed)  # the graph is gone with what it holds

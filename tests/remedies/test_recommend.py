@@ -38,7 +38,7 @@ def test_recommended_goes_into_apply_and_needs_inputs():
     model = Encoder(6, BlockConfig(128, 4), generator=seeded(1))
     depthscope.apply(model, DeEscalate("recommended"), inputs=x)
     taus = {entry.tau for entry in applied(model)}
-    assert taus == {recommend(depthscope.remove(model), x, weigh_branches=False).tau}
+    assert taus == {recommend(depthscope.remove(model), x).tau}
     assert 0 < taus.pop() < 0.5
 
 
@@ -62,6 +62,8 @@ def test_a_chaotic_stack_gets_a_branch_weight_that_tames_its_gradient():
     assert growth == pytest.approx(found.growth[found.alpha], rel=1e-4)
     assert growth**80 < 10
     assert any(isinstance(entry.remedy, ResidualWeight) for entry in applied(model))
+    depthscope.apply(depthscope.remove(model), DeEscalate("recommended"), inputs=x)  # the weight comes with it
+    assert {entry.remedy for entry in applied(model)} == set(found.remedies)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,17 @@ def test_nothing_is_recommended_where_nothing_escalates():
     found = recommend(model, x)
     assert found.remedies == ()
     assert "by themselves" in found.reason
+
+
+def test_a_sequence_without_odds_is_left_out():
+    model, _ = zoo.make("bert")
+    whole = recommend(model, {"input_ids": zoo.IDS}, weigh_branches=False)
+    mask = torch.cat([torch.ones(2, 7), torch.eye(7)[:1]]).long()  # a third with a single token
+    found = recommend(
+        model, {"input_ids": zoo.IDS[[0, 1, 0]], "attention_mask": mask}, weigh_branches=False, level=whole.level
+    )
+    assert found.odds.rho == pytest.approx(whole.odds.rho, rel=1e-3)
+    assert found.odds.feed == pytest.approx(whole.odds.feed, rel=1e-3)
 
 
 def test_bad_wishes_are_refused():

@@ -30,10 +30,17 @@ __all__ = ["FAMILIES", "Anatomy", "BlockAnatomy", "Family", "Projections", "Spot
 
 def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
     """The anatomy of a model. `blocks`, a glob of module names, overrides what is found."""
+    named = None
     if blocks is not None:
-        return named_blocks(model, blocks)
+        anatomy = named_blocks(model, blocks)
+        named = {id(block.module) for block in anatomy.blocks}
+        families = {_family_of(type(block.module)) for block in anatomy.blocks}  # type: ignore[arg-type]
+        if len(families) != 1 or None in families:
+            return anatomy
     found: dict[str, list[tuple[str, nn.Module]]] = {}
     for name, module in model.named_modules():
+        if named is not None and id(module) not in named:
+            continue
         if (family := _family_of(type(module))) is not None:  # type: ignore[arg-type]
             found.setdefault(family.name, []).append((name, module))
     if not found:
@@ -47,8 +54,16 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
         token_axis=family.token_axis_of(own[0][1]) if family.token_axis_of else family.token_axis,
         mask_argument=family.mask_argument,
         causal=family.causal(model),
-        notes=tuple(f"{len(others)} blocks of the family {name} are not measured" for name, others in found.items()),
+        notes=(
+            *(f"{len(others)} blocks of the family {name} are not measured" for name, others in found.items()),
+            *_decoder_note(model),
+        ),
     )
+
+
+def _decoder_note(model: nn.Module) -> tuple[str, ...]:
+    decoders = sum(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules())
+    return (f"{decoders} blocks of nn.TransformerDecoder are not known, and not measured",) if decoders else ()
 
 
 @cache

@@ -77,7 +77,7 @@ def _show_measures(console: Console, profile: Profile) -> None:
         defined = [value for value in curve if not math.isnan(value)]
         low, high = (0.0, 1.0) if measure in _SHARES else _range(defined)
         name = measure if station == "output" else f"{measure} ({station})"
-        ends = (defined[0], defined[-1]) if defined else (math.nan, math.nan)
+        ends = (defined[0], curve[-1]) if defined else (math.nan, math.nan)
         table.add_row(name, sparkline(curve, low, high, width), *(format_value(measure, value) for value in ends))
     console.print(table)
     asked = profile.metadata.get("stations", [])

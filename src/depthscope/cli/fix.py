@@ -32,13 +32,14 @@ class Fixed:
     reason: str
     losses: tuple[float, float] | None  # before, after; None: the model has no loss
     notes: tuple[str, ...]
+    apply_options: str = ""  # what `apply` must be told of a model that it does not know
 
     @property
     def python(self) -> str:
         """The lines that put the remedies in."""
         names = ", ".join(sorted({type(remedy).__name__ for remedy in self.remedies}))
         remedies = ", ".join(_expression(remedy) for remedy in self.remedies)
-        return f"from depthscope.remedies import {names}\ndepthscope.apply(model, {remedies})"
+        return f"from depthscope.remedies import {names}\n\ndepthscope.apply(model, {remedies}{self.apply_options})"
 
 
 @as_command
@@ -90,17 +91,26 @@ def _fix(options: FixOptions, tau: float | None) -> Fixed:
 def _measure(
     model: nn.Module, inputs: Inputs, options: FixOptions, tau: float | None, progress: Progress, notes: tuple[str, ...]
 ) -> Fixed:
+    from depthscope.diagnosis import diagnose
     from depthscope.remedies import applied, apply, remove
 
     if applied(model):
         raise ValueError(f"{options.model} has remedies already: depthscope.remove(model) takes them out")
     advance = progress("probing", None)
     before = _probe(model, inputs, options, advance)
+    notes = (*before.metadata.get("notes", []), *notes)
+    verdict = diagnose(before)
+    if verdict.verdict not in ("collapsing", "collapsed"):
+        advice = f"what to do: {verdict.recommendation.reason}"
+        if tau is None:
+            return Fixed(
+                before, before, (), f"no remedy is put in; {advice} --tau puts one in all the same", None, notes
+            )
+        notes = (*notes, f"put in as asked for, against the verdict; {advice}")
     loss_before = _loss(model, inputs)
     progress("measuring the odds", None)
     found, remedies = chosen_remedies(model, inputs.batches, options, tau, before)
     reason = found.reason if found is not None else f"τ = {tau:g} as asked for"
-    notes = (*before.metadata.get("notes", []), *notes)
     if not remedies:
         return Fixed(before, before, (), reason, None, notes)
     apply(model, *remedies, blocks=options.blocks, inputs=inputs.batches)
@@ -110,7 +120,15 @@ def _measure(
     finally:
         remove(model)
     losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
-    return Fixed(before, after, remedies, reason, losses, notes)
+    return Fixed(before, after, remedies, reason, losses, notes, _apply_options(before, options))
+
+
+def _apply_options(before: Profile, options: FixOptions) -> str:
+    """A model of no known family is told to `apply` as it was found here."""
+    named = "" if options.blocks is None else f', blocks="{options.blocks}"'
+    causal = before.metadata.get("causal")
+    told = before.metadata.get("family") == "unknown" and causal is not None
+    return f"{named}, causal={causal}" if told else named
 
 
 def chosen_remedies(
@@ -121,7 +139,8 @@ def chosen_remedies(
 
     from depthscope.remedies import DeEscalate, ResidualWeight, recommend
 
-    sinks = sink_positions(before) if before.metadata.get("causal") else ()
+    causal = before.metadata.get("causal") and not _padded_on_the_left(batches)
+    sinks = sink_positions(before) if causal else ()  # positions are numbers of real tokens only without such padding
     found, alpha = None, options.alpha
     if tau is None:
         found = recommend(
@@ -139,6 +158,12 @@ def chosen_remedies(
     remedy = DeEscalate(tau, at=options.at, mixing=options.mixing)
     remedy = replace(remedy, skip_in_mean=sinks, leave_alone=sinks)
     return found, (remedy,) if alpha is None else (remedy, ResidualWeight(alpha))
+
+
+def _padded_on_the_left(batches: Any) -> bool:
+    items = [batches] if hasattr(batches, "items") else batches if isinstance(batches, list | tuple) else []
+    masks = [item["attention_mask"] for item in items if hasattr(item, "items") and "attention_mask" in item]
+    return any(bool((mask[:, 0] == 0).any()) for mask in masks)
 
 
 def sink_positions(profile: Profile) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def show(fixed: Fixed) -> None:
     console.print(f"\n{headline(fixed.before.metadata)}\n", markup=False)
     console.print(_sentence(fixed.reason), markup=False)
     if not fixed.remedies:
-        console.print("Nothing needs to be put in.", markup=False)
+        show_diagnosis(console, diagnose(fixed.before), title="Verdict", brief=True)
         return
     _show_curves(console, fixed)
     _show_blocks(console, fixed)
@@ -128,7 +128,7 @@ def _range(values: list[float]) -> tuple[float, float]:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."
 
 
 def _indented(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, fields
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from depthscope.extras import require
+from depthscope.cli.running import require_writable
 from depthscope.studies import ENTRIES
 
 if TYPE_CHECKING:
@@ -46,7 +45,10 @@ def reproduce(
         str | None, typer.Option(help="paper: the paper's own size, for a study that trains; needs a GPU.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Data for a study that trains, e.g. cifar-10-batches-bin.")
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Data for a study that trains: cifar-10-batches-bin, or a folder of WikiText."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -57,7 +59,7 @@ def reproduce(
         _list(as_json)
         return
     chosen, folder = _choose(names), out or _DEFAULT_OUT
-    _require_writable(folder)
+    require_writable(folder)
     console = _console(as_json)
     named = {name for name in names if name != ALL}
     found: dict[str, list[Claim]] = {}
@@ -91,17 +93,6 @@ def _choose(names: list[str]) -> list[str]:
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ValueError(f"unknown study {name!r}: {hint}expected {ALL} or some of {', '.join(ENTRIES)}")
     return list(dict.fromkeys(study for name in names for study in (ENTRIES if name == ALL else [name])))
-
-
-def _require_writable(folder: Path) -> None:
-    """Minutes of computing are not spent on results that cannot be kept."""
-    require("matplotlib.figure", "figures")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(f"expected a folder that can be written for --out, got {str(folder)!r}: {error}") from None
 
 
 def _configure(

@@ -9,20 +9,25 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
-from depthscope.training.config import TrainingConfig, Variant, field_help, field_types
+from depthscope.training.config import LanguageVariant, TrainingConfig, field_help, field_types
 from depthscope.training.recipes import RECIPES
 
-DATA_HELP = "vit-cifar10: a folder cifar-10-batches-bin or -py, or a dataset; by default hf:uoft-cs/cifar10."
+DATA_HELP = (
+    "vit-cifar10: a folder cifar-10-batches-bin or -py, or a dataset; by default hf:uoft-cs/cifar10. "
+    "txl-wikitext103: a folder of WikiText's token files, or a dataset."
+)
 _CONFIG = "The configuration (default: the recipe's)"
 
 
-def configured(recipe: str, variant: Variant, changes: Mapping[str, Any]) -> TrainingConfig:
+def configured(recipe: str, variant: LanguageVariant, changes: Mapping[str, Any]) -> TrainingConfig:
     """The recipe's configuration with what the user gave; None is what was not given."""
     if recipe not in RECIPES:
         close = get_close_matches(recipe, RECIPES, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"unknown recipe {recipe!r}: {hint}expected one of {', '.join(RECIPES)}")
     entry = RECIPES[recipe]
+    if variant not in entry.variants:
+        raise ValueError(f"{recipe} has no variant {variant!r}: expected one of {', '.join(entry.variants)}")
     types = field_types(entry.config)
     given = {name: value for name, value in changes.items() if value is not None}
     for name, value in given.items():

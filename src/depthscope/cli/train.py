@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from depthscope.cli.settings import DATA_HELP, configured, with_settings
-from depthscope.training.config import VARIANTS, TrainingConfig, Variant
+from depthscope.training.config import LANGUAGE_VARIANTS, LanguageVariant, TrainingConfig
 from depthscope.training.recipes import RECIPES
 from depthscope.training.run import Run, Tracker
 
@@ -26,7 +26,11 @@ _RUN, _DATA = "The run", "Data"
 def _train(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="Without one, the recipes are listed.")] = None,
     variant: Annotated[
-        Variant, typer.Option(help="Post-norm, pre-norm, or post-norm with de-escalation at every block's end.")
+        LanguageVariant,
+        typer.Option(
+            help="Post-norm, pre-norm, or post-norm with de-escalation; in a language model with a causal mean, or "
+            "with the paper's, which leaks."
+        ),
     ] = "deescalated",
     out: Annotated[
         Path | None,
@@ -180,7 +184,7 @@ def _list() -> None:
     for name, entry in RECIPES.items():
         table.add_row(name, entry.title, entry.cost)
     console.print(table)
-    variants = "|".join(VARIANTS)
+    variants = "|".join(LANGUAGE_VARIANTS)
     console.print(f"\ndepthscope train RECIPE --variant {variants}; --dry-run shows every setting.", markup=False)
 
 

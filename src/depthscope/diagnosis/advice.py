@@ -19,7 +19,7 @@ _NOTHING = {
     "anisotropic": "nothing; the shared direction is not a loss of context.",
     "converges by training": "nothing; training made the tokens come together.",
     "broken": "mend the numbers first.",
-    "cannot tell": "measure again with what is missing.",
+    "cannot tell": "measure a model of at least two blocks, on sequences of at least two tokens.",
     "rank collapse": "no de-escalation: it takes out the mean, and the mean is not what these tokens share.",
 }
 
@@ -36,6 +36,8 @@ def recommend(f: Facts, verdict: Verdict) -> Recommendation:
     mixing = "prefix" if f.may_leak else "auto"
     tau, critical, expected = _strength(f)
     arguments = f'tau={tau:g}, at="output"' + (f', mixing="{mixing}"' if f.may_leak else "")
+    # Of a model of no known family `apply` cannot tell by itself what the probe has found out.
+    told = ", causal=False" if f.about.get("family") == "unknown" and not f.may_leak else ""
     return Recommendation(
         reason=_reason(f, tau, critical, expected),
         remedy="DeEscalate",
@@ -44,7 +46,7 @@ def recommend(f: Facts, verdict: Verdict) -> Recommendation:
         mixing=mixing,
         critical_tau=critical,
         expected_similarity=expected,
-        line=f"depthscope.apply(model, DeEscalate({arguments}))",
+        line=f"depthscope.apply(model, DeEscalate({arguments}){told})",
     )
 
 
@@ -82,6 +84,7 @@ def _reason(f: Facts, tau: float, critical: float | None, expected: float | None
     if f.may_leak:
         known = "the model is causal" if f.about.get("causal") else "the model may be causal"
         words.append(f". The mean is that of the tokens up to each one, as {known}")
+    words.append(". `depthscope fix` measures it on the model itself, and what weight the branches need")
     if f.look == "trained":
         words.append(". Train with it from the start or on: put into trained weights it raises the loss")
     return "".join(words) + "."

@@ -29,6 +29,7 @@ class Sink:
     token: int
     samples: int  # sequences that have it
     born: int  # the first block after which it is one; 0: it enters as one
+    gone: int  # the last block after which it is one
     peak: float  # largest norm over the median norm
     others: int  # further outlier positions
 
@@ -138,9 +139,12 @@ class Facts:
 
     @cached_property
     def sink(self) -> Sink | None:
-        """The outlier token to name; None if no token is one in the part that is judged."""
+        """The outlier token to name; None if no token is one for a quarter of the blocks that are judged."""
         rows = self.profile.sinks
         rows = rows[rows["block"].between(self.first, self.last)]
+        inside = rows[rows["block"] > self.first]  # one that only enters, and that the first norm removes, is no sink
+        lasting = inside.groupby("token")["block"].nunique() >= max(1, (self.last - self.first) // 4)
+        rows = rows[rows["token"].isin(lasting.index[lasting])]
         if rows.empty:
             return None
         token = int(rows.groupby("token")["sample"].nunique().sort_values(ascending=False, kind="stable").index[0])
@@ -149,6 +153,7 @@ class Facts:
             token,
             int(its["sample"].nunique()),
             int(its["block"].min()),
+            int(its["block"].max()),
             float(its["norm_ratio"].max()),
             int(rows["token"].nunique()) - 1,
         )

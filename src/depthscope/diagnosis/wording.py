@@ -94,7 +94,8 @@ def sink(f: Facts) -> Values:
     others = f"; {found.others} more positions" if found.others else ""
     numbers = {"token": found.token, "born": found.born, "samples": found.samples, "peak": found.peak}
     of = float(f.about.get("samples", found.samples))
-    since = f"from block {found.born} on" if found.born else "from the entrance on"
+    since = f"from block {found.born}" if found.born else "from the entrance"
+    since += " on" if found.gone == f.last else f" to block {found.gone}"
     words: Values = {"of": of, "others": others, "since": since}
     return raw_and_robust(f) | {name: float(value) for name, value in numbers.items()} | words
 

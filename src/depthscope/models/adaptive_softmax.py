@@ -41,22 +41,26 @@ class TiedAdaptiveSoftmax(nn.Module):
         self.cutoffs = (*cutoffs, vocabulary)
         self.weight = nn.Parameter(torch.empty(vocabulary, width))
         self.bias = nn.Parameter(torch.empty(vocabulary))
-        self.cluster_weight = nn.Parameter(torch.empty(len(cutoffs), width))
-        self.cluster_bias = nn.Parameter(torch.empty(len(cutoffs)))
+        # Without clusters they are empty and in no loss: distributed training would wait for their gradients.
+        self.cluster_weight = nn.Parameter(torch.empty(len(cutoffs), width), requires_grad=bool(cutoffs))
+        self.cluster_bias = nn.Parameter(torch.empty(len(cutoffs)), requires_grad=bool(cutoffs))
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids (…) → (…, d), unscaled."""
         return F.embedding(ids, self.weight)
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """−log p(target) in nats: hidden (…, d), targets (…) → (…). Clusters that no target is in cost nothing."""
+        """−log p(target) in nats: hidden (…, d), targets (…) → (…). Clusters that no target is in cost nothing.
+
+        On the meta device, where targets are not known, all are taken for frequent words.
+        """
         x, words = hidden.flatten(0, -2), targets.flatten()
         cluster = torch.zeros_like(words)  # 0: the head
         for cutoff in self.cutoffs[:-1]:
             cluster += words >= cutoff
         in_head = torch.where(cluster == 0, words, self.cutoffs[0] - 1 + cluster)
         losses = F.cross_entropy(self._head(x), in_head, reduction="none")
-        for k, (low, high) in enumerate(self._clusters(), start=1):
+        for k, (low, high) in enumerate([] if words.is_meta else self._clusters(), start=1):
             rows = (cluster == k).nonzero().squeeze(1)
             if len(rows):
                 logits = F.linear(x[rows], self.weight[low:high], self.bias[low:high])

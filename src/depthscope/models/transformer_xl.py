@@ -64,6 +64,7 @@ class TransformerXLConfig:
     dropout: float = 0.1
     deescalation: Deescalation | None = None  # at the FFN's input, on the trunk
     context: Context = Context()
+    init_std: float = 0.02  # of all weights but the norms' gains; the authors'
 
     def __post_init__(self) -> None:
         if self.depth < 1:
@@ -252,10 +253,14 @@ class TransformerXL(nn.Module):
 
 
 def initialise(model: TransformerXL, generator: torch.Generator | None = None) -> None:
-    """The authors': weights, embeddings, clusters, u, v from N(0, 0.02²), norms' gains from N(1, 0.02²), biases 0."""
+    """The authors': weights, embeddings, clusters, u, v from N(0, 0.02²), norms' gains from N(1, 0.02²), biases 0.
+
+    The configuration's `init_std` replaces the first of the two.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
         else:
             gain = isinstance(model.get_submodule(name.rpartition(".")[0]), nn.LayerNorm)
-            nn.init.normal_(parameter, mean=float(gain), std=0.02, generator=generator)
+            std = 0.02 if gain else model.config.init_std
+            nn.init.normal_(parameter, mean=float(gain), std=std, generator=generator)

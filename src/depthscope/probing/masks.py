@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
 
+PASSED_ON = frozenset({"decoder_attention_mask", "encoder_attention_mask"})  # seen again as a part's attention_mask
 PADDING_NAMES = frozenset({"src_key_padding_mask", "key_padding_mask"})  # true for padding, as in PyTorch
 
 
@@ -46,7 +47,7 @@ class MaskFinder:
             if name in self.names:
                 if is_mask or value is None:
                     self._current[name] = value
-            elif is_mask:
+            elif is_mask and name not in PASSED_ON:
                 self.unused.add(name)
 
     def real(self, batch: int, n: int, *, past: int = 0) -> Tensor | None:

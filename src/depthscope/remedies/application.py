@@ -15,8 +15,9 @@ from depthscope.probing.causality import is_causal
 from depthscope.probing.inputs import Tokenizer, batches
 from depthscope.probing.quiet import undisturbed
 from depthscope.remedies.deescalation import DeEscalate, DeEscalation, LearnableTau
-from depthscope.remedies.hooks import Hook, Site, hang, hang_listeners, hooks_in, take_down
+from depthscope.remedies.hooks import Hook, LastBlockExit, Site, hang, hang_listeners, hooks_in, take_down
 from depthscope.remedies.record import Remedy, forget, keep_record, recorded
+from depthscope.remedies.residual_weight import ResidualWeight
 from depthscope.remedies.selection import chosen_blocks
 
 
@@ -27,21 +28,28 @@ def apply(
     tokenizer: Tokenizer | None = None,
     blocks: str | None = None,
     causal: bool | None = None,
+    token_axis: int | None = None,
 ) -> nn.Module:
     """Puts remedies into a model, in place, and returns it. Either all of them are in, or none.
 
     `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles whether a model of no known
-    family is causal; `causal` says so. `blocks` names the blocks of such a model ("encoder.layer.*").
+    family is causal; `causal` says so. `blocks` names the blocks of such a model ("encoder.layer.*"), and
+    `token_axis=0` says that its activations are (n, batch, d) and not (batch, n, d).
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
     pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
     """
-    if not remedies:
-        raise ValueError("expected at least one remedy, such as DeEscalate()")
+    for remedy in remedies or (None,):
+        if not isinstance(remedy, Remedy):
+            raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
     _refuse_wrapped(model, remedies)
     anatomy = anatomy_of(model, blocks)
-    if inputs is not None and causal is None and anatomy.causal is None:
+    if token_axis is not None:
+        anatomy = replace(anatomy, token_axis=token_axis)
+    if inputs is not None and causal is None and anatomy.causal is None and anatomy.family == "unknown":
         causal = _find_out(model, anatomy, inputs, tokenizer)
-    chosen = [_resolved(remedy, model, inputs, tokenizer, blocks) for remedy in remedies]
+    chosen = [
+        found for remedy in remedies for found in _resolved(remedy, remedies, model, anatomy, inputs, tokenizer, blocks)
+    ]
     before = frozenset(id(hook) for _, hook in hooks_in(model))
     try:
         _unnest(model)
@@ -50,6 +58,7 @@ def apply(
             for number, block in chosen_blocks(anatomy, _depth(model, anatomy), remedy.blocks, remedy.every):
                 _refuse_twice(model, remedy, block)
                 remedy.install(Site(model, anatomy, block, number, _causal(anatomy, block, causal), running))
+        hang(anatomy.blocks[-1].module, LastBlockExit(running), "out")  # behind the remedies
     except BaseException:
         take_down(model, keep=before)
         raise
@@ -135,16 +144,35 @@ def _refuse_twice(model: nn.Module, remedy: Remedy, block: BlockAnatomy) -> None
             )
 
 
-def _resolved(remedy: Remedy, model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, blocks: str | None) -> Remedy:
-    """The remedy with numbers in the place of "recommended"."""
+def _resolved(
+    remedy: Remedy,
+    all_of_them: tuple[Remedy, ...],
+    model: nn.Module,
+    anatomy: Anatomy,
+    inputs: Any,
+    tokenizer: Tokenizer | None,
+    blocks: str | None,
+) -> list[Remedy]:
+    """The remedy with numbers in the place of "recommended", and with the branch weight that goes with them."""
     if not isinstance(remedy, DeEscalate) or remedy.tau != "recommended":
-        return remedy
+        return [remedy]
     if inputs is None:
         raise ValueError("tau='recommended' is measured on the model: pass apply(…, inputs=a batch)")
     from depthscope.remedies.recommendation import recommend
 
-    found = recommend(model, inputs, tokenizer=tokenizer, blocks=blocks, weigh_branches=False)
-    return replace(remedy, tau=found.tau)
+    weighable = all({"attention_branch", "ffn_branch"} <= set(block.spots) for block in anatomy.blocks)
+    told = any(isinstance(other, ResidualWeight) for other in all_of_them)
+    found = recommend(
+        model,
+        inputs,
+        at=remedy.at,
+        mixing=remedy.mixing,
+        tokenizer=tokenizer,
+        blocks=blocks,
+        weigh_branches=weighable and not told,
+    )
+    weight: list[Remedy] = [] if found.alpha is None else [ResidualWeight(found.alpha)]
+    return [replace(remedy, tau=found.tau), *weight]
 
 
 def _find_out(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> bool | None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
 from depthscope.anatomy.structure import Side
-from depthscope.remedies.hooks import Pass, Site, TokenHook, hang
+from depthscope.remedies.hooks import Site, TokenHook, hang
 from depthscope.remedies.mixing import NAMED, Ema, Full, Prefix, TokenMean
 from depthscope.remedies.selection import check_selection
-from depthscope.remedies.statistics import recall, remember, settle
+from depthscope.remedies.statistics import recall, remember
 
 STATIONS = ("input", "after_attention", "ffn_input", "output")
 
@@ -118,8 +118,10 @@ class DeEscalate:
     def __post_init__(self) -> None:
         if isinstance(self.tau, str) and self.tau != "recommended":
             raise ValueError(f"expected tau in [0, 1], LearnableTau(…) or 'recommended', got {self.tau!r}")
-        if isinstance(self.tau, int | float) and not 0 <= self.tau <= 1:
-            raise ValueError(f"expected tau in [0, 1], got {self.tau}")
+        if not isinstance(self.tau, str | LearnableTau):
+            object.__setattr__(self, "tau", float(self.tau))  # of numpy or torch too, so that JSON can keep it
+            if not 0 <= self.tau <= 1:  # type: ignore[operator]
+                raise ValueError(f"expected tau in [0, 1], got {self.tau}")
         if self.at not in STATIONS:
             raise ValueError(f"expected at one of {', '.join(STATIONS)}, got {self.at!r}")
         if self.mixing != "auto":
@@ -146,8 +148,7 @@ class DeEscalate:
         module, spot = site.block.module, site.block.spots[station]
         hook = DeEscalation(self, site, station, mean)
         if isinstance(self.tau, LearnableTau):
-            like = next(p for p in module.parameters() if p.is_floating_point() and p.ndim == 1)
-            module.register_parameter(hook.parameter_name, self.tau.parameter(like))
+            module.register_parameter(hook.parameter_name, self.tau.parameter(_gain(site.block)))
         hang(spot.module, hook, spot.side)
         if site.block.placement == "pre" and spot.side == "in" and spot.module is not module:
             # A norm reads a copy of the trunk: what is taken from the copy must leave the trunk too.
@@ -155,8 +156,7 @@ class DeEscalate:
             if after.module is not spot.module:
                 hang(after.module, Trunk(hook, "in"), "in")
             hang(module, Trunk(hook, "out"), "out")
-        if site.is_last and not isinstance(mean, Full):
-            hang(module, Settle(site.running), "out")
+            hook.is_kept = True
 
     def station_in(self, block: BlockAnatomy) -> str:
         """Where it acts in a block. In pre-norm `ffn_input` is a copy; the trunk there is what the norm is given."""
@@ -170,7 +170,7 @@ class DeEscalate:
         if self.mixing == "auto":
             if per_call:
                 return None
-            if site.causal is None:
+            if site.causal is None and site.is_first:
                 warnings.warn(
                     "cannot tell whether this model is causal: the prefix mean is used, which is safe in both cases; "
                     "pass causal=False to apply for the full mean, or inputs= to find out",
@@ -210,6 +210,16 @@ def _mean_pooling(model: nn.Module) -> str | None:
     return None
 
 
+def _gain(block: BlockAnatomy) -> Tensor:
+    """The gain of a norm: as wide as a token, on the block's device."""
+    norms = [*block.norms, *(m for m in block.module.modules() if "norm" in type(m).__name__.lower())]
+    for norm in norms:
+        weight = getattr(norm, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim == 1:
+            return weight
+    raise ValueError(f"a learnable τ needs the width of a token, and {block.name!r} has no norm that shows it")
+
+
 class DeEscalation(TokenHook):
     """De-escalation at one station of one block."""
 
@@ -221,6 +231,7 @@ class DeEscalation(TokenHook):
         self.mean = mean
         self.running = site.running
         self.owner = site.block.module
+        self.is_kept = False  # whether the trunk needs the shift, later in the block
         self.shift: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -241,8 +252,10 @@ class DeEscalation(TokenHook):
 
     def change(self, tokens: Tensor) -> Tensor:
         x = self.running.batch_first(tokens)
-        self.shift = self._shift(x)
-        return self.running.as_given(x - self.shift, tokens)
+        shift = self._shift(x)
+        if self.is_kept:
+            self.shift = shift
+        return self.running.as_given(x - shift, tokens)
 
     def _shift(self, x: Tensor) -> Tensor:
         running, remedy = self.running, self.remedy
@@ -278,16 +291,3 @@ class Trunk(TokenHook):
         if self.side == "out":  # the end of the block
             self.first.shift = None
         return running.as_given(running.batch_first(tokens) - shift, tokens)
-
-
-class Settle(TokenHook):
-    """The last block has run: what a causal mean has seen takes its place in the cache."""
-
-    side = "out"
-
-    def __init__(self, running: Pass):
-        self.running = running
-
-    def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
-        if self.running.cache is not None:
-            settle(self.running.cache)

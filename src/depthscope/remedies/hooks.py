@@ -7,6 +7,7 @@ needs no handles. What a hook must know of the running pass (which tokens are re
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.anatomy.structure import Side
 from depthscope.probing.masks import MaskFinder
 from depthscope.probing.taps import batch_first, exchange, first_tokens
-from depthscope.remedies.statistics import cache_in, past_length
+from depthscope.remedies.statistics import cache_in, past_length, settle
 
 PASSES = 256  # whose masks are kept for activation checkpointing
 
@@ -52,6 +53,7 @@ class Pass:
         self.masks = MaskFinder(model, anatomy)
         self.token_axis = anatomy.token_axis
         self.asks_per_call = anatomy.family == "torch"  # causality is an argument of the block's call
+        self._warned = False
         self._forget()
 
     def _forget(self) -> None:
@@ -89,8 +91,9 @@ class Pass:
         self.shape = tokens.shape
         self.cache = cache_in(args, kwargs)
         self.past = past_length(self.cache, block.index)
-        if self.asks_per_call:
-            self.bidirectional = kwargs.get("src_mask") is None and not kwargs.get("is_causal", False)
+        if self.asks_per_call:  # forward(src, src_mask, src_key_padding_mask, is_causal)
+            src_mask = kwargs.get("src_mask", args[1] if len(args) > 1 else None)
+            self.bidirectional = src_mask is None and not kwargs.get("is_causal", args[3] if len(args) > 3 else False)
         batch, n = self.batch_first(tokens).shape[:2]
         self.real = self.masks.real(batch, n, past=self.past)
         if not torch.compiler.is_compiling():
@@ -117,6 +120,18 @@ class Pass:
                 raise ValueError(f"more than {PASSES} checkpointed passes before a backward pass: masks are forgotten")
             self.real = self._by_processed[key]
 
+    def warn_of_masks(self) -> None:
+        """Once: arguments that look like masks and are not understood."""
+        pairs = {"mask", "src_mask"} if self.asks_per_call else set()  # PyTorch's masks of pairs of tokens
+        if not self._warned and (unused := self.masks.unused - pairs):
+            self._warned = True
+            named = ", ".join(sorted(unused))
+            warnings.warn(
+                f"{named}: not understood as a mask of real tokens, so padding counts in the mean; "
+                "call the argument attention_mask, 1 for real tokens",
+                stacklevel=2,
+            )
+
     def batch_first(self, tokens: Tensor) -> Tensor:
         """(batch, n, d), whatever the model's layout."""
         found = batch_first(tokens, self.token_axis, self.shape)
@@ -141,6 +156,10 @@ class Site:
     running: Pass
 
     @property
+    def is_first(self) -> bool:
+        return self.block is self.anatomy.blocks[0]
+
+    @property
     def is_last(self) -> bool:
         return self.block is self.anatomy.blocks[-1]
 
@@ -153,16 +172,26 @@ class Listener(Hook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.running.masks.see(module, args, kwargs)
+        if not torch.compiler.is_compiling():
+            self.running.warn_of_masks()
 
 
 class PassEntry(Hook):
-    """The model is called: masks of an earlier pass count no longer."""
+    """The model is called: masks of an earlier pass count no longer, and those that none can follow are refused."""
 
     def __init__(self, running: Pass):
         self.running = running
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.running.masks.begin()
+        own = kwargs.get("attention_mask")
+        if isinstance(own, Tensor) and own.ndim > 2:
+            raise ValueError(
+                f"attention_mask is {tuple(own.shape)}: from a mask of pairs of tokens (packed sequences, "
+                "generate with a static cache) a remedy cannot tell which tokens belong together; pass (batch, n)"
+            )
+        if kwargs.get("perm_mask") is not None:
+            raise ValueError("perm_mask hides tokens from each other, and the mean of a remedy would show them")
 
 
 class BlockEntry(Hook):
@@ -175,6 +204,18 @@ class BlockEntry(Hook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.running.enter(self, module, args, kwargs)
+
+
+class LastBlockExit(Hook):
+    """The last block has run: what a causal mean has seen takes its place in the cache, and the cache is let go."""
+
+    def __init__(self, running: Pass):
+        self.running = running
+
+    def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
+        if self.running.cache is not None:
+            settle(self.running.cache)
+            self.running.cache = None
 
 
 class TokenHook(Hook):

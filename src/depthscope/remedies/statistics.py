@@ -1,12 +1,13 @@
 """What a causal mean has seen, kept in the cache of keys and values of Hugging Face's `generate`.
 
-Such a cache is a list of layers; ours stands behind them, so that beam search, which reorders every layer,
-reorders it too.
+Such a cache is a list of layers, and beam search reorders every one of them. The first also carries the running
+means, and reorders them with its keys and values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -16,51 +17,48 @@ from depthscope.remedies.mixing import Running
 _NAMES = ("past_key_values", "past_key_value", "layer_past")
 
 
-class Statistics:
-    """One more layer of a cache: the running means of every station, per sequence."""
+Sites = dict[tuple[str, str], tuple[int, Running]]  # (block, station) → tokens seen, statistics per sequence
 
-    is_compileable = False
-    is_croppable = False
-    is_initialized = True
-    is_sliding = False
-    supports_early_init = False
 
-    def __init__(self) -> None:
-        self.running: dict[tuple[str, str], tuple[int, Running]] = {}  # (block, station) → tokens seen, statistics
+@cache
+def _carrying(kind: Any) -> Any:
+    """A kind of layer that also carries statistics: whatever is done to its keys and values is done to them."""
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.running = {
-            site: (seen, Running(*(change(part) for part in parts))) for site, (seen, parts) in self.running.items()
-        }
+    class Carrying(kind):  # type: ignore[misc]
+        is_croppable = False
+        depthscope_sites: Sites
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._each(lambda part: part.index_select(0, beam_idx.to(part.device)))
+        def _each(self, change: Callable[[Tensor], Tensor]) -> None:
+            self.depthscope_sites = {
+                site: (seen, Running(*(change(part) for part in parts)))
+                for site, (seen, parts) in self.depthscope_sites.items()
+            }
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._each(lambda part: part[indices])
+        def reorder_cache(self, beam_idx: Tensor) -> None:
+            super().reorder_cache(beam_idx)
+            self._each(lambda part: part.index_select(0, beam_idx.to(part.device)))
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._each(lambda part: part.repeat_interleave(repeats, dim=0))
+        def batch_select_indices(self, indices: Tensor) -> None:
+            super().batch_select_indices(indices)
+            self._each(lambda part: part[indices])
 
-    def reset(self) -> None:
-        self.running.clear()
+        def batch_repeat_interleave(self, repeats: int) -> None:
+            super().batch_repeat_interleave(repeats)
+            self._each(lambda part: part.repeat_interleave(repeats, dim=0))
 
-    def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove:
-            raise ValueError(
-                "a running mean cannot forget tokens again: de-escalation with mixing='prefix' or 'ema' does not go "
-                "with decoding that crops its cache (assisted or speculative decoding)"
-            )
+        def reset(self) -> None:
+            super().reset()
+            self.depthscope_sites.clear()
 
-    def offload(self) -> None: ...
+        def crop(self, tokens_to_remove: int) -> None:
+            if tokens_to_remove:
+                raise ValueError(
+                    "a running mean cannot forget tokens again: de-escalation with mixing='prefix' or 'ema' does not "
+                    "go with decoding that crops its cache (assisted or speculative decoding)"
+                )
 
-    def prefetch(self) -> None: ...
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_seq_length(self) -> int:
-        return max((seen for seen, _ in self.running.values()), default=0)
+    Carrying.__name__ = Carrying.__qualname__ = kind.__name__
+    return Carrying
 
 
 def cache_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -80,7 +78,7 @@ def recall(cache: Any, site: tuple[str, str], past: int) -> Running | None:
     """The statistics of the tokens in the cache; None if it is empty."""
     if past == 0:
         return None
-    seen, running = _statistics(cache).running.get(site, (0, None))
+    seen, running = _sites(cache).get(site, (0, None))
     if seen != past:
         raise ValueError(
             f"the cache holds {past} tokens, of which de-escalation saw {seen}: it was filled before the remedy was "
@@ -91,20 +89,22 @@ def recall(cache: Any, site: tuple[str, str], past: int) -> Running | None:
 
 def remember(cache: Any, site: tuple[str, str], seen: int, running: Running) -> None:
     """Keeps the statistics with the cache."""
-    _statistics(cache).running[site] = (seen, Running(*(part.detach() for part in running)))
+    _sites(cache)[site] = (seen, Running(*(part.detach() for part in running)))
 
 
-def _statistics(cache: Any) -> Statistics:
-    """Ours, among the layers of a cache or, until these are complete, waiting beside them."""
-    for layer in reversed(cache.layers):
-        if isinstance(layer, Statistics):
-            return layer
+def _sites(cache: Any) -> Sites:
+    """In the first layer of the cache or, until it has one, beside it."""
+    if cache.layers and hasattr(cache.layers[0], "depthscope_sites"):
+        return cache.layers[0].depthscope_sites
     if not hasattr(cache, "_depthscope"):
-        cache._depthscope = Statistics()
+        cache._depthscope = {}
     return cache._depthscope
 
 
 def settle(cache: Any) -> None:
-    """All layers of the cache are there now: ours takes its place behind them."""
+    """The layers of the cache are there now: the first carries what waited beside it."""
     if (waiting := cache.__dict__.pop("_depthscope", None)) is not None:
-        cache.layers.append(waiting)
+        first = cache.layers[0]
+        kind: Any = type(first)
+        first.__class__ = _carrying(kind)
+        first.depthscope_sites = waiting

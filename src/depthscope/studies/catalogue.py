@@ -26,6 +26,7 @@ ENTRIES: dict[str, Entry] = {
     "yu2024-fig4": Entry("yu2024.fig4", "pre-norm: similarity and the three norms", "25 s"),
     "yu2024-fig5": Entry("yu2024.fig5", "de-escalation for three τ, and the transition at τ_c", "25 s"),
     "yu2024-fig6": Entry("yu2024.fig6", "ViTs trained: post-norm, pre-norm, de-escalated", "20 min"),
+    "yu2024-fig7": Entry("yu2024.fig7", "Transformer-XL trained; with the future hidden, with warm-up", "35 min"),
     "yu2024-fig8": Entry("yu2024.fig8", "η against the perturbation t for three widths", "5 s"),
     "yu2024-rate": Entry("yu2024.rate", "the local rate 1/(1 + α²) down to t_div of 1e-17 and below", "25 s"),
     "yu2024-init": Entry("yu2024.initialisation", "the same block under each initialiser", "14 s"),

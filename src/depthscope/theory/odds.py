@@ -138,7 +138,13 @@ def measure_map(
     scale = (large**0.5 * x.deviation_norm / x.mean_norm)[..., None, None].to(tokens.dtype)
     feed = token_odds(block(deviations), mask)
     grown = token_odds(block(deviations + scale * x.mean.unsqueeze(-2).to(tokens.dtype)), mask)
-    return OddsMap(rho=(grown / large).log().mean().exp().item(), feed=feed.log().mean().exp().item())
+    return OddsMap(rho=_geometric_mean(grown / large), feed=_geometric_mean(feed))
+
+
+def _geometric_mean(numbers: Tensor) -> float:
+    """Over those that have one: sequences of a single token have no odds. nan if none has."""
+    usable = numbers[torch.isfinite(numbers) & (numbers > 0)]
+    return usable.log().mean().exp().item()
 
 
 # --- the causal case ------------------------------------------------------------------------------

@@ -12,10 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
+    "LANGUAGE_VARIANTS": "config",
     "RECIPES": "recipes",
     "VARIANTS": "config",
     "Carry": "task",
     "ImageConfig": "config",
+    "LanguageConfig": "config",
     "NonFiniteLoss": "loop",
     "Outcome": "run",
     "Run": "run",
@@ -25,15 +27,19 @@ _HOMES = {
     "make_task": "tasks",
     "read_metrics": "metrics",
     "train": "loop",
+    "txl_manual": "recipes",
+    "txl_wikitext103": "recipes",
     "vit_cifar10": "recipes",
     "vit_digits": "recipes",
 }
 
 __all__ = [
+    "LANGUAGE_VARIANTS",
     "RECIPES",
     "VARIANTS",
     "Carry",
     "ImageConfig",
+    "LanguageConfig",
     "NonFiniteLoss",
     "Outcome",
     "Run",
@@ -43,15 +49,17 @@ __all__ = [
     "make_task",
     "read_metrics",
     "train",
+    "txl_manual",
+    "txl_wikitext103",
     "vit_cifar10",
     "vit_digits",
 ]
 
 if TYPE_CHECKING:
-    from depthscope.training.config import VARIANTS, ImageConfig, TrainingConfig
+    from depthscope.training.config import LANGUAGE_VARIANTS, VARIANTS, ImageConfig, LanguageConfig, TrainingConfig
     from depthscope.training.loop import NonFiniteLoss, train
     from depthscope.training.metrics import read_metrics
-    from depthscope.training.recipes import RECIPES, vit_cifar10, vit_digits
+    from depthscope.training.recipes import RECIPES, txl_manual, txl_wikitext103, vit_cifar10, vit_digits
     from depthscope.training.run import Outcome, Run
     from depthscope.training.task import Carry, Share, Task
     from depthscope.training.tasks import make_task

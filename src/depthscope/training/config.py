@@ -13,9 +13,11 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
 Variant = Literal["post", "pre", "deescalated"]
+LanguageVariant = Literal["post", "pre", "pre-final-norm", "deescalated", "deescalated-leaking"]
 Schedule = Literal["drops", "cosine", "constant"]
 Precision = Literal["float32", "float64", "bfloat16", "float16"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
+LANGUAGE_VARIANTS: tuple[LanguageVariant, ...] = get_args(LanguageVariant)
 
 _POSITIVE = ("depth", "width", "ffn_width", "heads", "batch_size", "epochs", "steps", "lr", "accumulate", "clip_norm")
 _NOT_NEGATIVE = ("warmup_steps", "weight_decay", "seed")
@@ -26,7 +28,7 @@ class TrainingConfig:
     """What every task has. The text beside a field is its help on the command line."""
 
     recipe: str
-    variant: Variant
+    variant: LanguageVariant
     depth: Annotated[int, "Number of blocks."]
     width: Annotated[int, "Width of a token."]
     ffn_width: Annotated[int, "Hidden width of the FFN."]
@@ -84,12 +86,50 @@ class TrainingConfig:
 class ImageConfig(TrainingConfig):
     """A Vision Transformer that classifies images."""
 
+    variant: Variant
     dataset: Literal["cifar10", "digits"]
     patch_size: Annotated[int, "Side of a patch in pixels."]
     initialise: Annotated[
         Literal["pytorch_default", "xavier", "theorem", "paper_text"], "How the weights of a block are drawn."
     ] = "pytorch_default"
     augment: Annotated[bool, "Change every training image by the AutoAugment policy for CIFAR-10."] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageConfig(TrainingConfig):
+    """A Transformer-XL that reads a text in rows, segment by segment, and remembers.
+
+    Variants: `pre` has no final norm, as the authors' code, `pre-final-norm` has one; `deescalated` subtracts a
+    causal mean at the FFN's input, `deescalated-leaking` the mean over the segment, as the paper does: it reads
+    what it is to predict.
+    """
+
+    dataset: Literal["wikitext103", "manual"]
+    segment: Annotated[int, "Tokens per row and step."]
+    memory: Annotated[int, "Tokens that are remembered from before a segment."]
+    dropout: Annotated[float, "Dropout."] = 0.0
+    init_std: Annotated[float, "Standard deviation of the weights at the start."] = 0.02
+    mean: Annotated[Literal["prefix", "ema"], "Which causal mean is subtracted (variant deescalated)."] = "prefix"
+    mean_decay: Annotated[float, "Mean ema: weight of a token against the one after it."] = 0.99
+    eval_rows: Annotated[int, "Evaluation: rows."] = 10
+    eval_segment: Annotated[int, "Evaluation: tokens per row and pass."] = 64
+    eval_memory: Annotated[int, "Evaluation: how many tokens each token sees."] = 640
+    eval_clamp: Annotated[int, "Evaluation: greater distances count as this one."] = 400
+    eval_segments: Annotated[int | None, "Evaluation: only the first so many segments of each row."] = None
+    hidden_segments: Annotated[int, "Evaluation with the future hidden (variant deescalated-leaking): so many."] = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("segment", "init_std", "eval_rows", "eval_segment", "eval_memory", "eval_segments"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"expected {name} greater than 0, got {value}")
+        for name in ("memory", "eval_clamp", "hidden_segments"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"expected dropout from 0 up to, not including, 1, got {self.dropout}")
+        if not 0 < self.mean_decay < 1:
+            raise ValueError(f"expected mean_decay between 0 and 1, got {self.mean_decay}")
 
 
 def field_types(config: type[TrainingConfig]) -> dict[str, Any]:

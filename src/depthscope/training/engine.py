@@ -159,7 +159,7 @@ def evaluate(engine: Engine, task: Task) -> dict[str, float]:
     engine.plain.train()
     totals = dict(zip(sums, summed(engine, list(sums.values())), strict=True))
     count = totals.pop("count")
-    return {name: value / count for name, value in totals.items()}
+    return task.report({name: value / count for name, value in totals.items()})
 
 
 def summed(engine: Engine, values: list[float]) -> list[float]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from depthscope.models.memory import count_parameters
 from depthscope.training.config import TrainingConfig
 from depthscope.training.engine import checkpoint_activations, require_shares
-from depthscope.training.task import Share, Task
+from depthscope.training.task import Carry, Share, Task
 from depthscope.training.tasks import make_empty_task
 
 _META = torch.device("meta")
@@ -53,14 +53,16 @@ def _measure(config: TrainingConfig, processes: int) -> tuple[int, int, int, int
     task = make_empty_task(config)
     with _META:
         model = task.build()
-    batch = task.batch(0, Share(0, processes * config.accumulate), _META)
+    share = Share(0, processes * config.accumulate)
+    _, carry = task.loss(model, task.batch(0, share, _META), None)
+    batch = task.batch(1, share, _META)  # from the second step on there is a memory
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    kept = _kept_bytes(task, model, batch)
+    kept = _kept_bytes(task, model, batch, carry)
     checkpoint_activations(model)
-    return count_parameters(model), weights, kept, _kept_bytes(task, model, batch)
+    return count_parameters(model), weights, kept, _kept_bytes(task, model, batch, carry)
 
 
-def _kept_bytes(task: Task, model: nn.Module, batch: Any) -> int:
+def _kept_bytes(task: Task, model: nn.Module, batch: Any, carry: Carry) -> int:
     """Bytes of the storages that autograd keeps, each once, weights not counted."""
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     kept: dict[int, tuple[int, Tensor]] = {}
@@ -72,5 +74,5 @@ def _kept_bytes(task: Task, model: nn.Module, batch: Any) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        task.loss(model, batch, None)
+        task.loss(model, batch, carry)
     return sum(size for size, _ in kept.values())

@@ -93,6 +93,9 @@ class ImageClassification:
             right += int((scores.argmax(dim=-1) == classes).sum())
         return {"test_loss": loss, "test_accuracy": float(right), "count": float(len(labels))}
 
+    def report(self, means: dict[str, float]) -> dict[str, float]:
+        return means
+
     def describe(self) -> dict[str, Any]:
         return self.data.describe()
 

@@ -19,6 +19,11 @@ from depthscope.models.transformer_xl import EVALUATION, Context, Memory, Transf
 from depthscope.training.data.token_stream import TokenRows
 
 
+def perplexity_of(loss: float) -> float:
+    """exp(loss); infinite beyond what a float holds."""
+    return math.exp(loss) if loss < 709 else math.inf
+
+
 @dataclass(frozen=True)
 class StreamLoss:
     """The mean loss over so many tokens, in nats."""
@@ -28,21 +33,21 @@ class StreamLoss:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss); infinite beyond what a float holds."""
-        return math.exp(self.loss) if self.loss < 709 else math.inf
+        return perplexity_of(self.loss)
 
 
 @dataclass(frozen=True)
 class Reading:
     """How a stream is read. The defaults are the authors' for WikiText-103: 10 rows, segments of 64, their context.
 
-    `segments`: only the first so many of every row; None: all.
+    `segments`: only the first so many of every row; None: all. `part`: only these rows; None: all.
     """
 
     rows: int = 10
     segment: int = 64
     context: Context = EVALUATION
     segments: int | None = None
+    part: slice | None = None
 
 
 def evaluate(
@@ -102,7 +107,9 @@ def _mean_loss(
     total, number, memory = 0.0, 0, None
     with torch.no_grad(), _evaluating(model):
         for index in range(count if reading.segments is None else min(count, reading.segments)):
-            ids, targets = (part.to(device) for part in rows.segment(index, reading.segment))
+            ids, targets = (
+                part.to(device) for part in rows.segment(index, reading.segment, reading.part or slice(None))
+            )
             found, memory = losses(ids, targets, memory)
             total += found.double().sum().item()
             number += found.numel()

@@ -52,6 +52,10 @@ class Task(Protocol):
         """Sums over this share of the test data, and `count`, by which the loop divides their totals."""
         ...
 
+    def report(self, means: dict[str, float]) -> dict[str, float]:
+        """What is shown of those quotients: the same, or more that follows from them."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """The data as JSON (name, counts, fingerprint): a run is continued only on the same."""
         ...

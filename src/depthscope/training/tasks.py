@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
-from depthscope.training.config import ImageConfig, TrainingConfig
+from depthscope.training.config import ImageConfig, LanguageConfig, TrainingConfig
 from depthscope.training.data import LabelledImages, load_cifar10, load_digits
 from depthscope.training.data.cifar10 import TEST, TRAINING
+from depthscope.training.data.token_stream import Vocabulary
+from depthscope.training.data.wikitext import (
+    WIKITEXT103,
+    WIKITEXT103_TOKENS,
+    WIKITEXT103_WORDS,
+    Corpus,
+    load_manual,
+    load_wikitext,
+)
 from depthscope.training.images import ImageClassification
+from depthscope.training.language import LanguageModelling
 from depthscope.training.task import Task
 
 
@@ -21,6 +32,16 @@ def make_task(config: TrainingConfig, data: str | None = None, *, allow_incomple
                 raise ValueError(f"{config.recipe} brings its data (scikit-learn's digits); leave --data out")
             return ImageClassification(config, load_digits())
         return ImageClassification(config, load_cifar10(data, allow_incomplete=allow_incomplete))
+    if isinstance(config, LanguageConfig):
+        if allow_incomplete:
+            raise ValueError("--allow-incomplete is for vit-cifar10; leave it out")
+        if config.dataset == "manual":
+            if data is not None:
+                raise ValueError(
+                    f"{config.recipe} reads Python's manual; for WikiText take txl-wikitext103 --data {data}"
+                )
+            return LanguageModelling(config, load_manual())
+        return LanguageModelling(config, load_wikitext((data or WIKITEXT103).removeprefix("hf:")))
     raise ValueError(f"no task is known for {type(config).__name__}")
 
 
@@ -36,4 +57,12 @@ def make_empty_task(config: TrainingConfig) -> Task:
             config.dataset, images[0], labels[0], images[1], labels[1], white=1, mean=channels, std=channels
         )
         return ImageClassification(replace(config, augment=False), empty)  # which needs pixels
+    if isinstance(config, LanguageConfig):
+        if config.dataset == "manual":  # small, and every Python has its own
+            return LanguageModelling(config, load_manual())
+        words = Vocabulary(tuple(map(str, range(WIKITEXT103_WORDS))))
+        stream, held_out = (
+            np.broadcast_to(np.int32(0), (count,)) for count in (WIKITEXT103_TOKENS, config.eval_rows * 2)
+        )
+        return LanguageModelling(config, Corpus(config.dataset, words, stream, held_out, held_out, fingerprint=""))
     raise ValueError(f"no task is known for {type(config).__name__}")

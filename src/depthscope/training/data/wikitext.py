@@ -25,6 +25,8 @@ from depthscope.extras import require
 from depthscope.models.text import read_text
 from depthscope.training.data.token_stream import UNKNOWN, Vocabulary, count_words
 
+WIKITEXT103 = "Salesforce/wikitext:wikitext-103-v1"
+WIKITEXT103_WORDS, WIKITEXT103_TOKENS = 267_735, 103_227_021  # of the training text
 SPLITS = ("train", "valid", "test")
 Progress = Callable[[str, int], object]  # what is being done, how many lines more
 
@@ -33,7 +35,7 @@ _FILES = ("wiki.{}.tokens", "{}.txt")
 _HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 # Tokens with one <eos> per line. WikiText-2 and WikiText-103 have the same validation and test texts.
 _WIKITEXT_HELD_OUT = {"valid": 217_646, "test": 245_569}
-_WIKITEXT_TRAIN = {"WikiText-2": 2_088_628, "WikiText-103": 103_227_021}
+_WIKITEXT_TRAIN = {"WikiText-2": 2_088_628, "WikiText-103": WIKITEXT103_TOKENS}
 _LINES_AT_ONCE = 10_000
 _RARE = 3  # WikiText-103 writes <unk> for words that occur less often
 

@@ -1,0 +1,119 @@
+"""The task of predicting the next word with a Transformer-XL, which remembers from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.models.carried_mean import Deescalation
+from depthscope.models.transformer_xl import Context, Memory, TransformerXL, TransformerXLConfig
+from depthscope.training.config import LanguageConfig
+from depthscope.training.data.token_stream import TokenRows
+from depthscope.training.data.wikitext import Corpus
+from depthscope.training.perplexity import Reading, evaluate, evaluate_without_future, perplexity_of
+from depthscope.training.randomness import derived_generator
+from depthscope.training.task import Carry, Share
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The same stretch of every row: ids and the words after them, (rows, n); `begins`: nothing is before it."""
+
+    ids: Tensor
+    targets: Tensor
+    begins: bool
+
+
+def model_config(config: LanguageConfig, vocabulary: int) -> TransformerXLConfig:
+    """The model of a configuration, in its variant."""
+    deescalation = None
+    if config.variant == "deescalated":
+        deescalation = Deescalation(config.tau, config.mean, config.mean_decay)
+    elif config.variant == "deescalated-leaking":
+        deescalation = Deescalation(config.tau, "full_segment_mean_leaks")
+    return TransformerXLConfig(
+        vocabulary,
+        config.depth,
+        config.width,
+        config.heads,
+        config.ffn_width,
+        placement="pre" if config.variant.startswith("pre") else "post",
+        final_norm=config.variant == "pre-final-norm",
+        dropout=config.dropout,
+        deescalation=deescalation,
+        context=Context(config.memory),
+        init_std=config.init_std,
+    )
+
+
+def build_transformer_xl(config: LanguageConfig, vocabulary: int) -> TransformerXL:
+    """The model of a configuration, in its variant, drawn from its seed. Works on the meta device."""
+    model = TransformerXL(model_config(config, vocabulary), derived_generator(config.seed, "weights"))
+    return model.double() if config.precision == "float64" else model
+
+
+def reading_of(config: LanguageConfig) -> Reading:
+    """How the validation text is read: every token sees equally many before it."""
+    context = Context(config.eval_memory, config.eval_clamp, same_length=True)
+    return Reading(config.eval_rows, config.eval_segment, context, config.eval_segments)
+
+
+class LanguageModelling:
+    """The mean loss of the next word; on the validation text also the perplexity. Follows the protocol `Task`.
+
+    An epoch reads every row once from its beginning, where the memory is empty. A share is some of the rows, so
+    its memory stays its own.
+    """
+
+    unit = "tokens"
+
+    def __init__(self, config: LanguageConfig, corpus: Corpus):
+        self.config = config
+        self.data = corpus
+        self.rows = TokenRows(corpus.train, config.batch_size)
+        self.units_per_step = config.batch_size * config.segment
+        self.steps_per_epoch = self.rows.segments(config.segment)
+
+    def build(self) -> nn.Module:
+        return build_transformer_xl(self.config, len(self.data.vocabulary))
+
+    def batch(self, step: int, share: Share, device: torch.device) -> Segment:
+        number = step % self.steps_per_epoch
+        rows = share.of(self.config.batch_size)
+        ids, targets = self.rows.segment(number, self.config.segment, rows)
+        return Segment(ids.to(device), targets.to(device), begins=number == 0)
+
+    def loss(self, model: nn.Module, batch: Segment, carry: Carry) -> tuple[Tensor, Carry]:
+        memory = None if carry is None or batch.begins else Memory.from_tensors(carry)
+        prediction = model(batch.ids, batch.targets, memory)
+        return prediction.losses.mean(), prediction.memory.tensors()
+
+    def evaluate(self, model: nn.Module, share: Share, device: torch.device) -> dict[str, float]:
+        """A model that sees the future is also read with it hidden, for a few segments: that takes long."""
+        assert isinstance(model, TransformerXL)
+        reading = replace(reading_of(self.config), part=slice(share.index, None, share.count))
+        sums = {"valid_loss": 0.0, "count": 0.0}
+        if share.index < reading.rows:  # else there are more processes than rows
+            found = evaluate(model, self.data.valid, reading)
+            sums = {"valid_loss": found.loss * found.tokens, "count": float(found.tokens)}
+        if self.config.variant == "deescalated-leaking" and self.config.hidden_segments:
+            sums |= {"hidden_loss": 0.0, "hidden_count": 0.0}
+            if share.index < reading.rows:
+                few = replace(reading, segments=self.config.hidden_segments)
+                hidden = evaluate_without_future(model, self.data.valid, few)
+                sums |= {"hidden_loss": hidden.loss * hidden.tokens, "hidden_count": float(hidden.tokens)}
+        return sums
+
+    def report(self, means: dict[str, float]) -> dict[str, float]:
+        """Perplexities beside the losses. `valid_loss_future_hidden` is over the first segments only."""
+        shown = {"valid_loss": means["valid_loss"], "valid_perplexity": perplexity_of(means["valid_loss"])}
+        if "hidden_loss" in means:
+            loss = means["hidden_loss"] / means["hidden_count"]  # both were divided by the same count
+            shown |= {"valid_loss_future_hidden": loss, "valid_perplexity_future_hidden": perplexity_of(loss)}
+        return shown
+
+    def describe(self) -> dict[str, Any]:
+        return self.data.describe()
