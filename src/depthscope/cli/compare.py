@@ -16,7 +16,8 @@ import typer
 from depthscope.cli.settings import DATA_HELP, configured, numbers, with_settings
 from depthscope.extras import require
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
-from depthscope.training.config import VARIANTS, Variant
+from depthscope.training.config import VARIANTS
+from depthscope.training.recipes import RECIPES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +61,7 @@ def _compare(
 
     Every variant has its own learning rate, as in the recipe, unless --lr gives all the same.
     """
-    configs = [configured(recipe, variant, changes) for variant in _variants(variants)]
+    configs = [configured(recipe, variant, changes) for variant in _variants(recipe, variants)]
     cells = cells_of(
         configs,
         depths=None if depths is None else _list("--depths", depths, int),
@@ -100,16 +101,17 @@ def _compare(
         _show(summary, out)
 
 
-def _variants(text: str) -> list[Variant]:
-    chosen: list[Variant] = []
+def _variants(recipe: str, text: str) -> list[Any]:
+    known = RECIPES[recipe].variants if recipe in RECIPES else VARIANTS  # an unknown recipe is refused later
+    chosen = []
     for name in (part.strip() for part in text.split(",") if part.strip()):
-        if name not in VARIANTS:
-            close = get_close_matches(name, VARIANTS, n=1)
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ValueError(f"unknown variant {name!r}: {hint}expected some of {', '.join(VARIANTS)}")
+            raise ValueError(f"unknown variant {name!r}: {hint}expected some of {', '.join(known)}")
         chosen.append(name)
     if not chosen:
-        raise ValueError(f"expected --variants to be some of {', '.join(VARIANTS)}, got {text!r}")
+        raise ValueError(f"expected --variants to be some of {', '.join(known)}, got {text!r}")
     return list(dict.fromkeys(chosen))
 
 
