@@ -147,6 +147,16 @@ def test_a_second_signal_does_not_wait(tmp_path: Path):
         run_in(tmp_path, tiny_config(), display=Recorder(twice))
 
 
+def test_an_ignored_signal_stays_ignored(tmp_path: Path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        outcome, _ = run_in(tmp_path, tiny_config(), display=Recorder(lambda _step: signal.raise_signal(signal.SIGINT)))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert outcome.complete
+
+
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path):
     run_in(tmp_path, tiny_config(steps=2))
     with pytest.raises(ValueError, match="has a run up to step-00000002: --resume continues it"):

@@ -22,7 +22,7 @@ class StopRequest:
 def stop_on_signal() -> Iterator[StopRequest]:
     """Inside, a first SIGINT or SIGTERM is only noted; a second one does what it always does.
 
-    Outside the main thread Python gives no signals, and nothing is done.
+    One that was ignored before (a shell does that to SIGINT of what runs in the background) stays ignored. Outside the main thread Python gives no signals, and nothing is done.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -30,17 +30,20 @@ def stop_on_signal() -> Iterator[StopRequest]:
         return
     before: dict[signal.Signals, Any] = {}
 
+    def put_back() -> None:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
     def note(number: int, _frame: FrameType | None) -> None:
         request.signal = signal.Signals(number)
-        for one in _SIGNALS:
-            signal.signal(one, before[one])
+        put_back()
 
     for one in _SIGNALS:
-        before[one] = signal.getsignal(one)
+        if (handler := signal.getsignal(one)) is not signal.SIG_IGN:
+            before[one] = handler
     try:
-        for one in _SIGNALS:
+        for one in before:
             signal.signal(one, note)
         yield request
     finally:
-        for one in _SIGNALS:
-            signal.signal(one, before[one])
+        put_back()
