@@ -22,7 +22,8 @@ class StopRequest:
 def stop_on_signal() -> Iterator[StopRequest]:
     """Inside, a first SIGINT or SIGTERM is only noted; a second one does what it always does.
 
-    One that was ignored before (a shell does that to SIGINT of what runs in the background) stays ignored. Outside the main thread Python gives no signals, and nothing is done.
+    One that was ignored before (a shell does that to SIGINT of what runs in the background) stays ignored.
+    Outside the main thread Python gives no signals, and nothing is done.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
