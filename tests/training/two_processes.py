@@ -42,7 +42,7 @@ def main(steps: int) -> None:
     sharded = sum(parameter.to_local().numel() for parameter in model.parameters())
     if distributed.get_rank() == 0:
         print(json.dumps({"losses": losses, "local": sharded, "all": sum(p.numel() for p in model.parameters())}))
-    time.sleep(0.5)  # gloo's threads need Python's lock to let go of the last exchange; see engine.release
+    time.sleep(0.5)  # for the same reason as in engine.release
     distributed.destroy_process_group()
 
 
