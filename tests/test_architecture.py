@@ -11,15 +11,19 @@ SOURCE = Path(depthscope.__file__).parent
 
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
-    {"extras"},
-    {"measures"},
+    {"naming", "extras", "files", "progress", "stations"},
+    {"registry"},
+    {"drawing", "measures"},
     {"theory"},
     {"models"},
     {"anatomy"},
+    {"passes"},
     {"probing"},
-    {"diagnosis", "remedies"},
+    {"remedies"},
+    {"diagnosis"},
     {"training"},
-    {"report", "studies"},
+    {"studies"},
+    {"report"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,0 +1,22 @@
+"""Names that users type: an unknown one is refused with the nearest that exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """ "did you mean 'bert'? ", or nothing if no known name is near."""
+    near = get_close_matches(name.lower(), {item.lower(): item for item in known}, n=1)
+    return f"did you mean {_as_written(near[0], known)!r}? " if near else ""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], expected: str = "one of") -> ValueError:
+    """The error for a name that does not exist: what came, what may be meant, what exists."""
+    names = list(known)
+    return ValueError(f"unknown {kind} {name!r}: {did_you_mean(name, names)}expected {expected} {', '.join(names)}")
+
+
+def _as_written(lowered: str, known: Iterable[str]) -> str:
+    return next(item for item in known if item.lower() == lowered)

@@ -1,0 +1,28 @@
+"""How far long work has come: the two ways in which code tells it, and the one bar that people see."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Tick = Callable[[], object]  # called after each piece of work
+Share = Callable[[float], object]  # called with the share of the work that is done, 0 to 1
+
+
+@contextmanager
+def bar(*columns: Any, shown: bool = True) -> Iterator[Progress]:
+    """rich's progress display on stderr, on a terminal only; it goes away when all is done.
+
+    `columns` are rich's; without any, its own.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    on = shown and sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not on) as display:
+        yield display

@@ -1,0 +1,118 @@
+"""Open sets: measures, families, remedies, studies and recipes by name, ours and those of other packages.
+
+Another package adds to a set in one of two ways. Code that runs calls `register`. An installed package names an entry
+point in the set's group (`depthscope.measures`, …); the entry point is loaded when the set is first asked for something
+that is not ours, or for all of it. Two things of one name are refused, and both owners are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from depthscope.naming import unknown_name
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """A set of things by name, in the order in which they were added.
+
+    `kind` is the word for one of them in messages, `group` the entry-point group that other packages use,
+    `name_of` reads the name of a thing, and `check` refuses, with a ValueError, what does not belong into the set.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        ours: Iterable[T] = (),
+        *,
+        name_of: Callable[[T], str] = lambda thing: thing.name,  # type: ignore[attr-defined]
+        check: Callable[[T], None] = lambda _thing: None,
+    ):
+        self.kind, self.group = kind, group
+        self._name_of, self._check = name_of, check
+        self._things: dict[str, T] = {}
+        self._owners: dict[str, str] = {}
+        self._searched = False
+        for thing in ours:
+            self.register(thing, owner="depthscope")
+
+    def register(self, thing: T, *, owner: str | None = None) -> T:
+        """Adds a thing and returns it. `owner` names the package for messages; by default that of the thing's code."""
+        self._check(thing)
+        name = self._name_of(thing)
+        owner = owner or _package_of(thing)
+        if name in self._things:
+            if self._things[name] is thing:
+                return thing
+            raise ValueError(f"two {self.kind}s are called {name!r}: one of {self._owners[name]}, one of {owner}")
+        self._things[name], self._owners[name] = thing, owner
+        return thing
+
+    def unregister(self, name: str) -> None:
+        """Takes out what `register` added."""
+        del self._things[name], self._owners[name]
+
+    def owner(self, name: str) -> str:
+        """The package that a thing comes from."""
+        self[name]
+        return self._owners[name]
+
+    def __getitem__(self, name: str) -> T:
+        """The thing of this name; a ValueError (not a KeyError) names what exists."""
+        if name not in self._things:
+            self._search()
+        if name not in self._things:
+            raise unknown_name(self.kind, name, self._things)
+        return self._things[name]
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._things:
+            self._search()
+        return name in self._things
+
+    def __iter__(self) -> Iterator[str]:
+        self._search()
+        return iter(self._things)
+
+    def __len__(self) -> int:
+        self._search()
+        return len(self._things)
+
+    def _search(self) -> None:
+        """Loads, once, what installed packages add."""
+        if self._searched:
+            return
+        self._searched = True  # before: what is loaded may ask for this set
+        try:
+            for point in entry_points(group=self.group):
+                for thing in _load(point, self.group):
+                    self.register(thing, owner=_owner(point))
+        except BaseException:
+            self._searched = False  # the next question gets the same answer, not half a set
+            raise
+
+
+def _load(point: EntryPoint, group: str) -> list[T]:  # type: ignore[type-var]
+    """What an entry point names: a thing, or a list of things."""
+    try:
+        found = point.load()
+    except Exception as error:
+        raise ValueError(
+            f"{_owner(point)} offers {point.name!r} in {group}, and {point.value} cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def _owner(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value.split(".")[0]
+
+
+def _package_of(thing: object) -> str:
+    made = thing if isinstance(thing, type) else type(thing)
+    source = getattr(thing, "__module__", None) or made.__module__
+    return str(source).split(".")[0]
