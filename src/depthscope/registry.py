@@ -7,9 +7,10 @@ that is not ours, or for all of it. Two things of one name are refused, and both
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from depthscope.naming import unknown_name
 
@@ -96,15 +97,17 @@ class Registry(Mapping[str, T], Generic[T]):
             raise
 
 
-def _load(point: EntryPoint, group: str) -> list[T]:  # type: ignore[type-var]
-    """What an entry point names: a thing, or a list of things."""
+def _load(point: EntryPoint, group: str) -> list[Any]:
+    """What an entry point names: a thing, or a list of things. A package that is broken is left out, with a warning."""
     try:
         found = point.load()
     except Exception as error:
-        raise ValueError(
-            f"{_owner(point)} offers {point.name!r} in {group}, and {point.value} cannot be loaded: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        warnings.warn(
+            f"{_owner(point)} offers {point.name!r} in {group}, and {point.value} cannot be loaded "
+            f"({type(error).__name__}: {error}); depthscope goes on without it",
+            stacklevel=2,
+        )
+        return []
     return list(found) if isinstance(found, list | tuple) else [found]
 
 
