@@ -23,8 +23,9 @@ import torch
 from torch import nn
 
 from depthscope import measures as m
+from depthscope.measures import group
 from depthscope.models import BlockConfig, Encoder, VisionTransformer, pre_norm
-from depthscope.probing import GROUPS, probe
+from depthscope.probing import probe
 
 ROUNDS = 9
 
@@ -79,7 +80,7 @@ def compare_time() -> None:
 
 
 def compare_spectral() -> None:
-    names = [name for name in GROUPS["spectral"] if name not in GROUPS["default"] and not name.startswith("sink")]
+    names = [name for name in group("spectral") if name not in group("default") and not name.startswith("sink")]
     for title, make in MODELS.items():
         model, inputs = make()
         calls = {

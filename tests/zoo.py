@@ -18,7 +18,7 @@ from depthscope.models import (
     VisionTransformer,
     pre_norm,
 )
-from depthscope.probing.inputs import batches
+from depthscope.passes import batches
 from samples import seeded
 
 SMALL = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 24}

@@ -10,22 +10,50 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = version("depthscope")
 
-_ROOMS = ("anatomy", "diagnosis", "measures", "models", "probing", "remedies", "studies", "theory", "training")
+_ROOMS = (
+    "anatomy",
+    "diagnosis",
+    "measures",
+    "models",
+    "passes",
+    "probing",
+    "remedies",
+    "studies",
+    "theory",
+    "training",
+)
 _PUBLIC = {
     "Diagnosis": "diagnosis",
+    "Fixed": "diagnosis",
     "Profile": "probing",
     "apply": "remedies",
     "diagnose": "diagnosis",
+    "fix": "diagnosis",
+    "register_family": "anatomy",
     "probe": "probing",
     "remove": "remedies",
     "skip_loss": "probing",
     "watch": "probing",
 }
 
-__all__ = ["Diagnosis", "Profile", "__version__", "apply", "diagnose", "probe", "remove", "skip_loss", "watch"]
+__all__ = [
+    "Diagnosis",
+    "Fixed",
+    "Profile",
+    "__version__",
+    "apply",
+    "diagnose",
+    "fix",
+    "probe",
+    "register_family",
+    "remove",
+    "skip_loss",
+    "watch",
+]
 
 if TYPE_CHECKING:
-    from depthscope.diagnosis import Diagnosis, diagnose
+    from depthscope.anatomy import register_family
+    from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
     from depthscope.probing import Profile, probe, skip_loss, watch
     from depthscope.remedies import apply, remove
 

@@ -7,7 +7,10 @@ is the output itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
+
+from depthscope.naming import unknown_name
 
 Placement = Literal["post", "pre"]
 
@@ -35,3 +38,16 @@ STEPS: dict[Placement, dict[str, str]] = {
 def trunk_of(placement: Placement | None) -> tuple[str, ...]:
     """The stations between which steps lead, in order; where the placement is not known, all that may be."""
     return WHOLE_TRUNK if placement is None else ("input", *STEPS[placement])
+
+
+def choose_stations(stations: str | Sequence[str]) -> frozenset[str]:
+    """The names behind a group ("trunk", "all"), a name, or a list of names and groups."""
+    groups = {"trunk": TRUNK, "all": ALL}
+    chosen: set[str] = set()
+    for name in [stations] if isinstance(stations, str) else stations:
+        if name not in groups and name not in ALL:
+            raise unknown_name("station", str(name), ALL, expected="'trunk', 'all', or names of")
+        chosen.update(groups.get(name, (name,)))
+    if not chosen:
+        raise ValueError("expected at least one station, got an empty list")
+    return frozenset(chosen)

@@ -7,10 +7,7 @@ from torch.testing import assert_close
 
 from depthscope.anatomy import anatomy_of
 from depthscope.models import TRUNK_STATIONS
-from depthscope.probing.attention import AttentionListener
-from depthscope.probing.inputs import batches
-from depthscope.probing.quiet import undisturbed
-from depthscope.probing.taps import Taps
+from depthscope.passes import Listen, ListenToAttention, Machine, batches, undisturbed
 from zoo import ZOO, make
 
 XL = {"transformer-xl", "transformer-xl-pre", "transformer-xl-deescalated"}
@@ -34,18 +31,15 @@ def run(
     seen: dict[tuple[int, str], Tensor] = {}
     attention = []
     stations = {station for block in anatomy.blocks for station in block.spots}
-    taps = Taps(
-        model,
-        anatomy,
-        stations,
-        lambda visit, station, x, _source: seen.__setitem__((visit.number, station), x.clone()),
-    )
 
-    def keep(heads, values):
-        matrices = torch.stack([head.matrix for head in heads], dim=1)
-        attention.append((taps.visit.number, taps.inside, matrices, values))
+    def keep_tokens(visit, station, x, _source):
+        seen[visit.number, station] = x.clone()
 
-    with undisturbed(model), taps, AttentionListener(lambda shape: taps.inside is not None, keep):
+    def keep_attention(visit, kind, heads, values):
+        matrices = torch.stack([head.attention.dense() for head in heads], dim=1)
+        attention.append((visit.number, kind, matrices, values))
+
+    with undisturbed(model), Machine(model, anatomy, Listen(stations, keep_tokens), ListenToAttention(keep_attention)):
         for batch in batches(model, inputs):
             model(*batch.args, **batch.kwargs)
     return model, seen, attention

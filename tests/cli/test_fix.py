@@ -10,11 +10,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import depthscope
-from depthscope.cli.fix import sink_positions
 from depthscope.models import BlockConfig, Encoder
 from depthscope.models.families import build_family
 from depthscope.probing import Profile, probe
 from depthscope.remedies import DeEscalate, ResidualWeight
+from depthscope.remedies.recommendation import sink_positions
 from samples import seeded
 
 pytestmark = pytest.mark.usefixtures("short_manual")

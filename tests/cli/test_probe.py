@@ -108,7 +108,7 @@ def test_json_is_one_object_and_nothing_else(run):
     assert len(found["metadata"]["text"]["sha256"]) == 64
     assert found["metadata"]["seed"] == 0
     assert found["diagnosis"]["verdict"] == "no collapse"
-    assert found["diagnosis"]["recommendation"]["remedy"] is None
+    assert found["diagnosis"]["recommendation"]["remedies"] == []
     rules = {finding["rule"] for finding in found["diagnosis"]["findings"]}
     assert {"rank", "initialised", "not measured"} <= rules
 

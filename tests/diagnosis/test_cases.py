@@ -15,7 +15,7 @@ import depthscope
 from depthscope import Diagnosis, diagnose
 from depthscope.models import BlockConfig, CausalLM, Encoder, pre_norm, xavier
 from depthscope.probing import Profile, probe
-from depthscope.remedies import deescalate
+from depthscope.remedies import DeEscalate, deescalate
 from depthscope.theory import band
 from samples import seeded
 
@@ -49,13 +49,13 @@ def test_a_planted_collapse_is_found(planted: dict[str, Profile]):
     found = diagnose(planted["tokens collapse"])
     assert found.verdict == "collapsed"
     assert found.numbers["end"] == pytest.approx(1)
-    assert found.recommendation.remedy == "DeEscalate"
+    assert isinstance(found.recommendation.remedies[0], DeEscalate)
 
 
 def test_sequences_that_become_alike_are_no_collapse_of_tokens(planted: dict[str, Profile]):
     found = diagnose(planted["sequences collapse"])
     assert found.verdict == "no collapse"
-    assert found.recommendation.remedy is None
+    assert found.recommendation.remedies == ()
     tokens = torch.randn(SEQUENCES, TOKENS, WIDTH, generator=seeded(1))
     measured = verdict_of(collapsing(axis=0), tokens)
     assert measured.verdict == "no collapse"
@@ -70,7 +70,7 @@ def test_a_huge_token_hides_no_collapse(planted: dict[str, Profile]):
     assert (sink.numbers["token"], sink.numbers["born"], sink.numbers["samples"]) == (0, 0, 2)
     assert sink.numbers["raw"] < 0.1
     assert sink.numbers["robust"] == pytest.approx(1)
-    assert found.recommendation.remedy is None  # the mean is the huge token's
+    assert found.recommendation.remedies == ()  # the mean is the huge token's
 
 
 class GrowsASink(nn.Module):
@@ -113,7 +113,7 @@ def test_opposite_clusters_are_no_case_for_de_escalation():
     assert found.verdict == "rank collapse"
     assert found.numbers["end"] < 0.01
     assert found.numbers["rank_end"] == pytest.approx(1, abs=1e-3)
-    assert found.recommendation.remedy is None
+    assert found.recommendation.remedies == ()
     assert found.recommendation.line is None
 
 
@@ -133,7 +133,7 @@ def test_a_hundred_blocks_at_initialisation(kind: str, make: type):
     assert {"crossing", "idle depth", "steps", "trend passed", "initialised"} <= rules(found)
     assert found.finding("steps").numbers["attention"] > 0.8
     assert found.recommendation.line.startswith("depthscope.apply(model, DeEscalate(tau=0.")
-    assert found.recommendation.mixing == "auto"
+    assert found.recommendation.remedies[0].mixing == "auto"
     assert (found.recommendation.expected_similarity is None) == (kind == "albert")  # shared weights: no promise
 
 
@@ -141,7 +141,7 @@ def test_a_healthy_pre_norm_model():
     model = Encoder(6, BlockConfig(64, 4, placement=pre_norm), generator=seeded(0))
     found = verdict_of(model, torch.randn(4, 32, 64, generator=seeded(1)))
     assert found.verdict == "no collapse"
-    assert found.recommendation.remedy is None
+    assert found.recommendation.remedies == ()
     assert not rules(found) & {"crossing", "idle depth", "sink", "uneven", "loss of context"}
 
 
@@ -149,7 +149,7 @@ def test_a_causal_model_is_offered_nothing_that_leaks():
     model = CausalLM(24, BlockConfig(64, 4, initialise=xavier), vocabulary=100, generator=seeded(0))
     found = verdict_of(model, torch.randint(0, 100, (3, 32), generator=seeded(1)))
     assert found.verdict == "collapsed"
-    assert found.recommendation.mixing == "prefix"
+    assert found.recommendation.remedies[0].mixing == "prefix"
     assert 'mixing="prefix"' in found.recommendation.line
     assert found.recommendation.tau < 1  # a prefix mean of strength 1 would erase the first token
 
@@ -157,8 +157,8 @@ def test_a_causal_model_is_offered_nothing_that_leaks():
 def test_what_may_be_causal_is_treated_as_causal():
     profile = probe(*post_norm_encoder(16))
     unknown = Profile(profile.frame, profile.metadata | {"causal": None}, profile.sinks)
-    assert diagnose(profile).recommendation.mixing == "auto"
-    assert diagnose(unknown).recommendation.mixing == "prefix"
+    assert diagnose(profile).recommendation.remedies[0].mixing == "auto"
+    assert diagnose(unknown).recommendation.remedies[0].mixing == "prefix"
 
 
 @pytest.mark.parametrize("seed", [0, 2])
@@ -195,7 +195,7 @@ def test_one_block_and_one_token_cannot_tell():
     found = diagnose(probe(model, tokens[:, :1]))
     assert found.verdict == "cannot tell"
     assert "1 token" in found.headline
-    assert found.recommendation.remedy is None
+    assert found.recommendation.remedies == ()
 
 
 def test_weights_that_are_not_numbers():
@@ -227,7 +227,7 @@ def test_a_sentence_encoder_is_described_and_not_accused(minilm: Path):
     tokenizer = hf.AutoTokenizer.from_pretrained(minilm)
     found = verdict_of(hf.AutoModel.from_pretrained(minilm), texts, tokenizer=tokenizer)
     assert found.verdict in ("no collapse", "converges by training")
-    assert found.recommendation.remedy is None
+    assert found.recommendation.remedies == ()
     assert found.finding("trained").numbers == {"norms": 12.0, "moved": 12.0}
     context = found.finding("loss of context")
     assert context.numbers["sequence"] > 3 * context.numbers["sequence_start"]

@@ -12,8 +12,9 @@ from torch.testing import assert_close
 
 from depthscope import measures as m
 from depthscope.anatomy import anatomy_of
+from depthscope.measures import MEASURES
 from depthscope.models import BlockConfig, Encoder
-from depthscope.probing import NAMES, probe
+from depthscope.probing import probe
 from depthscope.probing.profile import COLUMNS
 from samples import seeded
 from zoo import HAS_HIDDEN_STATES, IDS, MASK, TOKENS, ZOO, make
@@ -54,7 +55,7 @@ def test_every_measure_at_every_station(name: str):
     assert list(profile.frame.columns) == COLUMNS
     taken = set(profile.frame["measure"])
     missing = {"sink_attention", "sink_value_norm"}  # these tiny models have no sinks
-    assert set(NAMES) - taken <= missing
+    assert set(MEASURES) - taken <= missing
     heads = profile.frame.query("measure == 'delta' and block == 2")
     assert len(heads) == 2 * 4
     assert sorted(heads["head"].unique()) == [0, 1, 2, 3]

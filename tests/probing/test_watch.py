@@ -14,7 +14,7 @@ import depthscope
 from depthscope import measures as m
 from depthscope.anatomy import anatomy_of
 from depthscope.models import BlockConfig, Encoder
-from depthscope.probing.taps import first_tokens
+from depthscope.passes import first_tokens
 from samples import seeded
 from traces import hooks_of, state_of
 from zoo import MASK, TOKENS, ZOO, make

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from depthscope.anatomy import anatomy_of
+from depthscope.anatomy.look import look_of_weights
 from depthscope.models import BlockConfig, Encoder
 from depthscope.probing import probe
-from depthscope.probing.weights import look_of_weights
 from samples import seeded
 from zoo import ZOO
 

@@ -13,10 +13,9 @@ import depthscope
 import zoo
 from depthscope.anatomy import anatomy_of
 from depthscope.models import BlockConfig, VisionTransformer
-from depthscope.probing.quiet import undisturbed
-from depthscope.probing.taps import Taps
+from depthscope.passes import Listen, Machine, undisturbed
+from depthscope.passes.hooks import hooks_in
 from depthscope.remedies import DeEscalate, LearnableTau, ResidualWeight, applied, deescalate
-from depthscope.remedies.hooks import hooks_in
 from samples import seeded
 from zoo import run
 
@@ -25,13 +24,13 @@ XL = {"transformer-xl", "transformer-xl-pre", "transformer-xl-deescalated"}
 CAUSAL = {"causal-lm", "gpt2", "opt", "llama", "qwen2", "mistral", "gemma"} | XL
 
 
-def tokens_at(model: nn.Module, stations: set[str], **options: Any) -> tuple[Taps, dict[tuple[int, str], Any]]:
+def tokens_at(model: nn.Module, stations: set[str], **options: Any) -> tuple[Machine, dict[tuple[int, str], Any]]:
     found: dict[tuple[int, str], Any] = {}
 
     def keep(visit: Any, station: str, tokens: Tensor, _source: Tensor) -> None:
-        found[visit.number, station] = (tokens.clone(), visit.mask, visit.block)
+        found[visit.number, station] = (tokens.clone(), visit.real, visit.block)
 
-    return Taps(model, anatomy_of(model), stations, keep), found
+    return Machine(model, anatomy_of(model), Listen(stations, keep)), found
 
 
 @pytest.mark.parametrize("at", STATIONS)

@@ -26,7 +26,7 @@ def test_the_level_is_held(level: float):
     assert last_similarity(model, x) > 0.9
     found = recommend(model, x, level=level, weigh_branches=False)
     assert found.odds.critical_tau < found.tau < 1
-    assert found.predicted == pytest.approx(level, rel=0.05)  # τ is rounded to three digits
+    assert found.expected_similarity == pytest.approx(level, rel=0.05)  # τ is rounded to three digits
     depthscope.apply(model, *found.remedies)
     # The log-odds of 60 blocks scatter about their fixed point; a factor of 1.6 in the odds is 3 of its deviations,
     # √(1.5 k/d) with the k ≈ 10 blocks that the map remembers.

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import depthscope
 import zoo
-from depthscope.probing.inputs import batches
+from depthscope.passes import batches
 from depthscope.remedies import DeEscalate, LearnableTau, ResidualWeight
 from zoo import run
 

@@ -1,4 +1,6 @@
-"""What a model is made of: its blocks, stations, projections, token axis, mask, causality. One file per family."""
+"""What a model is made of: its blocks, stations, projections, token axis, mask, causality. One file per family,
+and families of other packages (`register_family`).
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,44 @@ from depthscope.anatomy.llama import LLAMA
 from depthscope.anatomy.mpnet import MPNET
 from depthscope.anatomy.opt import OPT
 from depthscope.anatomy.ours import OURS
-from depthscope.anatomy.structure import Anatomy, BlockAnatomy, Family, Projections, Spot
+from depthscope.anatomy.structure import Addition, Anatomy, BlockAnatomy, Family, Projections, Side, Spot, check_family
 from depthscope.anatomy.t5 import T5
 from depthscope.anatomy.torch_encoder import TORCH_ENCODER
 from depthscope.anatomy.transformer_xl import TRANSFORMER_XL
 from depthscope.anatomy.unknown import named_blocks, repeated_blocks
 from depthscope.anatomy.vit import VIT
 from depthscope.anatomy.xlnet import XLNET
+from depthscope.registry import Registry
 
-FAMILIES = (OURS, TRANSFORMER_XL, TORCH_ENCODER, BERT, ALBERT, XLNET, DISTILBERT, MPNET, VIT, GPT2, OPT, LLAMA, T5)
+FAMILIES: Registry[Family] = Registry(
+    "family",
+    "depthscope.families",
+    (OURS, TRANSFORMER_XL, TORCH_ENCODER, BERT, ALBERT, XLNET, DISTILBERT, MPNET, VIT, GPT2, OPT, LLAMA, T5),
+    check=check_family,
+)
 
-__all__ = ["FAMILIES", "Anatomy", "BlockAnatomy", "Family", "Projections", "Spot", "anatomy_of"]
+__all__ = [
+    "FAMILIES",
+    "Addition",
+    "Anatomy",
+    "BlockAnatomy",
+    "Family",
+    "Projections",
+    "Side",
+    "Spot",
+    "anatomy_of",
+    "register_family",
+]
+
+
+def register_family(family: Family) -> Family:
+    """Adds a family of models, so that `probe`, `apply` and the rest know its blocks; returns it.
+
+    An installed package does the same with an entry point in the group `depthscope.families`.
+    """
+    FAMILIES.register(family, owner=family.library)
+    _family_of.cache_clear()
+    return family
 
 
 def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
@@ -46,7 +75,7 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
     if not found:
         return repeated_blocks(model)
     sizes = {name: sum(p.numel() for _, block in blocks for p in block.parameters()) for name, blocks in found.items()}
-    family = next(family for family in FAMILIES if family.name == max(sizes, key=sizes.__getitem__))
+    family = FAMILIES[max(sizes, key=sizes.__getitem__)]
     own = found.pop(family.name)
     return Anatomy(
         family.name,
@@ -71,7 +100,7 @@ def _family_of(kind: Any) -> Family | None:
     """The family whose block a class is: by name, since transformers may be absent, and only of its library."""
 
     for parent in kind.__mro__:
-        for family in FAMILIES:
+        for family in FAMILIES.values():
             if parent.__name__ in family.block_classes and parent.__module__.split(".")[0] == family.library:
                 return family
     return None

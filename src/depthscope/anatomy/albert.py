@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from depthscope.anatomy.structure import BlockAnatomy, Family, always, branch_spots, linear_projections, post_norm_spots
+from depthscope.anatomy.structure import (
+    BlockAnatomy,
+    Family,
+    Spot,
+    always,
+    branch_spots,
+    linear_projections,
+    post_norm_spots,
+)
 
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
@@ -17,6 +25,12 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         placement="post",
         attention=attention,
         norms=(attention.LayerNorm, layer.full_layer_layer_norm),
+        values=Spot(attention.value, "out"),
+        context=Spot(attention.dense, "in"),
+        ffn=(
+            layer.ffn,
+            layer.ffn_output,
+        ),
         projections=lambda: linear_projections(
             attention.query, attention.key, attention.value, attention.dense, attention.num_attention_heads
         ),

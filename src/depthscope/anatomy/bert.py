@@ -33,6 +33,12 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         attention=attention,
         cross_attention=None if cross is None else cross.self,
         norms=(after.LayerNorm, ffn.LayerNorm),
+        values=Spot(attention.value, "out"),
+        context=Spot(after.dense, "in"),
+        ffn=(
+            layer.intermediate,
+            ffn.dense,
+        ),
         projections=lambda: linear_projections(
             attention.query, attention.key, attention.value, after.dense, attention.num_attention_heads
         ),

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from depthscope.anatomy.structure import BlockAnatomy, Family, always, branch_spots, linear_projections, post_norm_spots
+from depthscope.anatomy.structure import (
+    BlockAnatomy,
+    Family,
+    Spot,
+    always,
+    branch_spots,
+    linear_projections,
+    post_norm_spots,
+)
 
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
@@ -17,6 +25,9 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         placement="post",
         attention=attention,
         norms=(layer.sa_layer_norm, layer.output_layer_norm),
+        values=Spot(attention.v_lin, "out"),
+        context=Spot(attention.out_lin, "in"),
+        ffn=(layer.ffn,),
         projections=lambda: linear_projections(
             attention.q_lin, attention.k_lin, attention.v_lin, attention.out_lin, attention.n_heads
         ),

@@ -33,6 +33,8 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         attention=attention,
         cross_attention=cross,
         norms=(layer.ln_1, layer.ln_2),
+        context=Spot(attention.c_proj, "in"),
+        ffn=(layer.mlp,),
         projections=lambda: fused_projections(
             attention.c_attn.weight,
             attention.c_attn.bias,

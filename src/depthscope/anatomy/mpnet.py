@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from depthscope.anatomy.structure import BlockAnatomy, Family, always, branch_spots, linear_projections, post_norm_spots
+from depthscope.anatomy.structure import (
+    BlockAnatomy,
+    Family,
+    Spot,
+    always,
+    branch_spots,
+    linear_projections,
+    post_norm_spots,
+)
 
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
@@ -16,6 +24,12 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         placement="post",
         attention=attention,
         norms=(layer.attention.LayerNorm, ffn.LayerNorm),
+        values=Spot(attention.v, "out"),
+        context=Spot(attention.o, "in"),
+        ffn=(
+            layer.intermediate,
+            ffn.dense,
+        ),
         projections=lambda: linear_projections(
             attention.q, attention.k, attention.v, attention.o, attention.num_attention_heads
         ),

@@ -7,6 +7,7 @@ from typing import Any
 from depthscope.anatomy.structure import (
     BlockAnatomy,
     Family,
+    Spot,
     always,
     branch_spots,
     linear_projections,
@@ -26,6 +27,12 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         placement="pre" if layer.do_layer_norm_before else "post",
         attention=attention,
         norms=(layer.self_attn_layer_norm, layer.final_layer_norm),
+        values=Spot(attention.v_proj, "out"),
+        context=Spot(attention.out_proj, "in"),
+        ffn=(
+            layer.fc1,
+            layer.fc2,
+        ),
         projections=lambda: linear_projections(
             attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, attention.num_heads
         ),

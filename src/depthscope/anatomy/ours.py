@@ -23,6 +23,9 @@ def describe(name: str, block: nn.Module) -> BlockAnatomy:
         placement=PLACEMENTS.get(block.config.placement),  # type: ignore[arg-type]
         attention=attention,
         norms=(block.norm1, block.norm2),
+        values=Spot(attention.value, "out"),
+        context=Spot(attention.output, "in"),
+        ffn=(block.ffn,),
         projections=lambda: linear_projections(
             attention.query, attention.key, attention.value, output, attention.heads
         ),

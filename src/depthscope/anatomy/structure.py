@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
+from depthscope.stations import Placement, trunk_of
+
 Side = Literal["in", "out"]
-Placement = Literal["post", "pre"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,22 @@ class Projections:
 
 
 @dataclass(frozen=True)
+class Addition:
+    """A residual addition, by stations: what `trunk` has and what `branch` has add up to what `result` has."""
+
+    trunk: str
+    branch: str
+    result: str
+
+
+@dataclass(frozen=True)
 class BlockAnatomy:
-    """One block module. It is applied more than once in models that share weights (ALBERT)."""
+    """One block module. It is applied more than once in models that share weights (ALBERT).
+
+    Attention's weights P act between two spots: what stands at `values` (X W_V + b_V, all heads side by side) is mixed
+    by P into what stands at `context`, which the output projection reads. `ffn` has the modules of the FFN in the order
+    in which they are called. Where one of these is None or empty, the family does not show it.
+    """
 
     name: str
     module: nn.Module
@@ -50,17 +65,36 @@ class BlockAnatomy:
     projections: Callable[[], Projections] | None = None
     norms: tuple[nn.Module, ...] = ()  # the norm of the attention and of the FFN
     part: str = ""  # "encoder" or "decoder" in models that have both
+    values: Spot | None = None  # None where query, key and value are fused in one module
+    context: Spot | None = None
+    ffn: tuple[nn.Module, ...] = ()
 
     @property
     def trunk(self) -> tuple[str, ...]:
-        """The stations between which steps lead, in order.
+        """The stations between which steps lead, in order."""
+        return tuple(station for station in trunk_of(self.placement) if station in self.spots)
 
-        In pre-norm, `ffn_input` is a normed copy on a branch, and `after_ffn` is the output itself.
+    @property
+    def additions(self) -> tuple[Addition, ...]:
+        """The residual additions whose three stations can be seen, in order: attention's, cross-attention's, the FFN's.
+
+        In post-norm a norm stands behind each sum, so that in a block with cross-attention the trunk of its sum is not
+        a station of its own: that addition is left out there. Empty where the placement of the norms is not known.
         """
-        order = ["input", "after_attention", "after_cross_attention", "ffn_input", "after_ffn", "output"]
-        if self.placement == "pre":
-            order = [station for station in order if station not in ("ffn_input", "after_ffn")]
-        return tuple(station for station in order if station in self.spots)
+        crosses = "after_cross_attention" in self.spots
+        if self.placement == "post":
+            found = [
+                Addition("input", "attention_branch", "after_attention"),
+                Addition("ffn_input", "ffn_branch", "after_ffn"),
+            ]
+        elif self.placement == "pre":
+            found = [Addition("input", "attention_branch", "after_attention")]
+            if crosses:
+                found.append(Addition("after_attention", "cross_attention_branch", "after_cross_attention"))
+            found.append(Addition("after_cross_attention" if crosses else "after_attention", "ffn_branch", "output"))
+        else:
+            return ()
+        return tuple(a for a in found if {a.trunk, a.branch, a.result} <= self.spots.keys())
 
 
 @dataclass(frozen=True)
@@ -86,7 +120,15 @@ class Family:
     causal: Callable[[nn.Module], bool | None]
     token_axis: int = 1
     mask_argument: str | None = "attention_mask"
-    token_axis_of: Callable[[nn.Module], int] | None = field(default=None)  # where it depends on the module
+    token_axis_of: Callable[[nn.Module], int] | None = None  # where it depends on the module
+
+
+def check_family(family: Family) -> None:
+    """Refuses what is no family, and one that could never be recognised."""
+    if not isinstance(family, Family):
+        raise ValueError(f"expected a Family, got {family!r}")
+    if not family.block_classes or not family.library:
+        raise ValueError(f"family {family.name!r} must name the library and the classes of its blocks")
 
 
 def post_norm_spots(block: nn.Module, attention_norm: nn.Module, ffn_norm: nn.Module) -> dict[str, Spot]:

@@ -25,6 +25,10 @@ def describe(name: str, layer: nn.Module) -> BlockAnatomy:
         placement="pre" if layer.norm_first else "post",
         attention=attention,
         norms=(layer.norm1, layer.norm2),
+        ffn=(
+            layer.linear1,
+            layer.linear2,
+        ),
         projections=lambda: fused_projections(
             attention.in_proj_weight.T,
             attention.in_proj_bias,

@@ -20,6 +20,9 @@ def describe(name: str, block: nn.Module) -> BlockAnatomy:
         placement=block.placement,
         attention=attention,
         norms=(block.norm1, block.norm2),
+        values=Spot(attention.value, "out"),
+        context=Spot(attention.output, "in"),
+        ffn=(block.ffn,),
         projections=lambda: linear_projections(
             attention.query, attention.key, attention.value, attention.output, attention.heads
         ),

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from depthscope.anatomy.structure import BlockAnatomy, Family, always, branch_spots, linear_projections, pre_norm_spots
+from depthscope.anatomy.structure import (
+    BlockAnatomy,
+    Family,
+    Spot,
+    always,
+    branch_spots,
+    linear_projections,
+    pre_norm_spots,
+)
 
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
@@ -17,6 +25,9 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         placement="pre",
         attention=attention,
         norms=(layer.layernorm_before, layer.layernorm_after),
+        values=Spot(attention.v_proj, "out"),
+        context=Spot(attention.o_proj, "in"),
+        ffn=(layer.mlp,),
         projections=lambda: linear_projections(
             attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, attention.num_attention_heads
         ),

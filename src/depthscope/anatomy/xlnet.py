@@ -26,6 +26,10 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         placement="post",
         attention=attention,
         norms=(attention.layer_norm, ffn.layer_norm),
+        ffn=(
+            ffn.layer_1,
+            ffn.layer_2,
+        ),
         projections=projections,
     )
 

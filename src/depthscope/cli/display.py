@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _ROWS = 12  # of the table of blocks
 _MAIN = ("token_similarity", "token_diversity", "cosine_similarity", "direction_similarity", "largest_token_share")
-_SHARES = {*_MAIN, "leading_share", "leading_evenness", "sink_attention"}  # from 0 to 1, and drawn so
 
 
 def show(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = None) -> None:
@@ -66,7 +65,7 @@ def headline(metadata: dict[str, Any]) -> str:
 def _show_measures(console: Console, profile: Profile) -> None:
     from rich.table import Table
 
-    from depthscope.models.block import TRUNK_STATIONS
+    from depthscope.stations import TRUNK
 
     width = min(max(console.width - 52, 20), 60)  # what names and values leave
     table = Table("measure", "block 0 to last", "first", "last", box=None, header_style="bold")
@@ -75,14 +74,14 @@ def _show_measures(console: Console, profile: Profile) -> None:
     for station, measure in _rows(profile):
         curve = profile.curve(measure, station)
         defined = [value for value in curve if not math.isnan(value)]
-        low, high = (0.0, 1.0) if measure in _SHARES else _range(defined)
+        low, high = (0.0, 1.0) if _is_share(measure) else _range(defined)
         name = measure if station == "output" else f"{measure} ({station})"
         ends = (defined[0], curve[-1]) if defined else (math.nan, math.nan)
         table.add_row(name, sparkline(curve, low, high, width), *(format_value(measure, value) for value in ends))
     console.print(table)
     asked = profile.metadata.get("stations", [])
     others = [name for name in profile.frame["station"].unique() if name in asked and name != "output"]
-    if others and sorted(asked) != sorted(TRUNK_STATIONS):  # the trunk is there for the verdict
+    if others and sorted(asked) != sorted(TRUNK):  # the trunk is there for the verdict
         console.print(f"\nAlso measured at {', '.join(others)}: --out saves all of it.", markup=False)
 
 
@@ -124,4 +123,11 @@ def format_value(measure: str, value: float) -> str:
         return "·"
     if measure == "token_diversity":
         return f"{value:.1e}"
-    return f"{value:.3f}" if measure in _SHARES or 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.2e}"
+    return f"{value:.3f}" if _is_share(measure) or 1e-3 <= abs(value) < 1e3 or value == 0 else f"{value:.2e}"
+
+
+def _is_share(measure: str) -> bool:
+    """Whether it goes from 0 to 1, and is drawn so."""
+    from depthscope.measures import MEASURES
+
+    return measure in MEASURES and MEASURES[measure].is_share

@@ -10,9 +10,10 @@ from depthscope.cli.sparkline import sparkline
 from depthscope.extras import require
 
 if TYPE_CHECKING:
-    from depthscope.cli.fix import Fixed
+    from depthscope.diagnosis import Fixed
 
 _ROWS = 8
+MEASURES = ("token_similarity", "direction_similarity", "effective_rank")
 NEEDS_TRAINING = (
     "The weights look trained. De-escalation is for training, not for patching trained weights: put it in and train, "
     "from the start or at least on"
@@ -25,32 +26,29 @@ def show(fixed: Fixed) -> None:
 
     from depthscope.cli.display import headline
     from depthscope.cli.verdict import show_diagnosis
-    from depthscope.diagnosis import diagnose
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"\n{headline(fixed.before.metadata)}\n", markup=False)
-    console.print(_sentence(fixed.reason), markup=False)
+    console.print(_sentence(fixed.recommendation.reason), markup=False)
     if not fixed.remedies:
-        show_diagnosis(console, diagnose(fixed.before), title="Verdict", brief=True)
+        show_diagnosis(console, fixed.verdicts[0], title="Verdict", brief=True)
         return
     _show_curves(console, fixed)
     _show_blocks(console, fixed)
-    for when, profile in (("Before", fixed.before), ("After", fixed.after)):
-        show_diagnosis(console, diagnose(profile), title=when, brief=True)
+    for when, verdict in zip(("Before", "After"), fixed.verdicts, strict=True):
+        show_diagnosis(console, verdict, title=when, brief=True)
     for line in warnings(fixed):
         console.print(line, markup=False)
     console.print(f"\n[bold]To put it in[/bold]\n\n{_indented('import depthscope')}\n", end="")
-    console.print(_indented(fixed.python) + "\n", markup=False)
+    console.print(_indented(str(fixed.python)) + "\n", markup=False)
     for note in fixed.notes:
         console.print(f"Note: {note}", markup=False)
 
 
 def warnings(fixed: Fixed) -> list[str]:
     """What a reader must not miss."""
-    from depthscope.cli.fix import is_trained
-
     lines = []
-    if is_trained(fixed.before):
+    if fixed.trained:
         lines.append(NEEDS_TRAINING + ".")
     if fixed.losses is not None:
         before, after = fixed.losses
@@ -75,7 +73,7 @@ def draw(fixed: Fixed) -> Any:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(frameon=False)
-    put_in = fixed.python.partition("(model, ")[2].removesuffix(")")
+    put_in = str(fixed.recommendation.line).partition("(model, ")[2].removesuffix(")")
     figure.suptitle(f"{fixed.before.metadata.get('model', '')}, {fixed.before.depth} blocks: {put_in}", fontsize=10)
     return figure
 
@@ -117,8 +115,6 @@ def _show_blocks(console: Any, fixed: Fixed) -> None:
 
 
 def _names(fixed: Fixed) -> list[str]:
-    from depthscope.cli.fix import MEASURES
-
     return [name for name in MEASURES if name in fixed.before.names()]
 
 

@@ -29,7 +29,6 @@ _GRADIENTS = ("output_gradient", "weight_gradient")
 def probe(options: ProbeOptions) -> None:
     """Measure a Transformer block by block: how alike its tokens become, where, and what is left."""
     from depthscope.cli.condition import EXIT_CODE, failures
-    from depthscope.diagnosis import diagnose
 
     conditions = _conditions(options)
     excluded_tokens(options)  # refused here, before a model is built
@@ -38,8 +37,7 @@ def probe(options: ProbeOptions) -> None:
     if options.out is not None:
         require_writable(options.out)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
-        profile, skipped = _measure(options)
-    diagnosis = diagnose(profile, skipped)
+        profile, skipped, diagnosis = _measure(options)
     if options.out is not None:
         _save(profile, skipped, options.out)
     if options.json:
@@ -74,20 +72,31 @@ def as_json(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None
 
 def _conditions(options: ProbeOptions) -> list[Condition]:
     from depthscope.cli.condition import parse_condition
-    from depthscope.probing.catalogue import choose
+    from depthscope.measures import choose_measures
 
-    measured = choose(chosen_measures(options)) + (_GRADIENTS if options.gradients else ())
+    measured = choose_measures(chosen_measures(options)) + (_GRADIENTS if options.gradients else ())
     return [parse_condition(text, measured) for text in options.fail_on or []]
 
 
-def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None]:
-    """Loads the model, makes its input, probes."""
+def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagnosis]:
+    """Loads the model, makes its input, probes and judges; where a remedy is called for, it is measured."""
+    from torch import Tensor
+
+    from depthscope.diagnosis import diagnose
+    from depthscope.remedies import Recommendation, recommend
+
     with prepared(options) as (loaded, inputs, progress):
         profile, skipped = _run(loaded.model, inputs, options, progress)
-    asked = {"model": options.model, "seed": options.seed, **inputs.metadata}
-    notes = [*profile.metadata.get("notes", []), *loaded.notes, *inputs.notes]
-    profile.metadata.update(asked, notes=notes)
-    return profile, skipped
+        asked = {"model": options.model, "seed": options.seed, **inputs.metadata}
+        notes = [*profile.metadata.get("notes", []), *loaded.notes, *inputs.notes]
+        profile.metadata.update(asked, notes=notes)
+
+        def measure() -> Recommendation:
+            tick = progress("measuring the remedy", None)
+            return recommend(loaded.model, inputs.batches, blocks=options.blocks, progress=tick)
+
+        again = isinstance(inputs.batches, list | dict | Tensor)  # a factory's own iterable was read, and is gone
+        return profile, skipped, diagnose(profile, skipped, measure=measure if again else None)
 
 
 def _run(

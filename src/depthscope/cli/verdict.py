@@ -17,6 +17,7 @@ _STYLES = {
     "rank collapse": "bold yellow",
     "cannot tell": "bold",
 }
+_INDENT = "  "
 _WIDEST = 100  # longer lines are hard to read
 
 
@@ -41,5 +42,8 @@ def show_diagnosis(console: Console, diagnosis: Diagnosis, title: str = "Verdict
         paragraph(finding.sentence, {}, "- ")
     advice = diagnosis.recommendation
     paragraph(f"What to do: {advice.reason}", {"What to do:": "bold"})
-    if advice.line:
-        console.print(f"  {advice.line}", markup=False, style="bold")
+    if advice.remedies:
+        from depthscope.remedies.expression import call
+
+        code = call(advice.remedies, advice.apply_options, width - len(_INDENT))
+        console.print(textwrap.indent(code, _INDENT), markup=False, style="bold")

@@ -1,7 +1,8 @@
 """A profile in, a verdict out: the rules in one table."""
 
+from depthscope.diagnosis.fixing import Fixed, fix
 from depthscope.diagnosis.judge import diagnose
 from depthscope.diagnosis.references import reference_for
-from depthscope.diagnosis.verdict import Diagnosis, Finding, Recommendation, Verdict
+from depthscope.diagnosis.verdict import Diagnosis, Finding, Verdict
 
-__all__ = ["Diagnosis", "Finding", "Recommendation", "Verdict", "diagnose", "reference_for"]
+__all__ = ["Diagnosis", "Finding", "Fixed", "Verdict", "diagnose", "fix", "reference_for"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from depthscope.diagnosis.facts import Facts
-from depthscope.diagnosis.verdict import Recommendation, Verdict
+from depthscope.diagnosis.verdict import COLLAPSES, Verdict
+from depthscope.remedies import DeEscalate, Recommendation
 from depthscope.theory import level_to_hold, odds_of, similarity_of
 
 CAUTION = 0.9  # τ holds for nine of ten fits that the data allow
@@ -24,29 +27,32 @@ _NOTHING = {
 }
 
 
-def recommend(f: Facts, verdict: Verdict) -> Recommendation:
-    """A remedy for collapses onto the mean; never one that mixes later tokens into earlier ones of a causal model."""
-    if verdict not in ("collapsing", "collapsed"):
+def advise(f: Facts, verdict: Verdict, measure: Callable[[], Recommendation] | None = None) -> Recommendation:
+    """A remedy for collapses onto the mean; never one that mixes later tokens into earlier ones of a causal model.
+
+    With `measure` the remedy is what was measured on the model, else an estimate from the profile's trend.
+    """
+    if verdict not in COLLAPSES:
         return Recommendation(_NOTHING[verdict])
-    if f.sink is not None:
+    if f.sink is not None and (measure is None or not f.about.get("causal")):
         return Recommendation(
             f"no de-escalation as it stands: token {f.sink.token}, {f.sink.peak:.0f} times as large as the median, "
             "makes most of the mean, and taking that out would spread it over the others. Find out where it comes from."
         )
-    mixing = "prefix" if f.may_leak else "auto"
+    if measure is not None:
+        found = measure()
+        return replace(found, reason=_measured(f, found)) if found.measured and found.remedies else found
     tau, critical, expected = _strength(f)
-    arguments = f'tau={tau:g}, at="output"' + (f', mixing="{mixing}"' if f.may_leak else "")
     # Of a model of no known family `apply` cannot tell by itself what the probe has found out.
-    told = ", causal=False" if f.about.get("family") == "unknown" and not f.may_leak else ""
+    told = {"causal": False} if f.about.get("family") == "unknown" and not f.may_leak else {}
     return Recommendation(
-        reason=_reason(f, tau, critical, expected),
-        remedy="DeEscalate",
-        tau=tau,
-        at="output",
-        mixing=mixing,
+        reason=_estimated(f, tau, critical, expected),
+        remedies=(DeEscalate(tau, mixing="prefix" if f.may_leak else "auto"),),
+        odds=None if f.trend is None else f.trend.map,
         critical_tau=critical,
         expected_similarity=expected,
-        line=f"depthscope.apply(model, DeEscalate({arguments}){told})",
+        blocks=f.blocks,
+        apply_options=told,
     )
 
 
@@ -69,22 +75,34 @@ def _strength(f: Facts) -> tuple[float, float | None, float | None]:
     return tau, critical, None if f.about.get("shared_weights") else similarity_of(odds)
 
 
-def _reason(f: Facts, tau: float, critical: float | None, expected: float | None) -> str:
-    words = [f"de-escalate the output of every block with τ = {tau:g}"]
+def _estimated(f: Facts, tau: float, critical: float | None, expected: float | None) -> str:
+    words = [f"de-escalate the output of every block with τ of about {tau:g}, an estimate from this profile"]
     if f.trend is None:
         words.append(", nearly or fully: so few blocks do not say how much is enough")
     if critical is not None:
-        words.append(f"; below τ_c = {critical:.3f} the collapse goes on")
+        words.append(f"; below τ_c, about {critical:.3f}, the collapse goes on")
     if expected is not None:
         now = f"{f.similarity[f.last]:.3f}"
         about = "at most about " if f.pre_norm else "roughly " if f.may_leak else "about "
         words.append(f". By the odds map t_sim at block {f.last} is then {about}{expected:.2f} instead of {now}")
     elif f.trend is not None:
         words.append(". No level is promised: the blocks share their weights")
+    words.append(_caveats(f))
+    words.append(
+        ". `depthscope.fix(model, inputs)` measures τ on the model itself, and what weight the branches need with it"
+    )
+    return "".join(words) + "."
+
+
+def _measured(f: Facts, found: Recommendation) -> str:
+    return f"de-escalate, as measured on this model: {found.reason}{_caveats(f)}."
+
+
+def _caveats(f: Facts) -> str:
+    words = []
     if f.may_leak:
         known = "the model is causal" if f.about.get("causal") else "the model may be causal"
         words.append(f". The mean is that of the tokens up to each one, as {known}")
-    words.append(". `depthscope fix` measures it on the model itself, and what weight the branches need")
     if f.look == "trained":
         words.append(". Train with it from the start or on: put into trained weights it raises the loss")
-    return "".join(words) + "."
+    return "".join(words)

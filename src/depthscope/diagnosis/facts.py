@@ -17,6 +17,7 @@ import pandas as pd
 from depthscope.diagnosis.references import reference_for
 from depthscope.diagnosis.steps import Attention, attention_step, log_odds, step_growth
 from depthscope.diagnosis.trend import Trend, fit_trend
+from depthscope.measures import EQUAL
 from depthscope.probing import Profile, Reference
 
 NAN = math.nan
@@ -193,14 +194,14 @@ class Facts:
         odds = self.log_odds[self.last]
         if self.trend is None or not np.isfinite(odds):
             return None, None, None
-        found = self.trend.block_of(0.99, math.exp(odds), self.last - self.first)
+        found = self.trend.block_of(EQUAL, math.exp(odds), self.last - self.first)
         best, low, high = (None if block is None else block + self.first for block in found)
         return best, low, high
 
     @cached_property
     def step_growth(self) -> dict[str, float]:
         """Growth of the log-odds by kind of step, up to where similarity passes 0.99; empty if not measured."""
-        end = self.passes(0.99)
+        end = self.passes(EQUAL)
         until = self.last if end is None else max(end, self.first + 1)
         return step_growth(self.profile, self.judged, (self.span[0], self.first, until)) or {}
 

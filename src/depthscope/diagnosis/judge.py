@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pandas as pd
 
-from depthscope.diagnosis.advice import recommend
+from depthscope.diagnosis.advice import advise
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.rules import FINDINGS, VERDICTS, Rule
 from depthscope.diagnosis.verdict import Diagnosis, Finding
 from depthscope.probing import Profile
+from depthscope.remedies import Recommendation
 
 
-def diagnose(profile: Profile, skip_loss: pd.DataFrame | None = None) -> Diagnosis:
+def diagnose(
+    profile: Profile,
+    skip_loss: pd.DataFrame | None = None,
+    *,
+    measure: Callable[[], Recommendation] | None = None,
+) -> Diagnosis:
     """Whether tokens collapse, why, how fast, and what to do; every sentence with its numbers.
 
     `skip_loss` is what `depthscope.skip_loss` returned for the same model. What was not measured is said
     and not guessed: `stations="trunk"` shows which step is to blame, `measures="all"` the rest.
+
+    From a profile alone the strength of a remedy is an estimate, and is called one. `measure` gives the measured one
+    where the model is at hand (`lambda: recommend(model, inputs)`); it is called only if a remedy is called for.
     """
     facts = Facts(profile, skip_loss)
     chosen = next(rule for rule in VERDICTS if rule.applies(facts))
@@ -26,7 +37,7 @@ def diagnose(profile: Profile, skip_loss: pd.DataFrame | None = None) -> Diagnos
         chosen.verdict,
         verdict.sentence,
         findings,
-        recommend(facts, chosen.verdict),
+        advise(facts, chosen.verdict, measure),
         verdict.numbers,
         str(profile.metadata.get("model", "")),
     )

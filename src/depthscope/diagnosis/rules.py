@@ -16,9 +16,9 @@ import numpy as np
 from depthscope.diagnosis import wording as say
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.verdict import Verdict
+from depthscope.measures import ALIKE, EQUAL
 
-ALIKE = 0.9  # nine tenths of the energy are the mean: what is left of the tokens is a third of its size, √(1/9)
-EQUAL = 0.99  # tokens differ by a tenth of their size, √(1/99): later blocks see one token
+# ALIKE and EQUAL are those of `measures.similarity`.
 SAME = 0.999  # beyond it not even a trained model has use for the rest: √(1/999) is 3 %, near what bfloat16 keeps
 HALF = 0.5  # mean and differences weigh the same; below it nothing is called a collapse, whatever the trend
 RISE = 1.5  # the odds must grow by this factor, or the tokens came in as alike as they leave

@@ -9,16 +9,7 @@ import numpy as np
 import pandas as pd
 
 from depthscope.probing import Profile
-
-# Where the trunk is looked at, in order, and what leads there.
-_POST = (
-    ("after_attention", "attention"),
-    ("after_cross_attention", "cross-attention"),
-    ("ffn_input", "norm"),
-    ("after_ffn", "FFN"),
-    ("output", "norm"),
-)
-_PRE = (("after_attention", "attention"), ("after_cross_attention", "cross-attention"), ("output", "FFN"))
+from depthscope.stations import STEPS
 
 
 @dataclass(frozen=True)
@@ -42,7 +33,7 @@ def step_growth(profile: Profile, similarity: str, span: tuple[str, int, int]) -
     part, first, last = span
     placement = profile.metadata.get("placement")
     measured = set(profile.frame.loc[profile.frame["measure"] == similarity, "station"])
-    order = {"post": _POST, "pre": _PRE}.get(str(placement), ())
+    order = tuple(STEPS[placement].items()) if placement in STEPS else ()
     needed = {station for station, _ in order} - {"after_cross_attention"}
     if not order or not needed <= measured:
         return None

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from depthscope.remedies import Recommendation
+
 Verdict = Literal[
     "broken",  # numbers that are not finite
     "cannot tell",  # the data do not suffice
@@ -20,6 +22,9 @@ Verdict = Literal[
 ]
 
 
+COLLAPSES: tuple[Verdict, ...] = ("collapsing", "collapsed")  # what a remedy is for
+
+
 @dataclass(frozen=True)
 class Finding:
     """One sentence, the rule that said it, and the numbers it rests on."""
@@ -27,20 +32,6 @@ class Finding:
     rule: str
     sentence: str
     numbers: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """What to do, and why; `remedy` is None where nothing is recommended."""
-
-    reason: str
-    remedy: str | None = None
-    tau: float | None = None
-    at: str | None = None
-    mixing: str | None = None
-    critical_tau: float | None = None  # τ_c: below it the collapse goes on
-    expected_similarity: float | None = None  # t_sim at the last block with the remedy, by the odds map
-    line: str | None = None  # of Python
 
 
 @dataclass(frozen=True)
@@ -60,8 +51,16 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: numbers that are not finite are None."""
-        found = asdict(self) | {"findings": [asdict(finding) for finding in self.findings]}
-        return _finite(found)
+        return _finite(
+            {
+                "verdict": self.verdict,
+                "headline": self.headline,
+                "findings": [asdict(finding) for finding in self.findings],
+                "recommendation": self.recommendation.to_dict(),
+                "numbers": dict(self.numbers),
+                "model": self.model,
+            }
+        )
 
     def render(self, width: int = 88) -> str:
         """Plain text, wrapped."""
@@ -69,7 +68,7 @@ class Diagnosis:
         for finding in self.findings:
             lines += textwrap.wrap(finding.sentence, width, initial_indent="- ", subsequent_indent="  ")
         lines += textwrap.wrap(f"What to do: {self.recommendation.reason}", width)
-        if self.recommendation.line:
+        if self.recommendation.line is not None:
             lines.append(f"    {self.recommendation.line}")
         return "\n".join(lines)
 

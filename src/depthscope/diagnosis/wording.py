@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable
 
 from depthscope.diagnosis.facts import Facts
+from depthscope.measures import ALIKE, EQUAL
 
 Values = dict[str, float | str]
-LEVELS = (0.9, 0.99)
+LEVELS = (ALIKE, EQUAL)
 _NAMED = 0.005  # shares that round to 0 % are not named
 _NAMES = {
     "token_similarity": "token similarity",

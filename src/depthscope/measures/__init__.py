@@ -1,10 +1,14 @@
 """Tensors in, numbers out: pure, batched over leading axes, masked, right in the collapsed limit.
 
-Token matrices X (…, n, d): `similarity`, `energy`, `rank`. Attention matrices P (…, n, n): `attention`.
+Token matrices X (…, n, d): `similarity`, `energy`, `rank`. Attention matrices P (…, n, n): `attention`, and as
+operators: `operators`. `catalogue` has one record for every measure that a probe can take.
 """
 
 from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
+from depthscope.measures.catalogue import MEASURES, Measure, choose_measures, group, only_at_outputs
 from depthscope.measures.energy import EnergySplit, energy_split, frobenius_norm, largest_token_share
+from depthscope.measures.given import PARTS, HeadInput, MissingNeed, Summary
+from depthscope.measures.operators import AttentionOperator, DenseAttention, ScoredAttention, TransposedAttention
 from depthscope.measures.rank import (
     LeadingDirection,
     composite_residual,
@@ -14,6 +18,8 @@ from depthscope.measures.rank import (
     stable_rank,
 )
 from depthscope.measures.similarity import (
+    ALIKE,
+    EQUAL,
     DirectionSimilarity,
     Growth,
     angular_distance,
@@ -31,17 +37,30 @@ from depthscope.measures.similarity import (
 from depthscope.measures.tokens import OUTLIER_FACTOR, Scratch, TokenMatrix, TokenNorms
 
 __all__ = [
+    "ALIKE",
+    "EQUAL",
+    "MEASURES",
     "OUTLIER_FACTOR",
+    "PARTS",
+    "AttentionOperator",
+    "DenseAttention",
     "DirectionSimilarity",
     "EnergySplit",
     "Growth",
+    "HeadInput",
     "LeadingDirection",
+    "Measure",
+    "MissingNeed",
     "Mu",
+    "ScoredAttention",
     "Scratch",
+    "Summary",
     "TokenMatrix",
     "TokenNorms",
+    "TransposedAttention",
     "angular_distance",
     "attention_entropy",
+    "choose_measures",
     "composite_residual",
     "cosine_similarity",
     "delta",
@@ -52,6 +71,7 @@ __all__ = [
     "escalation_rate",
     "frequency_ratio",
     "frobenius_norm",
+    "group",
     "growth",
     "largest_token_share",
     "leading_direction",
@@ -59,6 +79,7 @@ __all__ = [
     "mean_cosine",
     "mu",
     "omega",
+    "only_at_outputs",
     "second_eigenvalue",
     "singular_values",
     "stable_rank",

@@ -1,10 +1,9 @@
 """A model and a batch in, a profile out; a model in training in, its depth over time out."""
 
-from depthscope.probing.catalogue import GROUPS, NAMES
 from depthscope.probing.driver import probe
 from depthscope.probing.profile import Profile, Reference
 from depthscope.probing.records import load_records
-from depthscope.probing.skipping import skip_loss
+from depthscope.probing.skipping import mean_loss, skip_loss
 from depthscope.probing.watching import Watch, watch
 
-__all__ = ["GROUPS", "NAMES", "Profile", "Reference", "Watch", "load_records", "probe", "skip_loss", "watch"]
+__all__ = ["Profile", "Reference", "Watch", "load_records", "mean_loss", "probe", "skip_loss", "watch"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -12,19 +11,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from depthscope import stations as at
 from depthscope.anatomy import Anatomy, anatomy_of
-from depthscope.models.block import STATIONS
-from depthscope.probing.attention import AttentionListener, Head
-from depthscope.probing.catalogue import choose, only_at_outputs
-from depthscope.probing.causality import is_causal
+from depthscope.anatomy.look import look_of_weights
+from depthscope.measures import MEASURES, choose_measures, only_at_outputs
+from depthscope.passes import (
+    Batch,
+    Head,
+    Listen,
+    ListenToAttention,
+    Machine,
+    Tokenizer,
+    Visit,
+    batches,
+    full_precision,
+    is_causal,
+    uncompiled,
+    undisturbed,
+)
 from depthscope.probing.gradients import Loss, gradient_norms
-from depthscope.probing.inputs import Tokenizer, batches
 from depthscope.probing.profile import Profile, frame_of, sinks_of
-from depthscope.probing.quiet import full_precision, uncompiled, undisturbed
 from depthscope.probing.reduction import Excluded, Reduction
-from depthscope.probing.stations import choose_stations, stations_to_hear
-from depthscope.probing.taps import Taps, Visit
-from depthscope.probing.weights import look_of_weights
+from depthscope.progress import Tick
 
 
 def probe(
@@ -38,7 +46,7 @@ def probe(
     gradients: bool = False,
     loss: Loss | None = None,
     tokenizer: Tokenizer | None = None,
-    progress: Callable[[], object] | None = None,
+    progress: Tick | None = None,
 ) -> Profile:
     """Measures a Transformer block by block, and leaves no trace in it.
 
@@ -51,8 +59,8 @@ def probe(
     inner product of the last block's output with a fixed random matrix. `progress` is called after
     every block.
     """
-    names = choose(measures)
-    wanted = choose_stations(stations)
+    names = choose_measures(measures)
+    wanted = at.choose_stations(stations)
     excluded = _excluded(exclude_tokens)
     model, notes = uncompiled(model)
     anatomy = anatomy_of(model, blocks)
@@ -75,20 +83,20 @@ def probe(
 class _Passes:
     """Runs the batches through the model with everything attached, and remembers what was there."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, reduction: Reduction, progress: Callable[[], object] | None):
+    def __init__(self, model: nn.Module, anatomy: Anatomy, reduction: Reduction, progress: Tick | None):
         self.model, self.anatomy, self.reduction, self.progress = model, anatomy, reduction, progress
         self.samples = self.batch_size = self.depth = self.tokens = self.width = 0
         self.causal: bool | None = anatomy.causal
         self.device = torch.device("cpu")
         self.dtype = ""
-        self.taps = Taps(model, anatomy, stations_to_hear(reduction), self._see_tokens, self._end_block)
+        sites: list[Any] = [Listen(reduction.stations_to_hear(), self._see_tokens)]
+        if reduction.wants_attention:
+            sites.append(ListenToAttention(self._see_attention))
+        self.machine = Machine(model, anatomy, *sites, on_block_end=self._end_block)
 
-    def run(self, batch: Any) -> None:
+    def run(self, batch: Batch) -> None:
         self.reduction.begin(self.samples)
-        with ExitStack() as stack:
-            stack.enter_context(self.taps)
-            if self.reduction.wants_attention:
-                stack.enter_context(AttentionListener(self._is_attention, self._see_attention))
+        with self.machine:
             self.model(*batch.args, **batch.kwargs)
         self.reduction.end()
         if self.depth == 0:
@@ -101,16 +109,20 @@ class _Passes:
         """What was asked for and not seen."""
         notes = list(self.anatomy.notes)
         seen = {station for block in self.anatomy.blocks for station in block.spots}
-        if missing := sorted(wanted & set(STATIONS) - seen):
+        if missing := sorted(wanted & set(at.BLOCK) - seen):
             notes.append(f"stations that this model does not show: {', '.join(missing)}")
         if self.reduction.wants_attention:
             blind = [n for n in range(1, self.depth + 1) if (n, "attention") not in self.reduction.attention_seen]
             if blind:
                 notes.append(f"attention was not seen in blocks {', '.join(map(str, blind))}")
-        if unused := sorted(self.taps.masks.unused):
+        if unused := sorted(self.machine.running.masks.unused):
             notes.append(f"not used as masks of real tokens: {', '.join(unused)}")
         if self.reduction.sinks and self.reduction.wants_values and not self.reduction.values_seen:
             notes.append("values were not seen (eager attention): no sink_value_norm")
+        without = [name for name in self.reduction.measures if "tokens" in MEASURES[name].needs]
+        if without and self.reduction.attention_seen and "attention_input" not in seen:
+            named = ", ".join(sorted(without))
+            notes.append(f"what attention reads was not seen (attention_input): no {named}")
         return notes
 
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
@@ -122,26 +134,14 @@ class _Passes:
         with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
             self.reduction.see_tokens(visit, station, tokens, source)
 
+    def _see_attention(self, visit: Visit, kind: str, heads: Iterator[Head], values: Tensor | None) -> None:
+        with torch.no_grad(), torch.autocast(str(self.device.type), enabled=False):
+            self.reduction.see_attention(visit, kind, heads, values)
+
     def _end_block(self, visit: Visit) -> None:
         self.depth = max(self.depth, visit.number)
         if self.progress is not None:
             self.progress()
-
-    def _is_attention(self, shape: tuple[int, ...]) -> bool:
-        """Whether a softmax of this shape, (batch, h, n, m), is over the tokens of the running block."""
-        visit = self.taps.visit
-        if visit is None or visit.shape is None or len(shape) != 4:
-            return False
-        batch, n = visit.shape[:2] if self.anatomy.token_axis == 1 else (visit.shape[1], visit.shape[0])
-        if visit.block.attention is not None and self.taps.inside is None:
-            return False
-        return shape[0] == batch and shape[2] == n and (shape[3] == n or self.taps.inside == "cross_attention")
-
-    def _see_attention(self, heads: Iterator[Head], values: Tensor | None) -> None:
-        visit = self.taps.visit
-        assert visit is not None
-        with torch.no_grad(), torch.autocast(str(self.device.type), enabled=False):
-            self.reduction.see_attention(visit, self.taps.inside or "attention", heads, values)
 
 
 def _excluded(tokens: Literal["outliers"] | Sequence[int] | None) -> Excluded:

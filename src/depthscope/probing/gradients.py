@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.probing.inputs import Batch
+from depthscope.passes import Batch, Listen, Machine, Visit
 from depthscope.probing.reduction import Row
-from depthscope.probing.taps import Taps, Visit
 
 Loss = Callable[[Any], Tensor]
 
@@ -31,9 +30,9 @@ def gradient_norms(model: nn.Module, anatomy: Anatomy, batch: Batch, loss: Loss 
 
     def keep(visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
         outputs.append(source)
-        masks.append(visit.mask)
+        masks.append(visit.real)
 
-    with torch.enable_grad(), Taps(model, anatomy, {"output"}, keep):
+    with torch.enable_grad(), Machine(model, anatomy, Listen({"output"}, keep)):
         returned = model(*batch.args, **batch.kwargs)
         value = _default_loss(outputs[-1], masks[-1], anatomy.token_axis) if loss is None else loss(returned)
     if not value.requires_grad:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from depthscope.extras import require
-from depthscope.probing.records import ALIKE
+from depthscope.measures import ALIKE
 
 
 def heat_map(records: pd.DataFrame, measure: str = "token_similarity", station: str = "output") -> Any:

@@ -9,29 +9,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from depthscope.measures import TokenNorms
-from depthscope.probing.catalogue import Summary
+from depthscope.measures import Summary, TokenNorms
 
 _ROWS = 128  # summaries per piece
 
 
 class Ledger:
-    """Takes summaries of one batch size one by one, and gives any of them back stacked."""
+    """Takes summaries of one batch size one by one, all with the same parts, and gives any of them back stacked."""
 
     def __init__(self) -> None:
         self._pieces: list[Tensor] = []  # (rows, fields, batch)
         self._count = 0
-        self._tokens, self._epsilon = 0, 0.0
+        self._layout: dict[str, tuple[int, float] | None] = {}  # part → (tokens, ε) of norms; None: a plain number
 
     def write(self, summary: Summary) -> int:
         """Copies a summary and returns its row."""
-        vectors = [
-            vector
-            for norms in (summary.norms, summary.directions, summary.ordinary)
-            for vector in (norms.count, norms.mean_norm, norms.deviation_norm)
-        ]
-        vectors += [summary.largest_norm, summary.outliers]
-        self._tokens, self._epsilon = summary.norms.tokens, summary.norms.epsilon
+        vectors: list[Tensor] = []
+        for name, part in summary.parts.items():
+            if isinstance(part, TokenNorms):
+                self._layout[name] = (part.tokens, part.epsilon)
+                vectors += [part.count, part.mean_norm, part.deviation_norm]
+            else:
+                self._layout[name] = None
+                vectors.append(part)
         if self._count % _ROWS == 0:
             shape = (_ROWS, len(vectors), *vectors[0].shape)
             self._pieces.append(torch.empty(shape, dtype=torch.float64, device=vectors[0].device))
@@ -41,8 +41,12 @@ class Ledger:
 
     def read(self, rows: list[int]) -> Summary:
         """The summaries of these rows, each quantity (rows, batch)."""
-        fields = torch.cat(self._pieces)[rows].unbind(dim=1)
-        norms, directions, ordinary = (
-            TokenNorms(self._tokens, fields[i], fields[i + 1], fields[i + 2], self._epsilon) for i in (0, 3, 6)
-        )
-        return Summary(norms, directions, ordinary, largest_norm=fields[9], outliers=fields[10])
+        fields = iter(torch.cat(self._pieces)[rows].unbind(dim=1))
+        parts: dict[str, TokenNorms | Tensor] = {}
+        for name, norms in self._layout.items():
+            if norms is None:
+                parts[name] = next(fields)
+            else:
+                tokens, epsilon = norms
+                parts[name] = TokenNorms(tokens, next(fields), next(fields), next(fields), epsilon)
+        return Summary(parts)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from depthscope.extras import require
-from depthscope.probing.catalogue import NAMES
+from depthscope.measures import MEASURES
 from depthscope.probing.reduction import Row, SinkRow
 
 COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
@@ -51,7 +51,8 @@ class Profile:
     def names(self, station: str = "output") -> list[str]:
         """The measures taken at a station, in the order of the catalogue."""
         taken = dict.fromkeys(self.frame.loc[self.frame["station"] == station, "measure"])
-        return [name for name in NAMES if name in taken] + [name for name in taken if name not in NAMES]
+        known = list(MEASURES)
+        return [name for name in known if name in taken] + [name for name in taken if name not in known]
 
     def curve(self, measure: str, station: str = "output") -> list[float]:
         """A measure over blocks 0..L, mean over samples and heads; nan where it has no value."""

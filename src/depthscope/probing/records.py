@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from depthscope.probing.catalogue import NAMES
+from depthscope.measures import ALIKE, MEASURES
 from depthscope.probing.reduction import Row
 
 COLUMNS = ["step", "block", "station", "measure", "value"]
-SHORT = {"token_similarity": "t_sim", "token_diversity": "t_div", "cosine_similarity": "t_cos"}
-ALIKE = 0.9  # a similarity from which on tokens count as alike
 
 Curves = dict[str, dict[str, list[float]]]  # station → measure → values of blocks 0..L
 
@@ -52,7 +50,7 @@ class Record:
             for measure, values in curves.items():
                 if len(values) < 2:
                     continue  # block 0 alone: this station was not asked for
-                name = prefix + SHORT.get(measure, measure)
+                name = prefix + _short(measure)
                 found[f"{name}_last"] = values[-1]
                 if measure.endswith("similarity"):
                     found[f"{name}_max"] = max((v for v in values[1:] if not math.isnan(v)), default=math.nan)
@@ -94,6 +92,10 @@ class Record:
             raise ValueError(f"not a record of a watched step: {line[:60]!r}") from error
 
 
+def _short(measure: str) -> str:
+    return (measure in MEASURES and MEASURES[measure].short) or measure
+
+
 def curves_of(rows: Sequence[Row]) -> Curves:
     """The mean over the batch of every measure at every block; nan sequences are left out of it."""
     means: dict[str, dict[str, dict[int, float]]] = {}
@@ -104,7 +106,7 @@ def curves_of(rows: Sequence[Row]) -> Curves:
     return {
         station: {
             name: [measures[name].get(block, math.nan) for block in range(max(measures[name]) + 1)]
-            for name in sorted(measures, key=NAMES.index)
+            for name in sorted(measures, key=list(MEASURES).index)
         }
         for station, measures in means.items()
     }

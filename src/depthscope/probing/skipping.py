@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -10,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, anatomy_of
+from depthscope.passes import Batch, Change, Machine, Tokenizer, Visit, batches, uncompiled, undisturbed
 from depthscope.probing.gradients import Loss
-from depthscope.probing.inputs import Batch, Tokenizer, batches
-from depthscope.probing.quiet import uncompiled, undisturbed
-from depthscope.probing.taps import exchange, first_tokens
+from depthscope.progress import Tick
 
 
 def skip_loss(
@@ -24,7 +22,7 @@ def skip_loss(
     blocks: str | None = None,
     loss: Loss | None = None,
     tokenizer: Tokenizer | None = None,
-    progress: Callable[[], object] | None = None,
+    progress: Tick | None = None,
 ) -> pd.DataFrame:
     """The change of the loss when each run of `run` consecutive blocks passes its input on unchanged.
 
@@ -67,29 +65,19 @@ def _mean_loss(
     model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss: Loss | None, skipped: frozenset[int]
 ) -> tuple[int, float]:
     """The number of blocks that ran, and the mean loss over the batches without the skipped ones."""
-    count = 0
 
-    def pass_on(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count not in skipped:
-            return None
-        return exchange(output, first_tokens(output), first_tokens((*args, *kwargs.values())))
+    def pass_on(visit: Visit, _tokens: Tensor) -> Tensor | None:
+        return visit.entered if visit.number in skipped else None
 
-    handles = [block.module.register_forward_hook(pass_on, with_kwargs=True) for block in anatomy.blocks]
     values = []
-    try:
+    with Machine(model, anatomy, Change("output", pass_on)) as machine:
         for batch in calls:
-            count = 0
             returned = model(*batch.args, **batch.kwargs)
             value = getattr(returned, "loss", None) if loss is None else loss(returned)
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise ValueError("the model returns no loss: pass labels in the batch, or loss=")
             values.append(value.double())
-    finally:
-        for handle in handles:
-            handle.remove()
-    return count, torch.stack(values).mean().item()
+    return machine.blocks_run, torch.stack(values).mean().item()
 
 
 def _with_labels(anatomy: Anatomy, batch: Batch) -> Batch:

@@ -15,14 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from depthscope.anatomy import anatomy_of
-from depthscope.probing.catalogue import ATTENTION, choose
+from depthscope.measures import MEASURES, choose_measures
+from depthscope.passes import Listen, Machine, Visit, device_of, full_precision
 from depthscope.probing.heat_map import heat_map
-from depthscope.probing.inputs import device_of
-from depthscope.probing.quiet import full_precision
 from depthscope.probing.records import Record, append, check_appendable, curves_of, frame_of_records
 from depthscope.probing.reduction import Reduction
-from depthscope.probing.stations import choose_stations, stations_to_hear
-from depthscope.probing.taps import Taps, Visit
+from depthscope.stations import choose_stations
 
 _INSIDE_COMPILED = "the model is called by compiled code, which passes hooks by: watch what torch.compile returned"
 
@@ -68,7 +66,7 @@ def watch(
     `path` gets one line of JSON per watched step, appended (by the first process only, if there are several);
     `load_records(path)` reads it.
     """
-    return Watch(model, every, choose(measures), choose_stations(stations), blocks, on_record, path)
+    return Watch(model, every, choose_measures(measures), choose_stations(stations), blocks, on_record, path)
 
 
 class Watch:
@@ -86,7 +84,7 @@ class Watch:
     ):
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"expected every= to be a whole number of steps, 1 or more, got {every!r}")
-        if of_attention := [name for name in measures if name in ATTENTION]:
+        if of_attention := [name for name in measures if MEASURES[name].of == "attention"]:
             raise ValueError(f"{', '.join(of_attention)}: attention matrices are not watched; use depthscope.probe")
         self.every = every
         self.on_record = on_record
@@ -97,11 +95,10 @@ class Watch:
         _refuse_compiled_in_place(model)
         self._measures, self._stations = measures, stations
         self._reduction = self._new_reduction()
-        self._taps = Taps(
+        self._machine = Machine(
             self._model,
             anatomy_of(self._model, blocks),
-            stations_to_hear(self._reduction),
-            self._see_tokens,
+            Listen(self._reduction.stations_to_hear(), self._see_tokens),
             hears_call=self._entrance is not self._model,
         )
         self._records: list[Record] = []
@@ -196,9 +193,9 @@ class Watch:
         with ExitStack() as stack:
             if _has_compiled_parts(self._entrance):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(self._taps)
-            if not self._taps.hears_call:
-                self._taps.begin_pass(args, kwargs)
+            stack.enter_context(self._machine)
+            if not self._machine.hears_call:
+                self._machine.begin_pass(args, kwargs)
             self._listening = stack.pop_all()
         self._ends = [
             self._entrance.register_forward_hook(lambda *_: self._record(step)),
@@ -222,7 +219,7 @@ class Watch:
             self._reduction.end()
         rows, self._reduction = self._reduction.rows, self._new_reduction()
         if not rows:
-            names = [block.name for block in self._taps.anatomy.blocks][:4]
+            names = [block.name for block in self._machine.anatomy.blocks][:4]
             raise ValueError(
                 f"none of the blocks {names} was seen at step {step}: name those that run with blocks=; "
                 "of a compiled model, watch what torch.compile returned"

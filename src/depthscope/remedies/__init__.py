@@ -4,7 +4,8 @@ from depthscope.remedies.application import Applied, applied, apply, remove
 from depthscope.remedies.deescalation import DeEscalate, LearnableTau, deescalate
 from depthscope.remedies.mixing import Ema, Full, Prefix
 from depthscope.remedies.recommendation import Recommendation, recommend
-from depthscope.remedies.record import REMEDIES, restore
+from depthscope.remedies.record import restore
+from depthscope.remedies.remedy import REMEDIES, Remedy, register_remedy
 from depthscope.remedies.residual_weight import ResidualWeight
 
 __all__ = [
@@ -16,11 +17,13 @@ __all__ = [
     "LearnableTau",
     "Prefix",
     "Recommendation",
+    "Remedy",
     "ResidualWeight",
     "applied",
     "apply",
     "deescalate",
     "recommend",
+    "register_remedy",
     "remove",
     "restore",
 ]

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
-from depthscope.probing.causality import is_causal
-from depthscope.probing.inputs import Tokenizer, batches
-from depthscope.probing.quiet import undisturbed
-from depthscope.remedies.deescalation import DeEscalate, DeEscalation, LearnableTau
-from depthscope.remedies.hooks import Hook, LastBlockExit, Site, hang, hang_listeners, hooks_in, take_down
-from depthscope.remedies.record import Remedy, forget, keep_record, recorded
-from depthscope.remedies.residual_weight import ResidualWeight
+from depthscope.passes import Tokenizer, batches, is_causal, undisturbed
+from depthscope.passes.hooks import Hook, LastBlockExit, hang, hooks_in, install, take_down
+from depthscope.remedies.record import forget, keep_record, recorded
+from depthscope.remedies.remedy import Remedy, Site, refuse_leak
 from depthscope.remedies.selection import chosen_blocks
+
+if TYPE_CHECKING:
+    from depthscope.remedies.recommendation import Recommendation
 
 
 def apply(
@@ -47,17 +47,26 @@ def apply(
         anatomy = replace(anatomy, token_axis=token_axis)
     if inputs is not None and causal is None and anatomy.causal is None and anatomy.family == "unknown":
         causal = _find_out(model, anatomy, inputs, tokenizer)
-    chosen = [
-        found for remedy in remedies for found in _resolved(remedy, remedies, model, anatomy, inputs, tokenizer, blocks)
-    ]
+
+    def measure(**options: Any) -> Recommendation:
+        if inputs is None:
+            raise ValueError("tau='recommended' is measured on the model: pass apply(…, inputs=a batch)")
+        from depthscope.remedies.recommendation import recommend
+
+        return recommend(model, inputs, tokenizer=tokenizer, blocks=blocks, **options)
+
+    chosen = [found for remedy in remedies for found in remedy.settled(measure, remedies)]
     before = frozenset(id(hook) for _, hook in hooks_in(model))
     try:
         _unnest(model)
-        running = hang_listeners(model, anatomy)
+        running = install(model, anatomy)
+        hang(model, RefusePairs(), "in")
         for remedy in chosen:
             for number, block in chosen_blocks(anatomy, _depth(model, anatomy), remedy.blocks, remedy.every):
+                site = Site(model, anatomy, block, number, _causal(anatomy, block, causal), running)
                 _refuse_twice(model, remedy, block)
-                remedy.install(Site(model, anatomy, block, number, _causal(anatomy, block, causal), running))
+                refuse_leak(remedy, site)
+                remedy.install(site)
         hang(anatomy.blocks[-1].module, LastBlockExit(running), "out")  # behind the remedies
     except BaseException:
         take_down(model, keep=before)
@@ -94,18 +103,35 @@ class Applied:
     block: str
     station: str
     remedy: Remedy
-    tau: float | list[float] | None  # in force now; None for other remedies
+    values: Mapping[str, float | list[float]]  # the numbers in force now, by the name of the option: {"tau": 0.4}
+
+    @property
+    def tau(self) -> float | list[float] | None:
+        """The τ in force now; None for remedies without one."""
+        return self.values.get("tau")
 
 
 def applied(model: nn.Module) -> list[Applied]:
-    """The remedies that are in a model, with the τ that a learnable one has reached."""
-    found = []
-    for _, hook in hooks_in(model):
-        if hook.remedy is not None:
-            tau = hook.tau() if isinstance(hook, DeEscalation) else None
-            number = tau.tolist() if isinstance(tau, Tensor) else tau
-            found.append(Applied(hook.block, hook.station, hook.remedy, number))
-    return found
+    """The remedies that are in a model, with the numbers that learnable ones have reached."""
+    return [
+        Applied(hook.block, hook.station, hook.remedy, hook.values_in_force())
+        for _, hook in hooks_in(model)
+        if hook.remedy is not None
+    ]
+
+
+class RefusePairs(Hook):
+    """The model is called: masks of pairs of tokens, which no remedy can follow, are refused."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        own = kwargs.get("attention_mask")
+        if isinstance(own, Tensor) and own.ndim > 2:
+            raise ValueError(
+                f"attention_mask is {tuple(own.shape)}: from a mask of pairs of tokens (packed sequences, "
+                "generate with a static cache) a remedy cannot tell which tokens belong together; pass (batch, n)"
+            )
+        if kwargs.get("perm_mask") is not None:
+            raise ValueError("perm_mask hides tokens from each other, and the mean of a remedy would show them")
 
 
 class Unnested(Hook):
@@ -130,9 +156,8 @@ def _refuse_wrapped(model: nn.Module, remedies: tuple[Remedy, ...]) -> None:
             raise ValueError(
                 "the model is compiled, and its graph would pass by the remedy in silence: apply first, compile after"
             )
-    learnable = any(isinstance(getattr(remedy, "tau", None), LearnableTau) for remedy in remedies)
-    if learnable and isinstance(model, DistributedDataParallel):
-        raise ValueError("DistributedDataParallel would not synchronise a learnable τ: apply first, wrap after")
+    if isinstance(model, DistributedDataParallel) and any(remedy.learns for remedy in remedies):
+        raise ValueError("DistributedDataParallel would not synchronise what a remedy learns: apply first, wrap after")
 
 
 def _refuse_twice(model: nn.Module, remedy: Remedy, block: BlockAnatomy) -> None:
@@ -142,37 +167,6 @@ def _refuse_twice(model: nn.Module, remedy: Remedy, block: BlockAnatomy) -> None
                 f"{remedy.name} is already at the {hook.station} of {block.name!r}; "
                 "take it out first with depthscope.remove(model)"
             )
-
-
-def _resolved(
-    remedy: Remedy,
-    all_of_them: tuple[Remedy, ...],
-    model: nn.Module,
-    anatomy: Anatomy,
-    inputs: Any,
-    tokenizer: Tokenizer | None,
-    blocks: str | None,
-) -> list[Remedy]:
-    """The remedy with numbers in the place of "recommended", and with the branch weight that goes with them."""
-    if not isinstance(remedy, DeEscalate) or remedy.tau != "recommended":
-        return [remedy]
-    if inputs is None:
-        raise ValueError("tau='recommended' is measured on the model: pass apply(…, inputs=a batch)")
-    from depthscope.remedies.recommendation import recommend
-
-    weighable = all({"attention_branch", "ffn_branch"} <= set(block.spots) for block in anatomy.blocks)
-    told = any(isinstance(other, ResidualWeight) for other in all_of_them)
-    found = recommend(
-        model,
-        inputs,
-        at=remedy.at,
-        mixing=remedy.mixing,
-        tokenizer=tokenizer,
-        blocks=blocks,
-        weigh_branches=weighable and not told,
-    )
-    weight: list[Remedy] = [] if found.alpha is None else [ResidualWeight(found.alpha)]
-    return [replace(remedy, tau=found.tau), *weight]
 
 
 def _find_out(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> bool | None:

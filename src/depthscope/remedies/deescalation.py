@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import BlockAnatomy
-from depthscope.anatomy.structure import Side
-from depthscope.remedies.hooks import Site, TokenHook, hang
+from depthscope.anatomy import BlockAnatomy, Side
+from depthscope.passes.caches import recall, remember
+from depthscope.passes.hooks import TokenHook, hang
 from depthscope.remedies.mixing import NAMED, Ema, Full, Prefix, TokenMean
+from depthscope.remedies.remedy import LEAK, Mixing, Remedy, Site, register_remedy
 from depthscope.remedies.selection import check_selection
-from depthscope.remedies.statistics import recall, remember
+
+if TYPE_CHECKING:
+    from depthscope.remedies.recommendation import Recommendation
 
 STATIONS = ("input", "after_attention", "ffn_input", "output")
 
@@ -92,8 +95,9 @@ class LearnableTau:
         return nn.Parameter(torch.full(shape, logit, dtype=dtype, device=like.device))
 
 
+@register_remedy
 @dataclass(frozen=True)
-class DeEscalate:
+class DeEscalate(Remedy):
     """Subtracts τ·mean of the tokens at a station of the trunk, in all blocks or some.
 
     `tau`: a number in [0, 1], `LearnableTau(…)`, or "recommended" (measured on the inputs given to `apply`).
@@ -114,6 +118,8 @@ class DeEscalate:
     allow_leak: bool = False
 
     name: ClassVar[str] = "de-escalation"
+    option_types: ClassVar[tuple[type, ...]] = (LearnableTau, Full, Prefix, Ema)
+    always_shown: ClassVar[tuple[str, ...]] = ("tau", "at")  # in Python code, also at their defaults
 
     def __post_init__(self) -> None:
         if isinstance(self.tau, str) and self.tau != "recommended":
@@ -144,9 +150,15 @@ class DeEscalate:
             seen = ", ".join(station for station in STATIONS if station in site.block.spots)
             raise ValueError(f"{site.block.name!r} does not show its {self.at}; stations that can be changed: {seen}")
         mean = self._mean(site)
+        if self.mixing == "auto" and mean is not None and site.causal is None and site.is_first:
+            warnings.warn(
+                "cannot tell whether this model is causal: the prefix mean is used, which is safe in both cases; "
+                "pass causal=False to apply for the full mean, or inputs= to find out",
+                stacklevel=3,
+            )
         self._refuse_mean_pooling(site, mean)
         module, spot = site.block.module, site.block.spots[station]
-        hook = DeEscalation(self, site, station, mean)
+        hook = SubtractMean(self, site, station, mean)
         if isinstance(self.tau, LearnableTau):
             module.register_parameter(hook.parameter_name, self.tau.parameter(_gain(site.block)))
         hang(spot.module, hook, spot.side)
@@ -164,24 +176,41 @@ class DeEscalate:
             return "after_cross_attention" if "after_cross_attention" in block.spots else "after_attention"
         return self.at
 
+    def mixing_in(self, site: Site) -> Mixing:
+        """That of its mean. Where a call decides (PyTorch's encoder layers), a full mean is judged call by call."""
+        mean = self._mean(site)
+        if mean is None or (mean.kind == "full" and _call_decides(site)):
+            return "by call"
+        return mean.kind
+
+    @property
+    def learns(self) -> bool:
+        return isinstance(self.tau, LearnableTau)
+
+    def settled(self, measure: Callable[..., Recommendation], beside: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+        """With the recommended τ, and with the weight of the branches that goes with it unless one is given."""
+        if self.tau != "recommended":
+            return (self,)
+        found = measure(
+            at=self.at, mixing=self.mixing, weigh_branches=all(other.name != "residual-weight" for other in beside)
+        )
+        others = tuple(remedy for remedy in found.remedies if not isinstance(remedy, DeEscalate))
+        spared = next((remedy.leave_alone for remedy in found.remedies if isinstance(remedy, DeEscalate)), ())
+        settled = replace(
+            self,
+            tau=found.tau or 0.0,
+            skip_in_mean=self.skip_in_mean or spared,
+            leave_alone=self.leave_alone or spared,
+        )
+        return (settled, *others)
+
     def _mean(self, site: Site) -> TokenMean | None:
-        """The mean to use; None: each call of the block tells (PyTorch's encoder layers)."""
-        per_call = site.running.asks_per_call and site.causal is None
-        if self.mixing == "auto":
-            if per_call:
-                return None
-            if site.causal is None and site.is_first:
-                warnings.warn(
-                    "cannot tell whether this model is causal: the prefix mean is used, which is safe in both cases; "
-                    "pass causal=False to apply for the full mean, or inputs= to find out",
-                    stacklevel=4,
-                )
-            return NAMED["full" if site.causal is False else "prefix"]
-        mean = token_mean(self.mixing)
-        if mean.kind == "full" and site.causal is not False and not per_call and not self.allow_leak:
-            which = "is causal" if site.causal else "may be causal (pass causal=False to apply if it is not)"
-            raise ValueError(f"mixing='full' in a model that {which}: {LEAK}")
-        return mean
+        """The mean to use; None: each call of the block tells."""
+        if self.mixing != "auto":
+            return token_mean(self.mixing)
+        if _call_decides(site):
+            return None
+        return NAMED["full" if site.causal is False else "prefix"]
 
     def _refuse_mean_pooling(self, site: Site, mean: TokenMean | None) -> None:
         complete = self.tau == 1 and isinstance(mean, Full | None) and not (self.skip_in_mean or self.leave_alone)
@@ -192,10 +221,9 @@ class DeEscalate:
             )
 
 
-LEAK = (
-    "the mean of the whole sequence lets each token see later ones, so the model learns to read the answer and fails "
-    "when it must write it; use mixing='auto', 'prefix' or 'ema', or allow_leak=True to do it all the same"
-)
+def _call_decides(site: Site) -> bool:
+    """Whether causality is an argument of each call, and nobody has said more."""
+    return site.running.asks_per_call and site.causal is None
 
 
 def _mean_pooling(model: nn.Module) -> str | None:
@@ -220,7 +248,7 @@ def _gain(block: BlockAnatomy) -> Tensor:
     raise ValueError(f"a learnable τ needs the width of a token, and {block.name!r} has no norm that shows it")
 
 
-class DeEscalation(TokenHook):
+class SubtractMean(TokenHook):
     """De-escalation at one station of one block."""
 
     def __init__(self, remedy: DeEscalate, site: Site, station: str, mean: TokenMean | None):
@@ -243,6 +271,13 @@ class DeEscalation(TokenHook):
     @property
     def parameter_name(self) -> str:
         return f"deescalation_{self.station}_logit"
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {self.parameter_name: getattr(self.owner, self.parameter_name)} if self.remedy.learns else {}
+
+    def values_in_force(self) -> dict[str, float | list[float]]:
+        tau = self.tau()
+        return {"tau": tau.tolist() if isinstance(tau, Tensor) else tau}
 
     def tau(self) -> float | Tensor:
         """The τ in force."""
@@ -281,7 +316,7 @@ class DeEscalation(TokenHook):
 class Trunk(TokenHook):
     """Takes from the trunk, or from another copy of it, what was taken from the copy that a norm reads."""
 
-    def __init__(self, first: DeEscalation, side: Side):
+    def __init__(self, first: SubtractMean, side: Side):
         self.first = first
         self.side = side
 

@@ -1,4 +1,4 @@
-"""Which τ, and which weight of the branches? Measured on the model, for random weights.
+"""Which remedies, with which numbers? Measured on the model.
 
 One block maps the odds s = t_sim/t_div to ρs + c (see `theory.odds`); ρ and c are measured by sending, through
 every block, its tokens without their mean and its tokens with a dominating mean. The τ that holds a wanted
@@ -10,78 +10,80 @@ the odds would allow it: training makes the collapse that such a model does not 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, anatomy_of
-from depthscope.measures import TokenMatrix, token_similarity
+from depthscope.measures import TokenMatrix
+from depthscope.passes import Batch, Listen, Machine, Tokenizer, Visit, batches, uncompiled, undisturbed
 from depthscope.probing import Profile, probe
-from depthscope.probing.inputs import Batch, Tokenizer, batches
-from depthscope.probing.quiet import uncompiled, undisturbed
-from depthscope.probing.taps import Taps, Visit, batch_first, first_tokens
+from depthscope.progress import Tick
+from depthscope.remedies import expression
 from depthscope.remedies.application import temporarily
 from depthscope.remedies.deescalation import DeEscalate
-from depthscope.remedies.hooks import edit_tokens
 from depthscope.remedies.mixing import TokenMean
+from depthscope.remedies.record import to_dict
+from depthscope.remedies.remedy import Remedy
 from depthscope.remedies.residual_weight import ResidualWeight
 from depthscope.theory import OddsMap, level_to_hold, measure_map, odds_of, similarity_of
 
 GROWTH = 10.0  # by how much the gradient may grow over the whole depth
 TRIALS = 4  # of α; each costs a forward and a backward pass
+SINKS = 4  # positions that are spared at most
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A τ with its reason, and the weight of the branches that goes with it."""
+    """Remedies with their reason. `measured`: on the model itself; else it is an estimate from a profile."""
 
-    remedy: DeEscalate
-    alpha: float | None  # None: α = 1 will do, or was not asked for
-    level: float  # the similarity that was wanted
-    odds: OddsMap  # measured: ρ and c, geometric means over blocks and sequences
-    blocks: int
-    growth: dict[float, float]  # α that was tried → growth of the gradient per block, towards the input
-
-    @property
-    def tau(self) -> float:
-        assert isinstance(self.remedy.tau, float)
-        return self.remedy.tau
-
-    @property
-    def predicted(self) -> float:
-        """The similarity at which the odds settle, just after the operation; 1 if they do not."""
-        return similarity_of(self.odds.fixed_point(self.tau))
+    reason: str  # one sentence with the numbers
+    remedies: tuple[Remedy, ...] = ()  # for `apply(model, *recommendation.remedies)`; none: nothing is to be put in
+    measured: bool = False
+    level: float | None = None  # the similarity that was wanted
+    odds: OddsMap | None = None  # ρ and c
+    critical_tau: float | None = None  # τ_c: below it the collapse goes on
+    expected_similarity: float | None = None  # t_sim at the last block with the remedies, by the odds map
+    blocks: int = 0
+    growth: Mapping[float, float] = field(default_factory=dict)  # α → growth of the gradient per block, backwards
+    apply_options: Mapping[str, Any] = field(default_factory=dict)  # what `apply` must be told of an unknown model
 
     @property
-    def remedies(self) -> tuple[DeEscalate | ResidualWeight, ...]:
-        """For `apply(model, *recommendation.remedies)`; none if nothing needs to be done."""
-        if self.tau == 0:
-            return ()
-        return (self.remedy,) if self.alpha is None else (self.remedy, ResidualWeight(self.alpha))
+    def tau(self) -> float | None:
+        """The τ among the remedies; None if there is none."""
+        return next((remedy.tau for remedy in self.remedies if isinstance(remedy, DeEscalate)), None)  # type: ignore[return-value]
 
     @property
-    def reason(self) -> str:
-        """One sentence with the numbers."""
-        odds = (
-            f"one block multiplies the odds of similarity by ρ = {self.odds.rho:.3g} and adds c = {self.odds.feed:.2g}"
-        )
-        if self.tau == 0:
-            return f"{odds}: they stay below the wanted level {self.level:g} by themselves"
-        text = (
-            f"{odds}, so it stays bounded above τ_c = {self.odds.critical_tau:.3g}, "
-            f"and τ = {self.tau:g} holds it at {self.predicted:.2f}"
-        )
-        if self.alpha is not None:
-            grown = self.growth[1.0] ** self.blocks
-            text += (
-                f"; with it the gradient grows by {self.growth[1.0]:.3f} per block, {grown:.1e} over {self.blocks}, "
-                f"and a branch weight α = {self.alpha:g} brings that to {self.growth[self.alpha]:.3f} "
-                "(and the similarity further down)"
-            )
-        return text
+    def alpha(self) -> float | None:
+        """The weight of the branches among the remedies; None: 1 will do, or was not asked for."""
+        return next((remedy.alpha for remedy in self.remedies if isinstance(remedy, ResidualWeight)), None)
+
+    @property
+    def line(self) -> str | None:
+        """The line of Python that puts the remedies in."""
+        return expression.call(self.remedies, self.apply_options) if self.remedies else None
+
+    @property
+    def python(self) -> str | None:
+        """The same with its import."""
+        return expression.lines(self.remedies, self.apply_options) if self.remedies else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "reason": self.reason,
+            "measured": self.measured,
+            "remedies": [to_dict(remedy) for remedy in self.remedies],
+            "tau": self.tau,
+            "alpha": self.alpha,
+            "level": self.level,
+            "critical_tau": self.critical_tau,
+            "expected_similarity": self.expected_similarity,
+            "line": self.line,
+        }
 
 
 def recommend(
@@ -89,21 +91,25 @@ def recommend(
     inputs: Any,
     *,
     level: float | None = None,
+    tau: float | None = None,
+    alpha: float | None = None,
     at: str = "output",
     mixing: str | TokenMean = "auto",
     weigh_branches: bool = True,
     tokenizer: Tokenizer | None = None,
     blocks: str | None = None,
-    progress: Callable[[], object] | None = None,
+    progress: Tick | None = None,
 ) -> Recommendation:
-    """The τ that holds the similarity of this model's tokens at `level`, from its first batch of `inputs`.
+    """The de-escalation that holds the similarity of this model's tokens at `level`, and what must go with it.
 
-    The level is by default that of the tokens at the entrance, but at least 0.1 and at most 0.5.
+    Measured on the first batch of `inputs`. The level is by default that of the tokens at the entrance, but at least
+    0.1 and at most 0.5. A `tau` or an `alpha` that is given is taken as it is. In a causal model, positions whose token
+    is an outlier in most sequences (attention sinks) are left alone. A weight of the branches is looked for if
+    `weigh_branches`, if the model shows its branches, and if its weights do not look trained.
 
-    Costs three forward passes, and with `weigh_branches` up to four passes forward and back to find α. A statement
-    about random weights: in trained ones W aligns with the mean, and ρ and c say what these blocks do, not what
-    training with the remedy will lead to. With a causal mean the threshold lies a little higher (.30–.35 where the
-    full mean has .29).
+    Costs four forward passes, and up to four passes forward and back to find α. A statement about random weights: in
+    trained ones W aligns with the mean, and ρ and c say what these blocks do, not what training with the remedy will
+    lead to. With a causal mean the threshold lies a little higher (.30–.35 where the full mean has .29).
     """
     if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
@@ -112,27 +118,96 @@ def recommend(
     batch = next(batches(model, inputs, tokenizer), None)
     if batch is None:
         raise ValueError("expected at least one batch, got none")
+    profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], blocks=blocks)
+    options = _apply_options(profile, blocks)
+    spared = _spared(profile, batch)
+
+    def remedy(strength: float) -> DeEscalate:
+        return DeEscalate(strength, at=at, mixing=mixing, skip_in_mean=spared, leave_alone=spared)
+
+    if tau is not None:
+        asked = (remedy(tau), *(() if alpha is None else (ResidualWeight(alpha),)))
+        return Recommendation(f"τ = {tau:g} as asked for", asked, blocks=profile.depth, apply_options=options)
     with undisturbed(model):
-        maps, entrance = _maps(model, anatomy, batch, progress)
+        maps = _maps(model, anatomy, batch, progress)
     odds = OddsMap(_geometric_mean([m.rho for m in maps]), _geometric_mean([m.feed for m in maps]))
-    level = level_to_hold(entrance) if level is None else level
-    remedy = DeEscalate(tau=float(f"{odds.tau_for(odds_of(level)):.3g}"), at=at, mixing=mixing)
-    if not weigh_branches or remedy.tau == 0:
-        return Recommendation(remedy, None, level, odds, len(maps), {})
+    level = level_to_hold(profile.curve("token_similarity")[0]) if level is None else level
+    found = float(f"{odds.tau_for(odds_of(level)):.3g}")
+    if found == 0:
+        reason = f"{_sentence(odds)}: they stay below the wanted level {level:g} by themselves"
+        return Recommendation(reason, (), True, level, odds, odds.critical_tau, blocks=len(maps), apply_options=options)
+    weighed = alpha
+    tried: dict[float, float] = {}
+    if alpha is None and weigh_branches and _can_be_weighed(anatomy) and not _is_trained(profile):
+        few = _first_sequences(batch) if anatomy.token_axis == 1 else _inputs_of(batch)
+        tried = _weigh(lambda a: _growth_with(model, few, blocks, progress, remedy(found), a), len(maps))
+        best = min(tried, key=lambda a: (abs(math.log(tried[a])) * len(maps) > math.log(GROWTH), -a))
+        weighed = None if best == 1 else best
+    return Recommendation(
+        _reason(odds, found, weighed, tried, len(maps)),
+        (remedy(found), *(() if weighed is None else (ResidualWeight(weighed),))),
+        measured=True,
+        level=level,
+        odds=odds,
+        critical_tau=odds.critical_tau,
+        expected_similarity=similarity_of(odds.fixed_point(found)),
+        blocks=len(maps),
+        growth=tried,
+        apply_options=options,
+    )
 
-    few = _first_sequences(batch) if anatomy.token_axis == 1 else batch.kwargs or batch.args[0]
 
-    def growth(alpha: float) -> float:
-        weights = () if alpha == 1 else (ResidualWeight(alpha),)
-        with temporarily(model, remedy, *weights, inputs=few, blocks=blocks):
-            profile = probe(model, few, measures=["token_similarity"], blocks=blocks, gradients=True)
-        if progress is not None:
-            progress()
-        return gradient_growth(profile)
+def _sentence(odds: OddsMap) -> str:
+    return f"one block multiplies the odds of similarity by ρ = {odds.rho:.3g} and adds c = {odds.feed:.2g}"
 
-    tried = _weigh(growth, len(maps))
-    best = min(tried, key=lambda alpha: (abs(math.log(tried[alpha])) * len(maps) > math.log(GROWTH), -alpha))
-    return Recommendation(remedy, None if best == 1 else best, level, odds, len(maps), tried)
+
+def _reason(odds: OddsMap, tau: float, alpha: float | None, growth: Mapping[float, float], blocks: int) -> str:
+    text = (
+        f"{_sentence(odds)}, so similarity stays bounded above τ_c = {odds.critical_tau:.3g}, "
+        f"and τ = {tau:g} holds it at {similarity_of(odds.fixed_point(tau)):.2f}"
+    )
+    if alpha is None or alpha not in growth:
+        return text
+    grown = growth[1.0] ** blocks
+    return text + (
+        f"; with it the gradient grows by {growth[1.0]:.3f} per block, {grown:.1e} over {blocks}, "
+        f"and a branch weight α = {alpha:g} brings that to {growth[alpha]:.3f} (and the similarity further down)"
+    )
+
+
+def _inputs_of(batch: Batch) -> Any:
+    return batch.kwargs or batch.args[0]
+
+
+def _apply_options(profile: Profile, blocks: str | None) -> dict[str, Any]:
+    """What `apply` must be told of a model of no known family, as it was found here."""
+    options: dict[str, Any] = {} if blocks is None else {"blocks": blocks}
+    causal = profile.metadata.get("causal")
+    return options | ({"causal": causal} if profile.metadata.get("family") == "unknown" and causal is not None else {})
+
+
+def _can_be_weighed(anatomy: Anatomy) -> bool:
+    return all({"attention_branch", "ffn_branch"} <= block.spots.keys() for block in anatomy.blocks)
+
+
+def _is_trained(profile: Profile) -> bool:
+    return profile.metadata["weights"]["look"] == "trained"
+
+
+def _spared(profile: Profile, batch: Batch) -> tuple[int, ...]:
+    """The sinks of a causal model. Positions are numbers of real tokens only without padding on the left."""
+    mask = batch.kwargs.get("attention_mask")
+    padded = isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, 0] == 0).any())
+    return sink_positions(profile) if profile.metadata.get("causal") and not padded else ()
+
+
+def sink_positions(profile: Profile) -> tuple[int, ...]:
+    """Positions whose token is an outlier in at least half of the samples, at most `SINKS`."""
+    if len(profile.sinks) == 0:
+        return ()
+    counts = profile.sinks.groupby("token")["sample"].nunique()
+    common = counts[counts * 2 >= profile.metadata["samples"]].sort_values(ascending=False)
+    return tuple(sorted(int(token) for token in common.index[:SINKS]))
 
 
 def _first_sequences(batch: Batch, most: int = 2) -> Any:
@@ -152,6 +227,17 @@ def gradient_growth(profile: Profile) -> float:
     return (norms[0] / norms[-1]) ** (1 / (len(norms) - 1)) if len(norms) > 1 else 1.0
 
 
+def _growth_with(
+    model: nn.Module, few: Any, blocks: str | None, progress: Tick | None, remedy: Remedy, alpha: float
+) -> float:
+    weights = () if alpha == 1 else (ResidualWeight(alpha),)
+    with temporarily(model, remedy, *weights, inputs=few, blocks=blocks):
+        profile = probe(model, few, measures=["token_similarity"], blocks=blocks, gradients=True)
+    if progress is not None:
+        progress()
+    return gradient_growth(profile)
+
+
 def _weigh(growth: Callable[[float], float], depth: int) -> dict[float, float]:
     """α → growth, until the growth over the whole depth is allowed. Its logarithm falls about like α²."""
     tried = {1.0: growth(1.0)}
@@ -163,65 +249,26 @@ def _weigh(growth: Callable[[float], float], depth: int) -> dict[float, float]:
     return tried
 
 
-def _maps(
-    model: nn.Module, anatomy: Anatomy, batch: Any, progress: Callable[[], object] | None
-) -> tuple[list[OddsMap], float]:
-    """ρ and c of every block, each run twice more with other tokens; and t_sim of what enters the first."""
+def _maps(model: nn.Module, anatomy: Anatomy, batch: Batch, progress: Tick | None) -> list[OddsMap]:
+    """ρ and c of every block, each run twice more with other tokens."""
     found: list[OddsMap] = []
-    entrance = math.nan
-    repeating = False
 
-    def _batch_first(tokens: Tensor, visit: Visit) -> Tensor:
-        view = batch_first(tokens, anatomy.token_axis, visit.shape)
-        if view is None:
-            raise ValueError(f"expected tokens (batch, n, d) in {visit.block.name!r}, got shape {tuple(tokens.shape)}")
-        return view
-
-    def again(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> None:
-        nonlocal repeating, entrance
-        if repeating:
-            return
-        visit = taps.visit
-        given = first_tokens((*args, *kwargs.values()))
-        assert visit is not None
-        assert given is not None
-        tokens = _batch_first(given, visit)
-        norm = TokenMatrix.of(tokens, visit.mask).norm
-        if not found:
-            entrance = token_similarity(tokens, visit.mask).mean().item()
+    def measure(visit: Visit, _station: str, _tokens: Tensor, _source: Tensor) -> None:
+        tokens = machine.running.batch_first(visit.entered)
+        norm = TokenMatrix.of(tokens, visit.real).norm
 
         def block(changed: Tensor) -> Tensor:
-            size = TokenMatrix.of(changed, visit.mask).norm
-            scaled = (changed * (norm / size)[:, None, None].to(changed.dtype)).to(tokens.dtype)
-            back = (scaled if anatomy.token_axis == 1 else scaled.transpose(0, 1)).reshape(given.shape)
-            new_args, new_kwargs = edit_tokens((args, kwargs), lambda _tokens: back)
-            output = first_tokens(module(*new_args, **new_kwargs))
-            assert output is not None
-            return _batch_first(output, visit)
+            size = TokenMatrix.of(changed, visit.real).norm
+            return visit.again((changed * (norm / size)[:, None, None].to(changed.dtype)).to(tokens.dtype))
 
-        repeating = True
-        try:
-            large = 1e6 if tokens.dtype in (torch.float32, torch.float64) else 1e2  # half precision sees no more
-            found.append(measure_map(block, tokens, visit.mask, large=large))
-        finally:
-            repeating = False
+        large = 1e6 if tokens.dtype in (torch.float32, torch.float64) else 1e2  # half precision sees no more
+        found.append(measure_map(block, tokens, visit.real, large=large))
         if progress is not None:
             progress()
 
-    handles = []
-    taps = Taps(model, anatomy, set(), _ignore)
-    try:
-        # Ours first: when they run, the block has not ended for the taps.
-        handles += [b.module.register_forward_hook(again, with_kwargs=True) for b in anatomy.blocks]
-        with taps:
-            model(*batch.args, **batch.kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found, entrance
-
-
-def _ignore(_visit: Visit, _station: str, _tokens: Tensor, _source: Tensor) -> None: ...
+    with Machine(model, anatomy, Listen({"output"}, measure)) as machine:
+        model(*batch.args, **batch.kwargs)
+    return found
 
 
 def _geometric_mean(numbers: list[float]) -> float:

@@ -10,15 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthscope.remedies.deescalation import DeEscalate, LearnableTau
-from depthscope.remedies.hooks import hooks_in, take_down
-from depthscope.remedies.mixing import Ema, Full, Prefix
-from depthscope.remedies.residual_weight import ResidualWeight
+from depthscope.passes.hooks import hooks_in, take_down
+from depthscope.remedies.remedy import REMEDIES, Remedy
 
-Remedy = DeEscalate | ResidualWeight
-REMEDIES: dict[str, type[Remedy]] = {remedy.name: remedy for remedy in (DeEscalate, ResidualWeight)}
 FIELD = "depthscope_remedies"
-_VALUES: dict[str, type] = {kind.__name__: kind for kind in (LearnableTau, Full, Prefix, Ema)}
 
 
 def to_dict(remedy: Remedy) -> dict[str, Any]:
@@ -27,7 +22,7 @@ def to_dict(remedy: Remedy) -> dict[str, Any]:
 
 
 def _changed(value: Any) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for field in fields(value):
         item = getattr(value, field.name)
         if item != field.default:
@@ -39,16 +34,18 @@ def _changed(value: Any) -> dict[str, Any]:
 
 def from_dict(record: Mapping[str, Any]) -> Remedy:
     """The remedy that `to_dict` wrote."""
-    options = {name: _value(item) for name, item in record.items() if name != "remedy"}
     try:
-        return REMEDIES[record["remedy"]](**options)
+        kind = REMEDIES[record["remedy"]]
+        options = {name: _value(item, kind) for name, item in record.items() if name != "remedy"}
+        return kind(**options)
     except (KeyError, TypeError):
         raise ValueError(f"expected a record of {' or '.join(REMEDIES)}, got {dict(record)}") from None
 
 
-def _value(item: Any) -> Any:
+def _value(item: Any, kind: type[Remedy]) -> Any:
     if isinstance(item, Mapping):
-        return _VALUES[item["kind"]](**{name: value for name, value in item.items() if name != "kind"})
+        values = {value.__name__: value for value in kind.option_types}
+        return values[item["kind"]](**{name: value for name, value in item.items() if name != "kind"})
     return tuple(item) if isinstance(item, list) else item
 
 
@@ -97,15 +94,12 @@ def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None 
 
 
 def _load_learned(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None) -> None:
-    learned = {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if name.rpartition(".")[2].startswith("deescalation_")
-    }
+    ours = {id(parameter) for _, hook in hooks_in(model) for parameter in hook.parameters().values()}
+    learned = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in ours}
     if not learned:
         return
     if weights is None:
-        raise ValueError("the recorded remedies have a learned τ: pass restore(model, the folder it was saved in)")
+        raise ValueError("the recorded remedies have learned: pass restore(model, the folder it was saved in)")
     saved = weights if isinstance(weights, Mapping) else _read(Path(weights), learned)
     for name, parameter in learned.items():
         if name not in saved:

@@ -12,14 +12,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from depthscope.anatomy import BlockAnatomy
-from depthscope.remedies.hooks import Site, TokenHook, hang
+from depthscope.passes.hooks import TokenHook, hang
+from depthscope.remedies.remedy import Remedy, Site, register_remedy
 from depthscope.remedies.selection import check_selection
+from depthscope.stations import BRANCHES
 
-BRANCHES = ("attention_branch", "cross_attention_branch", "ffn_branch")
 
-
+@register_remedy
 @dataclass(frozen=True)
-class ResidualWeight:
+class ResidualWeight(Remedy):
     """Multiplies what attention and FFN add to the trunk by `alpha`, in all blocks or some."""
 
     alpha: float

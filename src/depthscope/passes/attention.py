@@ -1,7 +1,7 @@
 """Sees the attention of any model, fused or not, without switching its implementation.
 
-A `TorchFunctionMode` sees `scaled_dot_product_attention` (its matrix is recomputed head by head from
-query, key and mask, and thrown away) and the softmax of eager implementations. PyTorch's own
+A `TorchFunctionMode` sees `scaled_dot_product_attention` (each head is handed on as what its matrix is made of: query,
+key and mask) and the softmax of eager implementations. PyTorch's own
 `nn.MultiheadAttention` hides its call inside `multi_head_attention_forward`, where modes do not reach:
 the two functions are patched for the duration of that one call.
 """
@@ -19,13 +19,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from depthscope.measures import AttentionOperator, DenseAttention, ScoredAttention
+
 
 class Head(NamedTuple):
-    """One head: its attention matrix (batch, n, m), and which group of keys and values it reads."""
+    """One head: its attention (batch, n, m), and which group of keys and values it reads."""
 
     number: int
     group: int
-    matrix: Tensor
+    attention: AttentionOperator
 
 
 # Called with the heads one after the other, and the values (batch, groups, m, d_v), or None if not seen.
@@ -65,7 +67,7 @@ class AttentionListener(TorchFunctionMode):
         output = func(scores, *args, **kwargs)
         dim = args[0] if args else kwargs.get("dim", -1)
         if output.ndim == 4 and dim in (-1, 3) and self.wanted(tuple(output.shape)):
-            self.on_attention((Head(h, h, output[:, h]) for h in range(output.shape[1])), None)
+            self.on_attention((Head(h, h, DenseAttention(output[:, h])) for h in range(output.shape[1])), None)
         return output
 
     @contextmanager
@@ -78,7 +80,7 @@ class AttentionListener(TorchFunctionMode):
             if heads is not None:  # (batch·h, n, m) when the weights are asked for
                 by_head = output.unflatten(0, (-1, heads))
                 if self.wanted(tuple(by_head.shape)):
-                    self.on_attention((Head(h, h, by_head[:, h]) for h in range(heads)), None)
+                    self.on_attention((Head(h, h, DenseAttention(by_head[:, h])) for h in range(heads)), None)
             return output
 
         F.scaled_dot_product_attention = partial(self._see_fused, fused)
@@ -107,23 +109,16 @@ def attention_by_head(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Iterator[Head]:
-    """P = softmax(QKᵀ·scale + mask), one head at a time.
+    """The heads of P = softmax(QKᵀ·scale + mask), one after the other.
 
-    The signature is that of `scaled_dot_product_attention` without the values. Half precision is
-    widened to float32. Rows that may attend to nothing are nan.
+    The signature is that of `scaled_dot_product_attention` without the values. Half precision is widened to float32.
     """
     n, m = query.shape[-2], key.shape[-2]
     heads, groups = query.shape[-3], key.shape[-3]
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     working = torch.promote_types(query.dtype, torch.float32)
-    allowed = torch.ones(n, m, dtype=torch.bool, device=query.device).tril() if is_causal else None
     for head in range(heads):
         group = head * groups // heads
+        mask = None if attn_mask is None else attn_mask.expand(*query.shape[:-2], n, m)[..., head, :, :]
         q, k = query[..., head, :, :].to(working), key[..., group, :, :].to(working)
-        scores = q @ k.mT * factor  # (batch, n, m)
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed, -torch.inf)
-        if attn_mask is not None:
-            mask = attn_mask.expand(*query.shape[:-2], n, m)[..., head, :, :]
-            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(working)
-        yield Head(head, group, torch.softmax(scores, dim=-1))
+        yield Head(head, group, ScoredAttention(q, k, factor, mask, is_causal))

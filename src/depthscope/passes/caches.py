@@ -1,7 +1,7 @@
-"""What a causal mean has seen, kept in the cache of keys and values of Hugging Face's `generate`.
+"""Caches of keys and values (Hugging Face's `generate`), and what a remedy keeps in them from call to call.
 
-Such a cache is a list of layers, and beam search reorders every one of them. The first also carries the running
-means, and reorders them with its keys and values.
+Such a cache is a list of layers, and beam search reorders every one of them. The first also carries statistics (a
+named tuple of tensors whose first axis is the batch, as of a causal mean), and reorders them with its keys and values.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from depthscope.remedies.mixing import Running
-
 _NAMES = ("past_key_values", "past_key_value", "layer_past")
 
 
-Sites = dict[tuple[str, str], tuple[int, Running]]  # (block, station) → tokens seen, statistics per sequence
+Statistics = tuple[Tensor, ...]  # a named tuple
+Sites = dict[tuple[str, str], tuple[int, Statistics]]  # (block, station) → tokens seen, statistics per sequence
 
 
 @cache
@@ -30,8 +29,7 @@ def _carrying(kind: Any) -> Any:
 
         def _each(self, change: Callable[[Tensor], Tensor]) -> None:
             self.depthscope_sites = {
-                site: (seen, Running(*(change(part) for part in parts)))
-                for site, (seen, parts) in self.depthscope_sites.items()
+                site: (seen, _changed(parts, change)) for site, (seen, parts) in self.depthscope_sites.items()
             }
 
         def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -61,6 +59,11 @@ def _carrying(kind: Any) -> Any:
     return Carrying
 
 
+def _changed(statistics: Statistics, change: Callable[[Tensor], Tensor]) -> Statistics:
+    kind: Any = type(statistics)
+    return kind(*(change(part) for part in statistics))
+
+
 def cache_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The cache that a block is given; None if there is none. Of an encoder-decoder, that of its self-attention."""
     found = next((kwargs[name] for name in _NAMES if kwargs.get(name) is not None), None)
@@ -74,22 +77,22 @@ def past_length(cache: Any, index: int) -> int:
     return 0 if cache is None else int(cache.get_seq_length(index))
 
 
-def recall(cache: Any, site: tuple[str, str], past: int) -> Running | None:
+def recall(cache: Any, site: tuple[str, str], past: int) -> Any:
     """The statistics of the tokens in the cache; None if it is empty."""
     if past == 0:
         return None
-    seen, running = _sites(cache).get(site, (0, None))
+    seen, statistics = _sites(cache).get(site, (0, None))
     if seen != past:
         raise ValueError(
             f"the cache holds {past} tokens, of which de-escalation saw {seen}: it was filled before the remedy was "
             "put in, by a compiled pass, or cropped; start again without a cache"
         )
-    return running
+    return statistics
 
 
-def remember(cache: Any, site: tuple[str, str], seen: int, running: Running) -> None:
+def remember(cache: Any, site: tuple[str, str], seen: int, statistics: Statistics) -> None:
     """Keeps the statistics with the cache."""
-    _sites(cache)[site] = (seen, Running(*(part.detach() for part in running)))
+    _sites(cache)[site] = (seen, _changed(statistics, Tensor.detach))
 
 
 def _sites(cache: Any) -> Sites:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.probing.inputs import Batch
-from depthscope.probing.taps import Taps, Visit
+from depthscope.passes.inputs import Batch
+from depthscope.passes.machine import Listen, Machine, Visit
 
 
 def is_causal(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool | None:
@@ -34,9 +34,9 @@ def _last_output(model: nn.Module, anatomy: Anatomy, batch: Batch) -> tuple[Tens
     found: list[tuple[Tensor, Tensor | None]] = []
 
     def keep(visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
-        found[:] = [(tokens.clone(), visit.mask)]
+        found[:] = [(tokens.clone(), visit.real)]
 
-    with Taps(model, anatomy, {"output"}, keep):
+    with Machine(model, anatomy, Listen({"output"}, keep)):
         model(*batch.args, **batch.kwargs)
     if not found:
         raise ValueError(f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks=")

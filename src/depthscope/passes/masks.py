@@ -33,7 +33,10 @@ class MaskFinder:
         self.unused: set[str] = set()  # arguments that look like masks and were not understood
         paths = {"", *(_prefix(b.name, i) for b in anatomy.blocks for i in range(b.name.count(".") + 2))}
         modules = {path: model.get_submodule(path) for path in sorted(paths)}
-        self.around = [m for m in modules.values() if not isinstance(m, nn.ModuleList | nn.Sequential)]
+        blocks = {id(block.module) for block in anatomy.blocks}  # also those that are made from a list of modules
+        self.around = [
+            m for m in modules.values() if id(m) in blocks or not isinstance(m, nn.ModuleList | nn.Sequential)
+        ]
         self._positions = {module: _mask_positions(module, self.names) for module in self.around}
         self._current: dict[str, Tensor | None] = {}
 

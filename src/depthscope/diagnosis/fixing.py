@@ -1,0 +1,122 @@
+"""`fix`: a model before and after its remedy, with both verdicts, and the line of Python that puts the remedy in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from depthscope.diagnosis.judge import diagnose
+from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
+from depthscope.passes import Tokenizer
+from depthscope.probing import Profile, mean_loss, probe
+from depthscope.progress import Tick
+from depthscope.remedies import Recommendation, Remedy, applied, apply, recommend
+from depthscope.remedies.application import temporarily
+
+Doing = Callable[[str], Tick | None]  # told what is being done; may give what to call after each piece of it
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A model before and after what is recommended for it. The model itself is as it was."""
+
+    before: Profile
+    after: Profile  # the same as before if no remedy is put in
+    recommendation: Recommendation
+    losses: tuple[float, float] | None = None  # before, after; None: the model has no loss
+    notes: tuple[str, ...] = ()
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """What was put in; none: nothing needs to be done, or no remedy here would help."""
+        return self.recommendation.remedies
+
+    @property
+    def python(self) -> str | None:
+        """The lines of Python that put the remedies in."""
+        return self.recommendation.python
+
+    @property
+    def trained(self) -> bool:
+        """Whether the weights look trained: the remedies are for training, not for patching trained weights."""
+        return self.before.metadata.get("weights", {}).get("look") == "trained"
+
+    @cached_property
+    def verdicts(self) -> tuple[Diagnosis, Diagnosis]:
+        """Before and after."""
+        return diagnose(self.before, measure=lambda: self.recommendation), diagnose(self.after)
+
+    def apply_to(self, model: nn.Module, inputs: Any = None) -> nn.Module:
+        """Puts the remedies into a model, to stay, and returns it."""
+        options: dict[str, Any] = dict(self.recommendation.apply_options)
+        return apply(model, *self.remedies, inputs=inputs, **options) if self.remedies else model
+
+    def __str__(self) -> str:
+        before, after = self.verdicts
+        lines = [f"Before: {before.verdict}. {before.headline}"]
+        if self.remedies:
+            lines += [f"After: {after.verdict}. {after.headline}", "", str(self.python)]
+        else:
+            lines.append(self.recommendation.reason)
+        return "\n".join(lines)
+
+
+def fix(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    tokenizer: Tokenizer | None = None,
+    blocks: str | None = None,
+    tau: float | None = None,
+    doing: Doing = lambda _what: None,
+    **wishes: Any,
+) -> Fixed:
+    """Measures a model, recommends remedies, measures the model with them, and leaves it as it was.
+
+    `fixed = depthscope.fix(model, batch); fixed.apply_to(model)` puts the remedies in to stay. `tau` puts de-escalation
+    in with that strength, also against the verdict; `wishes` are the other options of `recommend` (`level`, `alpha`,
+    `at`, `mixing`). `doing(what)` is told what is being done.
+    """
+    if isinstance(inputs, Iterator):
+        inputs = list(inputs)  # they are read several times
+    if applied(model):
+        raise ValueError("the model has remedies already: depthscope.remove(model) takes them out")
+
+    def measured(what: str) -> Profile:
+        return probe(model, inputs, measures="verdict", blocks=blocks, tokenizer=tokenizer, progress=doing(what))
+
+    before = measured("probing")
+    notes: tuple[str, ...] = ()
+
+    def recommended() -> Recommendation:
+        tick = doing("measuring the odds")
+        return recommend(model, inputs, tau=tau, tokenizer=tokenizer, blocks=blocks, progress=tick, **wishes)
+
+    verdict = diagnose(before, measure=recommended)
+    found = verdict.recommendation
+    if verdict.verdict not in COLLAPSES or not found.remedies:
+        if tau is None:
+            advice = f"no remedy is put in; what to do: {found.reason}"
+            return Fixed(before, before, replace(found, reason=advice))
+        notes = (f"put in as asked for, against the verdict; what to do: {found.reason}",)
+        found = recommended()
+    loss_before = _loss(model, inputs, tokenizer)
+    with temporarily(model, *found.remedies, inputs=inputs, tokenizer=tokenizer, blocks=blocks):
+        after = measured("probing again")
+        loss_after = _loss(model, inputs, tokenizer)
+    losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
+    return Fixed(before, after, found, losses, notes)
+
+
+def _loss(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None) -> float | None:
+    """The model's own loss, where it is a language model of Hugging Face with its head."""
+    if getattr(model, "lm_head", None) is None and not hasattr(model, "get_output_embeddings"):
+        return None
+    try:
+        return mean_loss(model, inputs, tokenizer=tokenizer)
+    except ValueError:  # it returns none
+        return None

@@ -1,0 +1,186 @@
+"""The measures by name, one record each: what a measure is of, what it needs, how it is computed, its groups.
+
+| `of`        | what the measure is of                      | where it stands in a profile                       |
+| ----------- | ------------------------------------------- | -------------------------------------------------- |
+| `station`   | a `Summary` of the tokens at a station      | that station                                       |
+| `tokens`    | the `TokenMatrix` at a station              | that station                                       |
+| `batch`     | the same, all sequences of a batch together | that station, without a sample                     |
+| `step`      | the way from the trunk station heard before | the station where it ends; `output`: whole block   |
+| `block`     | a block's input against its output          | `output`                                           |
+| `branch`    | a branch against the trunk                  | `attention_branch`, `ffn_branch`                   |
+| `attention` | one head's attention, a `HeadInput`         | `attention` or `cross_attention`, with its head    |
+
+What `compute` is given: `station` a Summary, `tokens` and `batch` a TokenMatrix, `step` and `branch` the `TokenNorms`
+before and after (of the trunk and of the branch), `block` the unit tokens before and after, their mask and a `Scratch`,
+`attention` a HeadInput. Results are (batch,) or, of a Summary or a step, (stations, batch).
+
+Other packages add measures with `MEASURES.register(Measure(…))` or the entry-point group `depthscope.measures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from depthscope.measures.attention import attention_entropy, delta, mu, omega, second_eigenvalue
+from depthscope.measures.energy import energy_split
+from depthscope.measures.given import HEAD_PARTS, PARTS, HeadInput
+from depthscope.measures.rank import composite_residual, effective_rank, leading_direction, stable_rank
+from depthscope.measures.similarity import (
+    escalation_rate,
+    frequency_ratio,
+    growth,
+    mean_angle,
+    mean_cosine,
+    token_diversity,
+    token_similarity,
+)
+from depthscope.measures.tokens import TokenMatrix
+from depthscope.naming import unknown_name
+from depthscope.registry import Registry
+
+Kind = Literal["station", "tokens", "batch", "step", "block", "branch", "attention"]
+Group = Literal["default", "verdict", "spectral", "all"]
+# "default" is O(nd); "verdict" adds what `diagnose` asks for; "spectral" adds ranks and attention.
+GROUP_NAMES: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
+_DEFAULT: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
+_RANK: tuple[Group, ...] = ("spectral", "all")
+_NEEDS: dict[str, frozenset[str]] = {"station": frozenset(PARTS), "attention": HEAD_PARTS}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure. `needs` names parts of a `Summary` or a `HeadInput`; what is not named there cannot be read."""
+
+    name: str
+    of: Kind
+    compute: Callable[..., Tensor]
+    needs: frozenset[str] = frozenset()
+    groups: tuple[Group, ...] = ("all",)
+    short: str = ""  # for trackers: t_sim
+    is_share: bool = False  # a number from 0 to 1, and drawn so
+    crosses: bool = False  # attention: also of cross-attention, (batch, n, m)
+
+
+def _check(measure: Measure) -> None:
+    if not isinstance(measure, Measure):
+        raise ValueError(f"expected a Measure, got {measure!r}")
+    known = _NEEDS.get(measure.of, frozenset())
+    if unknown := measure.needs - known:
+        there = ", ".join(sorted(known)) or "nothing can be named"
+        raise ValueError(f"measure {measure.name!r} needs {', '.join(sorted(unknown))}, of a {measure.of}: {there}")
+    if measure.of in _NEEDS and not measure.needs:
+        raise ValueError(f"measure {measure.name!r} is of a {measure.of} and must name its needs")
+    if measure.name in GROUP_NAMES:
+        raise ValueError(f"{measure.name!r} is the name of a group of measures")
+
+
+def _angle(before: Tensor, after: Tensor, real: Tensor | None, scratch: object) -> Tensor:
+    return mean_angle(before, after, real, scratch) / torch.pi  # type: ignore[arg-type]
+
+
+def _sink_attention(head: HeadInput) -> Tensor:
+    """The attention that outlier tokens draw, mean over the queries; nan where a sequence has none."""
+    sinks = head.sinks  # (batch, n)
+    real = torch.ones_like(sinks) if head.real is None else head.real.to(sinks.device)
+    drawn = torch.where(sinks[:, None, :] & real[:, :, None], head.matrix, 0.0).sum(dim=(-2, -1))
+    return torch.where(sinks.any(dim=-1), drawn.double() / real.sum(dim=-1), torch.nan)
+
+
+def _sink_value_norm(head: HeadInput) -> Tensor:
+    """The size of the outlier tokens' values over the median; nan where a sequence has none."""
+    ratios = TokenMatrix(head.values, head.real).norm_ratios
+    return ratios.masked_fill(~head.sinks, torch.nan).nanmean(dim=-1)
+
+
+def _energy(x: TokenMatrix, part: str) -> Tensor:
+    return getattr(x.once(energy_split), part)
+
+
+def _mu(head: HeadInput) -> tuple[Tensor, Tensor]:
+    return mu(head.matrix, head.tokens)
+
+
+def _station(name: str, compute: Callable[..., Tensor], *needs: str, **fields: object) -> Measure:
+    return Measure(name, "station", compute, frozenset(needs), **{"groups": _DEFAULT, **fields})  # type: ignore[arg-type]
+
+
+def _head(name: str, compute: Callable[[HeadInput], Tensor], *needs: str, **fields: object) -> Measure:
+    return Measure(name, "attention", compute, frozenset(needs), _RANK, **fields)  # type: ignore[arg-type]
+
+
+_OURS = (
+    _station("token_similarity", lambda s: token_similarity(s.norms), "norms", short="t_sim", is_share=True),
+    _station("token_diversity", lambda s: token_diversity(s.norms), "norms", short="t_div", is_share=True),
+    _station("cosine_similarity", lambda s: mean_cosine(s.directions), "directions", short="t_cos", is_share=True),
+    _station("direction_similarity", lambda s: token_similarity(s.ordinary), "ordinary", is_share=True),
+    _station("outliers", lambda s: s.outliers, "outliers"),
+    _station(
+        "largest_token_share",
+        lambda s: (s.largest_norm / s.norms.norm).square().clamp(max=1),
+        "largest_norm",
+        "norms",
+        is_share=True,
+    ),
+    _station("frobenius_norm", lambda s: s.norms.norm, "norms"),
+    Measure("growth_mean", "step", lambda before, after: growth(before, after).mean, groups=_DEFAULT),
+    Measure("growth_diversity", "step", lambda before, after: growth(before, after).diversity, groups=_DEFAULT),
+    Measure("escalation_rate", "step", escalation_rate, groups=_DEFAULT),
+    Measure("angular_distance", "block", _angle, groups=_DEFAULT),
+    Measure("branch_ratio", "branch", lambda trunk, branch: branch.norm / trunk.norm, groups=_RANK),
+    Measure("effective_rank", "tokens", effective_rank, groups=("verdict", "spectral", "all")),
+    Measure("stable_rank", "tokens", stable_rank, groups=_RANK),
+    Measure("leading_share", "tokens", lambda x: leading_direction(x).energy_share, groups=_RANK, is_share=True),
+    Measure("leading_evenness", "tokens", lambda x: leading_direction(x).evenness, groups=_RANK, is_share=True),
+    Measure("leading_token", "tokens", lambda x: leading_direction(x).largest_token, groups=_RANK),
+    _head("delta", lambda head: delta(head.matrix, head.real), "matrix"),
+    _head("second_eigenvalue", lambda head: second_eigenvalue(head.matrix, head.real), "matrix"),
+    _head("omega", lambda head: omega(head.matrix, head.tokens), "matrix", "tokens"),
+    _head("mu_mean", lambda head: head.once(_mu)[0], "matrix", "tokens"),
+    _head("mu_diversity", lambda head: head.once(_mu)[1], "matrix", "tokens"),
+    _head("attention_entropy", lambda head: attention_entropy(head.matrix, head.real), "matrix", crosses=True),
+    _head("sink_attention", _sink_attention, "matrix", "sinks", is_share=True),
+    _head("sink_value_norm", _sink_value_norm, "values", "sinks"),
+    Measure("composite_residual", "tokens", composite_residual),
+    _station("frequency_ratio", lambda s: frequency_ratio(s.norms), "norms", groups=("all",)),
+    *(
+        Measure(
+            f"energy_{part}",
+            "batch",
+            lambda x, part=part: getattr(x.once(energy_split), part),
+            groups=("verdict", "all"),
+        )
+        for part in ("shared", "sequence", "position", "token")
+    ),
+)
+MEASURES: Registry[Measure] = Registry("measure", "depthscope.measures", _OURS, check=_check)
+
+
+def group(name: Group) -> tuple[str, ...]:
+    """The names of the measures in a group, in the order of the catalogue."""
+    return tuple(measure.name for measure in MEASURES.values() if name in measure.groups)
+
+
+def choose_measures(measures: str | Sequence[str]) -> tuple[str, ...]:
+    """The names behind a group, a name, or a list of names and groups."""
+    wanted = [measures] if isinstance(measures, str) else list(measures)
+    chosen: dict[str, None] = {}
+    for name in wanted:
+        if name in GROUP_NAMES:
+            chosen.update(dict.fromkeys(group(name)))  # type: ignore[arg-type]
+        elif name in MEASURES:
+            chosen[name] = None
+        else:
+            raise unknown_name("measure", str(name), (*GROUP_NAMES, *MEASURES), expected="a group or a name of")
+    if not chosen:
+        raise ValueError("expected at least one measure, got an empty list")
+    return tuple(chosen)
+
+
+def only_at_outputs(measures: str | Sequence[str]) -> frozenset[str]:
+    """What is not worth its cost inside the blocks: for a verdict, ranks and the split of the energy."""
+    return frozenset(group("verdict")) - frozenset(group("default")) if measures == "verdict" else frozenset()

@@ -1,0 +1,121 @@
+"""What a measure is given: only what its record says that it needs. Anything else is an error, not another number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from depthscope.measures.operators import AttentionOperator
+from depthscope.measures.similarity import directions_without_outliers
+from depthscope.measures.tokens import TokenMatrix, TokenNorms
+
+T = TypeVar("T")
+
+
+class MissingNeed(LookupError):
+    """A measure has asked for something that its record does not say it needs."""
+
+    def __init__(self, what: str, given: Iterable[str]):
+        super().__init__(f"{what!r} was not computed: add it to the measure's needs ({', '.join(given) or 'none'} now)")
+
+
+class Summary:
+    """What is kept of the tokens at a station after they have passed; over the stations of a pass, (stations, batch).
+
+    | part           | what it is                                          |
+    | -------------- | --------------------------------------------------- |
+    | `norms`        | `TokenNorms` of the tokens                          |
+    | `directions`   | `TokenNorms` of the unit tokens                     |
+    | `ordinary`     | `TokenNorms` of the unit tokens without outliers    |
+    | `largest_norm` | the norm of the largest token                       |
+    | `outliers`     | how many tokens are outliers                        |
+    """
+
+    norms: TokenNorms
+    directions: TokenNorms
+    ordinary: TokenNorms
+    largest_norm: Tensor
+    outliers: Tensor
+
+    def __init__(self, parts: dict[str, TokenNorms | Tensor]):
+        self.parts = parts
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "parts":
+            raise AttributeError(name)
+        if name not in self.parts:
+            raise MissingNeed(name, self.parts)
+        return self.parts[name]
+
+    def only(self, needs: frozenset[str]) -> Summary:
+        """The parts that a measure has declared; an undeclared one cannot be read, whoever else needs it."""
+        return Summary({name: part for name, part in self.parts.items() if name in needs})
+
+
+# Part → how it is taken from the tokens that are measured, and from all tokens, outliers included.
+PARTS: dict[str, Callable[[TokenMatrix, TokenMatrix], TokenNorms | Tensor]] = {
+    "norms": lambda x, _found: x.norms,
+    "directions": lambda x, _found: x.directions.norms,
+    "ordinary": lambda x, _found: directions_without_outliers(x),
+    "largest_norm": lambda x, _found: x.largest_norm,
+    "outliers": lambda _x, found: _outlier_count(found),
+}
+
+
+def _outlier_count(x: TokenMatrix) -> Tensor:
+    return x.outliers.sum(dim=-1).double() if x.has_outliers else torch.zeros_like(x.norms.mean_norm)
+
+
+class HeadInput:
+    """One head of one block. What several measures share (`once`) is computed once.
+
+    | part        | what it is                                                                     |
+    | ----------- | ------------------------------------------------------------------------------ |
+    | `attention` | P as an operator: `@`, `.T`, `.dense()`                                         |
+    | `matrix`    | P itself, (batch, n, m)                                                        |
+    | `tokens`    | the `TokenMatrix` that attention reads                                         |
+    | `real`      | (batch, n) true for real tokens; None: all are                                 |
+    | `sinks`     | (batch, n) true for the outlier tokens that entered the block                  |
+    | `values`    | (batch, m, d_v), the values that P is applied to                               |
+    """
+
+    attention: AttentionOperator
+    matrix: Tensor
+    tokens: TokenMatrix
+    real: Tensor | None
+    sinks: Tensor
+    values: Tensor
+
+    def __init__(self, parts: dict[str, Callable[[], Any]], shared: dict[Any, Any] | None = None):
+        self.parts = parts
+        self._shared: dict[Any, Any] = {} if shared is None else shared
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "parts":
+            raise AttributeError(name)
+        if name not in self.parts:
+            raise MissingNeed(name, self.parts)
+        if name not in self._shared:
+            self._shared[name] = self.parts[name]()
+        return self._shared[name]
+
+    def once(self, compute: Callable[[HeadInput], T]) -> T:
+        """compute(self), computed once: for what several measures share."""
+        if compute not in self._shared:
+            self._shared[compute] = compute(self)
+        return self._shared[compute]
+
+    def only(self, needs: frozenset[str]) -> HeadInput:
+        """The parts that a measure has declared, and whether the mask is there is no question."""
+        kept = {name: make for name, make in self.parts.items() if name in needs or name == "real"}
+        return HeadInput(kept, self._shared)
+
+    def has(self, needs: frozenset[str]) -> bool:
+        """Whether all of these can be had."""
+        return needs <= self.parts.keys()
+
+
+HEAD_PARTS = frozenset({"attention", "matrix", "tokens", "real", "sinks", "values"})

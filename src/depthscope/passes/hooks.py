@@ -1,0 +1,163 @@
+"""Hooks that stay in a model: of importable classes, found again by their class.
+
+A model that has them can be copied, pickled and compiled, its state_dict keeps its keys, and taking them down needs no
+handles. What a hook must know of the running pass is in the `Pass` that the hooks of one `install` share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from depthscope.anatomy import Anatomy, BlockAnatomy, Side
+from depthscope.passes.caches import settle
+from depthscope.passes.running import Pass
+from depthscope.passes.tokens import edit_tokens
+
+
+class Hook:
+    """Base of everything that stays in a model. `remedy` is None for mere listeners."""
+
+    remedy: Any = None
+    station: str = ""
+    block: str = ""
+    key: int = -1  # in the module's dictionary of hooks
+
+    def __call__(self, module: nn.Module, args: Any, last: Any) -> Any:
+        raise NotImplementedError
+
+    def values_in_force(self) -> dict[str, float | list[float]]:
+        """The numbers that the remedy works with now, by the name of its option: those that are learned move."""
+        return {}
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What the hook has added to the model's parameters, by full name."""
+        return {}
+
+    def taken_down(self, module: nn.Module) -> None:
+        """Undoes what was done beside hanging it up."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Torch numbers hooks from 0 in every process: the next one must not take the place of one that was pickled.
+        self.__dict__.update(state)
+        RemovableHandle.next_id = max(RemovableHandle.next_id, self.key + 1)
+
+
+class TokenHook(Hook):
+    """A site of the kind *change*: exchanges the tokens that go into a module or come out of it."""
+
+    side: Side
+
+    def change(self, tokens: Tensor) -> Tensor:
+        """The new tokens, in the layout of the model."""
+        raise NotImplementedError
+
+    def __call__(self, module: nn.Module, args: Any, last: Any) -> Any:
+        if self.side == "in":
+            return edit_tokens((args, last), self.change)
+        return edit_tokens(last, self.change)
+
+
+class PassEntry(Hook):
+    """The model is called."""
+
+    def __init__(self, running: Pass):
+        self.running = running
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.running.begin()
+
+
+class MaskListener(Hook):
+    """A module around the blocks is called: the masks that it is given are remembered."""
+
+    def __init__(self, running: Pass):
+        self.running = running
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.running.masks.see(module, args, kwargs)
+        if not torch.compiler.is_compiling():
+            self.running.warn_of_masks()
+
+
+class BlockEntry(Hook):
+    """A block is called."""
+
+    def __init__(self, running: Pass, block: str, index: int):
+        self.running = running
+        self.block = block
+        self.index = index  # of its keys and values in a cache
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.running.enter(self.block, self.index, module, args, kwargs)
+
+
+class LastBlockExit(Hook):
+    """The last block has run: what a causal mean has seen takes its place in the cache, and the cache is let go."""
+
+    def __init__(self, running: Pass):
+        self.running = running
+
+    def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
+        if self.running.cache is not None:
+            settle(self.running.cache)
+            self.running.cache = None
+
+
+def hang(module: nn.Module, hook: Hook, side: Side) -> None:
+    """Hangs a hook up where values go into a module or come out of it."""
+    if side == "in":
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    else:
+        handle = module.register_forward_hook(hook)
+    hook.key = handle.id
+
+
+def install(model: nn.Module, anatomy: Anatomy) -> Pass:
+    """A pass that is kept up to date by hooks on the model and its blocks, for the hooks that change tokens."""
+    running = Pass(model, anatomy)
+    blocks = {id(block.module) for block in anatomy.blocks}
+    hang(model, PassEntry(running), "in")
+    for module in running.masks.around:
+        if id(module) not in blocks:
+            hang(module, MaskListener(running), "in")
+    for block, index in cache_places(anatomy):
+        hang(block.module, BlockEntry(running, block.name, index), "in")
+    return running
+
+
+def cache_places(anatomy: Anatomy) -> Iterator[tuple[BlockAnatomy, int]]:
+    """Each block with its place in a cache: counted within its part, encoder or decoder."""
+    seen: dict[str, int] = {}
+    for block in anatomy.blocks:
+        yield block, seen.setdefault(block.part, 0)
+        seen[block.part] += 1
+
+
+def hooks_in(model: nn.Module) -> Iterator[tuple[nn.Module, Hook]]:
+    """All hooks that stay in a model, with the modules that they hang on."""
+    for module in model.modules():
+        for store in (module._forward_pre_hooks, module._forward_hooks):
+            for hook in store.values():
+                if isinstance(hook, Hook):
+                    yield module, hook
+
+
+def take_down(model: nn.Module, keep: frozenset[int] = frozenset()) -> None:
+    """Removes the hooks that stay in a model, but not those whose `id` is to be kept."""
+    for module, hook in list(hooks_in(model)):
+        if id(hook) not in keep:
+            stores: list[Any] = [
+                module._forward_pre_hooks,
+                module._forward_pre_hooks_with_kwargs,
+                module._forward_hooks,
+                module._forward_hooks_with_kwargs,
+                module._forward_hooks_always_called,
+            ]
+            for store in stores:
+                store.pop(hook.key, None)
+            hook.taken_down(module)

@@ -1,0 +1,259 @@
+"""The machine that runs a model and is there when a block runs: it listens at stations, or changes what passes.
+
+    with Machine(model, anatomy, Listen({"output"}, see)):
+        model(inputs)
+
+While it is open, every pass of the model is followed block by block. What is done there is given as *sites*: `Listen`
+hears tokens, `Change` exchanges them, `ListenToAttention` hears every head. The machine itself changes nothing, and
+its hooks are always removed. A block module may be applied several times in one pass (ALBERT): blocks are numbered by
+application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
+from depthscope.passes.attention import AttentionListener, Head
+from depthscope.passes.hooks import cache_places
+from depthscope.passes.running import Pass
+from depthscope.passes.tokens import edit_tokens, first_tokens
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One application of a block, while it runs."""
+
+    number: int  # of the application, counted from 1 in each pass
+    block: BlockAnatomy
+    real: Tensor | None  # (batch, n) true for real tokens; None: all are
+    shape: torch.Size  # of what entered the block, in the layout of the model
+    entered: Tensor  # the tokens that entered the block, in the layout of the model
+    again: Callable[[Tensor], Tensor]  # runs the block once more on other tokens (batch, n, d), unheard
+
+
+OnTokens = Callable[[Visit, str, Tensor, Tensor], object]
+OnAttention = Callable[[Visit, str, Iterator[Head], Tensor | None], object]
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Calls `hear(visit, station, tokens, source)` at stations: tokens (batch, n, d), and the model's own tensor."""
+
+    stations: frozenset[str] | set[str]
+    hear: OnTokens
+
+
+@dataclass(frozen=True)
+class Change:
+    """Exchanges the tokens at a station for `change(visit, tokens)`, in the layout of the model; None: as they are."""
+
+    station: str
+    change: Callable[[Visit, Tensor], Tensor | None]
+
+
+@dataclass(frozen=True)
+class ListenToAttention:
+    """Calls `hear(visit, kind, heads, values)`, kind "attention" or "cross_attention", where attention is computed."""
+
+    hear: OnAttention
+
+
+Site = Listen | Change | ListenToAttention
+
+
+class Machine:
+    """Context manager: while it is open, the sites are at work in every pass of the model.
+
+    `visit` is the block that is running, `inside` says which of its attention modules is; `on_block_end(visit)` is
+    called when a block ends. A machine that is opened inside a call of the model, by a hook of it, does not hear that
+    call (`hears_call=False`): whoever opens it calls `begin_pass` with the call's arguments.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        anatomy: Anatomy,
+        *sites: Site,
+        on_block_end: Callable[[Visit], object] | None = None,
+        hears_call: bool = True,
+    ):
+        self.model = model
+        self.anatomy = anatomy
+        self.sites = sites
+        self.on_block_end = on_block_end
+        self.hears_call = hears_call
+        self.running = Pass(model, anatomy)
+        self.visit: Visit | None = None
+        self.inside: str | None = None  # "attention" or "cross_attention"
+        self.blocks_run = 0  # in the pass that runs, or ran last
+        self._paused = False  # while a block runs again for `Visit.again`
+        self._open = ExitStack()
+
+    def __enter__(self) -> Machine:
+        with ExitStack() as stack:
+            if self.hears_call:
+                self._before(stack, self.model, lambda args, kwargs: self.begin_pass(args, kwargs))
+            blocks = {id(block.module) for block in self.anatomy.blocks}
+            for module in self.running.masks.around:
+                if module is not self.model and id(module) not in blocks:
+                    self._before(stack, module, partial(self.running.masks.see, module))
+            for block, place in cache_places(self.anatomy):
+                self._attach(stack, block, place)
+            for site in self.sites:
+                if isinstance(site, ListenToAttention):
+                    stack.enter_context(AttentionListener(self._is_attention, partial(self._hear_attention, site)))
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is called with these."""
+        self.running.begin()
+        self.blocks_run, self.visit, self.inside = 0, None, None
+        if self.model in self.running.masks.around:
+            self.running.masks.see(self.model, args, kwargs)
+
+    # --- attaching ---------------------------------------------------------------------------------
+
+    def _attach(self, stack: ExitStack, block: BlockAnatomy, place: int) -> None:
+        self._before(stack, block.module, partial(self._begin_block, block, place))
+        spots: dict[tuple[nn.Module, str], list[str]] = {}
+        for station, spot in block.spots.items():
+            spots.setdefault((spot.module, spot.side), []).append(station)
+        inner = [key for key in spots if key[0] is not block.module]
+        own = [key for side in ("in", "out") if (key := (block.module, side)) in spots]
+        for module, side in (*inner, *own):
+            self._attach_spot(stack, block, Spot(module, side), spots[module, side])  # type: ignore[arg-type]
+        for name, attention in (("attention", block.attention), ("cross_attention", block.cross_attention)):
+            if attention is not None:
+                self._before(stack, attention, partial(self._enter_attention, block, name))
+                self._after(stack, attention, lambda _output: setattr(self, "inside", None))
+        self._after(stack, block.module, self._end_block)
+
+    def _attach_spot(self, stack: ExitStack, block: BlockAnatomy, spot: Spot, stations: list[str]) -> None:
+        """Everything that the sites do at one spot: listening and changing in the order of the sites."""
+        acts: list[Callable[[Any], Any]] = []
+        for site in self.sites:
+            if isinstance(site, Listen) and (heard := [s for s in stations if s in site.stations]):
+                acts.append(partial(self._report, block, heard, site.hear))
+            elif isinstance(site, Change) and site.station in stations:
+                acts.append(partial(self._change, block, site.change))
+        for act in acts:
+            if spot.side == "in":
+                stack.callback(spot.module.register_forward_pre_hook(_Before(act), with_kwargs=True).remove)
+            else:
+                self._after(stack, spot.module, act)
+
+    @staticmethod
+    def _before(stack: ExitStack, module: nn.Module, act: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> None:
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            act(args, kwargs)
+
+        stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+    @staticmethod
+    def _after(stack: ExitStack, module: nn.Module, act: Callable[[Any], Any]) -> None:
+        def hook(_module: nn.Module, _args: object, output: Any) -> Any:
+            return act(output)
+
+        stack.callback(module.register_forward_hook(hook).remove)
+
+    # --- while a block runs --------------------------------------------------------------------------
+
+    def _runs(self, block: BlockAnatomy) -> bool:
+        """Whether the block is the one that is running: its parts may belong to other blocks too, or run alone."""
+        return not self._paused and self.visit is not None and self.visit.block is block
+
+    def _begin_block(self, block: BlockAnatomy, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._paused:
+            return
+        self.running.enter(block.name, place, block.module, args, kwargs)
+        tokens, shape = first_tokens((*args, *kwargs.values())), self.running.shape
+        assert tokens is not None
+        assert shape is not None
+        self.blocks_run += 1
+        again = partial(self._run_again, block, args, kwargs)
+        self.visit = Visit(self.blocks_run, block, self.running.real, shape, tokens, again)
+
+    def _end_block(self, _output: Any) -> None:
+        if self._paused:
+            return
+        if self.visit is not None and self.on_block_end is not None:
+            self.on_block_end(self.visit)
+        self.visit = None
+
+    def _run_again(self, block: BlockAnatomy, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor) -> Tensor:
+        def exchanged(given: Tensor) -> Tensor:
+            return self.running.as_given(tokens.to(given.dtype), given)
+
+        changed_args, changed_kwargs = edit_tokens((args, kwargs), exchanged)
+        self._paused = True
+        try:
+            output = first_tokens(block.module(*changed_args, **changed_kwargs))
+        finally:
+            self._paused = False
+        assert output is not None
+        return self.running.batch_first(output)
+
+    def _enter_attention(self, block: BlockAnatomy, name: str, _args: object, _kwargs: object) -> None:
+        if self._runs(block):
+            self.inside = name
+
+    def _report(self, block: BlockAnatomy, stations: Iterable[str], hear: OnTokens, value: Any) -> None:
+        if not self._runs(block):
+            return
+        visit, tokens = self.visit, first_tokens(value)
+        assert visit is not None
+        if tokens is None:
+            where = ", ".join(stations)
+            raise ValueError(f"expected tokens at station {where} of {block.name!r}, got {type(value).__name__}")
+        batch_first = self.running.batch_first(tokens)
+        for station in stations:
+            hear(visit, station, batch_first, tokens)
+
+    def _change(self, block: BlockAnatomy, change: Callable[[Visit, Tensor], Tensor | None], value: Any) -> Any:
+        visit = self.visit
+        if not self._runs(block) or visit is None:
+            return None
+
+        def changed(tokens: Tensor) -> Tensor:
+            new = change(visit, tokens)
+            return tokens if new is None else new
+
+        return edit_tokens(value, changed)
+
+    # --- attention -----------------------------------------------------------------------------------
+
+    def _is_attention(self, shape: tuple[int, ...]) -> bool:
+        """Whether a softmax of this shape, (batch, h, n, m), is over the tokens of the running block."""
+        visit = self.visit
+        if self._paused or visit is None or len(shape) != 4:
+            return False
+        batch, n = visit.shape[:2] if self.anatomy.token_axis == 1 else (visit.shape[1], visit.shape[0])
+        if visit.block.attention is not None and self.inside is None:
+            return False
+        return shape[0] == batch and shape[2] == n and (shape[3] == n or self.inside == "cross_attention")
+
+    def _hear_attention(self, site: ListenToAttention, heads: Iterator[Head], values: Tensor | None) -> None:
+        assert self.visit is not None
+        site.hear(self.visit, self.inside or "attention", heads, values)
+
+
+class _Before:
+    """What is done where values go into a module: (args, kwargs) in, the same or changed out."""
+
+    def __init__(self, act: Callable[[Any], Any]):
+        self.act = act
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.act((args, kwargs))

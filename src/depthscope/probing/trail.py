@@ -1,0 +1,73 @@
+"""What the tokens that pass are compared with: one block's way through its stations, as states with names."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from depthscope.measures import TokenNorms
+
+
+@dataclass
+class Seen:
+    """What is kept of a token matrix after it has passed."""
+
+    norms: TokenNorms
+    place: tuple[int, int]  # its batch size and its row in that ledger
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+    unit: Tensor | None = None  # (batch, n, d)
+    has_direction: Tensor | None = None  # (batch, n); None: every token has one
+    outliers: Tensor | None = None  # (batch, n), if there are any
+    left_out: Tensor | None = None  # (batch, n), outliers that are not measured
+    norm_ratios: Tensor | None = None  # (batch, n), norm of each token over the median
+
+
+@dataclass
+class Trail:
+    """Where the pass is. Two states, and three events that move them:
+
+    | event                 | `entered`, what the running block reads | `trunk`, the trunk station heard last |
+    | --------------------- | --------------------------------------- | ------------------------------------- |
+    | `begin(seen)`         | seen                                    | seen                                  |
+    | `move(seen)`          | stays                                   | seen                                  |
+    | `leave(seen)`         | seen: it enters the next block          | seen                                  |
+
+    `begin` comes at the first block, and where something has happened between two blocks. Both states are None before
+    the first `begin`. Apart from them, the tensor that was looked at last is known again if it is passed on unchanged.
+    """
+
+    entered: Seen | None = None
+    trunk: Seen | None = None
+    _newest: tuple[weakref.ref[Tensor], int, Seen] | None = None
+
+    def begin(self, seen: Seen) -> None:
+        """A block begins with tokens that are not the last block's output."""
+        self.entered = self.trunk = seen
+
+    def move(self, seen: Seen) -> None:
+        """The trunk has come to the next station."""
+        self.trunk = seen
+
+    def leave(self, seen: Seen) -> None:
+        """The block has ended."""
+        self.entered = self.trunk = seen
+
+    def keep(self, source: Tensor, seen: Seen) -> None:
+        """This tensor has been looked at."""
+        self._newest = None if source.is_inference() else (weakref.ref(source), source._version, seen)
+
+    def known(self, source: Tensor) -> Seen | None:
+        """What was seen of this very tensor, if it was looked at last and has not been written to since."""
+        if self._newest is None or self._newest[0]() is not source or self._newest[1] != source._version:
+            return None
+        return self._newest[2]
+
+
+def same_tokens(before: Seen, after: Seen) -> bool:
+    """Whether the same tokens were left out at both ends of a step."""
+    if before.left_out is None or after.left_out is None:
+        return before.left_out is after.left_out
+    return torch.equal(before.left_out, after.left_out)

@@ -1,0 +1,106 @@
+"""What a remedy is: a change at stations of the trunk, with a name, that can be put into a model and recorded.
+
+A remedy is a frozen dataclass that inherits `Remedy`. Its fields are its options: they are recorded, shown and compared,
+and nothing outside its own file knows its class. `REMEDIES` has every class by its name; other packages add theirs with
+`register_remedy` or an entry point in the group `depthscope.remedies`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import nn
+
+from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.passes import Pass
+from depthscope.registry import Registry
+
+if TYPE_CHECKING:
+    from depthscope.remedies.recommendation import Recommendation
+
+Mixing = Literal["none", "causal", "full", "by call"]  # "by call": each call of the block decides between the two
+LEAK = (
+    "the mean of the whole sequence lets each token see later ones, so the model learns to read the answer and fails "
+    "when it must write it; use mixing='auto', 'prefix' or 'ema', or allow_leak=True to do it all the same"
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One block that a remedy is put into."""
+
+    model: nn.Module
+    anatomy: Anatomy
+    block: BlockAnatomy
+    number: int  # counted from 1
+    causal: bool | None  # None: not known
+    running: Pass  # what the hooks of one `apply` know of the pass that is running
+
+    @property
+    def is_first(self) -> bool:
+        return self.block is self.anatomy.blocks[0]
+
+    @property
+    def is_last(self) -> bool:
+        return self.block is self.anatomy.blocks[-1]
+
+
+class Remedy(ABC):
+    """The protocol. A subclass is a frozen dataclass whose fields are the remedy's options."""
+
+    name: ClassVar[str]  # in records, on the command line
+    always_shown: ClassVar[tuple[str, ...]] = ()  # options that printed code shows also at their defaults
+    option_types: ClassVar[tuple[type, ...]] = ()  # dataclasses that its options may hold, for the record
+    blocks: tuple[int, ...] | None = None  # numbers from 1; None: all
+    every: int = 1
+    allow_leak: bool = False  # whether full mixing is wanted even in a causal model
+
+    @abstractmethod
+    def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
+        """The stations that it changes in a block: the same remedy does not go there twice."""
+
+    @abstractmethod
+    def install(self, site: Site) -> None:
+        """Hangs its hooks (`passes.hooks.hang`) into one block, or refuses with a ValueError."""
+
+    def mixing_in(self, site: Site) -> Mixing:
+        """Whether a token's new value depends on other tokens, and on which."""
+        return "none"
+
+    @property
+    def learns(self) -> bool:
+        """Whether it adds parameters to the model."""
+        return False
+
+    def settled(self, measure: Callable[..., Recommendation], beside: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+        """The remedies to put in: this one with numbers in the place of what is to be measured.
+
+        `measure(**options)` is `recommend` on the model and the inputs given to `apply`; `beside` are all remedies of
+        that call.
+        """
+        return (self,)
+
+
+def _check(kind: type[Remedy]) -> None:
+    if not (isinstance(kind, type) and issubclass(kind, Remedy) and is_dataclass(kind)):
+        raise ValueError(f"expected a dataclass that inherits Remedy, got {kind!r}")
+    if not getattr(kind, "name", ""):
+        raise ValueError(f"{kind.__name__} must have a name")
+
+
+REMEDIES: Registry[type[Remedy]] = Registry("remedy", "depthscope.remedies", check=_check)
+
+
+def register_remedy(kind: type[Remedy]) -> type[Remedy]:
+    """Adds a class of remedies by its name; usable as a decorator."""
+    return REMEDIES.register(kind)
+
+
+def refuse_leak(remedy: Remedy, site: Site) -> None:
+    """Full mixing in a causal model lets tokens see later ones: only if it is asked for by name."""
+    if remedy.mixing_in(site) == "full" and site.causal is not False and not remedy.allow_leak:
+        which = "is causal" if site.causal else "may be causal (pass causal=False to apply if it is not)"
+        raise ValueError(f"{remedy.name} with full mixing in a model that {which}: {LEAK}")
