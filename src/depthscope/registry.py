@@ -112,7 +112,7 @@ def _load(point: EntryPoint, group: str) -> list[Any]:
 
 
 def _owner(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else point.value.split(".")[0]
+    return point.dist.name if point.dist is not None else point.module.split(".")[0]
 
 
 def _package_of(thing: object) -> str:

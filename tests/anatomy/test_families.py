@@ -1,5 +1,7 @@
 """Every family: its blocks, its stations, its projections, its causality."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ NO_ATTENTION_BRANCH = {"xlnet"}
 
 
 def run(
-    name: str, dtype: torch.dtype = torch.float64
+    name: str, dtype: torch.dtype = torch.float64, before: Callable[[nn.Module], object] = lambda _model: None
 ) -> tuple[nn.Module, dict, list[tuple[int, str, Tensor, Tensor | None]]]:
     """All stations of all blocks, (number, station) → tokens, and all attention matrices (batch, h, n, m)."""
     model, inputs = make(name)
@@ -27,6 +29,7 @@ def run(
         inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
     else:
         inputs = inputs.to(dtype)
+    before(model)
     anatomy = anatomy_of(model)
     seen: dict[tuple[int, str], Tensor] = {}
     attention = []
@@ -86,6 +89,56 @@ def test_stations_are_what_their_names_say(name: str):
         if "cross_attention_branch" in at:
             branch = at["after_attention"] + at["cross_attention_branch"]
             assert_close(branch, at["after_cross_attention"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_additions_add_up(name: str):
+    """The residual additions that a block names are sums: trunk + branch = result."""
+    model, seen, _ = run(name)
+    blocks = anatomy_of(model).blocks
+    expected = {"xlnet": 1, "t5": 2}.get(name, 2)
+    for number in {number for number, _ in seen}:
+        additions = blocks[(number - 1) % len(blocks)].additions
+        assert len(additions) == expected + (name == "t5" and number > 3)
+        for sum_ in additions:
+            assert_close(
+                seen[number, sum_.trunk] + seen[number, sum_.branch], seen[number, sum_.result], rtol=0, atol=1e-12
+            )
+
+
+NO_VALUES = {"gpt2", "torch", "torch-tokens-first"}  # query, key and value are fused in one module
+NO_CONTEXT = {"torch", "torch-tokens-first"}  # it exists inside PyTorch's own function only
+
+
+@pytest.mark.parametrize("name", sorted(set(ZOO) - NO_ATTENTION_BRANCH))
+def test_attention_acts_between_values_and_context(name: str):
+    """What comes out of `values`, mixed by P head by head, goes into `context`."""
+    caught: dict[str, Tensor] = {}
+
+    def keep(spot: str, tokens: Tensor) -> None:
+        caught.setdefault(spot, tokens)  # of the first application of a shared block
+
+    def hang(model: nn.Module) -> None:
+        block = anatomy_of(model).blocks[0]
+        if block.values is not None:
+            block.values.module.register_forward_hook(lambda _m, _a, out: keep("values", out))
+        if block.context is not None:
+            block.context.module.register_forward_pre_hook(lambda _m, args: keep("context", args[0]))
+
+    model, _, attention = run(name, before=hang)
+    block = anatomy_of(model).blocks[0]
+    assert (block.values is None) == (name in NO_VALUES)
+    assert (block.context is None) == (name in NO_CONTEXT)
+    assert block.ffn
+    assert all(isinstance(module, nn.Module) for module in block.ffn)
+    if name in NO_VALUES:
+        return
+    p = attention[0][2].nan_to_num()  # (batch, h, n, n)
+    width = block.projections().value.shape[-1]
+    values = caught["values"].unflatten(-1, (-1, width)).transpose(1, 2)  # (batch, groups, n, v)
+    values = values.repeat_interleave(p.shape[1] // values.shape[1], dim=1)
+    context = (p @ values).transpose(1, 2).flatten(2)
+    assert_close(context[0], caught["context"].reshape(context.shape)[0], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", sorted(set(ZOO) - NO_ATTENTION_BRANCH))

@@ -1,8 +1,8 @@
 """What a remedy is: a change at stations of the trunk, with a name, that can be put into a model and recorded.
 
 A remedy is a frozen dataclass that inherits `Remedy`. Its fields are its options: they are recorded, shown and
-compared, and nothing but its own file and the recommender knows its class. `REMEDIES` has every class by its name; other
-packages add theirs with `register_remedy` or an entry point in the group `depthscope.remedies`.
+compared, and nothing but its own file and the recommender knows its class. `REMEDIES` has every class by its name;
+other packages add theirs with `register_remedy` or an entry point in the group `depthscope.remedies`.
 """
 
 from __future__ import annotations

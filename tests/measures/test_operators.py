@@ -1,0 +1,68 @@
+"""Attention as an operator equals the matrix that it stands for, in one piece or in many."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from depthscope.measures import DenseAttention, ScoredAttention, operators
+from samples import seeded
+
+N, M, D = 9, 7, 4
+
+
+def scored(mask: Tensor | None = None, causal: bool = False, keys: int = M) -> ScoredAttention:
+    query, key = (torch.randn(2, n, D, dtype=torch.float64, generator=seeded(n)) for n in (N, keys))
+    return ScoredAttention(query, key, D**-0.5, mask, causal)
+
+
+def oracle(p: ScoredAttention) -> Tensor:
+    """PyTorch's own attention, applied to the unit vectors."""
+    values = torch.eye(p.key.shape[-2], dtype=torch.float64).expand(2, -1, -1)
+    return F.scaled_dot_product_attention(p.query, p.key, values, attn_mask=p.mask, is_causal=p.causal, scale=p.scale)
+
+
+MASKS = {
+    "none": scored(),
+    "causal": scored(causal=True, keys=N),
+    "boolean": scored(torch.rand(2, N, M, generator=seeded(3)) < 0.7),
+    "broadcast": scored((torch.arange(M) < 5)[None, None]),
+    "additive": scored(torch.randn(2, N, M, dtype=torch.float64, generator=seeded(4))),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 100])
+@pytest.mark.parametrize("kind", MASKS)
+def test_the_operator_is_the_matrix(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch):
+    p = MASKS[kind]
+    matrix = oracle(p)
+    monkeypatch.setattr(operators, "ROWS", rows)  # how many rows are made at a time
+    x = torch.randn(2, p.shape[-1], 3, dtype=torch.float64, generator=seeded(5))
+    y = torch.randn(2, p.shape[-2], 3, dtype=torch.float64, generator=seeded(6))
+    assert p.shape == matrix.shape
+    assert p.T.shape == matrix.mT.shape
+    assert_close(p.dense(), matrix, rtol=0, atol=1e-14)
+    assert_close(p @ x, matrix @ x, rtol=0, atol=1e-13)
+    assert_close(p.T @ y, matrix.mT @ y, rtol=0, atol=1e-13)
+    assert_close(p.T.dense(), matrix.mT, rtol=0, atol=1e-14)
+    assert p.T.T is p
+    dense = DenseAttention(matrix)
+    assert_close(dense.T @ y, matrix.mT @ y, rtol=0, atol=0)
+    assert dense.dense() is matrix
+
+
+def test_no_more_rows_are_made_at_a_time_than_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(operators, "ROWS", 4)
+    made = []
+    rows = ScoredAttention.rows
+    monkeypatch.setattr(ScoredAttention, "rows", lambda self, a, b: made.append(b - a) or rows(self, a, b))
+    p = scored()
+    p @ torch.ones(2, M, 1, dtype=torch.float64)
+    p.T @ torch.ones(2, N, 1, dtype=torch.float64)
+    assert made == [4, 4, 1] * 2
+
+
+def test_a_row_that_may_look_nowhere_is_nan():
+    p = scored(torch.zeros(2, N, M, dtype=torch.bool))
+    assert p.dense().isnan().all()
