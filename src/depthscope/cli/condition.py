@@ -7,8 +7,9 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
+
+from depthscope.naming import did_you_mean
 
 if TYPE_CHECKING:
     from depthscope.probing import Profile
@@ -48,10 +49,8 @@ def parse_condition(text: str, measured: tuple[str, ...]) -> Condition:
     if found is None or math.isnan(threshold):
         raise ValueError(f'expected --fail-on "MEASURE>NUMBER" (or <, >=, <=), got {text!r}')
     if found[1] not in measured:
-        nearest = get_close_matches(found[1], measured, n=1)
-        meant = f"did you mean {nearest[0]!r}? " if nearest else ""
         raise ValueError(
-            f"--fail-on {text!r} asks for {found[1]!r}, which is not measured: {meant}"
+            f"--fail-on {text!r} asks for {found[1]!r}, which is not measured: {did_you_mean(found[1], measured)}"
             f"choose it with --measures, or take one of {', '.join(measured)}"
         )
     return Condition(found[1], found[2], threshold)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthscope.cli.options import ModelOptions
 from depthscope.extras import MissingExtra, require
+from depthscope.naming import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -91,9 +91,7 @@ def user_code_failed(what: str, error: Exception) -> ValueError:
 def _unknown_name(name: str, families: tuple[str, ...]) -> str:
     if Path(name).is_dir():
         return f"unknown model {name!r}: it is a folder, say hf:{name}"
-    nearest = get_close_matches(name.lower(), families, n=1)
-    meant = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"unknown model {name!r}: {meant}expected {FORMS}; families: {', '.join(families)}"
+    return f"unknown model {name!r}: {did_you_mean(name, families)}expected {FORMS}; families: {', '.join(families)}"
 
 
 def _refuse_a_shape(options: ModelOptions) -> None:
@@ -216,9 +214,9 @@ def _from_factory(name: str, seed: int) -> LoadedModel:
     factory = getattr(module, factory_name, None)
     if not callable(factory):
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        nearest = get_close_matches(factory_name, public, n=1)
-        meant = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"expected a function in {module_name!r} after the colon, got {factory_name!r}{meant}")
+        meant = did_you_mean(factory_name, public).strip()
+        got = f"{factory_name!r}; {meant}" if meant else f"{factory_name!r}"
+        raise ValueError(f"expected a function in {module_name!r} after the colon, got {got}")
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from depthscope.cli.options import ProbeOptions, as_command, chosen_measures, chosen_stations, excluded_tokens
-from depthscope.cli.running import Progress, finite, prepared, require_writable, write
+from depthscope.cli.running import Doing, finite, prepared, require_writable
+from depthscope.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,7 +101,7 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagn
 
 
 def _run(
-    model: nn.Module, inputs: Inputs, options: ProbeOptions, progress: Progress
+    model: nn.Module, inputs: Inputs, options: ProbeOptions, progress: Doing
 ) -> tuple[Profile, pd.DataFrame | None]:
     from depthscope import probing
     from depthscope.anatomy import anatomy_of
@@ -131,5 +132,7 @@ def _save(profile: Profile, skipped: pd.DataFrame | None, folder: Path) -> None:
 
     profile.save(folder)
     if skipped is not None:
-        write(folder / "skip_loss.csv", lambda path: skipped.to_csv(path, index=False))
-    write(folder / "profile.png", lambda path: profile.plot(reference=reference_for(profile)).savefig(path, dpi=160))
+        write_whole(folder / "skip_loss.csv", lambda path: skipped.to_csv(path, index=False))
+    write_whole(
+        folder / "profile.png", lambda path: profile.plot(reference=reference_for(profile)).savefig(path, dpi=160)
+    )

@@ -1,33 +1,32 @@
-"""What the commands that run a model share: loading it, a bar while it runs, files that are whole, JSON."""
+"""What the commands that run a model share: loading it, a bar while it runs, JSON."""
 
 from __future__ import annotations
 
 import math
-import os
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from depthscope import files
 from depthscope.cli.options import ModelOptions
 from depthscope.extras import MissingExtra, require
+from depthscope.progress import Tick, bar
 
 if TYPE_CHECKING:
     from depthscope.cli.inputs import Inputs
     from depthscope.cli.models import LoadedModel
 
-Progress = Callable[[str, int | None], Callable[[], object]]
+Doing = Callable[[str, int | None], Tick]  # told what is being done, and in how many pieces
 
 
 @contextmanager
-def prepared(options: ModelOptions) -> Iterator[tuple[LoadedModel, Inputs, Progress]]:
+def prepared(options: ModelOptions) -> Iterator[tuple[LoadedModel, Inputs, Doing]]:
     """The model and its input, and a bar while they are used; a mistake in the user's own model ends in one line."""
     from depthscope.cli.inputs import make_inputs
     from depthscope.cli.models import load_model, user_code_failed
 
-    with show_progress(sys.stderr.isatty() and not options.json) as progress:
+    with show_progress(not options.json) as progress:
         progress("loading", None)
         try:
             loaded = load_model(options)
@@ -43,41 +42,23 @@ def prepared(options: ModelOptions) -> Iterator[tuple[LoadedModel, Inputs, Progr
 
 
 @contextmanager
-def show_progress(shown: bool) -> Iterator[Progress]:
-    """Gives a function (description, total) → advance. The bar is on stderr and goes away when all is done."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
+def show_progress(shown: bool) -> Iterator[Doing]:
+    """Gives a function (description, total) → what to call after each piece of work."""
+    with bar(shown=shown) as display:
 
-    with Bar(console=Console(stderr=True), transient=True, disable=not shown) as bar:
-
-        def start(description: str, total: int | None) -> Callable[[], object]:
-            for task in bar.task_ids:
-                bar.remove_task(task)
-            task = bar.add_task(description, total=total)
-            return lambda: bar.advance(task)
+        def start(description: str, total: int | None) -> Tick:
+            for task in display.task_ids:
+                display.remove_task(task)
+            task = display.add_task(description, total=total)
+            return lambda: display.advance(task)
 
         yield start
 
 
 def require_writable(folder: Path) -> None:
-    """Minutes of computing are not spent on results that cannot be kept."""
+    """Minutes of computing are not spent on results that cannot be drawn or kept."""
     require("matplotlib.figure", "figures")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(f"expected a folder that can be written for --out, got {str(folder)!r}: {error}") from None
-
-
-def write(target: Path, write: Callable[[Path], object]) -> None:
-    """A file is there whole or not at all."""
-    scratch = target.with_name(f".{target.stem}-{os.getpid()}{target.suffix}")
-    try:
-        write(scratch)
-        os.replace(scratch, target)
-    finally:
-        scratch.unlink(missing_ok=True)
+    files.require_writable(folder)
 
 
 def finite(value: Any) -> Any:

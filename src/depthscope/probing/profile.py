@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from depthscope.extras import require
+from depthscope.files import write_folder
 from depthscope.measures import MEASURES
 from depthscope.probing.reduction import Row, SinkRow
 
@@ -124,19 +123,15 @@ class Profile:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes profile.parquet, sinks.parquet and profile.json; a file is there whole or not at all."""
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=target, prefix=".saving-"))
-        try:
-            self.frame.to_parquet(scratch / "profile.parquet", index=False)
-            self.sinks.to_parquet(scratch / "sinks.parquet", index=False)
-            text = json.dumps({"format": _FORMAT, **self.metadata}, indent=2, ensure_ascii=False, allow_nan=False)
-            (scratch / "profile.json").write_text(text + "\n", encoding="utf-8")
-            for name in ("profile.parquet", "sinks.parquet", "profile.json"):
-                os.replace(scratch / name, target / name)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        return target
+        text = json.dumps({"format": _FORMAT, **self.metadata}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return write_folder(
+            Path(folder),
+            {
+                "profile.parquet": lambda path: self.frame.to_parquet(path, index=False),
+                "sinks.parquet": lambda path: self.sinks.to_parquet(path, index=False),
+                "profile.json": lambda path: path.write_text(text, encoding="utf-8"),
+            },
+        )
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Profile:
