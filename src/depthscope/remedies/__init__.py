@@ -5,7 +5,7 @@ from depthscope.remedies.deescalation import DeEscalate, LearnableTau, deescalat
 from depthscope.remedies.mixing import Ema, Full, Prefix
 from depthscope.remedies.recommendation import Recommendation, recommend
 from depthscope.remedies.record import restore
-from depthscope.remedies.remedy import REMEDIES, Remedy, register_remedy
+from depthscope.remedies.remedy import REMEDIES, Remedy, Site, register_remedy
 from depthscope.remedies.residual_weight import ResidualWeight
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Recommendation",
     "Remedy",
     "ResidualWeight",
+    "Site",
     "applied",
     "apply",
     "deescalate",
