@@ -11,8 +11,8 @@ SOURCE = Path(depthscope.__file__).parent
 
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
-    {"naming", "extras", "files", "progress", "stations"},
-    {"registry"},
+    {"naming", "extras", "files", "machine", "progress", "stations"},
+    {"registry", "text"},
     {"drawing", "measures"},
     {"theory"},
     {"models"},

@@ -15,7 +15,7 @@ from depthscope.cli.options import ProbeOptions
 from depthscope.models import BlockConfig, CausalLM, Encoder, VisionTransformer
 from depthscope.models import text as text_module
 from depthscope.models.families import build_family
-from depthscope.models.text import Text, cut, read_text, train_tokenizer
+from depthscope.text import Text, cut, read_text, train_tokenizer
 
 SMALL = BlockConfig(16, 4)
 

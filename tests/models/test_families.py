@@ -5,9 +5,9 @@ import torch
 import transformers
 from torch import nn
 
+from depthscope.machine import available_memory, count_parameters, require_memory
 from depthscope.models import families
 from depthscope.models.families import FAMILY_NAMES, HUGGING_FACE, build_family
-from depthscope.models.memory import available_memory, count_parameters, require_memory
 
 SMALL = {"depth": 2, "width": 32, "heads": 4}
 
@@ -157,7 +157,7 @@ def test_memory_counts_the_dtype():
 
 
 def test_memory_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    from depthscope.models import memory
+    from depthscope import machine
 
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "missing")
+    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "missing")
     assert available_memory() > 1e8

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from depthscope.machine import count_parameters
 from depthscope.models import TransformerXL
-from depthscope.models.memory import count_parameters
 from depthscope.training import read_metrics
 from depthscope.training.config import LANGUAGE_VARIANTS
 from depthscope.training.estimate import estimate
 from depthscope.training.language import reading_of
+from depthscope.training.loading import make_empty_task, make_task
 from depthscope.training.perplexity import evaluate, evaluate_without_future
 from depthscope.training.recipes import txl_manual, txl_wikitext103
 from depthscope.training.task import Share
-from depthscope.training.tasks import make_empty_task, make_task
 from samples import seeded
 from tiny_language import small, task_of
 from tiny_training import Recorder, assert_bitwise_equal, run_in, saved

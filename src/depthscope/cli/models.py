@@ -146,7 +146,7 @@ def _ask_the_hub(name: str) -> None:
 def _pretrained(transformers: Any, name: str, options: ModelOptions, local_files_only: bool) -> LoadedModel:
     import torch
 
-    from depthscope.models.memory import count_parameters, require_memory
+    from depthscope.machine import count_parameters, require_memory
 
     known = {"local_files_only": local_files_only, "trust_remote_code": options.trust_remote_code}
     dtype = chosen_dtype(options) or torch.float32

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from depthscope.extras import require
+from depthscope.machine import count_parameters, require_memory
 from depthscope.models.block import BlockConfig
 from depthscope.models.encoder import Encoder
 from depthscope.models.initialisers import xavier
-from depthscope.models.memory import count_parameters, require_memory
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
 from depthscope.anatomy.structure import Side
+from depthscope.models.token_means import NAMED, Ema, Full, Prefix, TokenMean
 from depthscope.remedies.hooks import Site, TokenHook, hang
-from depthscope.remedies.mixing import NAMED, Ema, Full, Prefix, TokenMean
 from depthscope.remedies.selection import check_selection
 from depthscope.remedies.statistics import recall, remember
 

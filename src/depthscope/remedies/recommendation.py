@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, anatomy_of
 from depthscope.measures import TokenMatrix, token_similarity
+from depthscope.models.token_means import TokenMean
 from depthscope.probing import Profile, probe
 from depthscope.probing.inputs import Batch, Tokenizer, batches
 from depthscope.probing.quiet import uncompiled, undisturbed
@@ -26,7 +27,6 @@ from depthscope.probing.taps import Taps, Visit, batch_first, first_tokens
 from depthscope.remedies.application import temporarily
 from depthscope.remedies.deescalation import DeEscalate
 from depthscope.remedies.hooks import edit_tokens
-from depthscope.remedies.mixing import TokenMean
 from depthscope.remedies.residual_weight import ResidualWeight
 from depthscope.theory import OddsMap, level_to_hold, measure_map, odds_of, similarity_of
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.remedies.deescalation import DeEscalate, LearnableTau
 from depthscope.remedies.hooks import hooks_in, take_down
-from depthscope.remedies.mixing import Ema, Full, Prefix
 from depthscope.remedies.residual_weight import ResidualWeight
 
 Remedy = DeEscalate | ResidualWeight

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from depthscope.remedies.mixing import Running
+from depthscope.models.token_means import Running
 
 _NAMES = ("past_key_values", "past_key_value", "layer_past")
 

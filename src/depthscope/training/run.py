@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 Tracker = Literal["tensorboard", "trackio", "wandb", "none"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """`None` for `checkpoint_every` and `evaluate_every` is once per epoch, for `watch_every` never. All in steps."""
+    """`None` for `checkpoint_every` and `evaluate_every` is once per epoch, for `watch_every` never. All in steps.
+
+    The text beside a field is its help on the command line.
+    """
 
     out: Path
     resume: bool = False
-    checkpoint_every: int | None = None
-    evaluate_every: int | None = None
-    log_every: int = 10
-    keep: int = 2
-    tracker: Tracker = "tensorboard"
-    cpu: bool = False
-    watch_every: int | None = 50
+    checkpoint_every: Annotated[int | None, "Save every so many steps; by default every epoch."] = None
+    evaluate_every: Annotated[int | None, "Look at the test data every so many steps; by default every epoch."] = None
+    log_every: Annotated[int, "Write numbers every so many steps."] = 10
+    keep: Annotated[int, "How many checkpoints to keep."] = 2
+    tracker: Annotated[Tracker, "Where curves go besides metrics.jsonl."] = "tensorboard"
+    cpu: Annotated[bool, "Leave GPUs alone."] = False
+    watch_every: Annotated[int | None, "Measure the tokens of every block every so many steps; none: never."] = 50
 
     def __post_init__(self) -> None:
         for name in ("checkpoint_every", "evaluate_every", "log_every", "keep", "watch_every"):
