@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
+from typing import Any
+
 from depthscope.models import paper_text, pytorch_default, theorem, xavier
 from depthscope.models.initialisers import Initialiser
 from depthscope.registry import Registry
@@ -25,3 +28,22 @@ def remedy_of(named: Named) -> Remedy:
 def remedies_of(config: TrainingConfig) -> list[Remedy]:
     """The remedies of a configuration, in their order."""
     return [remedy_of(named) for named in config.remedies]
+
+
+def recorded(config: TrainingConfig) -> dict[str, Any]:
+    """The configuration as JSON, its remedies with all their options, also those that nobody gave.
+
+    A run whose remedy has another default in a later version is then another run.
+    """
+    remedies = [{"remedy": named.name} | _in_full(remedy_of(named)) for named in config.remedies]
+    return config.as_json() | {"remedies": remedies}
+
+
+def _in_full(value: Any) -> dict[str, Any]:
+    found = {}
+    for field in fields(value):
+        item = getattr(value, field.name)
+        if is_dataclass(item):
+            item = {"kind": type(item).__name__} | _in_full(item)
+        found[field.name] = list(item) if isinstance(item, tuple) else item
+    return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from depthscope.files import write_json
+from depthscope.training.building import recorded
 from depthscope.training.checkpoint import (
     Checkpoint,
     CheckpointNotWritten,
@@ -64,7 +65,7 @@ class Session:
     @cached_property
     def description(self) -> dict[str, Any]:
         """What a run must have in common with its continuation."""
-        return {"config": self.config.as_json(), "data": self.task.describe()}
+        return {"config": recorded(self.config), "data": self.task.describe()}
 
 
 def total_steps(task: Task, config: TrainingConfig) -> int:
