@@ -31,7 +31,8 @@ from depthscope.files import require_writable, write_folder
 from depthscope.progress import bar
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
 from depthscope.training.notation import split
-from depthscope.training.variants import VARIANTS, YU_ZHANG
+from depthscope.training.recipes import RECIPES
+from depthscope.training.variants import YU_ZHANG
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +81,7 @@ def compare(
         raise ValueError(f"{name} is compared here: give {FACTORS[name]} instead of --set {name}")
     changes = of_config | given(width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps)
     cells = cells_of(
-        [configured(recipe, variant, changes) for variant in _variants(variants)],
+        [configured(recipe, variant, changes) for variant in _variants(recipe, variants)],
         depths=None if depths is None else numbers("--depths", depths, int),
         seeds=range(seeds),
         warmups=None if warmup is None else numbers("--warmup", warmup, int),
@@ -113,10 +114,10 @@ def compare(
         _show(summary, out)
 
 
-def _variants(text: str) -> list[str]:
+def _variants(recipe: str, text: str) -> list[str]:
     chosen = [name for name in split(text, ",") if name]
     if not chosen:
-        raise ValueError(f"expected --variants to be some of {', '.join(VARIANTS)}, got {text!r}")
+        raise ValueError(f"expected --variants to be some of {', '.join(RECIPES[recipe].variants)}, got {text!r}")
     return list(dict.fromkeys(chosen))
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_origin, get_type_hints
 
 from depthscope.naming import did_you_mean
 from depthscope.training.notation import Named
+from depthscope.training.settings import check_type
 
 Schedule = Literal["drops", "cosine", "constant"]
 Precision = Literal["float32", "float64", "bfloat16", "float16"]
@@ -59,7 +60,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
-            _check_type(name, getattr(self, name), kind)
+            check_type(name, getattr(self, name), kind)
         for name in _POSITIVE:
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"expected {name} greater than 0, got {value}")
@@ -138,17 +139,3 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """`name: before → now` for every field in which two configurations, as JSON, differ."""
     names = list(dict.fromkeys([*before, *now]))
     return [f"{name}: {before.get(name)} → {now.get(name)}" for name in names if before.get(name) != now.get(name)]
-
-
-def _check_type(name: str, value: Any, kind: Any) -> None:
-    """Values come from a command line or from JSON as well as from code."""
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            hint = did_you_mean(str(value), get_args(kind))
-            raise ValueError(f"{name}: {hint}expected one of {', '.join(get_args(kind))}, got {value!r}")
-        return
-    allowed = [get_origin(option) or option for option in (get_args(kind) if type(None) in get_args(kind) else [kind])]
-    number = float in allowed and isinstance(value, int) and not isinstance(value, bool)
-    if not number and (type(value) not in allowed):
-        wanted = " or ".join(option.__name__ for option in allowed)
-        raise ValueError(f"expected {name} to be {wanted}, got {value!r}")

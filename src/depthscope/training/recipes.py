@@ -158,9 +158,13 @@ class Recipe:
         """The configuration of a variant; one that the recipe does not have is refused."""
         chosen = variant_of(variant)
         if (chosen.based_on or chosen.name) in self.without:
-            known = [name for name in VARIANTS if name not in self.without]
-            raise ValueError(f"{self.name} has no variant {chosen.name!r}: expected one of {', '.join(known)}")
+            raise ValueError(f"{self.name} has no variant {chosen.name!r}: expected one of {', '.join(self.variants)}")
         return self.configure(chosen)
+
+    @property
+    def variants(self) -> list[str]:
+        """The variants that it has, by name."""
+        return [name for name in VARIANTS if name not in self.without]
 
 
 # In these models pre-norm has its final norm, and nothing comes later than a token.

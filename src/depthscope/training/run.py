@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from depthscope.training.settings import check_type
+
 Tracker = Literal["tensorboard", "trackio", "wandb", "none"]
 
 
@@ -27,6 +29,7 @@ class Run:
     watch_every: Annotated[int | None, "Measure the tokens of every block every so many steps; none: never."] = 50
 
     def __post_init__(self) -> None:
+        check_type("tracker", self.tracker, Tracker)
         for name in ("checkpoint_every", "evaluate_every", "log_every", "keep", "watch_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"expected {name} of at least 1, got {value}")

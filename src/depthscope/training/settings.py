@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from depthscope.naming import did_you_mean
 
@@ -39,6 +39,20 @@ def read_value(name: str, text: str, kind: Any) -> Any:
             raise ValueError(f"expected {name} to be true or false, got {text!r}")
         return _TRUTHS[text.lower()]
     return _number(name, text, wanted) if wanted in (int, float) else text
+
+
+def check_type(name: str, value: Any, kind: Any) -> None:
+    """Values come from a command line or from JSON as well as from code."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            hint = did_you_mean(str(value), get_args(kind))
+            raise ValueError(f"{name}: {hint}expected one of {', '.join(get_args(kind))}, got {value!r}")
+        return
+    allowed = [get_origin(option) or option for option in (get_args(kind) if type(None) in get_args(kind) else [kind])]
+    number = float in allowed and isinstance(value, int) and not isinstance(value, bool)
+    if not number and (type(value) not in allowed):
+        wanted = " or ".join(option.__name__ for option in allowed)
+        raise ValueError(f"expected {name} to be {wanted}, got {value!r}")
 
 
 def written(value: Any) -> str:
