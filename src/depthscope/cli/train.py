@@ -148,15 +148,14 @@ def _show_estimate(config: TrainingConfig, run: Run, data: str | None, allow_inc
 
 
 def _show_settings(config: TrainingConfig, run: Run) -> None:
-    """Every setting: its name, its value and what it does; those of --set first those that change the numbers."""
-    remedies = " ".join(map(str, config.remedies)) or "none"
+    """Every setting: its name, its value and what it does; first those that change the numbers."""
     made_of = {
         "variant": config.variant,
         "wiring": config.wiring,
-        "remedies": remedies,
+        "remedies": " ".join(map(str, config.remedies)) or "none",
         "initialiser": config.initialiser or "the model's own",
     }
-    print(f"{config.recipe}, {folder_name(config.variant)}; change a setting with --set name=value")
+    print(f"{config.recipe}: change any of these settings with --set name=value, the first four with --variant")
     for name, value in made_of.items():
         print(f"{name:<24}{value}")
     for part in (config, run):

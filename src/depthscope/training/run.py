@@ -20,13 +20,13 @@ class Run:
 
     out: Path
     resume: bool = False
-    checkpoint_every: Annotated[int | None, "Save every so many steps; by default every epoch."] = None
-    evaluate_every: Annotated[int | None, "Look at the test data every so many steps; by default every epoch."] = None
-    log_every: Annotated[int, "Write numbers every so many steps."] = 10
+    checkpoint_every: Annotated[int | None, "Steps between two checkpoints; by default an epoch."] = None
+    evaluate_every: Annotated[int | None, "Steps between two looks at the test data; by default an epoch."] = None
+    log_every: Annotated[int, "Steps between two lines of numbers."] = 10
     keep: Annotated[int, "How many checkpoints to keep."] = 2
     tracker: Annotated[Tracker, "Where curves go besides metrics.jsonl."] = "tensorboard"
     cpu: Annotated[bool, "Leave GPUs alone."] = False
-    watch_every: Annotated[int | None, "Measure the tokens of every block every so many steps; none: never."] = 50
+    watch_every: Annotated[int | None, "Steps between two measurements of the tokens of every block; none: never."] = 50
 
     def __post_init__(self) -> None:
         check_type("tracker", self.tracker, Tracker)
