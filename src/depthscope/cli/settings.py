@@ -17,12 +17,11 @@ DATA_HELP = (
     "txl-wikitext103: a folder of WikiText's token files, or a dataset."
 )
 SETTINGS = "Settings (default: the recipe's)"
-_CONFIG = TrainingConfig
 
 
 def setting(name: str) -> Any:
     """The option of a setting that is changed every day."""
-    return typer.Option(help=field_help(_CONFIG)[name], rich_help_panel=SETTINGS)
+    return typer.Option(help=field_help(TrainingConfig)[name], rich_help_panel=SETTINGS)
 
 
 Width = Annotated[int | None, setting("width")]

@@ -102,10 +102,8 @@ class Block(nn.Module):
         return self.wiring.forward(self, x, mask)
 
     def attend(self, x: Tensor, mask: Tensor | None, norm: Norm | None = None) -> Tensor:
-        """The attention branch (batch, n, d) of what `norm`, if there is one, makes of x."""
-        at = self.stations
-        read = at["attention_input"](x if norm is None else norm(x))
-        return at["attention_branch"](self.attention(read, mask))
+        """What attention gives (batch, n, d), reading what `norm`, if there is one, makes of x."""
+        return self.attention(self.stations["attention_input"](x if norm is None else norm(x)), mask)
 
     def enter_ffn(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x on its way into the FFN."""

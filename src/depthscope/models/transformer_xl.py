@@ -158,12 +158,11 @@ class TransformerXLBlock(nn.Module):
         return output if total is None else (output, segment.carried[-1])
 
     def attend(self, x: Tensor, segment: Segment, norm: Norm | None = None) -> Tensor:
-        """The attention branch (batch, n, d); `norm`, if there is one, norms segment and memory alike."""
+        """What attention gives (batch, n, d); `norm`, if there is one, norms segment and memory alike."""
         past = segment.past
         if norm is not None:
             x, past = norm(x), norm(past)
-        read = self.stations["attention_input"](x)
-        return self.stations["attention_branch"](self.dropout(self.attention(read, past, segment.place)))
+        return self.dropout(self.attention(self.stations["attention_input"](x), past, segment.place))
 
     def enter_ffn(self, x: Tensor, segment: Segment) -> Tensor:
         """x (batch, n, d) on its way into the FFN, without the mean that the model carries."""

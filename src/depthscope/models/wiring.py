@@ -30,7 +30,7 @@ class Wired(Protocol):
     depth: int  # of the whole stack
 
     def attend(self, x: Tensor, given: Any, norm: Norm | None = None) -> Tensor:
-        """The attention branch, past its stations; `norm` is applied to what attention reads."""
+        """What attention gives, past the station where it reads; `norm` is applied to what it reads."""
         ...
 
     def enter_ffn(self, x: Tensor, given: Any) -> Tensor:
@@ -52,8 +52,8 @@ class Wiring:
 
     `final_norm`: what leaves the last block has not been normed, so that a stack of such blocks ends with a norm.
     `placement`: where the norms stand in the words of `depthscope.stations`; None for a wiring that is neither.
-    `prepare` is called with a block that is built and drawn: it adds norms, gains or scales weights, also by `number`
-    and `depth` of the block.
+    `prepare` is called with a block that is built and drawn. It adds norms and gains, scales weights, or gives the
+    block (`block.wiring`) another wiring than its neighbours, by its `number` and the stack's `depth`.
     """
 
     name: str
@@ -72,7 +72,7 @@ def run_post_norm(block: Wired, x: Tensor, given: Any) -> Tensor:
     """Algorithm 1 of Yu & Zhang 2024: the classic Transformer, norms on the trunk."""
     at = block.stations
     x = at["input"](x)  # X
-    y1 = at["after_attention"](x + block.alpha * block.attend(x, given))
+    y1 = at["after_attention"](x + block.alpha * at["attention_branch"](block.attend(x, given)))
     y2 = block.enter_ffn(block.norm1(y1), given)
     y3 = at["after_ffn"](y2 + at["ffn_branch"](block.ffn(y2)))
     return at["output"](block.norm2(y3))  # Y4
@@ -82,7 +82,7 @@ def run_pre_norm(block: Wired, x: Tensor, given: Any) -> Tensor:
     """Yu & Zhang 2024, eq. 19: norms on the branches, an untouched trunk."""
     at = block.stations
     x = at["input"](x)
-    y = at["after_attention"](x + block.alpha * block.attend(x, given, block.norm1))
+    y = at["after_attention"](x + block.alpha * at["attention_branch"](block.attend(x, given, block.norm1)))
     z = at["after_ffn"](y + at["ffn_branch"](block.ffn(block.enter_ffn(block.norm2(y), given))))
     return at["output"](z)
 
