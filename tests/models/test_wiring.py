@@ -1,4 +1,4 @@
-"""Wirings: by name, on both kinds of block, and that published ones fit: more norms, gains, another wiring by number."""
+"""Wirings: by name, on both kinds of block; with more norms, and with another wiring by the number of the block."""
 
 import copy
 import pickle
