@@ -107,7 +107,7 @@ class Prediction(NamedTuple):
     memory: Memory
 
 
-class Segment(NamedTuple):
+class Given(NamedTuple):
     """What a block is given beside the tokens of a segment."""
 
     past: Tensor  # (batch, m, d): the block's inputs for the tokens before
@@ -153,23 +153,23 @@ class TransformerXLBlock(nn.Module):
         stretch: Stretch | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """x (batch, n, d), past (batch, m, d) → (batch, n, d). With total (batch, d), the new total as well."""
-        segment = Segment(past, place, [] if total is None else [total], stretch)
-        output = self.wiring.forward(self, x, segment)
-        return output if total is None else (output, segment.carried[-1])
+        given = Given(past, place, [] if total is None else [total], stretch)
+        output = self.wiring.forward(self, x, given)
+        return output if total is None else (output, given.carried[-1])
 
-    def attend(self, x: Tensor, segment: Segment, norm: Norm | None = None) -> Tensor:
+    def attend(self, x: Tensor, given: Given, norm: Norm | None = None) -> Tensor:
         """What attention gives (batch, n, d); `norm`, if there is one, norms segment and memory alike."""
-        past = segment.past
+        past = given.past
         if norm is not None:
             x, past = norm(x), norm(past)
-        return self.dropout(self.attention(self.stations["attention_input"](x), past, segment.place))
+        return self.dropout(self.attention(self.stations["attention_input"](x), past, given.place))
 
-    def enter_ffn(self, x: Tensor, segment: Segment) -> Tensor:
+    def enter_ffn(self, x: Tensor, given: Given) -> Tensor:
         """x (batch, n, d) on its way into the FFN, without the mean that the model carries."""
-        if segment.stretch is not None:
+        if given.stretch is not None:
             assert self.carried_mean is not None
-            x, after = self.carried_mean.subtract(x, segment.carried[0], segment.stretch)
-            segment.carried.append(after)
+            x, after = self.carried_mean.subtract(x, given.carried[0], given.stretch)
+            given.carried.append(after)
         elif self.carried_mean is not None:
             x = self.carried_mean.subtract_of_segment(x)
         return self.stations["ffn_input"](x)
