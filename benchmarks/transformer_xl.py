@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.models import Deescalation, TransformerXL, TransformerXLConfig
+from depthscope.models import CarriedMean, TransformerXL, TransformerXLConfig
 from depthscope.models.relative_attention import Place, RelativeAttention
+from depthscope.models.token_means import Full, Prefix
 from depthscope.models.transformer_xl import Context
 
 ROUNDS = 9
@@ -124,9 +125,9 @@ def compare_depth() -> None:
 
 def compare_remedies() -> None:
     for shape in SHAPES:
-        for kind in ("prefix", "full_segment_mean_leaks"):
-            found = ratio(training_step(shape, deescalation=Deescalation(kind=kind)), training_step(shape))
-            print(f"{shape:<26} {kind:<24} {found:.3f} × without")
+        for mean in (Prefix(), Full()):
+            found = ratio(training_step(shape, carried_mean=CarriedMean(mean=mean)), training_step(shape))
+            print(f"{shape:<26} {type(mean).__name__:<24} {found:.3f} × without")
 
 
 def compare_fused() -> None:

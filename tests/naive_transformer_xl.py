@@ -67,16 +67,16 @@ class NaiveStream:
         return a.output.weight @ torch.cat(outputs)
 
     def _deescalate(self, block: TransformerXLBlock, number: int, i: int, segment: range) -> Tensor:
-        x, how = self.ffn_inputs[number], block.deescalation
+        x, how = self.ffn_inputs[number], block.carried_mean
         if how is None:
             return x[i]
         if how.leaks:
             return x[i] - how.tau * sum(x[j] for j in segment) / len(segment)
-        if i == 0 and how.shrink is None:
+        if i == 0 and how.mean.shrink is None:
             return x[i]
-        beta = how.decay if how.kind == "ema" else 1.0
+        beta = getattr(how.mean, "decay", 1.0)
         weights = [beta ** (i - j) for j in range(i + 1)]
-        mean = sum(w * x[j] for j, w in enumerate(weights)) / (sum(weights) + (how.shrink or 0))
+        mean = sum(w * x[j] for j, w in enumerate(weights)) / (sum(weights) + (how.mean.shrink or 0))
         return x[i] - how.tau * mean
 
 

@@ -11,8 +11,8 @@ SOURCE = Path(depthscope.__file__).parent
 
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
-    {"extras", "files", "naming", "progress"},
-    {"registry", "stations"},
+    {"extras", "files", "machine", "naming", "progress"},
+    {"registry", "stations", "text"},
     {"drawing", "measures"},
     {"theory"},
     {"models"},

@@ -14,12 +14,18 @@ from depthscope.training.data import LabelledImages
 from depthscope.training.display import Quiet
 from depthscope.training.images import ImageClassification
 from depthscope.training.randomness import derived_generator
+from depthscope.training.recipes import IN_IMAGES
+from depthscope.training.variants import variant_of
 
 
 def tiny_config(**changes: Any) -> ImageConfig:
+    chosen = variant_of(changes.pop("variant", "deescalated"))
     return ImageConfig(
         recipe="tiny",
-        variant=changes.pop("variant", "deescalated"),
+        variant=chosen.name,
+        wiring=chosen.wiring,
+        remedies=chosen.completed(IN_IMAGES),
+        initialiser=chosen.initialiser,
         dataset="digits",
         depth=2,
         width=16,

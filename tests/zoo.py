@@ -10,8 +10,8 @@ from torch import nn
 
 from depthscope.models import (
     BlockConfig,
+    CarriedMean,
     CausalLM,
-    Deescalation,
     Encoder,
     TransformerXL,
     TransformerXLConfig,
@@ -52,7 +52,7 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
         lambda: {"ids": IDS},
     ),
     "transformer-xl-deescalated": (
-        lambda: TransformerXL(replace(XL, deescalation=Deescalation())),
+        lambda: TransformerXL(replace(XL, carried_mean=CarriedMean())),
         lambda: {"ids": IDS},
     ),
     "torch": (

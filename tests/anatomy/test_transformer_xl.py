@@ -9,16 +9,17 @@ from torch.testing import assert_close
 import depthscope
 from depthscope.anatomy import anatomy_of
 from depthscope.measures import token_similarity
-from depthscope.models import Deescalation, TransformerXL, TransformerXLConfig
+from depthscope.models import CarriedMean, TransformerXL, TransformerXLConfig
+from depthscope.models.token_means import Full
 from samples import seeded
 
 CONFIG = TransformerXLConfig(50, 3, 16, 4, 24, dropout=0.0)
 IDS = torch.randint(50, (2, 9), generator=seeded(0))
 
 
-@pytest.mark.parametrize("deescalation", [None, Deescalation()])
-def test_a_probe_with_memory_measures_the_segment_alone(deescalation: Deescalation | None):
-    model = TransformerXL(replace(CONFIG, deescalation=deescalation), seeded(0)).eval()
+@pytest.mark.parametrize("carried_mean", [None, CarriedMean()])
+def test_a_probe_with_memory_measures_the_segment_alone(carried_mean: CarriedMean | None):
+    model = TransformerXL(replace(CONFIG, carried_mean=carried_mean), seeded(0)).eval()
     with torch.no_grad():
         memory = model(IDS.flip(1)).memory
         expected = token_similarity(model(IDS, memory=memory).hidden)
@@ -42,11 +43,11 @@ def test_attention_is_seen_without_a_memory():
 
 
 def test_causality_is_what_the_mean_leaves_of_it():
-    for deescalation, causal in (
+    for carried_mean, causal in (
         (None, True),
-        (Deescalation(), True),
-        (Deescalation(kind="full_segment_mean_leaks"), False),
+        (CarriedMean(), True),
+        (CarriedMean(mean=Full()), False),
     ):
         with torch.device("meta"):
-            model = TransformerXL(replace(CONFIG, deescalation=deescalation))
+            model = TransformerXL(replace(CONFIG, carried_mean=carried_mean))
         assert anatomy_of(model).causal is causal

@@ -9,7 +9,8 @@ import pytest
 
 from depthscope.cli.app import main
 
-SMALL = ("vit-digits", "--width", "8", "--heads", "1", "--ffn-width", "8", "--steps", "2", "--log-every", "1", "--cpu")
+SETTINGS = ("--set", "heads=1", "--set", "ffn_width=8", "--set", "log_every=1")
+SMALL = ("vit-digits", "--width", "8", "--steps", "2", *SETTINGS, "--cpu")
 
 
 @pytest.fixture
@@ -71,6 +72,23 @@ def test_a_dry_run_lists_the_runs_and_starts_none(run, tmp_path: Path):
     assert not out.exists()
 
 
+def test_composed_variants_are_compared_and_have_folders_of_their_own(run, tmp_path: Path):
+    variants = "post, deescalated(tau=0.5,at=input), post+residual-weight(alpha=0.5)@xavier"
+    code, printed, _err = run("vit-digits", "--variants", variants, "--seeds", "1", "--dry-run", "--json")
+    assert code == 0
+    runs = json.loads(printed)["runs"]
+    assert list(runs) == [
+        "post-depth48-lr5e-05-warmup0-seed0",
+        "deescalated_at=input_tau=0.5-depth48-lr0.0001-warmup0-seed0",
+        "post+residual-weight_alpha=0.5_@xavier-depth48-lr5e-05-warmup0-seed0",
+    ]
+    assert [row["initialiser"] for row in runs.values()] == ["pytorch_default", "pytorch_default", "xavier"]
+    code, out, _err = run(*SMALL, "--variants", variants, "--depths", "2", "--seeds", "1", "--out", str(tmp_path))
+    assert code == 0
+    assert "deescalated(at=input, tau=0.5)" in out
+    assert set(pd.read_parquet(tmp_path / "curves.parquet")["variant"]) == {row["variant"] for row in runs.values()}
+
+
 def test_interrupted_it_says_how_to_go_on(run, tmp_path: Path, monkeypatch):
     def interrupt(*_a, **_k):
         raise KeyboardInterrupt
@@ -91,7 +109,10 @@ def test_interrupted_it_says_how_to_go_on(run, tmp_path: Path, monkeypatch):
         (["vit-digits", "--depths", "0"], "expected depth greater than 0, got 0"),
         (["vit-digits", "--lr-grid", ","], "expected --lr-grid to be at least one number"),
         (["vit-digits", "--seed", "3"], "--seed"),
-        (["vit-digits", "--heads", "5", "--out", "OUT"], "heads that divide the width"),
+        (["vit-digits", "--set", "seed=3"], "seed is compared here: give --seeds instead"),
+        (["vit-digits", "--set", "warmup_steps=3"], "give --warmup instead"),
+        (["vit-digits", "--variants", "post,deescalated(tau=7)", "--out", "OUT"], "expected tau in [0, 1], got 7"),
+        (["vit-digits", "--set", "heads=5", "--out", "OUT"], "heads that divide the width"),
         (["vit-digits", "--depths", "100000000", "--out", "OUT"], "fits into memory"),
         (["vit-digits", "--data", "folder", "--out", "OUT"], "brings its data"),
     ],

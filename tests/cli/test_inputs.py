@@ -9,13 +9,13 @@ from PIL import Image
 from torch import nn
 from torch.testing import assert_close
 
+from depthscope import text as text_module
 from depthscope.cli.inputs import make_inputs
 from depthscope.cli.models import LoadedModel
 from depthscope.cli.options import ProbeOptions
 from depthscope.models import BlockConfig, CausalLM, Encoder, VisionTransformer
-from depthscope.models import text as text_module
 from depthscope.models.families import build_family
-from depthscope.models.text import Text, cut, read_text, train_tokenizer
+from depthscope.text import Text, cut, read_text, train_tokenizer
 
 SMALL = BlockConfig(16, 4)
 

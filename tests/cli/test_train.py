@@ -1,7 +1,9 @@
 """`depthscope train` as a user meets it."""
 
 import json
+import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,9 +14,12 @@ from depthscope.training import read_metrics
 from depthscope.training.config import ImageConfig, LanguageConfig, field_help
 from depthscope.training.display import Terminal
 from depthscope.training.loop import NonFiniteLoss
+from depthscope.training.run import Run
+from depthscope.training.variants import VARIANTS
 
-SMALL = ("vit-digits", "--depth", "1", "--width", "8", "--heads", "1", "--ffn-width", "8", "--steps", "3")
-QUIET = ("--tracker", "none", "--cpu", "--log-every", "1")
+TINY = ("--depth", "1", "--width", "8", "--set", "ffn_width=8")
+SMALL = ("vit-digits", *TINY, "--set", "heads=1", "--steps", "3")
+QUIET = ("--set", "tracker=none", "--cpu", "--set", "log_every=1")
 
 
 @pytest.fixture
@@ -38,22 +43,44 @@ def test_without_a_recipe_they_are_listed(run):
     assert "vit-cifar10" in out
 
 
-def test_every_setting_has_an_option_with_its_help(run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-    code, out, _err = run("--help")
+def test_the_variants_are_listed_with_them(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    _code, out, _err = run()
+    for name, variant in VARIANTS.items():
+        assert any(line.startswith(f"{name} ") and variant.title in line for line in out.splitlines())
+
+
+@pytest.mark.parametrize(("recipe", "config"), [("vit-digits", ImageConfig), ("txl-manual", LanguageConfig)])
+def test_a_dry_run_lists_every_setting_with_its_help(run, recipe: str, config: type):
+    code, out, _err = run(recipe, "--dry-run", "--set", "watch_every=0", "--set", "clip_norm=0.25")
     assert code == 0
-    for name, text in (field_help(ImageConfig) | field_help(LanguageConfig)).items():
-        assert "--" + name.replace("_", "-") in out
-        assert text in out
+    lines = out.splitlines()
+    for name, text in (field_help(config) | field_help(Run)).items():
+        assert any(line.split()[0] == name and line.endswith(text) for line in lines), name
+    assert any(line.split()[:2] == ["clip_norm", "0.25"] for line in lines)
+    assert any(line.split()[:2] == ["watch_every", "none"] for line in lines)
+
+
+def test_the_help_has_few_flags_and_needs_no_torch():
+    code = (
+        "import sys; sys.argv = ['depthscope', 'train', '--help']\n"
+        "from depthscope.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    flags = {word for word in shown.split() if re.fullmatch("--[a-z-]+", word)}
+    assert {"--variant", "--set", "--depth", "--resume"} <= flags
+    assert len(flags) <= 18
 
 
 def test_a_dry_run_shows_everything_and_trains_nothing(run, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, _err = run("vit-cifar10", "--variant", "post", "--dry-run")
+    code, rest, _err = run("vit-cifar10", "--variant", "post", "--dry-run")
     assert code == 0
-    config, _, rest = out.partition("}\n")
-    shown = json.loads(config + "}")
-    assert (shown["depth"], shown["lr"], shown["variant"]) == (80, 0.5e-4, "post")
+    shown = {line.split()[0]: line.split()[1] for line in rest.splitlines()}
+    assert (shown["depth"], shown["lr"], shown["variant"]) == ("80", "5e-05", "post")
+    assert (shown["wiring"], shown["remedies"], shown["initialiser"]) == ("post", "none", "pytorch_default")
     # By hand: a block has 4d² + 4d (attention), 2·2d² + 3d (FFN of width 2d), 4d (norms) for d = 192
     block = 4 * 192**2 + 4 * 192 + 4 * 192**2 + 3 * 192 + 4 * 192
     parameters = 80 * block + (48 * 192 + 192) + 192 + 65 * 192 + (192 * 10 + 10)
@@ -76,8 +103,9 @@ def test_a_variant_that_a_recipe_does_not_have_is_refused(run):
 
 
 def test_a_language_model_is_trained_and_shows_its_perplexity(run, tmp_path: Path):
-    small = ("--depth", "1", "--width", "8", "--heads", "2", "--ffn-width", "8", "--steps", "2", "--eval-segments", "2")
-    leaking = ("--variant", "deescalated-leaking", "--hidden-segments", "1", "--warmup-steps", "1", "--clip-norm", "1")
+    settings = ("heads=2", "eval_segments=2", "hidden_segments=1", "warmup_steps=1", "clip_norm=1")
+    small = (*TINY, "--steps", "2", *(part for setting in settings for part in ("--set", setting)))
+    leaking = ("--variant", "deescalated-leaking")
     code, printed, shown = run("txl-manual", *small, *leaking, *QUIET, "--out", str(tmp_path / "run"))
     assert code == 0, shown
     assert printed.startswith("done: 2 steps, valid loss 7.")
@@ -110,7 +138,7 @@ def test_the_memory_estimate_grows_with_the_batch_and_falls_with_checkpointing()
 
 def test_a_short_run_leaves_what_it_says_and_can_be_continued(run, tmp_path: Path):
     out = str(tmp_path / "run")
-    code, printed, shown = run(*SMALL, *QUIET, "--variant", "pre", "--drop-at", "0.5", "--out", out)
+    code, printed, shown = run(*SMALL, *QUIET, "--variant", "pre", "--set", "drop_at=0.5", "--out", out)
     assert code == 0
     assert printed.startswith("done: 3 steps, test loss ")
     assert "step 3/3  loss " in shown
@@ -119,10 +147,10 @@ def test_a_short_run_leaves_what_it_says_and_can_be_continued(run, tmp_path: Pat
     config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert (config["variant"], config["drop_at"], config["lr"]) == ("pre", [0.5], 1e-3)
     assert [row["lr"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "lr" in row] == [1e-3, 1e-3, 2e-4]
-    code, _printed, shown = run(*SMALL, *QUIET, "--variant", "pre", "--drop-at", "0.5", "--out", out)
+    code, _printed, shown = run(*SMALL, *QUIET, "--variant", "pre", "--set", "drop_at=0.5", "--out", out)
     assert code == 2
     assert "--resume continues it" in shown
-    code, printed, shown = run(*SMALL, *QUIET, "--variant", "pre", "--drop-at", "0.5", "--out", out, "--resume")
+    code, printed, shown = run(*SMALL, *QUIET, "--variant", "pre", "--set", "drop_at=0.5", "--out", out, "--resume")
     assert code == 0
     assert "continuing at step 3 of 3" in shown
     code, _printed, shown = run(*SMALL, *QUIET, "--variant", "pre", "--lr", "1", "--out", out, "--resume")
@@ -157,14 +185,22 @@ def test_a_loss_that_is_not_finite_is_one_line_and_code_1(run, tmp_path: Path, m
     [
         (["vit-digit"], "did you mean 'vit-digits'"),
         (["vit-digits", "--dept", "3"], "--depth"),
-        (["vit-digits", "--variant", "depth"], "deescalated"),
+        (["vit-digits", "--variant", "depth"], "expected one of post, pre"),
+        (["vit-digits", "--variant", "pots"], "unknown variant 'pots': did you mean 'post'?"),
+        (["vit-digits", "--variant", "post+de-escalation(0.5)"], "every option of"),
+        (["vit-digits", "--variant", "deescalated(tau=7)"], "expected tau in [0, 1], got 7"),
+        (["vit-digits", "--variant", "post@xaver"], "did you mean 'xavier'?"),
+        (["vit-digits", "--set", "dept=3"], "unknown setting 'dept': did you mean 'depth'?"),
+        (["vit-digits", "--set", "segment=3"], "unknown setting 'segment'"),
+        (["vit-digits", "--set", "keep=0"], "expected keep of at least 1, got 0"),
+        (["vit-digits", "--set", "tracker=nome"], "did you mean 'none'?"),
         (["vit-digits", "--depth", "0"], "expected depth greater than 0, got 0"),
-        (["vit-digits", "--drop-at", "half"], "expected --drop-at to be numbers separated by commas, got 'half'"),
+        (["vit-digits", "--set", "drop_at=half"], "expected drop_at to be numbers separated by commas, got 'half'"),
         (["vit-digits", "--data", "folder"], "brings its data"),
         (["vit-cifar10", "--data", "nowhere"], "expected a folder with CIFAR-10, got 'nowhere'"),
-        (["vit-digits", "--accumulate", "7"], "accumulated parts divide, got 64"),
+        (["vit-digits", "--set", "accumulate=7"], "accumulated parts divide, got 64"),
         (["vit-digits", "--depth", "100000000"], "fits into memory"),
-        (["vit-digits", "--heads", "5"], "heads that divide the width"),
+        (["vit-digits", "--set", "heads=5"], "heads that divide the width"),
         ([*SMALL, "--out", "/dev/null/x"], "Not a directory"),
     ],
 )

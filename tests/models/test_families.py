@@ -5,10 +5,11 @@ import torch
 import transformers
 from torch import nn
 
+from depthscope.machine import available_memory, count_parameters, require_memory
 from depthscope.models import families
-from depthscope.models.families import FAMILY_NAMES, HUGGING_FACE, build_family
-from depthscope.models.memory import available_memory, count_parameters, require_memory
+from depthscope.models.families import FAMILIES, EncoderFamily, HuggingFaceFamily, Shape, build_family
 
+HUGGING_FACE = {name: family for name, family in FAMILIES.items() if isinstance(family, HuggingFaceFamily)}
 SMALL = {"depth": 2, "width": 32, "heads": 4}
 
 
@@ -37,7 +38,7 @@ def estimate(monkeypatch: pytest.MonkeyPatch, **asked) -> int:
     return seen.value.args[0]
 
 
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_runs_in_a_small_shape(name: str):
     model = build_family(name, **SMALL)
     assert not model.training
@@ -71,7 +72,7 @@ def test_base_shapes_are_the_published_ones(name: str, millions: float, monkeypa
     assert estimate(monkeypatch, name=name) / 1e6 == pytest.approx(millions, abs=0.06)
 
 
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_estimate_is_exact(name: str, monkeypatch: pytest.MonkeyPatch):
     asked = {"name": name, "depth": 5, "width": 32, "heads": 4}
     assert estimate(monkeypatch, **asked) == count_parameters(build_family(**asked))
@@ -157,7 +158,21 @@ def test_memory_counts_the_dtype():
 
 
 def test_memory_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    from depthscope.models import memory
+    from depthscope import machine
 
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "missing")
+    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "missing")
     assert available_memory() > 1e8
+
+
+def test_a_family_can_be_added_and_is_then_built_by_its_name():
+    family = EncoderFamily("narrow-encoder", Shape(2, 16, 2, 32))
+    FAMILIES.register(family)
+    try:
+        model = build_family("narrow-encoder", seed=1)
+        assert model.blocks[1].config.width == 16
+        same = EncoderFamily().draw(Shape(2, 16, 2, 32), False, torch.float32, seed=1)
+        assert torch.equal(model.blocks[1].ffn[0].weight, same.blocks[1].ffn[0].weight)
+        with pytest.raises(ValueError, match="are called 'narrow-encoder'"):
+            FAMILIES.register(EncoderFamily("narrow-encoder"))
+    finally:
+        FAMILIES.unregister("narrow-encoder")

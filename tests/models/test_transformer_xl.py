@@ -11,25 +11,26 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import depthscope
+from depthscope.machine import count_parameters
 from depthscope.measures import token_similarity
-from depthscope.models import STATIONS, Deescalation, TransformerXL, TransformerXLConfig
-from depthscope.models.memory import count_parameters
+from depthscope.models import STATIONS, CarriedMean, TransformerXL, TransformerXLConfig
+from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.models.transformer_xl import Context, Memory, Prediction
 from depthscope.remedies import DeEscalate
 from naive_transformer_xl import NaiveStream, log_probability
 from samples import seeded
 
-LEAKING = "full_segment_mean_leaks"
 SMALL = TransformerXLConfig(13, 2, 8, 2, 12, cutoffs=(5, 9), dropout=0.0)
 VARIANTS = {
     "post": SMALL,
-    "pre": replace(SMALL, placement="pre"),
+    "pre": replace(SMALL, placement="pre", final_norm=False),
     "pre-final-norm": replace(SMALL, placement="pre", final_norm=True),
-    "prefix": replace(SMALL, deescalation=Deescalation()),
-    "prefix-shrunk": replace(SMALL, deescalation=Deescalation(tau=0.9, shrink=0.5)),
-    "ema": replace(SMALL, deescalation=Deescalation(kind="ema", decay=0.7)),
-    "leaking": replace(SMALL, deescalation=Deescalation(kind=LEAKING)),
+    "prefix": replace(SMALL, carried_mean=CarriedMean()),
+    "prefix-shrunk": replace(SMALL, carried_mean=CarriedMean(0.9, Prefix(shrink=0.5))),
+    "ema": replace(SMALL, carried_mean=CarriedMean(mean=Ema(0.7))),
+    "leaking": replace(SMALL, carried_mean=CarriedMean(mean=Full())),
 }
+MEANS = {"prefix": Prefix(), "ema": Ema()}
 CAUSAL = [name for name in VARIANTS if name != "leaking"]
 CONTEXTS = [Context(4), Context(0), Context(100), Context(3, clamp=2), Context(3, same_length=True)]
 
@@ -163,8 +164,8 @@ def test_sixty_blocks_do_not_collapse_as_the_authors_initialise_them_and_de_esca
     ids = torch.randint(1000, (2, 64), generator=seeded(1))
     bounds = {
         (0.5, 0.7): config,
-        (0.6, 0.8): replace(config, placement="pre"),
-        (0.0, 0.05): replace(config, deescalation=Deescalation()),
+        (0.6, 0.8): replace(config, placement="pre", final_norm=False),
+        (0.0, 0.05): replace(config, carried_mean=CarriedMean()),
     }
     for (low, high), variant in bounds.items():
         with torch.no_grad():
@@ -195,21 +196,21 @@ def test_gradients_are_right_and_do_not_reach_the_memory(name: str):
 @pytest.mark.parametrize(("shrink", "left"), [(None, 1.0), (1.0, 0.5)])
 def test_the_first_token_of_a_stream_is_not_erased(shrink: float | None, left: float):
     """By itself a complete mean would leave nothing of it; the first token of a later segment is not special."""
-    model = TransformerXL(replace(SMALL, deescalation=Deescalation(shrink=shrink)), seeded(0)).eval()
+    model = TransformerXL(replace(SMALL, carried_mean=CarriedMean(mean=Prefix(shrink=shrink))), seeded(0)).eval()
     seen: dict[str, Tensor] = {}
     model.blocks[0].norm1.register_forward_hook(lambda _m, _i, out: seen.update(normed=out))
     model.blocks[0].stations["ffn_input"].register_forward_hook(lambda _m, _i, out: seen.update(mended=out))
     memory = model(words(3)).memory
     assert_close(seen["mended"][:, 0], left * seen["normed"][:, 0], rtol=0, atol=1e-6)
     model(words(3), memory=memory)
-    mean = (memory.sums[0] + seen["normed"][:, 0]) / (4 + (shrink or 0))
+    mean = (memory.total[0] + seen["normed"][:, 0]) / (4 + (shrink or 0))
     assert_close(seen["mended"][:, 0], seen["normed"][:, 0] - mean, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["prefix", "ema"])
+@pytest.mark.parametrize("kind", MEANS)
 def test_a_segment_is_de_escalated_as_by_the_remedy_of_that_name(kind: str):
     model, ids = TransformerXL(SMALL, seeded(0)).double().eval(), words(7)
-    built_in = TransformerXL(replace(SMALL, deescalation=Deescalation(0.8, kind, decay=0.95)), seeded(0)).double()
+    built_in = TransformerXL(replace(SMALL, carried_mean=CarriedMean(0.8, MEANS[kind])), seeded(0)).double()
     depthscope.apply(model, DeEscalate(0.8, at="ffn_input", mixing=kind))
     assert_close(model(ids).hidden, built_in.eval()(ids).hidden, rtol=0, atol=1e-12)
 
@@ -231,7 +232,7 @@ def test_a_memory_survives_a_checkpoint(name: str):
     model, ids = make(name), words(5)
     memory = model(ids).memory
     restored = Memory.from_tensors({key: tensor.clone() for key, tensor in memory.tensors().items()})
-    assert memory.tensors().keys() == ({"hidden", "sums", "length"} if name == "prefix" else {"hidden"})
+    assert memory.tensors().keys() == ({"hidden", "total", "weight"} if name == "prefix" else {"hidden"})
     assert torch.equal(model(ids, memory=restored).hidden, model(ids, memory=memory).hidden)
     assert not torch.equal(model(ids, memory=restored).hidden, model(ids).hidden)
 
@@ -264,11 +265,11 @@ def test_it_runs_on_the_meta_device(name: str):
 def test_mixed_precision_keeps_the_sums_wide():
     """bfloat16 has 3 digits; the sums of 40 tokens in it would be off by more than 0.01."""
     model, ids = TransformerXL(VARIANTS["prefix"], seeded(0)), words(40)
-    exact = model(ids).memory.sums
+    exact = model(ids).memory.total
     with torch.autocast("cpu", torch.bfloat16):
         mixed = model(ids, ids)
-    assert mixed.memory.sums.dtype == torch.float32
-    assert_close(mixed.memory.sums[0], exact[0], rtol=0, atol=0.01)
+    assert mixed.memory.total.dtype == torch.float32
+    assert_close(mixed.memory.total[0], exact[0], rtol=0, atol=0.01)
     mixed.losses.mean().backward()
     assert all(p.grad is not None for p in model.parameters())
 
@@ -277,7 +278,7 @@ def test_half_precision_streams_keep_their_sums_wide():
     model = make("prefix", torch.bfloat16)
     prediction: Prediction = model(words(5), words(5))
     assert prediction.hidden.dtype == torch.bfloat16
-    assert prediction.memory.sums.dtype == torch.float32
+    assert prediction.memory.total.dtype == torch.float32
     assert prediction.losses.isfinite().all()
 
 
@@ -331,18 +332,18 @@ def test_it_learns_to_use_its_memory():
         (lambda: TransformerXL(replace(SMALL, heads=3)), "width 8 and 3 heads"),
         (lambda: replace(SMALL, placement="mid"), "'mid'"),
         (lambda: replace(SMALL, final_norm=True), "normed already"),
-        (lambda: replace(SMALL, placement="pre", deescalation=Deescalation()), "expected post-norm"),
+        (lambda: replace(SMALL, placement="pre", carried_mean=CarriedMean()), "expected post-norm"),
         (lambda: TransformerXL(replace(SMALL, cutoffs=(9, 5))), r"got \(9, 5\)"),
         (lambda: TransformerXL(replace(SMALL, cutoffs=(13,))), "vocabulary of 13 words"),
-        (lambda: Deescalation(kind="mean"), "'mean'"),
-        (lambda: Deescalation(decay=1), "got 1; a decay of 1 is"),
-        (lambda: Deescalation(shrink=0), "above 0.*got 0"),
+        (lambda: CarriedMean(mean="mean"), "'mean'"),
+        (lambda: Ema(decay=1), "got 1; a decay of 1 is"),
+        (lambda: Prefix(shrink=0), "above 0.*got 0"),
         (lambda: Context(0, same_length=True), "at least 1 tokens, got 0"),
         (lambda: Context(-1), "at least 0 tokens, got -1"),
         (lambda: Context(clamp=-1), "got -1"),
-        (lambda: Memory.from_tensors({"sums": torch.zeros(1)}), r"got \['sums'\]"),
+        (lambda: Memory.from_tensors({"total": torch.zeros(1)}), r"got \['total'\]"),
         (lambda: make("post")(words(3), memory=make("post")(words(3, rows=1)).memory), "2 rows.*begin a stream"),
-        (lambda: make("prefix")(words(3), memory=make("post")(words(3)).memory), "hidden, sums, length"),
+        (lambda: make("prefix")(words(3), memory=make("post")(words(3)).memory), "hidden, total, weight"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(make_it, message: str):

@@ -43,7 +43,8 @@ def test_the_command_has_what_differs_from_the_recipe_and_nothing_else(tmp_path:
     command = command_of(Cell(config), launch)[3:]
     assert command[:4] == ["train", "vit-cifar10", "--variant", "deescalated"]
     assert command[4:7] == ["--resume", "--out", str(tmp_path / "runs" / "deescalated-depth80-lr0.0001-warmup0-seed0")]
-    options = "--steps 9 --drop-at 0.5,0.75 --no-augment --log-every 2 --data folder --allow-incomplete"
+    options = "--set steps=9 --set drop_at=0.5,0.75 --set augment=false --set log_every=2"
+    options += " --data folder --allow-incomplete"
     assert command[7:] == options.split()
 
 

@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from depthscope.models import TransformerXL
-from depthscope.models.memory import count_parameters
+from depthscope.machine import count_parameters
+from depthscope.models import CarriedMean, TransformerXL
+from depthscope.models.token_means import Ema, Full, Prefix
+from depthscope.remedies import applied
 from depthscope.training import read_metrics
-from depthscope.training.config import LANGUAGE_VARIANTS
 from depthscope.training.estimate import estimate
 from depthscope.training.language import reading_of
+from depthscope.training.loading import make_empty_task, make_task
 from depthscope.training.perplexity import evaluate, evaluate_without_future
 from depthscope.training.recipes import txl_manual, txl_wikitext103
 from depthscope.training.task import Share
-from depthscope.training.tasks import make_empty_task, make_task
+from depthscope.training.variants import VARIANTS
 from samples import seeded
 from tiny_language import small, task_of
 from tiny_training import Recorder, assert_bitwise_equal, run_in, saved
@@ -44,7 +46,7 @@ def crash_at(step: int) -> Recorder:
     return Recorder(end)
 
 
-@pytest.mark.parametrize("variant", LANGUAGE_VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_txl_wikitext103_is_the_papers(variant: str):
     config = txl_wikitext103(variant)
     assert (config.depth, config.width, config.ffn_width, config.heads) == (60, 410, 820, 10)
@@ -67,15 +69,20 @@ def test_the_estimate_counts_the_memory():
 
 
 def test_a_variant_is_the_model_it_names():
-    built = {variant: task_of(small(variant, tau=0.5)).build().config for variant in LANGUAGE_VARIANTS}
-    assert [built[name].placement for name in LANGUAGE_VARIANTS] == ["post", "pre", "pre", "post", "post"]
-    assert [built[name].final_norm for name in LANGUAGE_VARIANTS] == [False, False, True, False, False]
-    causal, leaking = built["deescalated"].deescalation, built["deescalated-leaking"].deescalation
-    assert (causal.kind, causal.tau, causal.leaks) == ("prefix", 0.5, False)
-    assert (leaking.tau, leaking.leaks) == (0.5, True)
-    ema = task_of(small(mean="ema", mean_decay=0.9)).build().config.deescalation
-    assert (ema.kind, ema.decay, ema.leaks) == ("ema", 0.9, False)
-    assert all(built[name].deescalation is None for name in ("post", "pre", "pre-final-norm"))
+    built = {variant: task_of(small(variant)).build().config for variant in VARIANTS}
+    assert [built[name].placement for name in VARIANTS] == ["post", "pre", "pre", "post", "post"]
+    assert [built[name].final_norm for name in VARIANTS] == [False, False, True, False, False]
+    assert built["deescalated"].carried_mean == CarriedMean(1.0, Prefix())
+    assert built["deescalated-leaking"].carried_mean == CarriedMean(1.0, Full())
+    assert all(built[name].carried_mean is None for name in ("post", "pre", "pre-final-norm"))
+    composed = {
+        "deescalated(tau=0.5)": CarriedMean(0.5, Prefix()),
+        "deescalated(mixing=Ema(decay=0.9, shrink=2.0))": CarriedMean(1.0, Ema(0.9, shrink=2.0)),
+        "deescalated-leaking(tau=0.5)": CarriedMean(0.5, Full()),
+        "post+de-escalation(tau=0.25)": CarriedMean(0.25, Prefix()),
+    }
+    for variant, carried in composed.items():
+        assert task_of(small(variant)).build().config.carried_mean == carried
     wide = task_of(small("post", init_std=0.5)).build()
     assert wide.blocks[0].ffn[0].weight.std().item() == pytest.approx(0.5, rel=0.15)  # 384 numbers
     assert wide.blocks[0].norm1.weight.std() < 0.05
@@ -117,7 +124,7 @@ def test_a_run_is_continued_bit_by_bit_with_its_memory(tmp_path: Path, variant: 
     with pytest.raises(Crash):
         run_in(tmp_path / "parts", config, task=task_of(config), display=display, checkpoint_every=4)
     kept = saved(tmp_path / "parts")["carry"]
-    assert set(kept) == {f"0.{name}" for name in ("hidden", *(("sums", "length") if variant == "deescalated" else ()))}
+    assert set(kept) == {f"0.{name}" for name in ("hidden", *(("total", "weight") if variant == "deescalated" else ()))}
     assert kept["0.hidden"].shape == (2, 4, 4, 16)
     _, rest = run_in(tmp_path / "parts", config, task=task_of(config), resume=True)
     assert display.losses[:4] + rest == losses
@@ -191,7 +198,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path):
     rows = read_metrics(tmp_path / "two" / "metrics.jsonl")
     assert [row["loss"] for row in rows if "loss" in row] == pytest.approx(losses, rel=1e-9)
     assert saved(tmp_path / "two")["carry"].keys() == {
-        f"{share}.{name}" for share in (0, 1) for name in ("hidden", "sums", "length")
+        f"{share}.{name}" for share in (0, 1) for name in ("hidden", "total", "weight")
     }
     one, two = (read_metrics(tmp_path / name / "metrics.jsonl")[-1]["valid_loss"] for name in ("one", "two"))
     assert two == pytest.approx(one, rel=1e-9)
@@ -203,13 +210,35 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path):
         ({"segment": 0}, "expected segment greater than 0"),
         ({"memory": -1}, "expected memory of at least 0"),
         ({"dropout": 1.0}, "expected dropout from 0"),
-        ({"mean": "full"}, "expected one of prefix, ema"),
-        ({"mean_decay": 1.0}, "expected mean_decay between 0 and 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         small(**changes)
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ("deescalated(mixing=full)", "give allow_leak=true if that is meant"),
+        ("deescalated(mixing=Ema(decay=1.0))", "expected a decay between 0 and 1"),
+        ("deescalated(at=output)", "carries it at the ffn_input"),
+        ("deescalated(blocks=[1])", "carries it at the ffn_input"),
+        ("deescalated+de-escalation(tau=0.5)", "at most one mean of tokens"),
+        ("deescalated(tau=2)", "expected tau in \\[0, 1\\], got 2"),
+        ("pre+de-escalation", "expected post-norm with a carried mean"),
+        ("post@xavier", "draws its weights by init_std"),
+    ],
+)
+def test_a_variant_that_cannot_be_built_is_refused(variant: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        task_of(small(variant)).build()
+
+
+def test_other_remedies_are_put_in_by_apply():
+    model = task_of(small("deescalated+residual-weight(alpha=0.5)")).build()
+    assert {found.remedy.name for found in applied(model)} == {"residual-weight"}
+    assert model.config.carried_mean == CarriedMean()
 
 
 def test_the_manual_takes_no_folder():

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from depthscope.models import Deescalation, TransformerXL, TransformerXLConfig
+from depthscope.models import CarriedMean, TransformerXL, TransformerXLConfig
+from depthscope.models.token_means import Full
 from depthscope.models.transformer_xl import Context
 from depthscope.training.perplexity import Reading, StreamLoss, evaluate, evaluate_without_future
 from samples import seeded
@@ -16,9 +17,9 @@ CONFIG = TransformerXLConfig(11, 2, 16, 2, 24, cutoffs=(6,), dropout=0.3)
 CAUSAL = {
     "post": CONFIG,
     "pre": replace(CONFIG, placement="pre", final_norm=True),
-    "prefix": replace(CONFIG, deescalation=Deescalation()),
+    "prefix": replace(CONFIG, carried_mean=CarriedMean()),
 }
-LEAKING = replace(CONFIG, deescalation=Deescalation(kind="full_segment_mean_leaks"))
+LEAKING = replace(CONFIG, carried_mean=CarriedMean(mean=Full()))
 READING = Reading(rows=3, segment=5, context=Context(6, clamp=4, same_length=True))
 TOKENS = torch.randint(11, (100,), generator=seeded(0), dtype=torch.int32).numpy()
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, linear_projections
-from depthscope.models.block import Block, post_norm, pre_norm
-
-PLACEMENTS = {post_norm: "post", pre_norm: "pre"}
+from depthscope.models.block import Block
 
 
 def describe(name: str, block: nn.Module) -> BlockAnatomy:
@@ -20,7 +18,7 @@ def describe(name: str, block: nn.Module) -> BlockAnatomy:
         # The output is taken behind any hook on the block itself.
         spots={station: Spot(module, "out") for station, module in block.stations.items()}
         | {"output": Spot(block, "out")},
-        placement=PLACEMENTS.get(block.config.placement),  # type: ignore[arg-type]
+        placement=block.wiring.placement,
         attention=attention,
         norms=(block.norm1, block.norm2),
         values=Spot(attention.value, "out"),

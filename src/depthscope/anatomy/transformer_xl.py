@@ -32,7 +32,7 @@ def describe(name: str, block: nn.Module) -> BlockAnatomy:
 def causal(model: nn.Module) -> bool:
     """Unless the paper's mean over the segment lets tokens see later ones."""
     blocks = [module for module in model.modules() if isinstance(module, TransformerXLBlock)]
-    return not any(block.deescalation is not None and block.deescalation.leaks for block in blocks)
+    return not any(block.carried_mean is not None and block.carried_mean.leaks for block in blocks)
 
 
 TRANSFORMER_XL = Family("transformer-xl", "depthscope", ("TransformerXLBlock",), describe, causal, mask_argument=None)

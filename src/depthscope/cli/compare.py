@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from depthscope.cli.settings import DATA_HELP, configured, numbers, with_settings
+from depthscope.cli.settings import (
+    AllowIncomplete,
+    BatchSize,
+    Cpu,
+    Data,
+    Epochs,
+    Lr,
+    Set,
+    Steps,
+    Width,
+    configured,
+    given,
+    numbers,
+    separated,
+)
 from depthscope.extras import require
+from depthscope.files import require_writable, write_folder
+from depthscope.progress import bar
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
-from depthscope.training.config import VARIANTS
+from depthscope.training.notation import split
 from depthscope.training.recipes import RECIPES
+from depthscope.training.variants import YU_ZHANG
 
 if TYPE_CHECKING:
     import pandas as pd
 
 INTERRUPTED = 130
-FACTORS = ("depth", "seed", "warmup_steps")  # given as lists here
-_PROCESSES = "The processes"
+FACTORS = {"depth": "--depths", "seed": "--seeds", "warmup_steps": "--warmup"}  # given as lists here
 
 
-def _compare(
+def compare(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="`depthscope train` lists them.")],
-    variants: Annotated[str, typer.Option(help="Some of post, pre, deescalated.")] = ",".join(VARIANTS),
+    variants: Annotated[
+        str,
+        typer.Option(help="Which, separated by commas; also composed, as for `train`: 'post,deescalated(tau=0.5)'."),
+    ] = ",".join(YU_ZHANG),
     depths: Annotated[str | None, typer.Option(metavar="12,24,48", help="Blocks; by default the recipe's.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, …")] = 3,
     warmup: Annotated[
@@ -39,42 +56,38 @@ def _compare(
         str | None,
         typer.Option(metavar="0.3,1,3", help="Factors of each variant's learning rate; the best are marked."),
     ] = None,
+    width: Width = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    settings: Set = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and results are kept.")] = Path(
         "depthscope-comparison"
     ),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.", rich_help_panel=_PROCESSES)] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; train nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    data: Annotated[str | None, typer.Option(metavar="DIR|hf:NAME", help=DATA_HELP)] = None,
-    allow_incomplete: Annotated[
-        bool, typer.Option("--allow-incomplete", help="Use a folder that lacks some files.")
-    ] = False,
-    evaluate_every: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="STEPS", help="Look at the test data this often; by default every epoch."),
-    ] = None,
-    log_every: Annotated[int, typer.Option(min=1, metavar="STEPS", help="Write numbers this often.")] = 10,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Leave GPUs alone.", rich_help_panel=_PROCESSES)] = False,
-    **changes: Any,
+    data: Data = None,
+    allow_incomplete: AllowIncomplete = False,
+    cpu: Cpu = False,
 ) -> None:
     """Train variants side by side: each run a process and a folder; started again, it skips what is done.
 
     Every variant has its own learning rate, as in the recipe, unless --lr gives all the same.
     """
-    configs = [configured(recipe, variant, changes) for variant in _variants(recipe, variants)]
+    of_config, of_run = separated(recipe, settings, cpu)
+    for name in of_config.keys() & FACTORS.keys():
+        raise ValueError(f"{name} is compared here: give {FACTORS[name]} instead of --set {name}")
+    changes = of_config | given(width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps)
     cells = cells_of(
-        configs,
-        depths=None if depths is None else _list("--depths", depths, int),
+        [configured(recipe, variant, changes) for variant in _variants(recipe, variants)],
+        depths=None if depths is None else numbers("--depths", depths, int),
         seeds=range(seeds),
-        warmups=None if warmup is None else _list("--warmup", warmup, int),
-        lr_factors=(1.0,) if lr_grid is None else _list("--lr-grid", lr_grid, float),
+        warmups=None if warmup is None else numbers("--warmup", warmup, int),
+        lr_factors=(1.0,) if lr_grid is None else numbers("--lr-grid", lr_grid, float),
     )
-    options: dict[str, Any] = {"log_every": log_every, "tracker": "none"}
-    if evaluate_every is not None:
-        options["evaluate_every"] = evaluate_every
-    if cpu:
-        options["cpu"] = True
-    launch = Launch(out, data, allow_incomplete, jobs, options)
+    launch = Launch(out, data, allow_incomplete, jobs, {"tracker": "none"} | of_run)
     if dry_run:
         _show_plan(cells, launch, as_json)
         return
@@ -101,36 +114,22 @@ def _compare(
         _show(summary, out)
 
 
-def _variants(recipe: str, text: str) -> list[Any]:
-    known = RECIPES[recipe].variants if recipe in RECIPES else VARIANTS  # an unknown recipe is refused later
-    chosen = []
-    for name in (part.strip() for part in text.split(",") if part.strip()):
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ValueError(f"unknown variant {name!r}: {hint}expected some of {', '.join(known)}")
-        chosen.append(name)
+def _variants(recipe: str, text: str) -> list[str]:
+    chosen = [name for name in split(text, ",") if name]
     if not chosen:
-        raise ValueError(f"expected --variants to be some of {', '.join(known)}, got {text!r}")
+        raise ValueError(f"expected --variants to be some of {', '.join(RECIPES[recipe].variants)}, got {text!r}")
     return list(dict.fromkeys(chosen))
-
-
-def _list(option: str, text: str, kind: type[float] | type[int]) -> tuple[Any, ...]:
-    found = numbers(option, text, kind)
-    if not found:
-        raise ValueError(f"expected {option} to be at least one number, got {text!r}")
-    return found
 
 
 def _check(cells: list[Cell], launch: Launch) -> None:
     """What every run would refuse is refused before the first; so is a folder that cannot be written."""
-    from depthscope.models.memory import require_memory
+    from depthscope.machine import require_memory
     from depthscope.training.estimate import estimate
-    from depthscope.training.tasks import make_task
+    from depthscope.training.loading import make_task
 
     require("matplotlib.figure", "figures")
-    launch.folder.mkdir(parents=True, exist_ok=True)
-    for config in {cell.config.depth: cell.config for cell in cells}.values():
+    require_writable(launch.folder)
+    for config in {(cell.config.variant, cell.config.depth): cell.config for cell in cells}.values():
         require_memory(4 * estimate(config).parameters)  # weights, gradients, two moments
     make_task(cells[0].config, launch.data, allow_incomplete=launch.allow_incomplete)
 
@@ -138,20 +137,18 @@ def _check(cells: list[Cell], launch: Launch) -> None:
 @contextmanager
 def _bar(total: int, launch: Launch) -> Iterator[Callable[[int, Any], None]]:
     """On stderr: how many runs are done, and where the running ones stand."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
     columns = (MofNCompleteColumn(), BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}"))
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("", total=total)
+    with bar(*columns) as display:
+        task = display.add_task("", total=total)
 
         def watching(done: int, running: Any) -> None:
             where = []
             for cell in running:
                 row = last_step(cell, launch)
                 where.append(f"{cell.name}: " + (f"step {row['step']}, loss {row['loss']:.3f}" if row else "starting"))
-            bar.update(task, completed=done, description="; ".join(where))
+            display.update(task, completed=done, description="; ".join(where))
 
         yield watching
 
@@ -167,10 +164,7 @@ def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
         "curves.pdf": figure.savefig,
         "summary.json": lambda path: path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8"),
     }
-    for name, write in writers.items():
-        scratch = out / f".{os.getpid()}-{name}"
-        write(scratch)
-        os.replace(scratch, out / name)
+    write_folder(out, writers)
 
 
 def _show(summary: dict[str, Any], out: Path) -> None:
@@ -216,6 +210,3 @@ def _show_plan(cells: list[Cell], launch: Launch, as_json: bool) -> None:
     for cell in cells:
         print(launch.run_folder(cell))
     print(f"{len(cells)} runs; nothing was trained")
-
-
-compare = with_settings(_compare, "compare", without=FACTORS)

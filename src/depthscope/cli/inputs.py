@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from depthscope.cli.models import LoadedModel
 from depthscope.cli.options import ModelOptions
 from depthscope.extras import require
-from depthscope.models.text import cut, read_text, train_tokenizer
+from depthscope.text import cut, read_text, train_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

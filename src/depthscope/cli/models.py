@@ -32,12 +32,12 @@ class LoadedModel:
 
 def load_model(options: ModelOptions) -> LoadedModel:
     """The model that MODEL names, on the device and in the dtype asked for."""
-    from depthscope.models.families import FAMILY_NAMES, HUGGING_FACE, build_family
+    from depthscope.models.families import FAMILIES, HuggingFaceFamily, build_family
 
     device, dtype = chosen_device(options), chosen_dtype(options)
     name = options.model
-    if name in FAMILY_NAMES:
-        if name in HUGGING_FACE:
+    if ":" not in name and name in FAMILIES:
+        if isinstance(FAMILIES[name], HuggingFaceFamily):
             _quiet_transformers()
         model = build_family(
             name,
@@ -56,7 +56,7 @@ def load_model(options: ModelOptions) -> LoadedModel:
         elif ":" in name:
             loaded = _from_factory(name, options.seed)
         else:
-            raise ValueError(_unknown_name(name, FAMILY_NAMES))
+            raise ValueError(_unknown_name(name, tuple(FAMILIES)))
     loaded.model.to(device=device, dtype=dtype)
     loaded.model.eval()
     return loaded
@@ -144,7 +144,7 @@ def _ask_the_hub(name: str) -> None:
 def _pretrained(transformers: Any, name: str, options: ModelOptions, local_files_only: bool) -> LoadedModel:
     import torch
 
-    from depthscope.models.memory import count_parameters, require_memory
+    from depthscope.machine import count_parameters, require_memory
 
     known = {"local_files_only": local_files_only, "trust_remote_code": options.trust_remote_code}
     dtype = chosen_dtype(options) or torch.float32

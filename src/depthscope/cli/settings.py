@@ -1,70 +1,87 @@
-"""The settings of the recipes as options of a command: one for every field of a configuration."""
+"""What `train` and `compare` share: a recipe, its variant, and settings by name."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from typing import Annotated, Any, get_origin
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
-from depthscope.training.config import LanguageVariant, TrainingConfig, field_help, field_types
+from depthscope.training.config import TrainingConfig, field_help, field_types
 from depthscope.training.recipes import RECIPES
+from depthscope.training.run import Run
+from depthscope.training.settings import read_settings
 
 DATA_HELP = (
     "vit-cifar10: a folder cifar-10-batches-bin or -py, or a dataset; by default hf:uoft-cs/cifar10. "
     "txl-wikitext103: a folder of WikiText's token files, or a dataset."
 )
-_CONFIG = "The configuration (default: the recipe's)"
+SETTINGS = "Settings (default: the recipe's)"
 
 
-def configured(recipe: str, variant: LanguageVariant, changes: Mapping[str, Any]) -> TrainingConfig:
-    """The recipe's configuration with what the user gave; None is what was not given."""
-    if recipe not in RECIPES:
-        close = get_close_matches(recipe, RECIPES, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"unknown recipe {recipe!r}: {hint}expected one of {', '.join(RECIPES)}")
-    entry = RECIPES[recipe]
-    if variant not in entry.variants:
-        raise ValueError(f"{recipe} has no variant {variant!r}: expected one of {', '.join(entry.variants)}")
-    types = field_types(entry.config)
-    given = {name: value for name, value in changes.items() if value is not None}
-    for name, value in given.items():
-        if get_origin(types.get(name)) is tuple:
-            given[name] = numbers("--" + name.replace("_", "-"), value)
-    return entry.recipe(variant).changed(**given)
+def setting(name: str) -> Any:
+    """The option of a setting that is changed every day."""
+    return typer.Option(help=field_help(TrainingConfig)[name], rich_help_panel=SETTINGS)
+
+
+Width = Annotated[int | None, setting("width")]
+BatchSize = Annotated[int | None, setting("batch_size")]
+Lr = Annotated[float | None, setting("lr")]
+Epochs = Annotated[int | None, setting("epochs")]
+Steps = Annotated[int | None, setting("steps")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any other setting, as often as needed; --dry-run lists them all.",
+        rich_help_panel=SETTINGS,
+    ),
+]
+Data = Annotated[str | None, typer.Option(metavar="DIR|hf:NAME", help=DATA_HELP)]
+AllowIncomplete = Annotated[bool, typer.Option("--allow-incomplete", help="Use a folder that lacks some files.")]
+Cpu = Annotated[bool, typer.Option("--cpu", help="Leave GPUs alone.")]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that the user gave: None is what was not."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def separated(recipe: str, settings: Sequence[str] | None, cpu: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`--set` as settings of the configuration and of the run; --cpu is one of the latter."""
+    of_run = {name: kind for name, kind in field_types(Run).items() if name in field_help(Run)}
+    of_config = {
+        name: kind for name, kind in field_types(config_type(recipe)).items() if name in field_help(config_type(recipe))
+    }
+    found = read_settings(settings or [], of_config | of_run)
+    if cpu:
+        found["cpu"] = True
+    if found.get("watch_every") == 0:
+        found["watch_every"] = None
+    return (
+        {name: value for name, value in found.items() if name in of_config},
+        {name: value for name, value in found.items() if name in of_run},
+    )
+
+
+def config_type(recipe: str) -> type[TrainingConfig]:
+    """The class of the configurations that a recipe returns; an unknown recipe is refused."""
+    return RECIPES[recipe].config
+
+
+def configured(recipe: str, variant: str, changes: Mapping[str, Any]) -> TrainingConfig:
+    """The recipe's configuration of a variant, with what the user changes."""
+    return RECIPES[recipe](variant).changed(**changes)
 
 
 def numbers(option: str, text: str, kind: type[float] | type[int] = float) -> tuple[Any, ...]:
-    """`1,2,3` as numbers."""
+    """`1,2,3` as numbers, at least one."""
     try:
-        return tuple(kind(part) for part in text.split(",") if part.strip())
+        found = tuple(kind(part) for part in text.split(",") if part.strip())
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
         raise ValueError(f"expected {option} to be {what} separated by commas, got {text!r}") from None
-
-
-def with_settings(body: Callable[..., None], name: str, without: tuple[str, ...] = ()) -> Callable[..., None]:
-    """A command for typer: the parameters of `body`, and an option for every setting of every recipe."""
-    own = [p for p in inspect.signature(body, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    settings: dict[str, inspect.Parameter] = {}
-    for entry in RECIPES.values():
-        types = field_types(entry.config)
-        for field, text in field_help(entry.config).items():
-            if field in without:
-                continue
-            kind = str if get_origin(types[field]) is tuple else types[field]
-            option = typer.Option(help=text, rich_help_panel=_CONFIG)
-            settings[field] = inspect.Parameter(
-                field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-            )
-
-    def command(**values: Any) -> None:
-        body(**values)
-
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + list(settings.values())
-    command.__name__, command.__doc__ = name, body.__doc__
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
+    if not found:
+        raise ValueError(f"expected {option} to be at least one number, got {text!r}")
+    return found

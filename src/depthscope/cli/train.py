@@ -2,95 +2,73 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from depthscope.cli.settings import DATA_HELP, configured, with_settings
-from depthscope.training.config import LANGUAGE_VARIANTS, LanguageVariant, TrainingConfig
+from depthscope.cli.settings import (
+    AllowIncomplete,
+    BatchSize,
+    Cpu,
+    Data,
+    Epochs,
+    Lr,
+    Set,
+    Steps,
+    Width,
+    configured,
+    given,
+    separated,
+    setting,
+)
+from depthscope.training.config import TrainingConfig, field_help
 from depthscope.training.recipes import RECIPES
-from depthscope.training.run import Run, Tracker
+from depthscope.training.run import Run
+from depthscope.training.settings import written
+from depthscope.training.variants import VARIANTS, folder_name
 
 if TYPE_CHECKING:
     from depthscope.training.run import Outcome
 
 FAILED = 1  # exit code of a run that cannot go on: its loss is not finite
 _DEFAULT_OUT = Path("depthscope-runs")
-_RUN, _DATA = "The run", "Data"
 
 
-def _train(
+def train(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="Without one, the recipes are listed.")] = None,
     variant: Annotated[
-        LanguageVariant,
+        str,
         typer.Option(
-            help="Post-norm, pre-norm, or post-norm with de-escalation; in a language model with a causal mean, or "
-            "with the paper's, which leaks."
+            metavar="VARIANT",
+            help="post, pre, deescalated, … (the list without RECIPE has them all), also composed: "
+            "'deescalated(tau=0.5)', 'post+residual-weight(alpha=0.3)@xavier'.",
         ),
     ] = "deescalated",
+    depth: Annotated[int | None, setting("depth")] = None,
+    width: Width = None,
+    batch_size: BatchSize = None,
+    lr: Lr = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    seed: Annotated[int | None, setting("seed")] = None,
+    settings: Set = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Where the run is kept; by default a folder in depthscope-runs.", rich_help_panel=_RUN
-        ),
+        Path | None, typer.Option(metavar="DIR", help="Where the run is kept; by default a folder in depthscope-runs.")
     ] = None,
     resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Continue the run in --out; from the start if there is none.", rich_help_panel=_RUN
-        ),
+        bool, typer.Option("--resume", help="Continue the run in --out; from the start if there is none.")
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Print configuration, size and number of steps; train nothing.", rich_help_panel=_RUN
-        ),
+        bool, typer.Option("--dry-run", help="List every setting, size and number of steps; train nothing.")
     ] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|hf:NAME",
-            help=DATA_HELP,
-            rich_help_panel=_DATA,
-        ),
-    ] = None,
-    allow_incomplete: Annotated[
-        bool, typer.Option("--allow-incomplete", help="Use a folder that lacks some files.", rich_help_panel=_DATA)
-    ] = False,
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="STEPS", help="Save this often; by default every epoch.", rich_help_panel=_RUN),
-    ] = None,
-    evaluate_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="STEPS",
-            help="Look at the test data this often; by default every epoch.",
-            rich_help_panel=_RUN,
-        ),
-    ] = None,
-    log_every: Annotated[
-        int, typer.Option(min=1, metavar="STEPS", help="Write numbers this often.", rich_help_panel=_RUN)
-    ] = 10,
-    keep: Annotated[int, typer.Option(min=1, help="How many checkpoints to keep.", rich_help_panel=_RUN)] = 2,
-    tracker: Annotated[
-        Tracker, typer.Option(help="Where curves go besides metrics.jsonl.", rich_help_panel=_RUN)
-    ] = "tensorboard",
-    watch_every: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="STEPS", help="Measure the tokens of every block this often; 0: never.", rich_help_panel=_RUN
-        ),
-    ] = 50,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Leave GPUs alone.", rich_help_panel=_RUN)] = False,
-    **changes: Any,
+    data: Data = None,
+    allow_incomplete: AllowIncomplete = False,
+    cpu: Cpu = False,
 ) -> None:
-    """Train a deep Transformer: post-norm, pre-norm or de-escalated, on one device or under torchrun.
+    """Train a deep Transformer in some variant, on one device or under torchrun.
 
     Stopped by Ctrl-C or SIGTERM it saves its work first; the same command with --resume goes on as if nothing
     had happened.
@@ -98,21 +76,23 @@ def _train(
     if recipe is None:
         _list()
         return
-    config = configured(recipe, variant, changes)
+    of_config, of_run = separated(recipe, settings, cpu)
+    every_day = given(depth=depth, width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps, seed=seed)
+    config = configured(recipe, variant, of_config | every_day)
+    folder = out or _DEFAULT_OUT / f"{config.recipe}-{folder_name(config.variant)}-{config.depth}-seed{config.seed}"
+    run = Run(folder, resume, **of_run)
     if dry_run:
-        _show_estimate(config, data, allow_incomplete)
-        return
-    folder = out or _DEFAULT_OUT / f"{config.recipe}-{config.variant}-{config.depth}-seed{config.seed}"
-    run = Run(folder, resume, checkpoint_every, evaluate_every, log_every, keep, tracker, cpu, watch_every or None)
-    _run(config, run, data, allow_incomplete)
+        _show_estimate(config, run, data, allow_incomplete)
+    else:
+        _run(config, run, data, allow_incomplete)
 
 
 def _run(config: TrainingConfig, run: Run, data: str | None, allow_incomplete: bool) -> None:
-    from depthscope.models.memory import require_memory
+    from depthscope.machine import require_memory
     from depthscope.training.display import Quiet, Terminal
     from depthscope.training.estimate import estimate
+    from depthscope.training.loading import make_task
     from depthscope.training.loop import NonFiniteLoss, train
-    from depthscope.training.tasks import make_task
 
     processes, main = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
     parameters = estimate(config, processes).parameters
@@ -146,16 +126,16 @@ def _show_outcome(outcome: Outcome) -> None:
     print(f"done: {outcome.step} steps, {numbers}; {outcome.checkpoint}")
 
 
-def _show_estimate(config: TrainingConfig, data: str | None, allow_incomplete: bool) -> None:
+def _show_estimate(config: TrainingConfig, run: Run, data: str | None, allow_incomplete: bool) -> None:
     """The number of steps is that of the data if it is given, else that of the complete dataset."""
     from depthscope.training.estimate import estimate
+    from depthscope.training.loading import make_empty_task, make_task
     from depthscope.training.session import total_steps
-    from depthscope.training.tasks import make_empty_task, make_task
 
     cost = estimate(config, int(os.environ.get("WORLD_SIZE", "1")))
     whole = data is None and not allow_incomplete
     task = make_empty_task(config) if whole else make_task(config, data, allow_incomplete=allow_incomplete)
-    print(json.dumps(config.as_json(), indent=2))
+    _show_settings(config, run)
     sizes = (cost.weights, cost.gradients, cost.optimizer, cost.activations)
     weights, gradients, moments, activations = (_bytes(size) for size in sizes)
     print(f"parameters  {cost.parameters:,}")
@@ -165,6 +145,22 @@ def _show_estimate(config: TrainingConfig, data: str | None, allow_incomplete: b
     )
     print(f"steps       {total_steps(task, config):,} ({task.steps_per_epoch} per epoch)")
     print("nothing was trained")
+
+
+def _show_settings(config: TrainingConfig, run: Run) -> None:
+    """Every setting: its name, its value and what it does; first those that change the numbers."""
+    made_of = {
+        "variant": config.variant,
+        "wiring": config.wiring,
+        "remedies": " ".join(map(str, config.remedies)) or "none",
+        "initialiser": config.initialiser or "the model's own",
+    }
+    print(f"{config.recipe}: change any of these settings with --set name=value, the first four with --variant")
+    for name, value in made_of.items():
+        print(f"{name:<24}{value}")
+    for part in (config, run):
+        for name, text in field_help(type(part)).items():
+            print(f"{name:<24}{written(getattr(part, name)):<12} {text}")
 
 
 def _bytes(size: float) -> str:
@@ -184,8 +180,9 @@ def _list() -> None:
     for name, entry in RECIPES.items():
         table.add_row(name, entry.title, entry.cost)
     console.print(table)
-    variants = "|".join(LANGUAGE_VARIANTS)
-    console.print(f"\ndepthscope train RECIPE --variant {variants}; --dry-run shows every setting.", markup=False)
-
-
-train = with_settings(_train, "train")
+    variants = Table("variant", "what it is", box=None, header_style="bold", pad_edge=False)
+    for name, variant in VARIANTS.items():
+        variants.add_row(name, variant.title)
+    console.print("")
+    console.print(variants)
+    console.print("\ndepthscope train RECIPE --variant VARIANT; --dry-run lists every setting.", markup=False)

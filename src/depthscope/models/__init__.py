@@ -9,31 +9,32 @@ from depthscope.models.block import (
     BlockConfig,
     FeedForward,
     Station,
-    post_norm,
-    pre_norm,
 )
-from depthscope.models.carried_mean import Deescalation
+from depthscope.models.carried_mean import CarriedMean
 from depthscope.models.encoder import Encoder
 from depthscope.models.initialisers import paper_text, pytorch_default, theorem, xavier
 from depthscope.models.language import CausalLM
 from depthscope.models.transformer_xl import TransformerXL, TransformerXLConfig
 from depthscope.models.vit import VisionTransformer
+from depthscope.models.wiring import WIRINGS, Wiring, post_norm, pre_norm
 
 __all__ = [
     "BRANCH_STATIONS",
     "STATIONS",
     "TRUNK_STATIONS",
+    "WIRINGS",
     "Attention",
     "Block",
     "BlockConfig",
+    "CarriedMean",
     "CausalLM",
-    "Deescalation",
     "Encoder",
     "FeedForward",
     "Station",
     "TransformerXL",
     "TransformerXLConfig",
     "VisionTransformer",
+    "Wiring",
     "paper_text",
     "post_norm",
     "pre_norm",

@@ -1,6 +1,6 @@
-"""One Transformer block: Algorithm 1 of Yu & Zhang 2024, and its pre-norm sibling (eq. 19).
+"""One Transformer block: Algorithm 1 of Yu & Zhang 2024, or its parts in another wiring.
 
-What varies is passed in as a value: where the norms stand (`post_norm`, `pre_norm`), the FFN, and
+What varies is passed in as a value: how the parts are wired (`wiring.py`: `post_norm`, `pre_norm`), the FFN, and
 how the weights are drawn (`initialisers.py`). Every station is a named module that passes its input
 through, so a forward hook on `block.stations["after_attention"]` sees, or changes, Y₁.
 """
@@ -13,15 +13,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from depthscope import stations
 from depthscope.models.attention import Attention, AttentionScale
 from depthscope.models.initialisers import Initialiser, pytorch_default
+from depthscope.models.wiring import Norm, Wiring, post_norm, pre_norm, wiring_of
 
-TRUNK_STATIONS = ("input", "after_attention", "ffn_input", "after_ffn", "output")
-BRANCH_STATIONS = ("attention_input", "attention_branch", "ffn_branch")
-STATIONS = TRUNK_STATIONS + BRANCH_STATIONS
-
-NormPlacement = Callable[["Block", Tensor, Tensor | None], Tensor]
+TRUNK_STATIONS, BRANCH_STATIONS, STATIONS = stations.TRUNK, stations.BRANCH, stations.BLOCK
 FFN = Callable[[int, int], nn.Module]
+
+__all__ = [
+    "BRANCH_STATIONS",
+    "STATIONS",
+    "TRUNK_STATIONS",
+    "Block",
+    "BlockConfig",
+    "FeedForward",
+    "Station",
+    "post_norm",
+    "pre_norm",
+]
 
 
 class Station(nn.Identity):
@@ -33,27 +43,6 @@ class FeedForward(nn.Sequential):
 
     def __init__(self, width: int, ffn_width: int, activation: Callable[[], nn.Module] = nn.ReLU, bias: bool = True):
         super().__init__(nn.Linear(width, ffn_width, bias=bias), activation(), nn.Linear(ffn_width, width, bias=bias))
-
-
-def post_norm(block: Block, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Algorithm 1 of Yu & Zhang 2024: the classic Transformer, norms on the trunk."""
-    at = block.stations
-    x = at["input"](x)  # X
-    attended = at["attention_branch"](block.attention(at["attention_input"](x), mask))
-    y1 = at["after_attention"](x + block.alpha * attended)
-    y2 = at["ffn_input"](block.norm1(y1))
-    y3 = at["after_ffn"](y2 + at["ffn_branch"](block.ffn(y2)))
-    return at["output"](block.norm2(y3))  # Y4
-
-
-def pre_norm(block: Block, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Yu & Zhang 2024, eq. 19: norms on the branches, an untouched trunk."""
-    at = block.stations
-    x = at["input"](x)
-    normed = at["attention_input"](block.norm1(x))  # X̂
-    y = at["after_attention"](x + block.alpha * at["attention_branch"](block.attention(normed, mask)))
-    z = at["after_ffn"](y + at["ffn_branch"](block.ffn(at["ffn_input"](block.norm2(y)))))
-    return at["output"](z)
 
 
 @dataclass(frozen=True)
@@ -70,17 +59,28 @@ class BlockConfig:
     attention_bias: bool = True
     ffn: FFN = FeedForward  # (width, ffn_width) → module
     norm_eps: float = 1e-5
-    placement: NormPlacement = post_norm
+    placement: Wiring | str = post_norm  # a wiring, or the name of one
     initialise: Initialiser = pytorch_default
 
 
 class Block(nn.Module):
-    """One block. `generator` makes the weights reproducible without touching the global seed."""
+    """One block. `generator` makes the weights reproducible without touching the global seed.
 
-    def __init__(self, config: BlockConfig = BlockConfig(), generator: torch.Generator | None = None):
+    `number` and `depth` say which block of a stack it is, for wirings that differ by it.
+    """
+
+    def __init__(
+        self,
+        config: BlockConfig = BlockConfig(),
+        generator: torch.Generator | None = None,
+        number: int = 1,
+        depth: int = 1,
+    ):
         super().__init__()
         width = config.width
         self.config = config
+        self.wiring = wiring_of(config.placement)
+        self.number, self.depth = number, depth
         self.alpha = config.alpha
         self.attention = Attention(
             width,
@@ -95,7 +95,16 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
         self.stations = nn.ModuleDict({name: Station() for name in STATIONS})
         config.initialise(self.attention, self.ffn, generator)
+        self.wiring.prepare(self)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (batch, n, d), mask (batch, n) true for real tokens → (batch, n, d)."""
-        return self.config.placement(self, x, mask)
+        return self.wiring.forward(self, x, mask)
+
+    def attend(self, x: Tensor, mask: Tensor | None, norm: Norm | None = None) -> Tensor:
+        """What attention gives (batch, n, d), reading what `norm`, if there is one, makes of x."""
+        return self.attention(self.stations["attention_input"](x if norm is None else norm(x)), mask)
+
+    def enter_ffn(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x on its way into the FFN."""
+        return self.stations["ffn_input"](x)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from depthscope.models.block import Block, BlockConfig, post_norm
+from depthscope.models.block import Block, BlockConfig
+from depthscope.models.wiring import wiring_of
 
 
 class Encoder(nn.Module):
     """`depth` blocks, each with weights of its own.
 
-    `final_norm=None` puts a LayerNorm last unless the blocks are post-norm, whose output is normed
-    already. Causal blocks make it a decoder trunk.
+    `final_norm=None` puts a LayerNorm last if the blocks' wiring asks for it: the output of post-norm blocks is
+    normed already. Causal blocks make it a decoder trunk.
     """
 
     def __init__(
@@ -26,8 +27,8 @@ class Encoder(nn.Module):
         if depth < 1:
             raise ValueError(f"expected a depth of at least 1 block, got {depth}")
         if final_norm is None:
-            final_norm = block.placement is not post_norm
-        self.blocks = nn.ModuleList(Block(block, generator) for _ in range(depth))
+            final_norm = wiring_of(block.placement).final_norm
+        self.blocks = nn.ModuleList(Block(block, generator, number, depth) for number in range(1, depth + 1))
         self.final_norm = nn.LayerNorm(block.width, eps=block.norm_eps) if final_norm else nn.Identity()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -2,24 +2,25 @@
 
 Hugging Face's classes and initialisers, with the shapes of the published base models; the Llama-likes,
 which have no base size, take 12 blocks of width 768 with their own ratio of FFN to width. `encoder` is
-ours, after Yu & Zhang's Algorithm 1 with Xavier weights.
+ours, after Yu & Zhang's Algorithm 1 with Xavier weights. A family is one line in `FAMILIES`; another package names its
+own in the entry-point group `depthscope.models`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from depthscope.extras import require
+from depthscope.machine import count_parameters, require_memory
 from depthscope.models.block import BlockConfig
 from depthscope.models.encoder import Encoder
 from depthscope.models.initialisers import xavier
-from depthscope.models.memory import count_parameters, require_memory
+from depthscope.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,105 @@ class Fields:
     vocabulary: str | None = "vocab_size"
 
 
+class ModelFamily(Protocol):
+    """A family that can be built in any shape."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def base(self) -> Shape:
+        """The shape of its base model."""
+        ...
+
+    @property
+    def causal(self) -> bool:
+        """Whether it has a causal language model, with a loss."""
+        ...
+
+    def check(self, shape: Shape) -> None:
+        """Refuses, with a ValueError, a shape that it cannot have."""
+        ...
+
+    def build(self, shape: Shape, language_model: bool, dtype: torch.dtype) -> nn.Module:
+        """The model of this shape and dtype on torch's default device, which may be the meta device."""
+        ...
+
+    def draw(self, shape: Shape, language_model: bool, dtype: torch.dtype, seed: int) -> nn.Module:
+        """The same on the CPU with random weights, a function of `seed`. The global seed is set to it, too."""
+        ...
+
+
 @dataclass(frozen=True)
 class HuggingFaceFamily:
-    """A configuration class, its field names, and its base shape."""
+    """A configuration class of Hugging Face, its field names, and its base shape."""
 
+    name: str
     config: str
     fields: Fields = Fields()
     base: Shape = Shape()
     vocabulary: int | None = None  # None: the class's own
-    causal: bool = False  # has a causal language model with a loss
+    causal: bool = False
     rotary: bool = False  # turns pairs of entries, so heads have an even width
     others: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self, shape: Shape) -> None:
+        if self.rotary and (shape.width // shape.heads) % 2:
+            raise ValueError(
+                f"expected heads of an even width for {self.name!r} (rotary positions turn pairs), "
+                f"got {shape.width // shape.heads}: width {shape.width} and {shape.heads} heads"
+            )
+
+    def build(self, shape: Shape, language_model: bool, dtype: torch.dtype) -> nn.Module:
+        transformers: Any = require("transformers", "huggingface")
+        config = getattr(transformers, self.config)(**self._values(shape))
+        auto = transformers.AutoModelForCausalLM if language_model else transformers.AutoModel
+        model: nn.Module = auto.from_config(config, dtype=dtype)
+        for parameter in model.parameters():  # XLNet makes some in float32 whatever the dtype
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+        return model
+
+    def draw(self, shape: Shape, language_model: bool, dtype: torch.dtype, seed: int) -> nn.Module:
+        with torch.device("meta"):
+            model: Any = self.build(shape, language_model, dtype)
+        model = model.to_empty(device="cpu")
+        model.init_weights()  # the only time that numbers are drawn: 100 blocks are 3 GB
+        return model
+
+    def _values(self, shape: Shape) -> dict[str, Any]:
+        values = dict(self.others)
+        for names, value in (
+            (self.fields.depth, shape.depth),
+            (self.fields.width, shape.width),
+            (self.fields.heads, shape.heads),
+            (self.fields.ffn_width, shape.ffn_width),
+            (self.fields.head_width, shape.width // shape.heads),
+            ((self.fields.vocabulary,) if self.fields.vocabulary and self.vocabulary else (), self.vocabulary),
+        ):
+            values.update(dict.fromkeys(names, value))
+        return values
+
+
+@dataclass(frozen=True)
+class EncoderFamily:
+    """Our own encoder, after Yu & Zhang's Algorithm 1, with Xavier weights."""
+
+    name: str = "encoder"
+    base: Shape = Shape(12, 512, 8, 2048)
+    causal: bool = False
+
+    def check(self, shape: Shape) -> None: ...
+
+    def build(self, shape: Shape, language_model: bool, dtype: torch.dtype) -> nn.Module:
+        return self._encoder(shape, None).to(dtype)
+
+    def draw(self, shape: Shape, language_model: bool, dtype: torch.dtype, seed: int) -> nn.Module:
+        return self._encoder(shape, torch.Generator().manual_seed(seed)).to(dtype)
+
+    def _encoder(self, shape: Shape, generator: torch.Generator | None) -> Encoder:
+        block = BlockConfig(shape.width, shape.heads, shape.ffn_width, initialise=xavier)
+        return Encoder(shape.depth, block, generator=generator)
 
 
 _LLAMA = Fields(heads=("num_attention_heads", "num_key_value_heads"), head_width=("head_dim",))
@@ -67,25 +156,28 @@ _DISTILBERT = Fields(("n_layers",), ("dim",), ("n_heads",), ("hidden_dim",))
 _VIT = Fields(vocabulary=None)
 _POSITIONS = {"max_position_embeddings": 514}  # 512 tokens: two positions are spent on padding
 
-HUGGING_FACE: dict[str, HuggingFaceFamily] = {
-    "bert": HuggingFaceFamily("BertConfig"),
-    "roberta": HuggingFaceFamily("RobertaConfig", others=_POSITIONS),
-    "albert": HuggingFaceFamily("AlbertConfig", others={"embedding_size": 128}),
-    "distilbert": HuggingFaceFamily("DistilBertConfig", _DISTILBERT, Shape(depth=6)),
-    "mpnet": HuggingFaceFamily("MPNetConfig", others=_POSITIONS),
-    "xlnet": HuggingFaceFamily("XLNetConfig", _XLNET),
-    "gpt2": HuggingFaceFamily("GPT2Config", _GPT2, causal=True),
-    "opt": HuggingFaceFamily("OPTConfig", _OPT, causal=True),
-    "llama": HuggingFaceFamily("LlamaConfig", _LLAMA, Shape(ffn_width=2048), 32000, causal=True, rotary=True),
-    "qwen2": HuggingFaceFamily("Qwen2Config", _QWEN2, Shape(ffn_width=4096), 32000, causal=True, rotary=True),
-    "mistral": HuggingFaceFamily("MistralConfig", _LLAMA, Shape(ffn_width=2688), 32000, causal=True, rotary=True),
-    "gemma": HuggingFaceFamily("GemmaConfig", _LLAMA, Shape(ffn_width=6144), 32000, causal=True, rotary=True),
-    "t5": HuggingFaceFamily("T5Config", _T5),
-    "vit": HuggingFaceFamily("ViTConfig", _VIT),
-    "deit": HuggingFaceFamily("DeiTConfig", _VIT),
-}
-ENCODER_SHAPE = Shape(12, 512, 8, 2048)
-FAMILY_NAMES = (*HUGGING_FACE, "encoder")
+FAMILIES: Registry[ModelFamily] = Registry(
+    "family",
+    "depthscope.models",
+    [
+        HuggingFaceFamily("bert", "BertConfig"),
+        HuggingFaceFamily("roberta", "RobertaConfig", others=_POSITIONS),
+        HuggingFaceFamily("albert", "AlbertConfig", others={"embedding_size": 128}),
+        HuggingFaceFamily("distilbert", "DistilBertConfig", _DISTILBERT, Shape(depth=6)),
+        HuggingFaceFamily("mpnet", "MPNetConfig", others=_POSITIONS),
+        HuggingFaceFamily("xlnet", "XLNetConfig", _XLNET),
+        HuggingFaceFamily("gpt2", "GPT2Config", _GPT2, causal=True),
+        HuggingFaceFamily("opt", "OPTConfig", _OPT, causal=True),
+        HuggingFaceFamily("llama", "LlamaConfig", _LLAMA, Shape(ffn_width=2048), 32000, causal=True, rotary=True),
+        HuggingFaceFamily("qwen2", "Qwen2Config", _QWEN2, Shape(ffn_width=4096), 32000, causal=True, rotary=True),
+        HuggingFaceFamily("mistral", "MistralConfig", _LLAMA, Shape(ffn_width=2688), 32000, causal=True, rotary=True),
+        HuggingFaceFamily("gemma", "GemmaConfig", _LLAMA, Shape(ffn_width=6144), 32000, causal=True, rotary=True),
+        HuggingFaceFamily("t5", "T5Config", _T5),
+        HuggingFaceFamily("vit", "ViTConfig", _VIT),
+        HuggingFaceFamily("deit", "DeiTConfig", _VIT),
+        EncoderFamily(),
+    ],
+)
 
 
 def build_family(
@@ -104,34 +196,16 @@ def build_family(
     it divides, else the number of heads. `language_model=True` adds the head that gives a causal loss. The
     weights are a function of `seed`; the global random state stays as it was.
     """
-    if name not in FAMILY_NAMES:
-        nearest = get_close_matches(name, FAMILY_NAMES, n=1)
-        meant = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise ValueError(f"unknown family {name!r}: {meant}expected one of {', '.join(FAMILY_NAMES)}")
-    family = HUGGING_FACE.get(name)
-    if language_model and not (family and family.causal):
-        able = ", ".join(other for other, its in HUGGING_FACE.items() if its.causal)
+    family = FAMILIES[name]
+    if language_model and not family.causal:
+        able = ", ".join(other for other, its in FAMILIES.items() if its.causal)
         raise ValueError(f"expected a family with a causal language model ({able}), got {name!r}")
-    shape = _reshape(family.base if family else ENCODER_SHAPE, depth, width, heads)
-    if family and family.rotary and (shape.width // shape.heads) % 2:
-        raise ValueError(
-            f"expected heads of an even width for {name!r} (rotary positions turn pairs), "
-            f"got {shape.width // shape.heads}: width {shape.width} and {shape.heads} heads"
-        )
-
-    def on_meta(depth: int) -> nn.Module:
-        of_depth = Shape(depth, shape.width, shape.heads, shape.ffn_width)
-        with torch.device("meta"):
-            return _hugging_face(family, of_depth, language_model, dtype) if family else _encoder(of_depth, None)
-
-    require_memory(_parameters(on_meta, shape.depth), dtype)
+    shape = _reshape(family.base, depth, width, heads)
+    family.check(shape)
+    require_memory(_parameters(family, shape, language_model, dtype), dtype)
     with torch.random.fork_rng(devices=[]):  # also for nn.Linear, which draws before our initialisers do
         torch.default_generator.manual_seed(seed)
-        if family is None:
-            return _encoder(shape, torch.Generator().manual_seed(seed)).to(dtype).eval()
-        model: Any = on_meta(shape.depth).to_empty(device="cpu")
-        model.init_weights()  # the only time that numbers are drawn: 100 blocks are 3 GB
-        return model.eval()
+        return family.draw(shape, language_model, dtype, seed).eval()
 
 
 def _reshape(base: Shape, depth: int | None, width: int | None, heads: int | None) -> Shape:
@@ -148,34 +222,10 @@ def _reshape(base: Shape, depth: int | None, width: int | None, heads: int | Non
     return Shape(depth, width, heads, max(1, base.ffn_width * width // base.width))
 
 
-def _parameters(on_meta: Callable[[int], nn.Module], depth: int) -> int:
-    """Parameters of `depth` blocks, from one and two blocks: no time is spent on a depth that cannot be had."""
-    one, two = (count_parameters(on_meta(blocks)) for blocks in (1, 2))
-    return one + (depth - 1) * (two - one)
-
-
-def _encoder(shape: Shape, generator: torch.Generator | None) -> Encoder:
-    block = BlockConfig(shape.width, shape.heads, shape.ffn_width, initialise=xavier)
-    return Encoder(shape.depth, block, generator=generator)
-
-
-def _hugging_face(family: HuggingFaceFamily, shape: Shape, language_model: bool, dtype: torch.dtype) -> nn.Module:
-    transformers: Any = require("transformers", "huggingface")
-    fields = family.fields
-    values = dict(family.others)
-    for names, value in (
-        (fields.depth, shape.depth),
-        (fields.width, shape.width),
-        (fields.heads, shape.heads),
-        (fields.ffn_width, shape.ffn_width),
-        (fields.head_width, shape.width // shape.heads),
-        ((fields.vocabulary,) if fields.vocabulary and family.vocabulary else (), family.vocabulary),
-    ):
-        values.update(dict.fromkeys(names, value))
-    config = getattr(transformers, family.config)(**values)
-    auto = transformers.AutoModelForCausalLM if language_model else transformers.AutoModel
-    model: nn.Module = auto.from_config(config, dtype=dtype)
-    for parameter in model.parameters():  # XLNet makes some in float32 whatever the dtype
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-    return model
+def _parameters(family: ModelFamily, shape: Shape, language_model: bool, dtype: torch.dtype) -> int:
+    """Parameters of a shape, from one and two blocks: no time is spent on a depth that cannot be had."""
+    with torch.device("meta"):
+        one, two = (
+            count_parameters(family.build(replace(shape, depth=depth), language_model, dtype)) for depth in (1, 2)
+        )
+    return one + (shape.depth - 1) * (two - one)

@@ -3,28 +3,25 @@
 The defaults are the authors' base model for WikiText-103; Yu & Zhang 2024 (Fig. 7) take 60 blocks with an
 FFN of 820 instead. As in their code: u and v are shared by all blocks, embeddings are multiplied by √d, a
 memory holds the inputs of each block, and pre-norm norms memory and segment alike. Their code has no final
-norm in pre-norm; `final_norm=True` adds it. Attention has no dropout of its own (theirs is 0 there).
+norm in pre-norm: that is `final_norm=False`. Attention has no dropout of its own (theirs is 0 there).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from depthscope.models.adaptive_softmax import TiedAdaptiveSoftmax, cutoffs_below
 from depthscope.models.block import STATIONS, Station
-from depthscope.models.carried_mean import (
-    Deescalation,
-    PrefixWeights,
-    prefix_weights,
-    subtract_prefix_mean,
-    subtract_segment_mean,
-)
+from depthscope.models.carried_mean import CarriedMean, total_dtype
 from depthscope.models.relative_attention import Place, RelativeAttention, sinusoids
+from depthscope.models.token_means import Stretch
+from depthscope.models.wiring import Norm, Wiring, post_norm, wiring_of
+from depthscope.stations import Placement
 
 
 @dataclass(frozen=True)
@@ -59,10 +56,10 @@ class TransformerXLConfig:
     heads: int = 10
     ffn_width: int = 2100
     cutoffs: tuple[int, ...] | None = None  # None: 20000, 40000, 200000, as far as they are below the vocabulary
-    placement: Literal["post", "pre"] = "post"
-    final_norm: bool = False
+    placement: Wiring | str = post_norm  # a wiring, or the name of one
+    final_norm: bool | None = None  # None: as the wiring asks for
     dropout: float = 0.1
-    deescalation: Deescalation | None = None  # at the FFN's input, on the trunk
+    carried_mean: CarriedMean | None = None  # subtracted at the FFN's input, on the trunk
     context: Context = Context()
     init_std: float = 0.02  # of all weights but the norms' gains; the authors'
 
@@ -71,20 +68,25 @@ class TransformerXLConfig:
             raise ValueError(f"expected a depth of at least 1 block, got {self.depth}")
         if self.width % 2:
             raise ValueError(f"expected an even width (half sines, half cosines), got {self.width}")
-        if self.placement not in ("post", "pre"):
-            raise ValueError(f'expected placement="post" or "pre", got {self.placement!r}')
-        if self.placement == "post" and self.final_norm:
-            raise ValueError("expected no final norm in post-norm, whose output is normed already")
-        if self.placement == "pre" and self.deescalation is not None:
-            raise ValueError("expected post-norm with de-escalation: in pre-norm the FFN's input is not the trunk")
+        wiring = self.wiring  # refuses an unknown name
+        if self.final_norm and not wiring.final_norm:
+            raise ValueError(f"expected no final norm with the wiring {wiring.name!r}, whose output is normed already")
+        if self.carried_mean is not None and not wiring.ffn_reads_trunk:
+            raise ValueError(
+                f"expected post-norm with a carried mean: in wiring {wiring.name!r} the FFN's input is not the trunk"
+            )
+
+    @property
+    def wiring(self) -> Wiring:
+        return wiring_of(self.placement)
 
 
 class Memory(NamedTuple):
     """What one segment leaves for the next, without gradients."""
 
     hidden: Tensor  # (depth, batch, m, d): the inputs of each block for the last m tokens
-    sums: Tensor | None = None  # (depth, batch, d): with a causal de-escalation, the sums over the stream
-    length: Tensor | None = None  # (): and its length
+    total: Tensor | None = None  # (depth, batch, d): with a causal carried mean, what `Running` calls so, of the stream
+    weight: Tensor | None = None  # (): and its weight, the same for all blocks and rows
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint: a flat dict."""
@@ -105,14 +107,25 @@ class Prediction(NamedTuple):
     memory: Memory
 
 
-class TransformerXLBlock(nn.Module):
-    """One block; its stations are those of `Block`."""
+class Given(NamedTuple):
+    """What a block is given beside the tokens of a segment."""
 
-    def __init__(self, config: TransformerXLConfig):
+    past: Tensor  # (batch, m, d): the block's inputs for the tokens before
+    place: Place
+    carried: list[Tensor]  # with a causal carried mean: the stream's total (batch, d), before and, once past, after
+    stretch: Stretch | None = None
+
+
+class TransformerXLBlock(nn.Module):
+    """One block; its stations and wirings are those of `Block`."""
+
+    def __init__(self, config: TransformerXLConfig, number: int = 1):
         super().__init__()
         width = config.width
-        self.placement = config.placement
-        self.deescalation = config.deescalation
+        self.wiring = config.wiring
+        self.number, self.depth = number, config.depth
+        self.alpha = 1.0
+        self.carried_mean = config.carried_mean
         self.attention = RelativeAttention(width, config.heads)
         self.dropout = nn.Dropout(config.dropout)
         self.ffn = nn.Sequential(
@@ -126,35 +139,40 @@ class TransformerXLBlock(nn.Module):
         self.norm2 = nn.LayerNorm(width)
         self.stations = nn.ModuleDict({name: Station() for name in STATIONS})
 
+    @property
+    def placement(self) -> Placement | None:
+        """Where the norms stand."""
+        return self.wiring.placement
+
     def forward(
         self,
         x: Tensor,
         past: Tensor,
         place: Place,
-        sums: Tensor | None = None,
-        weights: PrefixWeights | None = None,
+        total: Tensor | None = None,
+        stretch: Stretch | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """x (batch, n, d), past (batch, m, d) → (batch, n, d). With sums (batch, d), the new sums as well."""
-        at = self.stations
-        x = at["input"](x)
-        if self.placement == "pre":
-            normed, past = at["attention_input"](self.norm1(x)), self.norm1(past)
-            y = at["after_attention"](x + at["attention_branch"](self.dropout(self.attention(normed, past, place))))
-            z = at["after_ffn"](y + at["ffn_branch"](self.ffn(at["ffn_input"](self.norm2(y)))))
-            return at["output"](z)
-        attended = self.attention(at["attention_input"](x), past, place)
-        y1 = at["after_attention"](x + at["attention_branch"](self.dropout(attended)))
-        y2 = self.norm1(y1)
-        if sums is not None:
-            assert weights is not None
-            assert self.deescalation is not None
-            y2, sums = subtract_prefix_mean(y2, sums, weights, self.deescalation.tau)
-        elif self.deescalation is not None:
-            y2 = subtract_segment_mean(y2, self.deescalation.tau)
-        y2 = at["ffn_input"](y2)
-        y3 = at["after_ffn"](y2 + at["ffn_branch"](self.ffn(y2)))
-        output = at["output"](self.norm2(y3))
-        return output if sums is None else (output, sums)
+        """x (batch, n, d), past (batch, m, d) → (batch, n, d). With total (batch, d), the new total as well."""
+        given = Given(past, place, [] if total is None else [total], stretch)
+        output = self.wiring.forward(self, x, given)
+        return output if total is None else (output, given.carried[-1])
+
+    def attend(self, x: Tensor, given: Given, norm: Norm | None = None) -> Tensor:
+        """What attention gives (batch, n, d); `norm`, if there is one, norms segment and memory alike."""
+        past = given.past
+        if norm is not None:
+            x, past = norm(x), norm(past)
+        return self.dropout(self.attention(self.stations["attention_input"](x), past, given.place))
+
+    def enter_ffn(self, x: Tensor, given: Given) -> Tensor:
+        """x (batch, n, d) on its way into the FFN, without the mean that the model carries."""
+        if given.stretch is not None:
+            assert self.carried_mean is not None
+            x, after = self.carried_mean.subtract(x, given.carried[0], given.stretch)
+            given.carried.append(after)
+        elif self.carried_mean is not None:
+            x = self.carried_mean.subtract_of_segment(x)
+        return self.stations["ffn_input"](x)
 
 
 class TransformerXL(nn.Module):
@@ -167,12 +185,15 @@ class TransformerXL(nn.Module):
         self.config = config
         cutoffs = cutoffs_below(config.vocabulary) if config.cutoffs is None else config.cutoffs
         self.softmax = TiedAdaptiveSoftmax(config.vocabulary, config.width, cutoffs)
-        self.blocks = nn.ModuleList(TransformerXLBlock(config) for _ in range(config.depth))
-        self.final_norm = nn.LayerNorm(config.width) if config.final_norm else nn.Identity()
+        self.blocks = nn.ModuleList(TransformerXLBlock(config, number) for number in range(1, config.depth + 1))
+        final_norm = config.wiring.final_norm if config.final_norm is None else config.final_norm
+        self.final_norm = nn.LayerNorm(config.width) if final_norm else nn.Identity()
         self.u = nn.Parameter(torch.empty(config.heads, config.width // config.heads))
         self.v = nn.Parameter(torch.empty(config.heads, config.width // config.heads))
         self.dropout = nn.Dropout(config.dropout)
         initialise(self, generator)
+        for block in self.blocks:
+            config.wiring.prepare(block)
 
     def forward(
         self,
@@ -188,21 +209,21 @@ class TransformerXL(nn.Module):
         pasts = memory.hidden[:, :, max(0, memory.hidden.shape[2] - context.memory) :]
         n, m = ids.shape[1], pasts.shape[2]
         place = self._place(n, m, context)
-        weights = self._prefix_weights(n, memory)
-        inputs, sums = [], []
+        stretch = self._stretch(n, memory)
+        inputs, totals = [], []
         for number, block in enumerate(self.blocks):
             inputs.append(x.detach())
-            if memory.sums is None:
+            if memory.total is None:
                 x = block(x, pasts[number], place)
             else:
-                x, after = block(x, pasts[number], place, memory.sums[number], weights)
-                sums.append(after)
+                x, after = block(x, pasts[number], place, memory.total[number], stretch)
+                totals.append(after)
         hidden = self.dropout(self.final_norm(x))
         kept = min(m + n, context.memory)
         new = Memory(
             torch.stack([torch.cat([p, x], dim=1)[:, m + n - kept :] for p, x in zip(pasts, inputs, strict=True)]),
-            torch.stack(sums) if sums else None,
-            None if weights is None else weights.length[-1, 0],
+            torch.stack(totals) if totals else None,
+            None if stretch is None else stretch.weight[-1, 0],
         )
         return Prediction(hidden, None if targets is None else self.softmax(hidden, targets), new)
 
@@ -210,9 +231,9 @@ class TransformerXL(nn.Module):
         """The memory of a stream that begins."""
         depth, width, weight = self.config.depth, self.config.width, self.softmax.weight
         hidden = weight.new_empty(depth, batch, 0, width)
-        if self.config.deescalation is None or self.config.deescalation.leaks:
+        if self.config.carried_mean is None or self.config.carried_mean.leaks:
             return Memory(hidden)
-        wide = torch.promote_types(weight.dtype, torch.float32)
+        wide = total_dtype(weight.dtype)
         return Memory(
             hidden, weight.new_zeros(depth, batch, width, dtype=wide), torch.zeros((), dtype=wide, device=weight.device)
         )
@@ -227,11 +248,11 @@ class TransformerXL(nn.Module):
             )
         return memory
 
-    def _prefix_weights(self, n: int, memory: Memory) -> PrefixWeights | None:
-        if memory.length is None:
+    def _stretch(self, n: int, memory: Memory) -> Stretch | None:
+        if memory.weight is None:
             return None
-        assert self.config.deescalation is not None
-        return prefix_weights(n, memory.length, self.config.deescalation)
+        assert self.config.carried_mean is not None
+        return self.config.carried_mean.stretch(n, memory.weight)
 
     def _place(self, n: int, m: int, context: Context) -> Place:
         """The positions of n tokens behind a memory of m."""

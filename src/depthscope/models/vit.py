@@ -16,7 +16,7 @@ class VisionTransformer(nn.Module):
 
     `pool="class"` reads a class token, which stands first; `pool="mean"` averages the patches and has
     no class token. Mean pooling cannot be combined with complete de-escalation (τ = 1) at the last
-    output: the mean is then zero for every image.
+    output: the mean is then zero for every image. `final_norm=None`: as the blocks' wiring asks for.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class VisionTransformer(nn.Module):
         channels: int = 3,
         classes: int = 10,
         pool: Literal["class", "mean"] = "class",
+        final_norm: bool | None = None,
         generator: torch.Generator | None = None,
     ):
         super().__init__()
@@ -40,7 +41,7 @@ class VisionTransformer(nn.Module):
         self.embed = nn.Conv2d(channels, block.width, kernel_size=patch_size, stride=patch_size)
         self.class_token = nn.Parameter(torch.zeros(1, 1, block.width)) if pool == "class" else None
         self.positions = nn.Parameter(torch.zeros(1, patches + (pool == "class"), block.width))
-        self.encoder = Encoder(depth, block, generator=generator)
+        self.encoder = Encoder(depth, block, final_norm, generator)
         self.head = nn.Linear(block.width, classes)
 
         fan_in = channels * patch_size**2

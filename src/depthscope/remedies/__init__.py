@@ -1,8 +1,8 @@
 """What can be done about a collapse: one file per remedy; `apply` and `remove`; `recommend` measures which τ."""
 
+from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.remedies.application import Applied, applied, apply, remove
 from depthscope.remedies.deescalation import DeEscalate, LearnableTau, deescalate
-from depthscope.remedies.mixing import Ema, Full, Prefix
 from depthscope.remedies.recommendation import Recommendation, recommend
 from depthscope.remedies.record import restore
 from depthscope.remedies.remedy import REMEDIES, Remedy, Site, register_remedy

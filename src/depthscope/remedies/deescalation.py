@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy, Side
+from depthscope.models.token_means import NAMED, Ema, Full, Prefix, TokenMean
 from depthscope.passes.caches import recall, remember
 from depthscope.passes.hooks import TokenHook, hang
-from depthscope.remedies.mixing import NAMED, Ema, Full, Prefix, TokenMean
 from depthscope.remedies.remedy import LEAK, Mixing, Remedy, Site, register_remedy
 from depthscope.remedies.selection import check_selection
 

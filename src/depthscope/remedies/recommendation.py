@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, anatomy_of
 from depthscope.measures import TokenMatrix
+from depthscope.models.token_means import TokenMean
 from depthscope.passes import Batch, Listen, Machine, Tokenizer, Visit, batches, uncompiled, undisturbed
 from depthscope.probing import Profile, probe
 from depthscope.progress import Tick
 from depthscope.remedies import expression
 from depthscope.remedies.application import temporarily
 from depthscope.remedies.deescalation import DeEscalate
-from depthscope.remedies.mixing import TokenMean
 from depthscope.remedies.record import to_dict
 from depthscope.remedies.remedy import Remedy
 from depthscope.remedies.residual_weight import ResidualWeight

@@ -12,19 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "LANGUAGE_VARIANTS": "config",
     "RECIPES": "recipes",
-    "VARIANTS": "config",
+    "VARIANTS": "variants",
     "Carry": "task",
     "ImageConfig": "config",
     "LanguageConfig": "config",
     "NonFiniteLoss": "loop",
     "Outcome": "run",
+    "Recipe": "recipes",
     "Run": "run",
     "Share": "task",
     "Task": "task",
     "TrainingConfig": "config",
-    "make_task": "tasks",
+    "Variant": "variants",
+    "make_task": "loading",
     "read_metrics": "metrics",
     "train": "loop",
     "txl_manual": "recipes",
@@ -34,7 +35,6 @@ _HOMES = {
 }
 
 __all__ = [
-    "LANGUAGE_VARIANTS",
     "RECIPES",
     "VARIANTS",
     "Carry",
@@ -42,10 +42,12 @@ __all__ = [
     "LanguageConfig",
     "NonFiniteLoss",
     "Outcome",
+    "Recipe",
     "Run",
     "Share",
     "Task",
     "TrainingConfig",
+    "Variant",
     "make_task",
     "read_metrics",
     "train",
@@ -56,13 +58,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from depthscope.training.config import LANGUAGE_VARIANTS, VARIANTS, ImageConfig, LanguageConfig, TrainingConfig
+    from depthscope.training.config import ImageConfig, LanguageConfig, TrainingConfig
+    from depthscope.training.loading import make_task
     from depthscope.training.loop import NonFiniteLoss, train
     from depthscope.training.metrics import read_metrics
-    from depthscope.training.recipes import RECIPES, txl_manual, txl_wikitext103, vit_cifar10, vit_digits
+    from depthscope.training.recipes import RECIPES, Recipe, txl_manual, txl_wikitext103, vit_cifar10, vit_digits
     from depthscope.training.run import Outcome, Run
     from depthscope.training.task import Carry, Share, Task
-    from depthscope.training.tasks import make_task
+    from depthscope.training.variants import VARIANTS, Variant
 
 
 def __getattr__(name: str) -> Any:

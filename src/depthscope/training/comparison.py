@@ -19,9 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from depthscope.files import write_json
 from depthscope.training.config import TrainingConfig
 from depthscope.training.metrics import read_metrics
 from depthscope.training.recipes import RECIPES
+from depthscope.training.settings import written
+from depthscope.training.variants import folder_name
 
 NOT_FINITE = 1  # how `depthscope train` ends if the loss is not finite: a result, not a mistake
 _PAUSE = 0.2  # seconds between two looks at the processes
@@ -38,7 +41,7 @@ class Cell:
         """Its folder: every factor, whether it varies or not, so that a wider comparison finds it again."""
         config = self.config
         factors = f"depth{config.depth}-lr{config.lr:g}-warmup{config.warmup_steps}-seed{config.seed}"
-        return f"{config.variant}-{factors}"
+        return f"{folder_name(config.variant)}-{factors}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Launch:
     data: str | None = None
     allow_incomplete: bool = False
     jobs: int = 1
-    options: Mapping[str, Any] = field(default_factory=dict)  # of `depthscope train`: evaluate_every, …
+    options: Mapping[str, Any] = field(default_factory=dict)  # fields of `training.run.Run`: evaluate_every, …
 
     def run_folder(self, cell: Cell) -> Path:
         return self.folder / "runs" / cell.name
@@ -90,27 +93,17 @@ def cells_of(
 
 
 def command_of(cell: Cell, launch: Launch) -> list[str]:
-    """`python -m depthscope train …`, with an option for whatever differs from the recipe."""
+    """`python -m depthscope train …`, with a `--set` for whatever differs from the recipe."""
     config = cell.config
-    default = RECIPES[config.recipe].recipe(config.variant)
     command = [sys.executable, "-m", "depthscope", "train", config.recipe, "--variant", config.variant]
     command += ["--resume", "--out", str(launch.run_folder(cell))]
-    before = default.as_json()
-    for name, value in config.as_json().items():
-        if value != before[name]:
-            command += _option(name, value)
-    for name, value in launch.options.items():
-        command += _option(name, value)
+    before = RECIPES[config.recipe](config.variant).as_json()
+    changed = {name: value for name, value in config.as_json().items() if value != before[name]}
+    for name, value in {**changed, **launch.options}.items():
+        command += ["--set", f"{name}={written(value)}"]
     if launch.data is not None:
         command += ["--data", launch.data]
     return command + (["--allow-incomplete"] if launch.allow_incomplete else [])
-
-
-def _option(name: str, value: Any) -> list[str]:
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{flag}"] if value else [f"--no-{flag}"]
-    return [f"--{flag}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
 
 
 def run_cells(cells: Sequence[Cell], launch: Launch, watching: Watching = lambda _done, _running: None) -> list[Result]:
@@ -165,9 +158,7 @@ def _end(cell: Cell, launch: Launch, code: int) -> Result:
     if code not in (0, NOT_FINITE) or (code == NOT_FINITE and "not finite" not in said):
         raise ValueError(f"the run {cell.name} ended with code {code}: {said} (all of it: {folder / 'log.txt'})")
     failed = said if code == NOT_FINITE else None
-    scratch = folder / f".outcome-{os.getpid()}"
-    scratch.write_text(json.dumps({**_identity(cell, launch), "failed": failed}, indent=2) + "\n", encoding="utf-8")
-    os.replace(scratch, folder / "outcome.json")
+    write_json(folder / "outcome.json", {**_identity(cell, launch), "failed": failed})
     return Result(cell, failed)
 
 

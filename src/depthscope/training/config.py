@@ -8,16 +8,15 @@ does not (`run.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal, Self, get_origin, get_type_hints
 
-Variant = Literal["post", "pre", "deescalated"]
-LanguageVariant = Literal["post", "pre", "pre-final-norm", "deescalated", "deescalated-leaking"]
+from depthscope.naming import did_you_mean
+from depthscope.training.notation import Named
+from depthscope.training.settings import check_type
+
 Schedule = Literal["drops", "cosine", "constant"]
 Precision = Literal["float32", "float64", "bfloat16", "float16"]
-VARIANTS: tuple[Variant, ...] = get_args(Variant)
-LANGUAGE_VARIANTS: tuple[LanguageVariant, ...] = get_args(LanguageVariant)
 
 _POSITIVE = ("depth", "width", "ffn_width", "heads", "batch_size", "epochs", "steps", "lr", "accumulate", "clip_norm")
 _NOT_NEGATIVE = ("warmup_steps", "weight_decay", "seed")
@@ -25,15 +24,22 @@ _NOT_NEGATIVE = ("warmup_steps", "weight_decay", "seed")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """What every task has. The text beside a field is its help on the command line."""
+    """What every task has. The text beside a field is its help on the command line.
+
+    `variant` is the name; what it stands for (`variants.py`) is in the fields below it, so that a configuration says by
+    itself what was trained.
+    """
 
     recipe: str
-    variant: LanguageVariant
+    variant: str
+    wiring: str
+    remedies: tuple[Named, ...] = ()
+    initialiser: str | None = None  # None: the model's own
+    final_norm: Annotated[bool | None, "A norm behind the last block; by default as the wiring asks for."] = None
     depth: Annotated[int, "Number of blocks."]
     width: Annotated[int, "Width of a token."]
     ffn_width: Annotated[int, "Hidden width of the FFN."]
     heads: Annotated[int, "Attention heads per block."]
-    tau: Annotated[float, "Strength of the de-escalation (variant deescalated)."] = 1.0
     batch_size: Annotated[int, "Samples per step, over all processes and accumulated parts."]
     lr: Annotated[float, "Learning rate; every variant has its own default."]
     epochs: Annotated[int, "Passes over the training data."]
@@ -54,69 +60,57 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
-            _check_type(name, getattr(self, name), kind)
+            check_type(name, getattr(self, name), kind)
         for name in _POSITIVE:
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"expected {name} greater than 0, got {value}")
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")
-        if not 0 <= self.tau <= 1:
-            raise ValueError(f"expected tau between 0 and 1, got {self.tau}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 up to, not including, 1, got {getattr(self, name)}")
 
     def changed(self, **changes: Any) -> Self:
         """A copy with other values; an unknown name is refused, with the nearest one."""
-        known = [field.name for field in fields(self) if field.name not in ("recipe", "variant")]
+        known = list(field_help(type(self)))
         for name in changes:
             if name not in known:
-                close = get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]!r}? " if close else ""
+                hint = did_you_mean(name, known)
                 raise ValueError(f"{self.recipe} has no setting {name!r}: {hint}expected some of {', '.join(known)}")
         return replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; tuples become lists, as JSON has them."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """Plain values; tuples become lists, as JSON has them, and remedies the records of `depthscope.remedies`."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["remedies"] = [remedy.record("remedy") for remedy in self.remedies]
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(TrainingConfig):
     """A Vision Transformer that classifies images."""
 
-    variant: Variant
     dataset: Literal["cifar10", "digits"]
     patch_size: Annotated[int, "Side of a patch in pixels."]
-    initialise: Annotated[
-        Literal["pytorch_default", "xavier", "theorem", "paper_text"], "How the weights of a block are drawn."
-    ] = "pytorch_default"
     augment: Annotated[bool, "Change every training image by the AutoAugment policy for CIFAR-10."] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageConfig(TrainingConfig):
-    """A Transformer-XL that reads a text in rows, segment by segment, and remembers.
-
-    Variants: `pre` has no final norm, as the authors' code, `pre-final-norm` has one; `deescalated` subtracts a
-    causal mean at the FFN's input, `deescalated-leaking` the mean over the segment, as the paper does: it reads
-    what it is to predict.
-    """
+    """A Transformer-XL that reads a text in rows, segment by segment, and remembers."""
 
     dataset: Literal["wikitext103", "manual"]
     segment: Annotated[int, "Tokens per row and step."]
     memory: Annotated[int, "Tokens that are remembered from before a segment."]
     dropout: Annotated[float, "Dropout."] = 0.0
     init_std: Annotated[float, "Standard deviation of the weights at the start."] = 0.02
-    mean: Annotated[Literal["prefix", "ema"], "Which causal mean is subtracted (variant deescalated)."] = "prefix"
-    mean_decay: Annotated[float, "Mean ema: weight of a token against the one after it."] = 0.99
     eval_rows: Annotated[int, "Evaluation: rows."] = 10
     eval_segment: Annotated[int, "Evaluation: tokens per row and pass."] = 64
     eval_memory: Annotated[int, "Evaluation: how many tokens each token sees."] = 640
     eval_clamp: Annotated[int, "Evaluation: greater distances count as this one."] = 400
-    eval_segments: Annotated[int | None, "Evaluation: only the first so many segments of each row."] = None
-    hidden_segments: Annotated[int, "Evaluation with the future hidden (variant deescalated-leaking): so many."] = 4
+    eval_segments: Annotated[int | None, "Evaluation: how many segments of each row; by default all."] = None
+    hidden_segments: Annotated[int, "Models that see the future: segments that are also read without it."] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,16 +122,14 @@ class LanguageConfig(TrainingConfig):
                 raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"expected dropout from 0 up to, not including, 1, got {self.dropout}")
-        if not 0 < self.mean_decay < 1:
-            raise ValueError(f"expected mean_decay between 0 and 1, got {self.mean_decay}")
 
 
-def field_types(config: type[TrainingConfig]) -> dict[str, Any]:
+def field_types(config: type) -> dict[str, Any]:
     """Field → type without its help."""
     return get_type_hints(config)
 
 
-def field_help(config: type[TrainingConfig]) -> dict[str, str]:
+def field_help(config: type) -> dict[str, str]:
     """Field → help, for the fields that have one: those a user may change."""
     hints = get_type_hints(config, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
@@ -147,18 +139,3 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """`name: before → now` for every field in which two configurations, as JSON, differ."""
     names = list(dict.fromkeys([*before, *now]))
     return [f"{name}: {before.get(name)} → {now.get(name)}" for name in names if before.get(name) != now.get(name)]
-
-
-def _check_type(name: str, value: Any, kind: Any) -> None:
-    """Values come from a command line or from JSON as well as from code."""
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            close = get_close_matches(str(value), get_args(kind), n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ValueError(f"{name}: {hint}expected one of {', '.join(get_args(kind))}, got {value!r}")
-        return
-    allowed = [get_origin(option) or option for option in (get_args(kind) if type(None) in get_args(kind) else [kind])]
-    number = float in allowed and isinstance(value, int) and not isinstance(value, bool)
-    if not number and (type(value) not in allowed):
-        wanted = " or ".join(option.__name__ for option in allowed)
-        raise ValueError(f"expected {name} to be {wanted}, got {value!r}")

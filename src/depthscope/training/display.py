@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, Protocol, Self
+
+from depthscope.progress import bar
 
 
 class Display(Protocol):
@@ -59,31 +61,27 @@ class Terminal:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
 
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._bar: Any = Bar(
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            console=self._console,
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        )
+        self._console = Console(stderr=True)
+        self._open = ExitStack()
+        self._bar: Any = None
         self._task: Any = None
         self._total = 0
         self._newest: Mapping[str, float] = {}
         self._printed = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        from rich.progress import BarColumn, TextColumn
+
+        self._bar = self._open.enter_context(bar(BarColumn(bar_width=20), TextColumn("{task.description}")))
+        self._console = self._bar.console  # prints above the bar
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._open.close()
 
     def say(self, message: str) -> None:
-        self._console.print(message, markup=False)
+        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, step: int, total: int) -> None:
         self._total = total

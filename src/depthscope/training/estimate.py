@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthscope.models.memory import count_parameters
+from depthscope.machine import count_parameters
 from depthscope.training.config import TrainingConfig
 from depthscope.training.engine import checkpoint_activations, require_shares
+from depthscope.training.loading import make_empty_task
 from depthscope.training.task import Carry, Share, Task
-from depthscope.training.tasks import make_empty_task
 
 _META = torch.device("meta")
 

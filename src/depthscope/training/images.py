@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope import models
 from depthscope.models import BlockConfig, VisionTransformer
+from depthscope.remedies import apply
+from depthscope.training.building import INITIALISERS, remedies_of
 from depthscope.training.config import ImageConfig
 from depthscope.training.data import LabelledImages
 from depthscope.training.data.augmentation import auto_augment
 from depthscope.training.data.order import batch_indices
 from depthscope.training.randomness import derived_generator
 from depthscope.training.task import Carry, Share
-from depthscope.training.variants import placement_of, put_in_variant
 
 ImageBatch = tuple[Tensor, Tensor]  # normalised images (batch, channels, s, s), classes (batch,)
 _TEST_BATCH = 256
@@ -32,8 +32,8 @@ def build_vit(config: ImageConfig, *, image_size: int, channels: int, classes: i
         config.width,
         config.heads,
         config.ffn_width,
-        placement=placement_of(config.variant),
-        initialise=getattr(models, config.initialise),
+        placement=config.wiring,
+        initialise=INITIALISERS[config.initialiser or "pytorch_default"],
     )
     model = VisionTransformer(
         config.depth,
@@ -42,9 +42,11 @@ def build_vit(config: ImageConfig, *, image_size: int, channels: int, classes: i
         patch_size=config.patch_size,
         channels=channels,
         classes=classes,
+        final_norm=config.final_norm,
         generator=derived_generator(config.seed, "weights"),
     )
-    put_in_variant(model, config.variant, config.tau)
+    if remedies := remedies_of(config):
+        apply(model, *remedies)
     return model.double() if config.precision == "float64" else model
 
 

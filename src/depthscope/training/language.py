@@ -8,14 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthscope.models.carried_mean import Deescalation
+from depthscope.models.carried_mean import CarriedMean
 from depthscope.models.transformer_xl import Context, Memory, TransformerXL, TransformerXLConfig
+from depthscope.remedies import Remedy, apply
+from depthscope.remedies.deescalation import token_mean
+from depthscope.training.building import remedy_of
 from depthscope.training.config import LanguageConfig
 from depthscope.training.data.token_stream import TokenRows
 from depthscope.training.data.wikitext import Corpus
 from depthscope.training.perplexity import Reading, evaluate, evaluate_without_future, perplexity_of
 from depthscope.training.randomness import derived_generator
 from depthscope.training.task import Carry, Share
+from depthscope.training.variants import DEESCALATION
 
 
 @dataclass(frozen=True)
@@ -28,30 +32,57 @@ class Segment:
 
 
 def model_config(config: LanguageConfig, vocabulary: int) -> TransformerXLConfig:
-    """The model of a configuration, in its variant."""
-    deescalation = None
-    if config.variant == "deescalated":
-        deescalation = Deescalation(config.tau, config.mean, config.mean_decay)
-    elif config.variant == "deescalated-leaking":
-        deescalation = Deescalation(config.tau, "full_segment_mean_leaks")
+    """The model of a configuration, with the mean that it carries."""
+    if config.initialiser is not None:
+        raise ValueError(
+            f"a Transformer-XL draws its weights by init_std, not by the initialiser {config.initialiser!r}: "
+            "leave it out of the variant"
+        )
     return TransformerXLConfig(
         vocabulary,
         config.depth,
         config.width,
         config.heads,
         config.ffn_width,
-        placement="pre" if config.variant.startswith("pre") else "post",
-        final_norm=config.variant == "pre-final-norm",
+        placement=config.wiring,
+        final_norm=config.final_norm,
         dropout=config.dropout,
-        deescalation=deescalation,
+        carried_mean=parts_of(config)[0],
         context=Context(config.memory),
         init_std=config.init_std,
     )
 
 
+def parts_of(config: LanguageConfig) -> tuple[CarriedMean | None, list[Remedy]]:
+    """The mean that the model carries from segment to segment, and the remedies that are put in by `apply`.
+
+    A remedy with a causal mean of tokens that was put in from outside would begin anew with every segment. So such a
+    mean is a part of the model, at the FFN's input; elsewhere it is refused.
+    """
+    carried, others = None, []
+    for named in config.remedies:
+        remedy: Any = remedy_of(named)
+        if named.name != DEESCALATION:
+            others.append(remedy)
+            continue
+        beyond = dict(named.options).keys() - {"tau", "at", "mixing", "allow_leak"}
+        if carried is not None or remedy.at != "ffn_input" or beyond or not isinstance(remedy.tau, float):
+            raise ValueError(
+                "expected at most one mean of tokens in a Transformer-XL, which carries it at the ffn_input, with tau "
+                f"(a number), mixing and allow_leak as its options, got {named}"
+            )
+        mean = token_mean("prefix" if remedy.mixing == "auto" else remedy.mixing)
+        if mean.kind == "full" and not remedy.allow_leak:
+            raise ValueError(f"the full mean sees later tokens: give allow_leak=true if that is meant, got {named}")
+        carried = CarriedMean(remedy.tau, mean)
+    return carried, others
+
+
 def build_transformer_xl(config: LanguageConfig, vocabulary: int) -> TransformerXL:
     """The model of a configuration, in its variant, drawn from its seed. Works on the meta device."""
     model = TransformerXL(model_config(config, vocabulary), derived_generator(config.seed, "weights"))
+    if remedies := parts_of(config)[1]:
+        apply(model, *remedies)
     return model.double() if config.precision == "float64" else model
 
 
@@ -99,7 +130,8 @@ class LanguageModelling:
         if share.index < reading.rows:  # else there are more processes than rows
             found = evaluate(model, self.data.valid, reading)
             sums = {"valid_loss": found.loss * found.tokens, "count": float(found.tokens)}
-        if self.config.variant == "deescalated-leaking" and self.config.hidden_segments:
+        carried = model.config.carried_mean
+        if carried is not None and carried.leaks and self.config.hidden_segments:
             sums |= {"hidden_loss": 0.0, "hidden_count": 0.0}
             if share.index < reading.rows:
                 few = replace(reading, segments=self.config.hidden_segments)

@@ -34,7 +34,7 @@ from depthscope.training.observation import (
 )
 from depthscope.training.randomness import seeded
 from depthscope.training.run import Outcome, Run
-from depthscope.training.session import Progress, Session, begin, keep_metrics, save
+from depthscope.training.session import Position, Session, begin, keep_metrics, save
 from depthscope.training.signals import StopRequest, stop_on_signal
 from depthscope.training.task import Share, Task
 
@@ -56,78 +56,78 @@ def train(
     """
     with _engine(task, config, run) as engine, stop_on_signal() as request:
         shown = display if display is not None and engine.is_main else Quiet()
-        session = Session(engine, task, config, run, shown, Progress())
+        session = Session(engine, task, config, run, shown, Position())
         begin(session)
         with shown, watching(engine.entrance) if watching else watching_depth(session) as watch:
-            shown.begin(session.progress.step, session.total)
+            shown.begin(session.position.step, session.total)
             return _loop(session, request, watch)
 
 
 def _loop(session: Session, request: StopRequest, watch: Any) -> Outcome:
-    engine, task, config, run, progress = (
+    engine, task, config, run, position = (
         session.engine,
         session.task,
         session.config,
         session.run,
-        session.progress,
+        session.position,
     )
     per_epoch, total = task.steps_per_epoch, session.total
     seconds, stop = 0.0, False
-    while progress.step < total and not stop:
+    while position.step < total and not stop:
         if watch is not None:
-            watch.step(progress.step)
+            watch.step(position.step)
         started = time.perf_counter()
         stopping = request.signal is not None
-        result = compute_step(engine, task, config, progress.step, total, progress.carries, stopping)
+        result = compute_step(engine, task, config, position.step, total, position.carries, stopping)
         if not math.isfinite(result.loss):
             raise NonFiniteLoss(_explain(session))
         update(engine, config, result.lr)
         seconds += time.perf_counter() - started
 
-        progress.step += 1
-        progress.carries = result.carries
-        progress.loss_sum += result.loss
-        progress.loss_count += 1
-        last, stop = progress.step == total, result.stop
-        if last or progress.step % run.log_every == 0:
+        position.step += 1
+        position.carries = result.carries
+        position.loss_sum += result.loss
+        position.loss_count += 1
+        last, stop = position.step == total, result.stop
+        if last or position.step % run.log_every == 0:
             _log(session, result.lr, seconds)
             seconds = 0.0
-        if last or progress.step % (run.evaluate_every or per_epoch) == 0:
-            progress.metrics = evaluate(engine, task)
-            keep_metrics(session, progress.metrics)
-            session.display.evaluated(progress.step, progress.metrics)
-        if last or stop or progress.step % (run.checkpoint_every or per_epoch) == 0:
+        if last or position.step % (run.evaluate_every or per_epoch) == 0:
+            position.metrics = evaluate(engine, task)
+            keep_metrics(session, position.metrics)
+            session.display.evaluated(position.step, position.metrics)
+        if last or stop or position.step % (run.checkpoint_every or per_epoch) == 0:
             save(session)
-    if progress.step == total:
-        return Outcome(total, total, progress.metrics, progress.checkpoint)
+    if position.step == total:
+        return Outcome(total, total, position.metrics, position.checkpoint)
     code = request.signal or signal.SIGTERM  # none here: another process was told
-    return Outcome(progress.step, total, progress.metrics, progress.checkpoint, int(code))
+    return Outcome(position.step, total, position.metrics, position.checkpoint, int(code))
 
 
 def _log(session: Session, lr: float, seconds: float) -> None:
     """The mean loss since the last log. A person also sees how alike the tokens were when they were last watched."""
-    progress = session.progress
-    per_step = seconds / progress.loss_count
+    position = session.position
+    per_step = seconds / position.loss_count
     values = {
-        "loss": progress.loss_sum / progress.loss_count,
+        "loss": position.loss_sum / position.loss_count,
         "lr": lr,
         f"{session.task.unit}_per_second": session.task.units_per_step / per_step,
-        "epoch": progress.step / session.task.steps_per_epoch,
+        "epoch": position.step / session.task.steps_per_epoch,
     }
     keep_metrics(session, values)
     shown = values if session.similarity is None else values | {"token_similarity": session.similarity}
-    session.display.logged(progress.step, shown, seconds_left=(session.total - progress.step) * per_step)
-    progress.loss_sum, progress.loss_count = 0.0, 0
+    session.display.logged(position.step, shown, seconds_left=(session.total - position.step) * per_step)
+    position.loss_sum, position.loss_count = 0.0, 0
 
 
 def _explain(session: Session) -> str:
     """The step, the first block where it appears, and the last good checkpoint."""
-    engine, progress = session.engine, session.progress
+    engine, position = session.engine, session.position
     found = []
-    for part, carry in enumerate(progress.carries):
+    for part, carry in enumerate(position.carries):
         share = shares_of(engine, session.config)[part]
-        with seeded(step_seed(session.config, progress.step, share), engine.device):  # the same dropout
-            batch = _batch(session, progress.step, part)
+        with seeded(step_seed(session.config, position.step, share), engine.device):  # the same dropout
+            batch = _batch(session, position.step, part)
             found.append(first_nonfinite_block(session.task, engine.plain, batch, carry))
     mine = torch.tensor([min(found)], device=engine.device)
     first = engine.accelerator.gather(mine).min().item()  # of all processes
@@ -139,9 +139,9 @@ def _explain(session: Session) -> str:
         where = "all blocks are finite, what follows is not" if first == AFTER_THE_BLOCKS else f"first in block {first}"
     if (weight := nonfinite_weight(engine.plain)) is not None:
         where += f" (the weight {weight} is not finite: the update before was too large)"
-    good = f"the last good checkpoint is {progress.checkpoint}" if progress.checkpoint else "no checkpoint was written"
+    good = f"the last good checkpoint is {position.checkpoint}" if position.checkpoint else "no checkpoint was written"
     return (
-        f"the loss is not finite at step {progress.step + 1}: {where}; {good}; "
+        f"the loss is not finite at step {position.step + 1}: {where}; {good}; "
         "a smaller lr, warmup_steps or clip_norm may help"
     )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from depthscope.files import write_whole
 
 
 def append_metrics(path: Path, step: int, values: Mapping[str, float]) -> None:
@@ -33,6 +34,5 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def keep_metrics_until(path: Path, step: int) -> None:
     """Drops what a run wrote after the checkpoint from which it is continued: it will be computed again."""
     kept = [row for row in read_metrics(path) if row["step"] <= step]
-    scratch = path.with_name(f".{path.name}-{os.getpid()}")
-    scratch.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    os.replace(scratch, path)
+    lines = "".join(json.dumps(row) + "\n" for row in kept)
+    write_whole(path, lambda scratch: scratch.write_text(lines, encoding="utf-8"))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from depthscope.models.transformer_xl import EVALUATION, Context, Memory, TransformerXL
+from depthscope.progress import Tick
 from depthscope.training.data.token_stream import TokenRows
 
 
@@ -54,7 +55,7 @@ def evaluate(
     model: TransformerXL,
     tokens: np.ndarray,
     reading: Reading = Reading(),
-    progress: Callable[[], object] | None = None,
+    progress: Tick | None = None,
 ) -> StreamLoss:
     """The mean of −log p(next token) over the stream, segment by segment with memory.
 
@@ -74,7 +75,7 @@ def evaluate_without_future(
     model: TransformerXL,
     tokens: np.ndarray,
     reading: Reading = Reading(),
-    progress: Callable[[], object] | None = None,
+    progress: Tick | None = None,
 ) -> StreamLoss:
     """The same, but when a token is predicted, the model is given nothing of the segment from that token on.
 
@@ -99,7 +100,7 @@ def _mean_loss(
     tokens: np.ndarray,
     reading: Reading,
     losses: Callable[[Tensor, Tensor, Memory | None], tuple[Tensor, Memory]],
-    progress: Callable[[], object] | None,
+    progress: Tick | None,
 ) -> StreamLoss:
     rows = TokenRows(tokens, reading.rows)
     count = rows.segments(reading.segment)

@@ -1,23 +1,24 @@
-"""Recipes: functions that return a training configuration. Imports nothing heavy."""
+"""Recipes: functions that return the training configuration of a variant. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from depthscope.training.config import (
-    LANGUAGE_VARIANTS,
-    VARIANTS,
-    ImageConfig,
-    LanguageConfig,
-    LanguageVariant,
-    TrainingConfig,
-    Variant,
-)
+from depthscope.registry import Registry
+from depthscope.training.config import ImageConfig, LanguageConfig, TrainingConfig
+from depthscope.training.variants import DEESCALATION, VARIANTS, Variant, learning_rate_for, variant_of
+
+if TYPE_CHECKING:
+    from depthscope.training.task import Task
+
+# Where the papers' experiments put a remedy, if the variant does not say it: remedy → options.
+IN_IMAGES = {DEESCALATION: {"at": "output"}}
+IN_LANGUAGE = {DEESCALATION: {"at": "ffn_input", "mixing": "prefix"}}
 
 
-def vit_cifar10(variant: Variant) -> ImageConfig:
+def vit_cifar10(variant: str | Variant) -> ImageConfig:
     """Yu & Zhang 2024, §3.3 and Table 1: a ViT of 80 blocks on CIFAR-10, 150 epochs; needs a GPU.
 
     The paper names neither warm-up, dropout, gradient clipping nor random crops and flips: there are none.
@@ -25,9 +26,14 @@ def vit_cifar10(variant: Variant) -> ImageConfig:
     The FFN is Algorithm 1's (ReLU), the weights PyTorch's default. The last, incomplete batch of an
     epoch is left out.
     """
+    chosen = variant_of(variant)
     return ImageConfig(
         recipe="vit-cifar10",
-        variant=variant,
+        variant=chosen.name,
+        wiring=chosen.wiring,
+        remedies=chosen.completed(IN_IMAGES),
+        initialiser=chosen.initialiser or "pytorch_default",
+        final_norm=chosen.final_norm,
         dataset="cifar10",
         depth=80,
         width=192,
@@ -35,21 +41,26 @@ def vit_cifar10(variant: Variant) -> ImageConfig:
         heads=8,
         patch_size=4,
         batch_size=128,
-        lr={"post": 0.5e-4, "pre": 1e-4, "deescalated": 1e-4}[variant],
+        lr=learning_rate_for(chosen, {"post": 0.5e-4, "pre": 1e-4, "deescalated": 1e-4}),
         epochs=150,
         weight_decay=0.1,
         augment=True,
     )
 
 
-def vit_digits(variant: Variant) -> ImageConfig:
+def vit_digits(variant: str | Variant) -> ImageConfig:
     """The same experiment in minutes on two cores: scikit-learn's 8 × 8 digits, 48 blocks of width 64.
 
     The learning rates are starting points, not the result of a search: pre-norm's is larger than the others'.
     """
+    chosen = variant_of(variant)
     return ImageConfig(
         recipe="vit-digits",
-        variant=variant,
+        variant=chosen.name,
+        wiring=chosen.wiring,
+        remedies=chosen.completed(IN_IMAGES),
+        initialiser=chosen.initialiser or "pytorch_default",
+        final_norm=chosen.final_norm,
         dataset="digits",
         depth=48,
         width=64,
@@ -57,21 +68,26 @@ def vit_digits(variant: Variant) -> ImageConfig:
         heads=4,
         patch_size=2,
         batch_size=64,
-        lr={"post": 0.5e-4, "pre": 1e-3, "deescalated": 1e-4}[variant],
+        lr=learning_rate_for(chosen, {"post": 0.5e-4, "pre": 1e-3, "deescalated": 1e-4}),
         epochs=15,
         weight_decay=0.1,
     )
 
 
-def txl_wikitext103(variant: LanguageVariant) -> LanguageConfig:
+def txl_wikitext103(variant: str | Variant) -> LanguageConfig:
     """Yu & Zhang 2024, Fig. 7: a Transformer-XL of 60 blocks on WikiText-103, 200,987,338 parameters; needs GPUs.
 
     What the paper changes of the authors' base model: 60 blocks (16), FFN 820 (2100), batch 40 (60), no dropout
     (.1), no clipping (.25), 50 000 steps (200 000). All else is theirs: Adam, cosine to 0, no warm-up.
     """
+    chosen = variant_of(variant)
     return LanguageConfig(
         recipe="txl-wikitext103",
-        variant=variant,
+        variant=chosen.name,
+        wiring=chosen.wiring,
+        remedies=chosen.completed(IN_LANGUAGE),
+        initialiser=chosen.initialiser,
+        final_norm=chosen.final_norm or False,  # the authors' code has none, also in pre-norm
         dataset="wikitext103",
         depth=60,
         width=410,
@@ -87,16 +103,21 @@ def txl_wikitext103(variant: LanguageVariant) -> LanguageConfig:
     )
 
 
-def txl_manual(variant: LanguageVariant) -> LanguageConfig:
+def txl_manual(variant: str | Variant) -> LanguageConfig:
     """The same depth in minutes on two cores: Python's manual, 60 blocks of width 64.
 
     Weights are drawn with .02·√(410/64), so that dσ², the gain of a matrix, is that of the model of width 410: with
     .02 the branches would be six times weaker, and 60 blocks hardly a deep model. The learning rate is
     2.5e-4·410/64: an aligned update then changes what a matrix gives as much as it does there.
     """
+    chosen = variant_of(variant)
     return LanguageConfig(
         recipe="txl-manual",
-        variant=variant,
+        variant=chosen.name,
+        wiring=chosen.wiring,
+        remedies=chosen.completed(IN_LANGUAGE),
+        initialiser=chosen.initialiser,
+        final_norm=chosen.final_norm or False,  # the authors' code has none, also in pre-norm
         dataset="manual",
         depth=60,
         width=64,
@@ -116,31 +137,72 @@ def txl_manual(variant: LanguageVariant) -> LanguageConfig:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A recipe as the command line lists it."""
+class Recipe:
+    """A recipe with its name. Another package names one in the entry-point group `depthscope.recipes`.
 
-    recipe: Callable[[Any], TrainingConfig]
+    `configure` gives the configuration of a variant. `config` is its class: its fields with a help text are the
+    settings that a user can change. `without` are variants that would only repeat another one here. `task` makes the
+    task of a configuration and of `--data` (None: not given, also where only sizes are asked for); a recipe on the
+    data and models of this package needs none.
+    """
+
+    name: str
+    configure: Callable[[Variant], TrainingConfig]
     config: type[TrainingConfig]
     title: str
     cost: str
-    variants: tuple[LanguageVariant, ...] = VARIANTS
+    without: tuple[str, ...] = ()
+    task: Callable[[TrainingConfig, str | None], Task] | None = None
+
+    def __call__(self, variant: str | Variant) -> TrainingConfig:
+        """The configuration of a variant; one that the recipe does not have is refused."""
+        chosen = variant_of(variant)
+        if (chosen.based_on or chosen.name) in self.without:
+            raise ValueError(f"{self.name} has no variant {chosen.name!r}: expected one of {', '.join(self.variants)}")
+        return self.configure(chosen)
+
+    @property
+    def variants(self) -> list[str]:
+        """The variants that it has, by name."""
+        return [name for name in VARIANTS if name not in self.without]
 
 
-RECIPES = {
-    "vit-digits": Entry(vit_digits, ImageConfig, "ViT, 48 blocks, on scikit-learn's digits", "minutes on 2 cores"),
-    "vit-cifar10": Entry(vit_cifar10, ImageConfig, "ViT, 80 blocks, on CIFAR-10 (Yu & Zhang 2024, Fig. 6)", "a GPU"),
-    "txl-manual": Entry(
-        txl_manual,
-        LanguageConfig,
-        "Transformer-XL, 60 blocks, on Python's manual",
-        "minutes on 2 cores",
-        LANGUAGE_VARIANTS,
-    ),
-    "txl-wikitext103": Entry(
-        txl_wikitext103,
-        LanguageConfig,
-        "Transformer-XL, 60 blocks, on WikiText-103 (Yu & Zhang 2024, Fig. 7)",
-        "GPUs",
-        LANGUAGE_VARIANTS,
-    ),
-}
+# In these models pre-norm has its final norm, and nothing comes later than a token.
+_NO_FUTURE = ("pre-final-norm", "deescalated-leaking")
+
+RECIPES: Registry[Recipe] = Registry(
+    "recipe",
+    "depthscope.recipes",
+    [
+        Recipe(
+            "vit-digits",
+            vit_digits,
+            ImageConfig,
+            "ViT, 48 blocks, on scikit-learn's digits",
+            "minutes on 2 cores",
+            _NO_FUTURE,
+        ),
+        Recipe(
+            "vit-cifar10",
+            vit_cifar10,
+            ImageConfig,
+            "ViT, 80 blocks, on CIFAR-10 (Yu & Zhang 2024, Fig. 6)",
+            "a GPU",
+            _NO_FUTURE,
+        ),
+        Recipe(
+            "txl-manual",
+            txl_manual,
+            LanguageConfig,
+            "Transformer-XL, 60 blocks, on Python's manual",
+            "minutes on 2 cores",
+        ),
+        Recipe(
+            "txl-wikitext103",
+            txl_wikitext103,
+            LanguageConfig,
+            "Transformer-XL, 60 blocks, on WikiText-103 (Yu & Zhang 2024, Fig. 7)",
+            "GPUs",
+        ),
+    ],
+)

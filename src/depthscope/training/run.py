@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from depthscope.training.settings import check_type
 
 Tracker = Literal["tensorboard", "trackio", "wandb", "none"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """`None` for `checkpoint_every` and `evaluate_every` is once per epoch, for `watch_every` never. All in steps."""
+    """`None` for `checkpoint_every` and `evaluate_every` is once per epoch, for `watch_every` never. All in steps.
+
+    The text beside a field is its help on the command line.
+    """
 
     out: Path
     resume: bool = False
-    checkpoint_every: int | None = None
-    evaluate_every: int | None = None
-    log_every: int = 10
-    keep: int = 2
-    tracker: Tracker = "tensorboard"
-    cpu: bool = False
-    watch_every: int | None = 50
+    checkpoint_every: Annotated[int | None, "Steps between two checkpoints; by default an epoch."] = None
+    evaluate_every: Annotated[int | None, "Steps between two looks at the test data; by default an epoch."] = None
+    log_every: Annotated[int, "Steps between two lines of numbers."] = 10
+    keep: Annotated[int, "How many checkpoints to keep."] = 2
+    tracker: Annotated[Tracker, "Where curves go besides metrics.jsonl."] = "tensorboard"
+    cpu: Annotated[bool, "Leave GPUs alone."] = False
+    watch_every: Annotated[int | None, "Steps between two measurements of the tokens of every block; none: never."] = 50
 
     def __post_init__(self) -> None:
+        check_type("tracker", self.tracker, Tracker)
         for name in ("checkpoint_every", "evaluate_every", "log_every", "keep", "watch_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"expected {name} of at least 1, got {value}")

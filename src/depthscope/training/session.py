@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from depthscope.files import write_json
+from depthscope.training.building import recorded
 from depthscope.training.checkpoint import (
     Checkpoint,
     CheckpointNotWritten,
@@ -34,7 +34,7 @@ from depthscope.training.task import Carry, Task
 
 
 @dataclass
-class Progress:
+class Position:
     """Where a run stands. All of it is in the checkpoint."""
 
     step: int = 0  # updates done
@@ -54,7 +54,7 @@ class Session:
     config: TrainingConfig
     run: Run
     display: Display
-    progress: Progress
+    position: Position
     similarity: float | None = None  # t_sim of the last block's tokens when they were last watched
 
     @property
@@ -65,7 +65,7 @@ class Session:
     @cached_property
     def description(self) -> dict[str, Any]:
         """What a run must have in common with its continuation."""
-        return {"config": self.config.as_json(), "data": self.task.describe()}
+        return {"config": recorded(self.config), "data": self.task.describe()}
 
 
 def total_steps(task: Task, config: TrainingConfig) -> int:
@@ -83,20 +83,20 @@ def begin(session: Session) -> None:
         )
     found = read_newest(run.checkpoints, session.display.say) if run.resume else None
     if found is None:
-        session.progress.carries = [None] * session.config.accumulate
+        session.position.carries = [None] * session.config.accumulate
         if run.resume:
             session.display.say(f"no checkpoint in {run.out}: starting at step 0")
     else:
         _restore(session, found)
     if engine.is_main:
         run.out.mkdir(parents=True, exist_ok=True)
-        _write_json(run.out / "config.json", session.description)
-        keep_metrics_until(run.metrics, session.progress.step)
+        write_json(run.out / "config.json", session.description)
+        keep_metrics_until(run.metrics, session.position.step)
     if run.tracker != "none":
         engine.accelerator.init_trackers(
             "depthscope",
             config=None if run.tracker == "tensorboard" else session.config.as_json(),
-            init_kwargs={"tensorboard": {"purge_step": session.progress.step + 1}},
+            init_kwargs={"tensorboard": {"purge_step": session.position.step + 1}},
         )
     engine.accelerator.wait_for_everyone()
 
@@ -104,14 +104,14 @@ def begin(session: Session) -> None:
 def keep_metrics(session: Session, values: Mapping[str, float]) -> None:
     """To `metrics.jsonl` and to the tracker."""
     if session.engine.is_main:
-        append_metrics(session.run.metrics, session.progress.step, values)
-    session.engine.accelerator.log(dict(values), step=session.progress.step)
+        append_metrics(session.run.metrics, session.position.step, values)
+    session.engine.accelerator.log(dict(values), step=session.position.step)
 
 
 def save(session: Session) -> None:
     """Writes a checkpoint; all processes learn whether it is there."""
-    engine, progress = session.engine, session.progress
-    carry = gather_carries(engine.accelerator, progress.carries)
+    engine, position = session.engine, session.position
+    carry = gather_carries(engine.accelerator, position.carries)
     failure: CheckpointNotWritten | None = None
     if engine.is_main:
         weights, tied = model_tensors(engine.plain)
@@ -124,12 +124,12 @@ def save(session: Session) -> None:
             "scaler": engine.accelerator.scaler.state_dict() if engine.accelerator.scaler is not None else None,
             "random numbers": "functions of seed, step and share",
             "processes": engine.processes,
-            "loss since last log": [progress.loss_sum, progress.loss_count],
-            "metrics": progress.metrics,
+            "loss since last log": [position.loss_sum, position.loss_count],
+            "metrics": position.metrics,
         }
         try:
-            progress.checkpoint = write_checkpoint(
-                session.run.checkpoints, progress.step, files, record, session.run.keep
+            position.checkpoint = write_checkpoint(
+                session.run.checkpoints, position.step, files, record, session.run.keep
             )
         except CheckpointNotWritten as error:
             failure = error
@@ -137,7 +137,7 @@ def save(session: Session) -> None:
     if failure is not None:
         raise failure
     if failures[0]:
-        raise CheckpointNotWritten(f"the first process could not write the checkpoint of step {progress.step}")
+        raise CheckpointNotWritten(f"the first process could not write the checkpoint of step {position.step}")
 
 
 def _restore(session: Session, found: Checkpoint) -> None:
@@ -158,7 +158,7 @@ def _restore(session: Session, found: Checkpoint) -> None:
     if engine.accelerator.scaler is not None:
         engine.accelerator.scaler.load_state_dict(record["scaler"])
     loss_sum, loss_count = record["loss since last log"]
-    session.progress = Progress(
+    session.position = Position(
         found.step,
         carries_of(carry, shares_of(engine, config), engine.device),
         loss_sum,
@@ -167,9 +167,3 @@ def _restore(session: Session, found: Checkpoint) -> None:
         found.path,
     )
     session.display.say(f"continuing at step {found.step} of {session.total} from {found.path}")
-
-
-def _write_json(path: Path, value: Any) -> None:
-    scratch = path.with_name(f".{path.name}-{os.getpid()}")
-    scratch.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(scratch, path)

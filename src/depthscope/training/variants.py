@@ -1,19 +1,111 @@
-"""Yu & Zhang's three variants of a model: post-norm, pre-norm, and post-norm de-escalated."""
+"""Variants by name: how the blocks are wired, which remedies are put in, how the weights are drawn. One table.
+
+The same for images and language. A variant can also be composed where its name is asked for:
+
+    post+residual-weight(alpha=0.3)        a variant, with a remedy more
+    deescalated(tau=0.5)                   its remedy with other options
+    post+de-escalation(tau=0.5)@xavier     another initialiser than the recipe's
+
+Imports nothing heavy: remedies, wirings and initialisers are named here, and made in `building.py`.
+"""
 
 from __future__ import annotations
 
-from torch import nn
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from depthscope.models.block import NormPlacement, post_norm, pre_norm
-from depthscope.remedies import DeEscalate, apply
-from depthscope.training.config import Variant
+from depthscope.registry import Registry
+from depthscope.training.notation import Named, parse, split
+
+FORM = "NAME[(option=value, …)][+REMEDY[(option=value, …)]]…[@INITIALISER]"
+DEESCALATION = "de-escalation"
 
 
-def placement_of(variant: Variant) -> NormPlacement:
-    """Where the norms stand: the de-escalated variant is a post-norm model with a remedy."""
-    return pre_norm if variant == "pre" else post_norm
+@dataclass(frozen=True)
+class Variant:
+    """What is compared with what. `None`: as the recipe has it."""
+
+    name: str
+    title: str
+    wiring: str  # of `depthscope.models.WIRINGS`
+    remedies: tuple[Named, ...] = ()  # by the names that `depthscope.remedies` has for them
+    initialiser: str | None = None
+    final_norm: bool | None = None
+    based_on: str = ""  # the variant of the table that a composed one was made from
+
+    def completed(self, places: Mapping[str, Mapping[str, Any]]) -> tuple[Named, ...]:
+        """Its remedies, with what `places` (remedy → options) says where the variant leaves it open."""
+        return tuple(remedy.completed(places.get(remedy.name, {})) for remedy in self.remedies)
 
 
-def put_in_variant(model: nn.Module, variant: Variant, tau: float = 1.0, at: str = "output") -> nn.Module:
-    """Puts de-escalation into every block of a post-norm model if the variant asks for it; returns the model."""
-    return apply(model, DeEscalate(tau=tau, at=at)) if variant == "deescalated" else model
+VARIANTS: Registry[Variant] = Registry(
+    "variant",
+    "depthscope.variants",
+    [
+        Variant("post", "post-norm", "post"),
+        Variant("pre", "pre-norm", "pre"),
+        Variant("pre-final-norm", "pre-norm, a final norm also where the recipe has none", "pre", final_norm=True),
+        Variant("deescalated", "post-norm, de-escalated", "post", (Named.of(DEESCALATION, tau=1.0),)),
+        Variant(
+            "deescalated-leaking",
+            "post-norm, de-escalated by the paper's mean, which sees the future",
+            "post",
+            (Named.of(DEESCALATION, tau=1.0, mixing="full", allow_leak=True),),
+        ),
+    ],
+)
+
+
+YU_ZHANG = ("post", "pre", "deescalated")  # those that their 2024 paper compares
+
+
+def variant_of(variant: str | Variant) -> Variant:
+    """The variant that is named or composed; a mistake is a ValueError of one line."""
+    if isinstance(variant, Variant):
+        return variant
+    composed, _, initialiser = variant.partition("@")
+    head, *added = split(composed, "+")
+    if not head or not all(added) or (not initialiser and "@" in variant):
+        raise ValueError(f"expected a variant as {FORM}, got {variant!r}")
+    base = parse(head)
+    found = VARIANTS[base.name]
+    if base.options:
+        found = replace(found, remedies=(_only_remedy(found).changed(**dict(base.options)),))
+    remedies = (*found.remedies, *map(parse, added))
+    if variant.strip() == found.name:
+        return found
+    name = "+".join(map(str, (base, *map(parse, added)))) + (f"@{initialiser.strip()}" if initialiser else "")
+    return replace(
+        found,
+        name=name,
+        remedies=remedies,
+        initialiser=initialiser.strip() or found.initialiser,
+        based_on=base.name,
+    )
+
+
+def learning_rate_for(variant: Variant, rates: Mapping[str, float]) -> float:
+    """The rate of the variant or of the one that it is based on, else of its wiring, else the least.
+
+    A variant that is composed with a further remedy has its wiring's rate: what the remedy permits is not known.
+    """
+    base = VARIANTS[variant.based_on] if variant.based_on else variant
+    same_remedies = [remedy.name for remedy in base.remedies] == [remedy.name for remedy in variant.remedies]
+    names = [variant.name, *([base.name] if same_remedies else []), variant.wiring]
+    return next((rates[name] for name in names if name in rates), min(rates.values()))
+
+
+def folder_name(variant: str) -> str:
+    """The variant in the name of a folder: no brackets, no spaces."""
+    return re.sub(r"[^\w.+=@-]+", "_", variant).strip("_")
+
+
+def _only_remedy(variant: Variant) -> Named:
+    if len(variant.remedies) != 1:
+        raise ValueError(
+            f"{variant.name!r} has {len(variant.remedies)} remedies, so that options in brackets say nothing: "
+            f"give them to a remedy, as in {variant.name}+{DEESCALATION}(tau=0.5)"
+        )
+    return variant.remedies[0]

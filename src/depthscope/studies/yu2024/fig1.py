@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from depthscope.models.families import build_family
-from depthscope.models.text import Text, cut, read_text, train_tokenizer
 from depthscope.probing import Profile, probe
 from depthscope.studies.study import Claim, Progress, Study, judge
 from depthscope.studies.style import BLACK, GREEN, SKY, VERMILION, label, legend_below, panels
+from depthscope.text import Text, cut, read_text, train_tokenizer
 
 FAMILIES = ("bert", "albert")
 MEASURES, NAMES = ("token_similarity", "cosine_similarity"), ("t_sim", "t_cos")

@@ -20,8 +20,8 @@ from depthscope.studies.comparison import NAMES, draw_curves
 from depthscope.studies.study import Claim, Progress, Study, judge
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
 from depthscope.training.comparison_results import COLUMNS, curves, final_values
-from depthscope.training.config import VARIANTS
 from depthscope.training.recipes import RECIPES
+from depthscope.training.variants import YU_ZHANG as VARIANTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ def compute(config: Config, progress: Progress, folder: Path) -> pd.DataFrame:
     if not computable(config):
         progress(1.0)
         return pd.DataFrame(columns=COLUMNS)
-    recipe = RECIPES[config.recipe].recipe
+    recipe = RECIPES[config.recipe]
     configs = [recipe(variant).changed(**config.settings) for variant in VARIANTS]
     cells = cells_of(configs, seeds=range(config.seed, config.seed + config.trials))
     options: dict[str, Any] = {"tracker": "none"}
@@ -152,7 +152,7 @@ def _means(final: pd.DataFrame, name: str) -> dict[str, float]:
 def _note(config: Config) -> str:
     if config.form == "paper":
         return "" if computable(config) else "the paper's scale needs a GPU; the same command computes it there"
-    recipe = RECIPES[config.recipe].recipe
+    recipe = RECIPES[config.recipe]
     settings = ", ".join(f"{name} {value}" for name, value in config.settings.items())
     rates = ", ".join(f"{NAMES[variant]} {recipe(variant).lr:g}" for variant in VARIANTS)
     few = "; too few steps for a verdict" if config.form == "quick" else ""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from depthscope.measures import token_similarity
 from depthscope.models.transformer_xl import TransformerXL
 from depthscope.training.checkpoint import read_newest
-from depthscope.training.config import LanguageConfig, LanguageVariant
+from depthscope.training.config import LanguageConfig
 from depthscope.training.data.token_stream import TokenRows
 from depthscope.training.data.wikitext import Corpus, load_manual, load_wikitext
 from depthscope.training.display import Quiet
@@ -37,7 +37,7 @@ Row = dict[str, Any]
 class Case:
     """A variant, and what is done so that it trains."""
 
-    variant: LanguageVariant
+    variant: str
     warm_up: bool = False
     clip: bool = False
 

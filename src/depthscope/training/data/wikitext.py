@@ -22,13 +22,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from depthscope.extras import require
-from depthscope.models.text import read_text
+from depthscope.text import read_text
 from depthscope.training.data.token_stream import UNKNOWN, Vocabulary, count_words
 
 WIKITEXT103 = "Salesforce/wikitext:wikitext-103-v1"
 WIKITEXT103_WORDS, WIKITEXT103_TOKENS = 267_735, 103_227_021  # of the training text
 SPLITS = ("train", "valid", "test")
-Progress = Callable[[str, int], object]  # what is being done, how many lines more
+ToldOfLines = Callable[[str, int], object]  # what is being done, how many lines more
 
 _LAYOUT = "1"  # of the cache; another number makes old caches unseen
 _FILES = ("wiki.{}.tokens", "{}.txt")
@@ -67,7 +67,7 @@ class _Source(Protocol):
     def called(self, split: str) -> str: ...
 
 
-def load_wikitext(source: str | Path, cache: Path | None = None, progress: Progress | None = None) -> Corpus:
+def load_wikitext(source: str | Path, cache: Path | None = None, progress: ToldOfLines | None = None) -> Corpus:
     """The corpus of a folder or of a Hugging Face dataset ("Salesforce/wikitext:wikitext-103-v1").
 
     `cache`: by default `depthscope` in the user's cache folder. `progress` is told of lines counted and encoded.
@@ -183,7 +183,7 @@ def _file(folder: Path, split: str) -> Path:
     raise ValueError(f"expected {' or '.join(names)} in {folder}, got {have}; fetch WikiText's token files anew")
 
 
-def _build(source: _Source, folder: Path, progress: Progress) -> None:
+def _build(source: _Source, folder: Path, progress: ToldOfLines) -> None:
     """Counts, encodes, writes; the folder appears complete or not at all."""
     counted = {split: count_words(_told(source.lines(split), f"counting {split}", progress)) for split in SPLITS}
     vocabulary = Vocabulary.of(counted["train"])
@@ -230,7 +230,7 @@ def _read(name: str, folder: Path) -> Corpus:
     return Corpus(name, Vocabulary(tuple(words)), **streams, fingerprint=folder.name.rpartition("-")[2][:16])
 
 
-def _told(lines: Iterable[str], doing: str, progress: Progress) -> Iterator[str]:
+def _told(lines: Iterable[str], doing: str, progress: ToldOfLines) -> Iterator[str]:
     since = 0
     for line in lines:
         yield line

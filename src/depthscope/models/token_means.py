@@ -1,12 +1,14 @@
-"""Which tokens a token's mean is taken over: the whole sequence, or only what came before.
+"""The mean of a token's sequence: over all of it, or only over what came before the token. The one place for it.
 
 `Full` is Yu & Zhang's (eq. 21). In a causal model it lets a position see later ones; `Prefix` and `Ema` do not.
 Their matrices C are row-stochastic and lower triangular, so C1 = 1 and the similar part is scaled by 1 − τ as in
-the paper, except at the first token (see `CausalMean`).
+the paper, except at the first token (see `CausalMean`). Remedies subtract these means by hooks (`depthscope.remedies`),
+Transformer-XL as a part of the model that goes on from segment to segment (`carried_mean.py`).
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -23,6 +25,24 @@ class Running(NamedTuple):
 
     total: Tensor  # (…, 1, d) Σ_j β^(i−j) x_j
     weight: Tensor  # (…, 1, 1) Σ_j β^(i−j)
+
+
+class Stretch(NamedTuple):
+    """What the causal means of n tokens in a row are made of, if all of them count: the same for every sequence."""
+
+    within: Tensor  # (n, n) β^(i−j) for j ≤ i, else 0
+    carried: Tensor  # (n, 1) β^(i+1), the weight of what came before the stretch
+    weight: Tensor  # (n, 1) Σ_j β^(i−j) over all tokens so far; their number, if β = 1
+    divisor: Tensor  # (n, 1) by which totals become means; infinite for a token that is left alone
+
+    def means(self, tokens: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens (…, n, d), before (…, 1, d) the total of earlier tokens → means (…, n, d), total after (…, 1, d).
+
+        Both are in the dtype of `before`, which is float32 or wider.
+        """
+        with no_autocast(tokens.device):
+            totals = self.within @ tokens.to(before.dtype) + self.carried * before
+        return totals / self.divisor, totals[..., -1:, :]
 
 
 @dataclass(frozen=True)
@@ -67,11 +87,19 @@ class CausalMean:
         """tokens (…, n, d), counted (…, n) true for tokens in the mean → (…, n, d); 0 where none has come yet."""
         n, dtype = tokens.shape[-2], accumulator(tokens)
         if counted is None and n <= CHUNK:
-            with torch.autocast(tokens.device.type, enabled=False):  # a product in bfloat16 is no float32 sum
-                weights = _decays(n, self.beta, tokens.device, dtype)
-                matrix = self._divided(weights, weights.sum(dim=-1, keepdim=True), True)
-                return matrix @ tokens.to(dtype)
+            with no_autocast(tokens.device):
+                stretch = self.stretch(n, torch.zeros((), device=tokens.device, dtype=dtype))
+                return (stretch.within / stretch.divisor) @ tokens.to(dtype)
         return self.running_mean(tokens, counted)[0]
+
+    def stretch(self, n: int, before: Tensor) -> Stretch:
+        """What the means of n tokens are made of; `before` () is the weight of all tokens that came earlier."""
+        within = _decays(n, self.beta, before.device, before.dtype)
+        carried = _fade(n, self.beta, before.device, before.dtype)
+        weight = carried * before + within.sum(dim=-1, keepdim=True)
+        if self.shrink is None:
+            return Stretch(within, carried, weight, weight.masked_fill(weight == 1, torch.inf))
+        return Stretch(within, carried, weight, weight + self.shrink)
 
     def running_mean(
         self, tokens: Tensor, counted: Tensor | None = None, before: Running | None = None
@@ -82,7 +110,7 @@ class CausalMean:
             counted = torch.ones_like(tokens[..., 0], dtype=torch.bool)
         inside = counted.unsqueeze(-1)  # (…, n, 1)
         working = torch.where(inside, working, 0.0)  # not a product: padding may hold nan
-        with torch.autocast(tokens.device.type, enabled=False):
+        with no_autocast(tokens.device):
             total = decayed_sums(working, self.beta)  # (…, n, d)
             weight = decayed_sums(inside.to(working.dtype), self.beta)  # (…, n, 1)
         if before is not None:
@@ -112,12 +140,17 @@ class Ema(CausalMean):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.decay < 1:
-            raise ValueError(f"expected a decay between 0 and 1, got {self.decay}; a decay of 1 is mixing='prefix'")
+            raise ValueError(f"expected a decay between 0 and 1, got {self.decay}; a decay of 1 is Prefix()")
 
     @property
     def beta(self) -> float:
         """How fast earlier tokens are forgotten."""
         return self.decay
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Keeps sums in the dtype that was chosen for them: a product in bfloat16 is no float32 sum."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def accumulator(tokens: Tensor) -> torch.dtype:

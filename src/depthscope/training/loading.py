@@ -21,11 +21,14 @@ from depthscope.training.data.wikitext import (
 )
 from depthscope.training.images import ImageClassification
 from depthscope.training.language import LanguageModelling
+from depthscope.training.recipes import RECIPES
 from depthscope.training.task import Task
 
 
 def make_task(config: TrainingConfig, data: str | None = None, *, allow_incomplete: bool = False) -> Task:
     """The task of a configuration. `data`: where its data is, if it does not come with a library."""
+    if (own := _own_task(config, data)) is not None:
+        return own
     if isinstance(config, ImageConfig):
         if config.dataset == "digits":
             if data is not None or allow_incomplete:
@@ -46,7 +49,12 @@ def make_task(config: TrainingConfig, data: str | None = None, *, allow_incomple
 
 
 def make_empty_task(config: TrainingConfig) -> Task:
-    """The same without its data, on the meta device: for sizes and counts, with nothing loaded."""
+    """The same without its data, on the meta device: for sizes and counts, with nothing loaded.
+
+    A recipe with a task of its own makes that one, without `data`.
+    """
+    if (own := _own_task(config, None)) is not None:
+        return own
     if isinstance(config, ImageConfig):
         cifar = config.dataset == "cifar10"
         shape, train, test = ((3, 32, 32), TRAINING, TEST) if cifar else ((1, 8, 8), 1437, 360)
@@ -66,3 +74,9 @@ def make_empty_task(config: TrainingConfig) -> Task:
         )
         return LanguageModelling(config, Corpus(config.dataset, words, stream, held_out, held_out, fingerprint=""))
     raise ValueError(f"no task is known for {type(config).__name__}")
+
+
+def _own_task(config: TrainingConfig, data: str | None) -> Task | None:
+    """The task that the recipe brings along; None if its data and model are of this package."""
+    make = RECIPES[config.recipe].task if config.recipe in RECIPES else None
+    return None if make is None else make(config, data)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+from depthscope.models.token_means import decayed_sums
 from depthscope.remedies import Ema, Full, Prefix, deescalate
-from depthscope.remedies.mixing import decayed_sums
 from samples import seeded
 
 FORMS = [Full(), Prefix(), Prefix(shrink=0.7), Ema(0.8), Ema(0.5, shrink=2.0)]

@@ -1,0 +1,50 @@
+"""From the names in a configuration to the things themselves: wirings, initialisers, remedies."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from depthscope.models import paper_text, pytorch_default, theorem, xavier
+from depthscope.models.initialisers import Initialiser
+from depthscope.registry import Registry
+from depthscope.remedies import Remedy
+from depthscope.remedies.record import from_dict
+from depthscope.training.config import TrainingConfig
+from depthscope.training.notation import Named
+
+INITIALISERS: Registry[Initialiser] = Registry(
+    "initialiser",
+    "depthscope.initialisers",
+    [pytorch_default, xavier, theorem, paper_text],
+    name_of=lambda initialiser: initialiser.__name__,  # type: ignore[attr-defined]
+)
+
+
+def remedy_of(named: Named) -> Remedy:
+    """The remedy that a name and its options stand for."""
+    return from_dict(named.record("remedy"))
+
+
+def remedies_of(config: TrainingConfig) -> list[Remedy]:
+    """The remedies of a configuration, in their order."""
+    return [remedy_of(named) for named in config.remedies]
+
+
+def recorded(config: TrainingConfig) -> dict[str, Any]:
+    """The configuration as JSON, its remedies with all their options, also those that nobody gave.
+
+    A run whose remedy has another default in a later version is then another run.
+    """
+    remedies = [{"remedy": named.name} | _in_full(remedy_of(named)) for named in config.remedies]
+    return config.as_json() | {"remedies": remedies}
+
+
+def _in_full(value: Any) -> dict[str, Any]:
+    found = {}
+    for field in fields(value):
+        item = getattr(value, field.name)
+        if is_dataclass(item):
+            item = {"kind": type(item).__name__} | _in_full(item)
+        found[field.name] = list(item) if isinstance(item, tuple) else item
+    return found
