@@ -9,10 +9,11 @@ from torch.testing import assert_close
 
 from depthscope.models import Block, BlockConfig, post_norm, pre_norm
 from depthscope.studies import load
+from depthscope.studies.simulation.blocks import attend
+from depthscope.studies.simulation.collapse_rate import fit
+from depthscope.studies.simulation.variants import attention_half, ffn_half, pre_norm_block
+from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.study import Study
-from depthscope.studies.yu2024.block_variants import attend_causally, attention_half, ffn_half, pre_norm_block
-from depthscope.studies.yu2024.slope import fit
-from depthscope.studies.yu2024.weights import Sampler
 
 MINE = ("yu2024-fig1", "yu2024-fig4", "yu2024-rate", "causal-rate")
 # Pre-norm is not much slower at first, and attention's share of its trunk rises before it falls.
@@ -69,7 +70,7 @@ def test_the_batched_blocks_are_our_block(placement, causal: bool):
 
 def test_causal_attention_looks_back_only():
     weights = Sampler("theorem", trials=1, width=8, heads=2, seed=0, dtype=torch.float64).draw()
-    _, p = attend_causally(weights, torch.randn(1, 1, 5, 8, dtype=torch.float64), 2)
+    _, p = attend(weights, torch.randn(1, 1, 5, 8, dtype=torch.float64), 2, causal=True)
     assert not p.triu(1).any()
     assert_close(p.sum(dim=-1), torch.ones(1, 1, 2, 5, dtype=torch.float64))
 

@@ -12,17 +12,12 @@ from torch import nn
 from depthscope.measures import TokenMatrix, growth, omega
 from depthscope.models import Block, BlockConfig
 from depthscope.models.block import TRUNK_STATIONS
+from depthscope.studies.simulation.blocks import attend, feed, input_gradient, post_norm_block
+from depthscope.studies.simulation.randomness import generators, standard_normal_tokens
+from depthscope.studies.simulation.weights import SETTINGS, Linear, Sampler
 from depthscope.studies.study import Claim, Study
 from depthscope.studies.yu2024 import fig2, fig3, fig5, fig8, initialisation
-from depthscope.studies.yu2024.batched_block import (
-    attend,
-    feed,
-    input_gradient,
-    post_norm_block,
-    standard_normal_tokens,
-)
 from depthscope.studies.yu2024.sweep import escalating_slope, predicted_diversities
-from depthscope.studies.yu2024.weights import SETTINGS, Linear, Sampler, generators
 from depthscope.theory import OddsMap
 
 STUDIES = (fig2.STUDY, fig3.STUDY, fig5.STUDY, fig8.STUDY, initialisation.STUDY)

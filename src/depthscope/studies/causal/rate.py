@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from depthscope.measures import TokenMatrix, delta, token_diversity
+from depthscope.studies.simulation.blocks import attend
+from depthscope.studies.simulation.collapse_rate import allowed, walk
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.variants import attention_half, ffn_half
+from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.study import Claim, Progress, Study, judge
 from depthscope.studies.style import BLACK, BLUE, GREY, ORANGE, VERMILION, label, legend_below, panels
-from depthscope.studies.yu2024.batched_block import chunks, standard_normal_tokens
-from depthscope.studies.yu2024.block_variants import attend_causally, attention_half, ffn_half
-from depthscope.studies.yu2024.slope import allowed, walk
-from depthscope.studies.yu2024.weights import Sampler
 from depthscope.theory import asymptotic_rate, causal_ramp, causal_ratio, uniform_causal_attention
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
@@ -69,7 +70,7 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
                     tokens[case] = x = ffn_half(weights, x) if case == "causal + FFN" else x
                 frames.append(_rows(case, block, part, _measure(x)))
             progress((part + block / config.depth) / len(parts))
-        _, p = attend_causally(weights, tokens["causal"][:, :1], config.heads)
+        _, p = attend(weights, tokens["causal"][:, :1], config.heads, causal=True)
         frames.append(_rows("causal", config.depth, part, {"delta": delta(p).mean(dim=(-2, -1))}))
         frames.append(_profile(tokens["causal"][:, 0], config.depth))
     lengths = [delta(uniform_causal_attention(n)).item() for n in config.lengths]

@@ -15,9 +15,10 @@ import torch
 
 from depthscope.measures import Scratch, TokenMatrix, delta, growth, token_similarity
 from depthscope.studies import style
+from depthscope.studies.simulation.blocks import Stations, feed, post_norm_block
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.yu2024.batched_block import Stations, chunks, feed, post_norm_block, standard_normal_tokens
-from depthscope.studies.yu2024.weights import Sampler
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

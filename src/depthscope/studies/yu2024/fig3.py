@@ -17,9 +17,10 @@ from torch import Tensor
 
 from depthscope.measures import Growth, TokenMatrix, token_similarity
 from depthscope.studies import style
+from depthscope.studies.simulation.blocks import post_norm_block
+from depthscope.studies.simulation.randomness import generators, standard_normal_tokens
+from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.yu2024.batched_block import post_norm_block, standard_normal_tokens
-from depthscope.studies.yu2024.weights import Sampler, generators
 from depthscope.theory import expected_rate, lower_bound, spectral_estimate
 
 if TYPE_CHECKING:

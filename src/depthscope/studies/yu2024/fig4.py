@@ -14,11 +14,12 @@ import pandas as pd
 from torch import Tensor
 
 from depthscope.measures import frobenius_norm, token_similarity
+from depthscope.studies.simulation.blocks import post_norm_block
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.variants import PreNorm, pre_norm_block
+from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.study import Claim, Progress, Study, judge
 from depthscope.studies.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, label, legend_below, line_with_band, panels
-from depthscope.studies.yu2024.batched_block import chunks, post_norm_block, standard_normal_tokens
-from depthscope.studies.yu2024.block_variants import PreNorm, pre_norm_block
-from depthscope.studies.yu2024.weights import Sampler
 from depthscope.theory import expected_pre_norm_energy, pre_norm_exponent, pre_norm_odds, similarity_of, token_odds
 
 CHUNK = 16  # trials at a time: their weights are 0.2 GB

@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import torch
 
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.study import Progress
-from depthscope.studies.yu2024.batched_block import chunks, standard_normal_tokens
 from depthscope.studies.yu2024.sweep import (
     diversities,
     fresh_map,
     odds_and_gradients,
     predicted_diversities,
 )
-from depthscope.studies.yu2024.weights import Sampler
 from depthscope.theory import OddsMap
 
 TAUS = (0.1, 0.5, 1.0)

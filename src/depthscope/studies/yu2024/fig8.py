@@ -21,8 +21,8 @@ from torch import Tensor
 
 from depthscope.measures import Growth, growth
 from depthscope.studies import style
+from depthscope.studies.simulation.randomness import fill_gaussian, fill_uniform, generators
 from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.yu2024.weights import fill_gaussian, fill_uniform, generators
 from depthscope.theory import eta, expected_eta, expected_growth
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from torch import Tensor
 from depthscope.measures import TokenMatrix, growth, token_diversity, token_similarity
 from depthscope.remedies import deescalate
 from depthscope.studies import style
+from depthscope.studies.simulation.blocks import post_norm_block
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.weights import SETTINGS, Sampler
 from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.yu2024.batched_block import chunks, post_norm_block, standard_normal_tokens
-from depthscope.studies.yu2024.weights import SETTINGS, Sampler
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

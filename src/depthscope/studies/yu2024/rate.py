@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from depthscope.measures import token_diversity
+from depthscope.studies.simulation.collapse_rate import FLOOR, LOCAL, Fit, allowed, fit, walk
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.variants import attention_half, ffn_half
+from depthscope.studies.simulation.weights import Linear, Sampler, Weights
 from depthscope.studies.study import Claim, Progress, Study, judge
 from depthscope.studies.style import BLACK, GREY, PALETTE, label, legend_below, panels
-from depthscope.studies.yu2024.batched_block import chunks, standard_normal_tokens
-from depthscope.studies.yu2024.block_variants import attention_half, ffn_half
-from depthscope.studies.yu2024.slope import FLOOR, LOCAL, Fit, allowed, fit, walk
-from depthscope.studies.yu2024.weights import Linear, Sampler, Weights
 from depthscope.theory import asymptotic_rate
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
