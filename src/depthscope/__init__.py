@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = version("depthscope")
 
-_ROOMS = ("anatomy", "diagnosis", "measures", "models", "probing", "remedies", "studies", "theory", "training")
+_ROOMS = (
+    "anatomy",
+    "diagnosis",
+    "drawing",
+    "measures",
+    "models",
+    "probing",
+    "remedies",
+    "studies",
+    "theory",
+    "training",
+)
 _PUBLIC = {
     "Diagnosis": "diagnosis",
     "Profile": "probing",

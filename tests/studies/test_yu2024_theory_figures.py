@@ -23,10 +23,11 @@ from depthscope.theory import OddsMap
 STUDIES = (fig2.STUDY, fig3.STUDY, fig5.STUDY, fig8.STUDY, initialisation.STUDY)
 COLUMNS = {
     "yu2024-fig2": {"trial", "block", "similarity", "ratio_1", "ratio_2", "ratio_3", "ratio_4", "delta", "omega"},
-    "yu2024-fig3": {"block", "trials", "similarity", "bound_applies"}
+    "yu2024-fig3": {"block", "trials", "similarity", "bound_applies", "excess_two_errors"}
     | {f"{q}_{c}" for q in ("excess", "rate") for c in ("mean", "sd", "bound", "spectral", "expected")},
     "yu2024-fig5": {"part", "setting", "tau", "block", "trial", "quantity", "value"},
-    "yu2024-fig8": {"t", "width", "repeat", "plain", "plain_error", "controlled", "controlled_error", "expected"},
+    "yu2024-fig8": {"t", "width", "repeat", "plain", "plain_error", "controlled", "controlled_error", "expected"}
+    | {"plain_size", "controlled_size", "expected_size"},
     "yu2024-init": {"setting", "tau", "block", "trial", "gain", "quantity", "value"},
 }
 NOT_REPRODUCED = {  # in the quick form; everything else is reproduced

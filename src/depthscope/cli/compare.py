@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -158,19 +157,17 @@ def _bar(total: int, launch: Launch) -> Iterator[Callable[[int, Any], None]]:
 
 def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
     """curves.parquet, curves.png, curves.pdf and summary.json, each whole or as it was."""
-    from depthscope.studies.comparison import draw_curves
+    from depthscope.drawing import draw_training_curves
+    from depthscope.files import write_folder
 
-    figure = draw_curves(frame[frame["quantity"] != "failed"])
+    figure = draw_training_curves(frame[frame["quantity"] != "failed"])
     writers: dict[str, Callable[[Path], Any]] = {
         "curves.parquet": lambda path: frame.to_parquet(path, index=False),
         "curves.png": lambda path: figure.savefig(path, dpi=160),
         "curves.pdf": figure.savefig,
         "summary.json": lambda path: path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8"),
     }
-    for name, write in writers.items():
-        scratch = out / f".{os.getpid()}-{name}"
-        write(scratch)
-        os.replace(scratch, out / name)
+    write_folder(out, writers)
 
 
 def _show(summary: dict[str, Any], out: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import anatomy_of
 from depthscope.extras import MissingExtra, require
+from depthscope.files import write_whole
 from depthscope.probing import watch
 from depthscope.probing.heat_map import heat_map
 from depthscope.probing.records import load_records
@@ -59,9 +59,7 @@ def _draw(run: Run) -> None:
         return
     records = load_records(run.depth)
     station = BEHIND_FFN if (records["station"] == BEHIND_FFN).any() else "output"
-    scratch = run.out / f".depth-{os.getpid()}.png"
-    heat_map(records, station=station).savefig(scratch, dpi=120)
-    os.replace(scratch, run.out / "depth.png")
+    write_whole(run.out / "depth.png", lambda path: heat_map(records, station=station).savefig(path, dpi=120))
 
 
 def first_nonfinite_block(task: Task, model: nn.Module, batch: Any, carry: Carry) -> int:

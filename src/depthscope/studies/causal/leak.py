@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
-from depthscope.studies import style
+from depthscope import drawing
 from depthscope.studies.causal.leak_runs import (
     CAUSAL,
     LEAKING,
@@ -34,15 +35,15 @@ STACKS_SHARE = 0.1  # of the time
 BELOW, NOT_BELOW = 10, 3  # standard errors
 APART, COLLAPSED = 0.2, 0.95
 _STYLES: dict[str, dict[str, Any]] = {
-    NONE: {"color": style.BLACK, "linewidth": 3.2},
-    "full mean": {"color": style.VERMILION},
-    "full mean, at output": {"color": style.ORANGE},
-    "prefix": {"color": style.BLUE},
-    "prefix, at output": {"color": style.SKY, "linestyle": "--"},
-    "prefix, κ = 1": {"color": style.GREEN, "linestyle": "--"},
-    "EMA": {"color": style.PURPLE, "linestyle": ":", "linewidth": 2.2},
-    "full mean, branch alone": {"color": style.VERMILION, "linestyle": "--"},
-    "prefix, branch alone": {"color": style.BLUE, "linestyle": "--"},
+    NONE: {"color": drawing.BLACK, "linewidth": 3.2},
+    "full mean": {"color": drawing.VERMILION},
+    "full mean, at output": {"color": drawing.ORANGE},
+    "prefix": {"color": drawing.BLUE},
+    "prefix, at output": {"color": drawing.SKY, "linestyle": "--"},
+    "prefix, κ = 1": {"color": drawing.GREEN, "linestyle": "--"},
+    "EMA": {"color": drawing.PURPLE, "linestyle": ":", "linewidth": 2.2},
+    "full mean, branch alone": {"color": drawing.VERMILION, "linestyle": "--"},
+    "prefix, branch alone": {"color": drawing.BLUE, "linestyle": "--"},
 }
 
 
@@ -56,10 +57,11 @@ class Config:
 def compute(config: Config, progress: Progress) -> pd.DataFrame:
     """Tidy rows: part, case, step, position, block, draw (−1 where none), quantity, value, error (nan where none).
 
-    `training`: the loss of every step. `test`: on fresh tokens, all positions in one pass and token by token.
-    `stack`: t_sim behind every block. `floor`: ln V.
+    `training`: the loss of every step. `training, smooth`: its means over fiftieths of the training. `test`: on fresh
+    tokens, all positions in one pass and token by token. `stack`: t_sim behind every block. `floor`: ln V.
     """
     frames = [rows("floor", "uniform tokens", quantity=["loss"], value=math.log(config.training.vocabulary))]
+    smooth: list[pd.DataFrame] = []
     shape, done = config.training, 0
 
     def advance() -> None:
@@ -70,6 +72,7 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
     for case, remedy in MODELS.items():
         model, losses = train(shape, remedy, config.seed, advance)
         frames.append(rows("training", case, step=range(1, shape.steps + 1), quantity="loss", value=losses))
+        smooth.append(rows("training, smooth", case, quantity="loss", **_smooth(losses)))
         frames.append(pd.DataFrame(evaluate(shape, model, config.seed)).assign(part="test", case=case))
     depth = config.stacks
     for place, (case, stack) in enumerate(STACKS.items(), start=1):
@@ -78,46 +81,55 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
             blocks = range(1, depth.blocks + 1)
             frames.append(rows("stack", case, block=blocks, draw=draw, quantity="token_similarity", value=found))
         progress(1 - STACKS_SHARE * (1 - place / len(STACKS)))
-    frame = pd.concat(frames, ignore_index=True)
+    frame = pd.concat([*frames, *smooth], ignore_index=True)
     for column in ("step", "position", "block", "draw"):
         frame[column] = frame[column].fillna(-1).astype(int)
     return frame[["part", "case", "step", "position", "block", "draw", "quantity", "value", "error"]]
 
 
+def _smooth(losses: list[float]) -> dict[str, list[Any]]:
+    """Means over some fifty windows of steps; each stands at the step in the middle of its window."""
+    window = max(1, len(losses) // 50)
+    windows = [range(start, min(start + window, len(losses))) for start in range(0, len(losses), window)]
+    return {
+        "step": [1 + (steps[0] + steps[-1]) // 2 for steps in windows],
+        "value": [fmean(losses[step] for step in steps) for steps in windows],
+    }
+
+
 def draw(frame: pd.DataFrame) -> Any:
-    figure, (learning, testing, stack) = style.panels(3, width=4.2, height=4.2)
+    figure, (learning, testing, stack) = drawing.panels(3, width=4.2, height=4.2)
     floor = _floor(frame)
-    training = frame[frame["part"] == "training"]
-    window = max(1, int(training["step"].max()) // 50)
+    smooth = frame[frame["part"] == "training, smooth"]
     for case in MODELS:
-        losses = training[training["case"] == case].groupby((training["step"] - 1) // window)
-        learning.plot(losses["step"].mean(), losses["value"].mean(), label=case, **{"linewidth": 1.6} | _STYLES[case])
-    learning.axhline(floor, color=style.GREY, linewidth=1, linestyle="--", label="ln V, the floor")
+        losses = smooth[smooth["case"] == case]
+        learning.plot(losses["step"], losses["value"], label=case, **{"linewidth": 1.6} | _STYLES[case])
+    learning.axhline(floor, color=drawing.GREY, linewidth=1, linestyle="--", label="ln V, the floor")
     learning.set(ylim=(0, 1.1 * floor), xlim=(0, None))
-    style.label(learning, "Training on random tokens", "step", "loss, nats per token")
+    drawing.label(learning, "Training on random tokens", "step", "loss, nats per token")
 
     for place, (quantity, colour, name) in enumerate(
         (
-            ("one pass", style.BLUE, "all positions in one pass"),
-            ("token by token", style.ORANGE, "token by token: no future"),
+            ("one pass", drawing.BLUE, "all positions in one pass"),
+            ("token by token", drawing.ORANGE, "token by token: no future"),
         )
     ):
         values = [_test(frame, case, quantity).value for case in MODELS]
         heights = [number - 0.2 + 0.4 * place for number in range(len(MODELS))]
         testing.barh(heights, values, height=0.38, color=colour, label=name)
-    testing.axvline(floor, color=style.GREY, linewidth=1, linestyle="--", label="ln V, the floor")
+    testing.axvline(floor, color=drawing.GREY, linewidth=1, linestyle="--", label="ln V, the floor")
     testing.set_yticks(range(len(MODELS)), list(MODELS))
     testing.invert_yaxis()
-    style.label(testing, "Tested on fresh tokens", "loss, nats per token", "remedy")
+    drawing.label(testing, "Tested on fresh tokens", "loss, nats per token", "remedy")
 
     for case in (case for case in STACKS if case in _STYLES):
         curve = _similarity(frame, case)
         stack.plot(curve.index, curve, label=case, **{"linewidth": 1.6} | _STYLES[case])
     stack.set_ylim(0, 1.02)
-    style.block_axis(stack, int(frame["block"].max()))
-    style.label(stack, "Causal stack at initialisation", "block", "t_sim")
-    style.legend_below([learning, stack], columns=2)
-    style.legend_below(testing, columns=1)
+    drawing.block_axis(stack, int(frame["block"].max()))
+    drawing.label(stack, "Causal stack at initialisation", "block", "t_sim")
+    drawing.legend_below([learning, stack], columns=2)
+    drawing.legend_below(testing, columns=1)
     return figure
 
 

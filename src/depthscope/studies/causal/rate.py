@@ -8,6 +8,7 @@ Thm 2.6 does not apply. Float64, all cases through the same weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from depthscope.drawing import BLACK, BLUE, GREY, ORANGE, VERMILION, label, legend_below, panels
 from depthscope.measures import TokenMatrix, delta, token_diversity
 from depthscope.studies.simulation.blocks import attend
 from depthscope.studies.simulation.collapse_rate import allowed, walk
@@ -23,7 +25,6 @@ from depthscope.studies.simulation.randomness import chunks, standard_normal_tok
 from depthscope.studies.simulation.variants import attention_half, ffn_half
 from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.style import BLACK, BLUE, GREY, ORANGE, VERMILION, label, legend_below, panels
 from depthscope.theory import asymptotic_rate, causal_ramp, causal_ratio, uniform_causal_attention
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
@@ -49,6 +50,8 @@ class Config:
 
 def compute(config: Config, progress: Progress) -> pd.DataFrame:
     """Tidy rows: case, block, trial, token (of the profile), n (of δ's curve), measure, value; −1 where none.
+
+    After what was measured stand the curves of `_curves`.
 
     Every case has two streams with the same first token and other tokens after it: `strangers` is how far
     apart they are, ‖X − X′‖²/‖X‖², and goes to 0 only if the first token decides everything.
@@ -76,9 +79,20 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
     lengths = [delta(uniform_causal_attention(n)).item() for n in config.lengths]
     frames.append(pd.DataFrame({"case": "uniform causal", "n": config.lengths, "measure": "delta", "value": lengths}))
     frame = pd.concat(frames, ignore_index=True)
+    frame = pd.concat([frame, *_curves(frame, config.tokens)], ignore_index=True)
     for column in ("block", "trial", "token", "n"):
         frame[column] = frame[column].fillna(-1).astype(int)
     return frame
+
+
+def _curves(frame: pd.DataFrame, tokens: int) -> Iterator[pd.DataFrame]:
+    """What the picture shows besides: `mean_…`, geometric means over trials by block, and the ramp (i − 1)/(n − 1)."""
+    for case, measure in (*((case, "diversity") for case in CASES), ("causal", "strangers")):
+        mean = _mean(frame, case, measure)
+        yield pd.DataFrame({"case": case, "block": mean.index, "measure": f"mean_{measure}", "value": mean.to_numpy()})
+    places = np.arange(1, tokens + 1)
+    ramp = (places - 1) / (tokens - 1)
+    yield pd.DataFrame({"case": "linear ramp", "token": places, "measure": "linear_ramp", "value": ramp})
 
 
 def _tokens(config: Config, trials: int, seed: tuple[int, ...]) -> Tensor:
@@ -140,10 +154,10 @@ def rates(frame: pd.DataFrame, case: str) -> np.ndarray[Any, Any]:
 def draw(frame: pd.DataFrame) -> Any:
     figure, (fall, shape, gap) = panels(3, width=3.7, height=3.9)
     for case, style in zip(CASES, _STYLES, strict=True):
-        curve = _mean(frame, case, "diversity")
+        curve = _drawn(frame, case, "mean_diversity", "block")
         curve = curve[curve > FLOOR / 1e4]
         fall.plot(curve.index, curve, label=case, **style)
-    strangers = _mean(frame, "causal", "strangers")
+    strangers = _drawn(frame, "causal", "mean_strangers", "block")
     fall.plot(strangers.index, strangers, color=ORANGE, linewidth=1.2, linestyle="--", label="causal, same first token")
     fall.set_yscale("log")
     fall.set_xlim(0, None)
@@ -151,8 +165,8 @@ def draw(frame: pd.DataFrame) -> Any:
 
     profile = frame[frame["measure"] == "distance_to_first"].groupby("token")["value"].mean()
     shape.plot(profile.index, profile, color=BLUE, linewidth=1.6, label=f"block {int(frame['block'].max())}")
-    ramp = (profile.index - 1) / (len(profile) - 1)
-    shape.plot(profile.index, ramp, color=BLACK, linewidth=1.0, linestyle=":", label="linear ramp")
+    ramp = _drawn(frame, "linear ramp", "linear_ramp", "token")
+    shape.plot(ramp.index, ramp, color=BLACK, linewidth=1.0, linestyle=":", label="linear ramp")
     shape.set_ylim(0, None)
     label(shape, "What survives", "token i", "‖x_i − x₁‖, largest = 1")
 
@@ -164,6 +178,10 @@ def draw(frame: pd.DataFrame) -> Any:
     legend_below(fall, columns=2)
     legend_below([shape, gap], columns=1)
     return figure
+
+
+def _drawn(frame: pd.DataFrame, case: str, measure: str, along: str) -> pd.Series:
+    return frame[(frame["case"] == case) & (frame["measure"] == measure)].set_index(along)["value"]
 
 
 def _mean(frame: pd.DataFrame, case: str, measure: str) -> pd.Series:

@@ -17,11 +17,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from depthscope.drawing import BLACK, GREEN, SKY, VERMILION, label, legend_below, panels
 from depthscope.models.families import build_family
 from depthscope.models.text import Text, cut, read_text, train_tokenizer
 from depthscope.probing import Profile, probe
 from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.style import BLACK, GREEN, SKY, VERMILION, label, legend_below, panels
 
 FAMILIES = ("bert", "albert")
 MEASURES, NAMES = ("token_similarity", "cosine_similarity"), ("t_sim", "t_cos")

@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, label, legend_below, line_with_band, panels
 from depthscope.measures import frobenius_norm, token_similarity
 from depthscope.studies.simulation.blocks import post_norm_block
 from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
 from depthscope.studies.simulation.variants import PreNorm, pre_norm_block
 from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, label, legend_below, line_with_band, panels
 from depthscope.theory import expected_pre_norm_energy, pre_norm_exponent, pre_norm_odds, similarity_of, token_odds
 
 CHUNK = 16  # trials at a time: their weights are 0.2 GB
@@ -37,7 +37,10 @@ class Config:
 
 
 def compute(config: Config, progress: Progress) -> pd.DataFrame:
-    """One row per trial and block: block 0 is the input, and what happens in block b stands in row b."""
+    """One row per trial and block: block 0 is the input, and what happens in block b stands in row b.
+
+    `predicted_similarity` is t_sim by our map, the same for all trials of a block.
+    """
     frames = []
     for part, trials in enumerate(parts := chunks(config.trials, CHUNK)):
         sampler = Sampler(
@@ -56,7 +59,8 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
                 row["post_norm_similarity"] = token_similarity(post)
             frames.append(_rows(block, part * CHUNK, row))
             progress((part + block / config.depth) / len(parts))
-    return pd.concat(frames, ignore_index=True)
+    frame = pd.concat(frames, ignore_index=True)
+    return frame.assign(predicted_similarity=frame["block"].map(dict(enumerate(predicted(frame)))))
 
 
 def _steps(x: Tensor, at: PreNorm) -> dict[str, Tensor]:
@@ -89,7 +93,9 @@ def draw(frame: pd.DataFrame) -> Any:
         ("similarity", BLUE, "pre-norm"),
     ):
         line_with_band(left, blocks, mean[name], spread[name], colour=colour, name=text)
-    left.plot(blocks, predicted(frame), color=BLACK, linestyle="--", linewidth=1.2, label="pre-norm, our map")
+    left.plot(
+        blocks, mean["predicted_similarity"], color=BLACK, linestyle="--", linewidth=1.2, label="pre-norm, our map"
+    )
     left.set(ylim=(0, 1.02), xlim=(0, blocks[-1]))
     label(left, "Token similarity", "block", "t_sim")
     for name, colour, text in (

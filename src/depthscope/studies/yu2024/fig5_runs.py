@@ -42,7 +42,7 @@ class Config:
 
 
 def compute(config: Config, progress: Progress) -> pd.DataFrame:
-    """Tidy rows: part (levels, predicted, map, sweep), setting, tau, block, trial, quantity, value."""
+    """Tidy rows: part (levels, predicted, map, sweep, sweep mean), setting, tau, block, trial, quantity, value."""
     rows: list[dict[str, object]] = []
     parts = len(SETTINGS) + len(SWEEPS) * config.sweep_trials
     for number, setting in enumerate(SETTINGS):
@@ -52,7 +52,16 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
         for trial in range(config.sweep_trials):
             rows += _sweep(setting, trial, config, (config.seed, 10 + number, trial))
             progress((len(SETTINGS) + number * config.sweep_trials + trial + 1) / parts)
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    return pd.concat([frame, _sweep_means(frame, config)], ignore_index=True)
+
+
+def _sweep_means(frame: pd.DataFrame, config: Config) -> pd.DataFrame:
+    """Rows of the part `sweep mean`: geometric means over the trials of the sweep, by setting, τ and quantity."""
+    sweep = frame[frame["part"] == "sweep"]
+    logs = sweep.assign(value=np.log(sweep["value"])).groupby(["setting", "tau", "quantity"], sort=False)["value"]
+    means = np.exp(logs.mean()).reset_index()
+    return means.assign(part="sweep mean", block=config.sweep_blocks, trial=-1)[frame.columns.tolist()]
 
 
 def _levels(setting: str, config: Config, seed: tuple[int, ...]) -> list[dict[str, object]]:

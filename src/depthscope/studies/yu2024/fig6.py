@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 import torch
 
-from depthscope.studies import style
-from depthscope.studies.comparison import NAMES, draw_curves
+from depthscope import drawing
+from depthscope.drawing import VARIANT_NAMES
 from depthscope.studies.study import Claim, Progress, Study, judge
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
 from depthscope.training.comparison_results import COLUMNS, curves, final_values
@@ -70,10 +70,8 @@ def compute(config: Config, progress: Progress, folder: Path) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> Figure:
     if len(frame):
-        return draw_curves(frame[frame["quantity"] != "failed"])
-    figure, (ax,) = style.panels(1)
-    ax.text(0.5, 0.5, "not computed: the paper's scale needs a GPU", ha="center", fontsize=8, transform=ax.transAxes)
-    return figure
+        return drawing.draw_training_curves(frame[frame["quantity"] != "failed"])
+    return drawing.empty("not computed: the paper's scale needs a GPU")
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
@@ -91,8 +89,8 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     progress = {name: _means(final, name) for name in ("loss", "test_loss")}
     accuracy = final.groupby("variant")["test_accuracy"].mean()
     told = "; ".join(
-        f"{NAMES[variant]} {CHANCE - progress['loss'][variant]:.3f}, {CHANCE - progress['test_loss'][variant]:.3f}, "
-        f"{accuracy[variant]:.1%}"
+        f"{VARIANT_NAMES[variant]} {CHANCE - progress['loss'][variant]:.3f}, "
+        f"{CHANCE - progress['test_loss'][variant]:.3f}, {accuracy[variant]:.1%}"
         for variant in VARIANTS
     )
     lags, trains, close = TOLERANCES
@@ -154,7 +152,7 @@ def _note(config: Config) -> str:
         return "" if computable(config) else "the paper's scale needs a GPU; the same command computes it there"
     recipe = RECIPES[config.recipe].recipe
     settings = ", ".join(f"{name} {value}" for name, value in config.settings.items())
-    rates = ", ".join(f"{NAMES[variant]} {recipe(variant).lr:g}" for variant in VARIANTS)
+    rates = ", ".join(f"{VARIANT_NAMES[variant]} {recipe(variant).lr:g}" for variant in VARIANTS)
     few = "; too few steps for a verdict" if config.form == "quick" else ""
     return f"{config.recipe} with {settings}; {config.trials} seed(s); learning rates: {rates}{few}"
 

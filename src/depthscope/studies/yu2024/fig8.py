@@ -19,8 +19,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from depthscope import drawing
 from depthscope.measures import Growth, growth
-from depthscope.studies import style
 from depthscope.studies.simulation.randomness import fill_gaussian, fill_uniform, generators
 from depthscope.studies.study import Claim, Progress, Study, judge
 from depthscope.theory import eta, expected_eta, expected_growth
@@ -45,7 +45,10 @@ class Config:
 
 @torch.no_grad()
 def compute(config: Config, progress: Progress) -> pd.DataFrame:
-    """One row per width, repeat and t: the mean of η, plain and without scatter, and E[η] to second order."""
+    """One row per width, repeat and t: the mean of η, plain and without scatter, and E[η] to second order.
+
+    `…_size` is the root mean square of each over the repeats, the same for all repeats of a width and a t.
+    """
     t = torch.linspace(1 / config.points, 1, config.points, dtype=torch.float64)
     frames = []
     for place, width in enumerate(config.widths):
@@ -65,7 +68,8 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
                 columns[f"{name}_error"] = (samples.std(dim=0) / math.sqrt(config.trials)).tolist()
             frames.append(pd.DataFrame(columns).assign(width=width, repeat=repeat))
             progress((place * config.repeats + repeat + 1) / (len(config.widths) * config.repeats))
-    return pd.concat(frames, ignore_index=True)
+    frame = pd.concat(frames, ignore_index=True)
+    return frame.join(_size(frame).add_suffix("_size"), on=["width", "t"])
 
 
 def without_scatter(observed: Growth, expected: Growth) -> Tensor:
@@ -97,26 +101,25 @@ def softmax_attention(x: Tensor, stream: np.random.Generator) -> Tensor:
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Left: one draw of v and Q, as in the paper. Right: the size of E[η], over all draws."""
-    figure, (left, right) = style.panels(2, width=4.4, height=3.7)
-    looks = zip(
-        sorted(frame["width"].unique()), (style.BLUE, style.ORANGE, style.VERMILION), ("-", "--", "-."), strict=True
-    )
-    size = _size(frame)
-    for width, colour, line in looks:
+    figure, (left, right) = drawing.panels(2, width=4.4, height=3.7)
+    colours = (drawing.BLUE, drawing.ORANGE, drawing.VERMILION)
+    for width, colour, line in zip(sorted(frame["width"].unique()), colours, ("-", "--", "-."), strict=True):
         one = frame[(frame["width"] == width) & (frame["repeat"] == 0)]
         name = f"d = {width}"
-        style.line_with_band(
+        drawing.line_with_band(
             left, one["t"], one["plain"], one["plain_error"], colour=colour, name=f"{name}, ± 1 s.e.", linestyle=line
         )
-        at = size.loc[width]
-        right.plot(at.index, at["expected"], color=colour, linewidth=1.6, linestyle=line, label=f"{name}, our E[η]")
-        right.plot(at.index, at["controlled"], color=colour, linewidth=1, linestyle=":", label=f"{name}, sampled")
-    left.axhline(0, color=style.GREY, linewidth=0.8, zorder=0)
-    style.label(left, "One draw of v and Q: mean over W", "t", "mean η, as in the paper")
-    style.label(right, "All draws: E[η], and mean η without scatter", "t", "root mean square")
+        looks = (("expected_size", "our E[η]", 1.6, line), ("controlled_size", "sampled", 1.0, ":"))
+        for column, text, thickness, dashes in looks:
+            right.plot(
+                one["t"], one[column], color=colour, linewidth=thickness, linestyle=dashes, label=f"{name}, {text}"
+            )
+    left.axhline(0, color=drawing.GREY, linewidth=0.8, zorder=0)
+    drawing.label(left, "One draw of v and Q: mean over W", "t", "mean η, as in the paper")
+    drawing.label(right, "All draws: E[η], and mean η without scatter", "t", "root mean square")
     right.set_yscale("log")
-    style.legend_below(left, columns=1)
-    style.legend_below(right, columns=2)
+    drawing.legend_below(left, columns=1)
+    drawing.legend_below(right, columns=2)
     return figure
 
 

@@ -15,9 +15,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from depthscope import drawing
 from depthscope.measures import TokenMatrix, growth, token_diversity, token_similarity
 from depthscope.remedies import deescalate
-from depthscope.studies import style
 from depthscope.studies.simulation.blocks import post_norm_block
 from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
 from depthscope.studies.simulation.weights import SETTINGS, Sampler
@@ -32,7 +32,9 @@ TAUS = (0.0, 0.1, 0.5, 1.0)  # 0 for Fig. 2, the others for Fig. 5; they share t
 LEVELS = {0.1: 0.0, 0.5: 0.5, 1.0: 1.0}  # Fig. 5, as the text reads it
 CHUNK = 10
 FLOOR = 1e-11  # below this t_div a float32 block shows its rounding (ε² = 1.4e-14): its steps then count as nan
-LOOKS = dict(zip(SHOWN, zip(style.PALETTE, ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1))), strict=False), strict=True))
+LOOKS = dict(
+    zip(SHOWN, zip(drawing.PALETTE, ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1))), strict=False), strict=True)
+)
 
 
 @dataclass(frozen=True)
@@ -94,26 +96,25 @@ def _tidy(found: dict[str, Tensor], first: int) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    figure, (left, middle, right) = style.panels(3, width=3.7, height=3.9)
+    figure, (left, middle, right) = drawing.panels(3, width=3.7, height=3.9)
     for setting, (colour, line) in LOOKS.items():
         for ax, quantity in ((left, "ratio_1"), (middle, "ratio_3")):
             curve = _mean(frame, setting, 0.0, quantity)
             ax.plot(curve.index, curve, color=colour, linestyle=line, linewidth=1.6, label=setting)
         curve = _mean(frame, setting, 0.5, "before")
         right.plot(curve.index, curve, color=colour, linestyle=line, linewidth=1.6, label=setting)
-    left.axhline(2, color=style.GREY, linewidth=0.8, zorder=0)
+    left.axhline(2, color=drawing.GREY, linewidth=0.8, zorder=0)
     left.set_yscale("log", base=2)
     left.yaxis.set_major_formatter("{x:g}")
-    middle.axhline(1, color=style.GREY, linewidth=0.8, zorder=0)
-    right.axhline(0.5, color=style.GREY, linewidth=0.8, zorder=0)
+    middle.axhline(1, color=drawing.GREY, linewidth=0.8, zorder=0)
+    right.axhline(0.5, color=drawing.GREY, linewidth=0.8, zorder=0)
     right.set_ylim(0, 1.02)
-    style.label(left, "Step 1, attention (paper: ≈ 2)", "block", "ξ₁/ξ₂")
-    style.label(middle, "Step 3, FFN (paper: ≈ 1)", "block", "ξ₁/ξ₂")
-    style.label(right, "τ = 0.5 (paper: ≈ 0.5)", "block", "t_div before the operation")
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    drawing.label(left, "Step 1, attention (paper: ≈ 2)", "block", "ξ₁/ξ₂")
+    drawing.label(middle, "Step 3, FFN (paper: ≈ 1)", "block", "ξ₁/ξ₂")
+    drawing.label(right, "τ = 0.5 (paper: ≈ 0.5)", "block", "t_div before the operation")
+    drawing.shared_legend(figure, left)
     for ax in (left, middle, right):
-        style.block_axis(ax, int(frame["block"].max()))
+        drawing.block_axis(ax, int(frame["block"].max()))
     return figure
 
 

@@ -15,13 +15,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from depthscope.drawing import BLACK, GREY, PALETTE, label, legend_below, panels
 from depthscope.measures import token_diversity
 from depthscope.studies.simulation.collapse_rate import FLOOR, LOCAL, Fit, allowed, fit, walk
 from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
 from depthscope.studies.simulation.variants import attention_half, ffn_half
 from depthscope.studies.simulation.weights import Linear, Sampler, Weights
 from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.style import BLACK, GREY, PALETTE, label, legend_below, panels
 from depthscope.theory import asymptotic_rate
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
@@ -40,7 +40,7 @@ class Config:
 
 
 def compute(config: Config, progress: Progress) -> pd.DataFrame:
-    """One row per variant, dtype, α, trial and block: t_div of what leaves the block."""
+    """One row per variant, dtype, α, trial and block: t_div of what leaves the block, and `_with_curves`."""
     frames = []
     for part, trials in enumerate(parts := chunks(config.trials, CHUNK)):
         size = {"trials": trials, "width": config.width, "heads": config.heads}
@@ -60,7 +60,23 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
                     frames.append(stream.rows(block, part))
                     stream.drop_finished()
             progress((part + block / config.depth) / len(parts))
-    return pd.concat(frames, ignore_index=True)
+    return _with_curves(pd.concat(frames, ignore_index=True))
+
+
+def _with_curves(frame: pd.DataFrame) -> pd.DataFrame:
+    """Adds what is the same for all trials of a curve (a variant, an α, a dtype).
+
+    `mean_diversity`: the geometric mean of t_div over the trials, nan where all are 0. `share_left`: its ratio to the
+    block before, both inside the window of the fit, else nan. `predicted_share`: 1/(1 + α²).
+    """
+    keys = ["variant", "alpha", "dtype"]
+    positive = frame[frame["diversity"] > 0]
+    mean = np.exp(np.log(positive["diversity"]).groupby([positive[key] for key in (*keys, "block")]).mean())
+    local = mean[(mean < LOCAL) & (mean > FLOOR)]
+    share = local / local.groupby(keys).shift(1)
+    columns = pd.DataFrame({"mean_diversity": mean, "share_left": share})
+    with_curves = frame.join(columns, on=[*keys, "block"])
+    return with_curves.assign(predicted_share=frame["alpha"].map(asymptotic_rate))
 
 
 class Streams:
@@ -109,15 +125,15 @@ def draw(frame: pd.DataFrame) -> Any:
     for alpha, colour in zip(alphas, PALETTE, strict=False):
         for variant, line in zip(VARIANTS, ("-", "--"), strict=True):
             curve = _curve(frame, variant, alpha)
-            left.plot(curve.index, curve, line, color=colour, linewidth=1.6, label=f"α = {alpha:g}, {variant}")
-            local = curve[(curve < LOCAL) & (curve > FLOOR)]
-            ratio = (local / local.shift(1)).dropna()
-            if variant == VARIANTS[0]:
-                right.plot(ratio.index, ratio, color=colour, linewidth=1.2, label=f"α = {alpha:g}")
-        right.axhline(asymptotic_rate(alpha), color=BLACK, linewidth=1, linestyle=":")
+            name = f"α = {alpha:g}, {variant}"
+            left.plot(curve["block"], curve["mean_diversity"], line, color=colour, linewidth=1.6, label=name)
+        alone = _curve(frame, VARIANTS[0], alpha)
+        local = alone.dropna(subset="share_left")
+        right.plot(local["block"], local["share_left"], color=colour, linewidth=1.2, label=f"α = {alpha:g}")
+        right.axhline(alone["predicted_share"].iloc[0], color=BLACK, linewidth=1, linestyle=":")
     single = _curve(frame, VARIANTS[0], 1.0, "float32")
     if len(single):
-        left.plot(single.index, single, color=GREY, linewidth=1.2, label="α = 1, float32")
+        left.plot(single["block"], single["mean_diversity"], color=GREY, linewidth=1.2, label="α = 1, float32")
     left.set_yscale("log")
     left.set_xlim(0, None)
     right.plot([], [], color=BLACK, linewidth=1, linestyle=":", label="1/(1 + α²)")
@@ -129,10 +145,10 @@ def draw(frame: pd.DataFrame) -> Any:
     return figure
 
 
-def _curve(frame: pd.DataFrame, variant: str, alpha: float, dtype: str = "float64") -> pd.Series:
+def _curve(frame: pd.DataFrame, variant: str, alpha: float, dtype: str = "float64") -> pd.DataFrame:
+    """A row per block, where t_div is not 0 yet."""
     rows = frame[(frame["variant"] == variant) & (frame["alpha"] == alpha) & (frame["dtype"] == dtype)]
-    positive = rows[rows["diversity"] > 0]
-    return np.exp(np.log(positive["diversity"]).groupby(positive["block"]).mean())
+    return rows.dropna(subset="mean_diversity").drop_duplicates("block")
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
