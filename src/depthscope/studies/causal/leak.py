@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from depthscope import drawing
+from depthscope.progress import Share
 from depthscope.studies.causal.leak_runs import (
     CAUSAL,
     LEAKING,
@@ -29,7 +30,7 @@ from depthscope.studies.causal.leak_runs import (
     similarity,
     train,
 )
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.studies.study import Claim, Study, judge
 
 STACKS_SHARE = 0.1  # of the time
 BELOW, NOT_BELOW = 10, 3  # standard errors
@@ -54,7 +55,7 @@ class Config:
     stacks: Depth = field(default_factory=Depth)
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: part, case, step, position, block, draw (−1 where none), quantity, value, error (nan where none).
 
     `training`: the loss of every step. `training, smooth`: its means over fiftieths of the training. `test`: on fresh

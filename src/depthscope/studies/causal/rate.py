@@ -19,12 +19,13 @@ from torch import Tensor
 
 from depthscope.drawing import BLACK, BLUE, GREY, ORANGE, VERMILION, label, legend_below, panels
 from depthscope.measures import TokenMatrix, delta, token_diversity
+from depthscope.progress import Share
 from depthscope.studies.simulation.blocks import attend
 from depthscope.studies.simulation.collapse_rate import allowed, walk
 from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
 from depthscope.studies.simulation.variants import attention_half, ffn_half
 from depthscope.studies.simulation.weights import Sampler
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.theory import asymptotic_rate, causal_ramp, causal_ratio, uniform_causal_attention
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
@@ -48,7 +49,7 @@ class Config:
     lengths: tuple[int, ...] = (2, 4, 8, 16, 17, 32, 64, 128, 256, 512, 1024)  # n of the curve of δ
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: case, block, trial, token (of the profile), n (of δ's curve), measure, value; −1 where none.
 
     After what was measured stand the curves of `_curves`.

@@ -8,7 +8,6 @@ weights. ALBERT's blocks share one set of weights, so it has no gradient norm pe
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,8 @@ from depthscope.drawing import BLACK, GREEN, SKY, VERMILION, label, legend_below
 from depthscope.models.families import build_family
 from depthscope.models.text import Text, cut, read_text, train_tokenizer
 from depthscope.probing import Profile, probe
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.progress import Share, Tick
+from depthscope.studies.study import Claim, Study, judge
 
 FAMILIES = ("bert", "albert")
 MEASURES, NAMES = ("token_similarity", "cosine_similarity"), ("t_sim", "t_cos")
@@ -40,7 +40,7 @@ class Config:
     gradient_samples: int = 2  # of the text; what backpropagation keeps of 100 blocks is about 1 GB per sample
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: family, input, block, sample (−1: of the batch's loss), measure, value, and the text's hash.
 
     The manual, and with it every number, differs between versions of Python.
@@ -80,7 +80,7 @@ def _batch(ids: Tensor) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _gradients(model: Any, ids: Tensor, advance: Callable[[], None]) -> Profile:
+def _gradients(model: Any, ids: Tensor, advance: Tick) -> Profile:
     """‖∂loss/∂weights‖ of every block; the loss is the last output's product with a fixed random matrix."""
     return probe(model, _batch(ids), measures=MEASURES[:1], gradients=True, progress=advance)
 

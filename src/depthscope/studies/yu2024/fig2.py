@@ -15,10 +15,11 @@ import torch
 
 from depthscope import drawing
 from depthscope.measures import Scratch, TokenMatrix, delta, growth, token_similarity
+from depthscope.progress import Share
 from depthscope.studies.simulation.blocks import Stations, feed, post_norm_block
 from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
 from depthscope.studies.simulation.weights import Sampler
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.studies.study import Claim, Study, judge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +42,7 @@ class Config:
 
 
 @torch.no_grad()
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per trial and block: similarity of the block's input, ratio_1 … ratio_4, delta, omega."""
     frames, done, scratch = [], 0, Scratch()
     for part, size in enumerate(chunks(config.trials, CHUNK)):

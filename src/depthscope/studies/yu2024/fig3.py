@@ -17,10 +17,11 @@ from torch import Tensor
 
 from depthscope import drawing
 from depthscope.measures import Growth, TokenMatrix, token_similarity
+from depthscope.progress import Share
 from depthscope.studies.simulation.blocks import post_norm_block
 from depthscope.studies.simulation.randomness import generators, standard_normal_tokens
 from depthscope.studies.simulation.weights import Sampler
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.theory import expected_rate, lower_bound, spectral_estimate
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Config:
 
 
 @torch.no_grad()
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per block: the sample's mean and standard deviation of ξ₁/ξ₂ − 1 and r, and what predicts them.
 
     `excess_two_errors` is two standard errors of the mean of ξ₁/ξ₂ − 1.

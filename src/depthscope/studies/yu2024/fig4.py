@@ -15,11 +15,12 @@ from torch import Tensor
 
 from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, label, legend_below, line_with_band, panels
 from depthscope.measures import frobenius_norm, token_similarity
+from depthscope.progress import Share
 from depthscope.studies.simulation.blocks import post_norm_block
 from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
 from depthscope.studies.simulation.variants import PreNorm, pre_norm_block
 from depthscope.studies.simulation.weights import Sampler
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.theory import expected_pre_norm_energy, pre_norm_exponent, pre_norm_odds, similarity_of, token_odds
 
 CHUNK = 16  # trials at a time: their weights are 0.2 GB
@@ -36,7 +37,7 @@ class Config:
     heads: int = 8
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per trial and block: block 0 is the input, and what happens in block b stands in row b.
 
     `predicted_similarity` is t_sim by our map, the same for all trials of a block.

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from depthscope.progress import Share
 from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
 from depthscope.studies.simulation.weights import Sampler
-from depthscope.studies.study import Progress
 from depthscope.studies.yu2024.sweep import (
     diversities,
     fresh_map,
@@ -41,7 +41,7 @@ class Config:
     seed: int = 0
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: part (levels, predicted, map, sweep, sweep mean), setting, tau, block, trial, quantity, value."""
     rows: list[dict[str, object]] = []
     parts = len(SETTINGS) + len(SWEEPS) * config.sweep_trials

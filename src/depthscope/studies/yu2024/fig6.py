@@ -17,7 +17,8 @@ import torch
 
 from depthscope import drawing
 from depthscope.drawing import VARIANT_NAMES
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.progress import Share
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
 from depthscope.training.comparison_results import COLUMNS, curves, final_values
 from depthscope.training.config import VARIANTS
@@ -48,7 +49,7 @@ def computable(config: Config) -> bool:
     return config.form != "paper" or torch.cuda.is_available()
 
 
-def compute(config: Config, progress: Progress, folder: Path) -> pd.DataFrame:
+def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     """Trains what is not there yet in `folder`; the table of `training.comparison_results.curves`."""
     if not computable(config):
         progress(1.0)

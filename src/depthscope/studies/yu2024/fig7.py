@@ -15,7 +15,8 @@ from typing import Any
 import pandas as pd
 
 from depthscope import drawing
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.progress import Share
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.studies.yu2024.fig7_runs import (
     CASES,
     CAUSAL,
@@ -69,7 +70,7 @@ class Config:
     start: Start = field(default_factory=Start)
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: part, case, rate (nan where none), step, block (−1 where none), quantity, value.
 
     `training`: loss (mean since the row before) and t_sim of the last block. `validation`: the loss on the whole

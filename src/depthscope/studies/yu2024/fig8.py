@@ -21,8 +21,9 @@ from torch import Tensor
 
 from depthscope import drawing
 from depthscope.measures import Growth, growth
+from depthscope.progress import Share
 from depthscope.studies.simulation.randomness import fill_gaussian, fill_uniform, generators
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.theory import eta, expected_eta, expected_growth
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Config:
 
 
 @torch.no_grad()
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per width, repeat and t: the mean of η, plain and without scatter, and E[η] to second order.
 
     `…_size` is the root mean square of each over the repeats, the same for all repeats of a width and a t.

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from depthscope import drawing
 from depthscope.measures import TokenMatrix, growth, token_diversity, token_similarity
+from depthscope.progress import Share
 from depthscope.remedies import deescalate
 from depthscope.studies.simulation.blocks import post_norm_block
 from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
 from depthscope.studies.simulation.weights import SETTINGS, Sampler
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.studies.study import Claim, Study, judge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +49,7 @@ class Config:
 
 
 @torch.no_grad()
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: setting, tau, block, trial, gain (dσ² of W_V·W_O), quantity, value."""
     frames = []
     for number, setting in enumerate(SHOWN):

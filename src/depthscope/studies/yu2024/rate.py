@@ -17,11 +17,12 @@ from torch import Tensor
 
 from depthscope.drawing import BLACK, GREY, PALETTE, label, legend_below, panels
 from depthscope.measures import token_diversity
+from depthscope.progress import Share
 from depthscope.studies.simulation.collapse_rate import FLOOR, LOCAL, Fit, allowed, fit, walk
 from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
 from depthscope.studies.simulation.variants import attention_half, ffn_half
 from depthscope.studies.simulation.weights import Linear, Sampler, Weights
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.theory import asymptotic_rate
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
@@ -39,7 +40,7 @@ class Config:
     heads: int = 8
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per variant, dtype, α, trial and block: t_div of what leaves the block, and `_with_curves`."""
     frames = []
     for part, trials in enumerate(parts := chunks(config.trials, CHUNK)):
