@@ -1,5 +1,6 @@
 """A study's folder is complete or as it was, and an earlier run counts only for its own configuration."""
 
+import ast
 import json
 import shutil
 from dataclasses import dataclass, replace
@@ -239,3 +240,28 @@ def test_an_entry_must_name_its_study(monkeypatch: pytest.MonkeyPatch):
     STUDIES.register(Entry("broken", "no_such_module", "", ""), owner="elsewhere")
     with pytest.raises(ValueError, match="the study 'broken' of elsewhere cannot be loaded from no_such_module"):
         load("broken")
+
+
+PRONOUNS = {"it", "they", "this", "that", "these", "those", "so", "nor", "too"}
+
+
+def titles(module: str) -> list[str]:
+    """The claims' titles of a module as they are written: the first argument of `judge`, without inserted values."""
+    tree = ast.parse((Path(depthscope.__file__).parent.parent / f"{module.replace('.', '/')}.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "judge"]
+    found = []
+    for first in (call.args[0] for call in calls):
+        parts = first.values if isinstance(first, ast.JoinedStr) else [first]
+        found.append("…".join(part.value for part in parts if isinstance(part, ast.Constant)))
+    return found
+
+
+def test_a_claim_is_a_statement_that_can_be_read_alone():
+    """No title begins with a pronoun or leans on the claim before by one of these words as its subject."""
+    found = [title for name in STUDIES for title in titles(STUDIES[name].module) if title]
+    assert len(found) > 40  # a title that is a variable is not read here
+    for title in found:
+        words = title.replace(",", " ").replace(":", " ").split()
+        assert len(words) >= 3, title
+        assert not {words[0].lower(), words[-1].lower()} & PRONOUNS, title
+        assert not {"it", "they"} & set(words), title

@@ -34,7 +34,7 @@ NOT_REPRODUCED = {  # in the quick form; everything else is reproduced
     "yu2024-fig2": {"ξ₁/ξ₂ of steps 2 to 4 is about 1 at every block"},
     "yu2024-fig3": set(),
     "yu2024-fig5": {"τ = 0.5 keeps diversity around 0.5, initialiser theorem"},
-    "yu2024-fig8": {"the plain mean of 50 samples shows (a) and (b)"},
+    "yu2024-fig8": {"the plain mean of 50 samples of η shows (a) and (b)"},
     "yu2024-init": {
         "ξ₁/ξ₂ of step 1 is about 2 with W from N(0, h/d), as the text says",
         "one initialiser gives both Fig. 2's 2 and Fig. 5's levels",
@@ -130,10 +130,13 @@ def test_another_transition_is_seen(frames: dict[str, pd.DataFrame]):
     frame = frames["yu2024-fig5"]
     swept = frame["quantity"] == "odds_growth"
     faster = frame.assign(value=frame["value"].where(~swept, frame["value"] * 1.3))
-    assert judged(fig5.STUDY, faster)["the transition stands at τ_c = 1 − ρ^(−1/2)"].verdict == "not reproduced"
+    assert (
+        judged(fig5.STUDY, faster)["the transition from order to chaos stands at τ_c = 1 − ρ^(−1/2)"].verdict
+        == "not reproduced"
+    )
     strengths = frame["tau"].map({0.1: 1.0, 1.0: 0.1}).fillna(frame["tau"])
     swapped = judged(fig5.STUDY, frame.assign(tau=strengths.where(frame["part"] == "levels", frame["tau"])))
-    assert swapped["τ = 0.1 collapses, τ = 0.5 does not"].verdict == "not reproduced"
+    assert swapped["tokens collapse under τ = 0.1 and not under τ = 0.5"].verdict == "not reproduced"
 
 
 def test_a_mean_that_stays_is_seen(frames: dict[str, pd.DataFrame]):

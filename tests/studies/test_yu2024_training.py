@@ -10,9 +10,9 @@ from depthscope.studies.study import configure, finished, run
 from depthscope.training.comparison_results import COLUMNS
 
 STUDY = load("yu2024-fig6")
-LAGS = "post-norm fails or lags behind de-escalated"
-TRAINS = "de-escalated trains"
-CLOSE = "de-escalated is close to pre-norm"
+LAGS = "the post-norm model fails or lags behind the de-escalated model"
+TRAINS = "the de-escalated model trains"
+CLOSE = "the de-escalated model is close to the pre-norm model"
 AS_PUBLISHED = {"post": (2.2, 0.12), "pre": (1.0, 0.7), "deescalated": (1.05, 0.68)}  # losses, accuracy
 
 

@@ -181,7 +181,7 @@ def _judge_losses(frame: pd.DataFrame, shape: Training) -> list[Claim]:
     honest = f"at most {NOT_BELOW} standard errors (over sequences) below ln V = {floor:.4f}"
     return [
         judge(
-            "the mean of the whole sequence goes below the floor",
+            "with the mean of the whole sequence, the loss of a causal model goes below the floor",
             paper="its Transformer-XL subtracts that mean at the FFN input; no word on causality",
             ours=f"{_list(whole, LEAKING)}; floor {floor:.4f}",
             tolerance=f"more than {BELOW} standard errors (over sequences) below ln V",
@@ -189,28 +189,28 @@ def _judge_losses(frame: pd.DataFrame, shape: Training) -> list[Claim]:
             note=f"not 0 but ln V / n = {floor / shape.tokens:.3f} is left at best: the last target is in no input",
         ),
         judge(
-            "without a remedy, and with each causal form, the loss does not",
+            "without a remedy, and with each causal mean, the loss does not go below the floor",
             paper="not in the paper; ours: no one can guess a uniform token from those before it",
             ours=_list(whole, (NONE, *CAUSAL)),
             tolerance=honest,
             holds=all(whole[case].above(floor) >= -NOT_BELOW for case in (NONE, *CAUSAL)),
         ),
         judge(
-            "token by token, without a future to look at, the leaking model loses its advantage",
+            "read token by token, without a future to look at, the leaking models lose their advantage",
             paper="not in the paper; this is how a language model writes",
             ours=_list(cut, LEAKING),
             tolerance=honest,
             holds=all(cut[case].above(floor) >= -NOT_BELOW for case in LEAKING),
         ),
         judge(
-            "nor has it one at the last position, whose target is no input",
+            "at the last position, whose target is no input, the leaking models have no advantage",
             paper="not in the paper; a control: the advantage is the leak's, not the model's",
             ours=_list(last, LEAKING),
             tolerance=honest,
             holds=all(last[case].above(floor) >= -NOT_BELOW for case in LEAKING),
         ),
         judge(
-            "with each causal form, one pass and token by token are the same",
+            "with each causal mean, one pass and token by token give the same loss",
             paper="not in the paper; ours: no position sees a later one",
             ours=f"largest difference of a token's loss: {max(same.values()):.0e}",
             tolerance="1e-4 nats: rounding of float32 in sums of other lengths",
@@ -242,14 +242,14 @@ def _judge_stacks(frame: pd.DataFrame, shape: Depth) -> list[Claim]:
             holds=end[NONE] > COLLAPSED,
         ),
         judge(
-            "each causal form keeps its tokens apart, as the leaking one does",
+            "each causal mean keeps tokens apart, as the leaking mean does",
             paper="not in the paper for causal models",
             ours=f"{where}: {told([*forms, 'full mean'])}",
             tolerance=f"below {APART}; unrelated tokens have 1/n = {1 / shape.tokens:.3f}",
             holds=all(end[case] < APART for case in [*forms, "full mean"]),
         ),
         judge(
-            "at the FFN input it is the trunk that counts: on the branch alone tokens collapse",
+            "a mean taken away at the FFN input keeps tokens apart on the trunk, and not on the branch alone",
             paper="at the FFN input, for Transformer-XL; whether on the trunk is not said",
             ours=f"{where}: trunk: {told(trunks)}; branch: {told(branches)}",
             tolerance=f"below {APART} on the trunk, above {COLLAPSED} on the branch alone",

@@ -127,7 +127,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         _control(frame),
         _constant(frame),
         judge(
-            "ALBERT's gradient norm per block",
+            "ALBERT has a gradient norm per block",
             paper="only BERT's is shown (§1.1, Fig. 1)",
             ours="left out: its blocks share one set of weights, which has one gradient",
             tolerance="none",
@@ -147,7 +147,7 @@ def _escalates(frame: pd.DataFrame, family: str, deep: bool) -> Claim:
         ours="; ".join([", ".join(ends), *([f"t_sim passes {' and '.join(passed)}"] if passed else [])]),
         tolerance="0.99 at the last block, both measures",
         holds=all(bool(curve.iloc[-1] > 0.99) for curve in curves) if deep else None if rising else False,
-        note="" if deep else "needs 60 blocks; it rises",
+        note="" if deep else "needs 60 blocks; similarity rises",
     )
 
 
@@ -172,7 +172,7 @@ def _control(frame: pd.DataFrame) -> Claim:
         for family in FAMILIES
     )
     return judge(
-        "it is the model, not the text: random ids give the same curve",
+        "random ids give the same curve as text: similarity comes from the model",
         paper="not in the paper; its input is not named",
         ours=f"t_sim at most {apart:.3f} apart",
         tolerance="0.05",

@@ -164,14 +164,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     wobble = steps["normed_norm"].max() / steps["normed_norm"].min() - 1
     return [
         judge(
-            "similarity keeps rising with depth",
+            "pre-norm similarity keeps rising with depth",
             paper="“in the pre-norm model token similarity still keeps increasing” (§3.1, Fig. 4 left)",
             ours=f"{similarity.iloc[0]:.3f} → {similarity.iloc[-1]:.3f} over {config.depth} blocks",
             tolerance="the mean over trials rises over every tenth of the depth",
             holds=bool(tenths.is_monotonic_increasing and similarity.iloc[-1] > similarity.iloc[0]),
         ),
         judge(
-            "much slower than post-norm",
+            "from t_sim = .9 on, similarity rises much more slowly in pre-norm than in post-norm",
             paper="“at a much slower escalation rate than in post-norm models” (§3.1)",
             ours=f"from t_sim .9 to .99: {post_more:.0f} blocks (post-norm), "
             f"{'' if np.isfinite(pre_more) else 'more than '}{at_least:.0f} (pre-norm)",
@@ -179,7 +179,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             holds=bool(at_least >= 3 * post_more) if np.isfinite(at_least + post_more) else None,
         ),
         judge(
-            "it is so from the start",
+            "up to t_sim = .9, similarity rises much more slowly in pre-norm than in post-norm",
             paper="the same sentence, read of the way to t_sim = .9",
             ours=f"t_sim passes .9 at block {post:.0f} (post-norm) and {pre:.0f} (pre-norm)",
             tolerance="at least 3 times as many blocks, as above",
@@ -187,43 +187,43 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="this was our first reading of “much slower”; the claim above was added when it failed",
         ),
         judge(
-            "‖X‖ grows from block to block",
+            "the trunk's norm ‖X‖ grows from block to block in pre-norm",
             paper="“monotonically increasing in expectation” (§3.1, Fig. 4 right)",
             ours=f"{norm.iloc[0]:.0f} → {norm.iloc[-1]:.0f}; smallest step {step.min():+.2f}",
             tolerance="the mean over the trials rises in every block",
             holds=bool((step > 0).all()),
         ),
         judge(
-            "‖X̂‖ is constant",
+            "the norm of the normed tokens, ‖X̂‖, is constant over the blocks",
             paper="“always fixed at ‖LN(·)‖ due to layer normalizations” (§3.1)",
             ours=f"largest over smallest − 1 = {wobble:.0e}",
             tolerance="1e-4: LN's ε against tokens of mean square 1",
             holds=bool(wobble < 1e-4),
         ),
         judge(
-            "attention's share of the trunk diminishes in the end",
+            "attention's share of the trunk diminishes after its peak",
             paper="“the role of the self-attention mechanism is progressively diminishing” (§3.1)",
             ours=f"‖PX̂W‖/‖X‖: {share.max():.3f} at block {peak}, {share.iloc[-1]:.3f} at block {config.depth}",
             tolerance="falls by a third or more from its peak, and the peak is in the first quarter",
             holds=bool(share.iloc[-1] < share.max() * 2 / 3 and peak <= config.depth / 4),
         ),
         judge(
-            "it does so from the first block on",
+            "attention's share of the trunk diminishes from the first block on",
             paper="the same sentence, read to the letter",
             ours=f"‖PX̂W‖/‖X‖: {share.iloc[0]:.3f} at block 1, {share.max():.3f} at block {peak}",
             tolerance="the first block's share is the largest, to 5 %",
             holds=bool(share.iloc[0] > 0.95 * share.max()),
-            note="it first rises: P averages random tokens away until they are alike",
+            note="the share first rises: P averages random tokens away until they are alike",
         ),
         judge(
-            "E‖Y‖² = ‖X‖² + ‖P(X̂)X̂‖²",
+            "attention adds ‖P(X̂)X̂‖² to ‖X‖², in expectation",
             paper="eq. 20",
             ours=f"what attention adds, over what eq. 20 says: {gain:.3f} ± {error:.3f} ({len(gains)} trials)",
             tolerance="3 standard errors, and these below 5 %",
             holds=bool(abs(gain - 1) < 3 * error) if error < 0.05 else None,
         ),
         judge(
-            "the odds grow like a power of depth",
+            "in pre-norm the odds grow like a power of depth",
             paper="not in the paper; ours: attention/(attention + FFN)",
             ours=f"exponent {fitted.mean():.2f} ± {fitted.std() / len(fitted) ** 0.5:.2f} against {theory:.2f}",
             tolerance="25 %: the fit is over the second half, not over the limit",

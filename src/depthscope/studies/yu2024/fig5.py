@@ -90,7 +90,7 @@ def _judge_collapse(frame: pd.DataFrame) -> list[Claim]:
     )
     return [
         judge(
-            "τ = 0.1 collapses, τ = 0.5 does not",
+            "tokens collapse under τ = 0.1 and not under τ = 0.5",
             paper="§3.2: TSE “seems to have already been eliminated in the case of τ = 0.5”",
             ours=f"after the operation: {max(weak):.1e} at most for τ = 0.1, {min(strong):.3f} at least for τ = 0.5",
             tolerance="below 0.05 and above 0.3, under both initialisers",
@@ -135,7 +135,7 @@ def _judge_transition(frame: pd.DataFrame, config: Config) -> list[Claim]:
     matches = all(value is not None and abs(value - CRITICAL) < 0.03 for value in seen.values())
     return [
         judge(
-            "the transition stands at τ_c = 1 − ρ^(−1/2)",
+            "the transition from order to chaos stands at τ_c = 1 − ρ^(−1/2)",
             paper="ours; the paper leaves the choice of τ open",
             ours="; ".join(f"{name}: {value:.3f}" if value else f"{name}: none" for name, value in seen.items())
             + f" against {CRITICAL:.3f} for ρ = 2",
@@ -144,7 +144,7 @@ def _judge_transition(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="where √(growth of the odds per block) = (1 − τ)√ρ, fitted where the odds escalate, reaches 1",
         ),
         judge(
-            "gradients shrink below τ_c and grow above it",
+            "gradients shrink where τ < τ_c and grow where τ > τ_c",
             paper="ours: order on one side, chaos on the other",
             ours="growth per block " + "; ".join(crossing),
             tolerance=f"below 1 for every τ ≤ {CRITICAL - 0.05:.2f}, above 1 for every τ ≥ 0.4",

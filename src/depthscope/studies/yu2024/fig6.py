@@ -136,10 +136,15 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 
 
 TOLERANCES = {
-    "post-norm fails or lags behind de-escalated": f"progress (ln 10 − loss) at most {ALIKE:g} of the de-escalated, "
-    "in training and in test loss",
-    "de-escalated trains": f"in every run: test loss at most 0.9 ln 10 = {0.9 * CHANCE:.2f}, accuracy at least 20 %",
-    "de-escalated is close to pre-norm": f"at least {ALIKE:g} of its progress in test loss; it may be better",
+    "the post-norm model fails or lags behind the de-escalated model": (
+        f"progress (ln 10 − loss) at most {ALIKE:g} of the de-escalated, in training and in test loss"
+    ),
+    "the de-escalated model trains": (
+        f"in every run: test loss at most 0.9 ln 10 = {0.9 * CHANCE:.2f}, accuracy at least 20 %"
+    ),
+    "the de-escalated model is close to the pre-norm model": (
+        f"at least {ALIKE:g} of its progress in test loss; it may be better"
+    ),
 }
 
 

@@ -144,14 +144,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="over draws of v and Q; mean over the values of t",
         ),
         judge(
-            f"(b) for t ≥ {LARGE} it varies more",
+            f"(b) for t ≥ {LARGE} E[η] varies more than for t ≤ {SMALL}",
             paper="App. A.3: “(b) … when t is close to 1, E[η] varies more significantly”",
             ours=f"d = {widths[0]}: {high[widths[0]]:.1e} against {low[widths[0]]:.1e} for t ≤ {SMALL}",
             tolerance="at least twice as large",
             holds=bool(high[widths[0]] > 2 * low[widths[0]]),
         ),
         judge(
-            f"(c) it gets closer to 0 with d, also for t ≥ {LARGE}",
+            f"(c) E[η] gets closer to 0 with d, also for t ≥ {LARGE}",
             paper="App. A.3: “(c) as d increases, E[η] becomes closer to 0 even for larger t values”",
             ours="mean without scatter "
             + ", ".join(f"{high[width]:.1e} (d = {width})" for width in widths)
@@ -162,7 +162,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="the mean without scatter still holds its own sampling error, so it bounds |E[η]| from above",
         ),
         judge(
-            f"the plain mean of {config.trials} samples shows (a) and (b)",
+            f"the plain mean of {config.trials} samples of η shows (a) and (b)",
             paper=f"Fig. 8: averages of η “over {config.trials} samples of W”",
             ours=f"d = {widths[0]}: {plain_small:.3f} for t ≤ {SMALL}, {plain_large:.3f} for t ≥ {LARGE}; "
             f"its standard error is {error:.3f}",
@@ -172,7 +172,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"to {large['plain'][widths[-1]]:.3f} at d = {widths[-1]}",
         ),
         judge(
-            "our second-order E[η] is the mean without scatter",
+            "our second-order E[η] is the mean of η without scatter",
             paper="ours; the paper only shows that E[η] is small",
             ours=f"t = 1: root mean square of (mean − E[η])/standard error {rms:.2f}, {len(z)} draws of v and Q",
             tolerance="1.5: it is 1 if the mean is right and its error normal",

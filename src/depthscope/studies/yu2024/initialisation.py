@@ -146,14 +146,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="dσ² = h, so 1 + h is expected",
         ),
         judge(
-            "it is about 2 with dσ² = 1",
+            "ξ₁/ξ₂ of step 1 is about 2 with dσ² = 1",
             paper="Thm 2.6 takes variance 1/d; Fig. 2 shows 2",
             ours=f"theorem {first['theorem']:.2f}, xavier {first['xavier']:.2f}",
             tolerance="within 0.25 of 2",
             holds="theorem" in fits_ratio and "xavier" in fits_ratio,
         ),
         judge(
-            "at block 1 it is 1 + dσ² under every initialiser",
+            "ξ₁/ξ₂ of step 1 is 1 + dσ² at block 1, under every initialiser",
             paper="Lemma 2.4, with μ₁ ≈ 1 and μ₂ ≈ 0",
             ours=", ".join(f"{s}: {first[s]:.2f} for {1 + gain[s]:.2f}" for s in SHOWN),
             tolerance="10 % and 3 standard errors",

@@ -167,7 +167,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             holds=None if one is None else abs(one.rate / 0.5 - 1) < near,
         ),
         judge(
-            "it does so over 60 blocks and more, down to 1e-17 and below",
+            "t_div keeps halving over 60 blocks and more, down to 1e-17 and below",
             paper="“fast linear convergence” (§2.5)",
             ours="not reached"
             if one is None
@@ -179,7 +179,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="" if config.depth >= 90 else "needs 90 blocks",
         ),
         judge(
-            "the rate is 1/(1 + α²) for every α",
+            "t_div shrinks by 1/(1 + α²) per block for every α",
             paper="Remark 2.8 and eq. 17 with λ₂ = 0",
             ours=_say(plain),
             tolerance="3 standard errors of the walk each, as above",
@@ -187,7 +187,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="float64 ends after about 50 blocks at α = 1.5, whatever the depth",
         ),
         judge(
-            "the FFN does not change the rate",
+            "the FFN does not change the rate at which t_div shrinks",
             paper="“Other Steps Do Not Impact TSE” (§2.3)",
             ours=_say(fed),
             tolerance="1.5 times that: the FFN adds a scatter of its own",
@@ -195,7 +195,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="early it does: with the FFN diversity is lower from the first blocks on (ReLU feeds the mean)",
         ),
         judge(
-            "float32 cannot show it below 1e-14",
+            "float32 cannot show t_div below 1e-14",
             paper="not in the paper; ours: differences end at ε of the tokens",
             ours=f"float32 stays at {end32:.0e}",
             tolerance="within two orders of 1e-14",
