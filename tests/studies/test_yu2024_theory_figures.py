@@ -11,7 +11,7 @@ from torch import nn
 
 from depthscope.measures import TokenMatrix, growth, omega
 from depthscope.models import Block, BlockConfig
-from depthscope.models.block import TRUNK_STATIONS
+from depthscope.stations import TRUNK
 from depthscope.studies.simulation.blocks import attend, feed, input_gradient, post_norm_block
 from depthscope.studies.simulation.randomness import generators, standard_normal_tokens
 from depthscope.studies.simulation.weights import SETTINGS, Linear, Sampler
@@ -170,7 +170,7 @@ def as_block(sampler_weights, trial: int, width: int, heads: int) -> Block:
 
 def stations_of(block: Block, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     seen: dict[str, torch.Tensor] = {}
-    for name in TRUNK_STATIONS:
+    for name in TRUNK:
         block.stations[name].register_forward_hook(lambda _m, _i, y, name=name: seen.__setitem__(name, y))
     block(tokens)
     return seen
@@ -191,7 +191,7 @@ def test_the_batched_block_is_algorithm_1(setting: str):
         tokens = x[trial].clone().requires_grad_()
         seen = stations_of(block, tokens)
         y = seen["output"]
-        for name in TRUNK_STATIONS:
+        for name in TRUNK:
             torch.testing.assert_close(getattr(ours, name)[trial], seen[name], atol=1e-10, rtol=0)
         (y - tau * y.mean(dim=-2, keepdim=True)).backward(gradient[trial])
         torch.testing.assert_close(back[trial], tokens.grad, atol=1e-10, rtol=0)
