@@ -97,10 +97,10 @@ def block_axis(ax: Axes, last: int, first: int = 1) -> None:
 
 
 def whole_numbers(axis: Axis) -> None:
-    """Marks of an axis at whole numbers only."""
+    """Marks of an axis at whole numbers only, and at round ones: steps of 1, 2, 5, 10, 20, …"""
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
 
 
 def similarity_axis(ax: Axes, least: float = 0.0) -> None:
