@@ -1,13 +1,17 @@
 """Pictures show the numbers that they are given, in the colours of the house, and need matplotlib on first use only."""
 
+import ast
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
+import depthscope
 from depthscope import drawing
 from depthscope.drawing import Curve, ReferenceBand
 
@@ -125,3 +129,42 @@ def test_training_curves_are_means_over_seeds_in_the_colours_of_their_variants()
 def test_a_figure_without_numbers_says_why():
     (ax,) = drawing.empty("needs a GPU").axes
     assert [text.get_text() for text in ax.texts] == ["needs a GPU"]
+
+
+SOURCE = Path(depthscope.__file__).parent
+OTHERS = [path for path in sorted(SOURCE.rglob("*.py")) if path.parent.name != "drawing"]
+
+
+def drawn_elsewhere(code: str) -> list[str]:
+    """Imports of matplotlib that run, colours, and figures that are made by hand."""
+    tree = ast.parse(code)
+    for_types = [
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    ]
+    found = []
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            found += [name for name in modules if name.split(".")[0] == "matplotlib"]
+        if isinstance(node, ast.Constant) and re.fullmatch("#[0-9a-fA-F]{6}", str(node.value)):
+            found.append(str(node.value))
+        if isinstance(node, ast.Attribute) and node.attr in {"Figure", "spines"}:
+            found.append(node.attr)
+    return found
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_pictures_are_made_in_this_room_only(path: Path):
+    assert not drawn_elsewhere(path.read_text())
+
+
+def test_a_picture_made_elsewhere_is_seen():
+    assert drawn_elsewhere("from matplotlib.figure import Figure") == ["matplotlib.figure"]
+    assert drawn_elsewhere("ax.plot(x, color='#c44536')") == ["#c44536"]
+    assert drawn_elsewhere("require('matplotlib.figure', 'figures').Figure(layout='constrained')") == ["Figure"]
+    assert not drawn_elsewhere("if TYPE_CHECKING:\n    from matplotlib.figure import Figure")

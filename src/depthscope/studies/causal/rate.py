@@ -211,7 +211,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             holds=_near(causal, 1 / causal_ratio(), near),
         ),
         judge(
-            "with the FFN, too, t_div shrinks by .625 per causal block",
+            "with the FFN, too, t_div shrinks by the factor .625 per causal block",
             paper="not in the paper; “Other Steps Do Not Impact TSE” (§2.3)",
             ours=_say(fed),
             tolerance=f"{1.5 * near:.1%}: the FFN adds a scatter of its own",

@@ -179,7 +179,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="" if config.depth >= 90 else "needs 90 blocks",
         ),
         judge(
-            "t_div shrinks by 1/(1 + α²) per block for every α",
+            "t_div shrinks by the factor 1/(1 + α²) per block, for every α",
             paper="Remark 2.8 and eq. 17 with λ₂ = 0",
             ours=_say(plain),
             tolerance="3 standard errors of the walk each, as above",
