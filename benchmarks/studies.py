@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.models import Block, BlockConfig, theorem
-from depthscope.models.block import TRUNK_STATIONS
+from depthscope.stations import TRUNK
 from depthscope.studies.yu2024 import fig2, fig3
 
 
@@ -72,7 +72,7 @@ def loop_fig2(config: fig2.Config) -> float:
         x = torch.randn(1, config.tokens, config.width, generator=generator)
         for _ in range(config.blocks):
             block, seen = Block(block_config(config), generator), []
-            for name in TRUNK_STATIONS:
+            for name in TRUNK:
                 block.stations[name].register_forward_hook(lambda _m, _i, y, seen=seen: seen.append(y[0]))
             y = block(x)
             ratios = [ratio(a, b) for a, b in pairwise(seen)]

@@ -13,6 +13,7 @@ __version__ = version("depthscope")
 _ROOMS = (
     "anatomy",
     "diagnosis",
+    "drawing",
     "measures",
     "models",
     "passes",

@@ -1,8 +1,10 @@
 """`depthscope reproduce`: what it lists, runs, writes, skips, refuses, and how it ends."""
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from depthscope.cli import main
-from depthscope.studies import ENTRIES, Entry
+from depthscope.studies import STUDIES, Entry
 from depthscope.studies.study import FILES, Study, judge
 
 
@@ -55,18 +57,23 @@ class Fakes:
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> Fakes:
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
     made = Fakes()
     kinds = {"good": (Config, True), "bad": (Config, False), "plain": (WithoutTrials, True)}
-    for name in list(ENTRIES):
-        monkeypatch.delitem(ENTRIES, name)
+    ours = {name: (STUDIES[name], STUDIES.owner(name)) for name in STUDIES}
+    for name in ours:
+        STUDIES.unregister(name)
     for name, (config, holds) in kinds.items():
         module = ModuleType(name)
         module.STUDY = made.study(name, config, holds)
-        monkeypatch.setitem(sys.modules, f"depthscope.studies.fake_{name}", module)
-        monkeypatch.setitem(ENTRIES, name, Entry(f"fake_{name}", f"what {name} shows", "1 s"))
+        monkeypatch.setitem(sys.modules, f"fake_{name}", module)
+        STUDIES.register(Entry(name, f"fake_{name}", f"what {name} shows", "1 s"))
     monkeypatch.setenv("COLUMNS", "200")
-    return made
+    yield made
+    for name in kinds:
+        STUDIES.unregister(name)
+    for entry, owner in ours.values():
+        STUDIES.register(entry, owner=owner)
 
 
 @pytest.fixture
@@ -95,14 +102,14 @@ def test_alone_it_lists_the_studies_and_imports_nothing_heavy():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    for name in ENTRIES:
+    for name in STUDIES:
         assert name in result.stdout
 
 
 def test_the_list_as_json(run):
     listed = json.loads(run("--json")[0])
-    assert listed.keys() == ENTRIES.keys()
-    assert listed["yu2024-fig1"]["title"] == ENTRIES["yu2024-fig1"].title
+    assert listed.keys() == STUDIES.keys()
+    assert listed["yu2024-fig1"]["title"] == STUDIES["yu2024-fig1"].title
 
 
 def test_a_real_study_in_its_quick_form(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -149,11 +156,26 @@ def test_json_is_one_object_and_nothing_else(run, fakes: Fakes, tmp_path: Path):
 def test_what_is_there_is_not_computed_again(run, fakes: Fakes, tmp_path: Path):
     run("good", "--out", str(tmp_path))
     out, _ = run("all", "--out", str(tmp_path))
-    assert "good: already there, same configuration" in out
+    assert "good: already there, same configuration, code and data" in out
     assert "good holds" in out
     assert [name for name, _ in fakes.computed] == ["good", "bad", "plain"]
-    assert "already there" not in run("good", "--seed", "1", "--out", str(tmp_path))[0]
-    assert "already there" not in run("good", "--seed", "1", "--again", "--out", str(tmp_path))[0]
+    assert "computed again" not in out
+    out, _ = run("good", "--seed", "1", "--out", str(tmp_path))
+    assert "already there" not in out
+    assert "good: computed again: the earlier run had another configuration (seed was 0 and is 1)" in out
+    out, _ = run("good", "--seed", "1", "--again", "--out", str(tmp_path))
+    assert "already there" not in out
+    assert "good: computed again: --again was given" in out
+
+
+def test_what_other_code_computed_is_computed_again_and_one_line_says_why(
+    run, fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run("good", "--out", str(tmp_path))
+    monkeypatch.setattr("depthscope.studies.provenance.code_hash", lambda _compute: "another")
+    out, _ = run("good", "--out", str(tmp_path))
+    assert "good: computed again: the code has changed\n" in out
+    assert [name for name, _ in fakes.computed] == ["good", "good"]
 
 
 def test_an_interrupted_run_keeps_what_is_finished_and_goes_on_from_there(run, fakes: Fakes, tmp_path: Path):
@@ -210,3 +232,76 @@ def test_a_mistake_ends_in_one_line_before_anything_is_computed(
     assert err.startswith("depthscope: ")
     assert err.count("\n") == 1
     assert fakes.computed == []
+
+
+PLUGIN_ENTRY = """
+from depthscope.studies import Entry
+
+ENTRY = Entry("their-study", "their_package.their_study", "what another laboratory saw", "1 s")
+"""
+PLUGIN_STUDY = """
+from dataclasses import dataclass
+import pandas as pd
+from depthscope import drawing
+from depthscope.studies.study import Study, judge
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 0
+
+def compute(config, progress):
+    progress(1.0)
+    return pd.DataFrame({"block": [1, 2, 3], "value": [0.1, 0.2, 0.3]})
+
+def draw(frame):
+    figure, (ax,) = drawing.panels(1)
+    drawing.line_with_band(ax, frame["block"], frame["value"], colour=drawing.BLUE, name="theirs")
+    return figure
+
+def claims(frame, config):
+    rises = bool(frame["value"].is_monotonic_increasing)
+    return [judge("their curve rises", paper="p. 1", ours="0.1 to 0.3", tolerance="none", holds=rises)]
+
+STUDY = Study("their-study", Config(), Config(seed=1), compute, draw, claims)
+"""
+
+
+@pytest.fixture
+def plugged(tmp_path: Path):
+    """Installs a package that offers a study, and runs the command where it is seen; gives the process."""
+    site, package = tmp_path / "site", tmp_path / "site" / "their_package"
+    package.mkdir(parents=True)
+    for name, text in (("__init__", ""), ("entry", PLUGIN_ENTRY), ("their_study", PLUGIN_STUDY)):
+        (package / f"{name}.py").write_text(text)
+    about = site / "their_package-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[depthscope.studies]\ntheirs = their_package.entry:ENTRY\n")
+
+    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "200"}
+        command = [sys.executable, "-m", "depthscope", "reproduce", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+        return done
+
+    return call
+
+
+def test_a_study_of_another_package_is_listed_and_computed(plugged, tmp_path: Path):
+    assert "what another laboratory saw" in plugged().stdout
+    assert "their curve rises" in plugged("their-study", "--out", "new").stdout
+    assert {path.name for path in (tmp_path / "new" / "their-study").iterdir()} == set(FILES)
+    assert "already there" in plugged("their-study", "--out", "new").stdout
+    study = tmp_path / "site" / "their_package" / "their_study.py"
+    study.write_text(study.read_text().replace("0.3]", "0.15]"))
+    again = plugged("their-study", "--strict", "--out", "new", code=1).stdout
+    assert "their-study: computed again: the code has changed" in again
+
+
+def test_a_study_of_another_package_with_the_name_of_ours_is_refused_by_name(plugged, tmp_path: Path):
+    entry = tmp_path / "site" / "their_package" / "entry.py"
+    entry.write_text(entry.read_text().replace("their-study", "yu2024-fig2"))
+    error = plugged(code=2).stderr
+    assert "'yu2024-fig2': one of depthscope, one of their-package" in error

@@ -99,7 +99,7 @@ def test_against_another_profile(profile: Profile):
 
 def test_plot_draws_the_headline_measures(profile: Profile, tmp_path: Path):
     figure = profile.plot()
-    titles = [axes.get_title() for axes in figure.axes]
+    titles = [axes.get_title("left") for axes in figure.axes]
     assert titles == ["token similarity", "cosine similarity", "direction similarity", "effective rank"]
     (line,) = figure.axes[0].get_lines()
     np.testing.assert_allclose(line.get_ydata(), profile.curve("token_similarity"))

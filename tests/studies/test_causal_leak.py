@@ -26,14 +26,14 @@ from depthscope.studies.causal.leak_runs import (
 )
 
 STUDY = load("causal-leak")
-BELOW = "the mean of the whole sequence goes below the floor"
-NOT_BELOW = "without a remedy, and with each causal form, the loss does not"
-CUT = "token by token, without a future to look at, the leaking model loses its advantage"
-LAST = "nor has it one at the last position, whose target is no input"
-SAME = "with each causal form, one pass and token by token are the same"
+BELOW = "with the mean of the whole sequence, the loss of a causal model goes below the floor"
+NOT_BELOW = "without a remedy, and with each causal mean, the loss does not go below the floor"
+CUT = "read token by token, without a future to look at, the leaking models lose their advantage"
+LAST = "at the last position, whose target is no input, the leaking models have no advantage"
+SAME = "with each causal mean, one pass and token by token give the same loss"
 COLLAPSES = "a causal post-norm stack of 60 blocks collapses without a remedy"
-APART = "each causal form keeps its tokens apart, as the leaking one does"
-TRUNK = "at the FFN input it is the trunk that counts: on the branch alone tokens collapse"
+APART = "each causal mean keeps tokens apart, as the leaking mean does"
+TRUNK = "a mean taken away at the FFN input keeps tokens apart on the trunk, and not on the branch alone"
 SHAPE = Training(vocabulary=4, tokens=4, width=16, heads=2, depth=1, steps=4, batch=8, test_sequences=64)
 
 

@@ -1,6 +1,8 @@
 """A study's folder is complete or as it was, and an earlier run counts only for its own configuration."""
 
+import ast
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,8 +10,9 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from depthscope.studies import ENTRIES, load
-from depthscope.studies.study import FILES, Study, configure, finished, judge, run
+import depthscope
+from depthscope.studies import STUDIES, Entry, load, provenance
+from depthscope.studies.study import FILES, Study, configure, earlier, finished, judge, run
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ def test_run_writes_every_file_and_nothing_else(tmp_path: Path):
     assert list(claim) == ["claim", "paper", "ours", "tolerance", "verdict", "note"]
     assert claim["verdict"] == found[0].verdict == "reproduced"
     config = json.loads((folder / "config.json").read_text())
+    made_with = config.pop("made_with")
+    assert list(made_with) == ["code", "libraries", "data"]
+    assert len(made_with["code"]) == 64
+    assert made_with["libraries"].keys() >= {"python", "torch", "numpy"}
     assert config == {"study": "sample", "seed": 0, "trials": 4, "levels": [0.5, 1.0]}
 
 
@@ -127,10 +134,134 @@ def test_configure_changes_what_there_is_and_refuses_the_rest():
 
 
 def test_every_entry_of_the_catalogue_is_a_study_of_that_name():
-    for name in ENTRIES:
+    for name in STUDIES:
         study = load(name)
         assert study.name == name
         assert study.full != study.quick
         assert study.full.seed == 0
-    with pytest.raises(ValueError, match="did you mean yu2024-fig2"):
+    with pytest.raises(ValueError, match="did you mean 'yu2024-fig2'"):
         load("yu2024-fig22")
+
+
+@dataclass(frozen=True)
+class WithData:
+    data: str | None = None
+    seed: int = 0
+    trials: int = 4
+
+
+GIVEN_DATA = replace(STUDY, full=WithData(), quick=WithData(trials=2))
+
+
+def test_nothing_earlier_is_no_reason(tmp_path: Path):
+    assert earlier(STUDY, STUDY.full, tmp_path).refused == ""
+    run(STUDY, STUDY.full, tmp_path)
+    assert earlier(STUDY, STUDY.full, tmp_path).refused == ""
+    assert "trials was 4 and is 2" in earlier(STUDY, STUDY.quick, tmp_path).refused
+    (tmp_path / "sample" / "figure.pdf").unlink()
+    assert earlier(STUDY, STUDY.full, tmp_path).refused == "figure.pdf is missing"
+
+
+def test_another_version_of_the_code_does_not_pass_as_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A copy of the house, in which single files are edited: what computes counts, what shows does not."""
+    house = tmp_path / "depthscope"
+    shutil.copytree(Path(depthscope.__file__).parent, house, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(depthscope, "__file__", str(house / "__init__.py"))
+    out = tmp_path / "out"
+    made = run(STUDY, STUDY.full, out)
+    for shown in ("cli/reproduce.py", "drawing/palette.py"):
+        (house / shown).write_text("# edited\n")
+        assert finished(STUDY, STUDY.full, out) == made
+    for computing in ("measures/tokens.py", "studies/yu2024/fig4.py", "files.py"):
+        before = (house / computing).read_text()
+        (house / computing).write_text(before + "\n")
+        assert earlier(STUDY, STUDY.full, out).refused == "the code has changed"
+        (house / computing).write_text(before)
+        assert finished(STUDY, STUDY.full, out) == made
+
+
+def test_other_data_does_not_pass_as_finished(tmp_path: Path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    (data / "deep").mkdir(parents=True)
+    (data / "deep" / "train.txt").write_text("one two three")
+    config = configure(GIVEN_DATA, data=str(data))
+    made = run(GIVEN_DATA, config, out)
+    assert finished(GIVEN_DATA, config, out) == made
+    (data / "deep" / "train.txt").write_text("one two trees")  # of the same length
+    assert earlier(GIVEN_DATA, config, out).refused == f"the data in {data} have changed"
+    (data / "deep" / "train.txt").write_text("one two three")
+    assert finished(GIVEN_DATA, config, out) == made
+    (data / "deep" / "train.txt").rename(data / "train.txt")
+    assert not finished(GIVEN_DATA, config, out)
+
+
+def test_another_library_and_a_run_of_unknown_code_do_not_pass_as_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run(STUDY, STUDY.full, tmp_path)
+    path = tmp_path / "sample" / "config.json"
+    with monkeypatch.context() as patched:
+        versions = provenance.library_versions() | {"torch": "1.0"}
+        patched.setattr(provenance, "library_versions", lambda: versions)
+        assert earlier(STUDY, STUDY.full, tmp_path).refused.endswith("and is 1.0")
+    config = json.loads(path.read_text())
+    del config["made_with"]
+    path.write_text(json.dumps(config))
+    assert earlier(STUDY, STUDY.full, tmp_path).refused == "nothing says which code computed the earlier run"
+
+
+def test_what_was_trained_by_other_code_is_not_taken_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folders: list[Path] = []
+
+    def trained(config, progress, folder):
+        folders.append(folder)
+        return compute(config, progress)
+
+    study = replace(STUDY, compute=trained, in_folder=True)
+    for code in ("one", "one", "another"):
+        monkeypatch.setattr(provenance, "code_hash", lambda _compute, code=code: code)
+        run(study, study.full, tmp_path)
+    assert folders[0] == folders[1] != folders[2]
+    assert all(folder.parent == tmp_path / "sample" for folder in folders)
+
+
+def test_an_entry_must_name_its_study(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(STUDIES, "_things", dict(STUDIES._things))
+    monkeypatch.setattr(STUDIES, "_owners", dict(STUDIES._owners))
+    with pytest.raises(ValueError, match="'yu2024-fig2': one of depthscope, one of elsewhere"):
+        STUDIES.register(Entry("yu2024-fig2", "elsewhere", "", ""), owner="elsewhere")
+    with pytest.raises(ValueError, match="a study cannot be called 'all'"):
+        STUDIES.register(Entry("all", "elsewhere", "", ""))
+    with pytest.raises(ValueError, match=r"expected a depthscope\.studies\.Entry"):
+        STUDIES.register("yu2024-fig9")
+    STUDIES.register(Entry("lost", "json", "", ""), owner="elsewhere")
+    with pytest.raises(ValueError, match="expected a STUDY called 'lost' in json, of elsewhere; there is none"):
+        load("lost")
+    STUDIES.register(Entry("broken", "no_such_module", "", ""), owner="elsewhere")
+    with pytest.raises(ValueError, match="the study 'broken' of elsewhere cannot be loaded from no_such_module"):
+        load("broken")
+
+
+PRONOUNS = {"it", "they", "this", "that", "these", "those", "so", "nor", "too"}
+
+
+def titles(module: str) -> list[str]:
+    """The claims' titles of a module as they are written: the first argument of `judge`, without inserted values."""
+    tree = ast.parse((Path(depthscope.__file__).parent.parent / f"{module.replace('.', '/')}.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "judge"]
+    found = []
+    for first in (call.args[0] for call in calls):
+        parts = first.values if isinstance(first, ast.JoinedStr) else [first]
+        found.append("…".join(part.value for part in parts if isinstance(part, ast.Constant)))
+    return found
+
+
+def test_a_claim_is_a_statement_that_can_be_read_alone():
+    """No title begins with a pronoun or leans on the claim before by one of these words as its subject."""
+    found = [title for name in STUDIES for title in titles(STUDIES[name].module) if title]
+    assert len(found) > 40  # a title that is a variable is not read here
+    for title in found:
+        words = title.replace(",", " ").replace(":", " ").split()
+        assert len(words) >= 3, title
+        assert not {words[0].lower(), words[-1].lower()} & PRONOUNS, title
+        assert not {"it", "they"} & set(words), title

@@ -34,13 +34,13 @@ STUDY = load("yu2024-fig7")
 AT = f"learning rate {RATE:g}: "
 FAILS = f"{AT}post-norm without warm-up and clipping fails"
 REACHES = f"{AT}the paper's de-escalation, which sees the future, reaches pre-norm"
-LEAK = f"{AT}with the future hidden it has a higher loss"
+LEAK = f"{AT}with the future hidden, the model with the paper's de-escalation has a higher loss"
 CAUSAL_REACHES = f"{AT}a causal de-escalation reaches pre-norm"
-CONTROL = f"{AT}models that do not see the future have one loss, however they are read"
+CONTROL = f"{AT}models that do not see the future have the same loss in one pass and with the future hidden"
 ALIKE = f"{AT}where post-norm fails, its tokens have become alike"
 REMEDY = f"{AT}what post-norm lacks is warm-up or clipping"
 START = "at its own initialisation the post-norm model of 4 blocks has collapsed"
-GPU = "201 M parameters on WikiText-103, 50 000 steps"
+GPU = "the paper's own run, 201 M parameters on WikiText-103 for 50 000 steps, comes out as published"
 
 
 @cache

@@ -9,14 +9,17 @@ from torch.testing import assert_close
 
 from depthscope.models import Block, BlockConfig, post_norm, pre_norm
 from depthscope.studies import load
+from depthscope.studies.simulation.blocks import attend
+from depthscope.studies.simulation.collapse_rate import fit
+from depthscope.studies.simulation.variants import attention_half, ffn_half, pre_norm_block
+from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.study import Study
-from depthscope.studies.yu2024.block_variants import attend_causally, attention_half, ffn_half, pre_norm_block
-from depthscope.studies.yu2024.slope import fit
-from depthscope.studies.yu2024.weights import Sampler
 
 MINE = ("yu2024-fig1", "yu2024-fig4", "yu2024-rate", "causal-rate")
 # Pre-norm is not much slower at first, and attention's share of its trunk rises before it falls.
-REFUTED = {"yu2024-fig4": {"it is so from the start", "it does so from the first block on"}}
+SLOWER = "similarity rises much more slowly in pre-norm than in post-norm"
+SHARE_FALLS = "attention's share of the trunk diminishes from the first block on"
+REFUTED = {"yu2024-fig4": {f"up to t_sim = .9, {SLOWER}", SHARE_FALLS}}
 
 
 @cache
@@ -69,7 +72,7 @@ def test_the_batched_blocks_are_our_block(placement, causal: bool):
 
 def test_causal_attention_looks_back_only():
     weights = Sampler("theorem", trials=1, width=8, heads=2, seed=0, dtype=torch.float64).draw()
-    _, p = attend_causally(weights, torch.randn(1, 1, 5, 8, dtype=torch.float64), 2)
+    _, p = attend(weights, torch.randn(1, 1, 5, 8, dtype=torch.float64), 2, causal=True)
     assert not p.triu(1).any()
     assert_close(p.sum(dim=-1), torch.ones(1, 1, 2, 5, dtype=torch.float64))
 
@@ -149,13 +152,16 @@ def test_fig4_can_fail():
     def fast(frame):
         frame["similarity"] = frame["post_norm_similarity"].fillna(1.0)
 
-    assert changed("yu2024-fig4", shrink) == {"‖X‖ grows from block to block": "not reproduced"}
-    assert changed("yu2024-fig4", drift)["‖X̂‖ is constant"] == "not reproduced"
-    assert changed("yu2024-fig4", constant_share) == {
-        "attention's share of the trunk diminishes in the end": "not reproduced",
-        "it does so from the first block on": "reproduced",
+    assert changed("yu2024-fig4", shrink) == {
+        "the trunk's norm ‖X‖ grows from block to block in pre-norm": "not reproduced"
     }
-    assert changed("yu2024-fig4", fast)["much slower than post-norm"] == "not reproduced"
+    normed = "the norm of the normed tokens, ‖X̂‖, is constant over the blocks"
+    assert changed("yu2024-fig4", drift)[normed] == "not reproduced"
+    assert changed("yu2024-fig4", constant_share) == {
+        "attention's share of the trunk diminishes after its peak": "not reproduced",
+        SHARE_FALLS: "reproduced",
+    }
+    assert changed("yu2024-fig4", fast)[f"from t_sim = .9 on, {SLOWER}"] == "not reproduced"
 
 
 def test_rate_recovers_a_planted_rate_and_sees_another():
@@ -167,7 +173,7 @@ def test_rate_recovers_a_planted_rate_and_sees_another():
     assert found.rate == pytest.approx(0.7, abs=1e-6)
     after = {claim.claim: claim.verdict for claim in study.claims(planted, study.quick)}
     assert after["t_div halves in every block at α = 1"] == "not reproduced"
-    assert after["the FFN does not change the rate"] == "not reproduced"
+    assert after["the FFN does not change the rate at which t_div shrinks"] == "not reproduced"
 
 
 def test_rate_goes_below_1e_17_in_float64_only():
@@ -190,7 +196,7 @@ def test_causal_can_fail():
 
     turned = changed("causal-rate", bidirectional)
     assert turned["t_div shrinks by .625 per causal block, ρ∞ = 1.6"] == "not reproduced"
-    assert turned["tokens collapse onto the first token"] == "not reproduced"
+    assert turned["tokens of causal blocks collapse onto the first token"] == "not reproduced"
     assert changed("causal-rate", flat) == {
-        "the diversity that survives is a linear ramp in position": "not reproduced"
+        "the diversity that survives causal blocks is a linear ramp in position": "not reproduced"
     }

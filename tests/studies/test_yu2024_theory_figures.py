@@ -11,34 +11,30 @@ from torch import nn
 
 from depthscope.measures import TokenMatrix, growth, omega
 from depthscope.models import Block, BlockConfig
-from depthscope.models.block import TRUNK_STATIONS
+from depthscope.stations import TRUNK
+from depthscope.studies.simulation.blocks import attend, feed, input_gradient, post_norm_block
+from depthscope.studies.simulation.randomness import generators, standard_normal_tokens
+from depthscope.studies.simulation.weights import SETTINGS, Linear, Sampler
 from depthscope.studies.study import Claim, Study
 from depthscope.studies.yu2024 import fig2, fig3, fig5, fig8, initialisation
-from depthscope.studies.yu2024.batched_block import (
-    attend,
-    feed,
-    input_gradient,
-    post_norm_block,
-    standard_normal_tokens,
-)
 from depthscope.studies.yu2024.sweep import escalating_slope, predicted_diversities
-from depthscope.studies.yu2024.weights import SETTINGS, Linear, Sampler, generators
 from depthscope.theory import OddsMap
 
 STUDIES = (fig2.STUDY, fig3.STUDY, fig5.STUDY, fig8.STUDY, initialisation.STUDY)
 COLUMNS = {
     "yu2024-fig2": {"trial", "block", "similarity", "ratio_1", "ratio_2", "ratio_3", "ratio_4", "delta", "omega"},
-    "yu2024-fig3": {"block", "trials", "similarity", "bound_applies"}
+    "yu2024-fig3": {"block", "trials", "similarity", "bound_applies", "excess_two_errors"}
     | {f"{q}_{c}" for q in ("excess", "rate") for c in ("mean", "sd", "bound", "spectral", "expected")},
     "yu2024-fig5": {"part", "setting", "tau", "block", "trial", "quantity", "value"},
-    "yu2024-fig8": {"t", "width", "repeat", "plain", "plain_error", "controlled", "controlled_error", "expected"},
+    "yu2024-fig8": {"t", "width", "repeat", "plain", "plain_error", "controlled", "controlled_error", "expected"}
+    | {"plain_size", "controlled_size", "expected_size"},
     "yu2024-init": {"setting", "tau", "block", "trial", "gain", "quantity", "value"},
 }
 NOT_REPRODUCED = {  # in the quick form; everything else is reproduced
     "yu2024-fig2": {"ξ₁/ξ₂ of steps 2 to 4 is about 1 at every block"},
     "yu2024-fig3": set(),
     "yu2024-fig5": {"τ = 0.5 keeps diversity around 0.5, initialiser theorem"},
-    "yu2024-fig8": {"the plain mean of 50 samples shows (a) and (b)"},
+    "yu2024-fig8": {"the plain mean of 50 samples of η shows (a) and (b)"},
     "yu2024-init": {
         "ξ₁/ξ₂ of step 1 is about 2 with W from N(0, h/d), as the text says",
         "one initialiser gives both Fig. 2's 2 and Fig. 5's levels",
@@ -134,10 +130,13 @@ def test_another_transition_is_seen(frames: dict[str, pd.DataFrame]):
     frame = frames["yu2024-fig5"]
     swept = frame["quantity"] == "odds_growth"
     faster = frame.assign(value=frame["value"].where(~swept, frame["value"] * 1.3))
-    assert judged(fig5.STUDY, faster)["the transition stands at τ_c = 1 − ρ^(−1/2)"].verdict == "not reproduced"
+    assert (
+        judged(fig5.STUDY, faster)["the transition from order to chaos stands at τ_c = 1 − ρ^(−1/2)"].verdict
+        == "not reproduced"
+    )
     strengths = frame["tau"].map({0.1: 1.0, 1.0: 0.1}).fillna(frame["tau"])
     swapped = judged(fig5.STUDY, frame.assign(tau=strengths.where(frame["part"] == "levels", frame["tau"])))
-    assert swapped["τ = 0.1 collapses, τ = 0.5 does not"].verdict == "not reproduced"
+    assert swapped["tokens collapse under τ = 0.1 and not under τ = 0.5"].verdict == "not reproduced"
 
 
 def test_a_mean_that_stays_is_seen(frames: dict[str, pd.DataFrame]):
@@ -171,7 +170,7 @@ def as_block(sampler_weights, trial: int, width: int, heads: int) -> Block:
 
 def stations_of(block: Block, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     seen: dict[str, torch.Tensor] = {}
-    for name in TRUNK_STATIONS:
+    for name in TRUNK:
         block.stations[name].register_forward_hook(lambda _m, _i, y, name=name: seen.__setitem__(name, y))
     block(tokens)
     return seen
@@ -192,7 +191,7 @@ def test_the_batched_block_is_algorithm_1(setting: str):
         tokens = x[trial].clone().requires_grad_()
         seen = stations_of(block, tokens)
         y = seen["output"]
-        for name in TRUNK_STATIONS:
+        for name in TRUNK:
             torch.testing.assert_close(getattr(ours, name)[trial], seen[name], atol=1e-10, rtol=0)
         (y - tau * y.mean(dim=-2, keepdim=True)).backward(gradient[trial])
         torch.testing.assert_close(back[trial], tokens.grad, atol=1e-10, rtol=0)

@@ -155,9 +155,9 @@ def _bar(total: int, launch: Launch) -> Iterator[Callable[[int, Any], None]]:
 
 def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
     """curves.parquet, curves.png, curves.pdf and summary.json, each whole or as it was."""
-    from depthscope.studies.comparison import draw_curves
+    from depthscope.drawing import draw_training_curves
 
-    figure = draw_curves(frame[frame["quantity"] != "failed"])
+    figure = draw_training_curves(frame[frame["quantity"] != "failed"])
     writers: dict[str, Callable[[Path], Any]] = {
         "curves.parquet": lambda path: frame.to_parquet(path, index=False),
         "curves.png": lambda path: figure.savefig(path, dpi=160),

@@ -85,18 +85,15 @@ def _show(curves: dict[str, list[float]]) -> None:
 
 
 def _draw(curves: dict[str, list[float]], out: Path) -> None:
-    from depthscope.extras import require
+    from depthscope.drawing import VARIANT_COLOURS, Curve, draw_by_block
+    from depthscope.files import write_whole
 
-    figure_module = require("matplotlib.figure", "figures")
+    colours = (VARIANT_COLOURS[variant] for variant in ("post", "deescalated", "pre"))
+    shown = [
+        Curve(range(len(curve)), curve, colour, name)
+        for (name, curve), colour in zip(curves.items(), colours, strict=True)
+    ]
+    figure = draw_by_block({"token similarity": shown}, width=7, height=4)
     out.mkdir(parents=True, exist_ok=True)
-    figure = figure_module.Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for name, curve in curves.items():
-        axes.plot(curve, label=name, linewidth=2)
-    axes.set(xlabel="block", ylabel="token similarity", ylim=(-0.02, 1.02), xlim=(0, None))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    path = out / "demo.png"
-    figure.savefig(path, dpi=160)
+    path = write_whole(out / "demo.png", lambda target: figure.savefig(target, dpi=160))
     print(f"wrote {path}")

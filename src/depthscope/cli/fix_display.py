@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from depthscope.cli.display import format_value
 from depthscope.cli.sparkline import sparkline
-from depthscope.extras import require
 
 if TYPE_CHECKING:
     from depthscope.diagnosis import Fixed
@@ -62,20 +61,17 @@ def warnings(fixed: Fixed) -> list[str]:
 
 def draw(fixed: Fixed) -> Any:
     """A matplotlib figure: a panel per measure, before and after."""
-    names = _names(fixed)
-    figure = require("matplotlib.figure", "figures").Figure(figsize=(4.2 * len(names), 3.4), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        for label, profile, colour in (("before", fixed.before, "#c44536"), ("after", fixed.after, "#197278")):
-            axes.plot(profile.curve(name), label=label, color=colour, linewidth=2)
-        axes.set(xlabel="block", title=name.replace("_", " "), xlim=(0, max(fixed.before.depth, 1)))
-        if "similarity" in name:
-            axes.set_ylim(-0.02, 1.02)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(frameon=False)
+    from depthscope.drawing import AFTER, BEFORE, Curve, draw_by_block
+
+    shown = (("before", fixed.before, BEFORE), ("after", fixed.after, AFTER))
+    curves = {
+        name: [Curve(range(profile.depth + 1), profile.curve(name), colour, when) for when, profile, colour in shown]
+        for name in _names(fixed)
+    }
     put_in = str(fixed.recommendation.line).partition("(model, ")[2].removesuffix(")")
-    figure.suptitle(f"{fixed.before.metadata.get('model', '')}, {fixed.before.depth} blocks: {put_in}", fontsize=10)
-    return figure
+    return draw_by_block(
+        curves, title=f"{fixed.before.metadata.get('model', '')}, {fixed.before.depth} blocks: {put_in}"
+    )
 
 
 def _show_curves(console: Any, fixed: Fixed) -> None:

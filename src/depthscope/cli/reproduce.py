@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from depthscope.cli.running import require_writable
-from depthscope.studies import ENTRIES
+from depthscope.extras import require
+from depthscope.files import require_writable
+from depthscope.naming import did_you_mean
+from depthscope.progress import Share, bar
+from depthscope.studies import STUDIES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,8 +27,6 @@ NOT_REPRODUCED, INTERRUPTED = 1, 130  # exit codes: of --strict, and what a shel
 ALL = "all"
 _DEFAULT_OUT = Path("depthscope-studies")
 _COLOURS = {"reproduced": "green", "not reproduced": "red", "not testable here": "yellow"}
-
-Progress = Callable[[float], None]
 
 
 def reproduce(
@@ -59,6 +59,7 @@ def reproduce(
         _list(as_json)
         return
     chosen, folder = _choose(names), out or _DEFAULT_OUT
+    require("matplotlib.figure", "figures")  # every study draws: better now than after minutes of computing
     require_writable(folder)
     console = _console(as_json)
     named = {name for name in names if name != ALL}
@@ -88,11 +89,10 @@ def reproduce(
 def _choose(names: list[str]) -> list[str]:
     """The names in the order given, each once; `all` is every study."""
     for name in names:
-        if name != ALL and name not in ENTRIES:
-            close = get_close_matches(name, [*ENTRIES, ALL], n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ValueError(f"unknown study {name!r}: {hint}expected {ALL} or some of {', '.join(ENTRIES)}")
-    return list(dict.fromkeys(study for name in names for study in (ENTRIES if name == ALL else [name])))
+        if name != ALL and name not in STUDIES:
+            hint = did_you_mean(name, [*STUDIES, ALL])
+            raise ValueError(f"unknown study {name!r}: {hint}expected {ALL} or some of {', '.join(STUDIES)}")
+    return list(dict.fromkeys(study for name in names for study in (STUDIES if name == ALL else [name])))
 
 
 def _configure(
@@ -125,26 +125,29 @@ def _configure(
 
 def _run(study: Study, config: Any, out: Path, again: bool, place: str, console: Console) -> list[Claim]:
     """The claims of a study, computed or, if the very same run is complete, read."""
-    from depthscope.studies.study import finished, run
+    from depthscope.studies.study import earlier, run
 
-    if not again and (there := finished(study, config, out)) is not None:
-        console.print(f"\n{study.name}: already there, same configuration (--again computes it anew)", markup=False)
-        return there
+    there = earlier(study, config, out)
+    if there.claims is not None and not again:
+        same = "same configuration, code and data"
+        console.print(f"\n{study.name}: already there, {same} (--again computes it anew)", markup=False)
+        return there.claims
+    reason = "--again was given" if there.claims is not None else there.refused
+    if reason:
+        console.print(f"\n{study.name}: computed again: {reason}", markup=False, soft_wrap=True)
     with _bar(f"{place} {study.name}") as progress:
         return run(study, config, out, progress)
 
 
 @contextmanager
-def _bar(description: str) -> Iterator[Progress]:
+def _bar(description: str) -> Iterator[Share]:
     """A function that takes the share of the work done. The bar is on stderr, and only on a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(description, total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+    with bar(*columns) as display:
+        task = display.add_task(description, total=1.0)
+        yield lambda share: display.update(task, completed=share)
 
 
 def _console(as_json: bool) -> Console:
@@ -156,13 +159,13 @@ def _console(as_json: bool) -> Console:
 
 def _list(as_json: bool) -> None:
     if as_json:
-        print(json.dumps({name: {"title": entry.title, "cost": entry.cost} for name, entry in ENTRIES.items()}))
+        print(json.dumps({name: {"title": entry.title, "cost": entry.cost} for name, entry in STUDIES.items()}))
         return
     from rich.table import Table
 
     console = _console(as_json)
     table = Table("study", "what it shows", "full form", box=None, header_style="bold", pad_edge=False)
-    for name, entry in ENTRIES.items():
+    for name, entry in STUDIES.items():
         table.add_row(name, entry.title, entry.cost)
     console.print(table)
     console.print("\ndepthscope reproduce NAME… (or all) computes them; --quick in seconds each.", markup=False)
@@ -183,7 +186,7 @@ def _show(console: Console, name: str, claims: list[Claim]) -> None:
             ours.append(f"\n{claim.note}", style="dim")
         verdict = Text(claim.verdict, style=_COLOURS[claim.verdict])
         table.add_row(Text(claim.claim), Text(claim.paper), ours, verdict)
-    console.print(f"\n[bold]{name}[/bold]  {ENTRIES[name].title if name in ENTRIES else ''}\n")
+    console.print(f"\n[bold]{name}[/bold]  {STUDIES[name].title}\n")
     console.print(table)
     counted = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in _COLOURS}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counted.items() if count), markup=False)

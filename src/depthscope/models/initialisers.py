@@ -1,5 +1,8 @@
 """How the weights of a block are drawn. Each initialiser is a value to pass in: `BlockConfig(initialise=xavier)`.
 
+A `Law` says how one matrix is distributed, a `Scheme` which law each matrix of a block has. They stand here once, for
+the modules of this room and for the batched blocks of `studies.simulation`.
+
 Yu & Zhang 2024 contradict themselves here. Their theorem takes dσ² = 1; §2.4 says N(0, h/d) for the
 heads' W_k, which gives dσ² = h and ξ₁/ξ₂ ≈ 1 + h in step 1, not the ≈ 2 of their Fig. 2. `theorem`
 fits the figure, `paper_text` is what the text says. Both leave the FFN at PyTorch's default ("other
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,56 +25,101 @@ if TYPE_CHECKING:
 Initialiser = Callable[["Attention", nn.Module, torch.Generator | None], None]
 
 
+@dataclass(frozen=True)
+class Law:
+    """How the elements of one matrix are distributed, with mean 0."""
+
+    variance: Callable[[int, int, int], float]  # of (fan_in, fan_out, heads)
+    gaussian: bool = False  # else uniform
+    bias: bool = False  # biases from U(−1, 1)/√fan_in, as `nn.Linear` has them; else 0
+
+    def deviation(self, fan_in: int, fan_out: int, heads: int) -> float:
+        """The standard deviation σ; a uniform law has the bound √3 σ (`uniform_bound`)."""
+        return math.sqrt(self.variance(fan_in, fan_out, heads))
+
+
+DEFAULT = Law(lambda fan_in, _out, _h: 1 / (3 * fan_in), bias=True)  # nn.Linear's own: U(−1, 1)/√fan_in
+SCORES = Law(lambda fan_in, _out, _h: 1 / (3 * fan_in))  # U(−1, 1)/√d, Yu & Zhang 2024, below eq. 2
+XAVIER = Law(lambda fan_in, fan_out, _h: 2 / (fan_in + fan_out))  # Glorot & Bengio 2010
+HE = Law(lambda fan_in, _out, _h: 2 / fan_in, gaussian=True)  # He et al. 2015
+UNIT = Law(lambda fan_in, _out, _h: 1 / fan_in, gaussian=True)  # dσ² = 1, the theorem's
+TEXT = Law(lambda fan_in, _out, h: h / fan_in, gaussian=True)  # N(0, h/d), §2.4's
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The law of each matrix of a block; `output=None` is for blocks without W_O, as in Prop. 2.9."""
+
+    score: Law  # W_q and W_k
+    value: Law
+    output: Law | None
+    ffn: Law
+
+
+SCHEMES: dict[str, Scheme] = {
+    "theorem": Scheme(SCORES, UNIT, UNIT, DEFAULT),
+    "paper_text": Scheme(SCORES, TEXT, UNIT, DEFAULT),
+    "xavier": Scheme(XAVIER, XAVIER, XAVIER, XAVIER),
+    "pytorch_default": Scheme(DEFAULT, DEFAULT, DEFAULT, DEFAULT),
+}
+
+
 def pytorch_default(attention: Attention, ffn: nn.Module, generator: torch.Generator | None = None) -> None:
     """`nn.Linear`'s own: weights and biases from U(−1, 1)/√fan_in, so dσ² = 1/3."""
-    for linear in _linears(attention, ffn):
-        _draw_linear(linear, generator)
+    draw_block(SCHEMES["pytorch_default"], attention, ffn, generator)
 
 
 def xavier(attention: Attention, ffn: nn.Module, generator: torch.Generator | None = None) -> None:
     """Glorot & Bengio 2010, uniform: variance 2/(fan_in + fan_out), so dσ² = 1 for W_V; biases 0."""
-    for linear in _linears(attention, ffn):
-        nn.init.xavier_uniform_(linear.weight, generator=generator)
-        _zero_bias(linear)
+    draw_block(SCHEMES["xavier"], attention, ffn, generator)
 
 
 def theorem(attention: Attention, ffn: nn.Module, generator: torch.Generator | None = None) -> None:
     """dσ² = 1: W_V (and W_O, if there is one) from N(0, 1/d). Fits Yu & Zhang's Fig. 2."""
-    _draw_attention(attention, value_gain=1.0, generator=generator)
-    for linear in _linears(ffn):
-        _draw_linear(linear, generator)
+    draw_block(SCHEMES["theorem"], attention, ffn, generator)
 
 
 def paper_text(attention: Attention, ffn: nn.Module, generator: torch.Generator | None = None) -> None:
     """dσ² = h: W_V from N(0, h/d), as Yu & Zhang's §2.4 says; W_O, which their text does not know, as in `theorem`."""
-    _draw_attention(attention, value_gain=float(attention.heads), generator=generator)
-    for linear in _linears(ffn):
-        _draw_linear(linear, generator)
+    draw_block(SCHEMES["paper_text"], attention, ffn, generator)
 
 
-def _draw_attention(attention: Attention, value_gain: float, generator: torch.Generator | None) -> None:
-    d = attention.value.in_features
-    bound = 1 / math.sqrt(d)
-    for linear in (attention.query, attention.key):
-        nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
-    nn.init.normal_(attention.value.weight, std=math.sqrt(value_gain / d), generator=generator)
+def draw_block(scheme: Scheme, attention: Attention, ffn: nn.Module, generator: torch.Generator | None = None) -> None:
+    """Draws every matrix of a block by its law, in place: W_q, W_k, W_V, W_O, then the FFN's in their order."""
+    laws = {attention.query: scheme.score, attention.key: scheme.score, attention.value: scheme.value}
     if isinstance(attention.output, nn.Linear):
-        nn.init.normal_(attention.output.weight, std=math.sqrt(1 / d), generator=generator)
-    for linear in _linears(attention):
-        _zero_bias(linear)
+        if scheme.output is None:
+            raise ValueError("expected a scheme with a law for W_O, since this attention has one; got output=None")
+        laws[attention.output] = scheme.output
+    laws |= {module: scheme.ffn for module in ffn.modules() if isinstance(module, nn.Linear)}
+    for linear, law in laws.items():
+        draw_linear(law, linear, attention.heads, generator)
 
 
-def _draw_linear(linear: nn.Linear, generator: torch.Generator | None) -> None:
-    draw = partial(nn.init.uniform_, a=-1 / math.sqrt(linear.in_features), b=1 / math.sqrt(linear.in_features))
-    draw(linear.weight, generator=generator)
-    if linear.bias is not None:
-        draw(linear.bias, generator=generator)
-
-
-def _zero_bias(linear: nn.Linear) -> None:
-    if linear.bias is not None:
+def draw_linear(law: Law, linear: nn.Linear, heads: int, generator: torch.Generator | None = None) -> None:
+    """Draws the weights of one matrix, then its biases, in place."""
+    deviation = law.deviation(linear.in_features, linear.out_features, heads)
+    if law.gaussian:
+        nn.init.normal_(linear.weight, std=deviation, generator=generator)
+    else:
+        _fill_uniform(linear.weight, uniform_bound(deviation), generator)
+    if linear.bias is None:
+        return
+    if law.bias:
+        _fill_uniform(linear.bias, bias_bound(linear.in_features), generator)
+    else:
         nn.init.zeros_(linear.bias)
 
 
-def _linears(*modules: nn.Module) -> list[nn.Linear]:
-    return [m for module in modules for m in module.modules() if isinstance(m, nn.Linear)]
+def uniform_bound(deviation: float) -> float:
+    """U(−b, b) has the standard deviation b/√3."""
+    return math.sqrt(3) * deviation
+
+
+def bias_bound(fan_in: int) -> float:
+    """`nn.Linear`'s biases are from U(−1, 1)/√fan_in, whatever its weights are from."""
+    return 1 / math.sqrt(fan_in)
+
+
+def _fill_uniform(values: torch.Tensor, bound: float, generator: torch.Generator | None) -> None:
+    nn.init.uniform_(values, -bound, bound, generator=generator)

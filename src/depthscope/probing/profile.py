@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from depthscope.extras import require
+from depthscope.drawing import BLUE, Curve, ReferenceBand, draw_by_block
 from depthscope.files import write_folder
 from depthscope.measures import MEASURES
 from depthscope.probing.reduction import Row, SinkRow
@@ -103,23 +103,17 @@ class Profile:
             return self.plot(station="attention")  # only attention was measured
         if not chosen:
             raise ValueError("there is nothing to draw: no measure was taken at the blocks' outputs or attention")
-        figure = require("matplotlib.figure", "figures").Figure(figsize=(4.2 * len(chosen), 3.4), layout="constrained")
-        for axes, measure in zip(np.atleast_1d(figure.subplots(1, len(chosen))), chosen, strict=True):
+        curves, references = {}, {}
+        for measure in chosen:
             rows = self.frame[(self.frame["measure"] == measure) & (self.frame["station"] == station)]
             by_block = rows.groupby("block")["value"].agg(["mean", "min", "max"])
+            mean, low, high = (by_block[name].tolist() for name in ("mean", "min", "max"))
+            curves[measure] = [Curve(by_block.index.tolist(), mean, BLUE, low=low, high=high)]
             if reference is not None and station == "output" and measure in reference.low:
-                low, high = reference.low[measure], reference.high[measure]
-                axes.fill_between(range(len(low)), low, high, color="0.8", linewidth=0, label=reference.label)
-                axes.legend(frameon=False, fontsize=8)
-            axes.fill_between(by_block.index, by_block["min"], by_block["max"], alpha=0.25, linewidth=0)
-            axes.plot(by_block.index, by_block["mean"], linewidth=2)
-            axes.set(xlabel="block", title=measure.replace("_", " "), xlim=(0, max(self.depth, 1)))
-            if "similarity" in measure:
-                axes.set_ylim(min(-0.02, by_block["min"].min()), 1.02)
-            axes.grid(alpha=0.3)
-            axes.spines[["top", "right"]].set_visible(False)
-        figure.suptitle(f"{self.metadata.get('model', '')}, {self.depth} blocks", fontsize=11)
-        return figure
+                normal = reference.low[measure], reference.high[measure]
+                references[measure] = ReferenceBand(range(len(normal[0])), *normal, name=reference.label)
+        title = f"{self.metadata.get('model', '')}, {self.depth} blocks"
+        return draw_by_block(curves, references=references, title=title)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes profile.parquet, sinks.parquet and profile.json; a file is there whole or not at all."""

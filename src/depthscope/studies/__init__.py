@@ -1,5 +1,5 @@
 """Published figures, recomputed: one folder per paper, one file per figure: compute, draw, claims."""
 
-from depthscope.studies.catalogue import ENTRIES, Entry, load
+from depthscope.studies.catalogue import STUDIES, Entry, load
 
-__all__ = ["ENTRIES", "Entry", "load"]
+__all__ = ["STUDIES", "Entry", "load"]

@@ -1,10 +1,16 @@
-"""The studies by name, with what each shows and costs. Imports nothing heavy: the study loads when it runs."""
+"""The studies by name, ours and those of other packages. Imports nothing heavy: a study loads when it runs.
+
+Another package adds a study by an entry point in the group `depthscope.studies` that names an `Entry` (or a list of
+them), or by `STUDIES.register(Entry(...))`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from depthscope.registry import Registry
 
 if TYPE_CHECKING:
     from depthscope.studies.study import Study
@@ -14,33 +20,52 @@ if TYPE_CHECKING:
 class Entry:
     """One study, before it is loaded."""
 
-    module: str
-    title: str
+    name: str
+    module: str  # the whole name of the module whose STUDY it is
+    title: str  # what it shows
     cost: str  # of the full form, on 2 cores
 
 
-ENTRIES: dict[str, Entry] = {
-    "yu2024-fig1": Entry("yu2024.fig1", "BERT and ALBERT with 100 layers at initialisation", "2 to 3 min, 9 GB"),
-    "yu2024-fig2": Entry("yu2024.fig2", "similarity, ξ₁/ξ₂ of the four steps, δ and ω, block by block", "10 s"),
-    "yu2024-fig3": Entry("yu2024.fig3", "ξ₁/ξ₂ − 1 and r against the two estimates and our expectation", "2 s"),
-    "yu2024-fig4": Entry("yu2024.fig4", "pre-norm: similarity and the three norms", "25 s"),
-    "yu2024-fig5": Entry("yu2024.fig5", "de-escalation for three τ, and the transition at τ_c", "25 s"),
-    "yu2024-fig6": Entry("yu2024.fig6", "ViTs trained: post-norm, pre-norm, de-escalated", "20 min"),
-    "yu2024-fig7": Entry("yu2024.fig7", "Transformer-XL trained; with the future hidden, with warm-up", "35 min"),
-    "yu2024-fig8": Entry("yu2024.fig8", "η against the perturbation t for three widths", "5 s"),
-    "yu2024-rate": Entry("yu2024.rate", "the local rate 1/(1 + α²) down to t_div of 1e-17 and below", "25 s"),
-    "yu2024-init": Entry("yu2024.initialisation", "the same block under each initialiser", "14 s"),
-    "causal-rate": Entry("causal.rate", "causal attention: rate .625, the ramp, δ against n", "21 s"),
-    "causal-leak": Entry("causal.leak", "the sequence mean lets a causal model see the future", "3 min"),
-}
+def _check(entry: Entry) -> None:
+    if not isinstance(entry, Entry):
+        raise ValueError(f"expected a depthscope.studies.Entry in depthscope.studies, got {entry!r}")
+    if entry.name == "all" or entry.name.startswith("-"):
+        raise ValueError(f"a study cannot be called {entry.name!r}: `depthscope reproduce` understands it otherwise")
+
+
+_YU, _CAUSAL = "depthscope.studies.yu2024", "depthscope.studies.causal"
+STUDIES: Registry[Entry] = Registry(
+    "study",
+    "depthscope.studies",
+    [
+        Entry("yu2024-fig1", f"{_YU}.fig1", "BERT and ALBERT with 100 layers at initialisation", "2 to 3 min, 9 GB"),
+        Entry("yu2024-fig2", f"{_YU}.fig2", "similarity, ξ₁/ξ₂ of the four steps, δ and ω, block by block", "10 s"),
+        Entry("yu2024-fig3", f"{_YU}.fig3", "ξ₁/ξ₂ − 1 and r against the two estimates and our expectation", "2 s"),
+        Entry("yu2024-fig4", f"{_YU}.fig4", "pre-norm: similarity and the three norms", "25 s"),
+        Entry("yu2024-fig5", f"{_YU}.fig5", "de-escalation for three τ, and the transition at τ_c", "25 s"),
+        Entry("yu2024-fig6", f"{_YU}.fig6", "ViTs trained: post-norm, pre-norm, de-escalated", "20 min"),
+        Entry("yu2024-fig7", f"{_YU}.fig7", "Transformer-XL trained; with the future hidden, with warm-up", "35 min"),
+        Entry("yu2024-fig8", f"{_YU}.fig8", "η against the perturbation t for three widths", "5 s"),
+        Entry("yu2024-rate", f"{_YU}.rate", "the local rate 1/(1 + α²) down to t_div of 1e-17 and below", "25 s"),
+        Entry("yu2024-init", f"{_YU}.initialisation", "the same block under each initialiser", "14 s"),
+        Entry("causal-rate", f"{_CAUSAL}.rate", "causal attention: rate .625, the ramp, δ against n", "21 s"),
+        Entry("causal-leak", f"{_CAUSAL}.leak", "the sequence mean lets a causal model see the future", "3 min"),
+    ],
+    check=_check,
+)
 
 
 def load(name: str) -> Study:
     """The study of this name."""
-    if name not in ENTRIES:
-        from difflib import get_close_matches
-
-        close = get_close_matches(name, ENTRIES, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"unknown study {name!r}{hint} Known: {', '.join(ENTRIES)}")
-    return import_module(f"depthscope.studies.{ENTRIES[name].module}").STUDY
+    entry, owner = STUDIES[name], STUDIES.owner(name)
+    try:
+        module = import_module(entry.module)
+    except ImportError as error:
+        if owner == "depthscope":
+            raise
+        raise ValueError(f"the study {name!r} of {owner} cannot be loaded from {entry.module}: {error}") from error
+    study: Study | None = getattr(module, "STUDY", None)
+    if study is None or study.name != name:
+        came = "there is none" if study is None else f"its name is {study.name!r}"
+        raise ValueError(f"expected a STUDY called {name!r} in {entry.module}, of {owner}; {came}")
+    return study

@@ -1,11 +1,12 @@
-"""What a study is: two pure functions and its claims. `compute` computes, `draw` never does."""
+"""What a study is: two pure functions and its claims. `compute` computes, `draw` never does.
+
+`draw` chooses rows of the frame, and may average them over trials, samples or seeds (mean, standard deviation). All
+else that a picture shows, theory above all, stands in the frame.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from depthscope.files import write_folder, write_json
+from depthscope.progress import Share
+from depthscope.studies.provenance import changes, provenance, short_hash
+
 Verdict = Literal["reproduced", "not reproduced", "not testable here"]
-Progress = Callable[[float], None]  # the share of the work that is done, 0 to 1
 FILES = ("data.parquet", "figure.png", "figure.pdf", "claims.json", "config.json")  # written in this order
 
 
@@ -43,7 +47,7 @@ class Study:
     name: str
     full: Any  # a frozen dataclass with at least a seed; `trials` where there are trials
     quick: Any
-    compute: Callable[..., pd.DataFrame]  # (config, progress), and the study's folder if it is `in_folder`
+    compute: Callable[..., pd.DataFrame]  # (config, progress: Share), and a folder if it is `in_folder`
     draw: Callable[[pd.DataFrame], Any]  # → matplotlib Figure
     claims: Callable[[pd.DataFrame, Any], list[Claim]]
     in_folder: bool = False  # it keeps what it has trained, and an interrupted study goes on from there
@@ -82,38 +86,61 @@ def configure(
     return replace(config, **changes)  # type: ignore[type-var]
 
 
-def finished(study: Study, config: Any, out: Path) -> list[Claim] | None:
-    """The claims of an earlier run with this very configuration, if it is complete."""
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier run has left: its claims if it counts, else why it does not; both empty if there was none."""
+
+    claims: list[Claim] | None = None
+    refused: str = ""
+
+
+def earlier(study: Study, config: Any, out: Path) -> Earlier:
+    """An earlier run counts if it is complete, of this very configuration, by the same code and on the same data."""
     folder = out / study.name
-    if not all((folder / name).exists() for name in FILES):
-        return None
+    missing = [name for name in FILES if not (folder / name).exists()]
+    if len(missing) == len(FILES):
+        return Earlier()
+    if missing:
+        return Earlier(refused=f"{missing[0]} is missing")
     try:
-        if json.loads((folder / "config.json").read_text(encoding="utf-8")) != _plain(study, config):
-            return None
-        return [Claim(**claim) for claim in json.loads((folder / "claims.json").read_text(encoding="utf-8"))]
-    except (json.JSONDecodeError, TypeError):
-        return None
+        before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        made_with = before.pop("made_with", None)
+        claims = [Claim(**claim) for claim in json.loads((folder / "claims.json").read_text(encoding="utf-8"))]
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError):
+        return Earlier(refused="config.json or claims.json cannot be read")
+    if other := _differences(before, _plain(study, config)):
+        return Earlier(refused=f"the earlier run had another configuration ({other})")
+    data = _data(config)
+    changed = changes(made_with, provenance(study.compute, data), data)
+    return Earlier(refused=changed) if changed else Earlier(claims)
 
 
-def run(study: Study, config: Any, out: Path, progress: Progress = lambda _share: None) -> list[Claim]:
-    """Computes, judges, draws and writes one study; its folder is complete or as it was."""
-    frame = study.compute(config, progress, *([out / study.name] if study.in_folder else []))
+def finished(study: Study, config: Any, out: Path) -> list[Claim] | None:
+    """The claims of an earlier run that counts (`earlier`); None if there is none."""
+    return earlier(study, config, out).claims
+
+
+def run(study: Study, config: Any, out: Path, progress: Share = lambda _share: None) -> list[Claim]:
+    """Computes, judges, draws and writes one study; its folder is complete or as it was.
+
+    A study that is `in_folder` gets a folder of its own for every state of code, libraries and data: what it trained
+    by other code stays, and does not count.
+    """
+    made_with = provenance(study.compute, _data(config))  # before: what is edited meanwhile is another version
+    folder = out / study.name
+    place = [folder / f"runs-{short_hash(made_with)}"] if study.in_folder else []
+    frame = study.compute(config, progress, *place)
     claims = study.claims(frame, config)
     figure = study.draw(frame)
-    out.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=out, prefix=f".{study.name}-"))
-    try:
-        frame.to_parquet(scratch / "data.parquet", index=False)
-        figure.savefig(scratch / "figure.png", dpi=160)
-        figure.savefig(scratch / "figure.pdf")
-        _write_json(scratch / "claims.json", [asdict(claim) for claim in claims])
-        _write_json(scratch / "config.json", _plain(study, config))
-        folder = out / study.name
-        folder.mkdir(exist_ok=True)
-        for name in FILES:  # config.json last: it says that the rest is there
-            os.replace(scratch / name, folder / name)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    writers: dict[str, Callable[[Path], object]] = {
+        "data.parquet": lambda path: frame.to_parquet(path, index=False),
+        "figure.png": lambda path: figure.savefig(path, dpi=160),
+        "figure.pdf": figure.savefig,
+        "claims.json": lambda path: write_json(path, [asdict(claim) for claim in claims]),
+        "config.json": lambda path: write_json(path, {**_plain(study, config), "made_with": made_with}),
+    }
+    assert tuple(writers) == FILES  # config.json last: it says that the rest is there
+    write_folder(folder, writers)
     return claims
 
 
@@ -121,5 +148,16 @@ def _plain(study: Study, config: Any) -> Any:
     return json.loads(json.dumps({"study": study.name, **asdict(config)}))
 
 
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _data(config: Any) -> str | None:
+    """The path of the data that a user gave, if a study takes any."""
+    return getattr(config, "data", None)
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Which settings differ, with both values where these are short."""
+    found = []
+    for name in {**before, **now}:
+        values = f"{name} was {before.get(name)} and is {now.get(name)}"
+        if before.get(name) != now.get(name):
+            found.append(values if len(values) < 60 else f"other {name}")
+    return ", ".join(found)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from depthscope.measures import token_similarity
 from depthscope.models import Block, BlockConfig, CausalLM, Encoder, theorem, xavier
+from depthscope.progress import Tick
 from depthscope.remedies import DeEscalate, Ema, Prefix, apply, deescalate
 
 WARM_UP = 50  # steps; without it post-norm blocks start with their largest updates
@@ -74,9 +75,7 @@ def uniform_tokens(shape: Training, sequences: int, generator: torch.Generator) 
     return torch.randint(shape.vocabulary, (sequences, shape.tokens + 1), generator=generator)
 
 
-def train(
-    shape: Training, remedy: DeEscalate | None, seed: int, advance: Callable[[], None]
-) -> tuple[CausalLM, list[float]]:
+def train(shape: Training, remedy: DeEscalate | None, seed: int, advance: Tick) -> tuple[CausalLM, list[float]]:
     """A model and its loss at every step, on tokens never seen before. Equal seeds: equal weights, equal tokens."""
     weights, tokens = (torch.Generator().manual_seed(2 * seed + stream) for stream in (0, 1))
     # Without biases at the start the future is learnt sooner (perhaps since those of nn.Linear outweigh embeddings).

@@ -8,6 +8,7 @@ Thm 2.6 does not apply. Float64, all cases through the same weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from depthscope.drawing import BLACK, BLUE, GREY, ORANGE, VERMILION, label, legend_below, panels
 from depthscope.measures import TokenMatrix, delta, token_diversity
-from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.style import BLACK, BLUE, GREY, ORANGE, VERMILION, label, legend_below, panels
-from depthscope.studies.yu2024.batched_block import chunks, standard_normal_tokens
-from depthscope.studies.yu2024.block_variants import attend_causally, attention_half, ffn_half
-from depthscope.studies.yu2024.slope import allowed, walk
-from depthscope.studies.yu2024.weights import Sampler
+from depthscope.progress import Share
+from depthscope.studies.simulation.blocks import attend
+from depthscope.studies.simulation.collapse_rate import allowed, walk
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.variants import attention_half, ffn_half
+from depthscope.studies.simulation.weights import Sampler
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.theory import asymptotic_rate, causal_ramp, causal_ratio, uniform_causal_attention
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
@@ -46,8 +49,10 @@ class Config:
     lengths: tuple[int, ...] = (2, 4, 8, 16, 17, 32, 64, 128, 256, 512, 1024)  # n of the curve of δ
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: case, block, trial, token (of the profile), n (of δ's curve), measure, value; −1 where none.
+
+    After what was measured stand the curves of `_curves`.
 
     Every case has two streams with the same first token and other tokens after it: `strangers` is how far
     apart they are, ‖X − X′‖²/‖X‖², and goes to 0 only if the first token decides everything.
@@ -69,15 +74,26 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
                     tokens[case] = x = ffn_half(weights, x) if case == "causal + FFN" else x
                 frames.append(_rows(case, block, part, _measure(x)))
             progress((part + block / config.depth) / len(parts))
-        _, p = attend_causally(weights, tokens["causal"][:, :1], config.heads)
+        _, p = attend(weights, tokens["causal"][:, :1], config.heads, causal=True)
         frames.append(_rows("causal", config.depth, part, {"delta": delta(p).mean(dim=(-2, -1))}))
         frames.append(_profile(tokens["causal"][:, 0], config.depth))
     lengths = [delta(uniform_causal_attention(n)).item() for n in config.lengths]
     frames.append(pd.DataFrame({"case": "uniform causal", "n": config.lengths, "measure": "delta", "value": lengths}))
     frame = pd.concat(frames, ignore_index=True)
+    frame = pd.concat([frame, *_curves(frame, config.tokens)], ignore_index=True)
     for column in ("block", "trial", "token", "n"):
         frame[column] = frame[column].fillna(-1).astype(int)
     return frame
+
+
+def _curves(frame: pd.DataFrame, tokens: int) -> Iterator[pd.DataFrame]:
+    """What the picture shows besides: `mean_…`, geometric means over trials by block, and the ramp (i − 1)/(n − 1)."""
+    for case, measure in (*((case, "diversity") for case in CASES), ("causal", "strangers")):
+        mean = _mean(frame, case, measure)
+        yield pd.DataFrame({"case": case, "block": mean.index, "measure": f"mean_{measure}", "value": mean.to_numpy()})
+    places = np.arange(1, tokens + 1)
+    ramp = (places - 1) / (tokens - 1)
+    yield pd.DataFrame({"case": "linear ramp", "token": places, "measure": "linear_ramp", "value": ramp})
 
 
 def _tokens(config: Config, trials: int, seed: tuple[int, ...]) -> Tensor:
@@ -139,10 +155,10 @@ def rates(frame: pd.DataFrame, case: str) -> np.ndarray[Any, Any]:
 def draw(frame: pd.DataFrame) -> Any:
     figure, (fall, shape, gap) = panels(3, width=3.7, height=3.9)
     for case, style in zip(CASES, _STYLES, strict=True):
-        curve = _mean(frame, case, "diversity")
+        curve = _drawn(frame, case, "mean_diversity", "block")
         curve = curve[curve > FLOOR / 1e4]
         fall.plot(curve.index, curve, label=case, **style)
-    strangers = _mean(frame, "causal", "strangers")
+    strangers = _drawn(frame, "causal", "mean_strangers", "block")
     fall.plot(strangers.index, strangers, color=ORANGE, linewidth=1.2, linestyle="--", label="causal, same first token")
     fall.set_yscale("log")
     fall.set_xlim(0, None)
@@ -150,8 +166,8 @@ def draw(frame: pd.DataFrame) -> Any:
 
     profile = frame[frame["measure"] == "distance_to_first"].groupby("token")["value"].mean()
     shape.plot(profile.index, profile, color=BLUE, linewidth=1.6, label=f"block {int(frame['block'].max())}")
-    ramp = (profile.index - 1) / (len(profile) - 1)
-    shape.plot(profile.index, ramp, color=BLACK, linewidth=1.0, linestyle=":", label="linear ramp")
+    ramp = _drawn(frame, "linear ramp", "linear_ramp", "token")
+    shape.plot(ramp.index, ramp, color=BLACK, linewidth=1.0, linestyle=":", label="linear ramp")
     shape.set_ylim(0, None)
     label(shape, "What survives", "token i", "‖x_i − x₁‖, largest = 1")
 
@@ -163,6 +179,10 @@ def draw(frame: pd.DataFrame) -> Any:
     legend_below(fall, columns=2)
     legend_below([shape, gap], columns=1)
     return figure
+
+
+def _drawn(frame: pd.DataFrame, case: str, measure: str, along: str) -> pd.Series:
+    return frame[(frame["case"] == case) & (frame["measure"] == measure)].set_index(along)["value"]
 
 
 def _mean(frame: pd.DataFrame, case: str, measure: str) -> pd.Series:
@@ -191,35 +211,35 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             holds=_near(causal, 1 / causal_ratio(), near),
         ),
         judge(
-            "with the FFN too",
+            "with the FFN, too, t_div shrinks by the factor .625 per causal block",
             paper="not in the paper; “Other Steps Do Not Impact TSE” (§2.3)",
             ours=_say(fed),
             tolerance=f"{1.5 * near:.1%}: the FFN adds a scatter of its own",
             holds=_near(fed, 1 / causal_ratio(), 1.5 * near),
         ),
         judge(
-            "without the causal mask, the same weights give ½",
+            "without the causal mask, t_div halves in every block of the same weights",
             paper="“The asymptotical rate of convergence reaches 1/2 when α = 1” (§2.5)",
             ours=_say(both),
             tolerance=f"{near_both:.1%}: 3 standard errors of the walk at this width, and its half variance",
             holds=_near(both, asymptotic_rate(), near_both),
         ),
         judge(
-            "tokens collapse onto the first token",
+            "tokens of causal blocks collapse onto the first token",
             paper="not in the paper; ours: the left eigenvector is e₁",
             ours=f"two texts with the same first token end {same_first:.0e} apart if causal, {everyone:.2g} if not",
             tolerance="below 1e-6, and the other a thousand times more: ‖X − X′‖²/‖X‖², 2 for unrelated texts",
             holds=bool(same_first < 1e-6 and everyone > 1e3 * same_first),
         ),
         judge(
-            "the diversity that survives is a linear ramp in position",
+            "the diversity that survives causal blocks is a linear ramp in position",
             paper="not in the paper; ours: P(i − 1) = ½(i − 1)",
             ours=f"cosine with the ramp {cosine.iloc[0]:.3f} at block 0, {cosine.iloc[-1]:.4f} at block {config.depth}",
             tolerance="0.99; random tokens have 1/√n, 0.12 at n = 64",
             holds=bool(cosine.iloc[-1] > 0.99) if config.depth >= 80 else None,
         ),
         judge(
-            "δ > 1, so Thm 2.6 does not apply",
+            "δ of causal attention exceeds 1, so Thm 2.6 does not apply",
             paper="Thm 2.6 asks for ω + δ < 1",
             ours=", ".join(f"{lengths[n]:.3f} at n = {n}" for n in known if n in lengths)
             + f"; {measured:.3f} in the last block, n = {config.tokens}",

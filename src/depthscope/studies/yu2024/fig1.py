@@ -8,7 +8,6 @@ weights. ALBERT's blocks share one set of weights, so it has no gradient norm pe
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +16,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from depthscope.drawing import BLACK, GREEN, SKY, VERMILION, label, legend_below, panels
 from depthscope.models.families import build_family
 from depthscope.probing import Profile, probe
-from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.style import BLACK, GREEN, SKY, VERMILION, label, legend_below, panels
+from depthscope.progress import Share, Tick
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.text import Text, cut, read_text, train_tokenizer
 
 FAMILIES = ("bert", "albert")
@@ -40,7 +40,7 @@ class Config:
     gradient_samples: int = 2  # of the text; what backpropagation keeps of 100 blocks is about 1 GB per sample
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: family, input, block, sample (−1: of the batch's loss), measure, value, and the text's hash.
 
     The manual, and with it every number, differs between versions of Python.
@@ -80,7 +80,7 @@ def _batch(ids: Tensor) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _gradients(model: Any, ids: Tensor, advance: Callable[[], None]) -> Profile:
+def _gradients(model: Any, ids: Tensor, advance: Tick) -> Profile:
     """‖∂loss/∂weights‖ of every block; the loss is the last output's product with a fixed random matrix."""
     return probe(model, _batch(ids), measures=MEASURES[:1], gradients=True, progress=advance)
 
@@ -127,7 +127,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         _control(frame),
         _constant(frame),
         judge(
-            "ALBERT's gradient norm per block",
+            "ALBERT has a gradient norm per block",
             paper="only BERT's is shown (§1.1, Fig. 1)",
             ours="left out: its blocks share one set of weights, which has one gradient",
             tolerance="none",
@@ -147,7 +147,7 @@ def _escalates(frame: pd.DataFrame, family: str, deep: bool) -> Claim:
         ours="; ".join([", ".join(ends), *([f"t_sim passes {' and '.join(passed)}"] if passed else [])]),
         tolerance="0.99 at the last block, both measures",
         holds=all(bool(curve.iloc[-1] > 0.99) for curve in curves) if deep else None if rising else False,
-        note="" if deep else "needs 60 blocks; it rises",
+        note="" if deep else "needs 60 blocks; similarity rises",
     )
 
 
@@ -172,7 +172,7 @@ def _control(frame: pd.DataFrame) -> Claim:
         for family in FAMILIES
     )
     return judge(
-        "it is the model, not the text: random ids give the same curve",
+        "random ids give the same curve as text: similarity comes from the model",
         paper="not in the paper; its input is not named",
         ours=f"t_sim at most {apart:.3f} apart",
         tolerance="0.05",

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import torch
 
+from depthscope import drawing
 from depthscope.measures import Scratch, TokenMatrix, delta, growth, token_similarity
-from depthscope.studies import style
-from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.yu2024.batched_block import Stations, chunks, feed, post_norm_block, standard_normal_tokens
-from depthscope.studies.yu2024.weights import Sampler
+from depthscope.progress import Share
+from depthscope.studies.simulation.blocks import Stations, feed, post_norm_block
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.weights import Sampler
+from depthscope.studies.study import Claim, Study, judge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +42,7 @@ class Config:
 
 
 @torch.no_grad()
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per trial and block: similarity of the block's input, ratio_1 … ratio_4, delta, omega."""
     frames, done, scratch = [], 0, Scratch()
     for part, size in enumerate(chunks(config.trials, CHUNK)):
@@ -73,32 +75,32 @@ def measure(stations: Stations, scratch: Scratch) -> dict[str, list[float] | lis
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Three plots, as in the paper: means over trials; bands are one standard deviation of the trials."""
-    figure, (left, middle, right) = style.panels(3, width=3.5, height=3.6)
+    figure, (left, middle, right) = drawing.panels(3, width=3.5, height=3.6)
     by_block = frame.drop(columns="trial").groupby("block")
     mean, spread = by_block.mean(), by_block.std()
     blocks = mean.index.to_numpy()
-    style.line_with_band(
-        left, blocks, mean["similarity"], spread["similarity"], colour=style.BLUE, name="t_sim of the block's input"
+    drawing.line_with_band(
+        left, blocks, mean["similarity"], spread["similarity"], colour=drawing.BLUE, name="t_sim of the block's input"
     )
     left.set_ylim(0, 1.03)
-    style.label(left, "Token similarity", "block", "t_sim(X)")
+    drawing.label(left, "Token similarity", "block", "t_sim(X)")
     for number, (column, step) in enumerate(zip(RATIOS, STEPS, strict=True), start=1):
-        colour, dashes = style.PALETTE[number - 1], ("-", "--", "-.", ":")[number - 1]
-        style.line_with_band(
+        colour, dashes = drawing.PALETTE[number - 1], ("-", "--", "-.", ":")[number - 1]
+        drawing.line_with_band(
             middle, blocks, mean[column], spread[column], colour=colour, name=f"{number}: {step}", linestyle=dashes
         )
     for level in (1, 2):
-        middle.axhline(level, color=style.GREY, linewidth=0.8, zorder=0)
-    style.label(middle, "Escalation in each step", "block", "ξ₁ / ξ₂")
-    for column, symbol, colour in (("delta", "δ", style.BLUE), ("omega", "ω", style.ORANGE)):
-        style.line_with_band(
+        middle.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=0)
+    drawing.label(middle, "Escalation in each step", "block", "ξ₁ / ξ₂")
+    for column, symbol, colour in (("delta", "δ", drawing.BLUE), ("omega", "ω", drawing.ORANGE)):
+        drawing.line_with_band(
             right, blocks, mean[column], spread[column], colour=colour, name=f"{symbol}, mean of the heads"
         )
     right.set_ylim(bottom=0)
-    style.label(right, "Attention's gap", "block", "δ, ω")
-    style.legend_below([left, middle, right], columns=1)
+    drawing.label(right, "Attention's gap", "block", "δ, ω")
+    drawing.legend_below([left, middle, right], columns=1)
     for ax in (left, middle, right):
-        style.block_axis(ax, blocks[-1])
+        drawing.block_axis(ax, blocks[-1])
     return figure
 
 

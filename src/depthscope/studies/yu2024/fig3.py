@@ -15,21 +15,23 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from depthscope import drawing
 from depthscope.measures import Growth, TokenMatrix, token_similarity
-from depthscope.studies import style
-from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.yu2024.batched_block import post_norm_block, standard_normal_tokens
-from depthscope.studies.yu2024.weights import Sampler, generators
+from depthscope.progress import Share
+from depthscope.studies.simulation.blocks import post_norm_block
+from depthscope.studies.simulation.randomness import generators, standard_normal_tokens
+from depthscope.studies.simulation.weights import Sampler
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.theory import expected_rate, lower_bound, spectral_estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CURVES = {  # column suffix: (name, colour, line)
-    "mean": ("sample mean", style.BLUE, "-"),
-    "bound": ("Estimate 1, eq. (16)", style.ORANGE, "--"),
-    "spectral": ("Estimate 2, eq. (17)", style.GREEN, "-."),
-    "expected": ("our expectation", style.BLACK, ":"),
+    "mean": ("sample mean", drawing.BLUE, "-"),
+    "bound": ("Estimate 1, eq. (16)", drawing.ORANGE, "--"),
+    "spectral": ("Estimate 2, eq. (17)", drawing.GREEN, "-."),
+    "expected": ("our expectation", drawing.BLACK, ":"),
 }
 
 
@@ -45,8 +47,11 @@ class Config:
 
 
 @torch.no_grad()
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
-    """One row per block: the sample's mean and standard deviation of ξ₁/ξ₂ − 1 and r, and what predicts them."""
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """One row per block: the sample's mean and standard deviation of ξ₁/ξ₂ − 1 and r, and what predicts them.
+
+    `excess_two_errors` is two standard errors of the mean of ξ₁/ξ₂ − 1.
+    """
     sampler = Sampler(config.setting, trials=1, width=config.width, heads=config.heads, seed=(config.seed, 0))
     (stream,) = generators((config.seed, 2), 1)
     x = standard_normal_tokens(1, 1, config.tokens, config.width, (config.seed, 1))
@@ -58,7 +63,8 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
         rows.append({"block": block, "trials": config.trials, **_summary(xi.mean / xi.diversity, p, tokens)})
         x = stations.output
         progress(block / config.blocks)
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    return frame.assign(excess_two_errors=2 * frame["excess_sd"] / np.sqrt(frame["trials"]))
 
 
 def redraw(attention: Tensor, tokens: Tensor, trials: int, stream: np.random.Generator) -> Growth:
@@ -120,24 +126,24 @@ def _summary(ratio: Tensor, p: Tensor, tokens: Tensor) -> dict[str, float]:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    figure, (left, middle, right) = style.panels(3, width=3.5, height=3.6)
-    left.plot(frame["block"], frame["similarity"], color=style.BLUE, linewidth=1.6, label="t_sim of the block's input")
+    figure, (left, middle, right) = drawing.panels(3, width=3.5, height=3.6)
+    name = "t_sim of the block's input"
+    drawing.line_with_band(left, frame["block"], frame["similarity"], colour=drawing.BLUE, name=name)
     left.set_ylim(0, 1.03)
-    style.label(left, "Token similarity", "block", "t_sim(X)")
-    two_errors = 2 * frame["excess_sd"] / np.sqrt(frame["trials"])
+    drawing.label(left, "Token similarity", "block", "t_sim(X)")
     for ax, quantity, band, meaning in (
-        (middle, "excess", two_errors, "± 2 standard errors"),
+        (middle, "excess", frame["excess_two_errors"], "± 2 standard errors"),
         (right, "rate", frame["rate_sd"], "± 1 s.d. of the draws"),
     ):
         for suffix, (name, colour, line) in CURVES.items():
             spread, values = (band if suffix == "mean" else None), frame[f"{quantity}_{suffix}"]
             name = f"{name} {meaning}" if suffix == "mean" else name
-            style.line_with_band(ax, frame["block"], values, spread, colour=colour, name=name, linestyle=line)
-    style.label(middle, "Attention step, only W redrawn", "block", "ξ₁/ξ₂ − 1")
-    style.label(right, "The rate r(X, Y)", "block", "r")
-    style.legend_below([left, middle, right], columns=1)
+            drawing.line_with_band(ax, frame["block"], values, spread, colour=colour, name=name, linestyle=line)
+    drawing.label(middle, "Attention step, only W redrawn", "block", "ξ₁/ξ₂ − 1")
+    drawing.label(right, "The rate r(X, Y)", "block", "r")
+    drawing.legend_below([left, middle, right], columns=1)
     for ax in (left, middle, right):
-        style.block_axis(ax, frame["block"].iloc[-1])
+        drawing.block_axis(ax, frame["block"].iloc[-1])
     return figure
 
 

@@ -13,12 +13,14 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, label, legend_below, line_with_band, panels
 from depthscope.measures import frobenius_norm, token_similarity
-from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.style import BLACK, BLUE, GREEN, ORANGE, VERMILION, label, legend_below, line_with_band, panels
-from depthscope.studies.yu2024.batched_block import chunks, post_norm_block, standard_normal_tokens
-from depthscope.studies.yu2024.block_variants import PreNorm, pre_norm_block
-from depthscope.studies.yu2024.weights import Sampler
+from depthscope.progress import Share
+from depthscope.studies.simulation.blocks import post_norm_block
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.variants import PreNorm, pre_norm_block
+from depthscope.studies.simulation.weights import Sampler
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.theory import expected_pre_norm_energy, pre_norm_exponent, pre_norm_odds, similarity_of, token_odds
 
 CHUNK = 16  # trials at a time: their weights are 0.2 GB
@@ -35,8 +37,11 @@ class Config:
     heads: int = 8
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
-    """One row per trial and block: block 0 is the input, and what happens in block b stands in row b."""
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """One row per trial and block: block 0 is the input, and what happens in block b stands in row b.
+
+    `predicted_similarity` is t_sim by our map, the same for all trials of a block.
+    """
     frames = []
     for part, trials in enumerate(parts := chunks(config.trials, CHUNK)):
         sampler = Sampler(
@@ -55,7 +60,8 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
                 row["post_norm_similarity"] = token_similarity(post)
             frames.append(_rows(block, part * CHUNK, row))
             progress((part + block / config.depth) / len(parts))
-    return pd.concat(frames, ignore_index=True)
+    frame = pd.concat(frames, ignore_index=True)
+    return frame.assign(predicted_similarity=frame["block"].map(dict(enumerate(predicted(frame)))))
 
 
 def _steps(x: Tensor, at: PreNorm) -> dict[str, Tensor]:
@@ -88,7 +94,9 @@ def draw(frame: pd.DataFrame) -> Any:
         ("similarity", BLUE, "pre-norm"),
     ):
         line_with_band(left, blocks, mean[name], spread[name], colour=colour, name=text)
-    left.plot(blocks, predicted(frame), color=BLACK, linestyle="--", linewidth=1.2, label="pre-norm, our map")
+    left.plot(
+        blocks, mean["predicted_similarity"], color=BLACK, linestyle="--", linewidth=1.2, label="pre-norm, our map"
+    )
     left.set(ylim=(0, 1.02), xlim=(0, blocks[-1]))
     label(left, "Token similarity", "block", "t_sim")
     for name, colour, text in (
@@ -156,14 +164,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     wobble = steps["normed_norm"].max() / steps["normed_norm"].min() - 1
     return [
         judge(
-            "similarity keeps rising with depth",
+            "pre-norm similarity keeps rising with depth",
             paper="“in the pre-norm model token similarity still keeps increasing” (§3.1, Fig. 4 left)",
             ours=f"{similarity.iloc[0]:.3f} → {similarity.iloc[-1]:.3f} over {config.depth} blocks",
             tolerance="the mean over trials rises over every tenth of the depth",
             holds=bool(tenths.is_monotonic_increasing and similarity.iloc[-1] > similarity.iloc[0]),
         ),
         judge(
-            "much slower than post-norm",
+            "from t_sim = .9 on, similarity rises much more slowly in pre-norm than in post-norm",
             paper="“at a much slower escalation rate than in post-norm models” (§3.1)",
             ours=f"from t_sim .9 to .99: {post_more:.0f} blocks (post-norm), "
             f"{'' if np.isfinite(pre_more) else 'more than '}{at_least:.0f} (pre-norm)",
@@ -171,7 +179,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             holds=bool(at_least >= 3 * post_more) if np.isfinite(at_least + post_more) else None,
         ),
         judge(
-            "it is so from the start",
+            "up to t_sim = .9, similarity rises much more slowly in pre-norm than in post-norm",
             paper="the same sentence, read of the way to t_sim = .9",
             ours=f"t_sim passes .9 at block {post:.0f} (post-norm) and {pre:.0f} (pre-norm)",
             tolerance="at least 3 times as many blocks, as above",
@@ -179,43 +187,43 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="this was our first reading of “much slower”; the claim above was added when it failed",
         ),
         judge(
-            "‖X‖ grows from block to block",
+            "the trunk's norm ‖X‖ grows from block to block in pre-norm",
             paper="“monotonically increasing in expectation” (§3.1, Fig. 4 right)",
             ours=f"{norm.iloc[0]:.0f} → {norm.iloc[-1]:.0f}; smallest step {step.min():+.2f}",
             tolerance="the mean over the trials rises in every block",
             holds=bool((step > 0).all()),
         ),
         judge(
-            "‖X̂‖ is constant",
+            "the norm of the normed tokens, ‖X̂‖, is constant over the blocks",
             paper="“always fixed at ‖LN(·)‖ due to layer normalizations” (§3.1)",
             ours=f"largest over smallest − 1 = {wobble:.0e}",
             tolerance="1e-4: LN's ε against tokens of mean square 1",
             holds=bool(wobble < 1e-4),
         ),
         judge(
-            "attention's share of the trunk diminishes in the end",
+            "attention's share of the trunk diminishes after its peak",
             paper="“the role of the self-attention mechanism is progressively diminishing” (§3.1)",
             ours=f"‖PX̂W‖/‖X‖: {share.max():.3f} at block {peak}, {share.iloc[-1]:.3f} at block {config.depth}",
             tolerance="falls by a third or more from its peak, and the peak is in the first quarter",
             holds=bool(share.iloc[-1] < share.max() * 2 / 3 and peak <= config.depth / 4),
         ),
         judge(
-            "it does so from the first block on",
+            "attention's share of the trunk diminishes from the first block on",
             paper="the same sentence, read to the letter",
             ours=f"‖PX̂W‖/‖X‖: {share.iloc[0]:.3f} at block 1, {share.max():.3f} at block {peak}",
             tolerance="the first block's share is the largest, to 5 %",
             holds=bool(share.iloc[0] > 0.95 * share.max()),
-            note="it first rises: P averages random tokens away until they are alike",
+            note="the share first rises: P averages random tokens away until they are alike",
         ),
         judge(
-            "E‖Y‖² = ‖X‖² + ‖P(X̂)X̂‖²",
+            "attention adds ‖P(X̂)X̂‖² to ‖X‖², in expectation",
             paper="eq. 20",
             ours=f"what attention adds, over what eq. 20 says: {gain:.3f} ± {error:.3f} ({len(gains)} trials)",
             tolerance="3 standard errors, and these below 5 %",
             holds=bool(abs(gain - 1) < 3 * error) if error < 0.05 else None,
         ),
         judge(
-            "the odds grow like a power of depth",
+            "in pre-norm the odds grow like a power of depth",
             paper="not in the paper; ours: attention/(attention + FFN)",
             ours=f"exponent {fitted.mean():.2f} ± {fitted.std() / len(fitted) ** 0.5:.2f} against {theory:.2f}",
             tolerance="25 %: the fit is over the second half, not over the limit",

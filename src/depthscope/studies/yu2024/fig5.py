@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 import torch
 
-from depthscope.studies import style
+from depthscope import drawing
 from depthscope.studies.study import Claim, Study, judge
 from depthscope.studies.yu2024.fig5_runs import SETTINGS, SWEEPS, TAUS, Config, compute
 from depthscope.studies.yu2024.sweep import escalating_slope
@@ -28,46 +27,43 @@ CRITICAL = 1 - 2**-0.5  # τ_c at ρ = 2, which is what α = 1 and dσ² = 1 giv
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    figure, (left, middle, right) = style.panels(3, width=3.9, height=4.0)
+    figure, (left, middle, right) = drawing.panels(3, width=3.9, height=4.0)
     for ax, setting in ((left, SETTINGS[0]), (middle, SETTINGS[1])):
         _draw_levels(ax, frame[frame["setting"] == setting])
-        style.label(ax, f"Initialiser: {setting}", "block", "token diversity t_div")
-    style.label(right, "Sweep of τ: order and chaos", "strength τ of de-escalation", "t_div, last block, before")
-    twin = right.twinx()
-    twin.spines["top"].set_visible(False)
-    twin.tick_params(labelsize=8, colors=style.VERMILION)
-    twin.set_ylabel("growth of the gradient per block", fontsize=9, color=style.VERMILION)
+        drawing.label(ax, f"Initialiser: {setting}", "block", "token diversity t_div")
+    drawing.label(right, "Sweep of τ: order and chaos", "strength τ of de-escalation", "t_div, last block, before")
+    twin = drawing.second_axis(right, "growth of the gradient per block", drawing.VERMILION)
     for setting, line in zip(SWEEPS, ("-", "--"), strict=True):
         name = "He FFN" if "He" in setting else "default FFN"
         sweep = _sweep_means(frame, setting)
-        right.plot(sweep.index, sweep["diversity"], color=style.BLUE, linestyle=line, label=f"t_div, {name}")
+        right.plot(sweep.index, sweep["diversity"], color=drawing.BLUE, linestyle=line, label=f"t_div, {name}")
         growth = sweep["gradient_growth"]
-        twin.plot(growth.index, growth, color=style.VERMILION, linestyle=line, label=f"gradient, {name}")
-    twin.axhline(1, color=style.VERMILION, linewidth=0.6, zorder=0)
-    right.axvline(CRITICAL, color=style.BLACK, linestyle=":", linewidth=1.2, label="τ_c = 1 − 1/√2")
+        twin.plot(growth.index, growth, color=drawing.VERMILION, linestyle=line, label=f"gradient, {name}")
+    twin.axhline(1, color=drawing.VERMILION, linewidth=0.6, zorder=0)
+    right.axvline(CRITICAL, color=drawing.BLACK, linestyle=":", linewidth=1.2, label="τ_c = 1 − 1/√2")
     handles = [*right.get_lines(), *(curve for curve in twin.get_lines() if "gradient" in str(curve.get_label()))]
-    right.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=8, frameon=False)
-    style.legend_below([left, middle], columns=2)
+    drawing.legend_below(right, columns=2, handles=handles)
+    drawing.legend_below([left, middle], columns=2)
     return figure
 
 
 def _draw_levels(ax: Axes, frame: pd.DataFrame) -> None:
-    for tau, colour in zip(TAUS, (style.BLUE, style.ORANGE, style.GREEN), strict=True):
+    for tau, colour in zip(TAUS, (drawing.BLUE, drawing.ORANGE, drawing.GREEN), strict=True):
         for quantity, width in (("before", 1.8), ("after", 0.9)):
             rows = frame[(frame["tau"] == tau) & (frame["quantity"] == quantity)]
             runs = rows[rows["part"] == "levels"].groupby("block")["value"]
             line = "-" if quantity == "before" else "--"
             spread = runs.std() if quantity == "before" else None
             name = f"τ = {tau:g}, {quantity}"
-            style.line_with_band(
+            drawing.line_with_band(
                 ax, runs.mean().index, runs.mean(), spread, colour=colour, name=name, linewidth=width, linestyle=line
             )
     predicted = frame[(frame["part"] == "predicted") & (frame["quantity"] == "before")]
     for strength, guess in predicted.groupby("tau"):
         once = "our prediction, before" if strength == TAUS[0] else None
-        ax.plot(guess["block"], guess["value"], color=style.BLACK, linestyle=":", linewidth=1.2, label=once)
+        ax.plot(guess["block"], guess["value"], color=drawing.BLACK, linestyle=":", linewidth=1.2, label=once)
     ax.set_ylim(-0.02, 1.04)
-    style.block_axis(ax, int(frame.loc[frame["part"] == "levels", "block"].max()))
+    drawing.block_axis(ax, int(frame.loc[frame["part"] == "levels", "block"].max()))
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
@@ -94,7 +90,7 @@ def _judge_collapse(frame: pd.DataFrame) -> list[Claim]:
     )
     return [
         judge(
-            "τ = 0.1 collapses, τ = 0.5 does not",
+            "tokens collapse under τ = 0.1 and not under τ = 0.5",
             paper="§3.2: TSE “seems to have already been eliminated in the case of τ = 0.5”",
             ours=f"after the operation: {max(weak):.1e} at most for τ = 0.1, {min(strong):.3f} at least for τ = 0.5",
             tolerance="below 0.05 and above 0.3, under both initialisers",
@@ -139,7 +135,7 @@ def _judge_transition(frame: pd.DataFrame, config: Config) -> list[Claim]:
     matches = all(value is not None and abs(value - CRITICAL) < 0.03 for value in seen.values())
     return [
         judge(
-            "the transition stands at τ_c = 1 − ρ^(−1/2)",
+            "the transition from order to chaos stands at τ_c = 1 − ρ^(−1/2)",
             paper="ours; the paper leaves the choice of τ open",
             ours="; ".join(f"{name}: {value:.3f}" if value else f"{name}: none" for name, value in seen.items())
             + f" against {CRITICAL:.3f} for ρ = 2",
@@ -148,7 +144,7 @@ def _judge_transition(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="where √(growth of the odds per block) = (1 − τ)√ρ, fitted where the odds escalate, reaches 1",
         ),
         judge(
-            "gradients shrink below τ_c and grow above it",
+            "gradients shrink where τ < τ_c and grow where τ > τ_c",
             paper="ours: order on one side, chaos on the other",
             ours="growth per block " + "; ".join(crossing),
             tolerance=f"below 1 for every τ ≤ {CRITICAL - 0.05:.2f}, above 1 for every τ ≥ 0.4",
@@ -171,10 +167,9 @@ def _value(frame: pd.DataFrame, part: str, setting: str, quantity: str) -> float
 
 
 def _sweep_means(frame: pd.DataFrame, setting: str) -> pd.DataFrame:
-    """Geometric means over trials, one row per τ."""
-    rows = frame[(frame["part"] == "sweep") & (frame["setting"] == setting)]
-    logs = rows.assign(value=np.log(rows["value"])).groupby(["tau", "quantity"])["value"].mean()
-    return logs.unstack("quantity").apply(np.exp)
+    """Geometric means over trials: a row per τ, a column per quantity."""
+    rows = frame[(frame["part"] == "sweep mean") & (frame["setting"] == setting)]
+    return rows.pivot(index="tau", columns="quantity", values="value")
 
 
 STUDY = Study(

@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import torch
 
-from depthscope.studies.study import Progress
-from depthscope.studies.yu2024.batched_block import chunks, standard_normal_tokens
+from depthscope.progress import Share
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.yu2024.sweep import (
     diversities,
     fresh_map,
     odds_and_gradients,
     predicted_diversities,
 )
-from depthscope.studies.yu2024.weights import Sampler
 from depthscope.theory import OddsMap
 
 TAUS = (0.1, 0.5, 1.0)
@@ -41,8 +41,8 @@ class Config:
     seed: int = 0
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
-    """Tidy rows: part (levels, predicted, map, sweep), setting, tau, block, trial, quantity, value."""
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """Tidy rows: part (levels, predicted, map, sweep, sweep mean), setting, tau, block, trial, quantity, value."""
     rows: list[dict[str, object]] = []
     parts = len(SETTINGS) + len(SWEEPS) * config.sweep_trials
     for number, setting in enumerate(SETTINGS):
@@ -52,7 +52,16 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
         for trial in range(config.sweep_trials):
             rows += _sweep(setting, trial, config, (config.seed, 10 + number, trial))
             progress((len(SETTINGS) + number * config.sweep_trials + trial + 1) / parts)
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    return pd.concat([frame, _sweep_means(frame, config)], ignore_index=True)
+
+
+def _sweep_means(frame: pd.DataFrame, config: Config) -> pd.DataFrame:
+    """Rows of the part `sweep mean`: geometric means over the trials of the sweep, by setting, τ and quantity."""
+    sweep = frame[frame["part"] == "sweep"]
+    logs = sweep.assign(value=np.log(sweep["value"])).groupby(["setting", "tau", "quantity"], sort=False)["value"]
+    means = np.exp(logs.mean()).reset_index()
+    return means.assign(part="sweep mean", block=config.sweep_blocks, trial=-1)[frame.columns.tolist()]
 
 
 def _levels(setting: str, config: Config, seed: tuple[int, ...]) -> list[dict[str, object]]:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 import torch
 
-from depthscope.studies import style
-from depthscope.studies.comparison import NAMES, draw_curves
-from depthscope.studies.study import Claim, Progress, Study, judge
+from depthscope import drawing
+from depthscope.drawing import VARIANT_NAMES
+from depthscope.progress import Share
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
 from depthscope.training.comparison_results import COLUMNS, curves, final_values
 from depthscope.training.recipes import RECIPES
@@ -48,7 +49,7 @@ def computable(config: Config) -> bool:
     return config.form != "paper" or torch.cuda.is_available()
 
 
-def compute(config: Config, progress: Progress, folder: Path) -> pd.DataFrame:
+def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     """Trains what is not there yet in `folder`; the table of `training.comparison_results.curves`."""
     if not computable(config):
         progress(1.0)
@@ -70,10 +71,8 @@ def compute(config: Config, progress: Progress, folder: Path) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> Figure:
     if len(frame):
-        return draw_curves(frame[frame["quantity"] != "failed"])
-    figure, (ax,) = style.panels(1)
-    ax.text(0.5, 0.5, "not computed: the paper's scale needs a GPU", ha="center", fontsize=8, transform=ax.transAxes)
-    return figure
+        return drawing.draw_training_curves(frame[frame["quantity"] != "failed"])
+    return drawing.empty("not computed: the paper's scale needs a GPU")
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
@@ -91,8 +90,8 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     progress = {name: _means(final, name) for name in ("loss", "test_loss")}
     accuracy = final.groupby("variant")["test_accuracy"].mean()
     told = "; ".join(
-        f"{NAMES[variant]} {CHANCE - progress['loss'][variant]:.3f}, {CHANCE - progress['test_loss'][variant]:.3f}, "
-        f"{accuracy[variant]:.1%}"
+        f"{VARIANT_NAMES[variant]} {CHANCE - progress['loss'][variant]:.3f}, "
+        f"{CHANCE - progress['test_loss'][variant]:.3f}, {accuracy[variant]:.1%}"
         for variant in VARIANTS
     )
     lags, trains, close = TOLERANCES
@@ -137,10 +136,15 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 
 
 TOLERANCES = {
-    "post-norm fails or lags behind de-escalated": f"progress (ln 10 − loss) at most {ALIKE:g} of the de-escalated, "
-    "in training and in test loss",
-    "de-escalated trains": f"in every run: test loss at most 0.9 ln 10 = {0.9 * CHANCE:.2f}, accuracy at least 20 %",
-    "de-escalated is close to pre-norm": f"at least {ALIKE:g} of its progress in test loss; it may be better",
+    "the post-norm model fails or lags behind the de-escalated model": (
+        f"progress (ln 10 − loss) at most {ALIKE:g} of the de-escalated, in training and in test loss"
+    ),
+    "the de-escalated model trains": (
+        f"in every run: test loss at most 0.9 ln 10 = {0.9 * CHANCE:.2f}, accuracy at least 20 %"
+    ),
+    "the de-escalated model is close to the pre-norm model": (
+        f"at least {ALIKE:g} of its progress in test loss; it may be better"
+    ),
 }
 
 
@@ -154,7 +158,7 @@ def _note(config: Config) -> str:
         return "" if computable(config) else "the paper's scale needs a GPU; the same command computes it there"
     recipe = RECIPES[config.recipe]
     settings = ", ".join(f"{name} {value}" for name, value in config.settings.items())
-    rates = ", ".join(f"{NAMES[variant]} {recipe(variant).lr:g}" for variant in VARIANTS)
+    rates = ", ".join(f"{VARIANT_NAMES[variant]} {recipe(variant).lr:g}" for variant in VARIANTS)
     few = "; too few steps for a verdict" if config.form == "quick" else ""
     return f"{config.recipe} with {settings}; {config.trials} seed(s); learning rates: {rates}{few}"
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from depthscope.measures import token_similarity
 from depthscope.models.transformer_xl import TransformerXL
+from depthscope.progress import Share
 from depthscope.training.checkpoint import read_newest
 from depthscope.training.config import LanguageConfig
 from depthscope.training.data.token_stream import TokenRows
@@ -100,7 +101,7 @@ def configured(shape: Training, case: Case, rate: float, seed: int) -> LanguageC
     )
 
 
-def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, told: Callable[[float], None]) -> list[Row]:
+def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, told: Share) -> list[Row]:
     """Trains and reads. Rows: the losses of training, t_sim of the last block, the losses on the validation text.
 
     `told` hears of the share of the training that is done. A loss that is not finite ends it: `nan` from there on.

@@ -19,10 +19,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from depthscope import drawing
 from depthscope.measures import Growth, growth
-from depthscope.studies import style
-from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.yu2024.weights import fill_gaussian, fill_uniform, generators
+from depthscope.progress import Share
+from depthscope.studies.simulation.randomness import fill_gaussian, fill_uniform, generators
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.theory import eta, expected_eta, expected_growth
 
 if TYPE_CHECKING:
@@ -44,8 +45,11 @@ class Config:
 
 
 @torch.no_grad()
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
-    """One row per width, repeat and t: the mean of η, plain and without scatter, and E[η] to second order."""
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """One row per width, repeat and t: the mean of η, plain and without scatter, and E[η] to second order.
+
+    `…_size` is the root mean square of each over the repeats, the same for all repeats of a width and a t.
+    """
     t = torch.linspace(1 / config.points, 1, config.points, dtype=torch.float64)
     frames = []
     for place, width in enumerate(config.widths):
@@ -65,7 +69,8 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
                 columns[f"{name}_error"] = (samples.std(dim=0) / math.sqrt(config.trials)).tolist()
             frames.append(pd.DataFrame(columns).assign(width=width, repeat=repeat))
             progress((place * config.repeats + repeat + 1) / (len(config.widths) * config.repeats))
-    return pd.concat(frames, ignore_index=True)
+    frame = pd.concat(frames, ignore_index=True)
+    return frame.join(_size(frame).add_suffix("_size"), on=["width", "t"])
 
 
 def without_scatter(observed: Growth, expected: Growth) -> Tensor:
@@ -97,26 +102,25 @@ def softmax_attention(x: Tensor, stream: np.random.Generator) -> Tensor:
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Left: one draw of v and Q, as in the paper. Right: the size of E[η], over all draws."""
-    figure, (left, right) = style.panels(2, width=4.4, height=3.7)
-    looks = zip(
-        sorted(frame["width"].unique()), (style.BLUE, style.ORANGE, style.VERMILION), ("-", "--", "-."), strict=True
-    )
-    size = _size(frame)
-    for width, colour, line in looks:
+    figure, (left, right) = drawing.panels(2, width=4.4, height=3.7)
+    colours = (drawing.BLUE, drawing.ORANGE, drawing.VERMILION)
+    for width, colour, line in zip(sorted(frame["width"].unique()), colours, ("-", "--", "-."), strict=True):
         one = frame[(frame["width"] == width) & (frame["repeat"] == 0)]
         name = f"d = {width}"
-        style.line_with_band(
+        drawing.line_with_band(
             left, one["t"], one["plain"], one["plain_error"], colour=colour, name=f"{name}, ± 1 s.e.", linestyle=line
         )
-        at = size.loc[width]
-        right.plot(at.index, at["expected"], color=colour, linewidth=1.6, linestyle=line, label=f"{name}, our E[η]")
-        right.plot(at.index, at["controlled"], color=colour, linewidth=1, linestyle=":", label=f"{name}, sampled")
-    left.axhline(0, color=style.GREY, linewidth=0.8, zorder=0)
-    style.label(left, "One draw of v and Q: mean over W", "t", "mean η, as in the paper")
-    style.label(right, "All draws: E[η], and mean η without scatter", "t", "root mean square")
+        looks = (("expected_size", "our E[η]", 1.6, line), ("controlled_size", "sampled", 1.0, ":"))
+        for column, text, thickness, dashes in looks:
+            right.plot(
+                one["t"], one[column], color=colour, linewidth=thickness, linestyle=dashes, label=f"{name}, {text}"
+            )
+    left.axhline(0, color=drawing.GREY, linewidth=0.8, zorder=0)
+    drawing.label(left, "One draw of v and Q: mean over W", "t", "mean η, as in the paper")
+    drawing.label(right, "All draws: E[η], and mean η without scatter", "t", "root mean square")
     right.set_yscale("log")
-    style.legend_below(left, columns=1)
-    style.legend_below(right, columns=2)
+    drawing.legend_below(left, columns=1)
+    drawing.legend_below(right, columns=2)
     return figure
 
 
@@ -140,14 +144,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="over draws of v and Q; mean over the values of t",
         ),
         judge(
-            f"(b) for t ≥ {LARGE} it varies more",
+            f"(b) for t ≥ {LARGE} E[η] varies more than for t ≤ {SMALL}",
             paper="App. A.3: “(b) … when t is close to 1, E[η] varies more significantly”",
             ours=f"d = {widths[0]}: {high[widths[0]]:.1e} against {low[widths[0]]:.1e} for t ≤ {SMALL}",
             tolerance="at least twice as large",
             holds=bool(high[widths[0]] > 2 * low[widths[0]]),
         ),
         judge(
-            f"(c) it gets closer to 0 with d, also for t ≥ {LARGE}",
+            f"(c) E[η] gets closer to 0 with d, also for t ≥ {LARGE}",
             paper="App. A.3: “(c) as d increases, E[η] becomes closer to 0 even for larger t values”",
             ours="mean without scatter "
             + ", ".join(f"{high[width]:.1e} (d = {width})" for width in widths)
@@ -158,7 +162,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="the mean without scatter still holds its own sampling error, so it bounds |E[η]| from above",
         ),
         judge(
-            f"the plain mean of {config.trials} samples shows (a) and (b)",
+            f"the plain mean of {config.trials} samples of η shows (a) and (b)",
             paper=f"Fig. 8: averages of η “over {config.trials} samples of W”",
             ours=f"d = {widths[0]}: {plain_small:.3f} for t ≤ {SMALL}, {plain_large:.3f} for t ≥ {LARGE}; "
             f"its standard error is {error:.3f}",
@@ -168,7 +172,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"to {large['plain'][widths[-1]]:.3f} at d = {widths[-1]}",
         ),
         judge(
-            "our second-order E[η] is the mean without scatter",
+            "our second-order E[η] is the mean of η without scatter",
             paper="ours; the paper only shows that E[η] is small",
             ours=f"t = 1: root mean square of (mean − E[η])/standard error {rms:.2f}, {len(z)} draws of v and Q",
             tolerance="1.5: it is 1 if the mean is right and its error normal",

@@ -15,12 +15,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from depthscope import drawing
 from depthscope.measures import TokenMatrix, growth, token_diversity, token_similarity
+from depthscope.progress import Share
 from depthscope.remedies import deescalate
-from depthscope.studies import style
-from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.yu2024.batched_block import chunks, post_norm_block, standard_normal_tokens
-from depthscope.studies.yu2024.weights import SETTINGS, Sampler
+from depthscope.studies.simulation.blocks import post_norm_block
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.weights import SETTINGS, Sampler
+from depthscope.studies.study import Claim, Study, judge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +33,9 @@ TAUS = (0.0, 0.1, 0.5, 1.0)  # 0 for Fig. 2, the others for Fig. 5; they share t
 LEVELS = {0.1: 0.0, 0.5: 0.5, 1.0: 1.0}  # Fig. 5, as the text reads it
 CHUNK = 10
 FLOOR = 1e-11  # below this t_div a float32 block shows its rounding (ε² = 1.4e-14): its steps then count as nan
-LOOKS = dict(zip(SHOWN, zip(style.PALETTE, ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1))), strict=False), strict=True))
+LOOKS = dict(
+    zip(SHOWN, zip(drawing.PALETTE, ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1))), strict=False), strict=True)
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Config:
 
 
 @torch.no_grad()
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
+def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: setting, tau, block, trial, gain (dσ² of W_V·W_O), quantity, value."""
     frames = []
     for number, setting in enumerate(SHOWN):
@@ -93,26 +97,25 @@ def _tidy(found: dict[str, Tensor], first: int) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    figure, (left, middle, right) = style.panels(3, width=3.7, height=3.9)
+    figure, (left, middle, right) = drawing.panels(3, width=3.7, height=3.9)
     for setting, (colour, line) in LOOKS.items():
         for ax, quantity in ((left, "ratio_1"), (middle, "ratio_3")):
             curve = _mean(frame, setting, 0.0, quantity)
             ax.plot(curve.index, curve, color=colour, linestyle=line, linewidth=1.6, label=setting)
         curve = _mean(frame, setting, 0.5, "before")
         right.plot(curve.index, curve, color=colour, linestyle=line, linewidth=1.6, label=setting)
-    left.axhline(2, color=style.GREY, linewidth=0.8, zorder=0)
+    left.axhline(2, color=drawing.GREY, linewidth=0.8, zorder=0)
     left.set_yscale("log", base=2)
     left.yaxis.set_major_formatter("{x:g}")
-    middle.axhline(1, color=style.GREY, linewidth=0.8, zorder=0)
-    right.axhline(0.5, color=style.GREY, linewidth=0.8, zorder=0)
+    middle.axhline(1, color=drawing.GREY, linewidth=0.8, zorder=0)
+    right.axhline(0.5, color=drawing.GREY, linewidth=0.8, zorder=0)
     right.set_ylim(0, 1.02)
-    style.label(left, "Step 1, attention (paper: ≈ 2)", "block", "ξ₁/ξ₂")
-    style.label(middle, "Step 3, FFN (paper: ≈ 1)", "block", "ξ₁/ξ₂")
-    style.label(right, "τ = 0.5 (paper: ≈ 0.5)", "block", "t_div before the operation")
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    drawing.label(left, "Step 1, attention (paper: ≈ 2)", "block", "ξ₁/ξ₂")
+    drawing.label(middle, "Step 3, FFN (paper: ≈ 1)", "block", "ξ₁/ξ₂")
+    drawing.label(right, "τ = 0.5 (paper: ≈ 0.5)", "block", "t_div before the operation")
+    drawing.shared_legend(figure, left)
     for ax in (left, middle, right):
-        style.block_axis(ax, int(frame["block"].max()))
+        drawing.block_axis(ax, int(frame["block"].max()))
     return figure
 
 
@@ -143,14 +146,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="dσ² = h, so 1 + h is expected",
         ),
         judge(
-            "it is about 2 with dσ² = 1",
+            "ξ₁/ξ₂ of step 1 is about 2 with dσ² = 1",
             paper="Thm 2.6 takes variance 1/d; Fig. 2 shows 2",
             ours=f"theorem {first['theorem']:.2f}, xavier {first['xavier']:.2f}",
             tolerance="within 0.25 of 2",
             holds="theorem" in fits_ratio and "xavier" in fits_ratio,
         ),
         judge(
-            "at block 1 it is 1 + dσ² under every initialiser",
+            "ξ₁/ξ₂ of step 1 is 1 + dσ² at block 1, under every initialiser",
             paper="Lemma 2.4, with μ₁ ≈ 1 and μ₂ ≈ 0",
             ours=", ".join(f"{s}: {first[s]:.2f} for {1 + gain[s]:.2f}" for s in SHOWN),
             tolerance="10 % and 3 standard errors",

@@ -15,13 +15,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from depthscope.drawing import BLACK, GREY, PALETTE, label, legend_below, panels
 from depthscope.measures import token_diversity
-from depthscope.studies.study import Claim, Progress, Study, judge
-from depthscope.studies.style import BLACK, GREY, PALETTE, label, legend_below, panels
-from depthscope.studies.yu2024.batched_block import chunks, standard_normal_tokens
-from depthscope.studies.yu2024.block_variants import attention_half, ffn_half
-from depthscope.studies.yu2024.slope import FLOOR, LOCAL, Fit, allowed, fit, walk
-from depthscope.studies.yu2024.weights import Linear, Sampler, Weights
+from depthscope.progress import Share
+from depthscope.studies.simulation.collapse_rate import FLOOR, LOCAL, Fit, allowed, fit, walk
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
+from depthscope.studies.simulation.variants import attention_half, ffn_half
+from depthscope.studies.simulation.weights import Linear, Sampler, Weights
+from depthscope.studies.study import Claim, Study, judge
 from depthscope.theory import asymptotic_rate
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
@@ -39,8 +40,8 @@ class Config:
     heads: int = 8
 
 
-def compute(config: Config, progress: Progress) -> pd.DataFrame:
-    """One row per variant, dtype, α, trial and block: t_div of what leaves the block."""
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """One row per variant, dtype, α, trial and block: t_div of what leaves the block, and `_with_curves`."""
     frames = []
     for part, trials in enumerate(parts := chunks(config.trials, CHUNK)):
         size = {"trials": trials, "width": config.width, "heads": config.heads}
@@ -60,7 +61,23 @@ def compute(config: Config, progress: Progress) -> pd.DataFrame:
                     frames.append(stream.rows(block, part))
                     stream.drop_finished()
             progress((part + block / config.depth) / len(parts))
-    return pd.concat(frames, ignore_index=True)
+    return _with_curves(pd.concat(frames, ignore_index=True))
+
+
+def _with_curves(frame: pd.DataFrame) -> pd.DataFrame:
+    """Adds what is the same for all trials of a curve (a variant, an α, a dtype).
+
+    `mean_diversity`: the geometric mean of t_div over the trials, nan where all are 0. `share_left`: its ratio to the
+    block before, both inside the window of the fit, else nan. `predicted_share`: 1/(1 + α²).
+    """
+    keys = ["variant", "alpha", "dtype"]
+    positive = frame[frame["diversity"] > 0]
+    mean = np.exp(np.log(positive["diversity"]).groupby([positive[key] for key in (*keys, "block")]).mean())
+    local = mean[(mean < LOCAL) & (mean > FLOOR)]
+    share = local / local.groupby(keys).shift(1)
+    columns = pd.DataFrame({"mean_diversity": mean, "share_left": share})
+    with_curves = frame.join(columns, on=[*keys, "block"])
+    return with_curves.assign(predicted_share=frame["alpha"].map(asymptotic_rate))
 
 
 class Streams:
@@ -109,15 +126,15 @@ def draw(frame: pd.DataFrame) -> Any:
     for alpha, colour in zip(alphas, PALETTE, strict=False):
         for variant, line in zip(VARIANTS, ("-", "--"), strict=True):
             curve = _curve(frame, variant, alpha)
-            left.plot(curve.index, curve, line, color=colour, linewidth=1.6, label=f"α = {alpha:g}, {variant}")
-            local = curve[(curve < LOCAL) & (curve > FLOOR)]
-            ratio = (local / local.shift(1)).dropna()
-            if variant == VARIANTS[0]:
-                right.plot(ratio.index, ratio, color=colour, linewidth=1.2, label=f"α = {alpha:g}")
-        right.axhline(asymptotic_rate(alpha), color=BLACK, linewidth=1, linestyle=":")
+            name = f"α = {alpha:g}, {variant}"
+            left.plot(curve["block"], curve["mean_diversity"], line, color=colour, linewidth=1.6, label=name)
+        alone = _curve(frame, VARIANTS[0], alpha)
+        local = alone.dropna(subset="share_left")
+        right.plot(local["block"], local["share_left"], color=colour, linewidth=1.2, label=f"α = {alpha:g}")
+        right.axhline(alone["predicted_share"].iloc[0], color=BLACK, linewidth=1, linestyle=":")
     single = _curve(frame, VARIANTS[0], 1.0, "float32")
     if len(single):
-        left.plot(single.index, single, color=GREY, linewidth=1.2, label="α = 1, float32")
+        left.plot(single["block"], single["mean_diversity"], color=GREY, linewidth=1.2, label="α = 1, float32")
     left.set_yscale("log")
     left.set_xlim(0, None)
     right.plot([], [], color=BLACK, linewidth=1, linestyle=":", label="1/(1 + α²)")
@@ -129,10 +146,10 @@ def draw(frame: pd.DataFrame) -> Any:
     return figure
 
 
-def _curve(frame: pd.DataFrame, variant: str, alpha: float, dtype: str = "float64") -> pd.Series:
+def _curve(frame: pd.DataFrame, variant: str, alpha: float, dtype: str = "float64") -> pd.DataFrame:
+    """A row per block, where t_div is not 0 yet."""
     rows = frame[(frame["variant"] == variant) & (frame["alpha"] == alpha) & (frame["dtype"] == dtype)]
-    positive = rows[rows["diversity"] > 0]
-    return np.exp(np.log(positive["diversity"]).groupby(positive["block"]).mean())
+    return rows.dropna(subset="mean_diversity").drop_duplicates("block")
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
@@ -150,7 +167,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             holds=None if one is None else abs(one.rate / 0.5 - 1) < near,
         ),
         judge(
-            "it does so over 60 blocks and more, down to 1e-17 and below",
+            "t_div keeps halving over 60 blocks and more, down to 1e-17 and below",
             paper="“fast linear convergence” (§2.5)",
             ours="not reached"
             if one is None
@@ -162,7 +179,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="" if config.depth >= 90 else "needs 90 blocks",
         ),
         judge(
-            "the rate is 1/(1 + α²) for every α",
+            "t_div shrinks by the factor 1/(1 + α²) per block, for every α",
             paper="Remark 2.8 and eq. 17 with λ₂ = 0",
             ours=_say(plain),
             tolerance="3 standard errors of the walk each, as above",
@@ -170,7 +187,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="float64 ends after about 50 blocks at α = 1.5, whatever the depth",
         ),
         judge(
-            "the FFN does not change the rate",
+            "the FFN does not change the rate at which t_div shrinks",
             paper="“Other Steps Do Not Impact TSE” (§2.3)",
             ours=_say(fed),
             tolerance="1.5 times that: the FFN adds a scatter of its own",
@@ -178,7 +195,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="early it does: with the FFN diversity is lower from the first blocks on (ReLU feeds the mean)",
         ),
         judge(
-            "float32 cannot show it below 1e-14",
+            "float32 cannot show t_div below 1e-14",
             paper="not in the paper; ours: differences end at ε of the tokens",
             ours=f"float32 stays at {end32:.0e}",
             tolerance="within two orders of 1e-14",

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from depthscope.measures import token_diversity
 from depthscope.remedies import deescalate
-from depthscope.studies.yu2024.batched_block import input_gradient, post_norm_block, standard_normal_tokens
-from depthscope.studies.yu2024.weights import Sampler, Weights
+from depthscope.studies.simulation.blocks import input_gradient, post_norm_block
+from depthscope.studies.simulation.randomness import standard_normal_tokens
+from depthscope.studies.simulation.weights import Sampler, Weights
 from depthscope.theory import OddsMap, measure_map, token_odds
 
 MAP_CHUNK, MAP_DRAWS = 10, 40  # fresh blocks for ρ and c of a setting: ρ is then known to about √(1.5/d)/√40, or 1 %

@@ -1,20 +1,19 @@
-"""The picture of a comparison of training runs: a row per depth, bands over the seeds."""
+"""Training runs side by side: a row per depth, a column per quantity, bands over the seeds."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from depthscope.studies import style
+from depthscope.drawing.palette import BLACK, PURPLE, SKY, VARIANT_COLOURS
+from depthscope.drawing.panels import label, legend_inside, line_with_band, panels
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {"post": style.VERMILION, "pre": style.BLUE, "deescalated": style.GREEN}
-OTHER_COLOURS = (style.PURPLE, style.SKY, style.BLACK)
-NAMES = {"post": "post-norm", "pre": "pre-norm", "deescalated": "de-escalated"}
+OTHER_COLOURS = (PURPLE, SKY, BLACK)
+VARIANT_NAMES = {"post": "post-norm", "pre": "pre-norm", "deescalated": "de-escalated"}
 TITLES = {
     "loss": "training loss",
     "test_loss": "test loss",
@@ -27,39 +26,40 @@ FEW = 10  # points that are marked: a single one has no line
 _LINES = ("-", "--", ":", "-.")
 
 
-def draw_curves(frame: pd.DataFrame) -> Figure:
-    """`frame` is that of `training.comparison_results.curves`. Line: mean over seeds; band: ± one standard deviation.
+def draw_training_curves(frame: pd.DataFrame) -> Figure:
+    """`frame` has the columns variant, depth, lr, warmup_steps, seed, step, quantity, value, a row per number.
 
-    A column of panels per quantity that was measured; line styles are warm-ups and learning rates, if they vary.
+    Line: mean over seeds; band: ± one standard deviation. A column of panels per quantity that was measured; line
+    styles are warm-ups and learning rates, if they vary.
     """
     depths = sorted(frame["depth"].unique())
     quantities = [name for name in TITLES if (frame["quantity"] == name).any()]
-    figure, axes = style.panels(len(quantities), len(depths), width=3.5, height=3.0)
+    figure, axes = panels(len(quantities), len(depths), width=3.5, height=3.0)
     last = frame["step"].max()
     for row, depth in enumerate(depths):
         for column, quantity in enumerate(quantities):
             ax = axes[row * len(quantities) + column]
             _draw(ax, frame[(frame["depth"] == depth) & (frame["quantity"] == quantity)])
             ax.set_xlim(0, 1.03 * last)
-            style.label(ax, f"{depth} blocks", "step", TITLES[quantity])
+            label(ax, f"{depth} blocks", "step", TITLES[quantity])
     for ax in axes[:: len(quantities)]:
-        ax.legend(fontsize=8, frameon=False)
+        legend_inside(ax)
     return figure
 
 
 def _draw(ax: Axes, frame: pd.DataFrame) -> None:
-    others = [variant for variant in frame["variant"].unique() if variant not in COLOURS]
-    colours = COLOURS | dict(zip(others, OTHER_COLOURS * len(others), strict=False))
+    others = [variant for variant in frame["variant"].unique() if variant not in VARIANT_COLOURS]
+    colours = VARIANT_COLOURS | dict(zip(others, OTHER_COLOURS * len(others), strict=False))
     for variant, of_variant in frame.groupby("variant", sort=False):
         groups = of_variant.groupby(["warmup_steps", "lr"], sort=True)
         for number, ((warmup, lr), runs) in enumerate(groups):
-            parts = [NAMES.get(str(variant), str(variant))]
+            parts = [VARIANT_NAMES.get(str(variant), str(variant))]
             if of_variant["lr"].nunique() > 1:
                 parts.append(f"lr {lr:g}")
             if frame["warmup_steps"].nunique() > 1:
                 parts.append(f"warm-up {warmup}")
             by_step = runs.groupby("step")["value"]
-            style.line_with_band(
+            line_with_band(
                 ax,
                 by_step.mean().index,
                 by_step.mean(),

@@ -7,6 +7,7 @@ weights; *streams* of tokens may share them (de-escalated with different τ, say
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from depthscope.measures import TokenMatrix
-from depthscope.studies.yu2024.weights import Linear, Weights, generators
+from depthscope.models.attention import join_heads, score_scale, seen_tokens, split_heads
+from depthscope.studies.simulation.weights import Linear, Weights
 
 NORM_EPS = 1e-5  # nn.LayerNorm's
 
@@ -38,24 +40,42 @@ def apply_linear(linear: Linear, x: Tensor) -> Tensor:
     return y.unflatten(1, x.shape[1:3])
 
 
-def attend(weights: Weights, x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """[P₁XW₁ … P_hXW_h]W_O and P, the scores over √d (eq. 2)."""
+def attend(weights: Weights, x: Tensor, heads: int, *, causal: bool = False) -> tuple[Tensor, Tensor]:
+    """[P₁XW₁ … P_hXW_h]W_O and P (trials, streams, h, n, n), the scores over √d (eq. 2).
+
+    The modules of `depthscope.models` use a fused kernel, which does not give P. `causal`: a token sees itself and
+    what stands before it.
+    """
     q, k, v = (
-        apply_linear(linear, x).unflatten(-1, (heads, -1)).transpose(-3, -2)  # (trials, streams, h, n, d/h)
+        split_heads(apply_linear(linear, x), heads)  # (trials, streams, h, n, d/h)
         for linear in (weights.query, weights.key, weights.value)
     )
-    p = torch.softmax(q @ k.mT * x.shape[-1] ** -0.5, dim=-1)  # (trials, streams, h, n, n)
-    y = (p @ v).transpose(-3, -2).flatten(-2)
+    n, d = x.shape[-2:]
+    scores = q @ k.mT * score_scale(d, heads, "width")
+    if causal:
+        scores = scores.masked_fill(~seen_tokens(n), -math.inf)
+    p = torch.softmax(scores, dim=-1)
+    y = join_heads(p @ v)
     return (y if weights.output is None else apply_linear(weights.output, y)), p
+
+
+def feed_forward(weights: Weights, x: Tensor) -> Tensor:
+    """φ(XW₁ + b₁)W₂ + b₂, φ = ReLU."""
+    return apply_linear(weights.contract, apply_linear(weights.expand, x).relu_())
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    """LN without gain and bias, which are 1 and 0 at initialisation."""
+    return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)
 
 
 def post_norm_block(weights: Weights, x: Tensor, *, heads: int, alpha: float = 1.0) -> Stations:
     """Algorithm 1: attention and residual, norm, FFN and residual, norm."""
     attended, p = attend(weights, x, heads)
     y1 = x + alpha * attended
-    y2 = _norm(y1)
-    y3 = y2 + apply_linear(weights.contract, apply_linear(weights.expand, y2).relu_())
-    return Stations(x, y1, y2, y3, _norm(y3), p)
+    y2 = layer_norm(y1)
+    y3 = y2 + feed_forward(weights, y2)
+    return Stations(x, y1, y2, y3, layer_norm(y3), p)
 
 
 def input_gradient(weights: Weights, x: Tensor, gradient: Tensor, *, heads: int, tau: Tensor) -> Tensor:
@@ -69,15 +89,6 @@ def input_gradient(weights: Weights, x: Tensor, gradient: Tensor, *, heads: int,
     return found
 
 
-def standard_normal_tokens(
-    trials: int, streams: int, n: int, d: int, seed: int | tuple[int, ...], dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """X ~ N(0, 1), one per trial, the same for all streams of a trial; (trials, streams, n, d)."""
-    (stream,) = generators(seed, 1)
-    x = torch.from_numpy(stream.standard_normal((trials, 1, n, d))).to(dtype)
-    return x.expand(-1, streams, -1, -1).contiguous()
-
-
 def feed(attention: Tensor, tokens: TokenMatrix) -> Tensor:
     """ω of every head (eq. 12), (…, h), for P (…, h, n, n) and tokens (…, n, d).
 
@@ -86,12 +97,3 @@ def feed(attention: Tensor, tokens: TokenMatrix) -> Tensor:
     columns = attention.double().mean(dim=-2)  # (…, h, n)
     carried = torch.linalg.vector_norm(columns @ tokens.deviations.double(), dim=-1)
     return tokens.count.sqrt().unsqueeze(-1) * carried / tokens.mean_norm.unsqueeze(-1)
-
-
-def chunks(trials: int, most: int) -> list[int]:
-    """Trials in parts of at most `most`, so that the weights of one part fit into memory."""
-    return [min(most, trials - start) for start in range(0, trials, most)]
-
-
-def _norm(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)

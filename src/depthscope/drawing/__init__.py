@@ -1,0 +1,74 @@
+"""Every picture of the house: one palette, small multiples, heat maps. Numbers in, a matplotlib figure out.
+
+This room computes nothing but what a picture needs: a mean and a spread over seeds, the borders of cells. It needs
+matplotlib (`pip install 'depthscope[figures]'`), and imports it on first use.
+"""
+
+from depthscope.drawing.by_block import Curve, ReferenceBand, draw_by_block
+from depthscope.drawing.heat_map import draw_heat_map
+from depthscope.drawing.palette import (
+    AFTER,
+    BEFORE,
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    LIGHT_GREY,
+    ORANGE,
+    PALETTE,
+    PURPLE,
+    SKY,
+    VARIANT_COLOURS,
+    VERMILION,
+    YELLOW,
+)
+from depthscope.drawing.panels import (
+    band,
+    block_axis,
+    empty,
+    label,
+    legend_below,
+    legend_inside,
+    line_with_band,
+    panels,
+    reference_band,
+    second_axis,
+    shared_legend,
+    similarity_axis,
+)
+from depthscope.drawing.training_curves import VARIANT_NAMES, draw_training_curves
+
+__all__ = [
+    "AFTER",
+    "BEFORE",
+    "BLACK",
+    "BLUE",
+    "GREEN",
+    "GREY",
+    "LIGHT_GREY",
+    "ORANGE",
+    "PALETTE",
+    "PURPLE",
+    "SKY",
+    "VARIANT_COLOURS",
+    "VARIANT_NAMES",
+    "VERMILION",
+    "YELLOW",
+    "Curve",
+    "ReferenceBand",
+    "band",
+    "block_axis",
+    "draw_by_block",
+    "draw_heat_map",
+    "draw_training_curves",
+    "empty",
+    "label",
+    "legend_below",
+    "legend_inside",
+    "line_with_band",
+    "panels",
+    "reference_band",
+    "second_axis",
+    "shared_legend",
+    "similarity_axis",
+]

@@ -1,0 +1,55 @@
+"""A quantity by two others, as colour: blocks upwards, training steps to the right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from depthscope.drawing.palette import BLACK, HEAT, LIGHT_GREY
+from depthscope.drawing.panels import SMALL, label, panels, whole_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = np.ndarray[Any, Any]
+
+
+def draw_heat_map(
+    values: Array,
+    blocks: Array,
+    steps: Array,
+    *,
+    title: str,
+    limits: tuple[float, float] | None = None,
+    level: float | None = None,
+) -> Figure:
+    """Values (blocks, steps) as colour; grey where there is none (nan or infinite).
+
+    `limits` are the values of the darkest and the brightest colour, by default those of the data. At `level` there is
+    a line in the colour bar, and in the map wherever values pass it.
+    """
+    figure, (ax,) = panels(1, width=7.0, height=3.8)
+    ax.grid(False)
+    ax.set_facecolor(LIGHT_GREY)
+    shown = np.ma.masked_invalid(values)
+    low, high = limits if limits is not None else (None, None)
+    colours = ax.pcolormesh(_edges(steps), _edges(blocks), shown, cmap=HEAT, vmin=low, vmax=high, rasterized=True)
+    bar = figure.colorbar(colours, ax=ax)
+    bar.ax.tick_params(labelsize=SMALL)
+    if level is not None:
+        bar.ax.axhline(level, color=BLACK, linewidth=1.2)
+        if min(shown.shape) > 1 and shown.count() and shown.min() < level < shown.max():
+            ax.contour(steps, blocks, shown, levels=[level], colors=BLACK, linewidths=1.2)
+    label(ax, title, "training step", "block")
+    whole_numbers(ax.xaxis)
+    whole_numbers(ax.yaxis)
+    return figure
+
+
+def _edges(centres: Array) -> Array:
+    """The borders of cells around these centres; the outer cells are as wide as they are on their inner side."""
+    if len(centres) == 1:
+        return np.array([centres[0] - 0.5, centres[0] + 0.5])
+    middle = (centres[1:] + centres[:-1]) / 2
+    return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])

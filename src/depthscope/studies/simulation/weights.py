@@ -1,0 +1,108 @@
+"""The weights of many independent blocks at once: every tensor has a leading axis of trials.
+
+The laws are those of `depthscope.models.initialisers`. Drawing is what random blocks cost most: 2.9 million numbers
+per block at d = 512. They are drawn in place, in buffers that are used again from block to block, one stream per
+matrix, so that two threads draw at once and the numbers do not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from depthscope.models.initialisers import DEFAULT, HE, SCHEMES, XAVIER, Law, Scheme, bias_bound, uniform_bound
+from depthscope.studies.simulation.randomness import fill_gaussian, fill_uniform, generators
+
+
+class Linear(NamedTuple):
+    """x ↦ xWᵀ + b, in `nn.Linear`'s layout."""
+
+    weight: Tensor  # (trials, out, in)
+    bias: Tensor | None  # (trials, 1, out)
+
+
+class Weights(NamedTuple):
+    """One post-norm block per trial. The norms have no weights: at initialisation they are 1 and 0."""
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear | None
+    expand: Linear
+    contract: Linear
+
+
+# By name, the schemes of models.initialisers without W_O, as in Prop. 2.9; and two that only studies use.
+SETTINGS: dict[str, Scheme] = {
+    **{name: replace(scheme, output=None) for name, scheme in SCHEMES.items()},
+    "theorem, He FFN": replace(SCHEMES["theorem"], output=None, ffn=HE),
+    "paper_text, W_O, Xavier FFN": replace(SCHEMES["paper_text"], output=DEFAULT, ffn=XAVIER),
+}
+
+
+class Sampler:
+    """Draws the weights of `trials` independent blocks, again and again into the same buffers.
+
+    The tensors of one draw are overwritten by the next: whoever needs two blocks at once takes two samplers.
+    """
+
+    def __init__(
+        self,
+        setting: str,
+        *,
+        trials: int,
+        width: int,
+        heads: int,
+        seed: int | tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+    ):
+        laws, ffn_width = SETTINGS[setting], 4 * width
+        shapes = {  # (law, fan_in, fan_out); the large ones first, so that two threads end together
+            "expand": (laws.ffn, width, ffn_width),
+            "contract": (laws.ffn, ffn_width, width),
+            "value": (laws.value, width, width),
+            "query": (laws.score, width, width),
+            "key": (laws.score, width, width),
+            "output": (laws.output, width, width),
+        }
+        streams = generators(seed, len(shapes))
+        self._jobs: list[Callable[[], None]] = []
+        linears: dict[str, Linear | None] = {}
+        for (name, (law, fan_in, fan_out)), stream in zip(shapes.items(), streams, strict=True):
+            if law is None:
+                linears[name] = None
+                continue
+            weight = torch.empty(trials, fan_out, fan_in, dtype=dtype)
+            bias = torch.empty(trials, 1, fan_out, dtype=dtype) if law.bias else None
+            linears[name] = linear = Linear(weight, bias)
+            self._jobs.append(_filler(linear, law, heads, stream))
+        self._weights = Weights(**linears)  # type: ignore[arg-type]
+
+    def draw(self) -> Weights:
+        """Fresh weights, in the buffers of the last draw."""
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(job) for job in self._jobs]:
+                done.result()
+        return self._weights
+
+
+def _filler(linear: Linear, law: Law, heads: int, stream: np.random.Generator) -> Callable[[], None]:
+    """A call that draws one matrix of every trial, from its own stream."""
+    _, fan_out, fan_in = linear.weight.shape
+    deviation = law.deviation(fan_in, fan_out, heads)
+
+    def fill() -> None:
+        if law.gaussian:
+            fill_gaussian(linear.weight, deviation, stream)
+        else:
+            fill_uniform(linear.weight, uniform_bound(deviation), stream)
+        if linear.bias is not None:
+            fill_uniform(linear.bias, bias_bound(fan_in), stream)
+
+    return fill
