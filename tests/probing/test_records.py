@@ -14,9 +14,9 @@ import torch
 import depthscope
 from depthscope.models import BlockConfig, Encoder
 from depthscope.probing import load_records
-from depthscope.probing.heat_map import heat_map
-from depthscope.probing.records import Record, append, check_appendable, curves_of, frame_of_records
 from depthscope.probing.reduction import Row
+from depthscope.probing.watching.heat_map import heat_map
+from depthscope.probing.watching.records import Record, append, check_appendable, curves_of, frame_of_records
 from zoo import TOKENS
 
 NAN = math.nan
@@ -143,7 +143,7 @@ def test_somebody_else_s_file_is_refused_and_untouched(tmp_path: Path, text: str
 FULL_DISK = """
 import resource, signal, warnings
 from pathlib import Path
-from depthscope.probing.records import Record, append
+from depthscope.probing.watching.records import Record, append
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = Path("depth.jsonl")
 line = Record(0, {"output": {"token_similarity": [0.5] * 9}})

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import depthscope
 from depthscope.models import BlockConfig, Encoder
-from depthscope.probing.watching_huggingface import DepthCallback
+from depthscope.probing.watching.huggingface import DepthCallback
 from samples import seeded
 from traces import hooks_of
 from zoo import TEXT
@@ -175,7 +175,7 @@ def in_a_list_of_its_own(module: Any) -> None:
 @pytest.mark.parametrize("make", [in_a_child, in_a_list_of_its_own])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_lightning_logs_the_scalars(lightning: Any, tmp_path: Path, make: Any, accumulation: int):
-    from depthscope.probing.watching_lightning import DepthCallback as LightningDepth
+    from depthscope.probing.watching.lightning import DepthCallback as LightningDepth
 
     callback = LightningDepth(every=2)
     trainer, module = fit(lightning, tmp_path, make, [callback], accumulate_grad_batches=accumulation)
@@ -190,7 +190,7 @@ def test_lightning_logs_the_scalars(lightning: Any, tmp_path: Path, make: Any, a
 
 
 def test_lightning_after_an_exception(lightning: Any, tmp_path: Path):
-    from depthscope.probing.watching_lightning import DepthCallback as LightningDepth
+    from depthscope.probing.watching.lightning import DepthCallback as LightningDepth
 
     models = []
 
@@ -213,7 +213,7 @@ def test_lightning_after_an_exception(lightning: Any, tmp_path: Path):
 
 
 def test_lightning_says_which_module_it_needs(lightning: Any, tmp_path: Path):
-    from depthscope.probing.watching_lightning import DepthCallback as LightningDepth
+    from depthscope.probing.watching.lightning import DepthCallback as LightningDepth
 
     with pytest.raises(ValueError, match="no module 'nett' in Module; there: net"):
         fit(lightning, tmp_path, in_a_child, [LightningDepth(module="nett")])

@@ -30,6 +30,7 @@ def show(fixed: Fixed) -> None:
     console.print(f"\n{headline(fixed.before.metadata)}\n", markup=False)
     console.print(_sentence(fixed.recommendation.reason), markup=False)
     if not fixed.remedies:
+        console.print("--tau puts de-escalation in all the same.", markup=False)
         show_diagnosis(console, fixed.verdicts[0], title="Verdict", brief=True)
         return
     _show_curves(console, fixed)

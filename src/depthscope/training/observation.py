@@ -14,9 +14,9 @@ from depthscope.anatomy import anatomy_of
 from depthscope.extras import MissingExtra, require
 from depthscope.files import write_whole
 from depthscope.probing import watch
-from depthscope.probing.heat_map import heat_map
-from depthscope.probing.records import load_records
 from depthscope.probing.watching import Watch
+from depthscope.probing.watching.heat_map import heat_map
+from depthscope.probing.watching.records import load_records
 from depthscope.training.run import Run
 from depthscope.training.session import Session, keep_metrics
 from depthscope.training.task import Carry, Task

@@ -9,7 +9,7 @@ from torch import nn, tensor
 
 from depthscope.anatomy import anatomy_of
 from depthscope.extras import require
-from depthscope.probing.watching import Watch, watch
+from depthscope.probing.watching.watcher import Watch, watch
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback

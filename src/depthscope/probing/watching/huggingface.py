@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from depthscope.extras import require
-from depthscope.probing.watching import Watch, watch
+from depthscope.probing.watching.watcher import Watch, watch
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback

@@ -17,9 +17,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from depthscope.anatomy import anatomy_of
 from depthscope.measures import MEASURES, choose_measures
 from depthscope.passes import Listen, Machine, Visit, device_of, full_precision
-from depthscope.probing.heat_map import heat_map
-from depthscope.probing.records import Record, append, check_appendable, curves_of, frame_of_records
 from depthscope.probing.reduction import Reduction
+from depthscope.probing.watching.heat_map import heat_map
+from depthscope.probing.watching.records import Record, append, check_appendable, curves_of, frame_of_records
 from depthscope.stations import choose_stations
 
 _INSIDE_COMPILED = "the model is called by compiled code, which passes hooks by: watch what torch.compile returned"
