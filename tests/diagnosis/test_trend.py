@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from depthscope.diagnosis.steps import log_odds, step_growth
-from depthscope.diagnosis.trend import FEWEST_PAIRS, _fit, fit_trend
+from depthscope.diagnosis.trend import FEWEST_PAIRS, fit_trend
 from depthscope.diagnosis.wording import crossing, ranges
 from depthscope.models import BlockConfig, Encoder, pre_norm, xavier
 from depthscope.probing import probe
@@ -53,7 +53,7 @@ def test_noise_and_one_odd_block_do_not_decide(seed: int):
 
 def test_what_diversity_feeds_is_right_on_average():
     """c of one profile rests on the few pairs with s < 1; over 200 of them its median is c."""
-    found = [_fit(np.exp(values[:-1]), np.exp(values[1:])).feed for values in (walk(128, 20, i) for i in range(200))]
+    found = [fit_trend(walk(128, 20, seed)).map.feed for seed in range(200)]
     # One c scatters by 11 % of the s' ≈ 0.6 in the middle of the small pairs; three deviations of a median of 200.
     assert np.median(found) == pytest.approx(0.1, abs=3 * 1.25 * 0.11 * 0.6 / math.sqrt(200))
 
