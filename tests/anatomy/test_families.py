@@ -74,6 +74,10 @@ def test_stations_are_what_their_names_say(name: str):
     pre = name in PRE_NORM
     for number in numbers:
         at = {station: x for (n, station), x in seen.items() if n == number}
+        crossed = {"cross_attention_branch", "after_cross_attention"} if name == "t5" and number > 3 else set()
+        unseen = {"attention_branch"} if name in NO_ATTENTION_BRANCH else set()
+        assert set(at) - crossed == {*TRUNK_STATIONS, "attention_input", "attention_branch", "ffn_branch"} - unseen
+        assert crossed <= set(at)
         for x in at.values():
             assert x.shape[0] == 2
             assert x.shape == at["input"].shape
