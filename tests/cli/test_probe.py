@@ -1,6 +1,7 @@
 """`depthscope probe`, as a user calls it: mostly in this process, for speed, through the program's own entry."""
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -318,7 +319,7 @@ def test_a_name_that_cannot_be_had(tmp_path: Path):
         text=True,
         timeout=60,
         check=False,
-        env={"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "PATH": ""},
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"},
     )
     assert result.returncode == 2
     assert result.stderr.startswith("depthscope: cannot get 'no-such/model'")
