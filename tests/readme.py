@@ -35,9 +35,7 @@ def commands_in(readme: str) -> list[Shown]:
         follows = blocks[number + 1] if number + 1 < len(blocks) else ("", "")
         text = follows[1] if follows[0] == "text" else None
         if text is not None and (not lines or lines[-1][:1] != ["depthscope"]):
-            raise ValueError(
-                f"a ```text block follows a ```bash block that does not end in a depthscope command:\n{code}"
-            )
+            raise ValueError(f"a ```text block follows commands of which the last is not depthscope's:\n{code}")
         last = len(calls) - 1
         found += [Shown(call, text if index == last else None) for index, call in enumerate(calls)]
     return found

@@ -134,7 +134,7 @@ def test_the_place_of_a_difference_is_said():
 
 
 def test_a_text_without_a_command_is_refused():
-    with pytest.raises(ValueError, match="does not end in a depthscope command"):
+    with pytest.raises(ValueError, match="the last is not depthscope's"):
         commands_in("```bash\ndepthscope demo\nls\n```\n```text\na\n```\n")
 
 
