@@ -8,7 +8,17 @@ from hypothesis import assume, given
 from torch import Tensor
 from torch.testing import assert_close
 
-from depthscope.measures import Growth, delta, escalation_rate, growth, mu, omega, token_diversity, token_similarity
+from depthscope.measures import (
+    Growth,
+    delta,
+    escalation_rate,
+    growth,
+    mu,
+    omega,
+    second_eigenvalue,
+    token_diversity,
+    token_similarity,
+)
 from depthscope.theory import (
     asymptotic_rate,
     eta,
@@ -183,6 +193,23 @@ def test_several_heads_average():
         expected_growth(p.unsqueeze(0).unsqueeze(0), x)
 
 
+def test_bounds_of_several_heads_take_the_mean_of_squares_and_ask_every_head():
+    """One head nearly uniform, one that looks at single tokens: the theorem holds for the first alone."""
+    _, x = draw(10, 6, 2)
+    even = torch.softmax(0.1 * torch.randn(10, 10, generator=seeded(3), dtype=F64), dim=-1)
+    sharp = torch.softmax(20 * torch.randn(10, 10, generator=seeded(4), dtype=F64), dim=-1)
+    assert lower_bound(even, x).applies
+    assert not lower_bound(sharp, x).applies
+    both = torch.stack([even, sharp])
+    assert not lower_bound(both, x).applies
+    kept, gap = ((1 - omega(both, x)).square().mean(), delta(both).square().mean())
+    similarity = token_similarity(x)
+    assert_close(lower_bound(both, x, alpha=2).rate, 1 + 4 / (1 + 4 * gap) * (kept - gap) * similarity)
+    square = second_eigenvalue(both).square().mean()
+    estimate = 1 + 4 * (1 - square) / (1 + 4 * square) * similarity
+    assert_close(spectral_estimate(both, x, alpha=2), estimate)
+
+
 def test_asymptotic_rate_is_the_collapsed_limit():
     """With equal tokens but for a whisper, E[r] → 1 + α²: diversity shrinks by its inverse.
 
@@ -191,14 +218,15 @@ def test_asymptotic_rate_is_the_collapsed_limit():
     p, x = draw(16, 64, 1)
     nearly = x.mean(dim=0) + 1e-6 * x
     uniform = torch.full((1, 16, 16), 1 / 16, dtype=F64)
-    for alpha in (0.5, 1.0, 2.0):
-        assert_close(1 / expected_ratio(uniform, nearly, alpha=alpha).item(), asymptotic_rate(alpha), rtol=1e-9, atol=0)
-        y = steps(uniform, nearly, gaussian(4000, 64, 1), alpha)
+    for alpha, gain in ((0.5, 1.0), (1.0, 1.0), (2.0, 1.0), (1.0, 3.0)):
+        limit = 1 / expected_ratio(uniform, nearly, alpha=alpha, gain=gain).item()
+        assert_close(limit, asymptotic_rate(alpha, gain), rtol=1e-9, atol=0)
+        y = steps(uniform, nearly, gaussian(1000, 64, 1, gain), alpha)
         logs = (token_diversity(y) / token_diversity(nearly)).log()
         mean, error = mean_and_error(logs)
         # The logarithm of ξ₂/ξ₁ lies above that of the ratio of expectations by Var(ξ₁)/2E[ξ₁]²: at most 2/d.
-        assert -4 * error < mean - math.log(asymptotic_rate(alpha)) < 2 / 64 + 4 * error
-        assert 1 / expected_ratio(p, nearly, alpha=alpha).item() > asymptotic_rate(alpha) * (1 + 1e-3)
+        assert -4 * error < mean - math.log(asymptotic_rate(alpha, gain)) < 2 / 64 + 4 * error
+        assert 1 / expected_ratio(p, nearly, alpha=alpha, gain=gain).item() > asymptotic_rate(alpha, gain) * (1 + 1e-3)
     assert asymptotic_rate() == 0.5
 
 
