@@ -11,6 +11,7 @@ from depthscope.probing.attention import AttentionListener
 from depthscope.probing.inputs import batches
 from depthscope.probing.quiet import undisturbed
 from depthscope.probing.taps import Taps
+from samples import seeded
 from zoo import ZOO, make
 
 XL = {"transformer-xl", "transformer-xl-pre", "transformer-xl-deescalated"}
@@ -26,6 +27,9 @@ def run(
     """All stations of all blocks, (number, station) → tokens, and all attention matrices (batch, h, n, m)."""
     model, inputs = make(name)
     model = model.to(dtype)
+    for number, (key, parameter) in enumerate(model.named_parameters()):
+        if key.endswith("bias"):  # zero in a new model: none would be missed
+            nn.init.normal_(parameter, std=0.3, generator=seeded(number))
     if isinstance(inputs, dict):
         inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
     else:
@@ -118,9 +122,9 @@ def test_projections_and_attention_rebuild_the_attention_branch(name: str):
         assert_close(rebuilt[1, :4], expected[1, :4], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["bert", "vit", "gpt2", "opt", "distilbert", "llama"])
+@pytest.mark.parametrize("name", ["bert", "vit", "gpt2", "opt", "distilbert", "llama", "qwen2"])
 def test_query_and_key_projections_give_the_attention(name: str):
-    """softmax((XW_Q + b_Q)(XW_K + b_K)ᵀ/√d_k); Llama turns queries and keys by position: not at position 0."""
+    """softmax((XW_Q + b_Q)(XW_K + b_K)ᵀ/√d_k); Llama and Qwen2 turn queries and keys by position: not at position 0."""
     model, seen, attention = run(name)
     block, p = anatomy_of(model).blocks[0], attention[0][2]
     w, x = block.projections(), seen[1, "attention_input"][:1].unsqueeze(1)
@@ -130,7 +134,7 @@ def test_query_and_key_projections_give_the_attention(name: str):
     n = x.shape[-2]
     if name in CAUSAL:
         scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
-    rows = slice(0, 1) if name == "llama" else slice(None)
+    rows = slice(0, 1) if name in ("llama", "qwen2") else slice(None)
     assert_close(torch.softmax(scores, dim=-1)[0, :, rows], p[0, :, rows], rtol=0, atol=1e-10)
 
 
