@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from depthscope.diagnosis import diagnose
 from depthscope.diagnosis.steps import log_odds, step_growth
 from depthscope.diagnosis.trend import FEWEST_PAIRS, fit_trend
 from depthscope.diagnosis.wording import crossing, ranges
 from depthscope.models import BlockConfig, Encoder, pre_norm, xavier
 from depthscope.probing import probe
-from depthscope.theory import OddsMap, odds_of
+from depthscope.theory import OddsMap, level_to_hold, odds_of
 from depthscope.theory.odds import WALK
 from profiles_made_up import by_map, made_up
 from samples import seeded
@@ -67,6 +68,16 @@ def test_arrival():
     assert abs(best - true) <= 2
     level = fit_trend(logs(by_map(0.5, 0.2, 0.1, 12)))
     assert level.block_of(0.99, 0.4, 12)[0] is None
+
+
+def test_the_recommended_strength_is_enough_for_nine_of_ten_fits_that_the_blocks_allow():
+    values = walk(16, 12, seed=1)  # a narrow model: its blocks scatter
+    profile = made_up({"token_similarity": [1 / (1 + math.exp(-value)) for value in values]})
+    aim = odds_of(level_to_hold(profile.curve("token_similarity")[0]))
+    needed = [step.tau_for(aim) for step in fit_trend(values).alternatives]
+    assert max(needed) - min(needed) > 0.1  # what one fit says is not enough
+    tau = diagnose(profile).recommendation.tau
+    assert 0.9 <= np.mean(np.array(needed) <= tau) < 1
 
 
 def test_pre_norm_follows_a_power():
