@@ -361,3 +361,21 @@ def test_watching_changes_no_bit_of_a_run(tmp_path: Path):
     assert_bitwise_equal(saved(tmp_path / "watched"), saved(tmp_path / "alone"))
     assert not (tmp_path / "alone" / "depth.jsonl").exists()
     assert not any("token_similarity" in row for row in read_metrics(tmp_path / "alone" / "metrics.jsonl"))
+
+
+def test_evaluation_is_without_dropout_and_training_goes_on_with_it(tmp_path: Path):
+    config = tiny_config(steps=8)
+    modes: list[tuple[str, bool]] = []
+
+    class Listening(type(tiny_task(config))):
+        def loss(self, model, batch, carry):
+            modes.append(("trains", model.training))
+            return super().loss(model, batch, carry)
+
+        def evaluate(self, model, share, device):
+            modes.append(("evaluates", model.training))
+            return super().evaluate(model, share, device)
+
+    run_in(tmp_path, config, task=Listening(config, tiny_task(config).data), watch_every=None)
+    epoch = [("trains", True)] * 4 + [("evaluates", False)]
+    assert modes == epoch * 2
