@@ -347,3 +347,19 @@ def test_values():
     assert format_value("token_similarity", 0.99951) == "1.000"
     assert format_value("frobenius_norm", 12345.0) == "1.23e+04"
     assert format_value("growth_mean", float("nan")) == "·"
+
+
+def test_the_seed_holds_for_a_factory_that_draws_from_the_global_state(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "drawn.py").write_text(
+        "import torch\nfrom depthscope.models import BlockConfig, Encoder\n"
+        "def make(): return Encoder(2, BlockConfig(16, 4)), torch.randn(2, 5, 16)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    random = torch.get_rng_state()
+    first, again, other = (json.loads(run("drawn:make", "--seed", seed, "--json").out) for seed in ("3", "3", "4"))
+    assert first["profile"] == again["profile"]
+    assert first["profile"] != other["profile"]
+    assert torch.equal(torch.get_rng_state(), random)
