@@ -207,9 +207,18 @@ def test_a_src_mask_given_by_position_counts():
         assert torch.equal(model(zoo.TOKENS, mask)[:, :-1], model(changed, mask)[:, :-1])
 
 
+def token_matrices_alive() -> int:
+    gc.collect()
+    return sum(type(item) is torch.Tensor and item.ndim == 3 for item in gc.get_objects())
+
+
 def test_nothing_of_a_pass_is_kept_alive():
     model = build("gpt2")
     depthscope.apply(model, DeEscalate(0.5), DeEscalate(0.5, at="ffn_input"))
+    before = token_matrices_alive()
+    with torch.no_grad():
+        model(zoo.IDS, use_cache=False)
+    assert token_matrices_alive() == before
     passed: list[Any] = []
     model.transformer.h[0].mlp.register_forward_hook(lambda _m, _a, output: passed.append(weakref.ref(output)))
     found = model(zoo.IDS, use_cache=True)
