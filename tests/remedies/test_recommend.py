@@ -114,7 +114,7 @@ def test_the_level_is_that_of_the_real_tokens_at_the_entrance():
     x = torch.where(real, zoo.TOKENS + 0.5, 50.0)  # padding, all of it equal and large
     entrance = token_similarity(x, zoo.MASK).mean().item()
     assert 0.1 < entrance < 0.5
-    assert abs(token_similarity(x).mean().item() - entrance) > 0.05
+    assert abs(token_similarity(x).mean().item() - entrance) > 0.02
     found = recommend(model, {"x": x, "mask": zoo.MASK}, weigh_branches=False)
     assert found.level == pytest.approx(entrance, rel=1e-6)
 
