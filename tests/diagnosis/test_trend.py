@@ -70,6 +70,13 @@ def test_arrival():
     assert level.block_of(0.99, 0.4, 12)[0] is None
 
 
+def test_where_blocks_scatter_the_arrival_is_a_range():
+    values = walk(32, 7, seed=1)
+    best, low, high = fit_trend(values).block_of(0.99, math.exp(values[-1]), 7)
+    assert 7 < low < high
+    assert low <= best <= high
+
+
 def test_the_recommended_strength_is_enough_for_nine_of_ten_fits_that_the_blocks_allow():
     values = walk(16, 12, seed=1)  # a narrow model: its blocks scatter
     profile = made_up({"token_similarity": [1 / (1 + math.exp(-value)) for value in values]})
