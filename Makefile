@@ -12,7 +12,7 @@ test: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 # The pictures of the README.
 figures: .venv/installed-dev

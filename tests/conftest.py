@@ -1,11 +1,13 @@
-"""One thread, since the tests' tensors are tiny and threads only wait for each other; and Ctrl-C that works."""
+"""One thread per process, since the tests' tensors are tiny and threads only wait for each other; Ctrl-C that works."""
 
+import os
 import signal
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start; this one has read it already
 
 
 @pytest.fixture(autouse=True, scope="session")

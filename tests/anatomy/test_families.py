@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from depthscope.anatomy import anatomy_of
 from depthscope.models import TRUNK_STATIONS
 from depthscope.passes import Listen, ListenToAttention, Machine, batches, undisturbed
+from samples import seeded
 from zoo import ZOO, make
 
 XL = {"transformer-xl", "transformer-xl-pre", "transformer-xl-deescalated"}
@@ -25,6 +26,9 @@ def run(
     """All stations of all blocks, (number, station) → tokens, and all attention matrices (batch, h, n, m)."""
     model, inputs = make(name)
     model = model.to(dtype)
+    for number, (key, parameter) in enumerate(model.named_parameters()):
+        if key.endswith("bias"):  # zero in a new model: none would be missed
+            nn.init.normal_(parameter, std=0.3, generator=seeded(number))
     if isinstance(inputs, dict):
         inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
     else:
@@ -71,6 +75,10 @@ def test_stations_are_what_their_names_say(name: str):
     pre = name in PRE_NORM
     for number in numbers:
         at = {station: x for (n, station), x in seen.items() if n == number}
+        crossed = {"cross_attention_branch", "after_cross_attention"} if name == "t5" and number > 3 else set()
+        unseen = {"attention_branch"} if name in NO_ATTENTION_BRANCH else set()
+        assert set(at) - crossed == {*TRUNK_STATIONS, "attention_input", "attention_branch", "ffn_branch"} - unseen
+        assert crossed <= set(at)
         for x in at.values():
             assert x.shape[0] == 2
             assert x.shape == at["input"].shape
@@ -161,9 +169,9 @@ def test_projections_and_attention_rebuild_the_attention_branch(name: str):
         assert_close(rebuilt[1, :4], expected[1, :4], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["bert", "vit", "gpt2", "opt", "distilbert", "llama"])
+@pytest.mark.parametrize("name", ["bert", "vit", "gpt2", "opt", "distilbert", "llama", "qwen2"])
 def test_query_and_key_projections_give_the_attention(name: str):
-    """softmax((XW_Q + b_Q)(XW_K + b_K)ᵀ/√d_k); Llama turns queries and keys by position: not at position 0."""
+    """softmax((XW_Q + b_Q)(XW_K + b_K)ᵀ/√d_k); Llama and Qwen2 turn queries and keys by position: not at position 0."""
     model, seen, attention = run(name)
     block, p = anatomy_of(model).blocks[0], attention[0][2]
     w, x = block.projections(), seen[1, "attention_input"][:1].unsqueeze(1)
@@ -173,7 +181,7 @@ def test_query_and_key_projections_give_the_attention(name: str):
     n = x.shape[-2]
     if name in CAUSAL:
         scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
-    rows = slice(0, 1) if name == "llama" else slice(None)
+    rows = slice(0, 1) if name in ("llama", "qwen2") else slice(None)
     assert_close(torch.softmax(scores, dim=-1)[0, :, rows], p[0, :, rows], rtol=0, atol=1e-10)
 
 

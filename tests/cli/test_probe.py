@@ -1,6 +1,7 @@
 """`depthscope probe`, as a user calls it: mostly in this process, for speed, through the program's own entry."""
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -318,7 +319,7 @@ def test_a_name_that_cannot_be_had(tmp_path: Path):
         text=True,
         timeout=60,
         check=False,
-        env={"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "PATH": ""},
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"},
     )
     assert result.returncode == 2
     assert result.stderr.startswith("depthscope: cannot get 'no-such/model'")
@@ -346,3 +347,19 @@ def test_values():
     assert format_value("token_similarity", 0.99951) == "1.000"
     assert format_value("frobenius_norm", 12345.0) == "1.23e+04"
     assert format_value("growth_mean", float("nan")) == "·"
+
+
+def test_the_seed_holds_for_a_factory_that_draws_from_the_global_state(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "drawn.py").write_text(
+        "import torch\nfrom depthscope.models import BlockConfig, Encoder\n"
+        "def make(): return Encoder(2, BlockConfig(16, 4)), torch.randn(2, 5, 16)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    random = torch.get_rng_state()
+    first, again, other = (json.loads(run("drawn:make", "--seed", seed, "--json").out) for seed in ("3", "3", "4"))
+    assert first["profile"] == again["profile"]
+    assert first["profile"] != other["profile"]
+    assert torch.equal(torch.get_rng_state(), random)

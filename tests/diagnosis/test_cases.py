@@ -17,6 +17,7 @@ from depthscope.models import BlockConfig, CausalLM, Encoder, pre_norm, xavier
 from depthscope.probing import Profile, probe
 from depthscope.remedies import DeEscalate, deescalate
 from depthscope.theory import band
+from profiles_made_up import made_up
 from samples import seeded
 
 BASE_WIDTH = 768
@@ -260,3 +261,13 @@ def test_a_diagnosis_prints_and_turns_into_json():
     assert depthscope.diagnose is diagnose
     with pytest.raises(AttributeError):
         found.verdict = "no collapse"
+
+
+@pytest.mark.parametrize(("causal", "tau"), [(False, 1.0), (True, 0.95), (None, 0.95)])
+def test_too_few_blocks_get_full_strength_but_not_where_a_prefix_mean_would_erase_tokens(
+    causal: bool | None, tau: float
+):
+    found = diagnose(made_up({"token_similarity": [0.1, 0.995, 0.999]}, causal=causal))
+    assert found.verdict == "collapsed"
+    assert found.recommendation.tau == tau
+    assert found.recommendation.critical_tau is None

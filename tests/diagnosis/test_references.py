@@ -26,6 +26,7 @@ def test_the_families_are_there():
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_whole(name: str):
     found = load(name)
+    assert {"token_similarity", "effective_rank"} <= set(found["curves"])
     for measure, curve in found["curves"].items():
         assert [len(side) for side in curve.values()] == [found["blocks"] + 1] * 3
         for low, mean, high in zip(curve["low"], curve["mean"], curve["high"], strict=True):

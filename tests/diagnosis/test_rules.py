@@ -8,7 +8,6 @@ import pytest
 from depthscope.diagnosis import diagnose
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.rules import FINDINGS, VERDICTS
-from depthscope.probing import Profile
 from profiles_made_up import INITIALISED, TRAINED, by_map, made_up
 
 NAN = float("nan")
@@ -66,6 +65,15 @@ def spectra(delta: float) -> dict[str, list[float]]:
             "branch_ratio@attention_branch": [NAN, *[0.3] * 8],
             "escalation_rate@after_attention": [NAN, *[1.2] * 8],
         }
+    )
+
+
+def everything() -> dict[str, list[float]]:
+    """All that the rules ask for: the trunk's stations, ranks, energies, attention's spectrum."""
+    return (
+        trunk()
+        | split([0.2, 0.6, 0.6, 0.6], 0.1, 0.1)
+        | {"effective_rank": [5.0] * 4, "second_eigenvalue@attention": [NAN, 0.1, 0.1, 0.1]}
     )
 
 
@@ -145,7 +153,7 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
         ("block", 12),
         (sim(MIDDLE), {"class": "BertModel", "family": "bert", "width": 512, "weights": INITIALISED}),
     ),
-    "not measured": ((sim(LEVEL), {}), ("count", 4), None),
+    "not measured": ((sim(LEVEL), {}), ("count", 4), (everything(), {})),
 }
 VERDICT_OF = {rule.name: rule.verdict for rule in VERDICTS}
 
@@ -188,20 +196,35 @@ def test_findings(name: str):
     assert "{" not in finding.sentence
     assert "nan" not in finding.sentence
     assert any(character.isdigit() for character in finding.sentence)
-    if silent is not None:
-        assert judged(silent).finding(name) is None
+    assert judged(silent).finding(name) is None
 
 
-def test_nothing_is_missing_when_all_was_measured():
-    curves = trunk() | split([0.2, 0.6, 0.6, 0.6], 0.1, 0.1) | {"effective_rank": [5.0] * 4}
-    curves["second_eigenvalue@attention"] = [NAN, 0.1, 0.1, 0.1]
-    for station in ("after_attention", "ffn_input", "after_ffn"):
-        assert f"token_similarity@{station}" in curves
-    assert judged((curves, {})).finding("not measured") is None
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (("token_similarity@after_ffn", "token_diversity@after_ffn"), "which step is to blame (stations trunk)"),
+        (("effective_rank",), "directions left (measure effective_rank)"),
+        (("energy_sequence",), "what sequences share (measures all)"),
+        (("second_eigenvalue@attention",), "attention's spectrum (measures spectral)"),
+    ],
+)
+def test_what_was_not_measured_is_named_and_nothing_else(lost: tuple[str, ...], said: str):
+    finding = judged(({name: values for name, values in everything().items() if name not in lost}, {})).finding(
+        "not measured"
+    )
+    assert finding.numbers == {"count": 1}
+    assert said in finding.sentence
 
 
 def test_a_profile_is_not_needed_in_full():
-    """A few measures are enough, and what could not be said is named."""
+    """One measure is enough for a verdict, a trend and a remedy, and what could not be said is named."""
     found = diagnose(made_up(only(cosine_similarity=COLLAPSE), causal=None))
     assert found.verdict == "collapsed"
-    assert isinstance(made_up(sim(LEVEL)), Profile)
+    assert "mean cosine 0.100 at the entrance, 0.9986 at block 20" in found.headline
+    assert {finding.rule for finding in found.findings} == {"crossing", "idle depth", "trend passed", "not measured"}
+    assert found.finding("crossing").numbers["passes_0.99"] == 16
+    assert found.finding("trend passed").numbers["rho"] == pytest.approx(1.5, rel=0.03)
+    assert found.finding("not measured").numbers == {"count": 4}
+    assert found.recommendation.mixing == "prefix"  # it may be causal
+    whole = diagnose(made_up(sim(COLLAPSE), causal=None))
+    assert found.recommendation == whole.recommendation

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from depthscope.diagnosis import diagnose
 from depthscope.diagnosis.steps import log_odds, step_growth
-from depthscope.diagnosis.trend import FEWEST_PAIRS, _fit, fit_trend
+from depthscope.diagnosis.trend import FEWEST_PAIRS, fit_trend
 from depthscope.diagnosis.wording import crossing, ranges
 from depthscope.models import BlockConfig, Encoder, pre_norm, xavier
 from depthscope.probing import probe
-from depthscope.theory import OddsMap, odds_of
+from depthscope.theory import OddsMap, level_to_hold, odds_of
 from depthscope.theory.odds import WALK
 from profiles_made_up import by_map, made_up
 from samples import seeded
@@ -53,7 +54,7 @@ def test_noise_and_one_odd_block_do_not_decide(seed: int):
 
 def test_what_diversity_feeds_is_right_on_average():
     """c of one profile rests on the few pairs with s < 1; over 200 of them its median is c."""
-    found = [_fit(np.exp(values[:-1]), np.exp(values[1:])).feed for values in (walk(128, 20, i) for i in range(200))]
+    found = [fit_trend(walk(128, 20, seed)).map.feed for seed in range(200)]
     # One c scatters by 11 % of the s' ≈ 0.6 in the middle of the small pairs; three deviations of a median of 200.
     assert np.median(found) == pytest.approx(0.1, abs=3 * 1.25 * 0.11 * 0.6 / math.sqrt(200))
 
@@ -67,6 +68,23 @@ def test_arrival():
     assert abs(best - true) <= 2
     level = fit_trend(logs(by_map(0.5, 0.2, 0.1, 12)))
     assert level.block_of(0.99, 0.4, 12)[0] is None
+
+
+def test_where_blocks_scatter_the_arrival_is_a_range():
+    values = walk(32, 7, seed=1)
+    best, low, high = fit_trend(values).block_of(0.99, math.exp(values[-1]), 7)
+    assert 7 < low < high
+    assert low <= best <= high
+
+
+def test_the_recommended_strength_is_enough_for_nine_of_ten_fits_that_the_blocks_allow():
+    values = walk(16, 12, seed=1)  # a narrow model: its blocks scatter
+    profile = made_up({"token_similarity": [1 / (1 + math.exp(-value)) for value in values]})
+    aim = odds_of(level_to_hold(profile.curve("token_similarity")[0]))
+    needed = [step.tau_for(aim) for step in fit_trend(values).alternatives]
+    assert max(needed) - min(needed) > 0.1  # what one fit says is not enough
+    tau = diagnose(profile).recommendation.tau
+    assert 0.9 <= np.mean(np.array(needed) <= tau) < 1
 
 
 def test_pre_norm_follows_a_power():

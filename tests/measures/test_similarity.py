@@ -147,6 +147,25 @@ def test_one_huge_token_hides_a_collapse_from_similarity_but_not_from_directions
     assert outliers.nonzero().flatten().tolist() == [5]
 
 
+@pytest.mark.parametrize(("size", "is_outlier"), [(9.9, False), (10.1, True)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_outlier_has_more_than_ten_times_the_median_norm(size: float, is_outlier: bool, masked: bool):
+    x = torch.nn.functional.normalize(torch.randn(21, 4, generator=seeded(0), dtype=torch.float64), dim=-1)
+    x[5] *= size
+    mask = torch.ones(21) if masked else None
+    assert TokenMatrix(x, mask).has_outliers == is_outlier
+    assert direction_similarity(x, mask).outliers.nonzero().flatten().tolist() == ([5] if is_outlier else [])
+
+
+def test_directions_have_no_mean_where_it_is_the_rounding_of_their_tokens():
+    """Opposite pairs, but for the last bit of one entry in bfloat16: a mean of 1e-5, which float32 would trust."""
+    half = torch.randn(64, 8, generator=seeded(0)).bfloat16()
+    x = torch.cat([half, -half])
+    x[3, 2] = x[3, 2] * (1 + torch.finfo(torch.bfloat16).eps)
+    assert frequency_ratio(TokenMatrix(x).directions).isnan()
+    assert frequency_ratio(TokenMatrix(x.float()).directions).isfinite()
+
+
 def test_ordinary_tokens_are_no_outliers():
     x = torch.randn(3, 64, 32, generator=seeded(0))
     similarity, outliers = direction_similarity(x)

@@ -27,8 +27,17 @@ from samples import seeded
 F64 = torch.float64
 
 
-def layer_norm(x: Tensor, eps: float = 1e-5) -> Tensor:
-    return (x - x.mean(dim=-1, keepdim=True)) / (x.var(dim=-1, keepdim=True, unbiased=False) + eps).sqrt()
+def layer_norm(x: Tensor, norm: torch.nn.LayerNorm, eps: float = 1e-5) -> Tensor:
+    normed = (x - x.mean(dim=-1, keepdim=True)) / (x.var(dim=-1, keepdim=True, unbiased=False) + eps).sqrt()
+    return normed * norm.weight + norm.bias
+
+
+def with_random_norms(config: BlockConfig) -> Block:
+    """In float64, the gains and biases of the two norms drawn: one norm cannot stand for the other."""
+    block = Block(config, seeded(0)).double()
+    for number, parameter in enumerate((*block.norm1.parameters(), *block.norm2.parameters())):
+        torch.nn.init.normal_(parameter, generator=seeded(10 + number))
+    return block
 
 
 def algorithm_1(block: Block, x: Tensor) -> dict[str, Tensor]:
@@ -49,10 +58,10 @@ def algorithm_1(block: Block, x: Tensor) -> dict[str, Tensor]:
     if block.config.output_projection:
         attended = attended @ a.output.weight.T + a.output.bias
     y1 = x + block.alpha * attended
-    y2 = layer_norm(y1)
+    y2 = layer_norm(y1, block.norm1)
     first, _, second = block.ffn
     y3 = torch.relu(y2 @ first.weight.T + first.bias) @ second.weight.T + second.bias + y2
-    return dict(zip(TRUNK_STATIONS, [x, y1, y2, y3, layer_norm(y3)], strict=True))
+    return dict(zip(TRUNK_STATIONS, [x, y1, y2, y3, layer_norm(y3, block.norm2)], strict=True))
 
 
 def visit(block: Block, x: Tensor) -> dict[str, Tensor]:
@@ -73,7 +82,7 @@ def visit(block: Block, x: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("causal", [True, False])
 def test_post_norm_is_algorithm_1_station_by_station(scale, output_projection: bool, causal: bool):
     config = BlockConfig(16, 4, alpha=0.7, scale=scale, output_projection=output_projection, causal=causal)
-    block = Block(config, seeded(0)).double()
+    block = with_random_norms(config)
     x = torch.randn(6, 16, generator=seeded(1), dtype=F64)
     expected, seen = algorithm_1(block, x), visit(block, x[None])
     for name in TRUNK_STATIONS:
@@ -81,14 +90,16 @@ def test_post_norm_is_algorithm_1_station_by_station(scale, output_projection: b
 
 
 def test_pre_norm_is_equation_19():
-    block = Block(BlockConfig(16, 4, placement=pre_norm), seeded(0)).double()
+    block = with_random_norms(BlockConfig(16, 4, alpha=0.7, placement=pre_norm))
     x = torch.randn(2, 6, 16, generator=seeded(1), dtype=F64)
     seen = visit(block, x)
-    assert_close(seen["attention_input"], layer_norm(x), rtol=0, atol=1e-12)
-    y = x + block.attention(layer_norm(x))
+    normed = layer_norm(x, block.norm1)
+    assert_close(seen["attention_input"], normed, rtol=0, atol=1e-12)
+    assert_close(seen["attention_branch"], block.attention(normed), rtol=0, atol=1e-12)
+    y = x + 0.7 * block.attention(normed)
     assert_close(seen["after_attention"], y, rtol=0, atol=1e-12)
-    assert_close(seen["ffn_input"], layer_norm(y), rtol=0, atol=1e-12)
-    z = y + block.ffn(layer_norm(y))
+    assert_close(seen["ffn_input"], layer_norm(y, block.norm2), rtol=0, atol=1e-12)
+    z = y + block.ffn(layer_norm(y, block.norm2))
     assert_close(seen["after_ffn"], z, rtol=0, atol=1e-12)
     assert torch.equal(seen["after_ffn"], seen["output"])
 

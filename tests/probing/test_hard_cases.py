@@ -176,6 +176,20 @@ def test_excluded_positions_are_counted_among_the_real_tokens():
             probe(model, left, exclude_tokens=wrong)
 
 
+@pytest.mark.parametrize(("excluded", "left"), [([-1], 1), ([0, -1], 2), ([1, -2], 2), ([0, -7], 1)])
+def test_excluded_positions_may_be_counted_from_the_end_of_each_sequence(excluded: list[int], left: int):
+    model, _ = make("encoder")
+    profile = probe(model, {"x": TOKENS, "mask": MASK}, exclude_tokens=excluded)
+    real = MASK.clone()
+    for row, length in enumerate((7, 4)):
+        for index in excluded:
+            if -length <= index < length:
+                real[row, index % length] = 0
+    assert (MASK - real).sum(dim=-1).max() == left
+    found = profile.frame.query("measure == 'token_similarity' and block == 0")["value"]
+    np.testing.assert_allclose(found, m.token_similarity(TOKENS, real), rtol=1e-6)
+
+
 class Spike(nn.Module):
     """Makes token 0 huge and leaves the others alone."""
 

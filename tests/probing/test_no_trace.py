@@ -12,6 +12,20 @@ from traces import hooks_of, state_of
 from zoo import ZOO, make
 
 
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """Every tensor of what a model returns, however deep it lies in dictionaries, tuples and lists."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    items = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()
+    return [tensor for item in items for tensor in tensors_in(item)]
+
+
+def assert_the_same(expected: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+    """Bitwise, tensor by tensor, and there is something to compare."""
+    assert len(expected) == len(found) > 0
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
 def call(model: nn.Module, inputs: Any) -> list[torch.Tensor]:
     """All tensors that the model returns, without PyTorch's fused fast path."""
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -21,8 +35,7 @@ def call(model: nn.Module, inputs: Any) -> list[torch.Tensor]:
             output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    items = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else (output,)
-    return [item for item in items if isinstance(item, torch.Tensor)]
+    return tensors_in(output)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -38,9 +51,7 @@ def test_nothing_changes(name: str):
     assert state_of(model) == state
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
     model.eval()
-    after = call(model, inputs)
-    assert len(before) == len(after) > 0
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert_the_same(before, call(model, inputs))
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -53,10 +64,7 @@ def test_the_pass_itself_is_bitwise_the_same(name: str):
     handle = model.register_forward_hook(lambda _m, _i, output: returned.append(output))
     probe(model, inputs, measures="all", stations="all")
     handle.remove()
-    output = returned[-1]
-    items = output.values() if isinstance(output, dict) else (output,)
-    found = [item for item in items if isinstance(item, torch.Tensor)]
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=False))
+    assert_the_same(expected, tensors_in(returned[-1]))
 
 
 class Broken(RuntimeError):

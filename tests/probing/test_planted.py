@@ -50,8 +50,8 @@ class Sinking(nn.Module):
         self.encoder.blocks[1].register_forward_hook(scale(50.0))
         self.encoder.blocks[3].register_forward_hook(scale(50.0))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.encoder(x)
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.encoder(x, mask=mask)
 
 
 def test_sinks_are_named_with_the_blocks_where_they_live():
@@ -87,6 +87,20 @@ def test_sink_numbers_equal_their_definitions():
     norms = v.norm(dim=-1)
     ratio = norms[..., 2] / norms.median(dim=-1).values
     np.testing.assert_allclose(rows.query("measure == 'sink_value_norm'")["value"], ratio.flatten(), rtol=1e-5)
+
+
+def test_sinks_of_padded_sequences_and_of_several_batches_are_those_of_each_sequence_alone():
+    model = Sinking()
+    batches = [{"x": TOKENS, "mask": MASK}, {"x": TOKENS.flip(0), "mask": MASK.flip(0)}]
+    together = probe(model, batches, measures="spectral")
+    assert together.sinks["sample"].tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+    alone = probe(model, TOKENS[1:, :4], measures="spectral")
+    for measure in ("sink_attention", "sink_value_norm"):
+        expected = alone.frame.query(f"measure == '{measure}'")["value"]
+        assert len(expected) == 2 * 4  # two blocks of four heads
+        for sample in (1, 2):
+            found = together.frame.query(f"measure == '{measure}' and sample == {sample}")["value"]
+            np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_gradient_norms_equal_backward():

@@ -76,6 +76,7 @@ def test_attention_equals_the_eager_implementation(name: str):
     with torch.no_grad():
         attentions = eager.eval()(**batch, output_attentions=True).attentions
     mask = None if "attention_mask" not in batch else MASK.unsqueeze(1)
+    assert len(attentions) == 3
     for block, p in enumerate(attentions, start=1):
         for measure in ("delta", "second_eigenvalue", "attention_entropy"):
             expected = getattr(m, measure)(p, mask).numpy().reshape(-1)
@@ -100,6 +101,7 @@ def test_padded_equals_unpadded(name: str):
     if name != "xlnet":
         np.testing.assert_allclose(both["value"], both["value_alone"], rtol=1e-4, atol=1e-6)
     block_zero = both.query("block == 0")
+    assert len(block_zero) > 3
     np.testing.assert_allclose(block_zero["value"], block_zero["value_alone"], rtol=1e-6, atol=1e-6)
 
 

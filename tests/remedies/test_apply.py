@@ -178,6 +178,18 @@ def test_residual_weight_scales_what_the_branches_add():
         assert_close(weighted[number, "after_attention"][0], trunk, rtol=0, atol=1e-12)
 
 
+def test_residual_weight_reaches_the_cross_attention_of_a_decoder():
+    """With a weight of 0 on every branch the trunk carries the decoder's input to its end."""
+    model, inputs = zoo.make("t5")
+    model.double().eval()
+    depthscope.apply(model, ResidualWeight(0.0))
+    taps, seen = tokens_at(model, {"input", "output"})
+    with undisturbed(model), taps:
+        run(model, inputs)
+    assert torch.equal(seen[6, "output"][0], seen[4, "input"][0])
+    assert not torch.equal(seen[4, "input"][0], seen[1, "input"][0])
+
+
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # torch's own, on import of the compiler
 def test_what_cannot_work_is_refused():
     encoder, _ = zoo.make("encoder")
@@ -311,3 +323,37 @@ def test_the_fused_path_of_pytorch_is_switched_off_and_on_again():
         depthscope.remove(model)
         assert model.use_nested_tensor
         assert torch.equal(model(**inputs), fused)
+
+
+class Plain(nn.Module):
+    """A block of no known family, of which nobody knows whether it is causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+def test_where_causality_is_not_known_the_prefix_mean_is_taken():
+    model = nn.Sequential(*(Plain() for _ in range(3)))
+    with pytest.warns(UserWarning, match="cannot tell whether this model is causal: the prefix mean is used"):
+        depthscope.apply(model, DeEscalate(0.5))
+    expected = zoo.TOKENS
+    for block in model:
+        expected = deescalate(block.linear(expected), 0.5, mixing="prefix")
+    assert_close(model(zoo.TOKENS), expected)
+    depthscope.apply(depthscope.remove(model), DeEscalate(0.5), causal=False)
+    assert not torch.allclose(model(zoo.TOKENS), expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "torch"])
+def test_remove_leaves_nothing_in_any_store_of_hooks(name: str):
+    model, inputs = zoo.make(name)
+    depthscope.apply(model, DeEscalate(0.5), ResidualWeight(0.5))
+    run(model, inputs)
+    depthscope.remove(model)
+    left = [(key, store) for module in model.modules() for key, store in vars(module).items() if "hooks" in key]
+    assert left
+    assert [key for key, store in left if store] == []

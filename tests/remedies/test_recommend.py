@@ -5,6 +5,7 @@ import torch
 
 import depthscope
 import zoo
+from depthscope.measures import token_similarity
 from depthscope.models import BlockConfig, Encoder, pre_norm
 from depthscope.remedies import DeEscalate, ResidualWeight, applied, recommend
 from depthscope.remedies.recommendation import gradient_growth
@@ -105,6 +106,17 @@ def test_a_sequence_without_odds_is_left_out():
     )
     assert found.odds.rho == pytest.approx(whole.odds.rho, rel=1e-3)
     assert found.odds.feed == pytest.approx(whole.odds.feed, rel=1e-3)
+
+
+def test_the_level_is_that_of_the_real_tokens_at_the_entrance():
+    model, _ = zoo.make("encoder")
+    real = zoo.MASK.bool().unsqueeze(-1)
+    x = torch.where(real, zoo.TOKENS + 0.5, 50.0)  # padding, all of it equal and large
+    entrance = token_similarity(x, zoo.MASK).mean().item()
+    assert 0.1 < entrance < 0.5
+    assert abs(token_similarity(x).mean().item() - entrance) > 0.02
+    found = recommend(model, {"x": x, "mask": zoo.MASK}, weigh_branches=False)
+    assert found.level == pytest.approx(entrance, rel=1e-6)
 
 
 def test_bad_wishes_are_refused():

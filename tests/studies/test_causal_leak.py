@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from depthscope.studies import load
+from depthscope.studies.causal import leak_runs
 from depthscope.studies.causal.leak_runs import (
     CAUSAL,
     LEAKING,
@@ -74,6 +75,7 @@ def test_the_quick_form_reproduces_every_claim_and_draws():
     before = frame.copy()
     figure = STUDY.draw(frame)
     pd.testing.assert_frame_equal(frame, before)
+    assert len(figure.axes) > 1
     for axes in figure.axes:
         assert axes.get_xlabel()
         assert axes.get_ylabel()
@@ -140,3 +142,19 @@ def test_the_stacks_can_fail():
     assert refuted("stack", "EMA", "token_similarity", 0.5) == {APART}
     assert refuted("stack", "prefix", "token_similarity", 0.5) == {APART, TRUNK}
     assert refuted("stack", "prefix, branch alone", "token_similarity", 0.5) == {TRUNK}
+
+
+def test_the_test_sequences_are_not_those_of_training(monkeypatch: pytest.MonkeyPatch):
+    drawn: list[torch.Tensor] = []
+
+    def keep(*arguments) -> torch.Tensor:
+        drawn.append(uniform_tokens(*arguments))
+        return drawn[-1]
+
+    monkeypatch.setattr(leak_runs, "uniform_tokens", keep)
+    model, _ = train(SHAPE, None, 0, lambda: None)
+    trained = len(drawn)
+    list(evaluate(SHAPE, model, 0))
+    assert len(drawn) == trained + 1
+    first = min(len(drawn[0]), len(drawn[-1]))
+    assert not torch.equal(drawn[0][:first], drawn[-1][:first])

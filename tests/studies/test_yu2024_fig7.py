@@ -95,6 +95,7 @@ def test_the_quick_form_trains_every_case_and_draws():
     before = frame.copy()
     figure = STUDY.draw(frame)
     pd.testing.assert_frame_equal(frame, before)
+    assert len(figure.axes) > 1
     for axes in figure.axes:
         assert axes.get_xlabel()
         assert axes.get_ylabel()

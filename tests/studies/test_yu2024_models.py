@@ -89,6 +89,7 @@ def test_the_quick_form_refutes_what_is_refuted_and_draws(name: str):
     before = frame.copy()
     figure = study.draw(frame)
     pd.testing.assert_frame_equal(frame, before)  # draw changes nothing
+    assert figure.axes
     for axes in figure.axes:
         assert axes.get_xlabel()
         assert axes.get_ylabel()

@@ -97,8 +97,9 @@ def outputs_of_blocks(variant: str) -> list[torch.Tensor]:
 
 
 def test_variants_are_what_they_say():
-    assert all(token_similarity(tokens).max() < 1e-9 for tokens in outputs_of_blocks("deescalated"))
-    post, pre = outputs_of_blocks("post"), outputs_of_blocks("pre")
+    deescalated, post, pre = (outputs_of_blocks(variant) for variant in ("deescalated", "post", "pre"))
+    assert len(deescalated) == len(post) == len(pre) == 3
+    assert all(token_similarity(tokens).max() < 1e-9 for tokens in deescalated)
     for tokens in post:  # the norm stands on the trunk
         torch.testing.assert_close(tokens.var(dim=-1, correction=0), torch.ones(2, 5), atol=1e-3, rtol=0)
     assert (pre[-1].var(dim=-1, correction=0) - 1).abs().max() > 0.01

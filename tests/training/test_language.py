@@ -1,10 +1,7 @@
 """The task of a language model: rows, memory, variants, evaluation with and without the future."""
 
 import math
-import os
-import socket
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from depthscope.training.perplexity import evaluate, evaluate_without_future
 from depthscope.training.recipes import txl_manual, txl_wikitext103
 from depthscope.training.task import Share
 from depthscope.training.variants import VARIANTS
+from processes import ENVIRONMENT, TORCHRUN
 from samples import seeded
 from tiny_language import small, task_of
 from tiny_training import Recorder, assert_bitwise_equal, run_in, saved
@@ -164,12 +162,6 @@ def test_evaluation_is_that_of_perplexity_and_shares_add_up(variant: str):
     assert shown["valid_perplexity_future_hidden"] == pytest.approx(math.exp(hidden))
 
 
-def free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
 def test_two_processes_give_the_losses_of_one(tmp_path: Path):
     """Each remembers its own rows; 9 steps go over the end of the text."""
     code = (
@@ -180,15 +172,11 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path):
     )
     script = tmp_path / "script.py"
     script.write_text(code)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
-    here = str(Path(__file__).parent.parent)
-    path = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [*torchrun, str(script), str(tmp_path / "two")],
+        [*TORCHRUN, str(script), str(tmp_path / "two")],
         capture_output=True,
         text=True,
-        env=environment,
+        env=ENVIRONMENT,
         timeout=300,
         check=False,
     )

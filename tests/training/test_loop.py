@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from depthscope.training import NonFiniteLoss, read_metrics
+from depthscope.training import NonFiniteLoss, Share, read_metrics
 from depthscope.training.checkpoint import CheckpointNotWritten, checkpoints_in
 from tiny_training import (
     MemoryTask,
@@ -87,6 +87,28 @@ def test_losses_do_not_depend_on_how_a_batch_is_computed(tmp_path: Path):
         assert others == pytest.approx(losses, rel=1e-10)  # 20 steps of float64, sums in another order
     _, different = run_in(tmp_path / "seed", config.changed(seed=1))
     assert different != pytest.approx(losses, rel=1e-3)
+
+
+def test_a_step_is_adamws_with_the_gradient_clipped(tmp_path: Path):
+    """Against a loop written out by hand, with settings of which none is torch's default."""
+    config = tiny_config(
+        precision="float64", steps=3, lr=0.01, beta1=0.5, beta2=0.7, weight_decay=0.3, clip_norm=0.05, warmup_steps=2
+    )
+    run_in(tmp_path, config)
+    task = tiny_task(config)
+    model = task.build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.5, 0.7), weight_decay=0.3)
+    for step, lr in enumerate((0.005, 0.01, 0.01)):
+        loss, _ = task.loss(model, task.batch(step, Share(0, 1), torch.device("cpu")), None)
+        optimizer.zero_grad()
+        loss.backward()
+        assert torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05) > 0.5
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+    found = saved(tmp_path)["model"]
+    assert found.keys() == model.state_dict().keys()
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(found[name], weight, rtol=1e-12, atol=1e-14)
 
 
 def test_training_learns_and_leaves_the_global_random_state_alone(tmp_path: Path):
@@ -339,3 +361,21 @@ def test_watching_changes_no_bit_of_a_run(tmp_path: Path):
     assert_bitwise_equal(saved(tmp_path / "watched"), saved(tmp_path / "alone"))
     assert not (tmp_path / "alone" / "depth.jsonl").exists()
     assert not any("token_similarity" in row for row in read_metrics(tmp_path / "alone" / "metrics.jsonl"))
+
+
+def test_evaluation_is_without_dropout_and_training_goes_on_with_it(tmp_path: Path):
+    config = tiny_config(steps=8)
+    modes: list[tuple[str, bool]] = []
+
+    class Listening(type(tiny_task(config))):
+        def loss(self, model, batch, carry):
+            modes.append(("trains", model.training))
+            return super().loss(model, batch, carry)
+
+        def evaluate(self, model, share, device):
+            modes.append(("evaluates", model.training))
+            return super().evaluate(model, share, device)
+
+    run_in(tmp_path, config, task=Listening(config, tiny_task(config).data), watch_every=None)
+    epoch = [("trains", True)] * 4 + [("evaluates", False)]
+    assert modes == epoch * 2

@@ -2,7 +2,9 @@
 
 import torch
 
+from depthscope.training import vit_digits
 from depthscope.training.data.order import batch_indices
+from depthscope.training.engine import step_seed
 from depthscope.training.randomness import derived_seed, seeded
 from depthscope.training.task import Share
 
@@ -41,3 +43,9 @@ def test_seeded_leaves_the_global_state_alone():
     with seeded(1):
         assert torch.equal(torch.rand(3), first)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_dropout_differs_between_seeds_steps_and_shares():
+    configs = [vit_digits("post").changed(seed=seed) for seed in (0, 1)]
+    seeds = {step_seed(config, step, share) for config in configs for step in (0, 1) for share in (0, 1)}
+    assert len(seeds) == 8

@@ -1,9 +1,7 @@
 """Runs in processes of their own: killed without warning, told to stop, two at a time."""
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,19 +11,10 @@ import pytest
 
 from depthscope.training import Run, make_task, read_metrics, train, vit_digits
 from depthscope.training.checkpoint import checkpoints_in
+from processes import ENVIRONMENT, TORCHRUN
 from tiny_training import assert_bitwise_equal, run_in, saved, tiny_config
 
 HERE = Path(__file__).parent
-ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
 
 
 def test_killed_at_once_and_continued_the_weights_are_the_same(tmp_path: Path):
@@ -67,8 +56,7 @@ def test_told_to_stop_the_program_saves_and_ends_with_the_usual_code(tmp_path: P
 def test_two_processes_give_the_losses_of_one(tmp_path: Path):
     settings = {"depth": 2, "steps": 8, "accumulate": 2, "precision": "float64"}
     options = [part for name, value in settings.items() for part in ("--" + name, str(value))]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
-    command = [*torchrun, "-m", "depthscope", "train", "vit-digits", *options, "--out", str(tmp_path / "two")]
+    command = [*TORCHRUN, "-m", "depthscope", "train", "vit-digits", *options, "--out", str(tmp_path / "two")]
     result = subprocess.run(
         [*command, "--log-every", "1", "--tracker", "none", "--cpu"],
         capture_output=True,
@@ -90,11 +78,10 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path):
 
 
 def test_sharded_over_two_processes_the_losses_are_the_same(tmp_path: Path):
-    rendezvous = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "two_processes.py"), "8"],
-            env=ENVIRONMENT | rendezvous | {"RANK": str(rank)},
+            [sys.executable, str(HERE / "two_processes.py"), "8", str(rank), str(tmp_path / "meeting")],
+            env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -103,6 +90,6 @@ def test_sharded_over_two_processes_the_losses_are_the_same(tmp_path: Path):
     printed = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     found = json.loads(printed[0])
-    _, losses = run_in(tmp_path, tiny_config(precision="float64", steps=8))
+    _, losses = run_in(tmp_path / "one", tiny_config(precision="float64", steps=8))
     assert found["losses"] == pytest.approx(losses, rel=1e-10)  # float64 sums in another order, 8 steps
     assert found["local"] < 0.6 * found["all"]

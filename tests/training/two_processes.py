@@ -1,4 +1,4 @@
-"""Run twice, as ranks 0 and 1 of one machine: the tiny model with `fully_shard`; prints its losses as JSON."""
+"""Run twice, as ranks 0 and 1 that meet in a file: the tiny model with `fully_shard`; prints its losses as JSON."""
 
 import json
 import sys
@@ -15,9 +15,11 @@ from depthscope.training.task import Share
 from tiny_training import tiny_config, tiny_task
 
 
-def main(steps: int) -> None:
+def main(steps: int, rank: int, meeting: str) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=240))
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=240)
+    )
     mesh = distributed.init_device_mesh("cpu", (2,))
     config = tiny_config(precision="float64", steps=steps)
     task = tiny_task(config)
@@ -29,7 +31,7 @@ def main(steps: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
     losses = []
     for step in range(steps):
-        batch = task.batch(step, Share(distributed.get_rank(), 2), torch.device("cpu"))
+        batch = task.batch(step, Share(rank, 2), torch.device("cpu"))
         loss, _ = task.loss(model, batch, None)
         optimizer.zero_grad()
         loss.backward()
@@ -40,11 +42,11 @@ def main(steps: int) -> None:
         distributed.all_reduce(mean)
         losses.append(mean.item() / 2)
     sharded = sum(parameter.to_local().numel() for parameter in model.parameters())
-    if distributed.get_rank() == 0:
+    if rank == 0:
         print(json.dumps({"losses": losses, "local": sharded, "all": sum(p.numel() for p in model.parameters())}))
     time.sleep(0.5)  # for the same reason as in engine.release
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,65 @@
+"""Projections per head are the model's own linear layers, cut up: heads, groups, biases; and no part of a graph."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from depthscope.anatomy import anatomy_of
+from depthscope.anatomy.structure import Projections, fused_projections, linear_projections
+from samples import seeded
+from zoo import ZOO, make
+
+WIDTH, HEADS = 12, 4
+X = torch.randn(2, 5, WIDTH, generator=seeded(0), dtype=torch.float64)
+
+
+def linear(outputs: int, seed: int) -> nn.Linear:
+    """Weights and biases drawn: none can stand for another."""
+    layer = nn.Linear(WIDTH, outputs).double()
+    for number, parameter in enumerate(layer.parameters()):
+        nn.init.normal_(parameter, generator=seeded(10 * seed + number))
+    return layer
+
+
+def by_head(tokens: Tensor, heads: int) -> Tensor:
+    return tokens.unflatten(-1, (heads, -1)).transpose(1, 2)  # (batch, h, n, k)
+
+
+def projected(weight: Tensor, bias: Tensor | None) -> Tensor:
+    assert bias is not None
+    return X.unsqueeze(1) @ weight + bias.unsqueeze(1)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_separate_layers(groups: int):
+    width = WIDTH // HEADS * groups
+    query, key, value, output = linear(WIDTH, 1), linear(width, 2), linear(width, 3), linear(WIDTH, 4)
+    found = linear_projections(query, key, value, output, HEADS, groups)
+    assert_close(projected(found.query, found.query_bias), by_head(query(X), HEADS))
+    for name, layer in (("key", key), ("value", value)):
+        expected = by_head(layer(X), groups).repeat_interleave(HEADS // groups, dim=1)
+        assert_close(projected(getattr(found, name), getattr(found, f"{name}_bias")), expected)
+    assert found.output is not None
+    assert_close((by_head(X, HEADS) @ found.output).sum(dim=1) + found.output_bias, output(X))
+
+
+def test_one_layer_for_all_three():
+    layer, output = linear(3 * WIDTH, 1), linear(WIDTH, 2)
+    found = fused_projections(layer.weight.T, layer.bias, output.weight.T, output.bias, HEADS)
+    for name, expected in zip(("query", "key", "value"), layer(X).chunk(3, dim=-1), strict=True):
+        assert_close(projected(getattr(found, name), getattr(found, f"{name}_bias")), by_head(expected, HEADS))
+    assert found.output is not None
+    assert_close((by_head(X, HEADS) @ found.output).sum(dim=1) + found.output_bias, output(X))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_projections_are_no_part_of_a_graph(name: str):
+    model, _ = make(name)
+    made = [block.projections() for block in anatomy_of(model).blocks if block.projections is not None]
+    assert made or name == "xlnet"
+    for projections in made:
+        assert isinstance(projections, Projections)
+        tensors = [tensor for tensor in vars(projections).values() if tensor is not None]
+        assert len(tensors) >= 3
+        assert not any(tensor.requires_grad for tensor in tensors)
