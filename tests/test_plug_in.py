@@ -119,7 +119,7 @@ def test_a_plug_in_that_takes_one_of_our_names_is_named(tmp_path: Path):
     )
     command = ("-m", "depthscope", "probe", "encoder", "--depth", "2", "--measures", "all")
     message = run(taken, *command, code=2).stderr
-    assert "two measures are called 'token_similarity': one of depthscope, one of example_plug_in" in message
+    assert "exists twice: one of depthscope, one of example_plug_in" in message
     assert message.count("\n") == 1
 
 

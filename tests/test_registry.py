@@ -55,7 +55,7 @@ def test_an_unknown_name_says_what_there_is(installed):
 
 def test_two_of_one_name_are_refused_and_both_owners_named(installed):
     found = things()
-    with pytest.raises(ValueError, match="two things are called 'ours': one of depthscope, one of other"):
+    with pytest.raises(ValueError, match="exists twice: one of depthscope, one of other"):
         found.register(Thing("ours", 2), owner="other")
     assert found["ours"].size == 1
     same = found["ours"]
@@ -87,7 +87,7 @@ def test_a_package_that_takes_one_of_our_names_is_named(installed, monkeypatch: 
     installed("test_registry:OFFERED")
     found = things()
     for _ in range(2):  # the same answer each time
-        with pytest.raises(ValueError, match="two things are called 'ours': one of depthscope, one of test_registry"):
+        with pytest.raises(ValueError, match="exists twice: one of depthscope, one of test_registry"):
             list(found)
 
 

@@ -49,7 +49,7 @@ class Registry(Mapping[str, T], Generic[T]):
         if name in self._things:
             if self._things[name] is thing:
                 return thing
-            raise ValueError(f"two {self.kind}s are called {name!r}: one of {self._owners[name]}, one of {owner}")
+            raise ValueError(f"the {self.kind} {name!r} exists twice: one of {self._owners[name]}, one of {owner}")
         self._things[name], self._owners[name] = thing, owner
         return thing
 

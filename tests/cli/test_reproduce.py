@@ -304,4 +304,4 @@ def test_a_study_of_another_package_with_the_name_of_ours_is_refused_by_name(plu
     entry = tmp_path / "site" / "their_package" / "entry.py"
     entry.write_text(entry.read_text().replace("their-study", "yu2024-fig2"))
     error = plugged(code=2).stderr
-    assert "'yu2024-fig2': one of depthscope, one of their-package" in error
+    assert "'yu2024-fig2' exists twice: one of depthscope, one of their-package" in error

@@ -225,6 +225,6 @@ def test_a_profile_is_not_needed_in_full():
     assert found.finding("crossing").numbers["passes_0.99"] == 16
     assert found.finding("trend passed").numbers["rho"] == pytest.approx(1.5, rel=0.03)
     assert found.finding("not measured").numbers == {"count": 4}
-    assert found.recommendation.mixing == "prefix"  # it may be causal
+    assert found.recommendation.remedies[0].mixing == "prefix"  # it may be causal
     whole = diagnose(made_up(sim(COLLAPSE), causal=None))
     assert found.recommendation == whole.recommendation

@@ -65,7 +65,7 @@ def test_a_head_gives_only_what_is_declared(register):
 @pytest.mark.parametrize(
     ("measure", "message"),
     [
-        (Measure("token_similarity", "tokens", m.effective_rank), "two measures are called 'token_similarity'"),
+        (Measure("token_similarity", "tokens", m.effective_rank), "the measure 'token_similarity' exists twice"),
         (Measure("x", "station", m.token_similarity, frozenset({"spectrum"})), "needs spectrum"),
         (Measure("x", "station", m.token_similarity), "must name its needs"),
         (Measure("all", "tokens", m.effective_rank), "the name of a group"),

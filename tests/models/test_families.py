@@ -172,7 +172,7 @@ def test_a_family_can_be_added_and_is_then_built_by_its_name():
         assert model.blocks[1].config.width == 16
         same = EncoderFamily().draw(Shape(2, 16, 2, 32), False, torch.float32, seed=1)
         assert torch.equal(model.blocks[1].ffn[0].weight, same.blocks[1].ffn[0].weight)
-        with pytest.raises(ValueError, match="are called 'narrow-encoder'"):
+        with pytest.raises(ValueError, match="'narrow-encoder' exists twice"):
             FAMILIES.register(EncoderFamily("narrow-encoder"))
     finally:
         FAMILIES.unregister("narrow-encoder")

@@ -228,7 +228,7 @@ def test_what_was_trained_by_other_code_is_not_taken_up_again(tmp_path: Path, mo
 def test_an_entry_must_name_its_study(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(STUDIES, "_things", dict(STUDIES._things))
     monkeypatch.setattr(STUDIES, "_owners", dict(STUDIES._owners))
-    with pytest.raises(ValueError, match="'yu2024-fig2': one of depthscope, one of elsewhere"):
+    with pytest.raises(ValueError, match="'yu2024-fig2' exists twice: one of depthscope, one of elsewhere"):
         STUDIES.register(Entry("yu2024-fig2", "elsewhere", "", ""), owner="elsewhere")
     with pytest.raises(ValueError, match="a study cannot be called 'all'"):
         STUDIES.register(Entry("all", "elsewhere", "", ""))

@@ -37,7 +37,7 @@ def test_told_to_stop_the_program_saves_and_ends_with_the_usual_code(tmp_path: P
     out = tmp_path / "run"
     command = [sys.executable, "-m", "depthscope", "train", "vit-digits", "--depth", "2", "--epochs", "100000"]
     process = subprocess.Popen(
-        [*command, "--out", str(out), "--log-every", "1", "--tracker", "none", "--cpu"],
+        [*command, "--out", str(out), "--set", "log_every=1", "--set", "tracker=none", "--cpu"],
         env=ENVIRONMENT,
         stderr=subprocess.PIPE,
         text=True,
@@ -55,10 +55,10 @@ def test_told_to_stop_the_program_saves_and_ends_with_the_usual_code(tmp_path: P
 
 def test_two_processes_give_the_losses_of_one(tmp_path: Path):
     settings = {"depth": 2, "steps": 8, "accumulate": 2, "precision": "float64"}
-    options = [part for name, value in settings.items() for part in ("--" + name, str(value))]
+    options = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     command = [*TORCHRUN, "-m", "depthscope", "train", "vit-digits", *options, "--out", str(tmp_path / "two")]
     result = subprocess.run(
-        [*command, "--log-every", "1", "--tracker", "none", "--cpu"],
+        [*command, "--set", "log_every=1", "--set", "tracker=none", "--cpu"],
         capture_output=True,
         text=True,
         env=ENVIRONMENT,

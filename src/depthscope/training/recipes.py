@@ -74,6 +74,12 @@ def vit_digits(variant: str | Variant) -> ImageConfig:
     )
 
 
+def _txl_final_norm(variant: Variant) -> bool | None:
+    """The authors of Transformer-XL have no final norm in either of their two wirings; others follow their wiring."""
+    authors = {"post": False, "pre": False}
+    return authors.get(variant.wiring) if variant.final_norm is None else variant.final_norm
+
+
 def txl_wikitext103(variant: str | Variant) -> LanguageConfig:
     """Yu & Zhang 2024, Fig. 7: a Transformer-XL of 60 blocks on WikiText-103, 200,987,338 parameters; needs GPUs.
 
@@ -87,7 +93,7 @@ def txl_wikitext103(variant: str | Variant) -> LanguageConfig:
         wiring=chosen.wiring,
         remedies=chosen.completed(IN_LANGUAGE),
         initialiser=chosen.initialiser,
-        final_norm=chosen.final_norm or False,  # the authors' code has none, also in pre-norm
+        final_norm=_txl_final_norm(chosen),
         dataset="wikitext103",
         depth=60,
         width=410,
@@ -117,7 +123,7 @@ def txl_manual(variant: str | Variant) -> LanguageConfig:
         wiring=chosen.wiring,
         remedies=chosen.completed(IN_LANGUAGE),
         initialiser=chosen.initialiser,
-        final_norm=chosen.final_norm or False,  # the authors' code has none, also in pre-norm
+        final_norm=_txl_final_norm(chosen),
         dataset="manual",
         depth=60,
         width=64,

@@ -65,23 +65,20 @@ def variant_of(variant: str | Variant) -> Variant:
     """The variant that is named or composed; a mistake is a ValueError of one line."""
     if isinstance(variant, Variant):
         return variant
-    composed, _, initialiser = variant.partition("@")
+    composed, at, initialiser = (part.strip() for part in variant.partition("@"))
     head, *added = split(composed, "+")
-    if not head or not all(added) or (not initialiser and "@" in variant):
+    if not head or not all(added) or bool(at) != bool(initialiser):
         raise ValueError(f"expected a variant as {FORM}, got {variant!r}")
-    base = parse(head)
+    base, more = parse(head), [parse(remedy) for remedy in added]
     found = VARIANTS[base.name]
-    if base.options:
-        found = replace(found, remedies=(_only_remedy(found).changed(**dict(base.options)),))
-    remedies = (*found.remedies, *map(parse, added))
-    if variant.strip() == found.name:
+    if not (base.options or more or initialiser):
         return found
-    name = "+".join(map(str, (base, *map(parse, added)))) + (f"@{initialiser.strip()}" if initialiser else "")
+    own = (_only_remedy(found).changed(**dict(base.options)),) if base.options else found.remedies
     return replace(
         found,
-        name=name,
-        remedies=remedies,
-        initialiser=initialiser.strip() or found.initialiser,
+        name="+".join(map(str, [base, *more])) + at + initialiser,
+        remedies=(*own, *more),
+        initialiser=initialiser or found.initialiser,
         based_on=base.name,
     )
 
