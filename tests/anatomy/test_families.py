@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from depthscope.anatomy import anatomy_of
-from depthscope.models import TRUNK_STATIONS
 from depthscope.passes import Listen, ListenToAttention, Machine, batches, undisturbed
+from depthscope.stations import TRUNK
 from samples import seeded
 from zoo import ZOO, make
 
@@ -62,7 +62,7 @@ def test_blocks_placement_and_causality(name: str):
     assert anatomy.causal is expected
     for block in anatomy.blocks:
         assert len(block.norms) == 2
-        missing = {*TRUNK_STATIONS, "attention_input", "attention_branch", "ffn_branch"} - block.spots.keys()
+        missing = {*TRUNK, "attention_input", "attention_branch", "ffn_branch"} - block.spots.keys()
         assert missing == ({"attention_branch"} if name in NO_ATTENTION_BRANCH else set())
 
 
@@ -77,7 +77,7 @@ def test_stations_are_what_their_names_say(name: str):
         at = {station: x for (n, station), x in seen.items() if n == number}
         crossed = {"cross_attention_branch", "after_cross_attention"} if name == "t5" and number > 3 else set()
         unseen = {"attention_branch"} if name in NO_ATTENTION_BRANCH else set()
-        assert set(at) - crossed == {*TRUNK_STATIONS, "attention_input", "attention_branch", "ffn_branch"} - unseen
+        assert set(at) - crossed == {*TRUNK, "attention_input", "attention_branch", "ffn_branch"} - unseen
         assert crossed <= set(at)
         for x in at.values():
             assert x.shape[0] == 2

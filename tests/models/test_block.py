@@ -11,8 +11,6 @@ from torch.testing import assert_close
 
 from depthscope.measures import growth
 from depthscope.models import (
-    STATIONS,
-    TRUNK_STATIONS,
     Block,
     BlockConfig,
     paper_text,
@@ -22,6 +20,7 @@ from depthscope.models import (
     theorem,
     xavier,
 )
+from depthscope.stations import BLOCK, TRUNK
 from samples import seeded
 
 F64 = torch.float64
@@ -61,7 +60,7 @@ def algorithm_1(block: Block, x: Tensor) -> dict[str, Tensor]:
     y2 = layer_norm(y1, block.norm1)
     first, _, second = block.ffn
     y3 = torch.relu(y2 @ first.weight.T + first.bias) @ second.weight.T + second.bias + y2
-    return dict(zip(TRUNK_STATIONS, [x, y1, y2, y3, layer_norm(y3, block.norm2)], strict=True))
+    return dict(zip(TRUNK, [x, y1, y2, y3, layer_norm(y3, block.norm2)], strict=True))
 
 
 def visit(block: Block, x: Tensor) -> dict[str, Tensor]:
@@ -85,7 +84,7 @@ def test_post_norm_is_algorithm_1_station_by_station(scale, output_projection: b
     block = with_random_norms(config)
     x = torch.randn(6, 16, generator=seeded(1), dtype=F64)
     expected, seen = algorithm_1(block, x), visit(block, x[None])
-    for name in TRUNK_STATIONS:
+    for name in TRUNK:
         assert_close(seen[name][0], expected[name], rtol=0, atol=1e-12)
 
 
@@ -109,7 +108,7 @@ def test_every_station_is_passed_and_can_change_the_trunk(placement):
     block = Block(BlockConfig(16, 4, placement=placement), seeded(0))
     x = torch.randn(2, 6, 16, generator=seeded(1))
     plain = block(x)
-    for name in STATIONS:
+    for name in BLOCK:
         handle = block.stations[name].register_forward_hook(lambda _m, _i, output: output + torch.randn_like(output))
         assert not torch.equal(block(x), plain), name
         handle.remove()

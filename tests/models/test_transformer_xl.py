@@ -13,10 +13,11 @@ from torch.testing import assert_close
 import depthscope
 from depthscope.machine import count_parameters
 from depthscope.measures import token_similarity
-from depthscope.models import STATIONS, CarriedMean, TransformerXL, TransformerXLConfig
+from depthscope.models import CarriedMean, TransformerXL, TransformerXLConfig
 from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.models.transformer_xl import Context, Memory, Prediction
 from depthscope.remedies import DeEscalate
+from depthscope.stations import BLOCK
 from naive_transformer_xl import NaiveStream, log_probability
 from samples import seeded
 
@@ -221,7 +222,7 @@ def test_a_segment_is_de_escalated_as_by_the_remedy_of_that_name(kind: str):
 def test_every_station_is_passed_and_can_change_the_trunk(name: str):
     model, ids = make(name), words(5)
     plain = model(ids).hidden
-    for station in STATIONS:
+    for station in BLOCK:
         hook = model.blocks[1].stations[station].register_forward_hook(lambda _m, _i, x: x + torch.randn_like(x))
         assert not torch.equal(model(ids).hidden, plain), station
         hook.remove()

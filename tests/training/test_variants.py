@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from depthscope.models import WIRINGS, Wiring
+from depthscope.models import INITIALISERS, WIRINGS, Wiring
 from depthscope.models.wiring import run_pre_norm
 from depthscope.remedies import DeEscalate, Ema, LearnableTau, ResidualWeight, applied
-from depthscope.training.building import INITIALISERS, remedy_of
+from depthscope.training.building import remedy_of
 from depthscope.training.images import build_vit
 from depthscope.training.notation import Named, parse, split
 from depthscope.training.recipes import vit_digits

@@ -183,7 +183,7 @@ def _read_images(folder: Path, samples: int, size: tuple[int, ...]) -> Tensor:
 
     image_module: Any = require("PIL.Image", "figures")
     if not folder.is_dir():
-        raise ValueError(f"expected a folder of images, got {str(folder)!r}, which is none")
+        raise ValueError(f"expected a folder of images, got {str(folder)!r}, which is no folder")
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_ENDINGS)
     if len(paths) < samples:
         raise ValueError(

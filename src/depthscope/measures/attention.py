@@ -5,7 +5,7 @@ X an axis for the heads: `x.unsqueeze(-3)`). `mask` (…, n) is true for real to
 of padding are left out, and real rows must put no weight on padding. Results are float64, (…).
 nan: no real token, or an entry that is not finite.
 
-Row sums are taken to be exactly 1. They are so only to rounding in float32, and the formulas
+Row sums are taken to be exactly 1. In float32 they are 1 only to rounding, and the formulas
 below do not let that error in: P1 = 1 is used where the paper's algebra uses it.
 """
 

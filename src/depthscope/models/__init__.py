@@ -1,27 +1,17 @@
 """Reference models, each read in one sitting: what Yu & Zhang's Algorithm 1 says, and what stands on it."""
 
 from depthscope.models.attention import Attention
-from depthscope.models.block import (
-    BRANCH_STATIONS,
-    STATIONS,
-    TRUNK_STATIONS,
-    Block,
-    BlockConfig,
-    FeedForward,
-    Station,
-)
+from depthscope.models.block import Block, BlockConfig, FeedForward, Station
 from depthscope.models.carried_mean import CarriedMean
 from depthscope.models.encoder import Encoder
-from depthscope.models.initialisers import paper_text, pytorch_default, theorem, xavier
+from depthscope.models.initialisers import INITIALISERS, paper_text, pytorch_default, theorem, xavier
 from depthscope.models.language import CausalLM
 from depthscope.models.transformer_xl import TransformerXL, TransformerXLConfig
 from depthscope.models.vit import VisionTransformer
 from depthscope.models.wiring import WIRINGS, Wiring, post_norm, pre_norm
 
 __all__ = [
-    "BRANCH_STATIONS",
-    "STATIONS",
-    "TRUNK_STATIONS",
+    "INITIALISERS",
     "WIRINGS",
     "Attention",
     "Block",

@@ -18,13 +18,9 @@ from depthscope.models.attention import Attention, AttentionScale
 from depthscope.models.initialisers import Initialiser, pytorch_default
 from depthscope.models.wiring import Norm, Wiring, post_norm, pre_norm, wiring_of
 
-TRUNK_STATIONS, BRANCH_STATIONS, STATIONS = stations.TRUNK, stations.BRANCH, stations.BLOCK
 FFN = Callable[[int, int], nn.Module]
 
 __all__ = [
-    "BRANCH_STATIONS",
-    "STATIONS",
-    "TRUNK_STATIONS",
     "Block",
     "BlockConfig",
     "FeedForward",
@@ -93,7 +89,7 @@ class Block(nn.Module):
         self.ffn = config.ffn(width, config.ffn_width or 4 * width)
         self.norm1 = nn.LayerNorm(width, eps=config.norm_eps)
         self.norm2 = nn.LayerNorm(width, eps=config.norm_eps)
-        self.stations = nn.ModuleDict({name: Station() for name in STATIONS})
+        self.stations = nn.ModuleDict({name: Station() for name in stations.BLOCK})
         config.initialise(self.attention, self.ffn, generator)
         self.wiring.prepare(self)
 

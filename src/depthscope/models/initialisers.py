@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from depthscope.registry import Registry
+
 if TYPE_CHECKING:
     from depthscope.models.attention import Attention
 
@@ -123,3 +125,11 @@ def bias_bound(fan_in: int) -> float:
 
 def _fill_uniform(values: torch.Tensor, bound: float, generator: torch.Generator | None) -> None:
     nn.init.uniform_(values, -bound, bound, generator=generator)
+
+
+INITIALISERS: Registry[Initialiser] = Registry(
+    "initialiser",
+    "depthscope.initialisers",
+    [pytorch_default, xavier, theorem, paper_text],
+    name_of=lambda initialiser: initialiser.__name__,  # type: ignore[attr-defined]
+)

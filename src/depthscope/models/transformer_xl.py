@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from depthscope import stations
 from depthscope.models.adaptive_softmax import TiedAdaptiveSoftmax, cutoffs_below
-from depthscope.models.block import STATIONS, Station
+from depthscope.models.block import Station
 from depthscope.models.carried_mean import CarriedMean, total_dtype
 from depthscope.models.relative_attention import Place, RelativeAttention, sinusoids
 from depthscope.models.token_means import Stretch
@@ -137,7 +138,7 @@ class TransformerXLBlock(nn.Module):
         )
         self.norm1 = nn.LayerNorm(width)
         self.norm2 = nn.LayerNorm(width)
-        self.stations = nn.ModuleDict({name: Station() for name in STATIONS})
+        self.stations = nn.ModuleDict({name: Station() for name in stations.BLOCK})
 
     @property
     def placement(self) -> Placement | None:

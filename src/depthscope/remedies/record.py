@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from depthscope.naming import did_you_mean
 from depthscope.passes.hooks import hooks_in, take_down
 from depthscope.remedies.remedy import REMEDIES, Remedy
 
@@ -34,12 +35,19 @@ def _changed(value: Any) -> dict[str, Any]:
 
 def from_dict(record: Mapping[str, Any]) -> Remedy:
     """The remedy that `to_dict` wrote."""
+    if "remedy" not in record:
+        raise ValueError(f"expected a record of {' or '.join(REMEDIES)}, got {dict(record)}")
+    kind = REMEDIES[record["remedy"]]
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    given = {name: item for name, item in record.items() if name != "remedy"}
+    for name in given:
+        if name not in known:
+            meant = did_you_mean(name, known)
+            raise ValueError(f"{kind.name} has no option {name!r}: {meant}expected some of {', '.join(known)}")
     try:
-        kind = REMEDIES[record["remedy"]]
-        options = {name: _value(item, kind) for name, item in record.items() if name != "remedy"}
-        return kind(**options)
-    except (KeyError, TypeError):
-        raise ValueError(f"expected a record of {' or '.join(REMEDIES)}, got {dict(record)}") from None
+        return kind(**{name: _value(item, kind) for name, item in given.items()})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected a record of {kind.name}, got {dict(record)}: {error}") from None
 
 
 def _value(item: Any, kind: type[Remedy]) -> Any:

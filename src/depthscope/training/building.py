@@ -1,24 +1,14 @@
-"""From the names in a configuration to the things themselves: wirings, initialisers, remedies."""
+"""From the remedies that a configuration names to the remedies themselves, and to what is recorded of them."""
 
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from depthscope.models import paper_text, pytorch_default, theorem, xavier
-from depthscope.models.initialisers import Initialiser
-from depthscope.registry import Registry
 from depthscope.remedies import Remedy
 from depthscope.remedies.record import from_dict
 from depthscope.training.config import TrainingConfig
 from depthscope.training.notation import Named
-
-INITIALISERS: Registry[Initialiser] = Registry(
-    "initialiser",
-    "depthscope.initialisers",
-    [pytorch_default, xavier, theorem, paper_text],
-    name_of=lambda initialiser: initialiser.__name__,  # type: ignore[attr-defined]
-)
 
 
 def remedy_of(named: Named) -> Remedy:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from depthscope.models import BlockConfig, VisionTransformer
+from depthscope.models.initialisers import INITIALISERS
 from depthscope.remedies import apply
-from depthscope.training.building import INITIALISERS, remedies_of
+from depthscope.training.building import remedies_of
 from depthscope.training.config import ImageConfig
 from depthscope.training.data import LabelledImages
 from depthscope.training.data.augmentation import auto_augment

@@ -27,7 +27,7 @@ def perplexity_of(loss: float) -> float:
 
 @dataclass(frozen=True)
 class StreamLoss:
-    """The mean loss over so many tokens, in nats."""
+    """The mean loss in nats, and the number of tokens that it is taken over."""
 
     loss: float
     tokens: int
@@ -41,7 +41,7 @@ class StreamLoss:
 class Reading:
     """How a stream is read. The defaults are the authors' for WikiText-103: 10 rows, segments of 64, their context.
 
-    `segments`: only the first so many of every row; None: all. `part`: only these rows; None: all.
+    `segments`: how many segments of every row are read, from the first; None: all. `part`: only these rows; None: all.
     """
 
     rows: int = 10

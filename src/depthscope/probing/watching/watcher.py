@@ -1,4 +1,4 @@
-"""`watch`: depth during training. Every so many steps, the tokens are measured block by block as they pass."""
+"""`watch`: depth during training. Every `every` steps, the tokens are measured block by block as they pass."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Training:
     segment: int = 32
     steps: int = 360  # less than an epoch of the manual: every word is new
     clip_norm: float = 0.25  # the authors' of Transformer-XL
-    hidden_segments: int = 4  # so many are read with the future hidden: as many passes as tokens
+    hidden_segments: int = 4  # read with the future hidden, which takes one pass per token
 
     @property
     def warmup_steps(self) -> int:
