@@ -4,6 +4,7 @@ and families of other packages (`register_family`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -77,17 +78,26 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
     sizes = {name: sum(p.numel() for _, block in blocks for p in block.parameters()) for name, blocks in found.items()}
     family = FAMILIES[max(sizes, key=sizes.__getitem__)]
     own = found.pop(family.name)
+    described = _in_parts(tuple(family.describe(name, module) for name, module in own))
+    told = {block.causal for block in described}  # the blocks themselves know more than what stands around them
     return Anatomy(
         family.name,
-        tuple(family.describe(name, module) for name, module in own),
+        described,
         token_axis=family.token_axis_of(own[0][1]) if family.token_axis_of else family.token_axis,
         mask_argument=family.mask_argument,
-        causal=family.causal(model),
+        causal=family.causal(model) if told == {None} else told.pop() if len(told) == 1 else None,
         notes=(
             *(f"{len(others)} blocks of the family {name} are not measured" for name, others in found.items()),
             *_decoder_note(model),
         ),
     )
+
+
+def _in_parts(blocks: tuple[BlockAnatomy, ...]) -> tuple[BlockAnatomy, ...]:
+    """Blocks of which some are causal and some are not are an encoder and a decoder, as in `EncoderDecoderModel`."""
+    if len({block.causal for block in blocks}) == 1 or any(block.part for block in blocks):
+        return blocks
+    return tuple(replace(block, part="decoder" if block.causal else "encoder") for block in blocks)
 
 
 def _decoder_note(model: nn.Module) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         attention=attention,
         cross_attention=None if cross is None else cross.self,
         norms=(after.LayerNorm, ffn.LayerNorm),
+        causal=bool(getattr(layer, "is_decoder", False)),
         values=Spot(attention.value, "out"),
         context=Spot(after.dense, "in"),
         ffn=(

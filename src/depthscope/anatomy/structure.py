@@ -65,6 +65,7 @@ class BlockAnatomy:
     projections: Callable[[], Projections] | None = None
     norms: tuple[nn.Module, ...] = ()  # the norm of the attention and of the FFN
     part: str = ""  # "encoder" or "decoder" in models that have both
+    causal: bool | None = None  # where the block itself says so; None: as the whole model
     values: Spot | None = None  # None where query, key and value are fused in one module
     context: Spot | None = None
     ffn: tuple[nn.Module, ...] = ()

@@ -32,6 +32,7 @@ def describe(name: str, block: Any) -> BlockAnatomy:
         cross_attention=cross_attention,
         projections=lambda: linear_projections(attention.q, attention.k, attention.v, attention.o, attention.n_heads),
         part="decoder" if block.is_decoder else "encoder",
+        causal=bool(block.is_decoder),
     )
 
 

@@ -175,9 +175,9 @@ def _find_out(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokeni
 
 
 def _causal(anatomy: Anatomy, block: BlockAnatomy, told: bool | None) -> bool | None:
-    if block.part:  # an encoder-decoder has both kinds
-        return block.part == "decoder"
-    return anatomy.causal if anatomy.causal is not None else told
+    if told is not None:
+        return told
+    return anatomy.causal if block.causal is None else block.causal
 
 
 def _depth(model: nn.Module, anatomy: Anatomy) -> int:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 import torch
-from depthscope.drawing import panels
 
 from depthscope import probe
+from depthscope.drawing import panels
 from depthscope.studies.study import Claim, Study, judge
 from example_plug_in.models import Soft
 

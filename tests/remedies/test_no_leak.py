@@ -1,0 +1,184 @@
+"""No remedy shows a token the future, in causal models that nobody here wrote an anatomy for, and in wrapped ones."""
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+import depthscope
+from depthscope.anatomy import anatomy_of
+from depthscope.passes import batches, is_causal, undisturbed
+from depthscope.remedies import DeEscalate, applied
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # DeBERTa, of transformers
+TEXT = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = TEXT | {"num_key_value_heads": 2}
+BART = {
+    "vocab_size": 50,
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+    "eos_token_id": 2,
+}
+EXPERTS = {"num_experts_per_tok": 2}
+READ = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(99))  # what an encoder reads
+
+
+class Wrapper(nn.Module):
+    """Hides the configuration of what it wraps, and names its argument in another way."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return self.inner(numbers)[0]
+
+
+class Noisy(nn.Module):
+    """A causal model whose dropout is always on."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**TEXT))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return nn.functional.dropout(self.inner(input_ids)[0], 0.3, training=True)
+
+
+def bert_decoder(**more: object) -> nn.Module:
+    return hf.BertLMHeadModel(hf.BertConfig(**TEXT, is_decoder=True, **more))
+
+
+def broken() -> nn.Module:
+    model = hf.BloomForCausalLM(hf.BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=4))
+    model.transformer.h[1].mlp.dense_h_to_4h.bias.data[0] = torch.nan
+    return model
+
+
+CAUSAL: dict[str, Callable[[], nn.Module]] = {
+    "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**GROUPED, num_local_experts=4, **EXPERTS)),
+    "qwen3-moe": lambda: hf.Qwen3MoeForCausalLM(
+        hf.Qwen3MoeConfig(**GROUPED, num_experts=4, moe_intermediate_size=16, head_dim=4, **EXPERTS)
+    ),
+    "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**BART)),
+    "mbart": lambda: hf.MBartForConditionalGeneration(hf.MBartConfig(**BART)),
+    "marian": lambda: hf.MarianMTModel(hf.MarianConfig(**BART)),
+    "pegasus": lambda: hf.PegasusForConditionalGeneration(hf.PegasusConfig(**BART)),
+    "bert to bert": lambda: hf.EncoderDecoderModel(
+        encoder=hf.BertModel(hf.BertConfig(**TEXT)), decoder=bert_decoder(add_cross_attention=True)
+    ),
+    "gpt-neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**TEXT)),
+    "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=4)),
+    "falcon": lambda: hf.FalconForCausalLM(hf.FalconConfig(**TEXT)),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED, head_dim=4)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**GROUPED, head_dim=4)),
+    "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**GROUPED)),
+    "a wrapped decoder": lambda: Wrapper(bert_decoder()),
+}
+MIXTURES = ("mixtral", "qwen3-moe")  # which regroup their sums in some draws only
+BIDIRECTIONAL: dict[str, Callable[[], nn.Module]] = {
+    "deberta": lambda: hf.DebertaV2Model(hf.DebertaV2Config(**TEXT)),
+    "modernbert": lambda: hf.ModernBertModel(hf.ModernBertConfig(**TEXT, cls_token_id=1, sep_token_id=2)),
+    "electra": lambda: hf.ElectraModel(hf.ElectraConfig(**TEXT, embedding_size=16)),
+}
+
+
+def build(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = make().eval()
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def arguments(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
+    """What the model is called with; of an encoder-decoder, `ids` are the decoder's."""
+    if isinstance(model, Wrapper):
+        return {"numbers": ids}
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return {"input_ids": READ, "decoder_input_ids": ids}
+    return {"input_ids": ids}
+
+
+def change_of_earlier_tokens(model: nn.Module, ids: Tensor) -> float:
+    """By how much the outputs before the last position change with the last token, over the largest output."""
+    changed = ids.clone()
+    changed[:, -1] = (ids[:, -1] + 7) % 40 + 5
+    with torch.no_grad():
+        before, after = (model(**arguments(model, i)) for i in (ids, changed))
+    before, after = (y if isinstance(y, Tensor) else y[0] for y in (before, after))
+    return float((before - after)[:, :-1].abs().max() / before.abs().max())
+
+
+@pytest.mark.parametrize("with_inputs", [False, True])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_model_stays_causal(name: str, with_inputs: bool):
+    for seed in range(10 if name in MIXTURES else 2):
+        model = build(CAUSAL[name], seed)
+        ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(seed))
+        plain = change_of_earlier_tokens(model, ids)
+        assert plain < 1e-6  # the model itself is causal, but for the rounding of regrouped experts
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "cannot tell", without inputs
+            depthscope.apply(model, DeEscalate(0.5), inputs=arguments(model, ids) if with_inputs else None)
+        assert applied(model)
+        assert change_of_earlier_tokens(model, ids) < 1e-5
+
+
+@pytest.mark.parametrize("make", [Noisy, broken], ids=["always dropping out", "a weight that is nan"])
+def test_doubt_counts_as_causal(make: Callable[[], nn.Module]):
+    model = build(make, 0) if make is Noisy else make().eval()
+    ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    with undisturbed(model):
+        assert is_causal(model, anatomy_of(model), next(batches(model, {"input_ids": ids})))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", BIDIRECTIONAL)
+def test_a_bidirectional_model_is_seen_to_be_one(name: str, size: int):
+    for seed in range(3):
+        model = build(BIDIRECTIONAL[name], seed)
+        ids = torch.randint(5, 50, (size, 9), generator=torch.Generator().manual_seed(seed))
+        with undisturbed(model):
+            assert is_causal(model, anatomy_of(model), next(batches(model, {"input_ids": ids}))) is False
+
+
+def test_an_encoder_and_a_decoder_of_one_family_are_two_parts():
+    anatomy = anatomy_of(build(CAUSAL["bert to bert"], 0))
+    parts = [(block.part, block.causal) for block in anatomy.blocks]
+    assert parts == [("encoder", False)] * 2 + [("decoder", True)] * 2
+    assert anatomy.causal is None
+    wrapped = anatomy_of(build(CAUSAL["a wrapped decoder"], 0))
+    assert wrapped.causal is True
+    assert {block.part for block in wrapped.blocks} == {""}
+
+
+def test_what_the_user_says_wins():
+    model = build(BIDIRECTIONAL["electra"], 0)
+    depthscope.apply(model, DeEscalate(0.5), causal=True)
+    assert {type(hook.mean).__name__ for _, hook in depthscope.passes.hooks.hooks_in(model) if hook.remedy} == {
+        "Prefix"
+    }
