@@ -61,7 +61,7 @@ def profiles() -> dict[str, Profile]:
     measures = ["default", "effective_rank"]
     return {
         "tokens collapse": probe(collapsing(axis=1), tokens, measures=measures),
-        "sequences collapse": probe(collapsing(axis=0), tokens, measures=measures),
+        "sequences collapse": probe(collapsing(axis=0), tokens, measures=measures, token_axis=1),
         "tokens collapse behind a sink": probe(behind_a_sink, with_sink, measures=measures),
     }
 

@@ -58,7 +58,7 @@ def test_sequences_that_become_alike_are_no_collapse_of_tokens(planted: dict[str
     assert found.verdict == "no collapse"
     assert found.recommendation.remedies == ()
     tokens = torch.randn(SEQUENCES, TOKENS, WIDTH, generator=seeded(1))
-    measured = verdict_of(collapsing(axis=0), tokens)
+    measured = verdict_of(collapsing(axis=0), tokens, token_axis=1)  # by its changes it looks like (n, batch, d)
     assert measured.verdict == "no collapse"
     assert measured.finding("sequences alike").numbers["position"] > 0.9
     assert "sequences alike" not in rules(verdict_of(collapsing(axis=1), tokens))

@@ -82,7 +82,7 @@ class Towers(nn.Module):
 
 def test_two_towers_of_different_size():
     model = Towers()
-    profile = probe(model, TOKENS, blocks="*.layers.*")
+    profile = probe(model, TOKENS, blocks="*.layers.*", token_axis=1)  # its second tower reads a sequence twice
     assert profile.depth == 8
     alone = probe(model.right, torch.cat([TOKENS, TOKENS[:1]])[:, :5])
     assert profile.curve("escalation_rate")[5:] == pytest.approx(alone.curve("escalation_rate")[1:], rel=1e-5)

@@ -8,10 +8,7 @@ from torch import nn
 
 from depthscope.anatomy.structure import Anatomy, BlockAnatomy, Spot
 
-NOTE = (
-    "unknown family: the tokens are taken to be (batch, n, d), only the blocks' inputs and outputs are seen, and "
-    "attention where its shape shows it"
-)
+NOTE = "unknown family: only the blocks' inputs and outputs are seen, and attention where its shape shows it"
 
 
 def named_blocks(model: nn.Module, pattern: str) -> Anatomy:
@@ -52,7 +49,13 @@ def _anatomy(found: list[tuple[str, nn.Module]], note: str) -> Anatomy:
         BlockAnatomy(name, module, {"input": Spot(module, "in"), "output": Spot(module, "out")})
         for name, module in reversed(once.values())
     )
-    return Anatomy("unknown", blocks, notes=(note,))
+    return Anatomy("unknown", blocks, token_axis=_token_axis(blocks), notes=(note,))
+
+
+def _token_axis(blocks: tuple[BlockAnatomy, ...]) -> int:
+    """0 where PyTorch's own attention in the blocks says that the batch comes second."""
+    own = [m for block in blocks for m in block.module.modules() if isinstance(m, nn.MultiheadAttention)]
+    return 0 if own and not any(attention.batch_first for attention in own) else 1
 
 
 def _is_list(module: nn.Module) -> bool:

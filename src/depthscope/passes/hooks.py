@@ -63,13 +63,24 @@ class TokenHook(Hook):
 
 
 class PassEntry(Hook):
-    """The model is called."""
+    """The model is called. At the second call it is known whether the first one has run a block.
 
-    def __init__(self, running: Pass):
-        self.running = running
+    A hook at the end of the model would know it at once, and cannot be compiled into the model's graph.
+    """
+
+    def __init__(self, running: Pass, first_block: str):
+        self.running, self.first_block = running, first_block
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.running.begin()
+        running = self.running
+        if not torch.compiler.is_compiling():
+            if running.calls == 1 and not running.block:
+                raise ValueError(
+                    f"{self.first_block!r} and the other blocks were not called in the pass before this one, so that "
+                    "what was put into them does nothing: depthscope.remove(model), and name what is called by blocks="
+                )
+            running.calls = min(running.calls + 1, 2)
+        running.begin()
 
 
 class MaskListener(Hook):
@@ -121,7 +132,13 @@ def install(model: nn.Module, anatomy: Anatomy) -> Pass:
     """A pass that is kept up to date by hooks on the model and its blocks, for the hooks that change tokens."""
     running = Pass(model, anatomy)
     blocks = {id(block.module) for block in anatomy.blocks}
-    hang(model, PassEntry(running), "in")
+    for block in anatomy.blocks:
+        if type(block.module).forward is nn.Module.forward:
+            raise ValueError(
+                f"{block.name!r} is a {type(block.module).__name__} without a forward of its own: nothing that is put "
+                "into it would be called. Name modules that are called with blocks='path.to.layers.*'"
+            )
+    hang(model, PassEntry(running, anatomy.blocks[0].name), "in")
     for module in running.masks.around:
         if id(module) not in blocks:
             hang(module, MaskListener(running), "in")

@@ -217,6 +217,11 @@ class Machine:
         if tokens is None:
             where = ", ".join(stations)
             raise ValueError(f"expected tokens at station {where} of {block.name!r}, got {type(value).__name__}")
+        if self.anatomy.family == "unknown" and "output" in stations and tokens.shape != visit.shape:
+            raise ValueError(
+                f"{block.name!r} is given {tuple(visit.shape)} and returns {tuple(tokens.shape)}: a block returns "
+                "tokens of the shape that it was given. Name the blocks with blocks='path.to.layers.*'"
+            )
         batch_first = self.running.batch_first(tokens)
         for station in stations:
             hear(visit, station, batch_first, tokens)

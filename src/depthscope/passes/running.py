@@ -32,7 +32,8 @@ class Pass:
         self._forget()
 
     def _forget(self) -> None:
-        self.block = ""  # the name of the block that began last
+        self.calls = 0  # of the model, counted up to 2
+        self.block = ""  # the name of the block that began last, in this pass
         self.real: Tensor | None = None  # (batch, n) true for real tokens; None: all are
         self.position: Tensor | None = None  # (batch, n) number among the real tokens of the sequence, from 0
         self.shape: torch.Size | None = None  # of the block's input
@@ -46,7 +47,7 @@ class Pass:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
-        for name in ("block", "real", "position", "shape", "bidirectional", "cache", "past", "_by_processed"):
+        for name in ("calls", "block", "real", "position", "shape", "bidirectional", "cache", "past", "_by_processed"):
             kept.pop(name)
         return kept
 
@@ -55,8 +56,9 @@ class Pass:
         self._forget()
 
     def begin(self) -> None:
-        """The model is called: masks of an earlier pass count no longer."""
+        """The model is called: masks of an earlier pass count no longer, and no block has run yet."""
         self.masks.begin()
+        self.block = ""
 
     def enter(self, block: str, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A block begins. `index` is the place of the block's keys and values in a cache."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from depthscope.passes import (
     Tokenizer,
     Visit,
     batches,
+    find_token_axis,
     full_precision,
     is_causal,
     uncompiled,
@@ -42,6 +44,7 @@ def probe(
     measures: str | Sequence[str] = "default",
     stations: str | Sequence[str] = "output",
     blocks: str | None = None,
+    token_axis: int | None = None,
     exclude_tokens: Literal["outliers"] | Sequence[int] | None = None,
     gradients: bool = False,
     loss: Loss | None = None,
@@ -54,8 +57,9 @@ def probe(
     `measures`: "default" (O(nd)), "verdict" (what `diagnose` asks for; what it adds to the default
     is taken at outputs alone), "spectral" (adds ranks and attention), "all", or names.
     `stations`: "output", "trunk", "all", or names. `blocks`: a glob of module names ("encoder.layer.*")
-    for models that are not recognised. `exclude_tokens`: positions, or "outliers" (norm above ten times
-    the median). `gradients` adds the gradient norm per block, of `loss(output)` or, by default, of the
+    for models that are not recognised; `token_axis` says where their tokens stand, 1 for activations (batch, n, d)
+    and 0 for (n, batch, d), which is else found by trying. `exclude_tokens`: positions, or "outliers" (norm
+    above ten times the median). `gradients` adds the gradient norm per block, of `loss(output)` or, by default, of the
     inner product of the last block's output with a fixed random matrix. `progress` is called after
     every block.
     """
@@ -64,6 +68,11 @@ def probe(
     excluded = _excluded(exclude_tokens)
     model, notes = uncompiled(model)
     anatomy = anatomy_of(model, blocks)
+    if token_axis is not None:
+        anatomy = replace(anatomy, token_axis=token_axis)
+    elif anatomy.family == "unknown" and not isinstance(inputs, Iterator):
+        with undisturbed(model):
+            anatomy = replace(anatomy, token_axis=_found_axis(model, anatomy, inputs, tokenizer))
     reduction = Reduction(names, wanted, excluded, only_at_outputs(measures))
     passes = _Passes(model, anatomy, reduction, progress)
     gradient_rows = []
@@ -78,6 +87,11 @@ def probe(
         raise ValueError("expected at least one batch, got none")
     metadata = _describe(model, anatomy, passes, names, wanted, excluded) | {"notes": notes + passes.notes(wanted)}
     return Profile(frame_of(reduction.rows + gradient_rows), metadata, sinks_of(reduction.sinks))
+
+
+def _found_axis(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> int:
+    first = next(batches(model, inputs, tokenizer), None)
+    return anatomy.token_axis if first is None else find_token_axis(model, anatomy, first)
 
 
 class _Passes:
@@ -111,6 +125,9 @@ class _Passes:
         seen = {station for block in self.anatomy.blocks for station in block.spots}
         if missing := sorted(wanted & set(at.BLOCK) - seen):
             notes.append(f"stations that this model does not show: {', '.join(missing)}")
+        if self.anatomy.family == "unknown" and self.reduction.between:
+            named = ", ".join(map(str, sorted(self.reduction.between)))
+            notes.append(f"something else changes the tokens between the blocks, before block {named}")
         if self.reduction.wants_attention:
             blind = [n for n in range(1, self.depth + 1) if (n, "attention") not in self.reduction.attention_seen]
             if blind:
@@ -175,6 +192,7 @@ def _describe(
         "tokens": passes.tokens,
         "width": passes.width,
         "samples": passes.samples,
+        "token_axis": anatomy.token_axis,
         "placement": anatomy.blocks[0].placement,
         "causal": passes.causal,
         "parameters": sum(p.numel() for p in parameters),

@@ -68,6 +68,7 @@ class Reduction:
         self.rows: list[Row] = []
         self.sinks: list[SinkRow] = []
         self.attention_seen: set[tuple[int, str]] = set()
+        self.between: set[int] = set()  # blocks whose input is not the output of the block before
         self._scratch = Scratch()
         self.begin(0)
 
@@ -122,6 +123,8 @@ class Reduction:
         if station == "input" and (visit.number == 1 or trail.known(source) is None):
             seen = self._look(tokens, source, visit, station)
             trail.begin(seen)
+            if visit.number > 1:
+                self.between.add(visit.number)
             if visit.number == 1:
                 self._report(seen, 0, "output")
                 self._report_outliers(seen, 0)

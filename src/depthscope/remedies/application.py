@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
-from depthscope.passes import Tokenizer, batches, is_causal, undisturbed
+from depthscope.passes import Tokenizer, batches, find_token_axis, is_causal, undisturbed
 from depthscope.passes.hooks import Hook, LastBlockExit, hang, hooks_in, install, take_down
 from depthscope.remedies.record import forget, keep_record, recorded
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
@@ -34,7 +34,7 @@ def apply(
 
     `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles whether a model of no known
     family is causal; `causal` says so. `blocks` names the blocks of such a model ("encoder.layer.*"), and
-    `token_axis=0` says that its activations are (n, batch, d) and not (batch, n, d).
+    `token_axis=0` says that its activations are (n, batch, d) and not (batch, n, d); with `inputs` that is found out.
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
     pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
     """
@@ -45,6 +45,10 @@ def apply(
     anatomy = anatomy_of(model, blocks)
     if token_axis is not None:
         anatomy = replace(anatomy, token_axis=token_axis)
+    elif inputs is not None and anatomy.family == "unknown":
+        with undisturbed(model):
+            found = find_token_axis(model, anatomy, next(batches(model, inputs, tokenizer)))
+        anatomy = replace(anatomy, token_axis=found)
     if inputs is not None and causal is None and anatomy.causal is None and anatomy.family == "unknown":
         causal = _find_out(model, anatomy, inputs, tokenizer)
 

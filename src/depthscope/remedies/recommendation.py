@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -119,6 +119,7 @@ def recommend(
     if batch is None:
         raise ValueError("expected at least one batch, got none")
     profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], blocks=blocks)
+    anatomy = replace(anatomy, token_axis=profile.metadata["token_axis"])
     options = _apply_options(profile, blocks)
     spared = _spared(profile, batch)
 
@@ -182,6 +183,8 @@ def _inputs_of(batch: Batch) -> Any:
 def _apply_options(profile: Profile, blocks: str | None) -> dict[str, Any]:
     """What `apply` must be told of a model of no known family, as it was found here."""
     options: dict[str, Any] = {} if blocks is None else {"blocks": blocks}
+    if profile.metadata.get("family") == "unknown" and profile.metadata["token_axis"] == 0:
+        options["token_axis"] = 0
     causal = profile.metadata.get("causal")
     return options | ({"causal": causal} if profile.metadata.get("family") == "unknown" and causal is not None else {})
 

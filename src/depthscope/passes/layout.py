@@ -1,0 +1,87 @@
+"""Which axis of a model's activations is the batch: found by changing one sequence and looking where the change stays.
+
+Sequences of a batch do not see each other; tokens of a sequence do. The change of one sequence therefore stays in one
+place of one axis, and that axis is the batch. Where a change stays in no place, the sequences are not independent, or
+what was taken for blocks are none: nothing is measured then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy
+from depthscope.passes.inputs import Batch
+from depthscope.passes.machine import Listen, Machine, Visit
+
+ROUNDING = 64  # machine epsilons of the largest number: what another order of sums may change
+
+
+def find_token_axis(model: nn.Module, anatomy: Anatomy, batch: Batch) -> int:
+    """1 if activations are (batch, n, d), 0 if they are (n, batch, d); as in `anatomy` if the inputs cannot tell.
+
+    Up to three more passes of the model. Refuses a model in which the change of one sequence changes others.
+    """
+    before = _outputs(model, anatomy, batch)
+    changes = [_with_one_changed(batch, axis) for axis in (0, 1)]
+    stays = [_where_it_stays(before, _outputs(model, anatomy, changed)) for changed in changes if changed is not None]
+    known = [axes for axes in stays if axes is not None]
+    if known and not any(known):
+        raise ValueError(
+            "the change of one sequence of the batch changes the others in these blocks: their tokens cannot be told "
+            "from their sequences. Name the blocks with blocks='path.to.layers.*', or say token_axis="
+        )
+    batch_axes = {next(iter(axes)) for axes in known if len(axes) == 1}
+    return 1 - batch_axes.pop() if len(batch_axes) == 1 else anatomy.token_axis
+
+
+def _outputs(model: nn.Module, anatomy: Anatomy, batch: Batch) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def keep(_visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
+        found.append(source.clone())
+
+    with Machine(model, anatomy, Listen({"output"}, keep)):
+        model(*batch.args, **batch.kwargs)
+    return found
+
+
+def _where_it_stays(before: list[Tensor], after: list[Tensor]) -> set[int] | None:
+    """The axes (of the first two) along which only place 0 has changed, in every block; None if nothing has changed."""
+    axes = {0, 1}
+    anything = False
+    for x, y in zip(before, after, strict=True):
+        if x.ndim != 3 or x.shape != y.shape:
+            return None
+        moved = (y - x).abs().amax(dim=-1) > ROUNDING * torch.finfo(x.dtype).eps * x.abs().max()  # (a, b)
+        anything |= bool(moved.any())
+        if bool(moved[1:].any()):
+            axes.discard(0)
+        if bool(moved[:, 1:].any()):
+            axes.discard(1)
+    return axes if anything else None
+
+
+def _with_one_changed(batch: Batch, axis: int) -> Batch | None:
+    """The batch with other numbers at place 0 of an axis of its first input; None if it has one place only, or if
+    the axis cannot be a batch (of ids and images the first axis is)."""
+
+    def changed(value: Any) -> Tensor | None:
+        if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[axis] < 2 or value.dtype == torch.bool:
+            return None
+        if axis == 1 and not (value.ndim == 3 and value.is_floating_point()):
+            return None
+        new = value.clone()
+        place = new[0] if axis == 0 else new[:, 0]
+        place.copy_(place + 1 if value.is_floating_point() else torch.where(place > 0, place - 1, place + 1))
+        return new
+
+    for index, value in enumerate(batch.args):
+        if (new := changed(value)) is not None:
+            return Batch((*batch.args[:index], new, *batch.args[index + 1 :]), batch.kwargs)
+    for name, value in batch.kwargs.items():
+        if "mask" not in name and "position" not in name and (new := changed(value)) is not None:
+            return Batch(batch.args, batch.kwargs | {name: new})
+    return None
