@@ -85,6 +85,7 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
         described,
         token_axis=family.token_axis_of(own[0][1]) if family.token_axis_of else family.token_axis,
         mask_argument=family.mask_argument,
+        causal_by_call=family.causal_by_call,
         causal=family.causal(model) if told == {None} else told.pop() if len(told) == 1 else None,
         notes=(
             *(f"{len(others)} blocks of the family {name} are not measured" for name, others in found.items()),

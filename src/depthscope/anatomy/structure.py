@@ -107,6 +107,7 @@ class Anatomy:
     token_axis: int = 1  # 0: activations are (n, batch, d)
     mask_argument: str | None = "attention_mask"  # the argument of the model's forward that marks real tokens
     causal: bool | None = None  # None: not known from the configuration
+    causal_by_call: bool = False  # causality is an argument of each block's call, as in PyTorch's encoder
     notes: tuple[str, ...] = ()  # what could not be found
 
 
@@ -121,6 +122,7 @@ class Family:
     causal: Callable[[nn.Module], bool | None]
     token_axis: int = 1
     mask_argument: str | None = "attention_mask"
+    causal_by_call: bool = False  # forward(src, src_mask, src_key_padding_mask, is_causal) of each block decides
     token_axis_of: Callable[[nn.Module], int] | None = None  # where it depends on the module
 
 

@@ -54,5 +54,6 @@ TORCH_ENCODER = Family(
     describe,
     unknown,
     mask_argument="src_key_padding_mask",
+    causal_by_call=True,
     token_axis_of=token_axis,
 )

@@ -7,7 +7,7 @@ operators: `operators`. `catalogue` has one record for every measure that a prob
 from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
 from depthscope.measures.catalogue import MEASURES, Measure, choose_measures, group, only_at_outputs
 from depthscope.measures.energy import EnergySplit, energy_split, frobenius_norm, largest_token_share
-from depthscope.measures.given import PARTS, HeadInput, MissingNeed, Summary
+from depthscope.measures.given import OF_OUTLIERS, PARTS, HeadInput, MissingNeed, Summary
 from depthscope.measures.operators import AttentionOperator, DenseAttention, ScoredAttention, TransposedAttention
 from depthscope.measures.rank import (
     LeadingDirection,
@@ -40,6 +40,7 @@ __all__ = [
     "ALIKE",
     "EQUAL",
     "MEASURES",
+    "OF_OUTLIERS",
     "OUTLIER_FACTOR",
     "PARTS",
     "AttentionOperator",

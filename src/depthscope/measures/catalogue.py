@@ -151,7 +151,7 @@ _OURS = (
         Measure(
             f"energy_{part}",
             "batch",
-            lambda x, part=part: getattr(x.once(energy_split), part),
+            partial(_energy, part=part),
             groups=("verdict", "all"),
         )
         for part in ("shared", "sequence", "position", "token")

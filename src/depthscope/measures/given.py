@@ -65,6 +65,9 @@ PARTS: dict[str, Callable[[TokenMatrix, TokenMatrix], TokenNorms | Tensor]] = {
 }
 
 
+OF_OUTLIERS = frozenset({"ordinary", "outliers", "sinks"})  # needs for which outlier tokens must be found
+
+
 def _outlier_count(x: TokenMatrix) -> Tensor:
     return x.outliers.sum(dim=-1).double() if x.has_outliers else torch.zeros_like(x.norms.mean_norm)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-Mixing = Literal["causal", "full"]
+MeanKind = Literal["causal", "full"]
 CHUNK = 256  # tokens per triangular product: of the size of attention's own, and cheaper than more passes over X
 
 
@@ -49,7 +49,7 @@ class Stretch(NamedTuple):
 class Full:
     """The mean over all real tokens of the sequence."""
 
-    kind: ClassVar[Mixing] = "full"
+    kind: ClassVar[MeanKind] = "full"
 
     def mean(self, tokens: Tensor, counted: Tensor | None = None) -> Tensor:
         """tokens (…, n, d), counted (…, n) true for tokens in the mean → (…, 1, d); 0 if there are none."""
@@ -72,7 +72,7 @@ class CausalMean:
     """
 
     shrink: float | None = field(default=None, kw_only=True)
-    kind: ClassVar[Mixing] = "causal"
+    kind: ClassVar[MeanKind] = "causal"
 
     def __post_init__(self) -> None:
         if self.shrink is not None and not 0 < self.shrink < float("inf"):

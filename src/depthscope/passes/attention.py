@@ -31,7 +31,7 @@ class Head(NamedTuple):
 
 
 # Called with the heads one after the other, and the values (batch, groups, m, d_v), or None if not seen.
-OnAttention = Callable[[Iterator[Head], Tensor | None], None]
+OnHeads = Callable[[Iterator[Head], Tensor | None], None]
 
 _SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 _fused = torch._C._nn.scaled_dot_product_attention
@@ -40,7 +40,7 @@ _fused = torch._C._nn.scaled_dot_product_attention
 class AttentionListener(TorchFunctionMode):
     """While it is entered, reports every attention that `wanted(shape)` accepts, shape = (batch, h, n, m)."""
 
-    def __init__(self, wanted: Callable[[tuple[int, ...]], bool], on_attention: OnAttention):
+    def __init__(self, wanted: Callable[[tuple[int, ...]], bool], on_attention: OnHeads):
         super().__init__()
         self.wanted = wanted
         self.on_attention = on_attention

@@ -48,18 +48,51 @@ class Hook:
 
 
 class TokenHook(Hook):
-    """A site of the kind *change*: exchanges the tokens that go into a module or come out of it."""
+    """A site of the kind *change*: exchanges the tokens that go into a module or come out of it.
+
+    Where what is changed is a copy of the trunk (in pre-norm, what a norm reads), `is_copy` is true, and the hooks that
+    `change_trunk` hangs behind it add the same difference to the trunk.
+    """
 
     side: Side
+    is_copy: bool = False
+    difference: Tensor | None = None  # of the copy that runs, until it has reached the end of the block
 
     def change(self, tokens: Tensor) -> Tensor:
         """The new tokens, in the layout of the model."""
         raise NotImplementedError
 
+    def changed_and_difference(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The new tokens, and what was added to the old ones; a hook that knows it exactly says it itself."""
+        new = self.change(tokens)
+        return new, new - tokens
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"difference": None}
+
     def __call__(self, module: nn.Module, args: Any, last: Any) -> Any:
-        if self.side == "in":
-            return edit_tokens((args, last), self.change)
-        return edit_tokens(last, self.change)
+        return edit_tokens((args, last) if self.side == "in" else last, self._edit)
+
+    def _edit(self, tokens: Tensor) -> Tensor:
+        if not self.is_copy:
+            return self.change(tokens)
+        new, self.difference = self.changed_and_difference(tokens)
+        return new
+
+
+class CarriedChange(TokenHook):
+    """Adds to the trunk, or to another copy of it, what was added to the copy that a norm reads."""
+
+    def __init__(self, first: TokenHook, side: Side):
+        self.first = first
+        self.side = side
+
+    def change(self, tokens: Tensor) -> Tensor:
+        difference = self.first.difference
+        assert difference is not None
+        if self.side == "out":  # the end of the block
+            self.first.difference = None
+        return tokens + difference.reshape(tokens.shape)
 
 
 class PassEntry(Hook):
@@ -126,6 +159,20 @@ def hang(module: nn.Module, hook: Hook, side: Side) -> None:
     else:
         handle = module.register_forward_hook(hook)
     hook.key = handle.id
+
+
+def change_trunk(block: BlockAnatomy, station: str, hook: TokenHook) -> None:
+    """Hangs a hook at a station of a block so that the trunk is changed there, also where a module reads a copy."""
+    spot = block.spots[station]
+    hook.side = spot.side
+    hang(spot.module, hook, spot.side)
+    on_trunk = station in block.trunk
+    if on_trunk and block.placement == "pre" and spot.side == "in" and spot.module is not block.module:
+        after = block.spots.get("after_cross_attention", spot)
+        if after.module is not spot.module:
+            hang(after.module, CarriedChange(hook, "in"), "in")
+        hang(block.module, CarriedChange(hook, "out"), "out")
+        hook.is_copy = True
 
 
 def install(model: nn.Module, anatomy: Anatomy) -> Pass:

@@ -66,7 +66,7 @@ class ListenToAttention:
     hear: OnAttention
 
 
-Site = Listen | Change | ListenToAttention
+AnySite = Listen | Change | ListenToAttention
 
 
 class Machine:
@@ -81,7 +81,7 @@ class Machine:
         self,
         model: nn.Module,
         anatomy: Anatomy,
-        *sites: Site,
+        *sites: AnySite,
         on_block_end: Callable[[Visit], object] | None = None,
         hears_call: bool = True,
     ):

@@ -27,7 +27,7 @@ class Pass:
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.masks = MaskFinder(model, anatomy)
         self.token_axis = anatomy.token_axis
-        self.asks_per_call = anatomy.family == "torch"  # causality is an argument of the block's call
+        self.causal_by_call = anatomy.causal_by_call
         self._warned = False
         self._forget()
 
@@ -73,7 +73,7 @@ class Pass:
         self.block, self.shape = block, tokens.shape
         self.cache = cache_in(args, kwargs)
         self.past = past_length(self.cache, index)
-        if self.asks_per_call:  # forward(src, src_mask, src_key_padding_mask, is_causal)
+        if self.causal_by_call:  # forward(src, src_mask, src_key_padding_mask, is_causal)
             src_mask = kwargs.get("src_mask", args[1] if len(args) > 1 else None)
             self.bidirectional = src_mask is None and not kwargs.get("is_causal", args[3] if len(args) > 3 else False)
         batch, n = self.batch_first(tokens).shape[:2]
@@ -106,7 +106,7 @@ class Pass:
 
     def warn_of_masks(self) -> None:
         """Once: arguments that look like masks and are not understood."""
-        pairs = {"mask", "src_mask"} if self.asks_per_call else set()  # PyTorch's masks of pairs of tokens
+        pairs = {"mask", "src_mask"} if self.causal_by_call else set()  # PyTorch's masks of pairs of tokens
         if not self._warned and (unused := self.masks.unused - pairs):
             self._warned = True
             named = ", ".join(sorted(unused))

@@ -134,13 +134,23 @@ class _Passes:
                 notes.append(f"attention was not seen in blocks {', '.join(map(str, blind))}")
         if unused := sorted(self.machine.running.masks.unused):
             notes.append(f"not used as masks of real tokens: {', '.join(unused)}")
-        if self.reduction.sinks and self.reduction.wants_values and not self.reduction.values_seen:
-            notes.append("values were not seen (eager attention): no sink_value_norm")
-        without = [name for name in self.reduction.measures if "tokens" in MEASURES[name].needs]
-        if without and self.reduction.attention_seen and "attention_input" not in seen:
-            named = ", ".join(sorted(without))
-            notes.append(f"what attention reads was not seen (attention_input): no {named}")
-        return notes
+        return notes + self._not_taken()
+
+    def _not_taken(self) -> list[str]:
+        """Measures that were asked for, and that this model gives nowhere, with what they lack."""
+        taken = {row.measure for row in self.reduction.rows}
+        lacking: dict[str, list[str]] = {}
+        for name, measure in MEASURES.items():
+            waits_for_sinks = "sinks" in measure.needs and not self.reduction.sinks
+            unseen = measure.of == "attention" and not self.reduction.attention_seen  # which is said already
+            if name not in self.reduction.measures - taken or waits_for_sinks or unseen:
+                continue
+            blind = "values" in measure.needs and not self.reduction.values_seen
+            why = "values were not seen (eager attention)" if blind else "not seen in this model"
+            if "tokens" in measure.needs:
+                why = "what attention reads was not seen (attention_input)"
+            lacking.setdefault(why, []).append(name)
+        return [f"{why}: no {', '.join(names)}" for why, names in lacking.items()]
 
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         if station == "input" and visit.number == 1:

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from depthscope import stations as at
-from depthscope.measures import MEASURES, PARTS, HeadInput, Measure, Scratch, Summary, TokenMatrix, TokenNorms
+from depthscope.measures import (
+    MEASURES,
+    OF_OUTLIERS,
+    PARTS,
+    HeadInput,
+    Measure,
+    Scratch,
+    Summary,
+    TokenMatrix,
+    TokenNorms,
+)
 from depthscope.passes import Head, Visit
 from depthscope.probing.ledger import Ledger
 from depthscope.probing.trail import Seen, Trail, same_tokens
@@ -60,10 +70,9 @@ class Reduction:
         needs = {need for measure in chosen for need in measure.needs}
         kept = {need for measure in self._kind("station") for need in measure.needs} | {"norms"}  # steps need norms
         self._parts = [name for name in PARTS if name in kept]
-        self._wants_outliers = bool(needs & {"ordinary", "outliers", "sinks"})
+        self._wants_outliers = bool(needs & OF_OUTLIERS)
         self.wants_attention = bool(self._kind("attention"))
         self.wants_branches = bool(self._kind("branch"))
-        self.wants_values = any("values" in measure.needs for measure in self._kind("attention"))
         self.values_seen = False
         self.rows: list[Row] = []
         self.sinks: list[SinkRow] = []
@@ -122,7 +131,7 @@ class Reduction:
             self._attention_input = tokens
         if station == "input" and (visit.number == 1 or trail.known(source) is None):
             seen = self._look(tokens, source, visit, station)
-            trail.begin(seen)
+            trail.enter(seen)
             if visit.number > 1:
                 self.between.add(visit.number)
             if visit.number == 1:
@@ -143,7 +152,7 @@ class Reduction:
         if station == "output":
             self._report_turn(seen, visit.number)
             self._report_outliers(seen, visit.number)
-            trail.leave(seen)
+            trail.enter(seen)
             self._attention_input = None
 
     def _see_branch(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:

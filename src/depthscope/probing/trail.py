@@ -27,33 +27,29 @@ class Seen:
 
 @dataclass
 class Trail:
-    """Where the pass is. Two states, and three events that move them:
+    """Where the pass is. Two states, and two events that move them:
 
-    | event                 | `entered`, what the running block reads | `trunk`, the trunk station heard last |
-    | --------------------- | --------------------------------------- | ------------------------------------- |
-    | `begin(seen)`         | seen                                    | seen                                  |
-    | `move(seen)`          | stays                                   | seen                                  |
-    | `leave(seen)`         | seen: it enters the next block          | seen                                  |
+    | event         | `entered`, what the running block reads | `trunk`, the trunk station heard last |
+    | ------------- | --------------------------------------- | ------------------------------------- |
+    | `enter(seen)` | seen                                    | seen                                  |
+    | `move(seen)`  | stays                                   | seen                                  |
 
-    `begin` comes at the first block, and where something has happened between two blocks. Both states are None before
-    the first `begin`. Apart from them, the tensor that was looked at last is known again if it is passed on unchanged.
+    `enter` comes at the first block, where something has happened between two blocks, and at the end of a block: its
+    output enters the next one. Both states are None before the first `enter`. Apart from them, the tensor that was
+    looked at last is known again if it is passed on unchanged.
     """
 
     entered: Seen | None = None
     trunk: Seen | None = None
     _newest: tuple[weakref.ref[Tensor], int, Seen] | None = None
 
-    def begin(self, seen: Seen) -> None:
-        """A block begins with tokens that are not the last block's output."""
+    def enter(self, seen: Seen) -> None:
+        """These tokens enter the block that runs now, or the one that runs next."""
         self.entered = self.trunk = seen
 
     def move(self, seen: Seen) -> None:
         """The trunk has come to the next station."""
         self.trunk = seen
-
-    def leave(self, seen: Seen) -> None:
-        """The block has ended."""
-        self.entered = self.trunk = seen
 
     def keep(self, source: Tensor, seen: Seen) -> None:
         """This tensor has been looked at."""

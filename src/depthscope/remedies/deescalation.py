@@ -6,17 +6,16 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import BlockAnatomy, Side
+from depthscope.anatomy import BlockAnatomy
 from depthscope.models.token_means import NAMED, Ema, Full, Prefix, TokenMean
 from depthscope.passes.caches import recall, remember
-from depthscope.passes.hooks import TokenHook, hang
-from depthscope.remedies.remedy import LEAK, Mixing, Remedy, Site, register_remedy
-from depthscope.remedies.selection import check_selection
+from depthscope.passes.hooks import TokenHook
+from depthscope.remedies.remedy import Mixing, Remedy, Site, leak, register_remedy
 
 if TYPE_CHECKING:
     from depthscope.remedies.recommendation import Recommendation
@@ -111,15 +110,13 @@ class DeEscalate(Remedy):
     tau: float | LearnableTau | Literal["recommended"] = 1.0
     at: str = "output"
     mixing: str | TokenMean = "auto"
-    blocks: tuple[int, ...] | None = None
-    every: int = 1
     skip_in_mean: tuple[int, ...] = ()
     leave_alone: tuple[int, ...] = ()
-    allow_leak: bool = False
 
     name: ClassVar[str] = "de-escalation"
     option_types: ClassVar[tuple[type, ...]] = (LearnableTau, Full, Prefix, Ema)
-    always_shown: ClassVar[tuple[str, ...]] = ("tau", "at")  # in Python code, also at their defaults
+    always_shown: ClassVar[tuple[str, ...]] = ("tau", "at")
+    without_leak: ClassVar[str] = "use mixing='auto', 'prefix' or 'ema'"
 
     def __post_init__(self) -> None:
         if isinstance(self.tau, str) and self.tau != "recommended":
@@ -137,7 +134,7 @@ class DeEscalate(Remedy):
             if any(not isinstance(number, int) or number < 0 for number in chosen):
                 raise ValueError(f"expected {name} to hold numbers of tokens from 0, got {chosen}")
             object.__setattr__(self, name, chosen)
-        object.__setattr__(self, "blocks", check_selection(self.blocks, self.every))
+        super().__post_init__()
 
     def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
         """The stations that it changes."""
@@ -157,18 +154,10 @@ class DeEscalate(Remedy):
                 stacklevel=3,
             )
         self._refuse_mean_pooling(site, mean)
-        module, spot = site.block.module, site.block.spots[station]
         hook = SubtractMean(self, site, station, mean)
         if isinstance(self.tau, LearnableTau):
-            module.register_parameter(hook.parameter_name, self.tau.parameter(_gain(site.block)))
-        hang(spot.module, hook, spot.side)
-        if site.block.placement == "pre" and spot.side == "in" and spot.module is not module:
-            # A norm reads a copy of the trunk: what is taken from the copy must leave the trunk too.
-            after = site.block.spots.get("after_cross_attention", spot)
-            if after.module is not spot.module:
-                hang(after.module, Trunk(hook, "in"), "in")
-            hang(module, Trunk(hook, "out"), "out")
-            hook.is_kept = True
+            site.block.module.register_parameter(hook.parameter_name, self.tau.parameter(_gain(site.block)))
+        site.put(self, hook, station)
 
     def station_in(self, block: BlockAnatomy) -> str:
         """Where it acts in a block. In pre-norm `ffn_input` is a copy; the trunk there is what the norm is given."""
@@ -223,7 +212,7 @@ class DeEscalate(Remedy):
 
 def _call_decides(site: Site) -> bool:
     """Whether causality is an argument of each call, and nobody has said more."""
-    return site.running.asks_per_call and site.causal is None
+    return site.running.causal_by_call and site.causal is None
 
 
 def _mean_pooling(model: nn.Module) -> str | None:
@@ -254,16 +243,9 @@ class SubtractMean(TokenHook):
     def __init__(self, remedy: DeEscalate, site: Site, station: str, mean: TokenMean | None):
         self.remedy = remedy
         self.station = station
-        self.block = site.block.name
-        self.side = site.block.spots[station].side
         self.mean = mean
         self.running = site.running
         self.owner = site.block.module
-        self.is_kept = False  # whether the trunk needs the shift, later in the block
-        self.shift: Tensor | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"shift": None}
 
     def taken_down(self, module: nn.Module) -> None:
         self.owner._parameters.pop(self.parameter_name, None)
@@ -287,10 +269,12 @@ class SubtractMean(TokenHook):
 
     def change(self, tokens: Tensor) -> Tensor:
         x = self.running.batch_first(tokens)
+        return self.running.as_given(x - self._shift(x), tokens)
+
+    def changed_and_difference(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.running.batch_first(tokens)
         shift = self._shift(x)
-        if self.is_kept:
-            self.shift = shift
-        return self.running.as_given(x - shift, tokens)
+        return self.running.as_given(x - shift, tokens), self.running.as_given((-shift).expand_as(x), tokens)
 
     def _shift(self, x: Tensor) -> Tensor:
         running, remedy = self.running, self.remedy
@@ -309,20 +293,5 @@ class SubtractMean(TokenHook):
         if self.mean is None:
             return NAMED["full" if self.running.bidirectional else "prefix"]
         if self.mean.kind == "full" and self.running.bidirectional is False and not self.remedy.allow_leak:
-            raise ValueError(f"mixing='full' with a src_mask, which may be causal: {LEAK}")
+            raise ValueError(f"mixing='full' with a src_mask, which may be causal: {leak(self.remedy)}")
         return self.mean
-
-
-class Trunk(TokenHook):
-    """Takes from the trunk, or from another copy of it, what was taken from the copy that a norm reads."""
-
-    def __init__(self, first: SubtractMean, side: Side):
-        self.first = first
-        self.side = side
-
-    def change(self, tokens: Tensor) -> Tensor:
-        running, shift = self.first.running, self.first.shift
-        assert shift is not None
-        if self.side == "out":  # the end of the block
-            self.first.shift = None
-        return running.as_given(running.batch_first(tokens) - shift, tokens)

@@ -11,9 +11,11 @@ from depthscope.remedies.remedy import Remedy
 
 def expression(remedy: Remedy) -> str:
     """`DeEscalate(tau=0.4, at="output")`: the options that are not at their default, and those without one."""
+    everybody = {field.name for field in fields(Remedy)}
+    own_first = sorted(fields(remedy), key=lambda field: field.name in everybody)
     options = [
         f"{field.name}={_literal(getattr(remedy, field.name))}"
-        for field in fields(remedy)  # type: ignore[arg-type]
+        for field in own_first
         if field.default is MISSING or getattr(remedy, field.name) != field.default or field.name in remedy.always_shown
     ]
     return f"{type(remedy).__name__}({', '.join(options)})"

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.passes import Pass
+from depthscope.passes.hooks import TokenHook, change_trunk
 from depthscope.registry import Registry
+from depthscope.remedies.selection import check_selection
 
 if TYPE_CHECKING:
     from depthscope.remedies.recommendation import Recommendation
 
 Mixing = Literal["none", "causal", "full", "by call"]  # "by call": each call of the block decides between the two
-LEAK = (
-    "the mean of the whole sequence lets each token see later ones, so the model learns to read the answer and fails "
-    "when it must write it; use mixing='auto', 'prefix' or 'ema', or allow_leak=True to do it all the same"
-)
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,15 @@ class Site:
     causal: bool | None  # None: not known
     running: Pass  # what the hooks of one `apply` know of the pass that is running
 
+    def put(self, remedy: Remedy, hook: TokenHook, station: str) -> None:
+        """Hangs a hook of a remedy at a station of this block, and notes on it whose and where it is.
+
+        What it changes is the trunk, also where a pre-norm model shows only the copy that a norm reads; on a branch, it
+        is the branch.
+        """
+        hook.remedy, hook.block, hook.station = remedy, self.block.name, station
+        change_trunk(self.block, station, hook)
+
     @property
     def is_first(self) -> bool:
         return self.block is self.anatomy.blocks[0]
@@ -48,15 +55,21 @@ class Site:
         return self.block is self.anatomy.blocks[-1]
 
 
+@dataclass(frozen=True)
 class Remedy(ABC):
-    """The protocol. A subclass is a frozen dataclass whose fields are the remedy's options."""
+    """The protocol. A subclass is a frozen dataclass whose fields are the remedy's options; these all have."""
 
-    name: ClassVar[str]  # in records, on the command line
+    blocks: tuple[int, ...] | None = field(default=None, kw_only=True)  # numbers from 1; None: all
+    every: int = field(default=1, kw_only=True)  # k: only every k-th block
+    allow_leak: bool = field(default=False, kw_only=True)  # full mixing is wanted even in a causal model
+
+    name: ClassVar[str] = ""  # in records, on the command line
     always_shown: ClassVar[tuple[str, ...]] = ()  # options that printed code shows also at their defaults
     option_types: ClassVar[tuple[type, ...]] = ()  # dataclasses that its options may hold, for the record
-    blocks: tuple[int, ...] | None = None  # numbers from 1; None: all
-    every: int = 1
-    allow_leak: bool = False  # whether full mixing is wanted even in a causal model
+    without_leak: ClassVar[str] = ""  # how its user gets a causal form, for the message that refuses a leak
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", check_selection(self.blocks, self.every))
 
     @abstractmethod
     def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
@@ -64,7 +77,7 @@ class Remedy(ABC):
 
     @abstractmethod
     def install(self, site: Site) -> None:
-        """Hangs its hooks (`passes.hooks.hang`) into one block, or refuses with a ValueError."""
+        """Puts its hooks into one block (`site.put(self, hook, station)`), or refuses with a ValueError."""
 
     def mixing_in(self, site: Site) -> Mixing:
         """Whether a token's new value depends on other tokens, and on which."""
@@ -87,7 +100,7 @@ class Remedy(ABC):
 def _check(kind: type[Remedy]) -> None:
     if not (isinstance(kind, type) and issubclass(kind, Remedy) and is_dataclass(kind)):
         raise ValueError(f"expected a dataclass that inherits Remedy, got {kind!r}")
-    if not getattr(kind, "name", ""):
+    if not kind.name:
         raise ValueError(f"{kind.__name__} must have a name")
 
 
@@ -103,4 +116,13 @@ def refuse_leak(remedy: Remedy, site: Site) -> None:
     """Full mixing in a causal model lets tokens see later ones: only if it is asked for by name."""
     if remedy.mixing_in(site) == "full" and site.causal is not False and not remedy.allow_leak:
         which = "is causal" if site.causal else "may be causal (pass causal=False to apply if it is not)"
-        raise ValueError(f"{remedy.name} with full mixing in a model that {which}: {LEAK}")
+        raise ValueError(f"{remedy.name} with full mixing in a model that {which}: {leak(remedy)}")
+
+
+def leak(remedy: Remedy) -> str:
+    """Why full mixing is refused in a causal model, and what to do instead."""
+    instead = f"{remedy.without_leak}, or " if remedy.without_leak else ""
+    return (
+        "each token would see later ones, so that the model learns to read the answer and fails when it must write it; "
+        f"{instead}allow_leak=True does it all the same"
+    )

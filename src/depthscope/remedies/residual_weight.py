@@ -12,9 +12,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from depthscope.anatomy import BlockAnatomy
-from depthscope.passes.hooks import TokenHook, hang
+from depthscope.passes.hooks import TokenHook
 from depthscope.remedies.remedy import Remedy, Site, register_remedy
-from depthscope.remedies.selection import check_selection
 from depthscope.stations import BRANCHES
 
 
@@ -24,15 +23,13 @@ class ResidualWeight(Remedy):
     """Multiplies what attention and FFN add to the trunk by `alpha`, in all blocks or some."""
 
     alpha: float
-    blocks: tuple[int, ...] | None = None
-    every: int = 1
 
     name: ClassVar[str] = "residual-weight"
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < float("inf"):
             raise ValueError(f"expected alpha of at least 0, got {self.alpha}")
-        object.__setattr__(self, "blocks", check_selection(self.blocks, self.every))
+        super().__post_init__()
 
     def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
         """The stations that it changes."""
@@ -48,18 +45,14 @@ class ResidualWeight(Remedy):
                     f"stations of this block: {', '.join(spots)}"
                 )
         for branch in self.stations_in(site.block):
-            hang(spots[branch].module, Weighted(self, site.block.name, branch), "out")
+            site.put(self, Weighted(self.alpha), branch)
 
 
 class Weighted(TokenHook):
     """One branch, times α."""
 
-    side = "out"
-
-    def __init__(self, remedy: ResidualWeight, block: str, branch: str):
-        self.remedy = remedy
-        self.block = block
-        self.station = branch
+    def __init__(self, alpha: float):
+        self.alpha = alpha
 
     def change(self, tokens: Tensor) -> Tensor:
-        return self.remedy.alpha * tokens
+        return self.alpha * tokens

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from depthscope.anatomy import BlockAnatomy
-from depthscope.passes.hooks import TokenHook, hang
+from depthscope.passes.hooks import TokenHook
 from depthscope.remedies import Remedy, Site
 
 
@@ -21,17 +21,14 @@ class Shrink(Remedy):
         return ("output",)
 
     def install(self, site: Site) -> None:
-        spot = site.block.spots["output"]
-        hang(spot.module, Times(self, site.block.name), spot.side)
+        site.put(self, Times(self.factor), "output")
 
 
 class Times(TokenHook):
     """The hook of one block."""
 
-    side, station = "out", "output"
-
-    def __init__(self, remedy: Shrink, block: str):
-        self.remedy, self.block = remedy, block
+    def __init__(self, factor: float):
+        self.factor = factor
 
     def change(self, tokens: Tensor) -> Tensor:
-        return self.remedy.factor * tokens
+        return self.factor * tokens
