@@ -12,9 +12,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+import depthscope
 from depthscope.cli.condition import Condition, parse_condition
 from depthscope.cli.display import format_value, skip_sentence
 from depthscope.probing import Profile
+from depthscope.remedies import DeEscalate
 
 pytestmark = pytest.mark.usefixtures("short_manual")
 
@@ -363,3 +365,13 @@ def test_the_seed_holds_for_a_factory_that_draws_from_the_global_state(
     assert first["profile"] == again["profile"]
     assert first["profile"] != other["profile"]
     assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_folder_that_was_saved_with_a_remedy_says_so(run, tmp_path: Path):
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=500, n_embd=32, n_layer=2, n_head=4, n_positions=64))
+    depthscope.apply(model, DeEscalate(0.5))
+    model.save_pretrained(tmp_path / "model")
+    found = json.loads(run(f"hf:{tmp_path / 'model'}", "--samples", "2", "--tokens", "16", "--json").out)
+    (note,) = [note for note in found["metadata"]["notes"] if "saved with" in note]
+    assert 'DeEscalate(tau=0.5, at="output")' in note
+    assert "restore(model)" in note

@@ -68,3 +68,27 @@ def test_a_model_without_remedies_saves_no_record(tmp_path):
     with pytest.raises(ValueError, match="records no remedies"):
         restore(model)
     assert "depthscope" not in (tmp_path / "config.json").read_text()
+
+
+def test_what_apply_was_told_is_recorded_and_told_again(tmp_path):
+    """A remedy of one tower comes back into that tower, and a model that was told to be causal stays so."""
+    config = hf.CLIPConfig(
+        text_config={"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+                     "intermediate_size": 24, "max_position_embeddings": 32, "eos_token_id": 2, "bos_token_id": 1},
+        vision_config={"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24,
+                       "image_size": 8, "patch_size": 4},
+        projection_dim=8,
+    )  # fmt: skip
+    model = hf.CLIPModel(config).eval()
+    depthscope.apply(model, DeEscalate(0.5), blocks="vision_model.encoder.layers.*", causal=False)
+    before = [(entry.block, entry.remedy) for entry in applied(model)]
+    assert [block for block, _ in before] == ["vision_model.encoder.layers.0", "vision_model.encoder.layers.1"]
+    model.save_pretrained(tmp_path)
+    again = hf.CLIPModel.from_pretrained(tmp_path)
+    assert not applied(again)
+    restore(again)
+    assert [(entry.block, entry.remedy) for entry in applied(again)] == before
+    pixels = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        ours, theirs = (m.vision_model(pixels).last_hidden_state for m in (model, again))
+    assert torch.equal(ours, theirs)

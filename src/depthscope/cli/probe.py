@@ -89,7 +89,7 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagn
     with prepared(options) as (loaded, inputs, progress):
         profile, skipped = _run(loaded.model, inputs, options, progress)
         asked = {"model": options.model, "seed": options.seed, **inputs.metadata}
-        notes = [*profile.metadata.get("notes", []), *loaded.notes, *inputs.notes]
+        notes = [*profile.metadata.get("notes", []), *loaded.notes, *inputs.notes, *_saved_remedies(loaded.model)]
         profile.metadata.update(asked, notes=notes)
 
         def measure() -> Recommendation:
@@ -98,6 +98,17 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagn
 
         again = isinstance(inputs.batches, list | dict | Tensor)  # a factory's own iterable was read, and is gone
         return profile, skipped, diagnose(profile, skipped, measure=measure if again else None)
+
+
+def _saved_remedies(model: nn.Module) -> list[str]:
+    """A model that was saved with remedies is loaded without them."""
+    from depthscope.remedies import applied
+    from depthscope.remedies.expression import expression
+    from depthscope.remedies.record import recorded
+
+    missing = [expression(item.remedy) for item in recorded(model)] if not applied(model) else []
+    named = ", ".join(missing)
+    return [f"saved with {named}, measured without: depthscope.remedies.restore(model) puts it back"] if missing else []
 
 
 def _run(

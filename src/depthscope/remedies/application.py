@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
 from depthscope.passes import Tokenizer, batches, find_token_axis, is_causal, undisturbed
 from depthscope.passes.hooks import Hook, LastBlockExit, hang, hooks_in, install, take_down
-from depthscope.remedies.record import forget, keep_record, recorded
+from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
 from depthscope.remedies.selection import chosen_blocks
 
@@ -43,13 +43,14 @@ def apply(
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
     _refuse_wrapped(model, remedies)
     anatomy = anatomy_of(model, blocks)
+    family_is_unknown = anatomy.family == "unknown"
     if token_axis is not None:
         anatomy = replace(anatomy, token_axis=token_axis)
-    elif inputs is not None and anatomy.family == "unknown":
+    elif inputs is not None and family_is_unknown:
         with undisturbed(model):
             found = find_token_axis(model, anatomy, next(batches(model, inputs, tokenizer)))
         anatomy = replace(anatomy, token_axis=found)
-    if inputs is not None and causal is None and anatomy.causal is None and anatomy.family == "unknown":
+    if inputs is not None and causal is None and anatomy.causal is None and family_is_unknown:
         causal = _find_out(model, anatomy, inputs, tokenizer)
 
     def measure(**options: Any) -> Recommendation:
@@ -75,29 +76,28 @@ def apply(
     except BaseException:
         take_down(model, keep=before)
         raise
-    keep_record(model, chosen)
+    told = {"blocks": blocks, "causal": causal, "token_axis": anatomy.token_axis if family_is_unknown else token_axis}
+    keep_record(model, chosen, {name: value for name, value in told.items() if value is not None})
     return model
 
 
 def remove(model: nn.Module) -> nn.Module:
     """Takes all remedies out of a model, in place: it is then bitwise what it was, and returned."""
     take_down(model)
-    forget(model)
+    set_records(model, [])
     return model
 
 
 @contextmanager
 def temporarily(model: nn.Module, *remedies: Remedy, **options: Any) -> Iterator[nn.Module]:
     """`apply`, and the model as it was afterwards, also after an exception."""
-    before, records = frozenset(id(hook) for _, hook in hooks_in(model)), recorded(model)
+    before, records = frozenset(id(hook) for _, hook in hooks_in(model)), records_of(model)
     apply(model, *remedies, **options)
     try:
         yield model
     finally:
         take_down(model, keep=before)
-        forget(model)
-        if records:
-            keep_record(model, records)
+        set_records(model, records)
 
 
 @dataclass(frozen=True)

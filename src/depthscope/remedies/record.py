@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from depthscope.passes.hooks import hooks_in, take_down
 from depthscope.remedies.remedy import REMEDIES, Remedy
 
 FIELD = "depthscope_remedies"
+TOLD = "told"  # beside a remedy: what `apply` was told, so that `restore` does the same
 
 
 def to_dict(remedy: Remedy) -> dict[str, Any]:
@@ -57,46 +59,66 @@ def _value(item: Any, kind: type[Remedy]) -> Any:
     return tuple(item) if isinstance(item, list) else item
 
 
-def recorded(model: nn.Module) -> list[Remedy]:
+@dataclass(frozen=True)
+class Recorded:
+    """A remedy in a model's configuration, and what `apply` was told beside it (blocks, causal, token_axis)."""
+
+    remedy: Remedy
+    options: Mapping[str, Any]
+
+
+def recorded(model: nn.Module) -> list[Recorded]:
     """The remedies in the model's configuration."""
-    return [from_dict(record) for record in getattr(_config(model), FIELD, [])]
+    found = []
+    for record in getattr(_config(model), FIELD, []):
+        own = {name: value for name, value in record.items() if name != TOLD}
+        found.append(Recorded(from_dict(own), record.get(TOLD, {})))
+    return found
 
 
-def keep_record(model: nn.Module, remedies: list[Remedy]) -> None:
+def keep_record(model: nn.Module, remedies: Sequence[Remedy], options: Mapping[str, Any]) -> None:
     """Writes them into the model's configuration, if it has one that `save_pretrained` saves."""
-    config = _config(model)
-    if config is not None:
-        setattr(config, FIELD, [*getattr(config, FIELD, []), *(to_dict(remedy) for remedy in remedies)])
+    told = {TOLD: dict(options)} if options else {}
+    set_records(model, [*records_of(model), *(to_dict(remedy) | told for remedy in remedies)])
 
 
-def forget(model: nn.Module) -> None:
-    """Takes the record out of the configuration."""
+def records_of(model: nn.Module) -> list[dict[str, Any]]:
+    """What the configuration holds now, for `set_records`."""
+    return list(getattr(_config(model), FIELD, []))
+
+
+def set_records(model: nn.Module, records: Sequence[dict[str, Any]]) -> None:
+    """Leaves these records in the configuration, and no others; none: also no field for them."""
     config = _config(model)
-    if config is not None and hasattr(config, FIELD):
+    if config is None:
+        return
+    if records:
+        setattr(config, FIELD, list(records))
+    elif hasattr(config, FIELD):
         delattr(config, FIELD)
 
 
 def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None = None) -> nn.Module:
-    """Puts the remedies back that the configuration of a loaded model records.
+    """Puts the remedies back that the configuration of a loaded model records, into the same blocks as before.
 
     `weights`, the saved state_dict or the folder or file (safetensors) that holds it, gives back what a learnable τ
     had reached: `from_pretrained` does not know these keys and leaves them out.
     """
     from depthscope.remedies.application import apply
 
-    remedies = recorded(model)
-    if not remedies:
+    found, before = recorded(model), records_of(model)
+    if not found:
         raise ValueError(f"the configuration of this {type(model).__name__} records no remedies")
     if any(True for _ in hooks_in(model)):
         raise ValueError("the model has its remedies already")
-    forget(model)
+    set_records(model, [])
     try:
-        apply(model, *remedies)
+        for options, group in groupby(found, key=lambda item: item.options):
+            apply(model, *(item.remedy for item in group), **options)
         _load_learned(model, weights)
     except BaseException:
         take_down(model)
-        forget(model)
-        keep_record(model, remedies)
+        set_records(model, before)
         raise
     return model
 
