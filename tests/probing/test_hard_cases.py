@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from depthscope import measures as m
+from depthscope.anatomy import anatomy_of
+from depthscope.passes import Listen, Machine
 from depthscope.probing import probe, skip_loss
 from samples import seeded
 from zoo import IDS, MASK, TEXT, TOKENS, make
@@ -361,3 +363,29 @@ def test_compiled_parts_run_uncompiled():
 def test_a_tuple_of_tensors_is_refused():
     with pytest.raises(ValueError, match="pass a dict"):
         probe(make("bert")[0], (IDS, MASK))
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_a_cache_in_the_inputs_is_left_as_it_was_and_the_new_tokens_are_measured(with_mask: bool):
+    model, _ = make("llama")
+    ids = torch.randint(5, 50, (2, 12), generator=seeded(3))
+    whole = probe(model, {"input_ids": ids})
+    with torch.no_grad():
+        cache = model(ids[:, :7], use_cache=True).past_key_values
+    keys = cache.layers[0].keys.clone()
+    inputs = {"input_ids": ids[:, 7:], "past_key_values": cache}
+    if with_mask:
+        inputs["attention_mask"] = torch.ones_like(ids)
+    kept: list[Tensor] = []
+    keep = Listen({"output"}, lambda _v, _s, tokens, _source: kept.append(tokens[:, 7:].clone()))
+    with torch.no_grad(), Machine(model.eval(), anatomy_of(model), keep):
+        model(ids)
+    expected = [m.token_similarity(tokens).mean().item() for tokens in kept]
+    for _ in range(2):  # the second probe finds what the first found
+        found = probe(model, inputs)
+        assert cache.get_seq_length() == 7
+        assert torch.equal(cache.layers[0].keys, keys)
+        assert found.metadata["tokens"] == 5
+        assert "the inputs bring a cache of 7 tokens: only the new tokens are measured" in found.metadata["notes"]
+        assert found.curve("token_similarity")[1:] == pytest.approx(expected, rel=1e-4)
+    assert whole.metadata["notes"] == []

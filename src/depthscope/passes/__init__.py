@@ -6,7 +6,7 @@ same way. Masks, caches, the token axis and what a block was called with are kno
 
 from depthscope.passes.attention import Head
 from depthscope.passes.causality import is_causal
-from depthscope.passes.inputs import Batch, Tokenizer, batches, device_of
+from depthscope.passes.inputs import Batch, Tokenizer, batches, call, device_of
 from depthscope.passes.layout import find_token_axis
 from depthscope.passes.machine import Change, Listen, ListenToAttention, Machine, Visit
 from depthscope.passes.quiet import full_precision, uncompiled, undisturbed
@@ -25,6 +25,7 @@ __all__ = [
     "Visit",
     "batch_first",
     "batches",
+    "call",
     "device_of",
     "edit_tokens",
     "exchange",

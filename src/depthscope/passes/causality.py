@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.passes.inputs import Batch
+from depthscope.passes.inputs import Batch, call
 from depthscope.passes.machine import Listen, Machine, Visit
 from depthscope.passes.tokens import batch_first
 
@@ -64,7 +64,7 @@ def _seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:
         outputs[:] = [(tokens.clone(), visit.real)]
 
     with Machine(model, anatomy, Listen({"output"}, keep)):
-        model(*batch.args, **batch.kwargs)
+        call(model, batch)
     if not outputs:
         raise ValueError(f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks=")
     output, mask = outputs[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +16,15 @@ class Batch(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+def call(model: nn.Module, batch: Batch) -> Any:
+    """One pass of the model. A cache of keys and values in the inputs is copied first: a pass would fill it further."""
+
+    def own(value: Any) -> Any:
+        return copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
+
+    return model(*map(own, batch.args), **{name: own(value) for name, value in batch.kwargs.items()})
 
 
 Tokenizer = Callable[..., Mapping[str, Any]]

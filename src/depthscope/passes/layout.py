@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.passes.inputs import Batch
+from depthscope.passes.inputs import Batch, call
 from depthscope.passes.machine import Listen, Machine, Visit
 
 ROUNDING = 64  # machine epsilons of the largest number: what another order of sums may change
@@ -44,7 +44,7 @@ def _outputs(model: nn.Module, anatomy: Anatomy, batch: Batch) -> list[Tensor]:
         found.append(source.clone())
 
     with Machine(model, anatomy, Listen({"output"}, keep)):
-        model(*batch.args, **batch.kwargs)
+        call(model, batch)
     return found
 
 

@@ -25,6 +25,7 @@ from depthscope.passes import (
     Tokenizer,
     Visit,
     batches,
+    call,
     find_token_axis,
     full_precision,
     is_causal,
@@ -99,7 +100,7 @@ class _Passes:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, reduction: Reduction, progress: Tick | None):
         self.model, self.anatomy, self.reduction, self.progress = model, anatomy, reduction, progress
-        self.samples = self.batch_size = self.depth = self.tokens = self.width = 0
+        self.samples = self.batch_size = self.depth = self.tokens = self.width = self.past = 0
         self.causal: bool | None = anatomy.causal
         self.device = torch.device("cpu")
         self.dtype = ""
@@ -111,7 +112,7 @@ class _Passes:
     def run(self, batch: Batch) -> None:
         self.reduction.begin(self.samples)
         with self.machine:
-            self.model(*batch.args, **batch.kwargs)
+            call(self.model, batch)
         self.reduction.end()
         if self.depth == 0:
             raise ValueError(
@@ -125,6 +126,8 @@ class _Passes:
         seen = {station for block in self.anatomy.blocks for station in block.spots}
         if missing := sorted(wanted & set(at.BLOCK) - seen):
             notes.append(f"stations that this model does not show: {', '.join(missing)}")
+        if self.past:
+            notes.append(f"the inputs bring a cache of {self.past} tokens: only the new tokens are measured")
         if self.anatomy.family == "unknown" and self.reduction.between:
             named = ", ".join(map(str, sorted(self.reduction.between)))
             notes.append(f"something else changes the tokens between the blocks, before block {named}")
@@ -157,6 +160,7 @@ class _Passes:
             self.batch_size, n, self.width = tokens.shape
             self.tokens, self.device = max(self.tokens, n), tokens.device
             self.dtype = str(tokens.dtype).removeprefix("torch.")
+            self.past = max(self.past, self.machine.running.past)
         # Our own arithmetic: unseen by the attention listener, in full precision, without gradients.
         with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
             self.reduction.see_tokens(visit, station, tokens, source)

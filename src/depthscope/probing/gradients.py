@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.passes import Batch, Listen, Machine, Visit
+from depthscope.passes import Batch, Listen, Machine, Visit, call
 from depthscope.probing.reduction import Row
 
 Loss = Callable[[Any], Tensor]
@@ -33,7 +33,7 @@ def gradient_norms(model: nn.Module, anatomy: Anatomy, batch: Batch, loss: Loss 
         masks.append(visit.real)
 
     with torch.enable_grad(), Machine(model, anatomy, Listen({"output"}, keep)):
-        returned = model(*batch.args, **batch.kwargs)
+        returned = call(model, batch)
         value = _default_loss(outputs[-1], masks[-1], anatomy.token_axis) if loss is None else loss(returned)
     if not value.requires_grad:
         raise ValueError("gradients=True needs a model with parameters that require a gradient; none does")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, anatomy_of
-from depthscope.passes import Batch, Change, Machine, Tokenizer, Visit, batches, uncompiled, undisturbed
+from depthscope.passes import Batch, Change, Machine, Tokenizer, Visit, batches, call, uncompiled, undisturbed
 from depthscope.probing.gradients import Loss
 from depthscope.progress import Tick
 
@@ -72,7 +72,7 @@ def _mean_loss(
     values = []
     with Machine(model, anatomy, Change("output", pass_on)) as machine:
         for batch in calls:
-            returned = model(*batch.args, **batch.kwargs)
+            returned = call(model, batch)
             value = getattr(returned, "loss", None) if loss is None else loss(returned)
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise ValueError("the model returns no loss: pass labels in the batch, or loss=")

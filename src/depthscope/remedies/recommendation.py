@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy, anatomy_of
 from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
-from depthscope.passes import Batch, Listen, Machine, Tokenizer, Visit, batches, uncompiled, undisturbed
+from depthscope.passes import Batch, Listen, Machine, Tokenizer, Visit, batches, call, uncompiled, undisturbed
 from depthscope.probing import Profile, probe
 from depthscope.progress import Tick
 from depthscope.remedies import expression
@@ -270,7 +270,7 @@ def _maps(model: nn.Module, anatomy: Anatomy, batch: Batch, progress: Tick | Non
             progress()
 
     with Machine(model, anatomy, Listen({"output"}, measure)) as machine:
-        model(*batch.args, **batch.kwargs)
+        call(model, batch)
     return found
 
 
