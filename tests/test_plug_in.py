@@ -1,4 +1,4 @@
-"""A plug-in package, built as a wheel and installed by pip, adds a measure, a family, a remedy and a study."""
+"""A plug-in package, built as a wheel and installed by pip: measure, family, remedy, study, wiring and variants."""
 
 import base64
 import hashlib
@@ -108,6 +108,20 @@ assert from_dict(to_dict(Shrink(0.25))) == Shrink(0.25) == from_dict({"remedy": 
 assert torch.equal(depthscope.remove(model)(x), before)
 """
     run(installed, "-c", code)
+
+
+@pytest.mark.parametrize(
+    ("variant", "wiring", "remedies"),
+    [("shrunk", "post", [{"remedy": "shrink", "factor": 0.5}]), ("parallel", "parallel", [])],
+)
+def test_the_variants_are_trained(installed, tmp_path: Path, variant: str, wiring: str, remedies: list[dict]):
+    sizes = ("--depth", "2", "--width", "16", "--steps", "2", "--cpu", "--set", "tracker=none")
+    out = ("--out", str(tmp_path))
+    run(installed, "-m", "depthscope", "train", "vit-digits", "--variant", variant, *sizes, *out)
+    config = json.loads((tmp_path / "config.json").read_text())["config"]
+    assert (config["variant"], config["wiring"], config["remedies"]) == (variant, wiring, remedies)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert max(steps) == 2
 
 
 def test_a_plug_in_that_takes_one_of_our_names_is_named(tmp_path: Path):

@@ -29,9 +29,15 @@ def test_make_targets_and_links_exist():
 
 
 def test_every_measure_is_named():
+    """All that a probe can take, each in a row of a table with its group, and all public functions."""
     from depthscope import measures
 
-    inner = {"singular_values", "mean_angle", "mean_cosine", "directions_without_outliers"}
-    inner |= {"choose_measures", "group", "only_at_outputs"}  # these choose among the measures
+    letters = {"default": "D", "verdict": "V", "spectral": "S", "all": "A"}  # a row names the smallest groups
+    for name, measure in measures.MEASURES.items():
+        (row,) = re.findall(rf"^\| `{name}`.*\| ([DVSA, ]+) \|$", MEASURES, flags=re.MULTILINE)
+        smallest = [group for group in measure.groups if group != "all"] or ["all"]
+        smallest = ["default"] if "default" in smallest else smallest
+        assert row.split(", ") == [letters[group] for group in smallest], name
+    inner = {"choose_measures", "group", "only_at_outputs"}  # these choose among the measures
     functions = {name for name in measures.__all__ if name.islower()} - inner
     assert {name for name in functions if f"`{name}`" not in MEASURES} == set()

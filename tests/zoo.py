@@ -1,8 +1,11 @@
-"""A tiny model of every family that the probe knows, with random weights and inputs it takes."""
+"""A tiny model of every family that the probe knows, with random weights and inputs it takes.
+
+A line of `ZOO` puts a family under all tests of families: what they must know of it stands in that line.
+"""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import transformers as hf
@@ -41,47 +44,88 @@ def torch_encoder(**options: Any) -> nn.Module:
     return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
 
 
-ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
-    "encoder": (lambda: Encoder(3, BlockConfig(16, 4)), lambda: {"x": TOKENS, "mask": MASK}),
-    "encoder-pre": (lambda: Encoder(3, BlockConfig(16, 4, placement=pre_norm)), lambda: {"x": TOKENS, "mask": MASK}),
-    "vision-transformer": (lambda: VisionTransformer(3, BlockConfig(16, 4), image_size=8), lambda: IMAGES),
-    "causal-lm": (lambda: CausalLM(3, BlockConfig(16, 4), vocabulary=50), lambda: {"ids": IDS, "mask": MASK}),
-    "transformer-xl": (lambda: TransformerXL(XL), lambda: {"ids": IDS}),
-    "transformer-xl-pre": (
+@dataclass(frozen=True)
+class Specimen:
+    """A model of a family, and what is true of it: known here by hand, so that the anatomy can be wrong."""
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], Any]
+    placement: Literal["post", "pre"] = "post"
+    causal: bool | None = False  # None: each call, or each half of the model, decides
+    blocks: int = 3  # that run in a pass
+    tokens: int = 7
+    modules: int = 3  # fewer than blocks if these share their weights
+    hides: frozenset[str] = frozenset()  # "attention_branch", "values", "context": what is no module's input or output
+    hidden_states: bool = False  # whether `output_hidden_states=True` gives the tokens between its blocks
+
+
+FUSED = frozenset({"values", "context"})  # query, key and value in one module, and attention inside PyTorch's function
+ZOO: dict[str, Specimen] = {
+    "encoder": Specimen(lambda: Encoder(3, BlockConfig(16, 4)), lambda: {"x": TOKENS, "mask": MASK}),
+    "encoder-pre": Specimen(
+        lambda: Encoder(3, BlockConfig(16, 4, placement=pre_norm)), lambda: {"x": TOKENS, "mask": MASK}, placement="pre"
+    ),
+    "vision-transformer": Specimen(
+        lambda: VisionTransformer(3, BlockConfig(16, 4), image_size=8), lambda: IMAGES, tokens=5
+    ),
+    "causal-lm": Specimen(
+        lambda: CausalLM(3, BlockConfig(16, 4), vocabulary=50), lambda: {"ids": IDS, "mask": MASK}, causal=True
+    ),
+    "transformer-xl": Specimen(lambda: TransformerXL(XL), lambda: {"ids": IDS}, causal=True),
+    "transformer-xl-pre": Specimen(
         lambda: TransformerXL(replace(XL, placement="pre", final_norm=True)),
         lambda: {"ids": IDS},
+        placement="pre",
+        causal=True,
     ),
-    "transformer-xl-deescalated": (
-        lambda: TransformerXL(replace(XL, carried_mean=CarriedMean())),
-        lambda: {"ids": IDS},
+    "transformer-xl-deescalated": Specimen(
+        lambda: TransformerXL(replace(XL, carried_mean=CarriedMean())), lambda: {"ids": IDS}, causal=True
     ),
-    "torch": (
+    "torch": Specimen(
         lambda: torch_encoder(batch_first=True),
         lambda: {"src": TOKENS, "src_key_padding_mask": MASK == 0},
+        causal=None,
+        hides=FUSED,
     ),
-    "torch-tokens-first": (
+    "torch-tokens-first": Specimen(
         lambda: torch_encoder(norm_first=True),
         lambda: {"src": TOKENS.transpose(0, 1).contiguous(), "src_key_padding_mask": MASK == 0},
+        placement="pre",
+        causal=None,
+        hides=FUSED,
     ),
-    "bert": (lambda: hf.BertModel(hf.BertConfig(**TEXT)), text),
-    "roberta": (lambda: hf.RobertaModel(hf.RobertaConfig(**TEXT, pad_token_id=1)), text),
-    "albert": (lambda: hf.AlbertModel(hf.AlbertConfig(**TEXT, embedding_size=8)), text),
-    "xlnet": (
+    "bert": Specimen(lambda: hf.BertModel(hf.BertConfig(**TEXT)), text, hidden_states=True),
+    "roberta": Specimen(lambda: hf.RobertaModel(hf.RobertaConfig(**TEXT, pad_token_id=1)), text, hidden_states=True),
+    "albert": Specimen(
+        lambda: hf.AlbertModel(hf.AlbertConfig(**TEXT, embedding_size=8)), text, modules=1, hidden_states=True
+    ),
+    "xlnet": Specimen(
         lambda: hf.XLNetModel(hf.XLNetConfig(vocab_size=50, d_model=16, n_layer=3, n_head=4, d_inner=24)),
         text,
+        hides=frozenset({"attention_branch"}),
+        hidden_states=True,
     ),
-    "distilbert": (
+    "distilbert": Specimen(
         lambda: hf.DistilBertModel(hf.DistilBertConfig(vocab_size=50, dim=16, n_layers=3, n_heads=4, hidden_dim=24)),
         text,
+        hidden_states=True,
     ),
-    "mpnet": (lambda: hf.MPNetModel(hf.MPNetConfig(**TEXT)), text),
-    "vit": (lambda: hf.ViTModel(hf.ViTConfig(**IMAGE)), lambda: IMAGES),
-    "deit": (lambda: hf.DeiTModel(hf.DeiTConfig(**IMAGE)), lambda: IMAGES),
-    "gpt2": (
+    "mpnet": Specimen(lambda: hf.MPNetModel(hf.MPNetConfig(**TEXT)), text, hidden_states=True),
+    "vit": Specimen(
+        lambda: hf.ViTModel(hf.ViTConfig(**IMAGE)), lambda: IMAGES, placement="pre", tokens=17, hidden_states=True
+    ),
+    "deit": Specimen(
+        lambda: hf.DeiTModel(hf.DeiTConfig(**IMAGE)), lambda: IMAGES, placement="pre", tokens=18, hidden_states=True
+    ),
+    "gpt2": Specimen(
         lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=50, n_embd=16, n_layer=3, n_head=4, n_positions=32)),
         text,
+        placement="pre",
+        causal=True,
+        hides=frozenset({"values"}),
+        hidden_states=True,
     ),
-    "opt": (
+    "opt": Specimen(
         lambda: hf.OPTForCausalLM(
             hf.OPTConfig(
                 vocab_size=50,
@@ -94,34 +138,54 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
             )
         ),
         text,
+        placement="pre",
+        causal=True,
+        hidden_states=True,
     ),
-    "llama": (lambda: hf.LlamaModel(hf.LlamaConfig(**GROUPED)), text),
-    "qwen2": (lambda: hf.Qwen2Model(hf.Qwen2Config(**GROUPED)), text),
-    "mistral": (lambda: hf.MistralModel(hf.MistralConfig(**GROUPED)), text),
-    "gemma": (lambda: hf.GemmaModel(hf.GemmaConfig(**GROUPED, head_dim=4)), text),
-    "t5-encoder": (
+    "llama": Specimen(
+        lambda: hf.LlamaModel(hf.LlamaConfig(**GROUPED)), text, placement="pre", causal=True, hidden_states=True
+    ),
+    "qwen2": Specimen(
+        lambda: hf.Qwen2Model(hf.Qwen2Config(**GROUPED)), text, placement="pre", causal=True, hidden_states=True
+    ),
+    "mistral": Specimen(
+        lambda: hf.MistralModel(hf.MistralConfig(**GROUPED)), text, placement="pre", causal=True, hidden_states=True
+    ),
+    "gemma": Specimen(
+        lambda: hf.GemmaModel(hf.GemmaConfig(**GROUPED, head_dim=4)),
+        text,
+        placement="pre",
+        causal=True,
+        hidden_states=True,
+    ),
+    "t5-encoder": Specimen(
         lambda: hf.T5EncoderModel(hf.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=3, num_heads=4)),
         text,
+        placement="pre",
+        hidden_states=True,
     ),
-    "t5": (
+    "t5": Specimen(
         lambda: hf.T5Model(hf.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=3, num_heads=4)),
         lambda: text() | {"decoder_input_ids": IDS.flip(0), "decoder_attention_mask": MASK},
+        placement="pre",
+        causal=None,
+        blocks=6,
+        modules=6,
     ),
 }
-HAS_HIDDEN_STATES = [name for name in ZOO if name in ("bert", "roberta", "albert", "xlnet", "distilbert", "mpnet")]
-HAS_HIDDEN_STATES += ["vit", "deit", "gpt2", "opt", "llama", "qwen2", "mistral", "gemma", "t5-encoder"]
+HAS_HIDDEN_STATES = [name for name, specimen in ZOO.items() if specimen.hidden_states]
 
 
 def make(name: str) -> tuple[nn.Module, Any]:
     """The model, with weights large enough that every block does something, and its inputs."""
-    build, inputs = ZOO[name]
+    specimen = ZOO[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = build()
+        model = specimen.build()
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=0.3)
-    return model, inputs()
+    return model, specimen.inputs()
 
 
 def run(model: nn.Module, inputs: Any) -> torch.Tensor:

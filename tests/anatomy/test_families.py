@@ -13,11 +13,7 @@ from depthscope.stations import TRUNK
 from samples import seeded
 from zoo import ZOO, make
 
-XL = {"transformer-xl", "transformer-xl-pre", "transformer-xl-deescalated"}
-CAUSAL = {"causal-lm", "gpt2", "opt", "llama", "qwen2", "mistral", "gemma"} | XL
-POST_NORM = {"causal-lm", "transformer-xl", "transformer-xl-deescalated"}
-PRE_NORM = CAUSAL - POST_NORM | {"encoder-pre", "torch-tokens-first", "vit", "deit", "t5-encoder", "t5"}
-NO_ATTENTION_BRANCH = {"xlnet"}
+SHOW_THEIR_BRANCH = sorted(name for name, specimen in ZOO.items() if "attention_branch" not in specimen.hides)
 
 
 def run(
@@ -56,14 +52,13 @@ def run(
 def test_blocks_placement_and_causality(name: str):
     model, _ = make(name)
     anatomy = anatomy_of(model)
-    assert len(anatomy.blocks) == {"albert": 1, "t5": 6}.get(name, 3)
-    assert {block.placement for block in anatomy.blocks} == {"pre" if name in PRE_NORM else "post"}
-    expected = None if name.startswith("torch") or name == "t5" else name in CAUSAL
-    assert anatomy.causal is expected
+    assert len(anatomy.blocks) == ZOO[name].modules
+    assert {block.placement for block in anatomy.blocks} == {ZOO[name].placement}
+    assert anatomy.causal is ZOO[name].causal
     for block in anatomy.blocks:
         assert len(block.norms) == 2
         missing = {*TRUNK, "attention_input", "attention_branch", "ffn_branch"} - block.spots.keys()
-        assert missing == ({"attention_branch"} if name in NO_ATTENTION_BRANCH else set())
+        assert missing == ZOO[name].hides & {"attention_branch"}
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -71,12 +66,12 @@ def test_stations_are_what_their_names_say(name: str):
     """The trunk adds up: input + branch = next station, and the norms lead from one to the other."""
     _, seen, _ = run(name)
     numbers = sorted({number for number, _ in seen})
-    assert numbers == list(range(1, 7 if name == "t5" else 4))
-    pre = name in PRE_NORM
+    assert numbers == list(range(1, ZOO[name].blocks + 1))
+    pre = ZOO[name].placement == "pre"
     for number in numbers:
         at = {station: x for (n, station), x in seen.items() if n == number}
         crossed = {"cross_attention_branch", "after_cross_attention"} if name == "t5" and number > 3 else set()
-        unseen = {"attention_branch"} if name in NO_ATTENTION_BRANCH else set()
+        unseen = ZOO[name].hides & {"attention_branch"}
         assert set(at) - crossed == {*TRUNK, "attention_input", "attention_branch", "ffn_branch"} - unseen
         assert crossed <= set(at)
         for x in at.values():
@@ -104,7 +99,7 @@ def test_additions_add_up(name: str):
     """The residual additions that a block names are sums: trunk + branch = result."""
     model, seen, _ = run(name)
     blocks = anatomy_of(model).blocks
-    expected = {"xlnet": 1, "t5": 2}.get(name, 2)
+    expected = 2 - len(ZOO[name].hides & {"attention_branch"})
     for number in {number for number, _ in seen}:
         additions = blocks[(number - 1) % len(blocks)].additions
         assert len(additions) == expected + (name == "t5" and number > 3)
@@ -114,11 +109,7 @@ def test_additions_add_up(name: str):
             )
 
 
-NO_VALUES = {"gpt2", "torch", "torch-tokens-first"}  # query, key and value are fused in one module
-NO_CONTEXT = {"torch", "torch-tokens-first"}  # it exists inside PyTorch's own function only
-
-
-@pytest.mark.parametrize("name", sorted(set(ZOO) - NO_ATTENTION_BRANCH))
+@pytest.mark.parametrize("name", SHOW_THEIR_BRANCH)
 def test_attention_acts_between_values_and_context(name: str):
     """What comes out of `values`, mixed by P head by head, goes into `context`."""
     caught: dict[str, Tensor] = {}
@@ -135,11 +126,11 @@ def test_attention_acts_between_values_and_context(name: str):
 
     model, _, attention = run(name, before=hang)
     block = anatomy_of(model).blocks[0]
-    assert (block.values is None) == (name in NO_VALUES)
-    assert (block.context is None) == (name in NO_CONTEXT)
+    assert (block.values is None) == ("values" in ZOO[name].hides)
+    assert (block.context is None) == ("context" in ZOO[name].hides)
     assert block.ffn
     assert all(isinstance(module, nn.Module) for module in block.ffn)
-    if name in NO_VALUES:
+    if "values" in ZOO[name].hides:
         return
     p = attention[0][2].nan_to_num()  # (batch, h, n, n)
     width = block.projections().value.shape[-1]
@@ -149,13 +140,13 @@ def test_attention_acts_between_values_and_context(name: str):
     assert_close(context[0], caught["context"].reshape(context.shape)[0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", sorted(set(ZOO) - NO_ATTENTION_BRANCH))
+@pytest.mark.parametrize("name", SHOW_THEIR_BRANCH)
 def test_projections_and_attention_rebuild_the_attention_branch(name: str):
     """Σ_h P_h (X W_V + b_V) W_O + b_O, with our P and our per-head weights, is the model's own branch."""
     model, seen, attention = run(name)
     anatomy = anatomy_of(model)
     own = [item for item in attention if item[1] == "attention"]
-    assert len(own) == (6 if name == "t5" else 3)
+    assert len(own) == ZOO[name].blocks
     for number, _, p, _ in own:
         block = anatomy.blocks[(number - 1) % len(anatomy.blocks)]
         w = block.projections()
@@ -179,7 +170,7 @@ def test_query_and_key_projections_give_the_attention(name: str):
     k = x @ w.key + (0 if w.key_bias is None else w.key_bias.unsqueeze(1))
     scores = q @ k.mT / w.query.shape[-1] ** 0.5
     n = x.shape[-2]
-    if name in CAUSAL:
+    if ZOO[name].causal:
         scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
     rows = slice(0, 1) if name in ("llama", "qwen2") else slice(None)
     assert_close(torch.softmax(scores, dim=-1)[0, :, rows], p[0, :, rows], rtol=0, atol=1e-10)

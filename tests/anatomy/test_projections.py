@@ -57,7 +57,7 @@ def test_one_layer_for_all_three():
 def test_projections_are_no_part_of_a_graph(name: str):
     model, _ = make(name)
     made = [block.projections() for block in anatomy_of(model).blocks if block.projections is not None]
-    assert made or name == "xlnet"
+    assert made or "attention_branch" in ZOO[name].hides
     for projections in made:
         assert isinstance(projections, Projections)
         tensors = [tensor for tensor in vars(projections).values() if tensor is not None]

@@ -4,16 +4,19 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import depthscope
+from depthscope.cli.options import FixOptions
 from depthscope.models import BlockConfig, Encoder
 from depthscope.models.families import build_family
 from depthscope.probing import Profile, probe
 from depthscope.remedies import DeEscalate, ResidualWeight
+from depthscope.remedies.deescalation import STATIONS
 from depthscope.remedies.recommendation import sink_positions
 from samples import seeded
 
@@ -45,6 +48,11 @@ def test_a_collapsing_encoder_is_shown_before_and_after(run, tmp_path: Path):
     assert probe(model, x).curve("token_similarity") == pytest.approx(
         saved["after"]["profile"]["token_similarity"], rel=1e-4
     )
+
+
+def test_the_stations_that_can_be_asked_for_are_those_of_the_remedy():
+    """The command line names them itself, as it imports no torch before a command runs."""
+    assert get_args(get_type_hints(FixOptions)["at"]) == STATIONS
 
 
 def test_what_is_asked_for_is_put_in(run):

@@ -199,6 +199,20 @@ def test_one_block_and_one_token_cannot_tell():
     assert found.recommendation.remedies == ()
 
 
+@pytest.mark.parametrize(
+    ("measures", "sentence"),
+    [
+        (["delta"], "No similarity was measured: take the default measures."),  # none at the blocks' outputs
+        (["stable_rank"], "No similarity was measured (1 other measure was): take the default measures."),
+        (["stable_rank", "outliers"], "No similarity was measured (2 other measures were): take the default measures."),
+    ],
+)
+def test_without_a_similarity_the_default_measures_are_asked_for(measures: list[str], sentence: str):
+    found = diagnose(probe(*post_norm_encoder(3), measures=measures))
+    assert (found.verdict, found.headline) == ("cannot tell", sentence)
+    assert "measure again with what the verdict misses: the default measures" in found.recommendation.reason
+
+
 def test_weights_that_are_not_numbers():
     model, tokens = post_norm_encoder(4)
     nn.init.constant_(model.blocks[2].ffn[0].weight, float("nan"))

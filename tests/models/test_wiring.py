@@ -55,8 +55,8 @@ def test_a_wiring_has_a_name_and_a_name_a_wiring():
     assert wiring_of("post") is post_norm
     assert wiring_of(pre_norm) is pre_norm
     assert list(WIRINGS)[:2] == ["post", "pre"]
-    with pytest.raises(ValueError, match="unknown wiring 'per': did you mean 'pre'"):
-        Encoder(1, BlockConfig(16, 4, placement="per"))
+    with pytest.raises(ValueError, match="unknown wiring 'psot': did you mean 'post'"):
+        Encoder(1, BlockConfig(16, 4, placement="psot"))
 
 
 @pytest.mark.parametrize("wiring", [post_norm, pre_norm])

@@ -49,9 +49,9 @@ def test_equals_a_loop_over_the_hidden_states(name: str):
 def test_every_measure_at_every_station(name: str):
     model, inputs = make(name)
     profile = probe(model, inputs, measures="all", stations="all")
-    depth = 6 if name == "t5" else 3
+    depth = ZOO[name].blocks
     assert profile.depth == profile.metadata["blocks"] == depth
-    assert profile.metadata["tokens"] == {"vision-transformer": 5, "vit": 17, "deit": 18}.get(name, 7)
+    assert profile.metadata["tokens"] == ZOO[name].tokens
     assert list(profile.frame.columns) == COLUMNS
     taken = set(profile.frame["measure"])
     missing = {"sink_attention", "sink_value_norm"}  # these tiny models have no sinks
@@ -60,7 +60,7 @@ def test_every_measure_at_every_station(name: str):
     assert len(heads) == 2 * 4
     assert sorted(heads["head"].unique()) == [0, 1, 2, 3]
     notes = " ".join(profile.metadata["notes"])
-    assert ("attention_branch" in notes) == (name == "xlnet")
+    assert ("attention_branch" in notes) == ("attention_branch" in ZOO[name].hides)
     assert "attention was not seen" not in notes
     assert profile.metadata["causal"] in ({True, False} if name != "t5" else {None})
 

@@ -14,7 +14,7 @@ from zoo import ZOO
 
 @pytest.mark.parametrize("name", ZOO)
 def test_a_fresh_model_looks_fresh_and_one_step_changes_that(name: str):
-    build, _ = ZOO[name]
+    build = ZOO[name].build
     model = build()
     fresh = look_of_weights(anatomy_of(model))
     assert fresh["look"] == "initialised"

@@ -22,7 +22,8 @@ _NOTHING = {
     "anisotropic": "nothing; the shared direction is not a loss of context.",
     "converges by training": "nothing; training made the tokens come together.",
     "broken": "mend the numbers first.",
-    "cannot tell": "measure a model of at least two blocks, on sequences of at least two tokens.",
+    "cannot tell": "measure again with what the verdict misses: the default measures, on a model of at least two "
+    "blocks and sequences of at least two tokens that differ.",
     "rank collapse": "no de-escalation: it takes out the mean, and the mean is not what these tokens share.",
 }
 

@@ -33,12 +33,6 @@ class Trend:
     alternatives: tuple[OddsMap, ...]  # fits to resampled pairs: what the data cannot tell apart
     exponent: float | None = None  # pre-norm: s ∝ block^exponent
 
-    @property
-    def rho_range(self) -> tuple[float, float]:
-        """The middle 80 % of ρ among the resampled fits."""
-        low, high = np.quantile([other.rho for other in self.alternatives], (0.1, 0.9))
-        return float(low), float(high)
-
     def block_of(self, similarity: float, odds: float, block: int) -> tuple[int | None, int | None, int | None]:
         """The block at which it passes `similarity`, from `odds` at `block`: best, earliest, latest.
 

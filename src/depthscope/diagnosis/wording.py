@@ -23,6 +23,13 @@ def broken(f: Facts) -> Values:
     return {"block": float(f.broken[0]), "share": f.broken[1]}
 
 
+def other_measures(f: Facts) -> Values:
+    """How many measures were taken at the blocks' outputs, of which none is a similarity."""
+    count = len(f.profile.names())
+    others = {0: "", 1: " (1 other measure was)"}.get(count, f" ({count} other measures were)")
+    return {"measured": float(count), "others": others}
+
+
 def similarity(f: Facts) -> Values:
     what = _NAMES[f.judged] + (f" in the {f.span[0]}" if f.span[0] else "")
     numbers = {"start": f.similarity[f.first], "end": f.similarity[f.last], "last": f.last, "blocks": f.blocks}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from depthscope.drawing import BLACK, GREEN, SKY, VERMILION, label, legend_below, panels
+from depthscope.measures import ALIKE, EQUAL
 from depthscope.models.families import build_family
 from depthscope.probing import Profile, probe
 from depthscope.progress import Share, Tick
@@ -139,14 +140,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 def _escalates(frame: pd.DataFrame, family: str, deep: bool) -> Claim:
     curves = [_curve(frame, family, "text", measure) for measure in MEASURES]
     ends = [f"{name} {curve.iloc[0]:.3f} → {curve.iloc[-1]:.4f}" for name, curve in zip(NAMES, curves, strict=True)]
-    passed = [f"{level} at block {_first(curves[0], level)}" for level in (0.9, 0.99) if curves[0].max() > level]
+    passed = [f"{level} at block {_first(curves[0], level)}" for level in (ALIKE, EQUAL) if curves[0].max() > level]
     rising = all(curve.iloc[-1] > curve.iloc[0] for curve in curves)
     return judge(
         f"similarity escalates to unity in {_TITLES[family]}",
         paper="“in either model both token similarity and cosine similarity escalate to unity” (§1.1)",
         ours="; ".join([", ".join(ends), *([f"t_sim passes {' and '.join(passed)}"] if passed else [])]),
-        tolerance="0.99 at the last block, both measures",
-        holds=all(bool(curve.iloc[-1] > 0.99) for curve in curves) if deep else None if rising else False,
+        tolerance=f"{EQUAL:g} at the last block, both measures",
+        holds=all(bool(curve.iloc[-1] > EQUAL) for curve in curves) if deep else None if rising else False,
         note="" if deep else "needs 60 blocks; similarity rises",
     )
 

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from depthscope import drawing
-from depthscope.measures import Scratch, TokenMatrix, delta, growth, token_similarity
+from depthscope.measures import ALIKE, EQUAL, Scratch, TokenMatrix, delta, growth, token_similarity
 from depthscope.progress import Share
 from depthscope.studies.simulation.blocks import Stations, feed, post_norm_block
 from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 STEPS = ("attention", "norm after attention", "FFN", "norm after FFN")
 RATIOS = tuple(f"ratio_{step}" for step in range(1, 5))
 CHUNK = 10  # trials at once: 10 blocks of width 512 are 120 MB
-COLLAPSED = 0.99  # t_sim above which we call tokens equal
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,10 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     mean = frame.groupby("block").mean()
     similarity, others = mean["similarity"], mean[list(RATIOS[1:])]
     rises = similarity.diff().dropna()
-    reached = similarity[similarity > COLLAPSED]
+    reached = similarity[similarity > EQUAL]
     attention = mean["ratio_1"]
     furthest = (others - 1).abs()
-    late = furthest[similarity > 0.9]
+    late = furthest[similarity > ALIKE]
     trials = int(frame["trial"].nunique())
     sigma = "; dσ² = 1 (initialiser `theorem`), which fits the figure, where the text says N(0, h/d)"
     found = [
@@ -124,10 +123,10 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note=f"mean of {trials} trials{sigma}",
         ),
         judge(
-            f"t_sim exceeds {COLLAPSED} before block 15",
+            f"t_sim exceeds {EQUAL:g} before block 15",
             paper="§2.4: “approaching the maximum before block 15”",
             ours=f"first at block {reached.index[0]}" if len(reached) else f"never; {similarity.max():.3f} at most",
-            tolerance=f"“the maximum” taken as t_sim > {COLLAPSED}",
+            tolerance=f"“the maximum” taken as t_sim > {EQUAL:g}",
             holds=bool(len(reached)) and int(reached.index[0]) < 15 if config.blocks >= 14 or len(reached) else None,
         ),
         judge(
@@ -147,7 +146,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             note="ReLU's positive mean feeds the mean of the tokens: c/s, which is large while t_sim is small",
         ),
         judge(
-            "ξ₁/ξ₂ of steps 2 to 4 is about 1 once t_sim > 0.9",
+            f"ξ₁/ξ₂ of steps 2 to 4 is about 1 once t_sim > {ALIKE:g}",
             paper="the same sentence, in the collapsed regime",
             ours=f"largest |ξ₁/ξ₂ − 1| {late.max().max():.3f}" if len(late) else "t_sim does not get there",
             tolerance="within 0.1 of 1",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from depthscope import drawing
-from depthscope.measures import Growth, TokenMatrix, token_similarity
+from depthscope.measures import ALIKE, Growth, TokenMatrix, token_similarity
 from depthscope.progress import Share
 from depthscope.studies.simulation.blocks import post_norm_block
 from depthscope.studies.simulation.randomness import generators, standard_normal_tokens
@@ -155,14 +155,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     z = (frame["excess_mean"] - frame["excess_expected"]) / standard_error
     rms = float(np.sqrt((z**2).mean()))
     limit = float(np.sqrt(1 + 3.5 * np.sqrt(2 / len(frame))))
-    early = frame["similarity"] < 0.9
+    early = frame["similarity"] < ALIKE
     return [
         judge(
             "Estimate 2 (17) is closer to the sample mean than Estimate 1 (16)",
             paper="§2.4: Estimate 2 “actually provides a closer approximation … than the guaranteed lower bound”",
-            ours=f"mean |error| of ξ₁/ξ₂ − 1 while t_sim < 0.9: {error['spectral'][early].mean():.4f} against "
+            ours=f"mean |error| of ξ₁/ξ₂ − 1 while t_sim < {ALIKE:g}: {error['spectral'][early].mean():.4f} against "
             f"{error['bound'][early].mean():.4f}",
-            tolerance="the smaller mean error, over blocks with t_sim < 0.9; later both tend to 1",
+            tolerance=f"the smaller mean error, over blocks with t_sim < {ALIKE:g}; later both tend to 1",
             holds=bool(error["spectral"][early].mean() < error["bound"][early].mean()),
         ),
         judge(

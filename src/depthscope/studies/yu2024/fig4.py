@@ -14,7 +14,7 @@ import pandas as pd
 from torch import Tensor
 
 from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, label, legend_below, line_with_band, panels
-from depthscope.measures import frobenius_norm, token_similarity
+from depthscope.measures import ALIKE, EQUAL, frobenius_norm, token_similarity
 from depthscope.progress import Share
 from depthscope.studies.simulation.blocks import post_norm_block
 from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
@@ -139,7 +139,7 @@ def _ffn(frame: pd.DataFrame) -> float:
 def _blocks(similarity: pd.Series) -> tuple[float, float]:
     """The block that passes t_sim = 0.9, and how many more bring t_div down tenfold, to 0.99; infinite if never."""
     known = similarity.dropna()
-    first, second = (known.index[known > level] for level in (0.9, 0.99))
+    first, second = (known.index[known > level] for level in (ALIKE, EQUAL))
     passed = float(first[0]) if len(first) else np.inf
     return passed, float(second[0]) - passed if len(second) else np.inf
 
