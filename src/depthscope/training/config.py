@@ -27,12 +27,12 @@ class TrainingConfig:
     """What every task has. The text beside a field is its help on the command line.
 
     `variant` is the name; what it stands for (`variants.py`) is in the fields below it, so that a configuration says by
-    itself what was trained.
+    itself what was trained. A recipe fills them in; "": not filled in yet.
     """
 
-    recipe: str
-    variant: str
-    wiring: str
+    recipe: str = ""
+    variant: str = ""
+    wiring: str = ""
     remedies: tuple[Named, ...] = ()
     initialiser: str | None = None  # None: the model's own
     final_norm: Annotated[bool | None, "A norm behind the last block; by default as the wiring asks for."] = None
