@@ -14,18 +14,13 @@ from depthscope.training.data import LabelledImages
 from depthscope.training.display import Quiet
 from depthscope.training.images import ImageClassification
 from depthscope.training.randomness import derived_generator
-from depthscope.training.recipes import IN_IMAGES
+from depthscope.training.recipes import IN_IMAGES, fill
 from depthscope.training.variants import variant_of
 
 
 def tiny_config(**changes: Any) -> ImageConfig:
     chosen = variant_of(changes.pop("variant", "deescalated"))
-    return ImageConfig(
-        recipe="tiny",
-        variant=chosen.name,
-        wiring=chosen.wiring,
-        remedies=chosen.completed(IN_IMAGES),
-        initialiser=chosen.initialiser,
+    config = ImageConfig(
         dataset="digits",
         depth=2,
         width=16,
@@ -36,7 +31,8 @@ def tiny_config(**changes: Any) -> ImageConfig:
         lr=1e-3,
         epochs=5,
         weight_decay=0.1,
-    ).changed(**changes)
+    )
+    return fill(config, "tiny", chosen, IN_IMAGES).changed(**changes)
 
 
 def tiny_images(train: int = 36, test: int = 12) -> LabelledImages:

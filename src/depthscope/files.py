@@ -8,7 +8,8 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from secrets import token_hex
+from typing import Any, Literal
 
 
 def write_whole(target: Path, write: Callable[[Path], object]) -> Path:
@@ -40,6 +41,61 @@ def write_folder(folder: Path, writers: Mapping[str, Callable[[Path], object]]) 
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def write_whole_folder(
+    target: Path,
+    write: Callable[[Path], object],
+    *,
+    existing: Literal["replace", "keep"] = "replace",
+    forced: bool = False,
+) -> Path:
+    """Calls `write` with a new folder beside the target, and renames the folder to the target once it is complete.
+
+    If anything fails, the target is as it was. `existing`: what becomes of a folder that is at the target by then;
+    "keep" is for content that is always the same, where another process may have been faster. `forced`: all that
+    was written reaches the disk before the rename does, and the rename before this function ends. A process that is
+    killed leaves a folder `.NAME-…` beside the target.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}-{token_hex(4)}")
+    scratch.mkdir()
+    try:
+        write(scratch)
+        if forced:
+            for path in [*scratch.rglob("*"), scratch]:
+                force_to_disk(path)
+        stale = _rename(scratch, target, existing)
+        if forced:
+            force_to_disk(target.parent)
+        shutil.rmtree(stale, ignore_errors=True)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _rename(scratch: Path, target: Path, existing: Literal["replace", "keep"]) -> Path:
+    """Gives the place of what was at the target before; nothing need be there."""
+    stale = scratch.with_name(f"{scratch.name}-stale")
+    if existing == "replace" and target.exists():
+        target.rename(stale)
+    try:
+        scratch.rename(target)
+    except OSError:
+        if stale.exists():
+            stale.rename(target)
+        if existing == "replace" or not target.is_dir():
+            raise
+    return stale
+
+
+def force_to_disk(path: Path) -> None:
+    """Of a file its content, of a folder its names: a rename must not reach the disk before what it names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def require_writable(folder: Path) -> None:

@@ -12,10 +12,24 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {_as_written(near[0], known)!r}? " if near else ""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], expected: str = "one of") -> ValueError:
-    """The error for a name that does not exist: what came, what may be meant, what exists."""
+def unknown_name(
+    kind: str,
+    name: str,
+    known: Iterable[str],
+    expected: str = "one of",
+    *,
+    owner: str = "",
+    besides: Iterable[str] = (),
+) -> ValueError:
+    """The error for a name that does not exist: what came, what may be meant, what exists.
+
+    `owner` is whose names these are, where others have other ones. `besides` are names that may be meant too, and that
+    `expected` tells of.
+    """
     names = list(known)
-    return ValueError(f"unknown {kind} {name!r}: {did_you_mean(name, names)}expected {expected} {', '.join(names)}")
+    what = f"{owner} has no {kind} {name!r}" if owner else f"unknown {kind} {name!r}"
+    meant = did_you_mean(name, [*names, *besides])
+    return ValueError(f"{what}: {meant}expected {expected} {', '.join(names)}")
 
 
 def _as_written(lowered: str, known: Iterable[str]) -> str:

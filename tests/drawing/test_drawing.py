@@ -115,7 +115,7 @@ def runs(**changes) -> pd.DataFrame:
 
 
 def test_training_curves_are_means_over_seeds_in_the_colours_of_their_variants():
-    figure = drawing.draw_training_curves(runs())
+    figure = drawing.draw_training_curves(runs(), {"post": "post-norm", "deescalated": "de-escalated"})
     assert [ax.get_title("left") for ax in figure.axes] == ["6 blocks", "12 blocks"]
     lines = figure.axes[0].get_lines()
     assert [line.get_label() for line in lines] == ["post-norm", "de-escalated", "new"]
@@ -124,6 +124,12 @@ def test_training_curves_are_means_over_seeds_in_the_colours_of_their_variants()
     assert lines[0].get_ydata()[0] == 1.0  # the mean of the seeds 0 and 2
     assert len(figure.axes[0].collections) == 3  # a band each
     assert len(drawing.draw_training_curves(runs(seed=0)).axes[0].collections) == 0
+
+
+def test_a_quantity_that_nobody_gave_a_title_has_its_name_for_one_behind_those_that_have():
+    frame = pd.concat([runs(quantity=name) for name in ("words_right", "loss", "x", "token_similarity")])
+    axes = drawing.draw_training_curves(frame).axes
+    assert [ax.get_ylabel() for ax in axes[:4]] == ["training loss", "t_sim, last block", "words right", "x"]
 
 
 def test_a_figure_without_numbers_says_why():

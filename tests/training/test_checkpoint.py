@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from depthscope.training import checkpoint as module
+from depthscope import files as whole_files
+from depthscope.training import checkpoint
 from depthscope.training.checkpoint import (
     CheckpointNotWritten,
     checkpoints_in,
@@ -66,9 +67,9 @@ def test_a_disk_that_fills_up_midway_leaves_the_checkpoint_before_whole(tmp_path
     assert_bitwise_equal(read_checkpoint(tmp_path / "step-00000001").files, files())
 
 
-@pytest.mark.parametrize("fails", ["save_file", "_force_to_disk"])
+@pytest.mark.parametrize(("module", "fails"), [(checkpoint, "save_file"), (whole_files, "force_to_disk")])
 @pytest.mark.parametrize("call", [1, 2])
-def test_whichever_write_fails_nothing_has_changed(tmp_path: Path, monkeypatch, fails: str, call: int):
+def test_whichever_write_fails_nothing_has_changed(tmp_path: Path, monkeypatch, module, fails: str, call: int):
     write_checkpoint(tmp_path, 1, files(), {})
     original, calls = getattr(module, fails), []
 

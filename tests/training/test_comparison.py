@@ -13,6 +13,7 @@ import pytest
 from depthscope.training import read_metrics, vit_cifar10, vit_digits
 from depthscope.training.comparison import Cell, Launch, Result, cells_of, command_of, last_step, run_cells
 from depthscope.training.comparison_results import curves, final_values, summarise
+from depthscope.training.metrics import append_metrics
 
 SMALL = {"depth": 1, "width": 8, "heads": 1, "ffn_width": 8, "steps": 3}
 OPTIONS = {"log_every": 1, "tracker": "none", "cpu": True}
@@ -103,6 +104,23 @@ def test_stopped_it_lets_its_runs_save_and_goes_on_from_there(tmp_path: Path):
     before = last_step(cell, launch)["step"]
     time.sleep(0.3)
     assert last_step(cell, launch)["step"] == before  # nothing runs on
+
+
+def test_the_table_has_what_the_task_reported_and_nothing_that_only_follows_from_it(tmp_path: Path):
+    cell, launch = small(), Launch(tmp_path)
+    launch.run_folder(cell).mkdir(parents=True)
+    rows = [
+        {"loss": 2.0, "lr": 0.1, "images_per_second": 9.0, "epoch": 1.0},
+        {"bleu": 5.0, "valid_perplexity": 1.0, "valid_loss": None, "test_loss": 4.0},
+        {"token_similarity": 0.5, "depth/t_sim_last": 0.5},
+    ]
+    for row in rows:
+        append_metrics(launch.run_folder(cell) / "metrics.jsonl", 1, {k: v or float("nan") for k, v in row.items()})
+    frame = curves([Result(cell, None)], launch)
+    quantities = ["loss", "test_loss", "valid_loss", "bleu", "token_similarity"]
+    assert list(frame["quantity"]) == quantities
+    assert frame["value"].tolist() == pytest.approx([2.0, 4.0, float("nan"), 5.0, 0.5], nan_ok=True)
+    assert list(final_values(frame).columns[-4:]) == quantities[:4]
 
 
 def test_means_and_spread_are_over_seeds_and_the_training_loss_chooses_the_rate():

@@ -2,7 +2,7 @@
 
 import math
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import torch
 from depthscope.machine import count_parameters
 from depthscope.models import CarriedMean, TransformerXL
 from depthscope.models.token_means import Ema, Full, Prefix
-from depthscope.remedies import applied
+from depthscope.passes.hooks import TokenHook, hang
+from depthscope.remedies import Remedy, applied, deescalate
+from depthscope.remedies.remedy import REMEDIES
 from depthscope.training import read_metrics
 from depthscope.training.estimate import estimate
 from depthscope.training.language import reading_of
@@ -227,6 +229,69 @@ def test_other_remedies_are_put_in_by_apply():
     model = task_of(small("deescalated+residual-weight(alpha=0.5)")).build()
     assert {found.remedy.name for found in applied(model)} == {"residual-weight"}
     assert model.config.carried_mean == CarriedMean()
+
+
+@dataclass(frozen=True)
+class Centre(Remedy):
+    """Another package's remedy: subtracts a mean of the tokens, of the segment or of those up to a token's own."""
+
+    full: bool = True
+    every: int = 1
+    allow_leak: bool = False
+
+    name = "centre"
+
+    def stations_in(self, block) -> tuple[str, ...]:
+        return ("output",)
+
+    def install(self, site) -> None:
+        hang(site.block.module, CentreHook(self, site.block.name), "out")
+
+    def mixing_in(self, site):
+        return "full" if self.full else "causal"
+
+
+class CentreHook(TokenHook):
+    side, station = "out", "output"
+
+    def __init__(self, remedy: Centre, block: str):
+        self.remedy, self.block = remedy, block
+
+    def change(self, tokens: torch.Tensor) -> torch.Tensor:
+        return deescalate(tokens, 0.5, mixing="full" if self.remedy.full else "prefix")
+
+
+@pytest.fixture
+def centre():
+    REMEDIES.register(Centre)
+    yield
+    REMEDIES.unregister("centre")
+
+
+@pytest.mark.parametrize("variant", ["post+centre(allow_leak=true)", "post+centre(allow_leak=true, every=2)"])
+def test_whatever_lets_the_model_see_the_future_is_also_read_with_it_hidden(variant: str, centre):
+    task = task_of(small(variant))
+    model = task.build()
+    sums = task.evaluate(model, ALL, CPU)
+    hidden = evaluate_without_future(model, task.data.valid, replace(reading_of(task.config), segments=2))
+    assert sums["hidden_loss"] / sums["hidden_count"] == pytest.approx(hidden.loss)
+    assert "valid_loss_future_hidden" in task.report({name: value / sums["count"] for name, value in sums.items()})
+    unhidden = task_of(small(variant, hidden_segments=0))
+    assert "hidden_loss" not in unhidden.evaluate(unhidden.build(), ALL, CPU)
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ("post+centre", "centre with full mixing in a model that is causal"),
+        ("pre+centre(full=false)", "centre mixes tokens with earlier ones, of which the model carries none"),
+        ("deescalated+centre(full=false, every=2)", "centre mixes tokens with earlier ones"),
+    ],
+)
+def test_a_remedy_that_leaks_unasked_or_would_begin_anew_with_every_segment_is_refused(variant, message, centre):
+    with pytest.raises(ValueError, match=message) as refused:
+        task_of(small(variant)).build()
+    assert "\n" not in str(refused.value)
 
 
 def test_the_manual_takes_no_folder():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 CODE = '''
@@ -41,7 +42,8 @@ class Numbers:
         return (model(batch) - batch).square().mean(), None
 
     def evaluate(self, model, share, device):
-        return {"test_loss": self.loss(model, self.batch(0, share, device), None)[0].item(), "count": 1.0}
+        loss = self.loss(model, self.batch(0, share, device), None)[0].item()
+        return {"test_loss": loss, "digits_right": 0.25, "score_std": 3.0, "count": 1.0}
 
     def report(self, means):
         return means
@@ -133,6 +135,18 @@ def test_a_recipe_may_bring_its_task(installed, tmp_path: Path):
     assert "steps       2 (2 per epoch)" in depthscope(installed, "train", "numbers", *run, "--dry-run")
     assert depthscope(installed, "train", "numbers", *run).startswith("done: 2 steps, test loss")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["data"] == {"name": "numbers"}
+
+
+def test_whatever_a_task_reports_is_compared(installed, tmp_path: Path):
+    arguments = ("numbers", "--variants", "post,pre", "--seeds", "1", "--cpu", "--out", str(tmp_path))
+    out = depthscope(installed, "compare", *arguments)
+    assert out.splitlines()[0].split("runs")[1].split() == ["loss", "test", "loss", "digits", "right", "score", "std"]
+    assert out.splitlines()[1].endswith("0.250      3.000")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [row["digits_right"] for row in summary["cells"]] == [0.25, 0.25]
+    frame = pd.read_parquet(tmp_path / "curves.parquet")
+    assert {"digits_right", "test_loss", "score_std"} <= set(frame["quantity"])
+    assert not {"lr", "epoch", "numbers_per_second", "step"} & set(frame["quantity"])
 
 
 def test_a_family_of_others_is_probed_by_its_name(installed):

@@ -10,7 +10,7 @@ from depthscope.training.building import remedy_of
 from depthscope.training.images import build_vit
 from depthscope.training.notation import Named, parse, split
 from depthscope.training.recipes import vit_digits
-from depthscope.training.variants import VARIANTS, Variant, folder_name, learning_rate_for, variant_of
+from depthscope.training.variants import VARIANTS, Variant, folder_name, label_of, learning_rate_for, variant_of
 from tiny_language import small, task_of
 from tiny_training import tiny_config
 
@@ -163,6 +163,18 @@ def test_a_new_wiring_is_a_function_and_a_line_and_then_a_variant_of_every_recip
     finally:
         WIRINGS.unregister("gained")
         VARIANTS.unregister("gained")
+
+
+def test_a_legend_has_the_words_of_the_record():
+    assert [label_of(name) for name in ("post", "pre", "deescalated")] == ["post-norm", "pre-norm", "de-escalated"]
+    assert label_of("deescalated(tau=0.5)") == "deescalated(tau=0.5)"
+    assert label_of("of a package that is gone") == "of a package that is gone"
+    assert len({label_of(name) for name in VARIANTS}) == len(VARIANTS)
+    VARIANTS.register(Variant("new", "a title", "post"))
+    try:
+        assert label_of("new") == "a title"
+    finally:
+        VARIANTS.unregister("new")
 
 
 def test_folders_have_no_brackets_and_no_spaces():

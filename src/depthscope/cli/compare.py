@@ -32,7 +32,7 @@ from depthscope.progress import bar
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
 from depthscope.training.notation import split
 from depthscope.training.recipes import RECIPES
-from depthscope.training.variants import YU_ZHANG
+from depthscope.training.variants import YU_ZHANG, label_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,7 +157,8 @@ def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
     """curves.parquet, curves.png, curves.pdf and summary.json, each whole or as it was."""
     from depthscope.drawing import draw_training_curves
 
-    figure = draw_training_curves(frame[frame["quantity"] != "failed"])
+    labels = {variant: label_of(variant) for variant in frame["variant"].unique()}
+    figure = draw_training_curves(frame[frame["quantity"] != "failed"], labels)
     writers: dict[str, Callable[[Path], Any]] = {
         "curves.parquet": lambda path: frame.to_parquet(path, index=False),
         "curves.png": lambda path: figure.savefig(path, dpi=160),
@@ -174,7 +175,7 @@ def _show(summary: dict[str, Any], out: Path) -> None:
     rows = summary["cells"]
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    measured = [name.removesuffix("_std") for name in rows[0] if name.endswith("_std")]
+    measured = [name for name in rows[0] if f"{name}_std" in rows[0]]
     for name in ("variant", "blocks", "lr", "warm-up", "runs", *(name.replace("_", " ") for name in measured)):
         table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
     grid = any(not row["best_lr"] for row in rows)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from depthscope.cli.options import ModelOptions
 from depthscope.extras import MissingExtra, require
-from depthscope.naming import did_you_mean
+from depthscope.naming import did_you_mean, unknown_name
 
 if TYPE_CHECKING:
     import torch
@@ -32,12 +32,12 @@ class LoadedModel:
 
 def load_model(options: ModelOptions) -> LoadedModel:
     """The model that MODEL names, on the device and in the dtype asked for."""
-    from depthscope.models.families import FAMILIES, HuggingFaceFamily, build_family
+    from depthscope.models.families import FAMILIES, build_family, library_of
 
     device, dtype = chosen_device(options), chosen_dtype(options)
     name = options.model
     if ":" not in name and name in FAMILIES:
-        if isinstance(FAMILIES[name], HuggingFaceFamily):
+        if library_of(name) == "transformers":
             _quiet_transformers()
         model = build_family(
             name,
@@ -56,7 +56,7 @@ def load_model(options: ModelOptions) -> LoadedModel:
         elif ":" in name:
             loaded = _from_factory(name, options.seed)
         else:
-            raise ValueError(_unknown_name(name, tuple(FAMILIES)))
+            raise _unknown_name(name, tuple(FAMILIES))
     loaded.model.to(device=device, dtype=dtype)
     loaded.model.eval()
     return loaded
@@ -88,10 +88,10 @@ def user_code_failed(what: str, error: Exception) -> ValueError:
     return ValueError(f"{what} failed: {type(error).__name__}: {error} (DEPTHSCOPE_TRACEBACK=1 shows where)")
 
 
-def _unknown_name(name: str, families: tuple[str, ...]) -> str:
+def _unknown_name(name: str, families: tuple[str, ...]) -> ValueError:
     if Path(name).is_dir():
-        return f"unknown model {name!r}: it is a folder, say hf:{name}"
-    return f"unknown model {name!r}: {did_you_mean(name, families)}expected {FORMS}; families: {', '.join(families)}"
+        return ValueError(f"unknown model {name!r}: it is a folder, say hf:{name}")
+    return unknown_name("model", name, families, f"{FORMS}; families:")
 
 
 def _refuse_a_shape(options: ModelOptions) -> None:
@@ -145,13 +145,14 @@ def _pretrained(transformers: Any, name: str, options: ModelOptions, local_files
     import torch
 
     from depthscope.machine import count_parameters, require_memory
+    from depthscope.models.families import has_causal_loss
 
     known = {"local_files_only": local_files_only, "trust_remote_code": options.trust_remote_code}
     dtype = chosen_dtype(options) or torch.float32
     try:
         config = transformers.AutoConfig.from_pretrained(name, **known)
         auto = transformers.AutoModel
-        causal = options.loss != "no" and _is_causal(transformers, config)
+        causal = options.loss != "no" and has_causal_loss(config)
         if options.loss == "required" and not causal:
             raise ValueError(f"expected a causal language model for --skip-loss, got {name!r} ({config.model_type})")
         if causal:
@@ -170,12 +171,6 @@ def _pretrained(transformers: Any, name: str, options: ModelOptions, local_files
     missing = sorted(info["missing_keys"])
     notes = (f"not in the checkpoint, so random: {', '.join(missing)}",) if missing else ()
     return LoadedModel(model, tokenizer=tokenizer, notes=notes)
-
-
-def _is_causal(transformers: Any, config: Any) -> bool:
-    """A loss is taken only where a token is predicted from earlier ones: a BERT head would see the answer."""
-    causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and getattr(config, "is_decoder", True)
-    return bool(causal) and config.model_type != "xlnet"
 
 
 def _tokenizer(transformers: Any, name: str, known: dict[str, bool]) -> Any:

@@ -14,7 +14,7 @@ import typer
 
 from depthscope.extras import require
 from depthscope.files import require_writable
-from depthscope.naming import did_you_mean
+from depthscope.naming import unknown_name
 from depthscope.progress import Share, bar
 from depthscope.studies import STUDIES
 
@@ -90,8 +90,7 @@ def _choose(names: list[str]) -> list[str]:
     """The names in the order given, each once; `all` is every study."""
     for name in names:
         if name != ALL and name not in STUDIES:
-            hint = did_you_mean(name, [*STUDIES, ALL])
-            raise ValueError(f"unknown study {name!r}: {hint}expected {ALL} or some of {', '.join(STUDIES)}")
+            raise unknown_name("study", name, STUDIES, f"{ALL} or some of", besides=[ALL])
     return list(dict.fromkeys(study for name in names for study in (STUDIES if name == ALL else [name])))
 
 

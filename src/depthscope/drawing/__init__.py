@@ -36,7 +36,7 @@ from depthscope.drawing.panels import (
     shared_legend,
     similarity_axis,
 )
-from depthscope.drawing.training_curves import VARIANT_NAMES, draw_training_curves
+from depthscope.drawing.training_curves import draw_training_curves
 
 __all__ = [
     "AFTER",
@@ -51,7 +51,6 @@ __all__ = [
     "PURPLE",
     "SKY",
     "VARIANT_COLOURS",
-    "VARIANT_NAMES",
     "VERMILION",
     "YELLOW",
     "Curve",

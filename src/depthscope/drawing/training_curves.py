@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from depthscope.drawing.palette import BLACK, PURPLE, SKY, VARIANT_COLOURS
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OTHER_COLOURS = (PURPLE, SKY, BLACK)
-VARIANT_NAMES = {"post": "post-norm", "pre": "pre-norm", "deescalated": "de-escalated"}
 TITLES = {
     "loss": "training loss",
     "test_loss": "test loss",
@@ -26,34 +27,35 @@ FEW = 10  # points that are marked: a single one has no line
 _LINES = ("-", "--", ":", "-.")
 
 
-def draw_training_curves(frame: pd.DataFrame) -> Figure:
+def draw_training_curves(frame: pd.DataFrame, labels: Mapping[str, str] = MappingProxyType({})) -> Figure:
     """`frame` has the columns variant, depth, lr, warmup_steps, seed, step, quantity, value, a row per number.
 
     Line: mean over seeds; band: ± one standard deviation. A column of panels per quantity that was measured; line
-    styles are warm-ups and learning rates, if they vary.
+    styles are warm-ups and learning rates, if they vary. `labels`: what variants are called, if not by their names.
     """
     depths = sorted(frame["depth"].unique())
-    quantities = [name for name in TITLES if (frame["quantity"] == name).any()]
+    measured = list(frame["quantity"].unique())
+    quantities = [*(name for name in TITLES if name in measured), *(name for name in measured if name not in TITLES)]
     figure, axes = panels(len(quantities), len(depths), width=3.5, height=3.0)
     last = frame["step"].max()
     for row, depth in enumerate(depths):
         for column, quantity in enumerate(quantities):
             ax = axes[row * len(quantities) + column]
-            _draw(ax, frame[(frame["depth"] == depth) & (frame["quantity"] == quantity)])
+            _draw(ax, frame[(frame["depth"] == depth) & (frame["quantity"] == quantity)], labels)
             ax.set_xlim(0, 1.03 * last)
-            label(ax, f"{depth} blocks", "step", TITLES[quantity])
+            label(ax, f"{depth} blocks", "step", TITLES.get(quantity, quantity.replace("_", " ")))
     for ax in axes[:: len(quantities)]:
         legend_inside(ax)
     return figure
 
 
-def _draw(ax: Axes, frame: pd.DataFrame) -> None:
+def _draw(ax: Axes, frame: pd.DataFrame, labels: Mapping[str, str]) -> None:
     others = [variant for variant in frame["variant"].unique() if variant not in VARIANT_COLOURS]
     colours = VARIANT_COLOURS | dict(zip(others, OTHER_COLOURS * len(others), strict=False))
     for variant, of_variant in frame.groupby("variant", sort=False):
         groups = of_variant.groupby(["warmup_steps", "lr"], sort=True)
         for number, ((warmup, lr), runs) in enumerate(groups):
-            parts = [VARIANT_NAMES.get(str(variant), str(variant))]
+            parts = [labels.get(str(variant), str(variant))]
             if of_variant["lr"].nunique() > 1:
                 parts.append(f"lr {lr:g}")
             if frame["warmup_steps"].nunique() > 1:

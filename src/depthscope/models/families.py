@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -52,6 +52,11 @@ class ModelFamily(Protocol):
     def name(self) -> str: ...
 
     @property
+    def library(self) -> str:
+        """The package that has the models' classes, as it is imported. One that says none counts as of its own."""
+        ...
+
+    @property
     def base(self) -> Shape:
         """The shape of its base model."""
         ...
@@ -85,7 +90,9 @@ class HuggingFaceFamily:
     vocabulary: int | None = None  # None: the class's own
     causal: bool = False
     rotary: bool = False  # turns pairs of entries, so heads have an even width
+    sees_answer: bool = False  # whether its language model reads the token that it predicts, unless told otherwise
     others: Mapping[str, Any] = field(default_factory=dict)
+    library: ClassVar[str] = "transformers"
 
     def check(self, shape: Shape) -> None:
         if self.rotary and (shape.width // shape.heads) % 2:
@@ -132,6 +139,7 @@ class EncoderFamily:
     name: str = "encoder"
     base: Shape = Shape(12, 512, 8, 2048)
     causal: bool = False
+    library: ClassVar[str] = "depthscope"
 
     def check(self, shape: Shape) -> None: ...
 
@@ -165,7 +173,7 @@ FAMILIES: Registry[ModelFamily] = Registry(
         HuggingFaceFamily("albert", "AlbertConfig", others={"embedding_size": 128}),
         HuggingFaceFamily("distilbert", "DistilBertConfig", _DISTILBERT, Shape(depth=6)),
         HuggingFaceFamily("mpnet", "MPNetConfig", others=_POSITIONS),
-        HuggingFaceFamily("xlnet", "XLNetConfig", _XLNET),
+        HuggingFaceFamily("xlnet", "XLNetConfig", _XLNET, sees_answer=True),
         HuggingFaceFamily("gpt2", "GPT2Config", _GPT2, causal=True),
         HuggingFaceFamily("opt", "OPTConfig", _OPT, causal=True),
         HuggingFaceFamily("llama", "LlamaConfig", _LLAMA, Shape(ffn_width=2048), 32000, causal=True, rotary=True),
@@ -206,6 +214,23 @@ def build_family(
     with torch.random.fork_rng(devices=[]):  # also for nn.Linear, which draws before our initialisers do
         torch.default_generator.manual_seed(seed)
         return family.draw(shape, language_model, dtype, seed).eval()
+
+
+def library_of(name: str) -> str:
+    """The package that has the classes of a family's models; "" if the family does not say it."""
+    return str(getattr(FAMILIES[name], "library", ""))
+
+
+def has_causal_loss(config: Any) -> bool:
+    """Whether the language model of a Hugging Face configuration predicts every token from earlier ones alone.
+
+    Only then its loss says something: a BERT head would see the answer. Of a family that is not among ours,
+    Hugging Face's list of causal models and the configuration's `is_decoder` decide.
+    """
+    transformers: Any = require("transformers", "huggingface")
+    causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and getattr(config, "is_decoder", True)
+    known = (family for family in FAMILIES.values() if isinstance(family, HuggingFaceFamily))
+    return bool(causal) and not any(f.sees_answer for f in known if f.config == type(config).__name__)
 
 
 def _reshape(base: Shape, depth: int | None, width: int | None, heads: int | None) -> Shape:

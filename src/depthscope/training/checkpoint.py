@@ -23,6 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from depthscope.files import write_whole_folder
+
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})")
 _STATE = "state.json"
@@ -54,29 +56,20 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def write_checkpoint(folder: Path, step: int, files: Files, record: Mapping[str, Any], keep: int = 2) -> Path:
     """Writes `folder/step-…`, then removes all but the newest `keep`. On failure nothing has changed."""
     target = folder / f"step-{step:08d}"
-    scratch = folder / f".step-{step:08d}-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
+
+    def write(scratch: Path) -> None:
         sums = {}
         for name, tensors in files.items():
             path = scratch / f"{name}.safetensors"
             save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, path)
             sums[path.name] = _sum(path)
-            _force_to_disk(path)
         state = {"format": FORMAT, "step": step, "files": sums, **record}
         (scratch / _STATE).write_text(json.dumps(state, ensure_ascii=False) + "\n", encoding="utf-8")
-        _force_to_disk(scratch / _STATE)
-        _force_to_disk(scratch)
-        stale = folder / f".stale-{target.name}-{os.getpid()}"
-        if target.exists():  # left by a run that went on from before it, e.g. because it is damaged
-            target.rename(stale)
-        scratch.rename(target)
-        _force_to_disk(folder)
-        shutil.rmtree(stale, ignore_errors=True)
+
+    try:
+        # One that is there was left by a run that went on from before it, e.g. because it is damaged.
+        write_whole_folder(target, write, existing="replace", forced=True)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(scratch, ignore_errors=True)
         whole = checkpoints_in(folder)
         there = f"{whole[-1]} is whole: --resume goes on from there" if whole else "there is none before it"
         raise CheckpointNotWritten(f"could not write the checkpoint of step {step}: {error}; {there}") from error
@@ -124,15 +117,6 @@ def _step_of(path: Path) -> int:
 def _sum(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": file_digest(file, "sha256").hexdigest()}
-
-
-def _force_to_disk(path: Path) -> None:
-    """Files and folders: a rename must not reach the disk before what it names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_old(folder: Path, keep: int, spare: Path) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
 from depthscope.training.comparison import Launch, Result
-from depthscope.training.metrics import read_metrics
+from depthscope.training.metrics import WATCHED, evaluated, read_metrics
 
 FACTORS = ["variant", "depth", "lr", "warmup_steps"]
-EVALUATED = ("test_loss", "test_accuracy", "valid_loss", "valid_loss_future_hidden")  # what tasks report
-QUANTITIES = ("loss", *EVALUATED, "token_similarity")
+OURS = ("test_loss", "test_accuracy", "valid_loss", "valid_loss_future_hidden")  # first, and in this order
+FOLLOWING = ("valid_perplexity", "valid_perplexity_future_hidden")  # exp of a loss that is there: not shown again
+OF_THE_LOOP = ("loss", WATCHED, "failed")  # all other quantities were reported by the task
 COLUMNS = [*FACTORS, "seed", "step", "quantity", "value"]
 LAST_SHARE = 0.1  # of a run: its final training loss is the mean over it
 
@@ -21,6 +22,7 @@ LAST_SHARE = 0.1  # of a run: its final training loss is the mean over it
 def curves(results: Sequence[Result], launch: Launch) -> pd.DataFrame:
     """A row for every logged number: variant, depth, lr, warmup_steps, seed, step, quantity, value.
 
+    The quantities are the training loss, whatever the task reported of an evaluation, and the similarity of tokens.
     A run whose loss ceased to be finite has a row of quantity `failed` at its last logged step.
     """
     rows = []
@@ -31,10 +33,9 @@ def curves(results: Sequence[Result], launch: Launch) -> pd.DataFrame:
         if result.failed is not None:
             rows.append([*factors, max((int(row["step"]) for row in logged), default=0), "failed", 1.0])
         for row in logged:
-            for name in QUANTITIES:
-                if name in row:
-                    value = math.nan if row[name] is None else float(row[name])
-                    rows.append([*factors, int(row["step"]), name, value])
+            for name in (*(name for name in ("loss", WATCHED) if name in row), *_ordered(evaluated(row))):
+                value = math.nan if row[name] is None else float(row[name])
+                rows.append([*factors, int(row["step"]), name, value])
     # A step that was watched, stopped and watched again stands there twice.
     keys = [*FACTORS, "seed", "step", "quantity"]
     return pd.DataFrame(rows, columns=COLUMNS).drop_duplicates(keys, keep="last", ignore_index=True)
@@ -62,7 +63,7 @@ def final_values(frame: pd.DataFrame) -> pd.DataFrame:
 
 def evaluated_in(frame: pd.DataFrame) -> list[str]:
     """What these runs have measured on data they were not trained on."""
-    return [name for name in EVALUATED if (frame["quantity"] == name).any()]
+    return _ordered(name for name in frame["quantity"].unique() if name not in OF_THE_LOOP)
 
 
 def summarise(frame: pd.DataFrame, results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -88,6 +89,12 @@ def summarise(frame: pd.DataFrame, results: Sequence[Result]) -> list[dict[str, 
         rivals = [other for other in rows if all(other[name] == row[name] for name in FACTORS if name != "lr")]
         row["best_lr"] = row is min(rivals, key=_order)
     return rows
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """Ours first, then others as they came."""
+    found = [name for name in names if name not in FOLLOWING]
+    return [*(name for name in OURS if name in found), *(name for name in found if name not in OURS)]
 
 
 def _key(result: Result) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, Self, get_origin, get_type_hints
 
-from depthscope.naming import did_you_mean
+from depthscope.naming import unknown_name
 from depthscope.training.notation import Named
 from depthscope.training.settings import check_type
 
@@ -27,12 +27,12 @@ class TrainingConfig:
     """What every task has. The text beside a field is its help on the command line.
 
     `variant` is the name; what it stands for (`variants.py`) is in the fields below it, so that a configuration says by
-    itself what was trained.
+    itself what was trained. A recipe fills them in; "": not filled in yet.
     """
 
-    recipe: str
-    variant: str
-    wiring: str
+    recipe: str = ""
+    variant: str = ""
+    wiring: str = ""
     remedies: tuple[Named, ...] = ()
     initialiser: str | None = None  # None: the model's own
     final_norm: Annotated[bool | None, "A norm behind the last block; by default as the wiring asks for."] = None
@@ -76,8 +76,7 @@ class TrainingConfig:
         known = list(field_help(type(self)))
         for name in changes:
             if name not in known:
-                hint = did_you_mean(name, known)
-                raise ValueError(f"{self.recipe} has no setting {name!r}: {hint}expected some of {', '.join(known)}")
+                raise unknown_name("setting", name, known, "some of", owner=self.recipe)
         return replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:

@@ -10,16 +10,15 @@ from torch import Tensor, nn
 
 from depthscope.models.carried_mean import CarriedMean
 from depthscope.models.transformer_xl import Context, Memory, TransformerXL, TransformerXLConfig
-from depthscope.remedies import Remedy, apply
+from depthscope.remedies import DeEscalate, Remedy, apply
 from depthscope.remedies.deescalation import token_mean
-from depthscope.training.building import remedy_of
+from depthscope.training.building import mixings_in, remedy_of
 from depthscope.training.config import LanguageConfig
 from depthscope.training.data.token_stream import TokenRows
 from depthscope.training.data.wikitext import Corpus
 from depthscope.training.perplexity import Reading, evaluate, evaluate_without_future, perplexity_of
 from depthscope.training.randomness import derived_generator
 from depthscope.training.task import Carry, Share
-from depthscope.training.variants import DEESCALATION
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,13 @@ def model_config(config: LanguageConfig, vocabulary: int) -> TransformerXLConfig
 def parts_of(config: LanguageConfig) -> tuple[CarriedMean | None, list[Remedy]]:
     """The mean that the model carries from segment to segment, and the remedies that are put in by `apply`.
 
-    A remedy with a causal mean of tokens that was put in from outside would begin anew with every segment. So such a
-    mean is a part of the model, at the FFN's input; elsewhere it is refused.
+    A remedy with a causal mean of tokens that was put in from outside would begin anew with every segment. So the mean
+    of `DeEscalate`, which the model can carry, is a part of it, at the FFN's input; elsewhere it is refused.
     """
     carried, others = None, []
     for named in config.remedies:
-        remedy: Any = remedy_of(named)
-        if named.name != DEESCALATION:
+        remedy = remedy_of(named)
+        if not isinstance(remedy, DeEscalate):
             others.append(remedy)
             continue
         beyond = dict(named.options).keys() - {"tau", "at", "mixing", "allow_leak"}
@@ -79,11 +78,28 @@ def parts_of(config: LanguageConfig) -> tuple[CarriedMean | None, list[Remedy]]:
 
 
 def build_transformer_xl(config: LanguageConfig, vocabulary: int) -> TransformerXL:
-    """The model of a configuration, in its variant, drawn from its seed. Works on the meta device."""
+    """The model of a configuration, in its variant, drawn from its seed. Works on the meta device.
+
+    A remedy that mixes tokens up to a token's own would begin anew with every segment, and is refused.
+    """
     model = TransformerXL(model_config(config, vocabulary), derived_generator(config.seed, "weights"))
     if remedies := parts_of(config)[1]:
         apply(model, *remedies)
+        for remedy, mixings in mixings_in(model, remedies):
+            if not mixings <= {"none", "full"}:
+                raise ValueError(
+                    f"expected remedies that a Transformer-XL can have: {remedy.name} mixes tokens with earlier ones, "
+                    f"of which the model carries none from segment to segment; {DeEscalate.name} it does carry"
+                )
     return model.double() if config.precision == "float64" else model
+
+
+def sees_future(model: TransformerXL, config: LanguageConfig) -> bool:
+    """Whether a token sees later ones: by the mean that the model carries, or by a remedy that was put in."""
+    carried = model.config.carried_mean
+    if carried is not None and carried.leaks:
+        return True
+    return any("full" in mixings for _, mixings in mixings_in(model, parts_of(config)[1]))
 
 
 def reading_of(config: LanguageConfig) -> Reading:
@@ -130,8 +146,7 @@ class LanguageModelling:
         if share.index < reading.rows:  # else there are more processes than rows
             found = evaluate(model, self.data.valid, reading)
             sums = {"valid_loss": found.loss * found.tokens, "count": float(found.tokens)}
-        carried = model.config.carried_mean
-        if carried is not None and carried.leaks and self.config.hidden_segments:
+        if self.config.hidden_segments and sees_future(model, self.config):
             sums |= {"hidden_loss": 0.0, "hidden_count": 0.0}
             if share.index < reading.rows:
                 few = replace(reading, segments=self.config.hidden_segments)

@@ -10,6 +10,8 @@ from typing import Any
 
 from depthscope.files import write_whole
 
+WATCHED = "token_similarity"  # of the last block's tokens, in a step that was watched
+
 
 def append_metrics(path: Path, step: int, values: Mapping[str, float]) -> None:
     """What is not finite is null: JSON knows neither nan nor infinity."""
@@ -29,6 +31,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return rows
+
+
+def evaluated(row: Mapping[str, Any]) -> list[str]:
+    """What a task reported in this line, by name; nothing if the line is not of an evaluation.
+
+    The loop's own lines have a learning rate (its log) or the similarity of tokens (a step that was watched).
+    """
+    return [] if "lr" in row or WATCHED in row else [name for name in row if name != "step"]
 
 
 def keep_metrics_until(path: Path, step: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import anatomy_of
 from depthscope.extras import MissingExtra, require
 from depthscope.files import write_whole
+from depthscope.passes import Listen, Machine, Visit
 from depthscope.probing import watch
 from depthscope.probing.watching import Watch
 from depthscope.probing.watching.heat_map import heat_map
@@ -69,23 +70,17 @@ def first_nonfinite_block(task: Task, model: nn.Module, batch: Any, carry: Carry
     0: what enters block 1 has one already. AFTER_THE_BLOCKS: only the loss has. ALL_FINITE: nothing has.
     """
     found: list[int] = []
-    blocks = anatomy_of(model).blocks
 
-    def look(number: int, value: Any) -> None:
-        if not found and not bool(_first_tensor(value).isfinite().all()):
-            found.append(number)
+    def look(visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
+        if found:
+            return
+        if visit.number == 1 and not bool(visit.entered.isfinite().all()):
+            found.append(0)
+        elif not bool(tokens.isfinite().all()):
+            found.append(visit.number)
 
-    handles = [blocks[0].module.register_forward_pre_hook(lambda _module, inputs: look(0, inputs))]
-    for number, block in enumerate(blocks, start=1):
-        handles.append(
-            block.module.register_forward_hook(lambda _module, _inputs, output, number=number: look(number, output))
-        )
-    try:
-        with torch.no_grad():
-            loss, _ = task.loss(model, batch, carry)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), Machine(model, anatomy_of(model), Listen({"output"}, look)):
+        loss, _ = task.loss(model, batch, carry)
     if found:
         return found[0]
     return ALL_FINITE if bool(loss.isfinite()) else AFTER_THE_BLOCKS
@@ -97,7 +92,3 @@ def nonfinite_weight(model: nn.Module) -> str | None:
         if not bool(parameter.isfinite().all()):
             return name
     return None
-
-
-def _first_tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else _first_tensor(value[0])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from depthscope.registry import Registry
 from depthscope.training.config import ImageConfig, LanguageConfig, TrainingConfig
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
 IN_IMAGES = {DEESCALATION: {"at": "output"}}
 IN_LANGUAGE = {DEESCALATION: {"at": "ffn_input", "mixing": "prefix"}}
 
+# The authors of Transformer-XL have no final norm in either of their two wirings; others follow their wiring.
+TXL_FINAL_NORM = {"post": False, "pre": False}
 
-def vit_cifar10(variant: str | Variant) -> ImageConfig:
+Config = TypeVar("Config", bound=TrainingConfig)
+
+
+def configure_vit_cifar10(variant: Variant) -> ImageConfig:
     """Yu & Zhang 2024, §3.3 and Table 1: a ViT of 80 blocks on CIFAR-10, 150 epochs; needs a GPU.
 
     The paper names neither warm-up, dropout, gradient clipping nor random crops and flips: there are none.
@@ -26,14 +32,8 @@ def vit_cifar10(variant: str | Variant) -> ImageConfig:
     The FFN is Algorithm 1's (ReLU), the weights PyTorch's default. The last, incomplete batch of an
     epoch is left out.
     """
-    chosen = variant_of(variant)
     return ImageConfig(
-        recipe="vit-cifar10",
-        variant=chosen.name,
-        wiring=chosen.wiring,
-        remedies=chosen.completed(IN_IMAGES),
-        initialiser=chosen.initialiser or "pytorch_default",
-        final_norm=chosen.final_norm,
+        initialiser="pytorch_default",
         dataset="cifar10",
         depth=80,
         width=192,
@@ -41,26 +41,20 @@ def vit_cifar10(variant: str | Variant) -> ImageConfig:
         heads=8,
         patch_size=4,
         batch_size=128,
-        lr=learning_rate_for(chosen, {"post": 0.5e-4, "pre": 1e-4, "deescalated": 1e-4}),
+        lr=learning_rate_for(variant, {"post": 0.5e-4, "pre": 1e-4, "deescalated": 1e-4}),
         epochs=150,
         weight_decay=0.1,
         augment=True,
     )
 
 
-def vit_digits(variant: str | Variant) -> ImageConfig:
+def configure_vit_digits(variant: Variant) -> ImageConfig:
     """The same experiment in minutes on two cores: scikit-learn's 8 × 8 digits, 48 blocks of width 64.
 
     The learning rates are starting points, not the result of a search: pre-norm's is larger than the others'.
     """
-    chosen = variant_of(variant)
     return ImageConfig(
-        recipe="vit-digits",
-        variant=chosen.name,
-        wiring=chosen.wiring,
-        remedies=chosen.completed(IN_IMAGES),
-        initialiser=chosen.initialiser or "pytorch_default",
-        final_norm=chosen.final_norm,
+        initialiser="pytorch_default",
         dataset="digits",
         depth=48,
         width=64,
@@ -68,32 +62,20 @@ def vit_digits(variant: str | Variant) -> ImageConfig:
         heads=4,
         patch_size=2,
         batch_size=64,
-        lr=learning_rate_for(chosen, {"post": 0.5e-4, "pre": 1e-3, "deescalated": 1e-4}),
+        lr=learning_rate_for(variant, {"post": 0.5e-4, "pre": 1e-3, "deescalated": 1e-4}),
         epochs=15,
         weight_decay=0.1,
     )
 
 
-def _txl_final_norm(variant: Variant) -> bool | None:
-    """The authors of Transformer-XL have no final norm in either of their two wirings; others follow their wiring."""
-    authors = {"post": False, "pre": False}
-    return authors.get(variant.wiring) if variant.final_norm is None else variant.final_norm
-
-
-def txl_wikitext103(variant: str | Variant) -> LanguageConfig:
+def configure_txl_wikitext103(variant: Variant) -> LanguageConfig:
     """Yu & Zhang 2024, Fig. 7: a Transformer-XL of 60 blocks on WikiText-103, 200,987,338 parameters; needs GPUs.
 
     What the paper changes of the authors' base model: 60 blocks (16), FFN 820 (2100), batch 40 (60), no dropout
     (.1), no clipping (.25), 50 000 steps (200 000). All else is theirs: Adam, cosine to 0, no warm-up.
     """
-    chosen = variant_of(variant)
     return LanguageConfig(
-        recipe="txl-wikitext103",
-        variant=chosen.name,
-        wiring=chosen.wiring,
-        remedies=chosen.completed(IN_LANGUAGE),
-        initialiser=chosen.initialiser,
-        final_norm=_txl_final_norm(chosen),
+        final_norm=TXL_FINAL_NORM.get(variant.wiring),
         dataset="wikitext103",
         depth=60,
         width=410,
@@ -109,21 +91,15 @@ def txl_wikitext103(variant: str | Variant) -> LanguageConfig:
     )
 
 
-def txl_manual(variant: str | Variant) -> LanguageConfig:
+def configure_txl_manual(variant: Variant) -> LanguageConfig:
     """The same depth in minutes on two cores: Python's manual, 60 blocks of width 64.
 
     Weights are drawn with .02·√(410/64), so that dσ², the gain of a matrix, is that of the model of width 410: with
     .02 the branches would be six times weaker, and 60 blocks hardly a deep model. The learning rate is
     2.5e-4·410/64: an aligned update then changes what a matrix gives as much as it does there.
     """
-    chosen = variant_of(variant)
     return LanguageConfig(
-        recipe="txl-manual",
-        variant=chosen.name,
-        wiring=chosen.wiring,
-        remedies=chosen.completed(IN_LANGUAGE),
-        initialiser=chosen.initialiser,
-        final_norm=_txl_final_norm(chosen),
+        final_norm=TXL_FINAL_NORM.get(variant.wiring),
         dataset="manual",
         depth=60,
         width=64,
@@ -143,29 +119,33 @@ def txl_manual(variant: str | Variant) -> LanguageConfig:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Generic[Config]):
     """A recipe with its name. Another package names one in the entry-point group `depthscope.recipes`.
 
-    `configure` gives the configuration of a variant. `config` is its class: its fields with a help text are the
-    settings that a user can change. `without` are variants that would only repeat another one here. `task` makes the
-    task of a configuration and of `--data` (None: not given, also where only sizes are asked for); a recipe on the
-    data and models of this package needs none.
+    `configure` gives the configuration of a variant, and names only what is the recipe's own: what the variant stands
+    for is filled in, unless `configure` has named the variant itself. `config` is the class of the configuration: its
+    fields with a help text are the settings that a user can change. `without` are variants that would only repeat
+    another one here. `places` (remedy → options) completes remedies where the variant leaves something open. `task`
+    makes the task of a configuration and of `--data` (None: not given, also where only sizes are asked for); a recipe
+    on the data and models of this package needs none.
     """
 
     name: str
-    configure: Callable[[Variant], TrainingConfig]
-    config: type[TrainingConfig]
+    configure: Callable[[Variant], Config]
+    config: type[Config]
     title: str
     cost: str
     without: tuple[str, ...] = ()
     task: Callable[[TrainingConfig, str | None], Task] | None = None
+    places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def __call__(self, variant: str | Variant) -> TrainingConfig:
+    def __call__(self, variant: str | Variant) -> Config:
         """The configuration of a variant; one that the recipe does not have is refused."""
         chosen = variant_of(variant)
         if (chosen.based_on or chosen.name) in self.without:
             raise ValueError(f"{self.name} has no variant {chosen.name!r}: expected one of {', '.join(self.variants)}")
-        return self.configure(chosen)
+        found = self.configure(chosen)
+        return found if found.variant else fill(found, self.name, chosen, self.places)
 
     @property
     def variants(self) -> list[str]:
@@ -173,42 +153,59 @@ class Recipe:
         return [name for name in VARIANTS if name not in self.without]
 
 
+def fill(
+    config: Config, recipe: str, variant: Variant, places: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> Config:
+    """The configuration with what the variant stands for; initialiser and final norm only where the variant has one."""
+    return replace(
+        config,
+        recipe=recipe,
+        variant=variant.name,
+        wiring=variant.wiring,
+        remedies=variant.completed(places),
+        initialiser=variant.initialiser or config.initialiser,
+        final_norm=config.final_norm if variant.final_norm is None else variant.final_norm,
+    )
+
+
 # In these models pre-norm has its final norm, and nothing comes later than a token.
 _NO_FUTURE = ("pre-final-norm", "deescalated-leaking")
 
-RECIPES: Registry[Recipe] = Registry(
-    "recipe",
-    "depthscope.recipes",
-    [
-        Recipe(
-            "vit-digits",
-            vit_digits,
-            ImageConfig,
-            "ViT, 48 blocks, on scikit-learn's digits",
-            "minutes on 2 cores",
-            _NO_FUTURE,
-        ),
-        Recipe(
-            "vit-cifar10",
-            vit_cifar10,
-            ImageConfig,
-            "ViT, 80 blocks, on CIFAR-10 (Yu & Zhang 2024, Fig. 6)",
-            "a GPU",
-            _NO_FUTURE,
-        ),
-        Recipe(
-            "txl-manual",
-            txl_manual,
-            LanguageConfig,
-            "Transformer-XL, 60 blocks, on Python's manual",
-            "minutes on 2 cores",
-        ),
-        Recipe(
-            "txl-wikitext103",
-            txl_wikitext103,
-            LanguageConfig,
-            "Transformer-XL, 60 blocks, on WikiText-103 (Yu & Zhang 2024, Fig. 7)",
-            "GPUs",
-        ),
-    ],
+vit_digits = Recipe(
+    "vit-digits",
+    configure_vit_digits,
+    ImageConfig,
+    "ViT, 48 blocks, on scikit-learn's digits",
+    "minutes on 2 cores",
+    _NO_FUTURE,
+    places=IN_IMAGES,
+)
+vit_cifar10 = Recipe(
+    "vit-cifar10",
+    configure_vit_cifar10,
+    ImageConfig,
+    "ViT, 80 blocks, on CIFAR-10 (Yu & Zhang 2024, Fig. 6)",
+    "a GPU",
+    _NO_FUTURE,
+    places=IN_IMAGES,
+)
+txl_manual = Recipe(
+    "txl-manual",
+    configure_txl_manual,
+    LanguageConfig,
+    "Transformer-XL, 60 blocks, on Python's manual",
+    "minutes on 2 cores",
+    places=IN_LANGUAGE,
+)
+txl_wikitext103 = Recipe(
+    "txl-wikitext103",
+    configure_txl_wikitext103,
+    LanguageConfig,
+    "Transformer-XL, 60 blocks, on WikiText-103 (Yu & Zhang 2024, Fig. 7)",
+    "GPUs",
+    places=IN_LANGUAGE,
+)
+
+RECIPES: Registry[Recipe[Any]] = Registry(
+    "recipe", "depthscope.recipes", [vit_digits, vit_cifar10, txl_manual, txl_wikitext103]
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from depthscope.naming import did_you_mean
+from depthscope.naming import did_you_mean, unknown_name
 
 _TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
 
@@ -20,8 +20,7 @@ def read_settings(given: Sequence[str], types: Mapping[str, Any]) -> dict[str, A
         if not equals:
             raise ValueError(f"expected --set name=value, got {text!r}")
         if name not in types:
-            hint = did_you_mean(name, types)
-            raise ValueError(f"unknown setting {name!r}: {hint}expected one of {', '.join(types)}")
+            raise unknown_name("setting", name, types)
         found[name] = read_value(name, value.strip(), types[name])
     return found
 

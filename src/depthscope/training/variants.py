@@ -34,6 +34,7 @@ class Variant:
     initialiser: str | None = None
     final_norm: bool | None = None
     based_on: str = ""  # the variant of the table that a composed one was made from
+    label: str = ""  # what it is called where there is little room, as in a legend; "": as its title
 
     def completed(self, places: Mapping[str, Mapping[str, Any]]) -> tuple[Named, ...]:
         """Its remedies, with what `places` (remedy → options) says where the variant leaves it open."""
@@ -46,13 +47,26 @@ VARIANTS: Registry[Variant] = Registry(
     [
         Variant("post", "post-norm", "post"),
         Variant("pre", "pre-norm", "pre"),
-        Variant("pre-final-norm", "pre-norm, a final norm also where the recipe has none", "pre", final_norm=True),
-        Variant("deescalated", "post-norm, de-escalated", "post", (Named.of(DEESCALATION, tau=1.0),)),
+        Variant(
+            "pre-final-norm",
+            "pre-norm, a final norm also where the recipe has none",
+            "pre",
+            final_norm=True,
+            label="pre-norm, final norm",
+        ),
+        Variant(
+            "deescalated",
+            "post-norm, de-escalated",
+            "post",
+            (Named.of(DEESCALATION, tau=1.0),),
+            label="de-escalated",
+        ),
         Variant(
             "deescalated-leaking",
             "post-norm, de-escalated by the paper's mean, which sees the future",
             "post",
             (Named.of(DEESCALATION, tau=1.0, mixing="full", allow_leak=True),),
+            label="de-escalated, sees the future",
         ),
     ],
 )
@@ -81,6 +95,13 @@ def variant_of(variant: str | Variant) -> Variant:
         initialiser=initialiser or found.initialiser,
         based_on=base.name,
     )
+
+
+def label_of(variant: str) -> str:
+    """What a variant is called in a legend, as its record says; its name if it is composed, or not known any more."""
+    if variant not in VARIANTS:
+        return variant
+    return VARIANTS[variant].label or VARIANTS[variant].title
 
 
 def learning_rate_for(variant: Variant, rates: Mapping[str, float]) -> float:

@@ -16,13 +16,13 @@ import pandas as pd
 import torch
 
 from depthscope import drawing
-from depthscope.drawing import VARIANT_NAMES
 from depthscope.progress import Share
 from depthscope.studies.study import Claim, Study, judge
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
 from depthscope.training.comparison_results import COLUMNS, curves, final_values
 from depthscope.training.recipes import RECIPES
 from depthscope.training.variants import YU_ZHANG as VARIANTS
+from depthscope.training.variants import label_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,8 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> Figure:
     if len(frame):
-        return drawing.draw_training_curves(frame[frame["quantity"] != "failed"])
+        labels = {variant: label_of(variant) for variant in VARIANTS}
+        return drawing.draw_training_curves(frame[frame["quantity"] != "failed"], labels)
     return drawing.empty("not computed: the paper's scale needs a GPU")
 
 
@@ -90,7 +91,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     progress = {name: _means(final, name) for name in ("loss", "test_loss")}
     accuracy = final.groupby("variant")["test_accuracy"].mean()
     told = "; ".join(
-        f"{VARIANT_NAMES[variant]} {CHANCE - progress['loss'][variant]:.3f}, "
+        f"{label_of(variant)} {CHANCE - progress['loss'][variant]:.3f}, "
         f"{CHANCE - progress['test_loss'][variant]:.3f}, {accuracy[variant]:.1%}"
         for variant in VARIANTS
     )
@@ -158,7 +159,7 @@ def _note(config: Config) -> str:
         return "" if computable(config) else "the paper's scale needs a GPU; the same command computes it there"
     recipe = RECIPES[config.recipe]
     settings = ", ".join(f"{name} {value}" for name, value in config.settings.items())
-    rates = ", ".join(f"{VARIANT_NAMES[variant]} {recipe(variant).lr:g}" for variant in VARIANTS)
+    rates = ", ".join(f"{label_of(variant)} {recipe(variant).lr:g}" for variant in VARIANTS)
     few = "; too few steps for a verdict" if config.form == "quick" else ""
     return f"{config.recipe} with {settings}; {config.trials} seed(s); learning rates: {rates}{few}"
 

@@ -11,8 +11,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from depthscope.extras import require
+from depthscope.files import write_whole_folder
 from depthscope.text import read_text
 from depthscope.training.data.token_stream import UNKNOWN, Vocabulary, count_words
 
@@ -189,9 +188,8 @@ def _build(source: _Source, folder: Path, progress: ToldOfLines) -> None:
     vocabulary = Vocabulary.of(counted["train"])
     lengths = {split: words.total() for split, words in counted.items()}
     _check_lengths(source, lengths)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
+
+    def write(scratch: Path) -> None:
         for split, length in lengths.items():
             stream = np.lib.format.open_memmap(scratch / f"{split}.npy", "w+", np.int32, (length,))
             at = 0
@@ -201,13 +199,8 @@ def _build(source: _Source, folder: Path, progress: ToldOfLines) -> None:
                 at += len(numbers)
             stream.flush()
         (scratch / "vocabulary.json").write_text(json.dumps(vocabulary.words, ensure_ascii=False), encoding="utf-8")
-        try:
-            os.rename(scratch, folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster, with the same result
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+
+    write_whole_folder(folder, write, existing="keep")
 
 
 def _check_lengths(source: _Source, lengths: dict[str, int]) -> None:
