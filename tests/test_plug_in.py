@@ -112,7 +112,10 @@ assert torch.equal(depthscope.remove(model)(x), before)
 
 @pytest.mark.parametrize(
     ("variant", "wiring", "remedies"),
-    [("shrunk", "post", [{"remedy": "shrink", "factor": 0.5}]), ("parallel", "parallel", [])],
+    [
+        ("shrunk", "post", [{"remedy": "shrink", "blocks": None, "every": 1, "allow_leak": False, "factor": 0.5}]),
+        ("parallel", "parallel", []),
+    ],
 )
 def test_the_variants_are_trained(installed, tmp_path: Path, variant: str, wiring: str, remedies: list[dict]):
     sizes = ("--depth", "2", "--width", "16", "--steps", "2", "--cpu", "--set", "tracker=none")

@@ -7,6 +7,7 @@ that is not ours, or for all of it. Two things of one name are refused, and both
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -21,7 +22,8 @@ class Registry(Mapping[str, T], Generic[T]):
     """A set of things by name, in the order in which they were added.
 
     `kind` is the word for one of them in messages, `group` the entry-point group that other packages use,
-    `name_of` reads the name of a thing, and `check` refuses, with a ValueError, what does not belong into the set.
+    `name_of` reads the name of a thing (None: `__name__`), and `check` refuses, with a ValueError, what does not belong
+    into the set.
     """
 
     def __init__(
@@ -30,11 +32,12 @@ class Registry(Mapping[str, T], Generic[T]):
         group: str,
         ours: Iterable[T] = (),
         *,
-        name_of: Callable[[T], str] = lambda thing: thing.name,  # type: ignore[attr-defined]
+        name_of: Callable[[T], str] | None = lambda thing: getattr(thing, "name", ""),
         check: Callable[[T], None] = lambda _thing: None,
     ):
         self.kind, self.group = kind, group
         self._name_of, self._check = name_of, check
+        self.version = 0  # counts changes, for whoever remembers answers of the set
         self._things: dict[str, T] = {}
         self._owners: dict[str, str] = {}
         self._searched = False
@@ -42,20 +45,35 @@ class Registry(Mapping[str, T], Generic[T]):
             self.register(thing, owner="depthscope")
 
     def register(self, thing: T, *, owner: str | None = None) -> T:
-        """Adds a thing and returns it. `owner` names the package for messages; by default that of the thing's code."""
-        self._check(thing)
-        name = self._name_of(thing)
-        owner = owner or _package_of(thing)
+        """Adds a thing and returns it. `owner` names its package in messages; by default that of the calling code."""
+        name = self._name(thing)
+        owner = owner or str(sys._getframe(1).f_globals.get("__name__", "")).split(".")[0]
         if name in self._things:
             if self._things[name] is thing:
                 return thing
             raise ValueError(f"the {self.kind} {name!r} exists twice: one of {self._owners[name]}, one of {owner}")
         self._things[name], self._owners[name] = thing, owner
+        self.version += 1
         return thing
+
+    def _name(self, thing: T) -> str:
+        """The name of a thing that belongs into the set; a ValueError if it does not."""
+        self._check(thing)
+        name = getattr(thing, "__name__", None) if self._name_of is None else self._name_of(thing)
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"expected a {self.kind} with a name, got {thing!r}")
+        return name
 
     def unregister(self, name: str) -> None:
         """Takes out what `register` added."""
         del self._things[name], self._owners[name]
+        self.version += 1
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The thing of this name, or the default."""
+        if name not in self:
+            return default
+        return self[name]
 
     def owner(self, name: str) -> str:
         """The package that a thing comes from."""
@@ -91,7 +109,12 @@ class Registry(Mapping[str, T], Generic[T]):
         try:
             for point in entry_points(group=self.group):
                 for thing in _load(point, self.group):
-                    self.register(thing, owner=_owner(point))
+                    try:
+                        self._name(thing)
+                    except (ValueError, AttributeError, TypeError) as error:
+                        _leave_out(point, self.group, f"is no {self.kind}: {error}")
+                    else:
+                        self.register(thing, owner=_owner(point))
         except BaseException:
             self._searched = False  # the next question gets the same answer, not half a set
             raise
@@ -102,11 +125,7 @@ def _load(point: EntryPoint, group: str) -> list[Any]:
     try:
         found = point.load()
     except Exception as error:
-        warnings.warn(
-            f"{_owner(point)} offers {point.name!r} in {group}, and {point.value} cannot be loaded "
-            f"({type(error).__name__}: {error}); depthscope goes on without it",
-            stacklevel=2,
-        )
+        _leave_out(point, group, f"cannot be loaded ({type(error).__name__}: {error})")
         return []
     return list(found) if isinstance(found, list | tuple) else [found]
 
@@ -115,7 +134,8 @@ def _owner(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else point.module.split(".")[0]
 
 
-def _package_of(thing: object) -> str:
-    made = thing if isinstance(thing, type) else type(thing)
-    source = getattr(thing, "__module__", None) or made.__module__
-    return str(source).split(".")[0]
+def _leave_out(point: EntryPoint, group: str, why: str) -> None:
+    warnings.warn(
+        f"{_owner(point)} offers {point.name!r} in {group}, and {point.value} {why}; depthscope goes on without it",
+        stacklevel=2,
+    )

@@ -1,5 +1,8 @@
 """The machine: every pass is followed block by block, listening changes nothing, changing changes what is asked for."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -152,3 +155,63 @@ def test_blocks_that_are_lists_of_modules_are_followed():
     model = nn.Sequential(*(FromList(8) for _ in range(3)))
     x = torch.randn(2, 5, 8, generator=seeded(0))
     assert_close(run(model, x), model(x), rtol=0, atol=0)
+
+
+def test_a_machine_is_open_once():
+    model, x = encoder()
+    machine = Machine(model, anatomy_of(model))
+    with machine, pytest.raises(ValueError, match="open already"), machine:
+        model(x)
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_station_that_does_not_exist_or_is_not_shown_is_refused():
+    model, _ = encoder()
+    with pytest.raises(ValueError, match="unknown station 'outptu': did you mean 'output'"):
+        Machine(model, anatomy_of(model), Listen({"outptu"}, lambda *_: None))
+    unknown = nn.Sequential(*(FromList(8) for _ in range(3)))
+    with pytest.raises(ValueError, match="does not show its ffn_branch"):
+        Machine(unknown, anatomy_of(unknown), Change("ffn_branch", lambda _visit, tokens: tokens))
+
+
+@pytest.mark.parametrize("name", ["vit", "gpt2", "llama", "t5", "encoder-pre"])
+def test_a_change_of_the_trunk_is_one_also_where_a_norm_reads_a_copy(name: str):
+    """Doubled after attention: the output is the doubled trunk plus the branches that follow."""
+    model, inputs = zoo.make(name)
+    seen: dict[tuple[int, str], Tensor] = {}
+
+    def keep(visit: Visit, station: str, tokens: Tensor, _source: Tensor) -> None:
+        seen[visit.number, station] = tokens.clone()
+
+    heard = {"after_attention", "after_cross_attention", "cross_attention_branch", "ffn_branch", "output"}
+    doubled = Change("after_attention", lambda _visit, tokens: 2 * tokens)
+    run(model, inputs, doubled, Listen(heard, keep))
+    for number in {number for number, _ in seen}:
+        trunk = seen[number, "after_attention"]
+        if (number, "after_cross_attention") in seen:
+            trunk = trunk + seen[number, "cross_attention_branch"]
+            assert_close(seen[number, "after_cross_attention"], trunk, rtol=1e-5, atol=1e-4)
+        assert_close(seen[number, "output"], trunk + seen[number, "ffn_branch"], rtol=1e-5, atol=1e-4)
+
+
+def test_what_one_machine_runs_again_no_other_hears():
+    model, x = encoder()
+    counted: list[int] = []
+    again = Listen({"output"}, lambda visit, _s, _t, _source: visit.again(x))
+    count = Listen({"output"}, lambda visit, _s, _t, _source: counted.append(visit.number))
+    with torch.no_grad(), Machine(model, anatomy_of(model), again), Machine(model, anatomy_of(model), count) as other:
+        model(x)
+    assert counted == [1, 2, 3]
+    assert other.blocks_run == 3
+
+
+def test_nothing_of_a_failed_pass_is_kept():
+    model, x = encoder()
+    kept: list[weakref.ref[Tensor]] = []
+    machine = Machine(model, anatomy_of(model), Listen({"input"}, lambda _v, _s, _t, y: kept.append(weakref.ref(y))))
+    handle = model.blocks[2].ffn.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), machine:
+        model(x)
+    handle.remove()
+    gc.collect()
+    assert [ref() is None for ref in kept[1:]] == [True, True]  # the first is `x` itself

@@ -53,9 +53,7 @@ def register_family(family: Family) -> Family:
 
     An installed package does the same with an entry point in the group `depthscope.families`.
     """
-    FAMILIES.register(family, owner=family.library)
-    _family_of.cache_clear()
-    return family
+    return FAMILIES.register(family, owner=getattr(family, "library", None))
 
 
 def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
@@ -106,8 +104,13 @@ def _decoder_note(model: nn.Module) -> tuple[str, ...]:
     return (f"{decoders} blocks of nn.TransformerDecoder are not known, and not measured",) if decoders else ()
 
 
-@cache
 def _family_of(kind: Any) -> Family | None:
+    len(FAMILIES)  # families of other packages are found before the first question is answered
+    return _looked_up(kind, FAMILIES.version)
+
+
+@cache
+def _looked_up(kind: Any, _version: int) -> Family | None:
     """The family whose block a class is: by name, since transformers may be absent, and only of its library."""
 
     for parent in kind.__mro__:

@@ -130,8 +130,9 @@ def check_family(family: Family) -> None:
     """Refuses what is no family, and one that could never be recognised."""
     if not isinstance(family, Family):
         raise ValueError(f"expected a Family, got {family!r}")
-    if not family.block_classes or not family.library:
-        raise ValueError(f"family {family.name!r} must name the library and the classes of its blocks")
+    classes = family.block_classes
+    if not family.library or not classes or isinstance(classes, str) or not all(isinstance(c, str) for c in classes):
+        raise ValueError(f"family {family.name!r} must name its library, and the classes of its blocks as a tuple")
 
 
 def post_norm_spots(block: nn.Module, attention_norm: nn.Module, ffn_norm: nn.Module) -> dict[str, Spot]:

@@ -39,7 +39,7 @@ def show(fixed: Fixed) -> None:
         show_diagnosis(console, verdict, title=when, brief=True)
     for line in warnings(fixed):
         console.print(line, markup=False)
-    console.print(f"\n[bold]To put it in[/bold]\n\n{_indented('import depthscope')}\n", end="")
+    console.print("\n[bold]To put it in[/bold]\n")
     console.print(_indented(str(fixed.python)) + "\n", markup=False)
     for note in fixed.notes:
         console.print(f"Note: {note}", markup=False)

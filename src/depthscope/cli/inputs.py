@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,17 @@ class Inputs:
     count: int | None  # batches; None if only the factory knows
     metadata: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reread:
+    """Batches that can be read any number of times, each cast as it is read."""
+
+    batches: Iterable[Any]
+    cast: Callable[[Any], Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.cast, self.batches)
 
 
 def make_inputs(loaded: LoadedModel, options: ModelOptions) -> Inputs:
@@ -101,9 +112,9 @@ def _given(inputs: Any, model: nn.Module, options: ModelOptions) -> Inputs:
     if not isinstance(inputs, Iterable) or isinstance(inputs, str):
         kind = type(inputs).__name__
         raise ValueError(f"expected a tensor, a dictionary or an iterable of batches from the factory, got {kind}")
-    batches = (cast(item) for item in inputs)
     count = len(inputs) if isinstance(inputs, Sized) else None
-    return Inputs(list(batches) if options.loss != "no" else batches, count)  # a second pass needs them again
+    # They are read again for the remedy and for a loss: what can be read once only is kept.
+    return Inputs(list(map(cast, inputs)) if isinstance(inputs, Iterator) else Reread(inputs, cast), count)
 
 
 def _random_tokens(model: Any, options: ModelOptions) -> Inputs:

@@ -81,8 +81,6 @@ def _conditions(options: ProbeOptions) -> list[Condition]:
 
 def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagnosis]:
     """Loads the model, makes its input, probes and judges; where a remedy is called for, it is measured."""
-    from torch import Tensor
-
     from depthscope.diagnosis import diagnose
     from depthscope.remedies import Recommendation, recommend
 
@@ -96,8 +94,7 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagn
             tick = progress("measuring the remedy", None)
             return recommend(loaded.model, inputs.batches, blocks=options.blocks, progress=tick)
 
-        again = isinstance(inputs.batches, list | dict | Tensor)  # a factory's own iterable was read, and is gone
-        return profile, skipped, diagnose(profile, skipped, measure=measure if again else None)
+        return profile, skipped, diagnose(profile, skipped, measure=measure)
 
 
 def _saved_remedies(model: nn.Module) -> list[str]:

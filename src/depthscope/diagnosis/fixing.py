@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -71,7 +71,7 @@ def fix(
     *,
     tokenizer: Tokenizer | None = None,
     blocks: str | None = None,
-    tau: float | None = None,
+    tau: float | Literal["recommended"] | None = None,
     doing: Doing = lambda _what: None,
     **wishes: Any,
 ) -> Fixed:
@@ -81,6 +81,8 @@ def fix(
     in with that strength, also against the verdict; `wishes` are the other options of `recommend` (`level`, `alpha`,
     `at`, `mixing`). `doing(what)` is told what is being done.
     """
+    if tau == "recommended":
+        tau = None
     if isinstance(inputs, Iterator):
         inputs = list(inputs)  # they are read several times
     if applied(model):

@@ -19,10 +19,11 @@ Other packages add measures with `MEASURES.register(Measure(…))` or the entry-
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -50,6 +51,8 @@ Group = Literal["default", "verdict", "spectral", "all"]
 GROUP_NAMES: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
 _DEFAULT: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
 _RANK: tuple[Group, ...] = ("spectral", "all")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TAKEN = {"output_gradient", "weight_gradient"}  # rows that `probe(gradients=True)` adds
 _NEEDS: dict[str, frozenset[str]] = {"station": frozenset(PARTS), "attention": HEAD_PARTS}
 
 
@@ -70,6 +73,14 @@ class Measure:
 def _check(measure: Measure) -> None:
     if not isinstance(measure, Measure):
         raise ValueError(f"expected a Measure, got {measure!r}")
+    if not isinstance(measure.name, str) or not _NAME.fullmatch(measure.name) or measure.name in _TAKEN:
+        raise ValueError(f"expected a name of small letters, digits and _ that is free, got {measure.name!r}")
+    if measure.of not in get_args(Kind):
+        raise ValueError(f"measure {measure.name!r} is of {measure.of!r}: expected one of {', '.join(get_args(Kind))}")
+    if not isinstance(measure.needs, frozenset):
+        raise ValueError(f"measure {measure.name!r} must give its needs as a frozenset, got {measure.needs!r}")
+    if strange := [str(name) for name in measure.groups if name not in GROUP_NAMES]:
+        raise ValueError(f"measure {measure.name!r} is in unknown groups: {', '.join(strange)}")
     known = _NEEDS.get(measure.of, frozenset())
     if unknown := measure.needs - known:
         there = ", ".join(sorted(known)) or "nothing can be named"
@@ -111,7 +122,7 @@ def _station(name: str, compute: Callable[..., Tensor], *needs: str, **fields: o
 
 
 def _head(name: str, compute: Callable[[HeadInput], Tensor], *needs: str, **fields: object) -> Measure:
-    return Measure(name, "attention", compute, frozenset(needs), _RANK, **fields)  # type: ignore[arg-type]
+    return Measure(name, "attention", compute, frozenset(needs), **{"groups": _RANK, **fields})  # type: ignore[arg-type]
 
 
 _OURS = (

@@ -107,9 +107,10 @@ class HeadInput:
 
     def once(self, compute: Callable[[HeadInput], T]) -> T:
         """compute(self), computed once: for what several measures share."""
-        if compute not in self._shared:
-            self._shared[compute] = compute(self)
-        return self._shared[compute]
+        key = compute, frozenset(self.parts)  # what one measure computed from more than another has is not shared
+        if key not in self._shared:
+            self._shared[key] = compute(self)
+        return self._shared[key]
 
     def only(self, needs: frozenset[str]) -> HeadInput:
         """The parts that a measure has declared, and whether the mask is there is no question."""

@@ -37,6 +37,11 @@ class AttentionOperator(Protocol):
         ...
 
 
+def _check_rows(vectors: Tensor, rows: int) -> None:
+    if vectors.ndim < 2 or vectors.shape[-2] != rows:
+        raise ValueError(f"expected vectors as the columns of (…, {rows}, k), got shape {tuple(vectors.shape)}")
+
+
 @dataclass(frozen=True)
 class TransposedAttention:
     """Pᵀ, (…, m, n)."""
@@ -76,10 +81,12 @@ class DenseAttention:
         return TransposedAttention(self)
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        return self.matrix @ x
+        _check_rows(x, self.shape[-1])
+        return self.matrix @ x.to(self.matrix.dtype)
 
     def transposed_times(self, y: Tensor) -> Tensor:
-        return self.matrix.mT @ y
+        _check_rows(y, self.shape[-2])
+        return self.matrix.mT @ y.to(self.matrix.dtype)
 
     def dense(self) -> Tensor:
         return self.matrix
@@ -118,9 +125,13 @@ class ScoredAttention:
         return torch.softmax(scores, dim=-1)
 
     def __matmul__(self, x: Tensor) -> Tensor:
+        _check_rows(x, self.shape[-1])
+        x = x.to(self.query.dtype)  # values of a half-precision model
         return torch.cat([self.rows(a, b) @ x for a, b in self._pieces()], dim=-2)
 
     def transposed_times(self, y: Tensor) -> Tensor:
+        _check_rows(y, self.shape[-2])
+        y = y.to(self.query.dtype)
         first, *others = self._pieces()
         total = self.rows(*first).mT @ y[..., slice(*first), :]
         for piece in others:
@@ -131,5 +142,5 @@ class ScoredAttention:
         return self.rows(0, self.shape[-2])
 
     def _pieces(self) -> list[tuple[int, int]]:
-        n = self.shape[-2]
+        n = max(self.shape[-2], 1)
         return [(first, min(first + ROWS, n)) for first in range(0, n, ROWS)]

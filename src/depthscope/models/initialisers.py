@@ -131,5 +131,5 @@ INITIALISERS: Registry[Initialiser] = Registry(
     "initialiser",
     "depthscope.initialisers",
     [pytorch_default, xavier, theorem, paper_text],
-    name_of=lambda initialiser: initialiser.__name__,  # type: ignore[attr-defined]
+    name_of=None,
 )

@@ -161,13 +161,20 @@ def hang(module: nn.Module, hook: Hook, side: Side) -> None:
     hook.key = handle.id
 
 
+def reads_copy(block: BlockAnatomy, station: str) -> bool:
+    """Whether the module where a trunk station is seen reads a copy of the trunk, as a norm does in pre-norm."""
+    spot = block.spots.get(station)
+    if spot is None or block.placement != "pre" or station not in block.trunk:
+        return False
+    return spot.side == "in" and spot.module is not block.module
+
+
 def change_trunk(block: BlockAnatomy, station: str, hook: TokenHook) -> None:
     """Hangs a hook at a station of a block so that the trunk is changed there, also where a module reads a copy."""
     spot = block.spots[station]
     hook.side = spot.side
     hang(spot.module, hook, spot.side)
-    on_trunk = station in block.trunk
-    if on_trunk and block.placement == "pre" and spot.side == "in" and spot.module is not block.module:
+    if reads_copy(block, station):
         after = block.spots.get("after_cross_attention", spot)
         if after.module is not spot.module:
             hang(after.module, CarriedChange(hook, "in"), "in")

@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from depthscope import stations
 from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
+from depthscope.naming import unknown_name
 from depthscope.passes.attention import AttentionListener, Head
-from depthscope.passes.hooks import cache_places
+from depthscope.passes.hooks import cache_places, reads_copy
 from depthscope.passes.running import Pass
 from depthscope.passes.tokens import edit_tokens, first_tokens
 
@@ -53,7 +55,10 @@ class Listen:
 
 @dataclass(frozen=True)
 class Change:
-    """Exchanges the tokens at a station for `change(visit, tokens)`, in the layout of the model; None: as they are."""
+    """Exchanges the tokens at a station for `change(visit, tokens)`, in the layout of the model; None: as they are.
+
+    At a trunk station it changes the trunk, also where a pre-norm model shows only the copy that a norm reads.
+    """
 
     station: str
     change: Callable[[Visit, Tensor], Tensor | None]
@@ -94,10 +99,24 @@ class Machine:
         self.visit: Visit | None = None
         self.inside: str | None = None  # "attention" or "cross_attention"
         self.blocks_run = 0  # in the pass that runs, or ran last
-        self._paused = False  # while a block runs again for `Visit.again`
-        self._open = ExitStack()
+        self._carried: dict[int, Tensor] = {}  # by block module: what a change of a norm's copy adds to the trunk
+        self._open: ExitStack | None = None
+        self._refuse_what_does_nothing()
+
+    def _refuse_what_does_nothing(self) -> None:
+        """A station that does not exist, or a change where no block shows its station."""
+        shown = {station for block in self.anatomy.blocks for station in block.spots}
+        for site in self.sites:
+            named = () if isinstance(site, ListenToAttention) else _stations_of(site)
+            for station in named:
+                if station not in stations.ALL:
+                    raise unknown_name("station", station, stations.ALL)
+                if isinstance(site, Change) and station not in shown:
+                    raise ValueError(f"this model does not show its {station}, so that nothing can be changed there")
 
     def __enter__(self) -> Machine:
+        if self._open is not None:
+            raise ValueError("this machine is open already: make another one")
         with ExitStack() as stack:
             if self.hears_call:
                 self._before(stack, self.model, lambda args, kwargs: self.begin_pass(args, kwargs))
@@ -114,7 +133,11 @@ class Machine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        opened, self._open = self._open, None
+        self.visit = self.inside = None  # of a pass that failed: it holds what entered the block
+        self._carried.clear()
+        if opened is not None:
+            opened.close()
 
     def begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is called with these."""
@@ -132,27 +155,50 @@ class Machine:
             spots.setdefault((spot.module, spot.side), []).append(station)
         inner = [key for key in spots if key[0] is not block.module]
         own = [key for side in ("in", "out") if (key := (block.module, side)) in spots]
-        for module, side in (*inner, *own):
+        for module, side in inner:
+            self._attach_spot(stack, block, Spot(module, side), spots[module, side])  # type: ignore[arg-type]
+        self._attach_carried(stack, block)
+        for module, side in own:
             self._attach_spot(stack, block, Spot(module, side), spots[module, side])  # type: ignore[arg-type]
         for name, attention in (("attention", block.attention), ("cross_attention", block.cross_attention)):
             if attention is not None:
                 self._before(stack, attention, partial(self._enter_attention, block, name))
                 self._after(stack, attention, lambda _output: setattr(self, "inside", None))
-        self._after(stack, block.module, self._end_block)
+        self._after(stack, block.module, partial(self._end_block, block))
 
-    def _attach_spot(self, stack: ExitStack, block: BlockAnatomy, spot: Spot, stations: list[str]) -> None:
+    def _attach_spot(self, stack: ExitStack, block: BlockAnatomy, spot: Spot, here: list[str]) -> None:
         """Everything that the sites do at one spot: listening and changing in the order of the sites."""
         acts: list[Callable[[Any], Any]] = []
         for site in self.sites:
-            if isinstance(site, Listen) and (heard := [s for s in stations if s in site.stations]):
+            if isinstance(site, Listen) and (heard := [s for s in here if s in site.stations]):
                 acts.append(partial(self._report, block, heard, site.hear))
-            elif isinstance(site, Change) and site.station in stations:
-                acts.append(partial(self._change, block, site.change))
+            elif isinstance(site, Change) and site.station in here:
+                copies = reads_copy(block, site.station)
+                acts.append(partial(self._change, block, site.change, copies))
         for act in acts:
             if spot.side == "in":
                 stack.callback(spot.module.register_forward_pre_hook(_Before(act), with_kwargs=True).remove)
             else:
                 self._after(stack, spot.module, act)
+
+    def _attach_carried(self, stack: ExitStack, block: BlockAnatomy) -> None:
+        """In pre-norm a module reads a copy of the trunk: what a change adds to the copy is added to the trunk too."""
+        changed = [site.station for site in self.sites if isinstance(site, Change)]
+        if not any(reads_copy(block, station) for station in changed):
+            return
+        after = block.spots.get("after_cross_attention")
+        if after is not None and "after_attention" in changed:
+            hook = _Before(partial(self._add_carried, block, False))
+            stack.callback(after.module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove)
+        self._after(stack, block.module, partial(self._add_carried, block, True))
+
+    def _add_carried(self, block: BlockAnatomy, ends: bool, value: Any) -> Any:
+        if not self._runs(block) or id(block.module) not in self._carried:
+            return None
+        difference = self._carried[id(block.module)]
+        if ends:
+            del self._carried[id(block.module)]
+        return edit_tokens(value, lambda tokens: tokens + difference.reshape(tokens.shape))
 
     @staticmethod
     def _before(stack: ExitStack, module: nn.Module, act: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> None:
@@ -172,10 +218,10 @@ class Machine:
 
     def _runs(self, block: BlockAnatomy) -> bool:
         """Whether the block is the one that is running: its parts may belong to other blocks too, or run alone."""
-        return not self._paused and self.visit is not None and self.visit.block is block
+        return id(block.module) not in _REPEATED and self.visit is not None and self.visit.block is block
 
     def _begin_block(self, block: BlockAnatomy, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._paused:
+        if id(block.module) in _REPEATED:
             return
         self.running.enter(block.name, place, block.module, args, kwargs)
         tokens, shape = first_tokens((*args, *kwargs.values())), self.running.shape
@@ -185,8 +231,8 @@ class Machine:
         again = partial(self._run_again, block, args, kwargs)
         self.visit = Visit(self.blocks_run, block, self.running.real, shape, tokens, again)
 
-    def _end_block(self, _output: Any) -> None:
-        if self._paused:
+    def _end_block(self, block: BlockAnatomy, _output: Any) -> None:
+        if id(block.module) in _REPEATED:
             return
         if self.visit is not None and self.on_block_end is not None:
             self.on_block_end(self.visit)
@@ -197,11 +243,11 @@ class Machine:
             return self.running.as_given(tokens.to(given.dtype), given)
 
         changed_args, changed_kwargs = edit_tokens((args, kwargs), exchanged)
-        self._paused = True
+        _REPEATED.add(id(block.module))
         try:
             output = first_tokens(block.module(*changed_args, **changed_kwargs))
         finally:
-            self._paused = False
+            _REPEATED.discard(id(block.module))
         assert output is not None
         return self.running.batch_first(output)
 
@@ -209,31 +255,39 @@ class Machine:
         if self._runs(block):
             self.inside = name
 
-    def _report(self, block: BlockAnatomy, stations: Iterable[str], hear: OnTokens, value: Any) -> None:
+    def _report(self, block: BlockAnatomy, here: Iterable[str], hear: OnTokens, value: Any) -> None:
         if not self._runs(block):
             return
         visit, tokens = self.visit, first_tokens(value)
         assert visit is not None
         if tokens is None:
-            where = ", ".join(stations)
+            where = ", ".join(here)
             raise ValueError(f"expected tokens at station {where} of {block.name!r}, got {type(value).__name__}")
-        if self.anatomy.family == "unknown" and "output" in stations and tokens.shape != visit.shape:
+        if self.anatomy.family == "unknown" and "output" in here and tokens.shape != visit.shape:
             raise ValueError(
                 f"{block.name!r} is given {tuple(visit.shape)} and returns {tuple(tokens.shape)}: a block returns "
                 "tokens of the shape that it was given. Name the blocks with blocks='path.to.layers.*'"
             )
         batch_first = self.running.batch_first(tokens)
-        for station in stations:
+        for station in here:
             hear(visit, station, batch_first, tokens)
 
-    def _change(self, block: BlockAnatomy, change: Callable[[Visit, Tensor], Tensor | None], value: Any) -> Any:
+    def _change(
+        self, block: BlockAnatomy, change: Callable[[Visit, Tensor], Tensor | None], copies: bool, value: Any
+    ) -> Any:
         visit = self.visit
         if not self._runs(block) or visit is None:
             return None
 
         def changed(tokens: Tensor) -> Tensor:
             new = change(visit, tokens)
-            return tokens if new is None else new
+            if new is None:
+                return tokens
+            if copies:
+                earlier = self._carried.get(id(block.module))
+                difference = new - tokens
+                self._carried[id(block.module)] = difference if earlier is None else earlier + difference
+            return new
 
         return edit_tokens(value, changed)
 
@@ -242,7 +296,7 @@ class Machine:
     def _is_attention(self, shape: tuple[int, ...]) -> bool:
         """Whether a softmax of this shape, (batch, h, n, m), is over the tokens of the running block."""
         visit = self.visit
-        if self._paused or visit is None or len(shape) != 4:
+        if visit is None or id(visit.block.module) in _REPEATED or len(shape) != 4:
             return False
         batch, n = visit.shape[:2] if self.anatomy.token_axis == 1 else (visit.shape[1], visit.shape[0])
         if visit.block.attention is not None and self.inside is None:
@@ -252,6 +306,13 @@ class Machine:
     def _hear_attention(self, site: ListenToAttention, heads: Iterator[Head], values: Tensor | None) -> None:
         assert self.visit is not None
         site.hear(self.visit, self.inside or "attention", heads, values)
+
+
+_REPEATED: set[int] = set()  # modules of blocks that run again for `Visit.again`: no machine hears them
+
+
+def _stations_of(site: Listen | Change) -> tuple[str, ...]:
+    return tuple(site.stations) if isinstance(site, Listen) else (site.station,)
 
 
 class _Before:

@@ -98,6 +98,7 @@ class Reduction:
     def begin(self, first_sample: int) -> None:
         self.first_sample = first_sample
         self._trail = Trail()
+        self._batch = 0  # sequences of the tokens that passed last
         self._attention_input: Tensor | None = None  # of the running block
         self._ledgers: dict[int, Ledger] = {}  # by batch size: the towers of a model may differ
         self._stations: list[tuple[int, str, tuple[int, int]]] = []
@@ -119,6 +120,7 @@ class Reduction:
         self._ledgers.clear()
 
     def _add_all(self, places: Sequence[tuple[Any, ...]], name: str, values: Tensor) -> None:
+        _check_shape(name, values, (len(places), places[0][-1][0]))
         for (block, station, *_), row in zip(places, values.tolist(), strict=True):
             self.rows.append(Row(block, station, -1, name, self.first_sample, row))
 
@@ -126,6 +128,7 @@ class Reduction:
 
     def see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         """Tokens (batch, n, d) pass a station; `source` is the tensor that the model passes."""
+        self._batch = tokens.shape[0]
         asked, trail = station in self.stations, self._trail
         if station == "attention_input" and self.wants_attention:
             self._attention_input = tokens
@@ -268,8 +271,14 @@ class Reduction:
     def _add(
         self, block: int, station: str, name: str, value: Tensor, head: int = -1, whole_batch: bool = False
     ) -> None:
+        _check_shape(name, value, () if whole_batch else (self._batch,))
         first_sample = -1 if whole_batch else self.first_sample
         self.rows.append(Row(block, station, head, name, first_sample, value.reshape(-1).tolist()))
+
+
+def _check_shape(name: str, values: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(values.shape) != expected and not (expected == () and values.numel() == 1):
+        raise ValueError(f"the measure {name!r} must return shape {expected} here, got {tuple(values.shape)}")
 
 
 def _parts_of_head(head: Head, values: Tensor | None) -> dict[str, Any]:

@@ -41,6 +41,8 @@ def apply(
     for remedy in remedies or (None,):
         if not isinstance(remedy, Remedy):
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
+    if isinstance(inputs, Iterator):
+        inputs = list(inputs)  # they are read more than once
     _refuse_wrapped(model, remedies)
     anatomy = anatomy_of(model, blocks)
     family_is_unknown = anatomy.family == "unknown"

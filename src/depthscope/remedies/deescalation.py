@@ -121,6 +121,8 @@ class DeEscalate(Remedy):
     def __post_init__(self) -> None:
         if isinstance(self.tau, str) and self.tau != "recommended":
             raise ValueError(f"expected tau in [0, 1], LearnableTau(…) or 'recommended', got {self.tau!r}")
+        if isinstance(self.tau, bool):
+            raise ValueError(f"expected tau in [0, 1], got {self.tau}")
         if not isinstance(self.tau, str | LearnableTau):
             object.__setattr__(self, "tau", float(self.tau))  # of numpy or torch too, so that JSON can keep it
             if not 0 <= self.tau <= 1:  # type: ignore[operator]
@@ -230,11 +232,12 @@ def _mean_pooling(model: nn.Module) -> str | None:
 def _gain(block: BlockAnatomy) -> Tensor:
     """The gain of a norm: as wide as a token, on the block's device."""
     norms = [*block.norms, *(m for m in block.module.modules() if "norm" in type(m).__name__.lower())]
-    for norm in norms:
-        weight = getattr(norm, "weight", None)
-        if isinstance(weight, Tensor) and weight.ndim == 1:
-            return weight
-    raise ValueError(f"a learnable τ needs the width of a token, and {block.name!r} has no norm that shows it")
+    gains = [
+        weight for norm in norms if isinstance(weight := getattr(norm, "weight", None), Tensor) and weight.ndim == 1
+    ]
+    if not gains:
+        raise ValueError(f"a learnable τ needs the width of a token, and {block.name!r} has no norm that shows it")
+    return max(gains, key=Tensor.numel)  # norms of queries and keys are as narrow as a head
 
 
 class SubtractMean(TokenHook):

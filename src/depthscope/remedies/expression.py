@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from depthscope.remedies.remedy import Remedy
@@ -34,15 +35,22 @@ def call(remedies: tuple[Remedy, ...], options: Mapping[str, Any], width: int | 
 
 
 def lines(remedies: tuple[Remedy, ...], options: Mapping[str, Any]) -> str:
-    """The import, and the line that puts remedies into a model."""
+    """The imports, and the line that puts remedies into a model: it runs as it stands."""
     sources: dict[str, set[str]] = {}
-    for remedy in remedies:
-        module = type(remedy).__module__
-        room = "depthscope.remedies" if module.startswith("depthscope.") else module
-        sources.setdefault(room, set()).add(type(remedy).__name__)
+    for kind in (kind for remedy in remedies for kind in _types_in(remedy)):
+        room = "depthscope.remedies" if kind.__module__.startswith("depthscope.") else kind.__module__
+        sources.setdefault(room, set()).add(kind.__name__)
     imports = [f"from {room} import {', '.join(sorted(names))}" for room, names in sources.items()]
-    return "\n".join(imports) + f"\n\n{call(remedies, options)}"
+    return "\n".join(["import depthscope", *imports, "", call(remedies, options)])
+
+
+def _types_in(value: Any) -> Iterator[type]:
+    """The classes of a remedy and of what its options hold."""
+    yield type(value)
+    for field in fields(value):
+        if is_dataclass(item := getattr(value, field.name)):
+            yield from _types_in(item)
 
 
 def _literal(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

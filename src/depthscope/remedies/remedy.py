@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, is_dataclass
+from inspect import isabstract
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import nn
@@ -69,6 +70,8 @@ class Remedy(ABC):
     without_leak: ClassVar[str] = ""  # how its user gets a causal form, for the message that refuses a leak
 
     def __post_init__(self) -> None:
+        if not isinstance(self.allow_leak, bool):
+            raise ValueError(f"expected allow_leak to be true or false, got {self.allow_leak!r}")
         object.__setattr__(self, "blocks", check_selection(self.blocks, self.every))
 
     @abstractmethod
@@ -100,6 +103,8 @@ class Remedy(ABC):
 def _check(kind: type[Remedy]) -> None:
     if not (isinstance(kind, type) and issubclass(kind, Remedy) and is_dataclass(kind)):
         raise ValueError(f"expected a dataclass that inherits Remedy, got {kind!r}")
+    if isabstract(kind):
+        raise ValueError(f"{kind.__name__} must define {', '.join(sorted(kind.__abstractmethods__))}")
     if not kind.name:
         raise ValueError(f"{kind.__name__} must have a name")
 

@@ -27,7 +27,7 @@ class ResidualWeight(Remedy):
     name: ClassVar[str] = "residual-weight"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha < float("inf"):
+        if isinstance(self.alpha, bool) or not 0 <= self.alpha < float("inf"):
             raise ValueError(f"expected alpha of at least 0, got {self.alpha}")
         super().__post_init__()
 
