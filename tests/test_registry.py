@@ -82,6 +82,23 @@ def test_a_broken_package_is_left_out_with_a_warning(installed):
     assert "ours" in found
 
 
+def test_a_thing_that_does_not_belong_is_left_out_and_its_package_named(installed, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("test_registry.OFFERED", [3, Thing("theirs")])
+    installed("test_registry:OFFERED")
+    with pytest.warns(UserWarning, match="test_registry offers 'OFFERED' in things.* is no thing: expected a thing"):
+        assert list(things()) == ["ours", "second", "theirs"]
+
+
+def test_the_default_of_get_and_the_version(installed):
+    found = things()
+    assert found.get("nothing") is None
+    assert found.get("ours").name == "ours"
+    before = found.version
+    found.register(Thing("mine"))
+    found.unregister("mine")
+    assert found.version == before + 2
+
+
 def test_a_package_that_takes_one_of_our_names_is_named(installed, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("test_registry.OFFERED", [Thing("ours", 3)])
     installed("test_registry:OFFERED")

@@ -12,10 +12,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import depthscope
 from depthscope.cli.options import FixOptions
-from depthscope.models import BlockConfig, Encoder
+from depthscope.models import BlockConfig, Encoder, xavier
 from depthscope.models.families import build_family
 from depthscope.probing import Profile, probe
-from depthscope.remedies import DeEscalate, ResidualWeight
+from depthscope.remedies import DeEscalate, Ema, ResidualWeight, applied
 from depthscope.remedies.deescalation import STATIONS
 from depthscope.remedies.recommendation import sink_positions
 from samples import seeded
@@ -162,3 +162,35 @@ def test_sinks_are_positions_that_most_samples_share():
     assert sink_positions(profile) == (2,)
     assert DeEscalate(leave_alone=sink_positions(profile)).leave_alone == (2,)
     assert ResidualWeight(0.5).alpha == 0.5
+
+
+@pytest.mark.parametrize("wishes", [{}, {"mixing": Ema(decay=0.9)}, {"tau": "recommended"}])
+def test_the_python_of_the_library_runs_as_it_stands(wishes: dict):
+    model = Encoder(20, BlockConfig(64, 4, initialise=xavier), generator=seeded(0))
+    x = torch.randn(2, 16, 64, generator=seeded(1))
+    fixed = depthscope.fix(model, iter([x]), **wishes)
+    assert fixed.verdicts[0].verdict == "collapsed"
+    assert not applied(model)
+    exec(fixed.python, {"model": model})
+    assert {entry.remedy for entry in applied(model)} == set(fixed.remedies)
+    again = probe(model, x).curve("token_similarity")
+    assert again == pytest.approx(fixed.after.curve("token_similarity"), rel=1e-5)
+    assert "Before: collapsed" in str(fixed)
+
+
+def test_probe_and_fix_give_one_answer_also_for_what_a_factory_streams(run, program, tmp_path: Path, monkeypatch):
+    (tmp_path / "streams.py").write_text(
+        "import torch\nfrom torch.utils.data import DataLoader\n"
+        "from depthscope.models import BlockConfig, Encoder, xavier\n"
+        "def make(): return Encoder(16, BlockConfig(32, 4, initialise=xavier)), torch.randn(4, 9, 32)\n"
+        "def loader():\n    model, x = make()\n    return model, DataLoader(x, batch_size=2)\n"
+        "def stream():\n    model, x = make()\n    return model, iter(x.split(2))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for factory in ("streams:loader", "streams:stream"):
+        probed = json.loads(program("probe", factory, "--json").out)["diagnosis"]["recommendation"]
+        fixed = json.loads(run(factory, "--json").out)
+        assert probed["measured"]
+        assert probed["remedies"] == fixed["remedies"]
+        assert probed["critical_tau"] == fixed["before"]["diagnosis"]["recommendation"]["critical_tau"]

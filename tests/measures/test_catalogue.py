@@ -70,6 +70,12 @@ def test_a_head_gives_only_what_is_declared(register):
         (Measure("x", "station", m.token_similarity), "must name its needs"),
         (Measure("all", "tokens", m.effective_rank), "the name of a group"),
         ("effective_rank", "expected a Measure"),
+        (Measure("x", "stationn", m.effective_rank), "is of 'stationn': expected one of station, tokens"),
+        (Measure("x", "station", m.effective_rank, {"norms"}), "its needs as a frozenset"),
+        (Measure("x", "tokens", m.effective_rank, groups=("al",)), "unknown groups: al"),
+        (Measure("a,b", "tokens", m.effective_rank), "small letters, digits and _"),
+        (Measure("", "tokens", m.effective_rank), "small letters, digits and _"),
+        (Measure("output_gradient", "tokens", m.effective_rank), "that is free, got 'output_gradient'"),
     ],
 )
 def test_a_record_that_cannot_be_right_is_refused(measure: Measure, message: str):
@@ -77,6 +83,31 @@ def test_a_record_that_cannot_be_right_is_refused(measure: Measure, message: str
     with pytest.raises(ValueError, match=message):
         MEASURES.register(measure)
     assert list(MEASURES) == before
+
+
+@pytest.mark.parametrize(
+    ("of", "compute", "expected"),
+    [
+        ("tokens", lambda x: torch.ones(3, 2), r"must return shape \(3,\) here, got \(3, 2\)"),
+        ("tokens", lambda x: torch.ones(()), r"shape \(3,\) here, got \(\)"),
+        ("batch", lambda x: torch.ones(3), r"shape \(\) here, got \(3,\)"),
+        ("step", lambda before, after: torch.ones(2), r"shape \(2, 3\) here, got \(2,\)"),
+    ],
+)
+def test_a_result_of_the_wrong_shape_is_refused(register, of: str, compute, expected: str):
+    register(Measure("odd", of, compute))
+    with pytest.raises(ValueError, match=f"the measure 'odd' {expected}" if "must" in expected else expected):
+        probe(*model_and_tokens(), measures=["odd"])
+
+
+def test_what_one_head_measure_computed_from_more_is_not_read_by_another(register):
+    def with_tokens(head):
+        return head.tokens.norm
+
+    register(Measure("first", "attention", lambda h: h.once(with_tokens), frozenset({"matrix", "tokens"})))
+    register(Measure("greedy", "attention", lambda h: h.once(with_tokens), frozenset({"matrix"})))
+    with pytest.raises(MissingNeed, match="'tokens'"):
+        probe(*model_and_tokens(), measures=["first", "greedy"])
 
 
 def test_groups_contain_each_other():

@@ -63,6 +63,17 @@ def test_no_more_rows_are_made_at_a_time_than_said(monkeypatch: pytest.MonkeyPat
     assert made == [4, 4, 1] * 2
 
 
+def test_vectors_of_another_length_are_refused_and_half_precision_is_widened():
+    p = scored()
+    with pytest.raises(ValueError, match=f"columns of .*{N}, k.*got shape"):
+        p.T @ torch.ones(2, N + 1, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="columns of"):
+        p @ torch.ones(M, dtype=torch.float64)
+    half = ScoredAttention(p.query.float(), p.key.float(), p.scale)
+    values = torch.randn(2, M, 3, generator=seeded(7)).bfloat16()
+    assert_close(half @ values, half.dense() @ values.float(), rtol=0, atol=1e-6)
+
+
 def test_a_row_that_may_look_nowhere_is_nan():
     p = scored(torch.zeros(2, N, M, dtype=torch.bool))
     assert p.dense().isnan().all()

@@ -7,7 +7,9 @@ from depthscope.models import INITIALISERS, WIRINGS, Wiring
 from depthscope.models.wiring import run_pre_norm
 from depthscope.remedies import DeEscalate, Ema, LearnableTau, ResidualWeight, applied
 from depthscope.training.building import remedy_of
+from depthscope.training.estimate import estimate
 from depthscope.training.images import build_vit
+from depthscope.training.loading import make_empty_task
 from depthscope.training.notation import Named, parse, split
 from depthscope.training.recipes import vit_digits
 from depthscope.training.variants import VARIANTS, Variant, folder_name, label_of, learning_rate_for, variant_of
@@ -181,3 +183,38 @@ def test_folders_have_no_brackets_and_no_spaces():
     assert folder_name("deescalated") == "deescalated"
     composed = "post+de-escalation(at=output, tau=0.5)@xavier"
     assert folder_name(composed) == "post+de-escalation_at=output_tau=0.5_@xavier"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "deescalated(name=3)",
+        "deescalated(cls=1)",
+        "deescalated(self=1)",
+        "deescalated(tau={[]:1})",
+        "deescalated(tau=" + "-" * 5000 + "1)",
+        "deescalated(tau=0.5,tau=0.6)",
+        "post+residual-weight(remedy='de-escalation')",
+        "post+de-escalation(tau=0.5,mixing=full,allow_leak=maybe)",
+        "post+de-escalation(tau=true)",
+        "post+residual-weight(alpha=true)",
+        "post+residual-weight(alfa=0.5)",
+    ],
+)
+def test_a_variant_that_says_nonsense_is_a_value_error_of_one_line(text: str):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        [remedy_of(named) for named in variant_of(text).remedies]
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_yes_and_no_are_truths():
+    (leaking,) = variant_of("post+de-escalation(mixing=full, allow_leak=yes)").remedies
+    (honest,) = variant_of("post+de-escalation(mixing=full, allow_leak=no)").remedies
+    assert (remedy_of(leaking).allow_leak, remedy_of(honest).allow_leak) == (True, False)
+
+
+def test_a_remedy_in_some_blocks_is_built_and_estimated():
+    config = vit_digits("post+residual-weight(alpha=0.5, blocks=[2, 4])").changed(depth=4, width=16)
+    assert estimate(config).parameters == estimate(vit_digits("post").changed(depth=4, width=16)).parameters
+    model = make_empty_task(config).build()
+    assert [entry.block for entry in applied(model)][::2] == ["encoder.blocks.1", "encoder.blocks.3"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,7 +40,8 @@ def estimate(config: TrainingConfig, processes: int = 1) -> Estimate:
     Workspace of kernels, fragmentation and the data are not in it.
     """
     require_shares(config, processes)
-    one, two = (_measure(config.changed(depth=depth), processes) for depth in (1, 2))
+    in_all_blocks = tuple(remedy.without("blocks", "every") for remedy in config.remedies)  # the largest that it can be
+    one, two = (_measure(replace(config, depth=depth, remedies=in_all_blocks), processes) for depth in (1, 2))
     sizes = [first + (config.depth - 1) * (second - first) for first, second in zip(one, two, strict=True)]
     parameters, weights, kept, kept_checkpointed = sizes
     if config.checkpoint_activations:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 _FORM = re.compile(r"\s*([A-Za-z][\w.-]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
-_WORDS = {"true": True, "false": False, "none": None}
+_RESERVED = {"remedy", "kind", "told"}  # words of the records
+_WORDS = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,16 @@ class Named:
     options: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, name: str, **options: Any) -> Named:
+    def of(cls, name: str, /, **options: Any) -> Named:
         return cls(name, tuple(sorted(options.items())))
 
-    def changed(self, **options: Any) -> Named:
+    def changed(self, /, **options: Any) -> Named:
         """The same with other options; those that are not given stay."""
         return Named.of(self.name, **dict(self.options) | options)
+
+    def without(self, *options: str) -> Named:
+        """The same without these options."""
+        return Named.of(self.name, **{name: value for name, value in self.options if name not in options})
 
     def completed(self, defaults: Mapping[str, Any]) -> Named:
         """The same with options that it does not have yet."""
@@ -51,7 +57,7 @@ def parse(text: str) -> Named:
     name, inside = found.groups()
     try:
         call = ast.parse(f"_({inside or ''})", mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         call = None
     if not isinstance(call, ast.Call):
         raise ValueError(f"expected option=value, … between the brackets of {text!r}")
@@ -73,7 +79,13 @@ def split(text: str, separator: str) -> list[str]:
 def _options(call: ast.Call, text: str) -> dict[str, Any]:
     if call.args or any(keyword.arg is None for keyword in call.keywords):
         raise ValueError(f"expected every option of {text!r} as name=value")
-    return {str(keyword.arg): _value(keyword.value, text) for keyword in call.keywords}
+    names = [str(keyword.arg) for keyword in call.keywords]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"expected each option once, got {name} several times in {text!r}")
+        if name in _RESERVED:
+            raise ValueError(f"{name} is no option of a remedy, got {text!r}")
+    return {name: _value(keyword.value, text) for name, keyword in zip(names, call.keywords, strict=True)}
 
 
 def _value(node: ast.expr, text: str) -> Any:
@@ -85,9 +97,11 @@ def _value(node: ast.expr, text: str) -> Any:
         return tuple(_value(item, text) for item in node.elts)
     try:
         return ast.literal_eval(node)
-    except ValueError:
-        what = ast.unparse(node)
-        raise ValueError(f"expected a number, a word or name(option=value), got {what!r} in {text!r}") from None
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        what = "something else"
+        with suppress(RecursionError, MemoryError):
+            what = repr(ast.unparse(node)[:60])
+        raise ValueError(f"expected a number, a word or name(option=value), got {what} in {text[:120]!r}") from None
 
 
 def _plain(value: Any) -> Any:
