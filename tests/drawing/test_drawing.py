@@ -84,7 +84,9 @@ def test_a_reference_lies_behind_the_curves():
 
 
 def test_a_model_of_one_block_can_be_drawn():
-    drawing.draw_by_block({"token_similarity": [by_block(blocks=[0], values=[0.3])]}).canvas.draw()
+    figure = drawing.draw_by_block({"token_similarity": [by_block(blocks=[0], values=[0.3])]})
+    figure.canvas.draw()
+    assert figure.axes[0].get_lines()[0].get_ydata().tolist() == [0.3]
 
 
 def test_a_heat_map_has_cells_around_blocks_and_steps_and_a_line_at_the_level():

@@ -19,7 +19,6 @@ Other packages add measures with `MEASURES.register(Measure(…))` or the entry-
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +50,6 @@ Group = Literal["default", "verdict", "spectral", "all"]
 GROUP_NAMES: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
 _DEFAULT: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
 _RANK: tuple[Group, ...] = ("spectral", "all")
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TAKEN = {"output_gradient", "weight_gradient"}  # rows that `probe(gradients=True)` adds
 _NEEDS: dict[str, frozenset[str]] = {"station": frozenset(PARTS), "attention": HEAD_PARTS}
 
@@ -73,7 +71,8 @@ class Measure:
 def _check(measure: Measure) -> None:
     if not isinstance(measure, Measure):
         raise ValueError(f"expected a Measure, got {measure!r}")
-    if not isinstance(measure.name, str) or not _NAME.fullmatch(measure.name) or measure.name in _TAKEN:
+    name = measure.name
+    if not isinstance(name, str) or not name.isidentifier() or name != name.lower() or name in _TAKEN:
         raise ValueError(f"expected a name of small letters, digits and _ that is free, got {measure.name!r}")
     if measure.of not in get_args(Kind):
         raise ValueError(f"measure {measure.name!r} is of {measure.of!r}: expected one of {', '.join(get_args(Kind))}")

@@ -62,8 +62,10 @@ class TrainingConfig:
         for name, kind in field_types(type(self)).items():
             check_type(name, getattr(self, name), kind)
         for name in _POSITIVE:
-            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
-                raise ValueError(f"expected {name} greater than 0 and finite, got {value}")
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"expected {name} greater than 0, got {value}")
+            if value == float("inf"):
+                raise ValueError(f"expected {name} to be finite, got {value}")
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 CHANCE = math.log(10)  # the loss of equal odds for ten classes
 ALIKE = 0.8  # the share of the other's progress from which on two variants count as close
 PAPER = "§3.3, Fig. 6: ViT of 80 blocks, CIFAR-10, 150 epochs"
+LABELS = {variant: label_of(variant) for variant in VARIANTS}  # of the curves
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,7 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> Figure:
     if len(frame):
-        labels = {variant: label_of(variant) for variant in VARIANTS}
-        return drawing.draw_training_curves(frame[frame["quantity"] != "failed"], labels)
+        return drawing.draw_training_curves(frame[frame["quantity"] != "failed"], LABELS)
     return drawing.empty("not computed: the paper's scale needs a GPU")
 
 
@@ -91,7 +91,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     progress = {name: _means(final, name) for name in ("loss", "test_loss")}
     accuracy = final.groupby("variant")["test_accuracy"].mean()
     told = "; ".join(
-        f"{label_of(variant)} {CHANCE - progress['loss'][variant]:.3f}, "
+        f"{LABELS[variant]} {CHANCE - progress['loss'][variant]:.3f}, "
         f"{CHANCE - progress['test_loss'][variant]:.3f}, {accuracy[variant]:.1%}"
         for variant in VARIANTS
     )
@@ -159,7 +159,7 @@ def _note(config: Config) -> str:
         return "" if computable(config) else "the paper's scale needs a GPU; the same command computes it there"
     recipe = RECIPES[config.recipe]
     settings = ", ".join(f"{name} {value}" for name, value in config.settings.items())
-    rates = ", ".join(f"{label_of(variant)} {recipe(variant).lr:g}" for variant in VARIANTS)
+    rates = ", ".join(f"{LABELS[variant]} {recipe(variant).lr:g}" for variant in VARIANTS)
     few = "; too few steps for a verdict" if config.form == "quick" else ""
     return f"{config.recipe} with {settings}; {config.trials} seed(s); learning rates: {rates}{few}"
 
