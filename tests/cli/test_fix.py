@@ -194,3 +194,15 @@ def test_probe_and_fix_give_one_answer_also_for_what_a_factory_streams(run, prog
         assert probed["measured"]
         assert probed["remedies"] == fixed["remedies"]
         assert probed["critical_tau"] == fixed["before"]["diagnosis"]["recommendation"]["critical_tau"]
+
+
+def test_an_estimate_is_called_one_and_says_how_to_measure(program):
+    arguments = ("probe", "encoder", "--depth", "20", *SMALL, "--json")
+    measured, estimated = (
+        json.loads(program(*arguments, *more).out)["diagnosis"]["recommendation"] for more in ((), ("--estimate",))
+    )
+    assert (measured["measured"], estimated["measured"]) == (True, False)
+    assert "as measured on this model" in measured["reason"]
+    assert "an estimate from this profile" in estimated["reason"]
+    assert "depthscope.fix(model, inputs)" in estimated["reason"]
+    assert estimated["tau"] != measured["tau"]

@@ -115,6 +115,11 @@ def test_gradient_norms_equal_backward():
 
 
 def test_gradients_of_the_default_loss_are_defined_after_a_norm():
+    model, inputs = make("bert")
+    both, outputs = (probe(model, inputs, gradients=which) for which in (True, "outputs"))
+    assert outputs.curve("output_gradient")[1:] == both.curve("output_gradient")[1:]
+    assert "weight_gradient" in both.names()
+    assert "weight_gradient" not in outputs.names()
     profile = probe(*make("albert"), gradients=True)
     assert "weight_gradient" not in profile.names()  # shared weights have one gradient, not one per block
     assert min(profile.curve("output_gradient")[1:]) > 1e-3

@@ -101,6 +101,14 @@ class ProbeOptions(ModelOptions):
         int, Option(min=1, help="With --skip-loss: how many blocks in a row to skip.", rich_help_panel=_PROBE)
     ] = 1
     gradients: Annotated[bool, Option("--gradients", help="Also gradient norms.", rich_help_panel=_PROBE)] = False
+    estimate: Annotated[
+        bool,
+        Option(
+            "--estimate",
+            help="Estimate the remedy of a collapsed model from its profile instead of measuring it: faster.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = False
     fail_on: Annotated[
         list[str] | None,
         Option(

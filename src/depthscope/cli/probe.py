@@ -94,7 +94,7 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagn
             tick = progress("measuring the remedy", None)
             return recommend(loaded.model, inputs.batches, blocks=options.blocks, progress=tick)
 
-        return profile, skipped, diagnose(profile, skipped, measure=measure)
+        return profile, skipped, diagnose(profile, skipped, measure=None if options.estimate else measure)
 
 
 def _saved_remedies(model: nn.Module) -> list[str]:

@@ -47,7 +47,7 @@ def probe(
     blocks: str | None = None,
     token_axis: int | None = None,
     exclude_tokens: Literal["outliers"] | Sequence[int] | None = None,
-    gradients: bool = False,
+    gradients: bool | Literal["outputs"] = False,
     loss: Loss | None = None,
     tokenizer: Tokenizer | None = None,
     progress: Tick | None = None,
@@ -60,7 +60,8 @@ def probe(
     `stations`: "output", "trunk", "all", or names. `blocks`: a glob of module names ("encoder.layer.*")
     for models that are not recognised; `token_axis` says where their tokens stand, 1 for activations (batch, n, d)
     and 0 for (n, batch, d), which is else found by trying. `exclude_tokens`: positions, or "outliers" (norm
-    above ten times the median). `gradients` adds the gradient norm per block, of `loss(output)` or, by default, of the
+    above ten times the median). `gradients` adds the gradient norm per block (with
+    "outputs" that of the blocks' outputs alone), of `loss(output)` or, by default, of the
     inner product of the last block's output with a fixed random matrix. `progress` is called after
     every block.
     """
@@ -83,7 +84,9 @@ def probe(
                 passes.causal = is_causal(model, anatomy, batch)
             passes.run(batch)
             if gradients:
-                gradient_rows += gradient_norms(model, anatomy, batch, loss, passes.samples - passes.batch_size)
+                first = passes.samples - passes.batch_size
+                of_weights = gradients != "outputs"
+                gradient_rows += gradient_norms(model, anatomy, batch, loss, first, of_weights=of_weights)
     if passes.samples == 0:
         raise ValueError("expected at least one batch, got none")
     metadata = _describe(model, anatomy, passes, names, wanted, excluded) | {"notes": notes + passes.notes(wanted)}

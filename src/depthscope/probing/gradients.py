@@ -15,12 +15,21 @@ from depthscope.probing.reduction import Row
 Loss = Callable[[Any], Tensor]
 
 
-def gradient_norms(model: nn.Module, anatomy: Anatomy, batch: Batch, loss: Loss | None, first_sample: int) -> list[Row]:
+def gradient_norms(
+    model: nn.Module,
+    anatomy: Anatomy,
+    batch: Batch,
+    loss: Loss | None,
+    first_sample: int,
+    *,
+    of_weights: bool = True,
+) -> list[Row]:
     """Rows `weight_gradient` (one per block, of the batch's loss) and `output_gradient` (per sample).
 
     `loss(output)` takes what the model returns. By default it is ⟨R, X_L⟩/√(size of X_L), summed over the
     sequences, with a fixed random R: sums and norms of normed tokens are constant. Weights that blocks
-    share (ALBERT) have one gradient, not one per block: only the outputs are reported then.
+    share (ALBERT) have one gradient, not one per block: only the outputs are reported then, as with
+    `of_weights=False`, which spares a third of the backward pass.
     `parameter.grad` is not touched.
     """
     if torch.is_inference_mode_enabled():
@@ -40,7 +49,11 @@ def gradient_norms(model: nn.Module, anatomy: Anatomy, batch: Batch, loss: Loss 
     if value.numel() != 1:
         raise ValueError(f"expected loss to return one number, got shape {tuple(value.shape)}")
     shared = len(anatomy.blocks) < len(outputs)
-    weights = [] if shared else [[p for p in b.module.parameters() if p.requires_grad] for b in anatomy.blocks]
+    weights = (
+        []
+        if shared or not of_weights
+        else [[p for p in b.module.parameters() if p.requires_grad] for b in anatomy.blocks]
+    )
     flat = [p for block in weights for p in block]
     kept = [o for o in outputs if o.requires_grad]
     found = torch.autograd.grad(value, [*kept, *flat], allow_unused=True)

@@ -235,7 +235,7 @@ def _growth_with(
 ) -> float:
     weights = () if alpha == 1 else (ResidualWeight(alpha),)
     with temporarily(model, remedy, *weights, inputs=few, blocks=blocks):
-        profile = probe(model, few, measures=["token_similarity"], blocks=blocks, gradients=True)
+        profile = probe(model, few, measures=["token_similarity"], blocks=blocks, gradients="outputs")
     if progress is not None:
         progress()
     return gradient_growth(profile)
