@@ -31,12 +31,12 @@ def reason_not_to_run(command: Shown) -> str | None:
     return next((reason for pattern, reason in NOT_RUN.items() if re.search(pattern, str(command))), None)
 
 
-def parse(arguments: tuple[str, ...]) -> None:
+def parse(arguments: tuple[str, ...]) -> str:
     """Parses a command as the program does, without calling it; an unknown command, option or value is an error."""
     group = typer.main.get_command(app)
     command = group.get_command(typer.Context(group), arguments[0])
     assert command is not None, f"there is no command {arguments[0]!r}"
-    command.make_context(f"depthscope {arguments[0]}", list(arguments[1:]))
+    return command.make_context(f"depthscope {arguments[0]}", list(arguments[1:])).command.name
 
 
 def test_the_readme_has_commands():
@@ -46,7 +46,7 @@ def test_the_readme_has_commands():
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_a_command_and_its_options_exist(command: Shown):
-    parse(command.arguments)
+    assert parse(command.arguments) == command.arguments[0]
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if reason_not_to_run(c) is None], ids=str)
