@@ -2,7 +2,9 @@
 
 One block maps the odds s = t_sim/t_div to ρs + c (see `theory.odds`); ρ and c are measured by sending, through
 every block, its tokens without their mean and its tokens with a dominating mean. The τ that holds a wanted
-level follows. More diversity means more chaos: with τ the gradient grows from block to block, and over many blocks
+level follows, is tried on the model, and is raised if it does not hold the level: the map takes the blocks' weights to
+be independent, and blocks that are copies of one another (`nn.TransformerEncoder` when it is new) all feed the same
+mean. More diversity means more chaos: with τ the gradient grows from block to block, and over many blocks
 that must be paid for with a smaller weight α of the branches. τ itself is not lowered for a small α, although
 the odds would allow it: training makes the collapse that such a model does not have when it is new.
 """
@@ -29,10 +31,11 @@ from depthscope.remedies.deescalation import DeEscalate
 from depthscope.remedies.record import to_dict
 from depthscope.remedies.remedy import Remedy
 from depthscope.remedies.residual_weight import ResidualWeight
-from depthscope.theory import OddsMap, level_to_hold, measure_map, odds_of, similarity_of
+from depthscope.theory import OddsMap, level_to_hold, measure_map, odds_of
 
 GROWTH = 10.0  # by how much the gradient may grow over the whole depth
-TRIALS = 4  # of α; each costs a forward and a backward pass
+TRIALS = 4  # of α, each a forward and a backward pass; and of τ, each a forward pass
+HELD = 1.05  # times the wanted level: what is still called held
 SINKS = 4  # positions that are spared at most
 
 
@@ -46,7 +49,7 @@ class Recommendation:
     level: float | None = None  # the similarity that was wanted
     odds: OddsMap | None = None  # ρ and c
     critical_tau: float | None = None  # τ_c: below it the collapse goes on
-    expected_similarity: float | None = None  # t_sim at the last block with the remedies, by the odds map
+    expected_similarity: float | None = None  # t_sim at the last block with the remedies: measured, or by the odds map
     blocks: int = 0
     growth: Mapping[float, float] = field(default_factory=dict)  # α → growth of the gradient per block, backwards
     apply_options: Mapping[str, Any] = field(default_factory=dict)  # what `apply` must be told of an unknown model
@@ -107,7 +110,7 @@ def recommend(
     is an outlier in most sequences (attention sinks) are left alone. A weight of the branches is looked for if
     `weigh_branches`, if the model shows its branches, and if its weights do not look trained.
 
-    Costs four forward passes, and up to four passes forward and back to find α. A statement about random weights: in
+    Costs six to nine forward passes, and up to four forward and back to find α. A statement about random weights: in
     trained ones W aligns with the mean, and ρ and c say what these blocks do, not what training with the remedy will
     lead to. With a causal mean the threshold lies a little higher (.30–.35 where the full mean has .29).
     """
@@ -137,6 +140,14 @@ def recommend(
     if found == 0:
         reason = f"{_sentence(odds)}: they stay below the wanted level {level:g} by themselves"
         return Recommendation(reason, (), True, level, odds, odds.critical_tau, blocks=len(maps), apply_options=options)
+    given = _inputs_of(batch)
+
+    def similarity_with(*remedies: Remedy) -> float:
+        with temporarily(model, *remedies, inputs=given, **options):
+            with_them = probe(model, given, measures=["token_similarity"], blocks=blocks)
+        return with_them.curve("token_similarity")[-1]
+
+    found, held = _hold(lambda strength: similarity_with(remedy(strength)), odds, found, level)
     weighed = alpha
     tried: dict[float, float] = {}
     if alpha is None and weigh_branches and _can_be_weighed(anatomy) and not _is_trained(profile):
@@ -144,14 +155,15 @@ def recommend(
         tried = _weigh(lambda a: _growth_with(model, few, blocks, progress, remedy(found), a), len(maps))
         best = min(tried, key=lambda a: (abs(math.log(tried[a])) * len(maps) > math.log(GROWTH), -a))
         weighed = None if best == 1 else best
+    remedies = (remedy(found), *(() if weighed is None else (ResidualWeight(weighed),)))
     return Recommendation(
-        _reason(odds, found, weighed, tried, len(maps)),
-        (remedy(found), *(() if weighed is None else (ResidualWeight(weighed),))),
+        _reason(odds, found, held, weighed, tried, len(maps)),
+        remedies,
         measured=True,
         level=level,
         odds=odds,
         critical_tau=odds.critical_tau,
-        expected_similarity=similarity_of(odds.fixed_point(found)),
+        expected_similarity=held if weighed is None else similarity_with(*remedies),
         blocks=len(maps),
         growth=tried,
         apply_options=options,
@@ -162,10 +174,31 @@ def _sentence(odds: OddsMap) -> str:
     return f"one block multiplies the odds of similarity by ρ = {odds.rho:.3g} and adds c = {odds.feed:.2g}"
 
 
-def _reason(odds: OddsMap, tau: float, alpha: float | None, growth: Mapping[float, float], blocks: int) -> str:
+def _hold(similarity: Callable[[float], float], odds: OddsMap, tau: float, level: float) -> tuple[float, float]:
+    """The τ that holds the level on the model, and the similarity that it leads to.
+
+    What is measured with a τ is read as the fixed point of a map with the same ρ and a larger c, whose τ is tried next.
+    If no trial holds the level (the remedy leaves alone what carries it), the first τ stays.
+    """
+    trials = {tau: similarity(tau)}
+    while not trials[tau] <= HELD * level and len(trials) < TRIALS and trials[tau] < 1:
+        keep = (1 - tau) ** 2
+        feed = odds_of(trials[tau]) * (1 / keep - odds.rho)
+        tau = float(f"{OddsMap(odds.rho, feed).tau_for(odds_of(level)):.3g}")
+        if tau in trials or tau >= 1:
+            break
+        trials[tau] = similarity(tau)
+    first = next(iter(trials))
+    chosen = next((tried for tried, reached in trials.items() if reached <= HELD * level), first)
+    return chosen, trials[chosen]
+
+
+def _reason(
+    odds: OddsMap, tau: float, held: float, alpha: float | None, growth: Mapping[float, float], blocks: int
+) -> str:
     text = (
         f"{_sentence(odds)}, so similarity stays bounded above τ_c = {odds.critical_tau:.3g}, "
-        f"and τ = {tau:g} holds it at {similarity_of(odds.fixed_point(tau)):.2f}"
+        f"and with τ = {tau:g} it is {held:.2f} after block {blocks}"
     )
     if alpha is None or alpha not in growth:
         return text
