@@ -83,11 +83,12 @@ def _batch(model: nn.Module, item: Any, tokenizer: Tokenizer | None, device: tor
 
 
 def _with_decoder_inputs(model: nn.Module, batch: Batch) -> Batch:
-    """An encoder-decoder that was given one sequence reads it on both sides."""
+    """An encoder-decoder that was given one sequence reads it on both sides, with the same mask."""
     config = getattr(model, "config", None)
     kwargs = batch.kwargs
-    if getattr(config, "is_encoder_decoder", False) and "input_ids" in kwargs and "labels" not in kwargs:
-        kwargs.setdefault("decoder_input_ids", kwargs["input_ids"])
+    has_own = not {"decoder_input_ids", "decoder_inputs_embeds", "labels"}.isdisjoint(kwargs)
+    if getattr(config, "is_encoder_decoder", False) and "input_ids" in kwargs and not has_own:
+        kwargs["decoder_input_ids"] = kwargs["input_ids"]
         if "attention_mask" in kwargs:
             kwargs.setdefault("decoder_attention_mask", kwargs["attention_mask"])
     return batch
