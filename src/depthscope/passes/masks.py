@@ -10,7 +10,6 @@ be 0 and 1, or 0 and large negative ones that are added to the scores. A mask th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -75,8 +74,8 @@ class MaskFinder:
 
     def _names(self, module: nn.Module, block: BlockAnatomy, path: str) -> Names:
         below = "" if block.name == path else block.name.removeprefix(f"{path}." if path else "")
-        parameters = _parameters(module)
-        names = set(self._positions[module]) | ({"attention_mask"} if "kwargs" in parameters else set())
+        passes_on = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(module.forward).parameters.values())
+        names = set(self._positions[module]) | ({"attention_mask"} if passes_on else set())
         found = meant_for(names, self.argument, below, _has_encoder(module, below))
         child, _, rest = below.partition(".")
         if not rest or _is_list(module.get_submodule(child)):
@@ -219,7 +218,7 @@ def _is_row(value: Tensor) -> bool:
 
 
 def _is_of_tokens(value: Tensor, *, outermost: bool) -> bool:
-    """Whether it has the shape of a mask, or of lengths; in the model's own call also a mask of pairs is worth a word."""
+    """Whether it has the shape of a mask, or of lengths; in the model's own call masks of pairs are named too."""
     is_length = value.ndim == 1 and not value.is_floating_point()
     return value.ndim == 2 or is_length or (outermost and value.ndim > 2)
 

@@ -12,15 +12,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy, anatomy_of
+from depthscope.anatomy import Anatomy
 from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
-from depthscope.passes import Batch, Listen, Machine, Tokenizer, Visit, batches, call, uncompiled, undisturbed
+from depthscope.passes import (
+    Batch,
+    Listen,
+    Machine,
+    Tokenizer,
+    Told,
+    Visit,
+    anatomy_as_told,
+    are_apart,
+    batches,
+    call,
+    pieces_of,
+    refuse_tensor,
+    uncompiled,
+    undisturbed,
+    unpacked,
+)
 from depthscope.probing import Profile, probe
 from depthscope.progress import Tick
 from depthscope.remedies import expression
@@ -97,15 +113,16 @@ def recommend(
     mixing: str | TokenMean = "auto",
     weigh_branches: bool = True,
     tokenizer: Tokenizer | None = None,
-    blocks: str | None = None,
     progress: Tick | None = None,
+    **told: Unpack[Told],
 ) -> Recommendation:
     """The de-escalation that holds the similarity of this model's tokens at `level`, and what must go with it.
 
     Measured on the first batch of `inputs`. The level is by default that of the tokens at the entrance, but at least
     0.1 and at most 0.5. A `tau` or an `alpha` that is given is taken as it is. In a causal model, positions whose token
     is an outlier in most sequences (attention sinks) are left alone. A weight of the branches is looked for if
-    `weigh_branches`, if the model shows its branches, and if its weights do not look trained.
+    `weigh_branches`, if the model shows its branches, and if its weights do not look trained. `told` is what you may say
+    of the model, as for `apply` (`blocks`, `part`, `token_axis`, `mask`).
 
     Costs four forward passes, and up to four passes forward and back to find α. A statement about random weights: in
     trained ones W aligns with the mean, and ρ and c say what these blocks do, not what training with the remedy will
@@ -113,14 +130,13 @@ def recommend(
     """
     if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
+    refuse_tensor(told)
     model, _ = uncompiled(model)
-    anatomy = anatomy_of(model, blocks)
-    batch = next(batches(model, inputs, tokenizer), None)
-    if batch is None:
-        raise ValueError("expected at least one batch, got none")
-    profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], blocks=blocks)
+    anatomy = anatomy_as_told(model, told)
+    batch = _first_batch(model, anatomy, inputs, tokenizer)
+    profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], **told)
     anatomy = replace(anatomy, token_axis=profile.metadata["token_axis"])
-    options = _apply_options(profile, blocks)
+    options = _apply_options(profile, told)
     spared = _spared(profile, batch)
 
     def remedy(strength: float) -> DeEscalate:
@@ -141,7 +157,7 @@ def recommend(
     tried: dict[float, float] = {}
     if alpha is None and weigh_branches and _can_be_weighed(anatomy) and not _is_trained(profile):
         few = _first_sequences(batch) if anatomy.token_axis == 1 else _inputs_of(batch)
-        tried = _weigh(lambda a: _growth_with(model, few, blocks, progress, remedy(found), a), len(maps))
+        tried = _weigh(lambda a: _growth_with(model, few, told, progress, remedy(found), a), len(maps))
         best = min(tried, key=lambda a: (abs(math.log(tried[a])) * len(maps) > math.log(GROWTH), -a))
         weighed = None if best == 1 else best
     return Recommendation(
@@ -176,13 +192,24 @@ def _reason(odds: OddsMap, tau: float, alpha: float | None, growth: Mapping[floa
     )
 
 
+def _first_batch(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> Batch:
+    """With one sequence to a row: no remedy goes into a model that is given several in one."""
+    batch = next(batches(model, inputs, tokenizer), None)
+    if batch is None:
+        raise ValueError("expected at least one batch, got none")
+    if (pieces := pieces_of(batch.kwargs)) is None:
+        return batch
+    with undisturbed(model):
+        return unpacked(batch, pieces) if are_apart(model, anatomy, batch, pieces) else batch
+
+
 def _inputs_of(batch: Batch) -> Any:
     return batch.kwargs or batch.args[0]
 
 
-def _apply_options(profile: Profile, blocks: str | None) -> dict[str, Any]:
-    """What `apply` must be told of a model of no known family, as it was found here."""
-    options: dict[str, Any] = {} if blocks is None else {"blocks": blocks}
+def _apply_options(profile: Profile, told: Told) -> dict[str, Any]:
+    """What `apply` must be told of this model: what the user said, and what was found of no known family."""
+    options: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     if profile.metadata.get("family") == "unknown" and profile.metadata["token_axis"] == 0:
         options["token_axis"] = 0
     causal = profile.metadata.get("causal")
@@ -230,12 +257,10 @@ def gradient_growth(profile: Profile) -> float:
     return (norms[0] / norms[-1]) ** (1 / (len(norms) - 1)) if len(norms) > 1 else 1.0
 
 
-def _growth_with(
-    model: nn.Module, few: Any, blocks: str | None, progress: Tick | None, remedy: Remedy, alpha: float
-) -> float:
+def _growth_with(model: nn.Module, few: Any, told: Told, progress: Tick | None, remedy: Remedy, alpha: float) -> float:
     weights = () if alpha == 1 else (ResidualWeight(alpha),)
-    with temporarily(model, remedy, *weights, inputs=few, blocks=blocks):
-        profile = probe(model, few, measures=["token_similarity"], blocks=blocks, gradients="outputs")
+    with temporarily(model, remedy, *weights, inputs=few, **told):
+        profile = probe(model, few, measures=["token_similarity"], gradients="outputs", **told)
     if progress is not None:
         progress()
     return gradient_growth(profile)
