@@ -27,13 +27,11 @@ class Told(TypedDict, total=False):
 def anatomy_as_told(
     model: nn.Module, told: Mapping[str, Any], inputs: Any = None, tokenizer: Tokenizer | None = None
 ) -> Anatomy:
-    """The anatomy of a model, with what the user says; `inputs` find out the token axis of a model of no known family."""
+    """The anatomy of a model with what the user says of it. `inputs` find out the token axis of an unknown model."""
     for name in told:
         if name not in Told.__annotations__:
-            meant = did_you_mean(name, Told.__annotations__)
-            raise TypeError(
-                f"unexpected option {name!r}: {meant}of a model one can say {', '.join(Told.__annotations__)}"
-            )
+            meant, known = did_you_mean(name, Told.__annotations__), ", ".join(Told.__annotations__)
+            raise TypeError(f"unexpected option {name!r}: {meant}what can be said of a model is {known}")
     anatomy = anatomy_of(model, told.get("blocks"))
     if (part := told.get("part")) is not None:
         anatomy = only_part(anatomy, part)

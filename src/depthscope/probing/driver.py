@@ -66,11 +66,11 @@ def probe(
     inner product of the last block's output with a fixed random matrix. `progress` is called after
     every block.
 
-    What you may say of the model (`told`): `blocks`, a glob of module names ("encoder.layer.*") for models that are not
-    recognised; `token_axis`, where their tokens stand, 1 for activations (batch, n, d) and 0 for (n, batch, d), which is
-    else found by trying; `mask`, a tensor (batch, n) true for real tokens, or the name of the argument that has it or
-    the lengths ("~name" if it is true for padding); `part`, of a model with several ("encoder", "decoder", …) the only
-    one to measure.
+    What you may say of the model (`told`): `blocks`, a glob of module names ("encoder.layer.*") for models that are
+    not recognised; `token_axis`, where their tokens stand, 1 for activations (batch, n, d) and 0 for (n, batch, d),
+    which is else found by trying; `mask`, a tensor (batch, n) true for real tokens, or the name of the argument that
+    has it or the lengths ("~name" if it is true for padding); `part`, of a model with several ("encoder", "decoder",
+    …) the only one to measure.
     """
     names = choose_measures(measures)
     wanted = at.choose_stations(stations)
@@ -146,9 +146,7 @@ class _Passes:
             how = "are measured one by one" if self.are_apart else "see each other, and are measured as one"
             notes.append(f"position_ids begin again within a row: the sequences packed there {how}")
         if self.leaks_through_mask:
-            notes.append(
-                "tokens that the mask hides change the others: does it mark the real tokens? mask= says what does"
-            )
+            notes.append("tokens that the mask hides change the others: does it mark real tokens? mask= says what does")
         if self.anatomy.family == "unknown" and self.reduction.between:
             named = ", ".join(map(str, sorted(self.reduction.between)))
             notes.append(f"something else changes the tokens between the blocks, before block {named}")

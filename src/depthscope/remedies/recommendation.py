@@ -121,8 +121,8 @@ def recommend(
     Measured on the first batch of `inputs`. The level is by default that of the tokens at the entrance, but at least
     0.1 and at most 0.5. A `tau` or an `alpha` that is given is taken as it is. In a causal model, positions whose token
     is an outlier in most sequences (attention sinks) are left alone. A weight of the branches is looked for if
-    `weigh_branches`, if the model shows its branches, and if its weights do not look trained. `told` is what you may say
-    of the model, as for `apply` (`blocks`, `part`, `token_axis`, `mask`).
+    `weigh_branches`, if the model shows its branches, and if its weights do not look trained. `told` is what you may
+    say of the model, as for `apply` (`blocks`, `part`, `token_axis`, `mask`).
 
     Costs four forward passes, and up to four passes forward and back to find α. A statement about random weights: in
     trained ones W aligns with the mean, and ρ and c say what these blocks do, not what training with the remedy will
