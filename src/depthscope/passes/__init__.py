@@ -7,6 +7,7 @@ same way. Masks, caches, the token axis and what a block was called with are kno
 from depthscope.passes.attention import Head
 from depthscope.passes.causality import hidden_tokens_reach_others, is_causal
 from depthscope.passes.inputs import Batch, Tokenizer, batches, call, device_of
+from depthscope.passes.layout import find_token_axis
 from depthscope.passes.machine import Change, Listen, ListenToAttention, Machine, Visit
 from depthscope.passes.packing import are_apart, pieces_of, unpacked
 from depthscope.passes.quiet import full_precision, uncompiled, undisturbed
@@ -33,6 +34,7 @@ __all__ = [
     "device_of",
     "edit_tokens",
     "exchange",
+    "find_token_axis",
     "first_tokens",
     "full_precision",
     "hidden_tokens_reach_others",

@@ -74,8 +74,10 @@ class MaskFinder:
 
     def _names(self, module: nn.Module, block: BlockAnatomy, path: str) -> Names:
         below = "" if block.name == path else block.name.removeprefix(f"{path}." if path else "")
+        names = set(self._positions[module])
         passes_on = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(module.forward).parameters.values())
-        names = set(self._positions[module]) | ({"attention_mask"} if passes_on else set())
+        if passes_on or not names:  # it may be among **kwargs, or in a dictionary of inputs
+            names |= {"attention_mask", self.argument}
         found = meant_for(names, self.argument, below, _has_encoder(module, below))
         child, _, rest = below.partition(".")
         if not rest or _is_list(module.get_submodule(child)):
@@ -95,16 +97,17 @@ class MaskFinder:
     def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One of the modules around the blocks is called."""
         path, positions = self._path_of[module], self._positions[module]
+        named = {name: v for value in args if type(value) is dict for name, v in value.items()} | kwargs
         given: dict[str, Any] = {}
         for name, position in positions.items():
-            if name in kwargs:
-                given[name] = kwargs[name]
+            if name in named:
+                given[name] = named[name]
             elif position < len(args):
                 given[name] = args[position]
             elif path not in self._blocks:
                 given[name] = None
-        for name, value in kwargs.items():  # what a forward with **kwargs passes on
-            if name not in positions and self._is_asked_for(name):
+        for name, value in named.items():  # what a forward with **kwargs passes on, or a dictionary of inputs holds
+            if name not in positions and isinstance(name, str) and self._is_asked_for(name):
                 given[name] = value
         self._current[path] = {name: v for name, v in given.items() if v is None or isinstance(v, Tensor)}
 

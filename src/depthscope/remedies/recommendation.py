@@ -156,7 +156,7 @@ def recommend(
     weighed = alpha
     tried: dict[float, float] = {}
     if alpha is None and weigh_branches and _can_be_weighed(anatomy) and not _is_trained(profile):
-        few = _first_sequences(batch) if anatomy.token_axis == 1 else _inputs_of(batch)
+        few = _first_sequences(_inputs_of(batch)) if anatomy.token_axis == 1 else _inputs_of(batch)
         tried = _weigh(lambda a: _growth_with(model, few, told, progress, remedy(found), a), len(maps))
         best = min(tried, key=lambda a: (abs(math.log(tried[a])) * len(maps) > math.log(GROWTH), -a))
         weighed = None if best == 1 else best
@@ -226,7 +226,8 @@ def _is_trained(profile: Profile) -> bool:
 
 def _spared(profile: Profile, batch: Batch) -> tuple[int, ...]:
     """The sinks of a causal model. Positions are numbers of real tokens only without padding on the left."""
-    mask = batch.kwargs.get("attention_mask")
+    inputs = _inputs_of(batch)
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     padded = isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, 0] == 0).any())
     return sink_positions(profile) if profile.metadata.get("causal") and not padded else ()
 
@@ -240,15 +241,15 @@ def sink_positions(profile: Profile) -> tuple[int, ...]:
     return tuple(sorted(int(token) for token in common.index[:SINKS]))
 
 
-def _first_sequences(batch: Batch, most: int = 2) -> Any:
+def _first_sequences(inputs: Any, most: int = 2) -> Any:
     """A piece of the batch: the gradient's growth over many blocks is nearly the same for every sequence."""
-    if batch.kwargs:
-        size = next(v.shape[0] for v in batch.kwargs.values() if isinstance(v, Tensor) and v.ndim)
-        return {
-            name: value[:most] if isinstance(value, Tensor) and value.ndim and value.shape[0] == size else value
-            for name, value in batch.kwargs.items()
-        }
-    return batch.args[0][:most]
+    if not isinstance(inputs, Mapping):
+        return inputs[:most]
+    size = next(v.shape[0] for v in inputs.values() if isinstance(v, Tensor) and v.ndim)
+    return {
+        name: value[:most] if isinstance(value, Tensor) and value.ndim and value.shape[0] == size else value
+        for name, value in inputs.items()
+    }
 
 
 def gradient_growth(profile: Profile) -> float:
