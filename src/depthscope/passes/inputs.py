@@ -19,8 +19,8 @@ class Batch(NamedTuple):
 
 
 def call(model: nn.Module, batch: Batch) -> Any:
-    """One pass of the model. What a pass would fill further is copied first: a cache of keys and values in the inputs, a
-    dictionary of features."""
+    """One pass of the model. What a pass would fill further is copied first: a cache of keys and values in the inputs,
+    a dictionary of features."""
 
     def own(value: Any) -> Any:
         if isinstance(value, dict):
@@ -90,8 +90,8 @@ def _batch(model: nn.Module, item: Any, tokenizer: Tokenizer | None, device: tor
 
 
 def features_of(model: nn.Module) -> Callable[[list[str]], Mapping[str, Any]] | None:
-    """How a model of sentence-transformers, a sequence of modules that hand on one dictionary of features, makes these of
-    texts; None for other models."""
+    """How a model of sentence-transformers, a sequence of modules that hand on one dictionary of features, makes these
+    of texts; None for other models."""
     if not isinstance(model, nn.Sequential):
         return None
     return getattr(model, "preprocess", None) or getattr(model, "tokenize", None)

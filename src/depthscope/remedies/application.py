@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.passes import (
+    Pass,
     Tokenizer,
     Told,
     anatomy_as_told,
@@ -73,10 +74,10 @@ def apply(
     try:
         _unnest(model)
         running = install(model, anatomy)
-        hang(model, RefusePairs(model, is_outermost=True), "in")
+        hang(model, RefusePairs(running, model, is_outermost=True), "in")
         blocks = {id(block.module) for block in anatomy.blocks}
         for module in (m for m in running.masks.around if m is not model and id(m) not in blocks):
-            hang(module, RefusePairs(module, is_outermost=False), "in")
+            hang(module, RefusePairs(running, module, is_outermost=False), "in")
         for remedy in chosen:
             for number, block in chosen_blocks(anatomy, _depth(model, anatomy), remedy.blocks, remedy.every):
                 site = Site(model, anatomy, block, number, _causal(anatomy, block, causal), running)
@@ -140,27 +141,34 @@ class RefusePairs(Hook):
     """A module around the blocks is called: sequences that share a row, and in the model's own call masks of pairs of
     tokens, which no remedy can follow, are refused."""
 
-    def __init__(self, module: nn.Module, is_outermost: bool):
+    def __init__(self, running: Pass, module: nn.Module, is_outermost: bool):
+        self.running = running
         self.names = tuple(inspect.signature(module.forward).parameters)
         self.is_outermost = is_outermost
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(self.names, args, strict=False)) | kwargs
+        if (why := self._why_not(given)) is not None:
+            self.running.calls = 0  # a pass that is refused says nothing about the blocks
+            raise ValueError(why)
+
+    def _why_not(self, given: dict[str, Any]) -> str | None:
         if given.get("cu_seq_lens_q") is not None or pieces_of(given) is not None:
-            raise ValueError(
+            return (
                 "several sequences in one row (position_ids that begin again, cu_seq_lens): the mean of a remedy would "
                 "mix them; pass one sequence to a row, with an attention_mask"
             )
         if not self.is_outermost:
-            return  # what is inside is given masks that the model has made
+            return None  # what is inside is given masks that the model has made
         own = given.get("attention_mask")
         if isinstance(own, Tensor) and own.ndim > 2:
-            raise ValueError(
+            return (
                 f"attention_mask is {tuple(own.shape)}: from a mask of pairs of tokens (packed sequences, "
                 "generate with a static cache) a remedy cannot tell which tokens belong together; pass (batch, n)"
             )
         if given.get("perm_mask") is not None:
-            raise ValueError("perm_mask hides tokens from each other, and the mean of a remedy would show them")
+            return "perm_mask hides tokens from each other, and the mean of a remedy would show them"
+        return None
 
 
 class Unnested(Hook):

@@ -230,7 +230,7 @@ def _mean_pooling(model: nn.Module) -> str | None:
 
 
 def _modes(module: nn.Module) -> tuple[str, ...]:
-    """How a pooling of sentence-transformers pools: one name, or several side by side; in older ones a flag for each."""
+    """How a pooling of sentence-transformers pools: one name, or several; older ones have a flag for each."""
     modes = getattr(module, "pooling_mode", ())
     return (modes,) if isinstance(modes, str) else tuple(modes) if isinstance(modes, tuple | list) else ()
 
