@@ -109,6 +109,7 @@ class Anatomy:
     causal: bool | None = None  # None: not known from the configuration
     causal_by_call: bool = False  # causality is an argument of each block's call, as in PyTorch's encoder
     notes: tuple[str, ...] = ()  # what could not be found
+    told_mask: Tensor | str | None = None  # true for real tokens, as the user says: (batch, n), or an argument's name
 
 
 @dataclass(frozen=True)

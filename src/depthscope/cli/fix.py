@@ -69,10 +69,10 @@ def _fix(options: FixOptions, tau: float | None) -> Fixed:
         fixed = diagnosis.fix(
             loaded.model,
             inputs.batches,
-            blocks=options.blocks,
             tau=tau,
             doing=lambda what: progress(what, None),
             **wishes,
+            **options.told,
         )
     for profile in (fixed.before, fixed.after):
         profile.metadata.update(model=options.model, seed=options.seed, **inputs.metadata)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,9 +117,11 @@ def _from_hugging_face(name: str, options: ModelOptions) -> LoadedModel:
     transformers = _quiet_transformers()
     folder = Path(name).expanduser()
     if name and folder.is_dir():
-        if not (folder / "config.json").is_file():
+        inside, notes = _in_sentence_transformer(folder)
+        if not (inside / "config.json").is_file():
             raise ValueError(f"expected a folder with a config.json, as save_pretrained writes it, got {name!r}")
-        return _pretrained(transformers, str(folder), options, local_files_only=True)
+        loaded = _pretrained(transformers, str(inside), options, local_files_only=True)
+        return replace(loaded, notes=(*loaded.notes, *notes))
     if not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ValueError(f"expected hf: with a folder or a name on the hub, got {name!r}, which is neither")
     try:
@@ -126,6 +129,19 @@ def _from_hugging_face(name: str, options: ModelOptions) -> LoadedModel:
     except OSError:
         _ask_the_hub(name)
     return _pretrained(transformers, name, options, local_files_only=False)
+
+
+def _in_sentence_transformer(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """Where the Transformer is in a folder that sentence-transformers saved, and what follows it; else the folder."""
+    if not (folder / "modules.json").is_file():
+        return folder, ()
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    paths = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
+    pooling = paths.get("Pooling", folder) / "config.json"
+    how = json.loads(pooling.read_text(encoding="utf-8")) if "Pooling" in paths and pooling.is_file() else {}
+    averages = how.get("pooling_mode_mean_tokens") is True or "mean" in how.get("pooling_mode", ())
+    note = "saved by sentence-transformers, which reads the mean of the last tokens: τ = 1 at the last output erases it"
+    return paths.get("Transformer", folder), (note,) if averages else ()
 
 
 def _ask_the_hub(name: str) -> None:

@@ -6,9 +6,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from typer import Argument, Option
+
+if TYPE_CHECKING:
+    from depthscope.passes import Told
 
 _SHAPE, _INPUT, _PROBE, _RESULT = "Shape of a family", "Input", "What is measured", "What comes out"
 _REMEDY = "Remedy"
@@ -59,6 +62,31 @@ class ModelOptions:
             rich_help_panel=_PROBE,
         ),
     ] = None
+    part: Annotated[
+        str | None,
+        Option(
+            metavar="PART",
+            help="The only part to look at, of a model with several: encoder, decoder, …",
+            rich_help_panel=_PROBE,
+        ),
+    ] = None
+    token_axis: Annotated[
+        int | None,
+        Option(
+            min=0,
+            max=1,
+            help="Where the tokens stand: 1 for activations (batch, n, d), 0 for (n, batch, d); else found by trying.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = None
+    mask: Annotated[
+        str | None,
+        Option(
+            metavar="ARGUMENT",
+            help="The argument of the model that is true for real tokens; ~ARGUMENT if it is true for padding.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = None
     out: Annotated[
         Path | None, Option(metavar="DIR", help="Save the profile and profile.png there.", rich_help_panel=_RESULT)
     ] = None
@@ -68,6 +96,11 @@ class ModelOptions:
     trust_remote_code: Annotated[
         bool, Option("--trust-remote-code", help="Run code that comes with an hf: model.", rich_help_panel=_INPUT)
     ] = False
+
+    @property
+    def told(self) -> Told:
+        """What the user says of the model, in the words of `probe` and `apply`."""
+        return {"blocks": self.blocks, "part": self.part, "token_axis": self.token_axis, "mask": self.mask}
 
     @property
     def loss(self) -> Literal["no", "if causal", "required"]:

@@ -92,7 +92,7 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagn
 
         def measure() -> Recommendation:
             tick = progress("measuring the remedy", None)
-            return recommend(loaded.model, inputs.batches, blocks=options.blocks, progress=tick)
+            return recommend(loaded.model, inputs.batches, progress=tick, **options.told)
 
         return profile, skipped, diagnose(profile, skipped, measure=None if options.estimate else measure)
 
@@ -112,25 +112,25 @@ def _run(
     model: nn.Module, inputs: Inputs, options: ProbeOptions, progress: Doing
 ) -> tuple[Profile, pd.DataFrame | None]:
     from depthscope import probing
-    from depthscope.anatomy import anatomy_of
+    from depthscope.passes import anatomy_as_told
 
     config: Any = getattr(model, "config", None)
-    found = len(anatomy_of(model, options.blocks).blocks)
+    found = len(anatomy_as_told(model, options.told).blocks)
     depth = max(found, getattr(config, "num_hidden_layers", 0))  # blocks that share weights are found once
     profile = probing.probe(
         model,
         inputs.batches,
         measures=chosen_measures(options),
         stations=chosen_stations(options),
-        blocks=options.blocks,
         exclude_tokens=excluded_tokens(options),
         gradients=options.gradients,
         progress=progress("probing", None if inputs.count is None else depth * inputs.count),
+        **options.told,
     )
     if not options.skip_loss:
         return profile, None
     bar = progress("skipping blocks", profile.depth - options.skip_run + 1)
-    skipped = probing.skip_loss(model, inputs.batches, run=options.skip_run, blocks=options.blocks, progress=bar)
+    skipped = probing.skip_loss(model, inputs.batches, run=options.skip_run, progress=bar, **options.told)
     return profile, skipped
 
 

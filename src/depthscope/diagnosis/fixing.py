@@ -11,7 +11,7 @@ from torch import nn
 
 from depthscope.diagnosis.judge import diagnose
 from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
-from depthscope.passes import Tokenizer
+from depthscope.passes import Tokenizer, Told, refuse_tensor
 from depthscope.probing import Profile, mean_loss, probe
 from depthscope.progress import Tick
 from depthscope.remedies import Recommendation, Remedy, applied, apply, recommend
@@ -70,7 +70,6 @@ def fix(
     inputs: Any,
     *,
     tokenizer: Tokenizer | None = None,
-    blocks: str | None = None,
     tau: float | Literal["recommended"] | None = None,
     doing: Doing = lambda _what: None,
     **wishes: Any,
@@ -79,8 +78,11 @@ def fix(
 
     `fixed = depthscope.fix(model, batch); fixed.apply_to(model)` puts the remedies in to stay. `tau` puts de-escalation
     in with that strength, also against the verdict; `wishes` are the other options of `recommend` (`level`, `alpha`,
-    `at`, `mixing`). `doing(what)` is told what is being done.
+    `at`, `mixing`), and what you may say of the model (`blocks`, `part`, `token_axis`, `mask`). `doing(what)` is told
+    what is being done.
     """
+    told: Any = {name: wishes.pop(name) for name in Told.__annotations__ if name in wishes}
+    refuse_tensor(told)
     if tau == "recommended":
         tau = None
     if isinstance(inputs, Iterator):
@@ -89,14 +91,14 @@ def fix(
         raise ValueError("the model has remedies already: depthscope.remove(model) takes them out")
 
     def measured(what: str) -> Profile:
-        return probe(model, inputs, measures="verdict", blocks=blocks, tokenizer=tokenizer, progress=doing(what))
+        return probe(model, inputs, measures="verdict", tokenizer=tokenizer, progress=doing(what), **told)
 
     before = measured("probing")
     notes: tuple[str, ...] = ()
 
     def recommended() -> Recommendation:
         tick = doing("measuring the odds")
-        return recommend(model, inputs, tau=tau, tokenizer=tokenizer, blocks=blocks, progress=tick, **wishes)
+        return recommend(model, inputs, tau=tau, tokenizer=tokenizer, progress=tick, **wishes, **told)
 
     verdict = diagnose(before, measure=recommended)
     found = verdict.recommendation
@@ -106,19 +108,19 @@ def fix(
             return Fixed(before, before, replace(found, reason=advice))
         notes = (f"put in as asked for, against the verdict; what to do: {found.reason}",)
         found = recommended()
-    loss_before = _loss(model, inputs, tokenizer)
-    with temporarily(model, *found.remedies, inputs=inputs, tokenizer=tokenizer, blocks=blocks):
+    loss_before = _loss(model, inputs, tokenizer, told)
+    with temporarily(model, *found.remedies, inputs=inputs, tokenizer=tokenizer, **told):
         after = measured("probing again")
-        loss_after = _loss(model, inputs, tokenizer)
+        loss_after = _loss(model, inputs, tokenizer, told)
     losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
     return Fixed(before, after, found, losses, notes)
 
 
-def _loss(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None) -> float | None:
+def _loss(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, told: Told) -> float | None:
     """The model's own loss, where it is a language model of Hugging Face with its head."""
     if getattr(model, "lm_head", None) is None and not hasattr(model, "get_output_embeddings"):
         return None
     try:
-        return mean_loss(model, inputs, tokenizer=tokenizer)
+        return mean_loss(model, inputs, tokenizer=tokenizer, **told)
     except ValueError:  # it returns none
         return None

@@ -5,13 +5,15 @@ same way. Masks, caches, the token axis and what a block was called with are kno
 """
 
 from depthscope.passes.attention import Head
-from depthscope.passes.causality import is_causal
+from depthscope.passes.causality import hidden_tokens_reach_others, is_causal
 from depthscope.passes.inputs import Batch, Tokenizer, batches, call, device_of
 from depthscope.passes.layout import find_token_axis
 from depthscope.passes.machine import Change, Listen, ListenToAttention, Machine, Visit
+from depthscope.passes.packing import are_apart, pieces_of, unpacked
 from depthscope.passes.quiet import full_precision, uncompiled, undisturbed
 from depthscope.passes.running import Pass
 from depthscope.passes.tokens import batch_first, edit_tokens, exchange, first_tokens
+from depthscope.passes.told import Told, anatomy_as_told, refuse_tensor
 
 __all__ = [
     "Batch",
@@ -22,7 +24,10 @@ __all__ = [
     "Machine",
     "Pass",
     "Tokenizer",
+    "Told",
     "Visit",
+    "anatomy_as_told",
+    "are_apart",
     "batch_first",
     "batches",
     "call",
@@ -32,7 +37,11 @@ __all__ = [
     "find_token_axis",
     "first_tokens",
     "full_precision",
+    "hidden_tokens_reach_others",
     "is_causal",
+    "pieces_of",
+    "refuse_tensor",
     "uncompiled",
     "undisturbed",
+    "unpacked",
 ]

@@ -36,23 +36,40 @@ def is_causal(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool | None:
     Four or five more passes of the model. Only inputs that have a token axis are changed: ids (batch, n), or
     floating-point tokens. None if no input changes what enters the blocks (images, say), or nothing stands before.
     """
-    before = _seen(model, anatomy, batch)
+    before = seen(model, anatomy, batch)
     position = torch.arange(before.real.shape[1], device=before.real.device)
     last = torch.where(before.real, position, -1).amax(dim=-1, keepdim=True)  # (batch, 1)
-    earlier = before.real & (position < last)
-    if not earlier.any():
+    found = reaches(model, anatomy, batch, before, position == last, before.real & (position < last))
+    return None if found is None else not found
+
+
+def hidden_tokens_reach_others(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool:
+    """Whether a change of tokens that the mask hides changes real ones: then it may not be what it was taken for."""
+    before = seen(model, anatomy, batch)
+    return reaches(model, anatomy, batch, before, ~before.real, before.real) is True
+
+
+def reaches(
+    model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, tokens: Tensor, others: Tensor
+) -> bool | None:
+    """Whether a change of some tokens (batch, n) changes others in the last block; doubt counts as no.
+
+    None if there is nothing to compare, or if no input changes what enters the blocks.
+    """
+    if not others.any() or not tokens.any():
         return None
-    for changed in _changes(batch, position == last, anatomy.token_axis):
-        after = _seen(model, anatomy, changed)
+    for changed in _changes(batch, tokens, anatomy.token_axis):
+        after = seen(model, anatomy, changed)
         if after.output.shape != before.output.shape or torch.equal(after.entrance, before.entrance):
             continue  # what these blocks read is another input
-        change = _largest_change(before.output, after.output, earlier)
-        noise = _noise(model, anatomy, batch, before, earlier)
-        return not change > max(CAUTION * noise, ROUNDING * torch.finfo(before.output.dtype).eps)
+        change = _largest_change(before.output, after.output, others)
+        noise = _noise(model, anatomy, batch, before, others)
+        return change > max(CAUTION * noise, ROUNDING * torch.finfo(before.output.dtype).eps)
     return None
 
 
-def _seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:
+def seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:
+    """One pass of the model."""
     entrances: list[Tensor] = []
     outputs: list[tuple[Tensor, Tensor | None]] = []
 
@@ -80,10 +97,10 @@ def _largest_change(before: Tensor, after: Tensor, where: Tensor) -> float:
 
 def _noise(model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, where: Tensor) -> float:
     """What changes without a reason: in a second pass, and in a pass with the sequences in reverse order."""
-    found = [_largest_change(before.output, _seen(model, anatomy, batch).output, where)]
+    found = [_largest_change(before.output, seen(model, anatomy, batch).output, where)]
     reversed_batch = _reversed(batch, before.output.shape[0], anatomy.token_axis)
     if reversed_batch is not None:
-        again = _seen(model, anatomy, reversed_batch).output
+        again = seen(model, anatomy, reversed_batch).output
         if again.shape == before.output.shape:
             found.append(_largest_change(before.output, again.flip(0), where))
     return max(found) if all(value == value for value in found) else float("inf")
@@ -120,5 +137,5 @@ def _changes(batch: Batch, where: Tensor, axis: int) -> Iterator[Batch]:
         if (new := changed(value)) is not None:
             yield Batch((*batch.args[:index], new, *batch.args[index + 1 :]), batch.kwargs)
     for name, value in batch.kwargs.items():
-        if "mask" not in name and (new := changed(value)) is not None:
+        if "mask" not in name and "position" not in name and (new := changed(value)) is not None:
             yield Batch(batch.args, batch.kwargs | {name: new})

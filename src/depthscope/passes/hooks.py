@@ -124,8 +124,6 @@ class MaskListener(Hook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.running.masks.see(module, args, kwargs)
-        if not torch.compiler.is_compiling():
-            self.running.warn_of_masks()
 
 
 class BlockEntry(Hook):
@@ -138,6 +136,8 @@ class BlockEntry(Hook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.running.enter(self.block, self.index, module, args, kwargs)
+        if not torch.compiler.is_compiling():
+            self.running.warn_of_masks()
 
 
 class LastBlockExit(Hook):

@@ -19,9 +19,12 @@ class Batch(NamedTuple):
 
 
 def call(model: nn.Module, batch: Batch) -> Any:
-    """One pass of the model. A cache of keys and values in the inputs is copied first: a pass would fill it further."""
+    """One pass of the model. What a pass would fill further is copied first: a cache of keys and values in the inputs,
+    a dictionary of features."""
 
     def own(value: Any) -> Any:
+        if isinstance(value, dict):
+            return dict(value)
         return copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
 
     return model(*map(own, batch.args), **{name: own(value) for name, value in batch.kwargs.items()})
@@ -64,16 +67,20 @@ def _are_strings(value: Any) -> bool:
 
 def _batch(model: nn.Module, item: Any, tokenizer: Tokenizer | None, device: torch.device) -> Batch:
     if isinstance(item, str) or _are_strings(item):
-        if tokenizer is None:
-            raise ValueError("these inputs are strings: pass tokenizer=, or token ids instead")
         texts = [item] if isinstance(item, str) else list(item)
-        item = dict(tokenizer(texts, return_tensors="pt", padding=len(texts) > 1, truncation=True))
+        if tokenizer is not None:
+            item = dict(tokenizer(texts, return_tensors="pt", padding=len(texts) > 1, truncation=True))
+        elif (features := features_of(model)) is not None:
+            item = dict(features(texts))
+        else:
+            raise ValueError("these inputs are strings: pass tokenizer=, or token ids instead")
     if isinstance(item, Tensor):
         item = item.to(device)
         name = getattr(model, "main_input_name", None)
         batch = Batch((), {name: item}) if name else Batch((item,), {})
     elif isinstance(item, Mapping):
-        batch = Batch((), {k: v.to(device) if isinstance(v, Tensor) else v for k, v in item.items()})
+        named = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in item.items()}
+        batch = Batch((), named) if features_of(model) is None else Batch((named,), {})
     else:
         raise TypeError(f"expected batches of tensors, dicts or strings, got {type(item).__name__}")
     batch = _with_decoder_inputs(model, batch)
@@ -82,12 +89,21 @@ def _batch(model: nn.Module, item: Any, tokenizer: Tokenizer | None, device: tor
     return batch
 
 
+def features_of(model: nn.Module) -> Callable[[list[str]], Mapping[str, Any]] | None:
+    """How a model of sentence-transformers, a sequence of modules that hand on one dictionary of features, makes these
+    of texts; None for other models."""
+    if not isinstance(model, nn.Sequential):
+        return None
+    return getattr(model, "preprocess", None) or getattr(model, "tokenize", None)
+
+
 def _with_decoder_inputs(model: nn.Module, batch: Batch) -> Batch:
-    """An encoder-decoder that was given one sequence reads it on both sides."""
+    """An encoder-decoder that was given one sequence reads it on both sides, with the same mask."""
     config = getattr(model, "config", None)
     kwargs = batch.kwargs
-    if getattr(config, "is_encoder_decoder", False) and "input_ids" in kwargs and "labels" not in kwargs:
-        kwargs.setdefault("decoder_input_ids", kwargs["input_ids"])
+    has_own = not {"decoder_input_ids", "decoder_inputs_embeds", "labels"}.isdisjoint(kwargs)
+    if getattr(config, "is_encoder_decoder", False) and "input_ids" in kwargs and not has_own:
+        kwargs["decoder_input_ids"] = kwargs["input_ids"]
         if "attention_mask" in kwargs:
             kwargs.setdefault("decoder_attention_mask", kwargs["attention_mask"])
     return batch

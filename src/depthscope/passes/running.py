@@ -77,7 +77,7 @@ class Pass:
             src_mask = kwargs.get("src_mask", args[1] if len(args) > 1 else None)
             self.bidirectional = src_mask is None and not kwargs.get("is_causal", args[3] if len(args) > 3 else False)
         batch, n = self.batch_first(tokens).shape[:2]
-        self.real = self.masks.real(batch, n, past=self.past)
+        self.real = self.masks.real(block, batch, n, past=self.past)
         if not torch.compiler.is_compiling():
             self._recognise_pass(next((v for v in values if isinstance(v, Tensor) and v.ndim == 4), None), recomputed)
         self.position = None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
-from depthscope.anatomy import Anatomy, anatomy_of
+from depthscope.anatomy import Anatomy
 from depthscope.anatomy.look import look_of_weights
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.passes import (
@@ -23,14 +22,19 @@ from depthscope.passes import (
     ListenToAttention,
     Machine,
     Tokenizer,
+    Told,
     Visit,
+    anatomy_as_told,
+    are_apart,
     batches,
     call,
-    find_token_axis,
     full_precision,
+    hidden_tokens_reach_others,
     is_causal,
+    pieces_of,
     uncompiled,
     undisturbed,
+    unpacked,
 )
 from depthscope.probing.gradients import Loss, gradient_norms
 from depthscope.probing.profile import Profile, frame_of, sinks_of
@@ -44,42 +48,41 @@ def probe(
     *,
     measures: str | Sequence[str] = "default",
     stations: str | Sequence[str] = "output",
-    blocks: str | None = None,
-    token_axis: int | None = None,
     exclude_tokens: Literal["outliers"] | Sequence[int] | None = None,
     gradients: bool | Literal["outputs"] = False,
     loss: Loss | None = None,
     tokenizer: Tokenizer | None = None,
     progress: Tick | None = None,
+    **told: Unpack[Told],
 ) -> Profile:
     """Measures a Transformer block by block, and leaves no trace in it.
 
     `inputs`: a tensor, a dict batch, strings (with `tokenizer`), or an iterable of these.
     `measures`: "default" (O(nd)), "verdict" (what `diagnose` asks for; what it adds to the default
     is taken at outputs alone), "spectral" (adds ranks and attention), "all", or names.
-    `stations`: "output", "trunk", "all", or names. `blocks`: a glob of module names ("encoder.layer.*")
-    for models that are not recognised; `token_axis` says where their tokens stand, 1 for activations (batch, n, d)
-    and 0 for (n, batch, d), which is else found by trying. `exclude_tokens`: positions, or "outliers" (norm
+    `stations`: "output", "trunk", "all", or names. `exclude_tokens`: positions, or "outliers" (norm
     above ten times the median). `gradients` adds the gradient norm per block (with
     "outputs" that of the blocks' outputs alone), of `loss(output)` or, by default, of the
     inner product of the last block's output with a fixed random matrix. `progress` is called after
     every block.
+
+    What you may say of the model (`told`): `blocks`, a glob of module names ("encoder.layer.*") for models that are
+    not recognised; `token_axis`, where their tokens stand, 1 for activations (batch, n, d) and 0 for (n, batch, d),
+    which is else found by trying; `mask`, a tensor (batch, n) true for real tokens, or the name of the argument that
+    has it or the lengths ("~name" if it is true for padding); `part`, of a model with several ("encoder", "decoder",
+    …) the only one to measure.
     """
     names = choose_measures(measures)
     wanted = at.choose_stations(stations)
     excluded = _excluded(exclude_tokens)
     model, notes = uncompiled(model)
-    anatomy = anatomy_of(model, blocks)
-    if token_axis is not None:
-        anatomy = replace(anatomy, token_axis=token_axis)
-    elif anatomy.family == "unknown" and not isinstance(inputs, Iterator):
-        with undisturbed(model):
-            anatomy = replace(anatomy, token_axis=_found_axis(model, anatomy, inputs, tokenizer))
+    anatomy = anatomy_as_told(model, told, inputs, tokenizer)
     reduction = Reduction(names, wanted, excluded, only_at_outputs(measures))
     passes = _Passes(model, anatomy, reduction, progress)
     gradient_rows = []
     with undisturbed(model):
-        for batch in batches(model, inputs, tokenizer):
+        for given in batches(model, inputs, tokenizer):
+            batch = passes.one_to_a_row(given)
             if passes.samples == 0 and anatomy.causal is None and not any(b.part for b in anatomy.blocks):
                 passes.causal = is_causal(model, anatomy, batch)
             passes.run(batch)
@@ -93,11 +96,6 @@ def probe(
     return Profile(frame_of(reduction.rows + gradient_rows), metadata, sinks_of(reduction.sinks))
 
 
-def _found_axis(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> int:
-    first = next(batches(model, inputs, tokenizer), None)
-    return anatomy.token_axis if first is None else find_token_axis(model, anatomy, first)
-
-
 class _Passes:
     """Runs the batches through the model with everything attached, and remembers what was there."""
 
@@ -105,12 +103,23 @@ class _Passes:
         self.model, self.anatomy, self.reduction, self.progress = model, anatomy, reduction, progress
         self.samples = self.batch_size = self.depth = self.tokens = self.width = self.past = 0
         self.causal: bool | None = anatomy.causal
+        self.are_apart: bool | None = None  # whether sequences that share a row do not see each other; None: none do
+        self.is_masked = self.leaks_through_mask = False
         self.device = torch.device("cpu")
         self.dtype = ""
         sites: list[Any] = [Listen(reduction.stations_to_hear(), self._see_tokens)]
         if reduction.wants_attention:
             sites.append(ListenToAttention(self._see_attention))
         self.machine = Machine(model, anatomy, *sites, on_block_end=self._end_block)
+
+    def one_to_a_row(self, batch: Batch) -> Batch:
+        """The batch with sequences that are packed into one row each in a row of its own."""
+        pieces = pieces_of(batch.kwargs)
+        if pieces is None:
+            return batch
+        if self.are_apart is None:
+            self.are_apart = are_apart(self.model, self.anatomy, batch, pieces)
+        return unpacked(batch, pieces) if self.are_apart else batch
 
     def run(self, batch: Batch) -> None:
         self.reduction.begin(self.samples)
@@ -121,6 +130,8 @@ class _Passes:
             raise ValueError(
                 f"none of the blocks {[b.name for b in self.anatomy.blocks][:4]} ran; name them with blocks="
             )
+        if self.samples == 0 and self.is_masked and self.anatomy.family == "unknown":
+            self.leaks_through_mask = hidden_tokens_reach_others(self.model, self.anatomy, batch)
         self.samples += self.batch_size
 
     def notes(self, wanted: frozenset[str]) -> list[str]:
@@ -131,6 +142,11 @@ class _Passes:
             notes.append(f"stations that this model does not show: {', '.join(missing)}")
         if self.past:
             notes.append(f"the inputs bring a cache of {self.past} tokens: only the new tokens are measured")
+        if self.are_apart is not None:
+            how = "are measured one by one" if self.are_apart else "see each other, and are measured as one"
+            notes.append(f"position_ids begin again within a row: the sequences packed there {how}")
+        if self.leaks_through_mask:
+            notes.append("tokens that the mask hides change the others: does it mark real tokens? mask= says what does")
         if self.anatomy.family == "unknown" and self.reduction.between:
             named = ", ".join(map(str, sorted(self.reduction.between)))
             notes.append(f"something else changes the tokens between the blocks, before block {named}")
@@ -164,6 +180,7 @@ class _Passes:
             self.tokens, self.device = max(self.tokens, n), tokens.device
             self.dtype = str(tokens.dtype).removeprefix("torch.")
             self.past = max(self.past, self.machine.running.past)
+            self.is_masked |= visit.real is not None
         # Our own arithmetic: unseen by the attention listener, in full precision, without gradients.
         with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
             self.reduction.see_tokens(visit, station, tokens, source)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy, anatomy_of
-from depthscope.passes import Batch, Change, Machine, Tokenizer, Visit, batches, call, uncompiled, undisturbed
+from depthscope.anatomy import Anatomy
+from depthscope.passes import (
+    Batch,
+    Change,
+    Machine,
+    Tokenizer,
+    Told,
+    Visit,
+    anatomy_as_told,
+    batches,
+    call,
+    uncompiled,
+    undisturbed,
+)
 from depthscope.probing.gradients import Loss
 from depthscope.progress import Tick
 
@@ -19,20 +31,21 @@ def skip_loss(
     inputs: Any,
     *,
     run: int = 1,
-    blocks: str | None = None,
     loss: Loss | None = None,
     tokenizer: Tokenizer | None = None,
     progress: Tick | None = None,
+    **told: Unpack[Told],
 ) -> pd.DataFrame:
     """The change of the loss when each run of `run` consecutive blocks passes its input on unchanged.
 
     Columns first_block, last_block, loss, change; the first row, 0 to 0, is the whole model. `loss(output)`
     takes what the model returns; by default its own `.loss` (for causal language models the labels
     are the ids themselves). Costs one pass per row and batch. Block influence alone misleads: a block that
-    turns its tokens little may still cost much to skip.
+    turns its tokens little may still cost much to skip. `told` is what you may say of the model, as for `probe`: with
+    `part`, the blocks of one part are skipped.
     """
     model, _ = uncompiled(model)
-    anatomy = anatomy_of(model, blocks)
+    anatomy = anatomy_as_told(model, told)
     calls = [_with_labels(anatomy, batch) for batch in batches(model, inputs, tokenizer)]
     if not calls:
         raise ValueError("expected at least one batch, got none")
@@ -50,10 +63,17 @@ def skip_loss(
     return pd.DataFrame(rows, columns=["first_block", "last_block", "loss", "change"])
 
 
-def mean_loss(model: nn.Module, inputs: Any, *, loss: Loss | None = None, tokenizer: Tokenizer | None = None) -> float:
+def mean_loss(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    loss: Loss | None = None,
+    tokenizer: Tokenizer | None = None,
+    **told: Unpack[Told],
+) -> float:
     """The mean loss over the batches, as `skip_loss` takes it, with all blocks."""
     model, _ = uncompiled(model)
-    anatomy = anatomy_of(model)
+    anatomy = anatomy_as_told(model, told)
     calls = [_with_labels(anatomy, batch) for batch in batches(model, inputs, tokenizer)]
     if not calls:
         raise ValueError("expected at least one batch, got none")

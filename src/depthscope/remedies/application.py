@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
-from depthscope.passes import Tokenizer, batches, find_token_axis, is_causal, undisturbed
+from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.passes import (
+    Pass,
+    Tokenizer,
+    Told,
+    anatomy_as_told,
+    batches,
+    is_causal,
+    pieces_of,
+    refuse_tensor,
+    undisturbed,
+)
 from depthscope.passes.hooks import Hook, LastBlockExit, hang, hooks_in, install, take_down
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
@@ -26,15 +37,16 @@ def apply(
     *remedies: Remedy,
     inputs: Any = None,
     tokenizer: Tokenizer | None = None,
-    blocks: str | None = None,
     causal: bool | None = None,
-    token_axis: int | None = None,
+    **told: Unpack[Told],
 ) -> nn.Module:
     """Puts remedies into a model, in place, and returns it. Either all of them are in, or none.
 
     `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles whether a model of no known
-    family is causal; `causal` says so. `blocks` names the blocks of such a model ("encoder.layer.*"), and
-    `token_axis=0` says that its activations are (n, batch, d) and not (batch, n, d); with `inputs` that is found out.
+    family is causal; `causal` says so. What else you may say of the model (`told`): `blocks` names the blocks of such
+    a model ("encoder.layer.*"); `token_axis=0` says that its activations are (n, batch, d) and not (batch, n, d), and
+    with `inputs` that is found out; `mask` names the argument that is true for real tokens ("~name": for padding);
+    `part` puts the remedies into one part of a model with several ("encoder", "decoder", …).
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
     pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
     """
@@ -44,14 +56,9 @@ def apply(
     if isinstance(inputs, Iterator):
         inputs = list(inputs)  # they are read more than once
     _refuse_wrapped(model, remedies)
-    anatomy = anatomy_of(model, blocks)
+    refuse_tensor(told)
+    anatomy = anatomy_as_told(model, told, inputs, tokenizer)
     family_is_unknown = anatomy.family == "unknown"
-    if token_axis is not None:
-        anatomy = replace(anatomy, token_axis=token_axis)
-    elif inputs is not None and family_is_unknown:
-        with undisturbed(model):
-            found = find_token_axis(model, anatomy, next(batches(model, inputs, tokenizer)))
-        anatomy = replace(anatomy, token_axis=found)
     if inputs is not None and causal is None and anatomy.causal is None and family_is_unknown:
         causal = _find_out(model, anatomy, inputs, tokenizer)
 
@@ -60,14 +67,17 @@ def apply(
             raise ValueError("tau='recommended' is measured on the model: pass apply(…, inputs=a batch)")
         from depthscope.remedies.recommendation import recommend
 
-        return recommend(model, inputs, tokenizer=tokenizer, blocks=blocks, **options)
+        return recommend(model, inputs, tokenizer=tokenizer, **options, **told)
 
     chosen = [found for remedy in remedies for found in remedy.settled(measure, remedies)]
     before = frozenset(id(hook) for _, hook in hooks_in(model))
     try:
         _unnest(model)
         running = install(model, anatomy)
-        hang(model, RefusePairs(), "in")
+        hang(model, RefusePairs(running, model, is_outermost=True), "in")
+        blocks = {id(block.module) for block in anatomy.blocks}
+        for module in (m for m in running.masks.around if m is not model and id(m) not in blocks):
+            hang(module, RefusePairs(running, module, is_outermost=False), "in")
         for remedy in chosen:
             for number, block in chosen_blocks(anatomy, _depth(model, anatomy), remedy.blocks, remedy.every):
                 site = Site(model, anatomy, block, number, _causal(anatomy, block, causal), running)
@@ -78,8 +88,9 @@ def apply(
     except BaseException:
         take_down(model, keep=before)
         raise
-    told = {"blocks": blocks, "causal": causal, "token_axis": anatomy.token_axis if family_is_unknown else token_axis}
-    keep_record(model, chosen, {name: value for name, value in told.items() if value is not None})
+    axis = {"token_axis": anatomy.token_axis} if family_is_unknown else {}
+    said = {"causal": causal, **told, **axis}
+    keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
     return model
 
 
@@ -127,17 +138,37 @@ def applied(model: nn.Module) -> list[Applied]:
 
 
 class RefusePairs(Hook):
-    """The model is called: masks of pairs of tokens, which no remedy can follow, are refused."""
+    """A module around the blocks is called: sequences that share a row, and in the model's own call masks of pairs of
+    tokens, which no remedy can follow, are refused."""
+
+    def __init__(self, running: Pass, module: nn.Module, is_outermost: bool):
+        self.running = running
+        self.names = tuple(inspect.signature(module.forward).parameters)
+        self.is_outermost = is_outermost
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        own = kwargs.get("attention_mask")
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        if (why := self._why_not(given)) is not None:
+            self.running.calls = 0  # a pass that is refused says nothing about the blocks
+            raise ValueError(why)
+
+    def _why_not(self, given: dict[str, Any]) -> str | None:
+        if given.get("cu_seq_lens_q") is not None or pieces_of(given) is not None:
+            return (
+                "several sequences in one row (position_ids that begin again, cu_seq_lens): the mean of a remedy would "
+                "mix them; pass one sequence to a row, with an attention_mask"
+            )
+        if not self.is_outermost:
+            return None  # what is inside is given masks that the model has made
+        own = given.get("attention_mask")
         if isinstance(own, Tensor) and own.ndim > 2:
-            raise ValueError(
+            return (
                 f"attention_mask is {tuple(own.shape)}: from a mask of pairs of tokens (packed sequences, "
                 "generate with a static cache) a remedy cannot tell which tokens belong together; pass (batch, n)"
             )
-        if kwargs.get("perm_mask") is not None:
-            raise ValueError("perm_mask hides tokens from each other, and the mean of a remedy would show them")
+        if given.get("perm_mask") is not None:
+            return "perm_mask hides tokens from each other, and the mean of a remedy would show them"
+        return None
 
 
 class Unnested(Hook):

@@ -224,9 +224,15 @@ def _mean_pooling(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         if isinstance(module, VisionTransformer) and module.class_token is None:
             return "its mean pooling"
-        if getattr(module, "pooling_mode_mean_tokens", False) is True:  # sentence-transformers
+        if getattr(module, "pooling_mode_mean_tokens", False) is True or "mean" in _modes(module):
             return f"{name or type(module).__name__}, a mean pooling,"
     return None
+
+
+def _modes(module: nn.Module) -> tuple[str, ...]:
+    """How a pooling of sentence-transformers pools: one name, or several; older ones have a flag for each."""
+    modes = getattr(module, "pooling_mode", ())
+    return (modes,) if isinstance(modes, str) else tuple(modes) if isinstance(modes, tuple | list) else ()
 
 
 def _gain(block: BlockAnatomy) -> Tensor:

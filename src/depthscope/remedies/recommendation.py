@@ -14,15 +14,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy, anatomy_of
+from depthscope.anatomy import Anatomy
 from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
-from depthscope.passes import Batch, Listen, Machine, Tokenizer, Visit, batches, call, uncompiled, undisturbed
+from depthscope.passes import (
+    Batch,
+    Listen,
+    Machine,
+    Tokenizer,
+    Told,
+    Visit,
+    anatomy_as_told,
+    are_apart,
+    batches,
+    call,
+    pieces_of,
+    refuse_tensor,
+    uncompiled,
+    undisturbed,
+    unpacked,
+)
 from depthscope.probing import Profile, probe
 from depthscope.progress import Tick
 from depthscope.remedies import expression
@@ -100,15 +116,16 @@ def recommend(
     mixing: str | TokenMean = "auto",
     weigh_branches: bool = True,
     tokenizer: Tokenizer | None = None,
-    blocks: str | None = None,
     progress: Tick | None = None,
+    **told: Unpack[Told],
 ) -> Recommendation:
     """The de-escalation that holds the similarity of this model's tokens at `level`, and what must go with it.
 
     Measured on the first batch of `inputs`. The level is by default that of the tokens at the entrance, but at least
     0.1 and at most 0.5. A `tau` or an `alpha` that is given is taken as it is. In a causal model, positions whose token
     is an outlier in most sequences (attention sinks) are left alone. A weight of the branches is looked for if
-    `weigh_branches`, if the model shows its branches, and if its weights do not look trained.
+    `weigh_branches`, if the model shows its branches, and if its weights do not look trained. `told` is what you may
+    say of the model, as for `apply` (`blocks`, `part`, `token_axis`, `mask`).
 
     Costs six to nine forward passes, and up to four forward and back to find α. A statement about random weights: in
     trained ones W aligns with the mean, and ρ and c say what these blocks do, not what training with the remedy will
@@ -116,14 +133,13 @@ def recommend(
     """
     if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
+    refuse_tensor(told)
     model, _ = uncompiled(model)
-    anatomy = anatomy_of(model, blocks)
-    batch = next(batches(model, inputs, tokenizer), None)
-    if batch is None:
-        raise ValueError("expected at least one batch, got none")
-    profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], blocks=blocks)
+    anatomy = anatomy_as_told(model, told)
+    batch = _first_batch(model, anatomy, inputs, tokenizer)
+    profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], **told)
     anatomy = replace(anatomy, token_axis=profile.metadata["token_axis"])
-    options = _apply_options(profile, blocks)
+    options = _apply_options(profile, told)
     spared = _spared(profile, batch)
 
     def remedy(strength: float) -> DeEscalate:
@@ -151,8 +167,8 @@ def recommend(
     weighed = alpha
     tried: dict[float, float] = {}
     if alpha is None and weigh_branches and _can_be_weighed(anatomy) and not _is_trained(profile):
-        few = _first_sequences(batch) if anatomy.token_axis == 1 else _inputs_of(batch)
-        tried = _weigh(lambda a: _growth_with(model, few, blocks, progress, remedy(found), a), len(maps))
+        few = _first_sequences(_inputs_of(batch)) if anatomy.token_axis == 1 else _inputs_of(batch)
+        tried = _weigh(lambda a: _growth_with(model, few, told, progress, remedy(found), a), len(maps))
         best = min(tried, key=lambda a: (abs(math.log(tried[a])) * len(maps) > math.log(GROWTH), -a))
         weighed = None if best == 1 else best
     remedies = (remedy(found), *(() if weighed is None else (ResidualWeight(weighed),)))
@@ -209,13 +225,24 @@ def _reason(
     )
 
 
+def _first_batch(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> Batch:
+    """With one sequence to a row: no remedy goes into a model that is given several in one."""
+    batch = next(batches(model, inputs, tokenizer), None)
+    if batch is None:
+        raise ValueError("expected at least one batch, got none")
+    if (pieces := pieces_of(batch.kwargs)) is None:
+        return batch
+    with undisturbed(model):
+        return unpacked(batch, pieces) if are_apart(model, anatomy, batch, pieces) else batch
+
+
 def _inputs_of(batch: Batch) -> Any:
     return batch.kwargs or batch.args[0]
 
 
-def _apply_options(profile: Profile, blocks: str | None) -> dict[str, Any]:
-    """What `apply` must be told of a model of no known family, as it was found here."""
-    options: dict[str, Any] = {} if blocks is None else {"blocks": blocks}
+def _apply_options(profile: Profile, told: Told) -> dict[str, Any]:
+    """What `apply` must be told of this model: what the user said, and what was found of no known family."""
+    options: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     if profile.metadata.get("family") == "unknown" and profile.metadata["token_axis"] == 0:
         options["token_axis"] = 0
     causal = profile.metadata.get("causal")
@@ -232,7 +259,8 @@ def _is_trained(profile: Profile) -> bool:
 
 def _spared(profile: Profile, batch: Batch) -> tuple[int, ...]:
     """The sinks of a causal model. Positions are numbers of real tokens only without padding on the left."""
-    mask = batch.kwargs.get("attention_mask")
+    inputs = _inputs_of(batch)
+    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     padded = isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, 0] == 0).any())
     return sink_positions(profile) if profile.metadata.get("causal") and not padded else ()
 
@@ -246,15 +274,15 @@ def sink_positions(profile: Profile) -> tuple[int, ...]:
     return tuple(sorted(int(token) for token in common.index[:SINKS]))
 
 
-def _first_sequences(batch: Batch, most: int = 2) -> Any:
+def _first_sequences(inputs: Any, most: int = 2) -> Any:
     """A piece of the batch: the gradient's growth over many blocks is nearly the same for every sequence."""
-    if batch.kwargs:
-        size = next(v.shape[0] for v in batch.kwargs.values() if isinstance(v, Tensor) and v.ndim)
-        return {
-            name: value[:most] if isinstance(value, Tensor) and value.ndim and value.shape[0] == size else value
-            for name, value in batch.kwargs.items()
-        }
-    return batch.args[0][:most]
+    if not isinstance(inputs, Mapping):
+        return inputs[:most]
+    size = next(v.shape[0] for v in inputs.values() if isinstance(v, Tensor) and v.ndim)
+    return {
+        name: value[:most] if isinstance(value, Tensor) and value.ndim and value.shape[0] == size else value
+        for name, value in inputs.items()
+    }
 
 
 def gradient_growth(profile: Profile) -> float:
@@ -263,12 +291,10 @@ def gradient_growth(profile: Profile) -> float:
     return (norms[0] / norms[-1]) ** (1 / (len(norms) - 1)) if len(norms) > 1 else 1.0
 
 
-def _growth_with(
-    model: nn.Module, few: Any, blocks: str | None, progress: Tick | None, remedy: Remedy, alpha: float
-) -> float:
+def _growth_with(model: nn.Module, few: Any, told: Told, progress: Tick | None, remedy: Remedy, alpha: float) -> float:
     weights = () if alpha == 1 else (ResidualWeight(alpha),)
-    with temporarily(model, remedy, *weights, inputs=few, blocks=blocks):
-        profile = probe(model, few, measures=["token_similarity"], blocks=blocks, gradients="outputs")
+    with temporarily(model, remedy, *weights, inputs=few, **told):
+        profile = probe(model, few, measures=["token_similarity"], gradients="outputs", **told)
     if progress is not None:
         progress()
     return gradient_growth(profile)

@@ -61,7 +61,7 @@ def _value(item: Any, kind: type[Remedy]) -> Any:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A remedy in a model's configuration, and what `apply` was told beside it (blocks, causal, token_axis)."""
+    """A remedy in a model's configuration, and what `apply` was told beside it (blocks, part, causal, …)."""
 
     remedy: Remedy
     options: Mapping[str, Any]

@@ -7,16 +7,15 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from depthscope.anatomy import anatomy_of
 from depthscope.measures import MEASURES, choose_measures
-from depthscope.passes import Listen, Machine, Visit, device_of, full_precision
+from depthscope.passes import Listen, Machine, Told, Visit, anatomy_as_told, device_of, full_precision
 from depthscope.probing.reduction import Reduction
 from depthscope.probing.watching.heat_map import heat_map
 from depthscope.probing.watching.records import Record, append, check_appendable, curves_of, frame_of_records
@@ -33,9 +32,9 @@ def watch(
     *,
     measures: str | Sequence[str] = ("token_similarity", "cosine_similarity"),
     stations: str | Sequence[str] = ("output",),
-    blocks: str | None = None,
     on_record: OnRecord | None = None,
     path: str | os.PathLike[str] | None = None,
+    **told: Unpack[Told],
 ) -> Watch:
     """Watches a model while it is trained, in any loop:
 
@@ -61,12 +60,13 @@ def watch(
     compiled graph, unbroken. Refused: a model compiled in place as a whole (`model.compile()`), and a call
     from compiled code of a model that was given without its wrapper.
 
-    `measures`, `stations` and `blocks` are those of `probe`; measures of attention matrices are refused.
+    `measures` and `stations` are those of `probe`, and so is what you may say of the model (`told`: `blocks`, `part`,
+    `token_axis`, `mask`); measures of attention matrices are refused.
     `on_record(step, scalars)` is called after each watched pass, e.g. with a tracker's log function.
     `path` gets one line of JSON per watched step, appended (by the first process only, if there are several);
     `load_records(path)` reads it.
     """
-    return Watch(model, every, choose_measures(measures), choose_stations(stations), blocks, on_record, path)
+    return Watch(model, every, choose_measures(measures), choose_stations(stations), told, on_record, path)
 
 
 class Watch:
@@ -78,7 +78,7 @@ class Watch:
         every: int,
         measures: tuple[str, ...],
         stations: frozenset[str],
-        blocks: str | None,
+        told: Told,
         on_record: OnRecord | None,
         path: str | os.PathLike[str] | None,
     ):
@@ -97,7 +97,7 @@ class Watch:
         self._reduction = self._new_reduction()
         self._machine = Machine(
             self._model,
-            anatomy_of(self._model, blocks),
+            anatomy_as_told(self._model, told),
             Listen(self._reduction.stations_to_hear(), self._see_tokens),
             hears_call=self._entrance is not self._model,
         )

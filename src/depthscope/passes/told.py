@@ -1,0 +1,85 @@
+"""What a user says of a model that is not known, in the same words everywhere, and the anatomy that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypedDict
+
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy, anatomy_of
+from depthscope.naming import did_you_mean, unknown_name
+from depthscope.passes.inputs import Tokenizer, batches, device_of
+from depthscope.passes.layout import find_token_axis
+from depthscope.passes.quiet import undisturbed
+
+
+class Told(TypedDict, total=False):
+    """The options of `probe`, `apply`, `recommend`, `fix`, `skip_loss` and `watch` that say what a model is."""
+
+    blocks: str | None  # a glob of module names, such as "encoder.layer.*"
+    part: str | None  # of a model with several, the only one that is looked at: "encoder", "decoder", …
+    token_axis: int | None  # 1 for activations (batch, n, d), 0 for (n, batch, d)
+    mask: Tensor | str | None  # (batch, n) true for real tokens, or the argument that has it ("~pad": true for padding)
+
+
+def anatomy_as_told(
+    model: nn.Module, told: Mapping[str, Any], inputs: Any = None, tokenizer: Tokenizer | None = None
+) -> Anatomy:
+    """The anatomy of a model with what the user says of it. `inputs` find out the token axis of an unknown model."""
+    for name in told:
+        if name not in Told.__annotations__:
+            meant, known = did_you_mean(name, Told.__annotations__), ", ".join(Told.__annotations__)
+            raise TypeError(f"unexpected option {name!r}: {meant}what can be said of a model is {known}")
+    anatomy = anatomy_of(model, told.get("blocks"))
+    if (part := told.get("part")) is not None:
+        anatomy = only_part(anatomy, part)
+    if (mask := told.get("mask")) is not None:
+        anatomy = replace(anatomy, told_mask=_checked(mask, model))
+    if (axis := told.get("token_axis")) is not None:
+        if axis not in (0, 1):
+            raise ValueError(f"expected token_axis 1 for (batch, n, d) or 0 for (n, batch, d), got {axis!r}")
+        return replace(anatomy, token_axis=axis)
+    if anatomy.family != "unknown" or inputs is None or isinstance(inputs, Iterator):
+        return anatomy
+    first = next(batches(model, inputs, tokenizer), None)
+    if first is None:
+        return anatomy
+    with undisturbed(model):
+        return replace(anatomy, token_axis=find_token_axis(model, anatomy, first))
+
+
+def only_part(anatomy: Anatomy, part: str) -> Anatomy:
+    """One part of a model that has several."""
+    sizes: dict[str, int] = {}
+    for block in anatomy.blocks:
+        sizes[block.part] = sizes.get(block.part, 0) + 1
+    if set(sizes) == {""}:
+        raise ValueError(f"part={part!r}: this model has no parts; leave it out, or name blocks='path.to.layers.*'")
+    if part not in sizes:
+        raise unknown_name("part", part, [name for name in sizes if name])
+    blocks = tuple(block for block in anatomy.blocks if block.part == part)
+    causal = {block.causal for block in blocks}
+    others = ", ".join(f"{name or 'without a part'} ({count} blocks)" for name, count in sizes.items() if name != part)
+    return replace(
+        anatomy,
+        blocks=blocks,
+        causal=causal.pop() if len(causal) == 1 and None not in causal else anatomy.causal,
+        notes=(*anatomy.notes, f"only the part {part} is looked at, not {others}"),
+    )
+
+
+def refuse_tensor(told: Mapping[str, Any]) -> None:
+    """A remedy stays in a model, and a mask is of one batch: it must be known by its name."""
+    if isinstance(told.get("mask"), Tensor):
+        raise ValueError("a remedy reads the mask of every batch: say mask= with the name of the argument that has it")
+
+
+def _checked(mask: Tensor | str, model: nn.Module) -> Tensor | str:
+    if isinstance(mask, str) and mask.removeprefix("~").isidentifier():
+        return mask
+    if isinstance(mask, Tensor) and mask.ndim == 2:
+        return mask.to(device_of(model))
+    got = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
+    raise ValueError(f"expected mask= (batch, n), true for real tokens, or the name of an argument, got {got}")
