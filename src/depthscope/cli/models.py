@@ -33,6 +33,7 @@ class LoadedModel:
 def load_model(options: ModelOptions) -> LoadedModel:
     """The model that MODEL names, on the device and in the dtype asked for."""
     from depthscope.models.families import FAMILIES, build_family, library_of
+    from depthscope.offloading import has_offloaded
 
     device, dtype = chosen_device(options), chosen_dtype(options)
     name = options.model
@@ -57,7 +58,10 @@ def load_model(options: ModelOptions) -> LoadedModel:
             loaded = _from_factory(name, options.seed)
         else:
             raise _unknown_name(name, tuple(FAMILIES))
-    loaded.model.to(device=device, dtype=dtype)
+    if not has_offloaded(loaded.model):
+        loaded.model.to(device=device, dtype=dtype)
+    elif dtype is not None:
+        raise ValueError(f"expected --dtype with a model that is in memory: the weights of {name!r} are offloaded")
     loaded.model.eval()
     return loaded
 
