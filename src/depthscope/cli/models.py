@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from depthscope.cli.options import ModelOptions
 from depthscope.extras import MissingExtra, require
+from depthscope.half_precision import require_half_precision
 from depthscope.naming import did_you_mean, unknown_name
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def load_model(options: ModelOptions) -> LoadedModel:
     from depthscope.offloading import has_offloaded
 
     device, dtype = chosen_device(options), chosen_dtype(options)
+    if device.type == "cpu" and dtype is not None and dtype.itemsize == 2:
+        require_half_precision()
     name = options.model
     if ":" not in name and name in FAMILIES:
         if library_of(name) == "transformers":
@@ -62,6 +65,8 @@ def load_model(options: ModelOptions) -> LoadedModel:
         loaded.model.to(device=device, dtype=dtype)
     elif dtype is not None:
         raise ValueError(f"expected --dtype with a model that is in memory: the weights of {name!r} are offloaded")
+    if any(weights.device.type == "cpu" and weights.dtype.itemsize == 2 for weights in loaded.model.parameters()):
+        require_half_precision()
     loaded.model.eval()
     return loaded
 
