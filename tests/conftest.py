@@ -1,4 +1,6 @@
-"""One thread per process, since the tests' tensors are tiny and threads only wait for each other; Ctrl-C that works."""
+"""One thread per process, since the tests' tensors are tiny and threads only wait for each other; Ctrl-C that works;
+bfloat16 on processors that announce what they do not have.
+"""
 
 import os
 import signal
@@ -6,8 +8,20 @@ import signal
 import pytest
 import torch
 
+from depthscope.half_precision import require_half_precision
+
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start; this one has read it already
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tried once, before the first test; xdist's processes inherit the environment."""
+    if hasattr(config, "workerinput"):
+        return
+    try:
+        require_half_precision()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(autouse=True, scope="session")

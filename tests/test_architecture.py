@@ -11,7 +11,7 @@ SOURCE = Path(depthscope.__file__).parent
 
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
-    {"extras", "files", "machine", "naming", "progress"},
+    {"extras", "files", "half_precision", "machine", "naming", "offloading", "progress"},
     {"registry", "stations", "text"},
     {"drawing", "measures"},
     {"theory"},

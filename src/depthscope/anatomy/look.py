@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
+from depthscope.offloading import brought
 
 
 class WeightLook(TypedDict):
@@ -46,11 +47,11 @@ def _norms(block: nn.Module) -> list[nn.Module]:
 
 
 def _untouched(norm: nn.Module) -> bool | None:
-    """Whether a norm is as an initialiser leaves it; None if its numbers are not finite."""
-    gain, bias = norm.weight, getattr(norm, "bias", None)
-    assert isinstance(gain, Tensor)
-    with torch.no_grad():
+    """Whether a norm is as an initialiser leaves it; None if its numbers are not finite, or not to be had."""
+    with torch.no_grad(), brought(norm):
+        gain, bias = norm.weight, getattr(norm, "bias", None)
+        assert isinstance(gain, Tensor)
         decides = bias if isinstance(bias, Tensor) else gain - gain[0]
-        if not torch.isfinite(decides.sum()):
+        if decides.is_meta or not torch.isfinite(decides.sum()):
             return None
         return not bool(decides.any())

@@ -12,6 +12,7 @@ from depthscope import __version__
 from depthscope.cli.compare import compare
 from depthscope.cli.demo import demo
 from depthscope.cli.fix import fix
+from depthscope.cli.letters import write_legibly
 from depthscope.cli.probe import probe
 from depthscope.cli.reproduce import reproduce
 from depthscope.cli.train import train
@@ -53,8 +54,10 @@ def _root(
 
 def main() -> None:
     """Runs the program. A user's mistake (usage, `ValueError`, files, missing extras) ends in one line and code 2."""
+    write_legibly()
     try:
         code = app(prog_name="depthscope", standalone_mode=False)
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader, say `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -37,6 +37,8 @@ from depthscope.training.variants import YU_ZHANG, label_of
 if TYPE_CHECKING:
     import pandas as pd
 
+    from depthscope.cli.console import Screen
+
 INTERRUPTED = 130
 FACTORS = {"depth": "--depths", "seed": "--seeds", "warmup_steps": "--warmup"}  # given as lists here
 
@@ -169,32 +171,46 @@ def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
 
 
 def _show(summary: dict[str, Any], out: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from depthscope.cli.console import Screen
 
-    rows = summary["cells"]
-    console = Console(highlight=False)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    measured = [name for name in rows[0] if f"{name}_std" in rows[0]]
-    for name in ("variant", "blocks", "lr", "warm-up", "runs", *(name.replace("_", " ") for name in measured)):
-        table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
+    rows, console = summary["cells"], Screen()
     grid = any(not row["best_lr"] for row in rows)
-    for row in rows:
-        runs = f"{row['runs']}" + (f", {row['failed']} failed" if row["failed"] else "")
-        lr = f"{row['lr']:g}" + (" *" if grid and row["best_lr"] else "")
-        values = [_with_spread(row, name) for name in measured]
-        table.add_row(row["variant"], str(row["depth"]), lr, str(row["warmup_steps"]), runs, *values)
-    console.print(table)
-    console.print(
-        "\nloss: training loss over the last tenth of the steps; ±: over the seeds",
-        markup=False,
-    )
+    _show_cells(console, [_as_words(row, grid) for row in rows])
+    console.print("\nloss: training loss over the last tenth of the steps; ±: over the seeds", markup=False)
     if grid:
         console.print("* the learning rate with the least training loss", markup=False)
     for name, run in summary["runs"].items():
         if run["failed"]:
             console.print(f"{name}: {run['failed']}", markup=False)
-    console.print(f"curves.png, curves.pdf, curves.parquet, summary.json and the runs are in {out}", markup=False)
+    files = "curves.png, curves.pdf, curves.parquet, summary.json"
+    console.print(f"{files} and the runs are in {out}", markup=False, soft_wrap=True)
+
+
+def _show_cells(console: Screen, cells: list[dict[str, str]]) -> None:
+    """A table; where the terminal is too narrow for it, a paragraph per cell."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in cells[0]:
+        table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
+    for cell in cells:
+        table.add_row(*cell.values())
+    if console.has_room_for(table):
+        console.print(table)
+        return
+    for cell in cells:
+        console.print(", ".join(f"{name} {value}" for name, value in cell.items()), markup=False)
+
+
+def _as_words(row: dict[str, Any], grid: bool) -> dict[str, str]:
+    """A cell of the comparison, by the headings of its columns; in a `grid` the best learning rate has a mark."""
+    return {
+        "variant": row["variant"],
+        "blocks": str(row["depth"]),
+        "lr": f"{row['lr']:g}" + (" *" if grid and row["best_lr"] else ""),
+        "warm-up": str(row["warmup_steps"]),
+        "runs": f"{row['runs']}" + (f", {row['failed']} failed" if row["failed"] else ""),
+    } | {name.replace("_", " "): _with_spread(row, name) for name in row if f"{name}_std" in row}
 
 
 def _with_spread(row: dict[str, Any], name: str) -> str:

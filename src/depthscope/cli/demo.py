@@ -61,13 +61,13 @@ def _similarity_by_block(encoder: Encoder, x: Tensor, tau: float = 0.0) -> list[
 
 
 def _show(curves: dict[str, list[float]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from depthscope.cli.console import Screen
     from depthscope.cli.sparkline import sparkline
 
     depth = len(next(iter(curves.values()))) - 1
-    console = Console(highlight=False)
+    console = Screen()
     console.print(f"\nToken similarity after each block, {depth} blocks at initialisation (1 = all tokens equal)\n")
     for name, curve in curves.items():
         console.print(f"  {sparkline(curve, width=36)}  {curve[0]:.3f} → {curve[-1]:.3f}  [bold]{name}[/bold]")

@@ -9,8 +9,8 @@ from depthscope.cli.sparkline import sparkline
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
+    from depthscope.cli.console import Screen
     from depthscope.diagnosis import Diagnosis
     from depthscope.probing import Profile
 
@@ -20,19 +20,20 @@ _MAIN = ("token_similarity", "token_diversity", "cosine_similarity", "direction_
 
 def show(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = None) -> None:
     """Everything that a person wants to see first."""
-    from rich.console import Console
-
+    from depthscope.cli.console import Screen
     from depthscope.cli.verdict import show_diagnosis
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"\n{headline(profile.metadata)}\n", markup=False)
+    console = Screen(soft_wrap=True)
+    console.print()
+    console.say(headline(profile.metadata))
+    console.print()
     _show_measures(console, profile)
     _show_blocks(console, profile)
     show_diagnosis(console, diagnosis)
     if skipped is not None:
-        console.print(skip_sentence(skipped), markup=False)
+        console.say(skip_sentence(skipped))
     for note in profile.metadata.get("notes", []):
-        console.print(f"Note: {note}", markup=False)
+        console.say(f"Note: {note}")
 
 
 def skip_sentence(skipped: pd.DataFrame) -> str:
@@ -62,13 +63,16 @@ def headline(metadata: dict[str, Any]) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _show_measures(console: Console, profile: Profile) -> None:
+def _show_measures(console: Screen, profile: Profile) -> None:
     from rich.table import Table
 
     from depthscope.stations import TRUNK
 
-    width = min(max(console.width - 52, 20), 60)  # what names and values leave
+    width = min(max(console.width - 52, min(20, console.width - 46), 8), 60)  # what names and values leave
     table = Table("measure", "block 0 to last", "first", "last", box=None, header_style="bold")
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:]:
+        column.no_wrap = True
     for column in table.columns[2:]:
         column.justify = "right"
     for station, measure in _rows(profile):
@@ -82,7 +86,8 @@ def _show_measures(console: Console, profile: Profile) -> None:
     asked = profile.metadata.get("stations", [])
     others = [name for name in profile.frame["station"].unique() if name in asked and name != "output"]
     if others and sorted(asked) != sorted(TRUNK):  # the trunk is there for the verdict
-        console.print(f"\nAlso measured at {', '.join(others)}: --out saves all of it.", markup=False)
+        console.print()
+        console.say(f"Also measured at {', '.join(others)}: --out saves all of it.")
 
 
 def _range(values: list[float]) -> tuple[float, float]:
@@ -98,14 +103,17 @@ def _rows(profile: Profile) -> list[tuple[str, str]]:
     return [("output", name) for name in here] + [pair for pair in pairs if pair[1] not in here]
 
 
-def _show_blocks(console: Console, profile: Profile) -> None:
+def _show_blocks(console: Screen, profile: Profile) -> None:
     from rich.table import Table
 
+    from depthscope.cli.console import columns_that_fit
+
     names = [name for name in _MAIN if name in profile.names()]
+    names = names[: columns_that_fit([heading_width(name) for name in names], console.width - len(" block "))]
     if not names:
         return
     curves = [profile.curve(name) for name in names]
-    table = Table("block", *(name.replace("_", "\n", 1) for name in names), box=None, header_style="bold")
+    table = Table("block", *map(heading, names), box=None, header_style="bold")
     for column in table.columns:
         column.justify = "right"
     depth = profile.depth
@@ -115,6 +123,16 @@ def _show_blocks(console: Console, profile: Profile) -> None:
     console.print()
     console.print(table)
     console.print()
+
+
+def heading(measure: str) -> str:
+    """A measure over a column of numbers."""
+    return measure.replace("_", "\n", 1)
+
+
+def heading_width(measure: str) -> int:
+    """How wide that column is: no number is wider than nine letters."""
+    return max(9, *map(len, heading(measure).splitlines()))
 
 
 def format_value(measure: str, value: float) -> str:

@@ -27,7 +27,7 @@ def fix(options: FixOptions) -> None:
     if options.out is not None:
         _save(fixed, options.out)
     if options.json:
-        print(json.dumps(as_json(fixed), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(as_json(fixed), allow_nan=False))
         return
     from depthscope.cli.fix_display import show
 

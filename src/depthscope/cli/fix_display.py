@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.display import format_value
+from depthscope.cli.display import format_value, heading, heading_width
 from depthscope.cli.sparkline import sparkline
 
 if TYPE_CHECKING:
+    from depthscope.cli.console import Screen
     from depthscope.diagnosis import Fixed
 
 _ROWS = 8
@@ -21,16 +22,17 @@ NEEDS_TRAINING = (
 
 def show(fixed: Fixed) -> None:
     """The remedy with its reason, both curves, a table, the loss, and the line of Python."""
-    from rich.console import Console
-
+    from depthscope.cli.console import Screen
     from depthscope.cli.display import headline
     from depthscope.cli.verdict import show_diagnosis
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"\n{headline(fixed.before.metadata)}\n", markup=False)
-    console.print(_sentence(fixed.recommendation.reason), markup=False)
+    console = Screen(soft_wrap=True)
+    console.print()
+    console.say(headline(fixed.before.metadata))
+    console.print()
+    console.say(_sentence(fixed.recommendation.reason))
     if not fixed.remedies:
-        console.print("--tau puts de-escalation in all the same.", markup=False)
+        console.say("--tau puts de-escalation in all the same.")
         show_diagnosis(console, fixed.verdicts[0], title="Verdict", brief=True)
         return
     _show_curves(console, fixed)
@@ -38,11 +40,11 @@ def show(fixed: Fixed) -> None:
     for when, verdict in zip(("Before", "After"), fixed.verdicts, strict=True):
         show_diagnosis(console, verdict, title=when, brief=True)
     for line in warnings(fixed):
-        console.print(line, markup=False)
+        console.say(line)
     console.print("\n[bold]To put it in[/bold]\n")
     console.print(_indented(str(fixed.python)) + "\n", markup=False)
     for note in fixed.notes:
-        console.print(f"Note: {note}", markup=False)
+        console.say(f"Note: {note}")
 
 
 def warnings(fixed: Fixed) -> list[str]:
@@ -75,11 +77,14 @@ def draw(fixed: Fixed) -> Any:
     )
 
 
-def _show_curves(console: Any, fixed: Fixed) -> None:
+def _show_curves(console: Screen, fixed: Fixed) -> None:
     from rich.table import Table
 
-    width = min(max(console.width - 56, 20), 50)
+    width = min(max(console.width - 56, 8), 50)  # what names and values leave
     table = Table("measure", "", "block 0 to last", "first", "last", box=None, header_style="bold")
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:]:
+        column.no_wrap = True
     for column in table.columns[3:]:
         column.justify = "right"
     for name in _names(fixed):
@@ -93,13 +98,15 @@ def _show_curves(console: Any, fixed: Fixed) -> None:
     console.print(table)
 
 
-def _show_blocks(console: Any, fixed: Fixed) -> None:
+def _show_blocks(console: Screen, fixed: Fixed) -> None:
     from rich.table import Table
 
+    from depthscope.cli.console import columns_that_fit
+
     columns = [(name, profile) for name in _names(fixed) for profile in (fixed.before, fixed.after)]
-    titles = [
-        f"{name.replace('_', chr(10), 1)}\n{'before' if i % 2 == 0 else 'after'}" for i, (name, _) in enumerate(columns)
-    ]
+    fit = columns_that_fit([heading_width(name) for name, _ in columns], console.width - len(" block "))
+    columns = columns[: fit - fit % 2]
+    titles = [f"{heading(name)}\n{'before' if i % 2 == 0 else 'after'}" for i, (name, _) in enumerate(columns)]
     table = Table("block", *titles, box=None, header_style="bold")
     for column in table.columns:
         column.justify = "right"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from depthscope.cli.options import ModelOptions
 from depthscope.extras import MissingExtra, require
+from depthscope.half_precision import require_half_precision
 from depthscope.naming import did_you_mean, unknown_name
 
 if TYPE_CHECKING:
@@ -34,8 +35,11 @@ class LoadedModel:
 def load_model(options: ModelOptions) -> LoadedModel:
     """The model that MODEL names, on the device and in the dtype asked for."""
     from depthscope.models.families import FAMILIES, build_family, library_of
+    from depthscope.offloading import has_offloaded
 
     device, dtype = chosen_device(options), chosen_dtype(options)
+    if device.type == "cpu" and dtype is not None and dtype.itemsize == 2:
+        require_half_precision()
     name = options.model
     if ":" not in name and name in FAMILIES:
         if library_of(name) == "transformers":
@@ -58,7 +62,12 @@ def load_model(options: ModelOptions) -> LoadedModel:
             loaded = _from_factory(name, options.seed)
         else:
             raise _unknown_name(name, tuple(FAMILIES))
-    loaded.model.to(device=device, dtype=dtype)
+    if not has_offloaded(loaded.model):
+        loaded.model.to(device=device, dtype=dtype)
+    elif dtype is not None:
+        raise ValueError(f"expected --dtype with a model that is in memory: the weights of {name!r} are offloaded")
+    if any(weights.device.type == "cpu" and weights.dtype.itemsize == 2 for weights in loaded.model.parameters()):
+        require_half_precision()
     loaded.model.eval()
     return loaded
 

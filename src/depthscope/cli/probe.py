@@ -42,7 +42,7 @@ def probe(options: ProbeOptions) -> None:
     if options.out is not None:
         _save(profile, skipped, options.out)
     if options.json:
-        print(json.dumps(as_json(profile, diagnosis, skipped), ensure_ascii=False, allow_nan=False))
+        print(json.dumps(as_json(profile, diagnosis, skipped), allow_nan=False))
     else:
         from depthscope.cli.display import show
 

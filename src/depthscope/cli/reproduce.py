@@ -19,8 +19,7 @@ from depthscope.progress import Share, bar
 from depthscope.studies import STUDIES
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from depthscope.cli.console import Screen
     from depthscope.studies.study import Claim, Study
 
 NOT_REPRODUCED, INTERRUPTED = 1, 130  # exit codes: of --strict, and what a shell gives for Ctrl-C
@@ -77,7 +76,8 @@ def reproduce(
         there = f"{len(found)} of {len(chosen)} studies are in {folder}"
         print(f"depthscope: interrupted; {there}, and the same command goes on from there", file=sys.stderr)
         sys.exit(INTERRUPTED)  # past the line that the program itself would print
-    console.print(f"\nresults are in {folder}: a folder per study with data, figure, config and claims", markup=False)
+    kept = "a folder per study with data, figure, config and claims"
+    console.print(f"\nresults are in {folder}: {kept}", markup=False, soft_wrap=True)
     if as_json:
         print(json.dumps({name: [asdict(claim) for claim in claims] for name, claims in found.items()}))
     failed = sum(claim.verdict == "not reproduced" for claims in found.values() for claim in claims)
@@ -95,7 +95,7 @@ def _choose(names: list[str]) -> list[str]:
 
 
 def _configure(
-    names: list[str], named: set[str], console: Console, changes: dict[str, Any], *, quick: bool, seed: int | None
+    names: list[str], named: set[str], console: Screen, changes: dict[str, Any], *, quick: bool, seed: int | None
 ) -> list[tuple[Study, Any]]:
     """Every study with its configuration, before the first is computed: a mistake costs no time.
 
@@ -122,7 +122,7 @@ def _configure(
     return configured
 
 
-def _run(study: Study, config: Any, out: Path, again: bool, place: str, console: Console) -> list[Claim]:
+def _run(study: Study, config: Any, out: Path, again: bool, place: str, console: Screen) -> list[Claim]:
     """The claims of a study, computed or, if the very same run is complete, read."""
     from depthscope.studies.study import earlier, run
 
@@ -149,11 +149,11 @@ def _bar(description: str) -> Iterator[Share]:
         yield lambda share: display.update(task, completed=share)
 
 
-def _console(as_json: bool) -> Console:
+def _console(as_json: bool) -> Screen:
     """Where people read: stdout, or stderr if stdout belongs to JSON."""
-    from rich.console import Console
+    from depthscope.cli.console import Screen
 
-    return Console(highlight=False, stderr=as_json)
+    return Screen(stderr=as_json)
 
 
 def _list(as_json: bool) -> None:
@@ -170,7 +170,7 @@ def _list(as_json: bool) -> None:
     console.print("\ndepthscope reproduce NAME… (or all) computes them; --quick in seconds each.", markup=False)
 
 
-def _show(console: Console, name: str, claims: list[Claim]) -> None:
+def _show(console: Screen, name: str, claims: list[Claim]) -> None:
     """The table of claims, and how many of each verdict."""
     from rich.table import Table
     from rich.text import Text
@@ -180,11 +180,11 @@ def _show(console: Console, name: str, claims: list[Claim]) -> None:
     )
     table.columns[3].no_wrap = True
     for claim in claims:
-        ours = Text(claim.ours)
+        ours = Text(console.legible(claim.ours))
         if claim.note:
-            ours.append(f"\n{claim.note}", style="dim")
+            ours.append(console.legible(f"\n{claim.note}"), style="dim")
         verdict = Text(claim.verdict, style=_COLOURS[claim.verdict])
-        table.add_row(Text(claim.claim), Text(claim.paper), ours, verdict)
+        table.add_row(*(Text(console.legible(said)) for said in (claim.claim, claim.paper)), ours, verdict)
     console.print(f"\n[bold]{name}[/bold]  {STUDIES[name].title}\n")
     console.print(table)
     counted = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in _COLOURS}

@@ -172,10 +172,11 @@ def _bytes(size: float) -> str:
 
 
 def _list() -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from depthscope.cli.console import Screen
+
+    console = Screen()
     table = Table("recipe", "what it trains", "needs", box=None, header_style="bold", pad_edge=False)
     for name, entry in RECIPES.items():
         table.add_row(name, entry.title, entry.cost)

@@ -6,8 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from depthscope.cli.console import Screen
     from depthscope.diagnosis import Diagnosis
 
 _STYLES = {
@@ -18,32 +17,20 @@ _STYLES = {
     "cannot tell": "bold",
 }
 _INDENT = "  "
-_WIDEST = 100  # longer lines are hard to read
 
 
-def show_diagnosis(console: Console, diagnosis: Diagnosis, title: str = "Verdict", *, brief: bool = False) -> None:
+def show_diagnosis(console: Screen, diagnosis: Diagnosis, title: str = "Verdict", *, brief: bool = False) -> None:
     """Prints it, wrapped to the terminal; `brief` is the verdict alone. Shown twice, the titles tell the two apart."""
-    from rich.text import Text
-
-    width = min(console.width, _WIDEST)
-
-    def paragraph(text: str, styles: dict[str, str], indent: str = "") -> None:
-        lines = textwrap.fill(text, width, subsequent_indent=" " * len(indent), initial_indent=indent)
-        shown = Text(lines)
-        for words, style in styles.items():
-            shown.highlight_words([words], style)
-        console.print(shown)
-
     style = _STYLES.get(diagnosis.verdict, "bold green")
-    paragraph(f"{title}: {diagnosis.verdict}. {diagnosis.headline}", {f"{title}: {diagnosis.verdict}.": style})
+    console.say(f"{title}: {diagnosis.verdict}. {diagnosis.headline}", styles={f"{title}: {diagnosis.verdict}.": style})
     if brief:
         return
     for finding in diagnosis.findings:
-        paragraph(finding.sentence, {}, "- ")
+        console.say(finding.sentence, "- ")
     advice = diagnosis.recommendation
-    paragraph(f"What to do: {advice.reason}", {"What to do:": "bold"})
+    console.say(f"What to do: {advice.reason}", styles={"What to do:": "bold"})
     if advice.remedies:
         from depthscope.remedies.expression import call
 
-        code = call(advice.remedies, advice.apply_options, width - len(_INDENT))
+        code = call(advice.remedies, advice.apply_options, console.reading_width - len(_INDENT))
         console.print(textwrap.indent(code, _INDENT), markup=False, style="bold")

@@ -4,9 +4,10 @@
 same way. Masks, caches, the token axis and what a block was called with are known in one place, `Pass`.
 """
 
+from depthscope.offloading import device_of
 from depthscope.passes.attention import Head
 from depthscope.passes.causality import hidden_tokens_reach_others, is_causal
-from depthscope.passes.inputs import Batch, Tokenizer, batches, call, device_of
+from depthscope.passes.inputs import Batch, Tokenizer, batches, call
 from depthscope.passes.layout import find_token_axis
 from depthscope.passes.machine import Change, Listen, ListenToAttention, Machine, Visit
 from depthscope.passes.packing import are_apart, pieces_of, unpacked

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from depthscope.offloading import device_of
+
 
 class Batch(NamedTuple):
     """One call of the model."""
@@ -38,15 +40,6 @@ def batches(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None = None) -
     device = device_of(model)
     for item in _items(inputs):
         yield _batch(model, item, tokenizer, device)
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where the model is. Refuses weights on the meta device, which have no values."""
-    devices = {parameter.device for parameter in model.parameters()}
-    if torch.device("meta") in devices:
-        raise ValueError("the model is on the meta device and has no weights; load it, or move it with to_empty()")
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 def _items(inputs: Any) -> Iterable[Any]:

@@ -70,6 +70,11 @@ class Pass:
         tokens = first_tokens(values)
         if tokens is None:
             raise ValueError(f"expected tokens to enter {block!r}, got none")
+        if hasattr(tokens, "device_mesh"):
+            raise ValueError(
+                f"expected tokens to enter {block!r} as a plain tensor, got a DTensor {tuple(tokens.shape)}, spread "
+                "over processes; keep tokens whole between blocks (no sequence parallelism, use_local_output=True)"
+            )
         self.block, self.shape = block, tokens.shape
         self.cache = cache_in(args, kwargs)
         self.past = past_length(self.cache, index)

@@ -28,6 +28,7 @@ from depthscope.passes import (
     are_apart,
     batches,
     call,
+    device_of,
     full_precision,
     hidden_tokens_reach_others,
     is_causal,
@@ -39,6 +40,7 @@ from depthscope.passes import (
 from depthscope.probing.gradients import Loss, gradient_norms
 from depthscope.probing.profile import Profile, frame_of, sinks_of
 from depthscope.probing.reduction import Excluded, Reduction
+from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
 from depthscope.progress import Tick
 
 
@@ -93,7 +95,8 @@ def probe(
     if passes.samples == 0:
         raise ValueError("expected at least one batch, got none")
     metadata = _describe(model, anatomy, passes, names, wanted, excluded) | {"notes": notes + passes.notes(wanted)}
-    return Profile(frame_of(reduction.rows + gradient_rows), metadata, sinks_of(reduction.sinks))
+    rows = gather_heads(reduction.rows, passes.split_heads)
+    return Profile(frame_of(rows + gradient_rows), metadata, sinks_of(reduction.sinks))
 
 
 class _Passes:
@@ -107,6 +110,8 @@ class _Passes:
         self.is_masked = self.leaks_through_mask = False
         self.device = torch.device("cpu")
         self.dtype = ""
+        self.split_heads: dict[Place, Any] = {}  # where tensor parallelism splits them, and among which processes
+        self.own_heads = False  # where a block is split, and it is not known whether its heads are
         sites: list[Any] = [Listen(reduction.stations_to_hear(), self._see_tokens)]
         if reduction.wants_attention:
             sites.append(ListenToAttention(self._see_attention))
@@ -154,6 +159,8 @@ class _Passes:
             blind = [n for n in range(1, self.depth + 1) if (n, "attention") not in self.reduction.attention_seen]
             if blind:
                 notes.append(f"attention was not seen in blocks {', '.join(map(str, blind))}")
+        if self.own_heads:
+            notes.append("the blocks are split among processes: heads are those that this process computes, from 0")
         if unused := sorted(self.machine.running.masks.unused):
             notes.append(f"not used as masks of real tokens: {', '.join(unused)}")
         return notes + self._not_taken()
@@ -181,6 +188,7 @@ class _Passes:
             self.dtype = str(tokens.dtype).removeprefix("torch.")
             self.past = max(self.past, self.machine.running.past)
             self.is_masked |= visit.real is not None
+            require_whole(visit.block.module, tokens)
         # Our own arithmetic: unseen by the attention listener, in full precision, without gradients.
         with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
             self.reduction.see_tokens(visit, station, tokens, source)
@@ -188,6 +196,12 @@ class _Passes:
     def _see_attention(self, visit: Visit, kind: str, heads: Iterator[Head], values: Tensor | None) -> None:
         with torch.no_grad(), torch.autocast(str(self.device.type), enabled=False):
             self.reduction.see_attention(visit, kind, heads, values)
+        module = visit.block.cross_attention if kind == "cross_attention" else visit.block.attention
+        group = processes_of(module or visit.block.module)
+        if group is not None and module is None:
+            self.own_heads = True
+        elif group is not None:
+            self.split_heads[Place(visit.number, kind)] = group
 
     def _end_block(self, visit: Visit) -> None:
         self.depth = max(self.depth, visit.number)
@@ -215,7 +229,6 @@ def _describe(
     parts: dict[str, int] = {}
     for block in anatomy.blocks:
         parts[block.part] = parts.get(block.part, 0) + 1
-    parameters = list(model.parameters())
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
@@ -229,10 +242,10 @@ def _describe(
         "token_axis": anatomy.token_axis,
         "placement": anatomy.blocks[0].placement,
         "causal": passes.causal,
-        "parameters": sum(p.numel() for p in parameters),
+        "parameters": sum(p.numel() for p in model.parameters()),
         "weights": look_of_weights(anatomy),
         "dtype": passes.dtype,
-        "device": str(parameters[0].device) if parameters else "cpu",
+        "device": str(device_of(model)),
         "attention_implementation": getattr(config, "_attn_implementation", None),
         "measures": list(names),
         "stations": sorted(stations),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
+from depthscope.offloading import has_offloaded
 from depthscope.passes import Batch, Listen, Machine, Visit, call
 from depthscope.probing.reduction import Row
 
@@ -34,6 +35,8 @@ def gradient_norms(
     """
     if torch.is_inference_mode_enabled():
         raise ValueError("gradients=True does not work inside torch.inference_mode()")
+    if of_weights and has_offloaded(model):
+        raise ValueError('weights that are offloaded have no gradient here; ask for gradients="outputs"')
     outputs: list[Tensor] = []
     masks: list[Tensor | None] = []
 
@@ -57,6 +60,11 @@ def gradient_norms(
     flat = [p for block in weights for p in block]
     kept = [o for o in outputs if o.requires_grad]
     found = torch.autograd.grad(value, [*kept, *flat], allow_unused=True)
+    if flat and all(gradient is None for gradient in found[len(kept) :]):
+        raise ValueError(
+            "the gradient reaches no weights of the blocks, as when fully_shard splits them; "
+            'ask for gradients="outputs"'
+        )
     rows = []
     of_output = dict(zip(map(id, kept), found, strict=False))
     for number, output in enumerate(outputs, start=1):

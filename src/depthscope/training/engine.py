@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from depthscope.anatomy import anatomy_of
 from depthscope.extras import require
+from depthscope.half_precision import require_half_precision
 from depthscope.training.config import TrainingConfig
 from depthscope.training.randomness import derived_seed, seeded
 from depthscope.training.run import Run
@@ -77,6 +78,8 @@ def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
         ),
     )
     require_shares(config, accelerator.num_processes)
+    if accelerator.device.type == "cpu" and config.precision in ("bfloat16", "float16"):
+        require_half_precision()
     with seeded(derived_seed(config.seed, "build")):  # modules draw their first weights from the global state
         model = task.build()
     if config.checkpoint_activations:

@@ -1,0 +1,101 @@
+"""Models that are split among processes by tensor parallelism: each process has some of the heads, and all tokens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.probing.reduction import Row
+
+_SAME = 1e-3  # of the tokens' norm: bfloat16 keeps 4e-3 of a number, and its errors cancel in a sum of thousands
+
+
+class Place(NamedTuple):
+    """Where attention was seen."""
+
+    block: int
+    kind: str  # "attention" or "cross_attention"
+
+
+def processes_of(module: nn.Module) -> Any:
+    """The group of processes among which the weights of a module are split while it runs; None: they are whole.
+
+    Tensor parallelism keeps weights as DTensors during a pass. `fully_shard` puts whole weights in their place for as
+    long as a module runs, so that every process has all the heads.
+    """
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is None:  # then there is no DTensor
+        return None
+    for parameter in module.parameters():
+        if isinstance(parameter, tensors.DTensor):
+            for dimension, placement in enumerate(parameter.placements):
+                if placement.is_shard() and parameter.device_mesh.size(dimension) > 1:
+                    return parameter.device_mesh.get_group(dimension)
+    return None
+
+
+def require_whole(block: nn.Module, tokens: Tensor) -> None:
+    """Refuses tokens that are split too (sequence parallelism): every process would measure other ones."""
+    group = processes_of(block)
+    if group is None:
+        return
+    norm = tokens.double().norm().item()
+    found = [tuple(tokens.shape), *_shadows(tokens)]
+    everyone: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(everyone, found, group=group)
+    for shape, *shadows in everyone:
+        if shape != found[0] or any(abs(a - b) > _SAME * norm for a, b in zip(shadows, found[1:], strict=True)):
+            raise ValueError(
+                "the processes of tensor parallelism have different tokens, as with different inputs or under sequence "
+                "parallelism: give every process the same inputs, and let the plan keep the tokens whole"
+            )
+
+
+def _shadows(tokens: Tensor) -> list[float]:
+    """Two numbers that other tokens of the same size would not have: products with fixed vectors without a pattern."""
+    flat = tokens.double().flatten()
+    places = torch.arange(len(flat), dtype=torch.float64, device=flat.device)
+    return [(flat @ wave(places)).item() for wave in (torch.cos, torch.sin)]
+
+
+def gather_heads(rows: list[Row], groups: dict[Place, Any]) -> list[Row]:
+    """The rows of all heads, in every process, numbered through in the order of the processes.
+
+    `groups` has the places where heads are split. Weights are split in the order of the heads, so that the first
+    process has the first of them.
+    """
+    for group in _distinct(groups.values()):
+        rows = _gathered(rows, {place for place, its_group in groups.items() if its_group is group}, group)
+    return rows
+
+
+def _gathered(rows: list[Row], places: set[Place], group: Any) -> list[Row]:
+    own: dict[tuple[int, Place], list[Row]] = {}
+    for row in rows:
+        if (place := Place(row.block, row.station)) in places and row.head >= 0:
+            own.setdefault((row.first_sample, place), []).append(row)
+    everyone: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(everyone, own, group=group)
+    result = []
+    for row in rows:
+        key = row.first_sample, Place(row.block, row.station)
+        if key not in own or row.head < 0:
+            result.append(row)
+        elif row is own[key][0]:  # the rows of all heads stand where the first of them stood
+            result += _numbered_through([theirs[key] for theirs in everyone])
+    return result
+
+
+def _numbered_through(parts: list[list[Row]]) -> Iterator[Row]:
+    first = 0
+    for part in parts:
+        yield from (row._replace(head=first + row.head) for row in part)
+        first += max(row.head for row in part) + 1
+
+
+def _distinct(groups: Any) -> list[Any]:
+    return list({id(group): group for group in groups}.values())

@@ -1,0 +1,135 @@
+"""Narrow terminals, streams that know few letters, readers that go away: no number is cut, and nothing aborts."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from depthscope.cli.app import main
+from depthscope.cli.compare import _show as show_comparison
+from depthscope.cli.letters import legible
+from processes import ENVIRONMENT
+
+SMALL = ("--depth", "30", "--width", "16", "--heads", "2", "--tokens", "8")
+TABLES = [
+    ("demo", "--depth", "4"),
+    ("probe", "encoder", *SMALL, "--measures", "all", "--gradients"),
+    ("fix", "encoder", *SMALL),
+    ("train",),
+    ("reproduce",),
+]
+COMMANDS = [
+    ("--help",),
+    ("probe", "--help"),
+    ("fix", "--help"),
+    ("train", "vit-digits", "--dry-run"),
+    ("compare", "vit-digits", "--dry-run"),
+    ("reproduce", "yu2024-rate", "--quick"),
+]
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Calls the program with streams of some encoding and width; gives what it wrote."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(arguments: tuple[str, ...], encoding: str, columns: int) -> str:
+        streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setenv("COLUMNS", str(columns))
+            patch.setattr(sys, "argv", ["depthscope", *arguments])
+            patch.setattr(sys, "stdout", streams[0])
+            patch.setattr(sys, "stderr", streams[1])
+            with pytest.raises(SystemExit) as exit:
+                main()
+        found, errors = (stream.buffer.getvalue().decode(encoding) for stream in streams)
+        assert (exit.value.code, errors) == (0, "")
+        return found
+
+    return call
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_nothing_aborts(command: tuple[str, ...], encoding: str, shown):
+    assert shown(command, encoding, 60).strip()
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("command", TABLES, ids=lambda command: command[0])
+def test_no_number_is_cut(command: tuple[str, ...], columns: int, shown):
+    by_encoding = {encoding: shown(command, encoding, columns) for encoding in ("utf-8", "cp1252", "ascii")}
+    for encoding, text in by_encoding.items():
+        assert "\\u" not in text, encoding
+        assert not re.search(r"\w(…|\.\.\.)", text.replace("NAME", "")), encoding  # rich's sign of a cut
+        code = r"^ {4}\S.*"  # to be copied: it is not wrapped
+        assert max(map(len, re.sub(code, "", text, flags=re.MULTILINE).splitlines())) <= columns, encoding
+        assert numbers(text) == numbers(by_encoding["utf-8"]), encoding
+
+
+def numbers(text: str) -> list[str]:
+    """Decimal numbers, as far as they stand in one piece."""
+    return re.findall(r"\d\.\d+(?:e[+-]\d+)?", text)
+
+
+def test_a_curve_in_ascii_rises_as_it_does_in_blocks():
+    assert legible("▁▂▃▄▅▆▇█·", "ascii") == "_-~=+*%#."
+    assert legible("▁▂▃▄▅▆▇█·", "cp1252") == "_-~=+*%#·"
+    assert legible("▁█", "utf-8") == "▁█"
+    assert legible("τ_c, Ω, λ₂ ± 1 → 2, ‖x‖² ≥ ½ …", "ascii") == "tau_c, Omega, lambda2 +- 1 -> 2, |x|^2 >= 1/2 ..."
+    assert legible("Zoë, 中", "ascii") == "Zoe, \\u4e2d"
+
+
+def test_a_comparison_is_whole_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    cell = {"variant": "deescalated-leaking", "depth": 48, "lr": 0.0003, "warmup_steps": 100, "failed": 0, "runs": 3}
+    for name in ("loss", "test_loss", "test_accuracy"):
+        cell |= {name: 0.12345, f"{name}_std": 0.0234}
+    summary = {"cells": [cell | {"best_lr": True}, cell | {"best_lr": False}], "runs": {}}
+    printed = {}
+    for columns in (120, 80, 60):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        show_comparison(summary, Path("out"))
+        printed[columns] = capsys.readouterr().out
+        assert max(map(len, printed[columns].splitlines()[:-1])) <= columns  # the last line ends in a path
+        assert " ".join(printed[columns].split()).count("0.123 ± 0.023") == 6
+        assert "…" not in printed[columns]
+    assert printed[120].split()[:2] == ["variant", "blocks"]
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "depthscope", *arguments], stderr=subprocess.PIPE, check=False, **options
+    )
+
+
+@pytest.mark.parametrize(
+    "told", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "cp1252"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}]
+)
+def test_the_program_in_a_process_of_its_own(told: dict[str, str]):
+    result = run("demo", "--depth", "2", stdout=subprocess.PIPE, env=ENVIRONMENT | {"COLUMNS": "60"} | told)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert b"de-escalated" in result.stdout
+    assert b"\x1b" not in result.stdout  # no colours into a pipe
+
+
+@pytest.mark.parametrize("command", [("train", "vit-digits", "--dry-run"), ("reproduce",), ("probe", "--help")])
+def test_a_reader_that_has_gone_ends_the_program_without_a_word(command: tuple[str, ...]):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as gone:
+        result = run(*command, stdout=gone, env=ENVIRONMENT)
+    assert (result.returncode, result.stderr) == (1, b"")
+
+
+def test_json_is_the_same_in_every_encoding(shown):
+    command = ("probe", "encoder", *SMALL, "--json")
+    found = {encoding: json.loads(shown(command, encoding, 80)) for encoding in ("utf-8", "ascii")}
+    assert "τ" in found["utf-8"]["diagnosis"]["recommendation"]["reason"]
+    assert found["ascii"]["diagnosis"] == found["utf-8"]["diagnosis"]
