@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, anatomy_of
 from depthscope.naming import did_you_mean, unknown_name
-from depthscope.passes.inputs import Tokenizer, batches, device_of
+from depthscope.offloading import device_of
+from depthscope.passes.inputs import Tokenizer, batches
 from depthscope.passes.layout import find_token_axis
 from depthscope.passes.quiet import undisturbed
 

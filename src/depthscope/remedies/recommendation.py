@@ -160,7 +160,7 @@ def recommend(
 
     def similarity_with(*remedies: Remedy) -> float:
         with temporarily(model, *remedies, inputs=given, **options):
-            with_them = probe(model, given, measures=["token_similarity"], blocks=blocks)
+            with_them = probe(model, given, measures=["token_similarity"], **told)
         return with_them.curve("token_similarity")[-1]
 
     found, held = _hold(lambda strength: similarity_with(remedy(strength)), odds, found, level)
