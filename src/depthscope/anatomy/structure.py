@@ -11,14 +11,24 @@ from torch import Tensor, nn
 from depthscope.stations import Placement, trunk_of
 
 Side = Literal["in", "out"]
+Path = tuple[
+    int | str, ...
+]  # the steps into (args, kwargs), or into what a module returns: (0, 1) is its second argument
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A place where a token matrix passes: what goes into a module, or what comes out of it."""
+    """A place where a token matrix passes: what goes into a module, or what comes out of it.
+
+    `path` leads to the tokens among the arguments or in what is returned; None: they are the first token matrix there.
+    Where whoever calls the module adds what it returns to what it was given, `added_to` is the path of the latter: the
+    tokens of the trunk are the sum.
+    """
 
     module: nn.Module
     side: Side
+    path: Path | None = None
+    added_to: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,10 @@ class Anatomy:
     causal: bool | None = None  # None: not known from the configuration
     causal_by_call: bool = False  # causality is an argument of each block's call, as in PyTorch's encoder
     notes: tuple[str, ...] = ()  # what could not be found
+    left_out: tuple[str, ...] = ()  # what looks like blocks, and is none of these
+    spelled: str | None = None  # what `blocks=` must say to find these blocks without inputs; None: nothing
+    applications: int | None = None  # of the blocks in the pass in which they were found
+    between: tuple[int, ...] | None = None  # applications before which something else stands; None: not looked for
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ same way. Masks, caches, the token axis and what a block was called with are kno
 
 from depthscope.passes.attention import Head
 from depthscope.passes.causality import is_causal
+from depthscope.passes.discovery import find_anatomy
 from depthscope.passes.inputs import Batch, Tokenizer, batches, call, device_of
 from depthscope.passes.layout import find_token_axis
 from depthscope.passes.machine import Change, Listen, ListenToAttention, Machine, Visit
@@ -29,6 +30,7 @@ __all__ = [
     "device_of",
     "edit_tokens",
     "exchange",
+    "find_anatomy",
     "find_token_axis",
     "first_tokens",
     "full_precision",

@@ -19,9 +19,12 @@ class Batch(NamedTuple):
 
 
 def call(model: nn.Module, batch: Batch) -> Any:
-    """One pass of the model. A cache of keys and values in the inputs is copied first: a pass would fill it further."""
+    """One pass of the model. What is given is copied first: a pass may write into its inputs, or fill a cache of keys
+    and values further."""
 
     def own(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.clone()
         return copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
 
     return model(*map(own, batch.args), **{name: own(value) for name, value in batch.kwargs.items()})

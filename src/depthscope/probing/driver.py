@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
-from depthscope.anatomy import Anatomy, anatomy_of
+from depthscope.anatomy import Anatomy
 from depthscope.anatomy.look import look_of_weights
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.passes import (
@@ -26,6 +27,7 @@ from depthscope.passes import (
     Visit,
     batches,
     call,
+    find_anatomy,
     find_token_axis,
     full_precision,
     is_causal,
@@ -69,17 +71,21 @@ def probe(
     wanted = at.choose_stations(stations)
     excluded = _excluded(exclude_tokens)
     model, notes = uncompiled(model)
-    anatomy = anatomy_of(model, blocks)
+    calls = batches(model, inputs, tokenizer)
+    first = next(calls, None)
+    if first is None:
+        raise ValueError("expected at least one batch, got none")
+    anatomy = find_anatomy(model, first, blocks)
     if token_axis is not None:
         anatomy = replace(anatomy, token_axis=token_axis)
-    elif anatomy.family == "unknown" and not isinstance(inputs, Iterator):
+    elif anatomy.family == "unknown":
         with undisturbed(model):
-            anatomy = replace(anatomy, token_axis=_found_axis(model, anatomy, inputs, tokenizer))
+            anatomy = replace(anatomy, token_axis=find_token_axis(model, anatomy, first))
     reduction = Reduction(names, wanted, excluded, only_at_outputs(measures))
     passes = _Passes(model, anatomy, reduction, progress)
     gradient_rows = []
     with undisturbed(model):
-        for batch in batches(model, inputs, tokenizer):
+        for batch in chain([first], calls):
             if passes.samples == 0 and anatomy.causal is None and not any(b.part for b in anatomy.blocks):
                 passes.causal = is_causal(model, anatomy, batch)
             passes.run(batch)
@@ -87,15 +93,8 @@ def probe(
                 first = passes.samples - passes.batch_size
                 of_weights = gradients != "outputs"
                 gradient_rows += gradient_norms(model, anatomy, batch, loss, first, of_weights=of_weights)
-    if passes.samples == 0:
-        raise ValueError("expected at least one batch, got none")
     metadata = _describe(model, anatomy, passes, names, wanted, excluded) | {"notes": notes + passes.notes(wanted)}
     return Profile(frame_of(reduction.rows + gradient_rows), metadata, sinks_of(reduction.sinks))
-
-
-def _found_axis(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> int:
-    first = next(batches(model, inputs, tokenizer), None)
-    return anatomy.token_axis if first is None else find_token_axis(model, anatomy, first)
 
 
 class _Passes:
@@ -125,14 +124,15 @@ class _Passes:
 
     def notes(self, wanted: frozenset[str]) -> list[str]:
         """What was asked for and not seen."""
-        notes = list(self.anatomy.notes)
+        notes = [*self.anatomy.notes, *self.anatomy.left_out]
         seen = {station for block in self.anatomy.blocks for station in block.spots}
         if missing := sorted(wanted & set(at.BLOCK) - seen):
             notes.append(f"stations that this model does not show: {', '.join(missing)}")
         if self.past:
             notes.append(f"the inputs bring a cache of {self.past} tokens: only the new tokens are measured")
-        if self.anatomy.family == "unknown" and self.reduction.between:
-            named = ", ".join(map(str, sorted(self.reduction.between)))
+        between = sorted(self.reduction.between) if self.anatomy.between is None else self.anatomy.between
+        if self.anatomy.family == "unknown" and between:
+            named = ", ".join(map(str, between))
             notes.append(f"something else changes the tokens between the blocks, before block {named}")
         if self.reduction.wants_attention:
             blind = [n for n in range(1, self.depth + 1) if (n, "attention") not in self.reduction.attention_seen]

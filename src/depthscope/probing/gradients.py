@@ -34,6 +34,8 @@ def gradient_norms(
     """
     if torch.is_inference_mode_enabled():
         raise ValueError("gradients=True does not work inside torch.inference_mode()")
+    if any(spot.added_to is not None for block in anatomy.blocks for spot in block.spots.values()):
+        raise ValueError("gradients are not seen where the residual addition stands outside the blocks' modules")
     outputs: list[Tensor] = []
     masks: list[Tensor | None] = []
 

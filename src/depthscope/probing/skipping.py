@@ -8,8 +8,19 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy, anatomy_of
-from depthscope.passes import Batch, Change, Machine, Tokenizer, Visit, batches, call, uncompiled, undisturbed
+from depthscope.anatomy import Anatomy
+from depthscope.passes import (
+    Batch,
+    Change,
+    Machine,
+    Tokenizer,
+    Visit,
+    batches,
+    call,
+    find_anatomy,
+    uncompiled,
+    undisturbed,
+)
 from depthscope.probing.gradients import Loss
 from depthscope.progress import Tick
 
@@ -32,10 +43,7 @@ def skip_loss(
     turns its tokens little may still cost much to skip.
     """
     model, _ = uncompiled(model)
-    anatomy = anatomy_of(model, blocks)
-    calls = [_with_labels(anatomy, batch) for batch in batches(model, inputs, tokenizer)]
-    if not calls:
-        raise ValueError("expected at least one batch, got none")
+    anatomy, calls = _prepared(model, inputs, tokenizer, blocks)
     with undisturbed(model):
         depth, whole = _mean_loss(model, anatomy, calls, loss, frozenset())
         if not 1 <= run <= depth:
@@ -53,12 +61,19 @@ def skip_loss(
 def mean_loss(model: nn.Module, inputs: Any, *, loss: Loss | None = None, tokenizer: Tokenizer | None = None) -> float:
     """The mean loss over the batches, as `skip_loss` takes it, with all blocks."""
     model, _ = uncompiled(model)
-    anatomy = anatomy_of(model)
-    calls = [_with_labels(anatomy, batch) for batch in batches(model, inputs, tokenizer)]
-    if not calls:
-        raise ValueError("expected at least one batch, got none")
+    anatomy, calls = _prepared(model, inputs, tokenizer, None)
     with undisturbed(model):
         return _mean_loss(model, anatomy, calls, loss, frozenset())[1]
+
+
+def _prepared(
+    model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, blocks: str | None
+) -> tuple[Anatomy, list[Batch]]:
+    calls = list(batches(model, inputs, tokenizer))
+    if not calls:
+        raise ValueError("expected at least one batch, got none")
+    anatomy = find_anatomy(model, calls[0], blocks)
+    return anatomy, [_with_labels(anatomy, batch) for batch in calls]
 
 
 def _mean_loss(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
-from depthscope.passes import Tokenizer, batches, find_token_axis, is_causal, undisturbed
+from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.passes import Tokenizer, batches, find_anatomy, find_token_axis, is_causal, undisturbed
 from depthscope.passes.hooks import Hook, LastBlockExit, hang, hooks_in, install, take_down
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
@@ -44,16 +45,20 @@ def apply(
     if isinstance(inputs, Iterator):
         inputs = list(inputs)  # they are read more than once
     _refuse_wrapped(model, remedies)
-    anatomy = anatomy_of(model, blocks)
+    batch = None if inputs is None else next(batches(model, inputs, tokenizer), None)
+    if inputs is not None and batch is None:
+        raise ValueError("expected at least one batch, got none")
+    anatomy = find_anatomy(model, batch, blocks)
+    blocks = anatomy.spelled or blocks
     family_is_unknown = anatomy.family == "unknown"
     if token_axis is not None:
         anatomy = replace(anatomy, token_axis=token_axis)
-    elif inputs is not None and family_is_unknown:
+    elif batch is not None and family_is_unknown:
         with undisturbed(model):
-            found = find_token_axis(model, anatomy, next(batches(model, inputs, tokenizer)))
-        anatomy = replace(anatomy, token_axis=found)
-    if inputs is not None and causal is None and anatomy.causal is None and family_is_unknown:
-        causal = _find_out(model, anatomy, inputs, tokenizer)
+            anatomy = replace(anatomy, token_axis=find_token_axis(model, anatomy, batch))
+    if batch is not None and causal is None and anatomy.causal is None and family_is_unknown:
+        with undisturbed(model):
+            causal = is_causal(model, anatomy, batch)
 
     def measure(**options: Any) -> Recommendation:
         if inputs is None:
@@ -79,6 +84,8 @@ def apply(
         take_down(model, keep=before)
         raise
     told = {"blocks": blocks, "causal": causal, "token_axis": anatomy.token_axis if family_is_unknown else token_axis}
+    for left_out in anatomy.left_out:
+        warnings.warn(f"no remedy was put there: {left_out}", stacklevel=2)
     keep_record(model, chosen, {name: value for name, value in told.items() if value is not None})
     return model
 
@@ -175,11 +182,6 @@ def _refuse_twice(model: nn.Module, remedy: Remedy, block: BlockAnatomy) -> None
             )
 
 
-def _find_out(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> bool | None:
-    with undisturbed(model):
-        return is_causal(model, anatomy, next(batches(model, inputs, tokenizer)))
-
-
 def _causal(anatomy: Anatomy, block: BlockAnatomy, told: bool | None) -> bool | None:
     if told is not None:
         return told
@@ -188,4 +190,6 @@ def _causal(anatomy: Anatomy, block: BlockAnatomy, told: bool | None) -> bool | 
 
 def _depth(model: nn.Module, anatomy: Anatomy) -> int:
     """More than there are block modules if these share their weights."""
+    if anatomy.applications is not None:
+        return anatomy.applications
     return max(len(anatomy.blocks), getattr(getattr(model, "config", None), "num_hidden_layers", 0) or 0)

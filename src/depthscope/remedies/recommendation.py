@@ -17,10 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy, anatomy_of
+from depthscope.anatomy import Anatomy
 from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
-from depthscope.passes import Batch, Listen, Machine, Tokenizer, Visit, batches, call, uncompiled, undisturbed
+from depthscope.passes import (
+    Batch,
+    Listen,
+    Machine,
+    Tokenizer,
+    Visit,
+    batches,
+    call,
+    find_anatomy,
+    uncompiled,
+    undisturbed,
+)
 from depthscope.probing import Profile, probe
 from depthscope.progress import Tick
 from depthscope.remedies import expression
@@ -114,10 +125,11 @@ def recommend(
     if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
     model, _ = uncompiled(model)
-    anatomy = anatomy_of(model, blocks)
     batch = next(batches(model, inputs, tokenizer), None)
     if batch is None:
         raise ValueError("expected at least one batch, got none")
+    anatomy = find_anatomy(model, batch, blocks)
+    blocks = anatomy.spelled or blocks
     profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], blocks=blocks)
     anatomy = replace(anatomy, token_axis=profile.metadata["token_axis"])
     options = _apply_options(profile, blocks)
