@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from depthscope.stations import Placement, trunk_of
 
 Side = Literal["in", "out"]
-Path = tuple[
-    int | str, ...
-]  # the steps into (args, kwargs), or into what a module returns: (0, 1) is its second argument
+Path = tuple[int | str, ...]  # steps into what a module returns, or into (args, kwargs): (0, 1) is its second argument
 
 
 @dataclass(frozen=True)
@@ -123,6 +121,11 @@ class Anatomy:
     spelled: str | None = None  # what `blocks=` must say to find these blocks without inputs; None: nothing
     applications: int | None = None  # of the blocks in the pass in which they were found
     between: tuple[int, ...] | None = None  # applications before which something else stands; None: not looked for
+
+    @property
+    def maps(self) -> bool:
+        """Whether activations may be maps (batch, height, width, d): only where it was said or seen what is passed."""
+        return any("input" in block.spots and block.spots["input"].path is not None for block in self.blocks)
 
 
 @dataclass(frozen=True)

@@ -40,18 +40,18 @@ def repeated_blocks(model: nn.Module) -> Anatomy:
             f"modules of one class among {_looked_at(model)}; name them with blocks='path.to.layers.*'"
         )
     chosen = max(candidates, key=lambda name: size_of([module for _, module in candidates[name]]))
-    blocks = [(name, module, Stream()) for name, module in candidates[chosen]]
+    found = [(name, module, Stream()) for name, module in candidates[chosen]]
     others = [
         name or "the model"
         for name, modules in candidates.items()
         if not any(nested(a, b) or nested(b, a) for a, _ in modules for b, _ in candidates[chosen])
     ]
     left_out = (f"other lists of modules were not measured: {', '.join(others)}",) if others else ()
-    return unknown_anatomy(blocks, NOTE, left_out)
+    return unknown_anatomy(found, NOTE, left_out)
 
 
 def unknown_anatomy(found: Sequence[tuple[str, nn.Module, Stream]], note: str, left_out: Sequence[str] = ()) -> Anatomy:
-    """An anatomy of blocks that show their inputs and outputs alone. A module that stands there twice is hooked once."""
+    """An anatomy of blocks that show their inputs and outputs alone. A module that is there twice is hooked once."""
     once: dict[int, BlockAnatomy] = {}
     for name, module, stream in found:
         once.setdefault(id(module), BlockAnatomy(name, module, stream.spots(module)))
@@ -66,10 +66,11 @@ def _token_axis(blocks: tuple[BlockAnatomy, ...]) -> int:
 
 
 def is_solid(module: nn.Module) -> bool:
-    """Whether a module could be a block: it has parameters, and is no layer of PyTorch's that is made of nothing else."""
+    """Whether a module could be a block: it has parameters, and is more than one of PyTorch's layers."""
     if any(True for child in module.children() for _ in child.parameters()):
         return True
-    return any(True for _ in module.parameters()) and not type(module).__module__.startswith("torch.nn.")
+    own = any(parameter.ndim > 1 for parameter in module.parameters())  # a norm has none
+    return own and not type(module).__module__.startswith("torch.nn.")
 
 
 def nested(inner: str, outer: str) -> bool:

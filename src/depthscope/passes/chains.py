@@ -10,6 +10,7 @@ given, the sum is what leaves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from depthscope.anatomy.spelling import Stream
@@ -57,28 +58,28 @@ class Links:
         ]
 
     def _older_than(self, passage: Passage) -> frozenset[int]:
-        """The states of the trunk's shape that were there before a call, and that led to what entered it."""
-        start, shapes = passage.entrance.state, self.states.shapes
+        """The states of the trunk's size that led to what entered a call; windows of it have another shape."""
+        start, size = passage.entrance.state, passage.entrance.shape.numel()
         if start is None:
             return frozenset()
         if start not in self._older:
             walked = self.states.walk(start)
-            self._older[start] = frozenset(s for s in walked if shapes[s] == passage.entrance.shape)
+            self._older[start] = frozenset(s for s in walked if self.states.sizes[s] == size)
         return self._older[start]
 
-    def longest(self, calls: Sequence[Call], used: frozenset[tuple[int, object]] = frozenset()) -> Chain:
+    def longest(self, calls: Sequence[Call], used: frozenset[tuple[Call, Passed]] = frozenset()) -> Chain:
         """The longest chain of these calls, and among equals the one with the most tokens that are passed on unchanged.
 
-        `used` has the entrances, as (id of the call, path), that belong to chains which are known already.
+        `used` has what enters and leaves calls in chains that are known already.
         """
         best: dict[Passage, tuple[int, int, Passage | None]] = {}
         for call in calls:
             earlier = list(best)
-            free = [p.entrance for p in self.passages[id(call)] if (id(call), p.entrance.path) not in used]
-            for entrance in dict.fromkeys(free):
+            free = [p for p in self.passages[id(call)] if not {(call, p.entrance), (call, p.exit)} & used]
+            for entrance in dict.fromkeys(passage.entrance for passage in free):
                 reached = [_after(passage, best[passage], entrance) for passage in self.before(entrance, earlier)]
                 length, same, previous = max(reached, key=_merit(entrance), default=(1, 0, None))
-                for passage in self.passages[id(call)]:
+                for passage in free:
                     if passage.entrance == entrance:
                         best[passage] = (length, same, previous)
         if not best:
@@ -91,10 +92,10 @@ class Links:
     def all_chains(self, calls: Sequence[Call]) -> list[Chain]:
         """Chains of at least two calls, the longest first; a call with two streams may be in two of them."""
         found: list[Chain] = []
-        used: frozenset[tuple[int, object]] = frozenset()
+        used: frozenset[tuple[Call, Passed]] = frozenset()
         while len(chain := self.longest(calls, used)) > 1:
             found.append(chain)
-            used |= {(id(passage.call), passage.entrance.path) for passage in chain}
+            used |= {(p.call, passed) for p in chain for passed in (p.entrance, p.exit)}
         return found
 
     def filled(self, chain: Chain, others: Sequence[Call], akin: Callable[[Call, Chain], bool]) -> Chain:
@@ -102,8 +103,8 @@ class Links:
         akin to it."""
         passages = [p for call in others for p in self.passages.get(id(call), ())]
         whole: Chain = chain[:1]
-        for first, second in zip(chain, chain[1:], strict=False):
-            between = [p for p in passages if first.call.begun < p.call.begun < second.call.begun]
+        for first, second in pairwise(chain):
+            between = [p for p in passages if first.call.number < p.call.number < second.call.number]
             whole = (*whole, *self._way(first, second, between), second)
         at_ends = [p for p in passages if akin(p.call, whole)]
         whole = (*self._way(None, chain[0], at_ends), *whole)
@@ -112,14 +113,14 @@ class Links:
         return whole
 
     def _following(self, last: Passage, at_ends: list[Passage]) -> Passage | None:
-        later = [p for p in at_ends if p.call.begun > last.call.begun and p.call is not last.call]
+        later = [p for p in at_ends if p.call.number > last.call.number and p.call is not last.call]
         next_ones = [p for p in later if last in self.before(p.entrance, [last, *later])]
         return max(next_ones, key=lambda passage: _like(passage, last), default=None)
 
     def _way(self, first: Passage | None, second: Passage, between: list[Passage]) -> Chain:
         """The passages that lead to the second one; from the first one, if there is one."""
         ends = [] if first is None else [first]
-        earlier = [p for p in between if p.call.begun < second.call.begun and p.call is not second.call]
+        earlier = [p for p in between if p.call.number < second.call.number and p.call is not second.call]
         for passage in self.before(second.entrance, [*ends, *earlier]):
             if passage is not first:
                 way = self._way(first, passage, earlier)
@@ -132,12 +133,12 @@ def _passages(call: Call, sums: dict[frozenset[int], int], axes: tuple[int, ...]
     found = []
     for entrance in call.entered:
         for leaves in call.left:
-            if entrance.shape == leaves.shape and len(entrance.shape) in axes and leaves.state is not None:
+            if leaves.state is None or leaves.state == entrance.state:
+                continue
+            if entrance.shape == leaves.shape and len(entrance.shape) in axes:
                 found.append(Passage(call, entrance, leaves, leaves.state, False))
                 total = None if entrance.state is None else sums.get(frozenset({entrance.state, leaves.state}))
-                if (
-                    total is not None and entrance.path[0] == 0
-                ):  # a hook behind the call sees the arguments without names
+                if total is not None and entrance.path[0] == 0:  # a hook behind a call sees no arguments with names
                     found.append(Passage(call, entrance, leaves, total, True))
     return tuple(found)
 

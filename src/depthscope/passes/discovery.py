@@ -6,8 +6,10 @@ several classes, stand in several stages, or be one module that is applied again
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -22,18 +24,20 @@ from depthscope.passes.quiet import undisturbed
 from depthscope.passes.tokens import count_ways
 
 TOKENS = (2, 3)  # axes of a token matrix: (n, d), or with a batch
-MAPS = (4,)  # of a map of features, which has no one axis of tokens
+MAPS = (4,)  # of a map of features: (batch, height, width, d) is read as tokens
+OUTSIDE = "the residual additions stand outside the modules that are counted as blocks here: the sums are measured"
 HOW = "name the blocks with blocks='path.to.layers.*'"
 
 
 def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = None) -> Anatomy:
     """The anatomy of a model. If it is of no known family, and there is a batch, one pass tells what its blocks are."""
+    known, unlisted = None, ""
     try:
         known = anatomy_of(model, blocks)
-    except ValueError:
+    except ValueError as error:
         if batch is None or blocks is not None:
             raise
-        known = None
+        unlisted = str(error)
     if known is not None and (batch is None or known.family != "unknown"):
         return known
     assert batch is not None
@@ -41,21 +45,29 @@ def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = Non
         calls, states = follow(model, batch)
     if known is not None and blocks is not None:
         return _checked(model, blocks, known, calls, states)
-    return _found(model, known, calls, states)
+    chains = _all_chains(model, calls, states)
+    if not chains:
+        raise ValueError(unlisted if known is None else _why_none(known, calls))
+    return _found(model, known, chains, calls)
 
 
 # --- the user has named nothing ---------------------------------------------------------------------
 
 
-def _found(model: nn.Module, listed: Anatomy | None, calls: list[Call], states: States) -> Anatomy:
-    chains = _all_chains(model, calls, states)
-    if not chains:
-        raise ValueError(_why_none(model, listed, calls, states))
+def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls: list[Call]) -> Anatomy:
     trunk = _inside_stages(max(chains, key=_rank), chains)
+    if not _can_be_read(trunk):
+        first = trunk[0]
+        raise ValueError(
+            f"expected tokens (batch, n, d) or (batch, height, width, d) in {first.call.name!r}, got a map of features "
+            f"{tuple(first.entrance.shape)}; {HOW}"
+        )
     streams = _streams(trunk)
     anatomy = unknown_anatomy([(p.call.name, p.call.module, streams[p.call.name]) for p in trunk], NOTE)
     listed_too = listed is not None and [b.module for b in listed.blocks] == [b.module for b in anatomy.blocks]
     needs_no_word = listed_too and all(stream == Stream() for stream in streams.values())
+    if any(passage.added for passage in trunk):
+        anatomy = replace(anatomy, notes=(*anatomy.notes, OUTSIDE))
     return replace(
         anatomy,
         spelled=None if needs_no_word else spell(model, anatomy.blocks),
@@ -65,33 +77,48 @@ def _found(model: nn.Module, listed: Anatomy | None, calls: list[Call], states: 
     )
 
 
+def _can_be_read(trunk: Chain) -> bool:
+    """Tokens, or maps whose last axis is the width of a token: the norms in the blocks say so, and never the second."""
+    if all(len(passage.entrance.shape) in TOKENS for passage in trunk):
+        return True
+    widths = [({p.numel() for p in g.call.module.parameters() if p.ndim == 1}, g.entrance.shape) for g in trunk]
+    last = [shape[-1] in known and shape[1] not in known for known, shape in widths]
+    second = [shape[1] in known and shape[-1] not in known for known, shape in widths]
+    return any(last) and not any(second)
+
+
 def _between(chain: Chain) -> tuple[int, ...]:
-    pairs = enumerate(zip(chain, chain[1:], strict=False), start=2)
+    pairs = enumerate(pairwise(chain), start=2)
     return tuple(number for number, (before, after) in pairs if after.entrance.state != before.state)
 
 
 def _all_chains(model: nn.Module, calls: list[Call], states: States) -> list[Chain]:
     """The chains of modules that could be blocks; if there are none, of all that have parameters, or of all."""
-    links = Links(calls, states, TOKENS)
+    links = Links(calls, states, TOKENS + MAPS)
     for could_be in (is_solid, _has_parameters, lambda _module: True):
         chosen = [call for call in links.calls if call.around is not None and could_be(call.module)]
         found: dict[tuple[object, ...], Chain] = {}
         for group in _groups(chosen):
-            beside = [call for call in chosen if call.depth == group[0].depth]
             for chain in links.all_chains(group):
-                whole = links.filled(chain, beside if could_be is is_solid else [], _akin(model))
+                beside = _beside(model, group, chosen) if could_be is is_solid else []
+                whole = links.filled(chain, beside, _akin(model))
                 found.setdefault(tuple((p.call, p.entrance.path) for p in whole), whole)
         if could_be is not is_solid:
-            found = {key: chain for key, chain in found.items() if _share(model, chain, calls) >= MOST}
+            found = {key: chain for key, chain in found.items() if _is_whole(model, chain, calls)}
         if found:
             return list(found.values())
     return []
 
 
+def _is_whole(model: nn.Module, chain: Chain, calls: list[Call]) -> bool:
+    """Whether a chain of plain layers is what a model is made of, and no part of its blocks."""
+    return len({passage.call.around for passage in chain}) == 1 and _share(model, chain, calls) >= MOST
+
+
 def _share(model: nn.Module, chain: Chain, calls: list[Call]) -> float:
     """How much of the model's parameters, embeddings aside, are in a chain and in what stands beside its modules."""
     first, last = chain[0].call, chain[-1].call
-    beside = [call.module for call in calls if call.depth == first.depth and first.begun <= call.begun <= last.begun]
+    beside = [call.module for call in calls if call.depth == first.depth and first.number <= call.number <= last.number]
     tables = size_of([module for module in model.modules() if isinstance(module, nn.Embedding)])
     return size_of(beside) / max(1, size_of([model]) - tables)
 
@@ -106,6 +133,19 @@ def _groups(calls: Sequence[Call]) -> Iterator[list[Call]]:
     for call in calls:
         groups.setdefault((call.depth, type(call.module)), []).append(call)
     return (group for group in groups.values() if len(group) > 1)
+
+
+def _beside(model: nn.Module, group: list[Call], calls: list[Call]) -> list[Call]:
+    """The calls that may stand in one chain with a class of blocks: of modules in the same list, or of classes that are
+    called about as often. A module that is called now and then stands between the blocks."""
+    lists = {_list_around(model, call.name) for call in group} - {""}
+    equally_deep = [call for call in calls if call.depth == group[0].depth]
+    often = Counter(type(call.module) for call in equally_deep)
+    return [
+        call
+        for call in equally_deep
+        if len(group) <= 2 * often[type(call.module)] <= 4 * len(group) or _list_around(model, call.name) in lists
+    ]
 
 
 def _akin(model: nn.Module) -> Callable[[Call, Chain], bool]:
@@ -126,21 +166,21 @@ def _list_around(model: nn.Module, name: str) -> str:
     return around if isinstance(model.get_submodule(around), nn.ModuleList) else ""
 
 
-def _rank(chain: Chain) -> tuple[int, int, int, int]:
+def _rank(chain: Chain) -> tuple[int, int, bool, int]:
     """The most parameters, the outermost modules, tokens with a batch, the most calls."""
     modules = [passage.call.module for passage in chain]
-    return size_of(modules), -chain[0].call.depth, len(chain[0].entrance.shape), len(chain)
+    return size_of(modules), -chain[0].call.depth, len(chain[0].entrance.shape) > 2, len(chain)
 
 
 def _inside_stages(trunk: Chain, chains: list[Chain]) -> Chain:
     """Where every module of a chain has several blocks that are alike, and little else, these are the blocks."""
-    stages = {passage.call: [] for passage in trunk}  # type: dict[Call, list[nn.Module]]
+    stages = [passage.call for passage in trunk]
     for chain in chains:
         inside = {call: [p.call.module for p in chain if _is_inside(p.call, call)] for call in stages}
         modules = [module for found in inside.values() for module in found]
-        if len(modules) == len(chain) and all(len(found) > 1 and _are_alike(found) for found in inside.values()):
-            if size_of(modules) >= MOST * size_of([call.module for call in stages]):
-                return _inside_stages(chain, chains)
+        several = all(len(found) > 1 and _are_alike(found) for found in inside.values())
+        if several and len(modules) == len(chain) and size_of(modules) >= MOST * size_of([c.module for c in stages]):
+            return _inside_stages(chain, chains)
     return trunk
 
 
@@ -158,7 +198,7 @@ def _are_alike(modules: Sequence[nn.Module]) -> bool:
 
 
 def _streams(trunk: Chain) -> dict[str, Stream]:
-    """By the name of each module, where its tokens enter and leave. Nothing need be said where there is one way only."""
+    """By the name of each module, where its tokens enter and leave; nothing is said where there is one way only."""
     streams: dict[str, Stream] = {}
     for passage in trunk:
         stream = Stream() if _is_only_way(passage) else passage.stream
@@ -175,7 +215,9 @@ def _is_only_way(passage: Passage) -> bool:
     call = passage.call
     ways = count_ways(_shapes(call.entered), _shapes(call.left))
     firsts = (_first(call.entered), _first(call.left))
-    return not passage.added and ways == 1 and firsts == (passage.entrance, passage.exit)
+    return (
+        not passage.added and ways == 1 and len(passage.exit.shape) < 4 and firsts == (passage.entrance, passage.exit)
+    )
 
 
 def _shapes(passed: Sequence[Passed]) -> list[torch.Size]:
@@ -197,20 +239,24 @@ def _left_out(model: nn.Module, trunk: Chain, chains: list[Chain], calls: list[C
     names = {passage.call.name for passage in trunk}
     if (share := _share(model, trunk, calls)) < MOST:
         yield f"these blocks hold {share:.0%} of the model's parameters (embeddings aside)"
-    for chain in chains:
+    said = set(names)
+    for chain in sorted(chains, key=_rank, reverse=True):
         others = {passage.call.name for passage in chain}
-        if chain is not trunk and others <= names and {p.call for p in chain} <= own:
+        if chain is not trunk and {p.call for p in chain} <= own and 2 * len(chain) > len(trunk):
             blocks = unknown_anatomy([(p.call.name, p.call.module, p.stream) for p in chain], "").blocks
-            yield f"another stream of tokens passes these blocks and is left out: blocks={spell(model, blocks)!r} names it"
-        elif not any(nested(a, b) or nested(b, a) for a in others for b in names):
+            name = spell(model, blocks)
+            yield f"another stream of tokens passes these blocks and is left out: blocks={name!r} names it"
+        elif not any(nested(a, b) or nested(b, a) for a in others for b in said):
+            said |= others
             yield f"other blocks that follow each other are left out: {_span(chain)}"
     again = sum(
         call.module is passage.call.module for call in calls for passage in {p.call.module: p for p in trunk}.values()
     )
     if again > len(trunk):
         yield f"these blocks also run outside their chain: {again - len(trunk)} of {again} runs begin or end elsewhere"
-    lists = {_list_around(model, name) for name in names} - {""}
-    beside = [f"{around}.{key}" for around in sorted(lists) for key in model.get_submodule(around)._modules]
+    around_each = Counter(_list_around(model, name) for name in names)
+    lists = [name for name, blocks in around_each.items() if name and blocks > 1]
+    beside = [f"{around}.{key}" for around in lists for key in model.get_submodule(around)._modules]
     if missing := [name for name in beside if not any(nested(name, b) or nested(b, name) for b in names)]:
         yield f"modules beside the blocks that are not part of their chain are left out: {', '.join(missing)}"
 
@@ -219,21 +265,12 @@ def _span(chain: Chain) -> str:
     return f"{chain[0].call.name} to {chain[-1].call.name}"
 
 
-def _why_none(model: nn.Module, listed: Anatomy | None, calls: list[Call], states: States) -> str:
-    """One line that says why no blocks were found."""
-    if maps := [c for group in _groups(_solid(calls)) for c in Links(calls, states, MAPS).all_chains(group)]:
-        shape = tuple(maps[0][0].entrance.shape)
-        return f"{_span(maps[0])} pass maps of features {shape} on to each other, and no tokens (batch, n, d)"
-    if listed is None:
-        return f"no blocks in {type(model).__name__}: no modules of one class pass tokens on to each other; {HOW}"
+def _why_none(listed: Anatomy, calls: list[Call]) -> str:
+    """One line that says why what looks like blocks is none."""
     return _why_not(listed.blocks, calls) or (
         f"what {listed.blocks[0].name!r} returns does not enter {listed.blocks[1].name!r}, or not without what is "
         f"older than it: these are no blocks that follow each other; {HOW}"
     )
-
-
-def _solid(calls: list[Call]) -> list[Call]:
-    return [call for call in calls if is_solid(call.module)]
 
 
 def _why_not(blocks: Sequence[BlockAnatomy], calls: list[Call]) -> str | None:
@@ -247,8 +284,8 @@ def _why_not(blocks: Sequence[BlockAnatomy], calls: list[Call]) -> str | None:
         instead = f"; modules that are called: blocks={' or '.join(map(repr, sorted(globs)))}" if parts else f"; {HOW}"
         return f"none of the blocks {[block.name for block in blocks][:4]} ran{instead}"
     for call in mine:
-        entered = [tuple(p.shape) for p in call.entered if len(p.shape) in TOKENS]
-        left = [tuple(p.shape) for p in call.left if len(p.shape) in TOKENS]
+        entered = [tuple(p.shape) for p in call.entered if len(p.shape) > 1]
+        left = [tuple(p.shape) for p in call.left if len(p.shape) > 1]
         if not set(entered) & set(left):
             return (
                 f"{call.name!r} is given {', '.join(map(str, entered)) or 'no tokens'} and returns "
@@ -266,15 +303,15 @@ def _checked(model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], 
         raise ValueError(why)
     own = {id(block.module) for block in named.blocks}
     mine = [call for call in calls if id(call.module) in own]
-    links = Links(mine, states, TOKENS)
+    links = Links(mine, states, TOKENS + MAPS)
     chains = links.all_chains(mine)
     streams: dict[str, Stream] = {}
     for block in named.blocks:
         told = stream_of(block)
         streams[block.name] = told if told != Stream() else _stream_in(block, chains, links)
     anatomy = unknown_anatomy([(b.name, b.module, streams[b.name]) for b in named.blocks], named.notes[0])
-    linked = {(a.call, b.call) for chain in chains for a, b in zip(chain, chain[1:], strict=False)}
-    broken = [f"{a.name} and {b.name}" for a, b in zip(mine, mine[1:], strict=False) if (a, b) not in linked]
+    linked = {(a.call, b.call) for chain in chains for a, b in pairwise(chain)}
+    broken = [f"{a.name} and {b.name}" for a, b in pairwise(mine) if (a, b) not in linked]
     idle = [block.name for block in named.blocks if not any(call.module is block.module for call in mine)]
     left_out = [
         *(f"what one block returns does not enter the next, or not alone: {pair}" for pair in broken[:3]),

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from depthscope.anatomy import Path
 from depthscope.passes.inputs import Batch, call
-from depthscope.passes.tokens import Path, floating_in
+from depthscope.passes.tokens import floating_in
 
 _SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 
@@ -39,7 +40,7 @@ class Call:
     name: str
     module: nn.Module
     around: Call | None  # the call that it is part of
-    begun: int  # states that were there before it
+    number: int  # in the order in which calls begin
     entered: tuple[Passed, ...]
     left: tuple[Passed, ...] = ()
 
@@ -54,12 +55,12 @@ class States:
     """Which states were made from which."""
 
     parents: list[tuple[int, ...]] = field(default_factory=list)
-    shapes: list[torch.Size] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # how many numbers each has
     sums: dict[int, frozenset[int]] = field(default_factory=dict)  # those that are x + y, and nothing else
 
-    def add(self, shape: torch.Size, parents: tuple[int, ...] = ()) -> int:
+    def add(self, tensor: Tensor, parents: tuple[int, ...] = ()) -> int:
         self.parents.append(parents)
-        self.shapes.append(shape)
+        self.sizes.append(tensor.numel())
         return len(self.parents) - 1
 
     def walk(self, start: int, stop: frozenset[int] = frozenset()) -> Iterator[int]:
@@ -87,14 +88,14 @@ class Lineage(TorchFunctionMode):
     def mark(self, value: Any) -> None:
         """These tensors are the model's inputs."""
         for tensor in _tensors(value):
-            self._state[tensor] = self.states.add(tensor.shape)
+            self._state[tensor] = self.states.add(tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = list(_tensors((args, kwargs)))
         versions = [_version(tensor) for tensor in given]
         result = func(*args, **kwargs)
-        made = list(_tensors(result))
+        made = [t for t in _tensors(result) if not any(t is other for other in given)]
         written = [t for t, version in zip(given, versions, strict=True) if _version(t) != version]
         if given and given[0].is_inference() and _writes(func):  # it does not count how often it was written to
             written.append(given[0])
@@ -105,16 +106,16 @@ class Lineage(TorchFunctionMode):
             # A mask that is read off the tokens is not made of them.
             if of_these := parents if tensor.is_floating_point() else whole:
                 self._note(tensor, of_these)
-        if func in _SUMS and len(args) == len(parents) == 2 and not kwargs and made[0].is_floating_point():
-            self.states.sums[self._state[made[0]]] = frozenset(parents)
+        if func in _SUMS and len(args) == len(parents) == 2 and not kwargs and result.is_floating_point():
+            self.states.sums[self._state[result]] = frozenset(parents)
         return result
 
     def _note(self, tensor: Tensor, parents: tuple[int, ...]) -> None:
-        self._state[tensor] = self.states.add(tensor.shape, parents)
+        self._state[tensor] = self.states.add(tensor, parents)
         base = tensor._base  # what is written into a part is written into the whole
         if base is not None and base in self._state:
             whole = (self._state[base], self._state[tensor])
-            self._state[base] = self.states.add(base.shape, whole)
+            self._state[base] = self.states.add(base, whole)
 
     # --- modules ----------------------------------------------------------------------------------
 
@@ -122,8 +123,7 @@ class Lineage(TorchFunctionMode):
         """Notes every call of a module, until the stack is closed."""
 
         def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            begun = len(self.states.parents)
-            self._running = Call(name, module, self._running, begun, self._passed((args, kwargs)))
+            self._running = Call(name, module, self._running, len(self.calls), self._passed((args, kwargs)))
             self.calls.append(self._running)
 
         def leave(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -132,7 +132,7 @@ class Lineage(TorchFunctionMode):
             inside = tuple(p.state for p in call.entered if p.state is not None)
             for tensor in _tensors(output):  # made where no function of torch was seen: by a kernel of its own
                 if inside and tensor not in self._state:
-                    self._state[tensor] = self.states.add(tensor.shape, inside)
+                    self._state[tensor] = self.states.add(tensor, inside)
             call.left = self._passed(output)
             self._running = call.around
 

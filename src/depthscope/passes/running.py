@@ -27,7 +27,7 @@ class Pass:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.masks = MaskFinder(model, anatomy)
-        self.token_axis = anatomy.token_axis
+        self.token_axis, self.maps = anatomy.token_axis, anatomy.maps
         self.causal_by_call = anatomy.causal_by_call
         self._warned = False
         self._forget()
@@ -167,7 +167,7 @@ class Pass:
 
     def batch_first(self, tokens: Tensor) -> Tensor:
         """(batch, n, d), whatever the model's layout."""
-        found = batch_first(tokens, self.token_axis, self.shape)
+        found = batch_first(tokens, self.token_axis, self.shape, self.maps)
         if found is None or found.is_nested:
             raise ValueError(
                 f"expected tokens (batch, n, d) in {self.block!r}, got shape {tuple(tokens.shape)}; "

@@ -70,15 +70,17 @@ def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     return found
 
 
-def batch_first(tokens: Tensor, token_axis: int, shape: torch.Size | None) -> Tensor | None:
+def batch_first(tokens: Tensor, token_axis: int, shape: torch.Size | None, maps: bool = False) -> Tensor | None:
     """The tokens as (batch, n, d), a view, whatever the model's layout; None if they cannot be read so.
 
-    `shape` is that of the block's input: OPT's FFN flattens the batch.
+    `shape` is that of the block's input: OPT's FFN flattens the batch. `maps`: (batch, height, width, d) is read too.
     """
     if tokens.ndim == 2 and shape is not None and len(shape) == 3 and tokens.shape[0] == shape[0] * shape[1]:
         tokens = tokens.view(*shape[:2], -1)
     if tokens.ndim == 2:
         tokens = tokens.unsqueeze(1 - token_axis)  # no batch axis
+    if tokens.ndim == 4 and maps:
+        tokens = tokens.flatten(1, 2)  # a map (batch, height, width, d)
     if tokens.ndim != 3:
         return None
     return tokens if token_axis == 1 else tokens.transpose(0, 1)

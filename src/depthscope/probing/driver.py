@@ -90,9 +90,9 @@ def probe(
                 passes.causal = is_causal(model, anatomy, batch)
             passes.run(batch)
             if gradients:
-                first = passes.samples - passes.batch_size
+                sample = passes.samples - passes.batch_size
                 of_weights = gradients != "outputs"
-                gradient_rows += gradient_norms(model, anatomy, batch, loss, first, of_weights=of_weights)
+                gradient_rows += gradient_norms(model, anatomy, batch, loss, sample, of_weights=of_weights)
     metadata = _describe(model, anatomy, passes, names, wanted, excluded) | {"notes": notes + passes.notes(wanted)}
     return Profile(frame_of(reduction.rows + gradient_rows), metadata, sinks_of(reduction.sinks))
 

@@ -79,7 +79,7 @@ def gradient_norms(
 def _default_loss(output: Tensor, mask: Tensor | None, token_axis: int) -> Tensor:
     """Σ over the sequences of ⟨R, X⟩/√(size of X), R by position among the real tokens: padding and the rest
     of the batch do not matter."""
-    tokens = output if token_axis == 1 else output.transpose(0, 1)  # (batch, n, d)
+    tokens = output.flatten(1, -2) if token_axis == 1 else output.transpose(0, 1)  # (batch, n, d)
     batch, n, d = tokens.shape
     real = torch.ones(batch, n, dtype=torch.bool, device=tokens.device) if mask is None else mask
     rows = -(-n // 64) * 64  # whole multiples: the first rows do not depend on how many follow
