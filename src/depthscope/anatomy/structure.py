@@ -120,6 +120,7 @@ class Anatomy:
     left_out: tuple[str, ...] = ()  # what looks like blocks, and is none of these
     spelled: str | None = None  # what `blocks=` must say to find these blocks without inputs; None: nothing
     applications: int | None = None  # of the blocks in the pass in which they were found
+    guessed: bool = False  # these are blocks by their looks, and nobody has seen them run
     between: tuple[int, ...] | None = None  # applications before which something else stands; None: not looked for
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -47,7 +48,7 @@ def repeated_blocks(model: nn.Module) -> Anatomy:
         if not any(nested(a, b) or nested(b, a) for a, _ in modules for b, _ in candidates[chosen])
     ]
     left_out = (f"other lists of modules were not measured: {', '.join(others)}",) if others else ()
-    return unknown_anatomy(found, NOTE, left_out)
+    return replace(unknown_anatomy(found, NOTE, left_out), guessed=True)
 
 
 def unknown_anatomy(found: Sequence[tuple[str, nn.Module, Stream]], note: str, left_out: Sequence[str] = ()) -> Anatomy:

@@ -115,7 +115,10 @@ def _run(
     from depthscope.anatomy import anatomy_of
 
     config: Any = getattr(model, "config", None)
-    found = len(anatomy_of(model, options.blocks).blocks)
+    try:
+        found = len(anatomy_of(model, options.blocks).blocks)
+    except ValueError:  # blocks that no list holds are seen when the model runs
+        found = 0
     depth = max(found, getattr(config, "num_hidden_layers", 0))  # blocks that share weights are found once
     profile = probing.probe(
         model,
@@ -125,7 +128,7 @@ def _run(
         blocks=options.blocks,
         exclude_tokens=excluded_tokens(options),
         gradients=options.gradients,
-        progress=progress("probing", None if inputs.count is None else depth * inputs.count),
+        progress=progress("probing", depth * inputs.count if inputs.count and depth else None),
     )
     if not options.skip_loss:
         return profile, None

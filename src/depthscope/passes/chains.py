@@ -10,7 +10,8 @@ given, the sum is what leaves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from dataclasses import replace
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from depthscope.anatomy.spelling import Stream
@@ -37,8 +38,9 @@ Chain = tuple[Passage, ...]
 class Links:
     """The passages of some calls, in the order of time, and which of them follow each other."""
 
-    def __init__(self, calls: Sequence[Call], states: States, axes: tuple[int, ...]):
+    def __init__(self, calls: Sequence[Call], states: States, axes: tuple[int, ...], returned: Sequence[Passed]):
         self.states = states
+        self.returned = returned  # by the model
         self.axes = axes
         sums = {parts: state for state, parts in states.sums.items()}
         self.passages = {id(call): _passages(call, sums, axes) for call in calls}
@@ -54,7 +56,8 @@ class Links:
         return [
             passage
             for passage in among
-            if passage.state in walked and not (walked - {passage.state}) & self._older_than(passage)
+            if passage.state in walked and len(passage.exit.shape) == len(entrance.shape)
+            if not (walked - {passage.state}) & self._older_than(passage)
         ]
 
     def _older_than(self, passage: Passage) -> frozenset[int]:
@@ -82,12 +85,25 @@ class Links:
                 for passage in free:
                     if passage.entrance == entrance:
                         best[passage] = (length, same, previous)
-        if not best:
+        last = self._last({passage: (reached[:2], reached[2]) for passage, reached in best.items()})
+        if last is None:
             return ()
-        chain = [max(best, key=lambda passage: (*best[passage][:2], _like(passage, best[passage][2])))]
+        chain = [last]
         while (previous := best[chain[-1]][2]) is not None:
             chain.append(previous)
         return tuple(reversed(chain))
+
+    def _last(self, reached: dict[Passage, tuple[tuple[int, int], Passage | None]]) -> Passage | None:
+        """The end of the longest chain. What leaves it must lead to what the model returns, with nothing older beside
+        it, or leave as it leaves the call before: else it may be a branch."""
+        for _, group in groupby(sorted(reached, key=lambda p: reached[p][0], reverse=True), lambda p: reached[p][0]):
+            judged = [(self._leads_out(p), _like(p, reached[p][1]), p) for p in group]
+            if good := [one for one in judged if one[0] or all(one[1])]:
+                return max(good, key=lambda one: one[:2])[2]
+        return None
+
+    def _leads_out(self, passage: Passage) -> bool:
+        return any(self.before(replace(o, shape=passage.exit.shape), [passage]) for o in self.returned)
 
     def all_chains(self, calls: Sequence[Call]) -> list[Chain]:
         """Chains of at least two calls, the longest first; a call with two streams may be in two of them."""

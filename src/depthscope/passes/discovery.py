@@ -94,7 +94,7 @@ def _between(chain: Chain) -> tuple[int, ...]:
 
 def _all_chains(model: nn.Module, calls: list[Call], states: States) -> list[Chain]:
     """The chains of modules that could be blocks; if there are none, of all that have parameters, or of all."""
-    links = Links(calls, states, TOKENS + MAPS)
+    links = Links(calls, states, TOKENS + MAPS, calls[0].left)
     for could_be in (is_solid, _has_parameters, lambda _module: True):
         chosen = [call for call in links.calls if call.around is not None and could_be(call.module)]
         found: dict[tuple[object, ...], Chain] = {}
@@ -179,6 +179,7 @@ def _inside_stages(trunk: Chain, chains: list[Chain]) -> Chain:
         inside = {call: [p.call.module for p in chain if _is_inside(p.call, call)] for call in stages}
         modules = [module for found in inside.values() for module in found]
         several = all(len(found) > 1 and _are_alike(found) for found in inside.values())
+        several &= not any(passage.added for passage in chain)  # branches of a block
         if several and len(modules) == len(chain) and size_of(modules) >= MOST * size_of([c.module for c in stages]):
             return _inside_stages(chain, chains)
     return trunk
@@ -249,16 +250,32 @@ def _left_out(model: nn.Module, trunk: Chain, chains: list[Chain], calls: list[C
         elif not any(nested(a, b) or nested(b, a) for a in others for b in said):
             said |= others
             yield f"other blocks that follow each other are left out: {_span(chain)}"
-    again = sum(
-        call.module is passage.call.module for call in calls for passage in {p.call.module: p for p in trunk}.values()
-    )
-    if again > len(trunk):
-        yield f"these blocks also run outside their chain: {again - len(trunk)} of {again} runs begin or end elsewhere"
-    around_each = Counter(_list_around(model, name) for name in names)
-    lists = [name for name, blocks in around_each.items() if name and blocks > 1]
-    beside = [f"{around}.{key}" for around in lists for key in model.get_submodule(around)._modules]
-    if missing := [name for name in beside if not any(nested(name, b) or nested(b, name) for b in names)]:
-        yield f"modules beside the blocks that are not part of their chain are left out: {', '.join(missing)}"
+    modules = {passage.call.module for passage in trunk}
+    runs = sum(call.module in modules for call in calls)
+    if runs > len(trunk):
+        yield f"these blocks also run outside their chain: {runs - len(trunk)} of {runs} runs do not follow the others"
+    if missing := _beside_trunk(model, said):
+        more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
+        yield f"modules like the blocks that are not part of their chain are left out: {', '.join(missing[:6])}{more}"
+
+
+def _beside_trunk(model: nn.Module, said: set[str]) -> list[str]:
+    """Modules beside blocks in a list, and modules of their classes, that stand neither in blocks nor around them."""
+    kinds = {type(model.get_submodule(name)) for name in said}
+    found: list[str] = []
+    for name, module in model.named_modules():
+        children = _children_of_list(model, name.rpartition(".")[0]) if name else []
+        holds_blocks = [child for child in children if any(nested(block, child) for block in said)]
+        alike = type(module) in kinds and not type(module).__module__.startswith("torch.nn.")
+        apart = not any(nested(name, other) or nested(other, name) for other in (*said, *found))
+        if (alike or len(holds_blocks) > 1) and apart and is_solid(module):
+            found.append(name)
+    return found
+
+
+def _children_of_list(model: nn.Module, name: str) -> list[str]:
+    module = model.get_submodule(name)
+    return [f"{name}.{key}" for key in module._modules] if isinstance(module, nn.ModuleList) else []
 
 
 def _span(chain: Chain) -> str:
@@ -303,7 +320,7 @@ def _checked(model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], 
         raise ValueError(why)
     own = {id(block.module) for block in named.blocks}
     mine = [call for call in calls if id(call.module) in own]
-    links = Links(mine, states, TOKENS + MAPS)
+    links = Links(mine, states, TOKENS + MAPS, calls[0].left)
     chains = links.all_chains(mine)
     streams: dict[str, Stream] = {}
     for block in named.blocks:

@@ -27,7 +27,7 @@ class Pass:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.masks = MaskFinder(model, anatomy)
-        self.token_axis, self.maps = anatomy.token_axis, anatomy.maps
+        self.token_axis, self.maps, self.guessed = anatomy.token_axis, anatomy.maps, anatomy.guessed
         self.causal_by_call = anatomy.causal_by_call
         self._warned = False
         self._forget()
@@ -41,6 +41,7 @@ class Pass:
         self.bidirectional: bool | None = None  # what this call says; None: the call says nothing
         self.cache: Any = None  # keys and values of earlier tokens
         self.past = 0  # how many tokens are in the cache
+        self._entered: tuple[weakref.ref[Tensor], int] | None = None  # what the block before was given, and its version
         self._given: list[weakref.ref[Tensor]] = []  # to the block before, where several tensors could be its tokens
         self.masks.begin()
         # Activation checkpointing runs a block again during the backward pass, when another pass may have been here:
@@ -49,18 +50,8 @@ class Pass:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
-        for name in (
-            "calls",
-            "block",
-            "real",
-            "position",
-            "shape",
-            "bidirectional",
-            "cache",
-            "past",
-            "_given",
-            "_by_processed",
-        ):
+        running = ("calls", "block", "real", "position", "shape", "bidirectional", "cache", "past")
+        for name in (*running, "_entered", "_given", "_by_processed"):
             kept.pop(name)
         return kept
 
@@ -72,7 +63,7 @@ class Pass:
         """The model is called: masks of an earlier pass count no longer, and no block has run yet."""
         self.masks.begin()
         self.block = ""
-        self._given = []
+        self._given, self._entered = [], None
 
     def enter(
         self,
@@ -112,8 +103,7 @@ class Pass:
             self.position = torch.arange(self.past, self.past + n, device=tokens.device).expand(batch, n)
 
     def leave(self, block: str, entrance: Path | None, leaves: Path | None, given: Any, returned: Any) -> None:
-        """A block of no known family has run. Refuses one that returns another shape than it was given, or whose tokens
-        are a guess: where no path leads to them, what every block is given unchanged is not the tokens."""
+        """A block of no known family has run: refuses one that returns another shape than it was given."""
         before, after = tokens_at(given, entrance), tokens_at(returned, leaves)
         if before is None or after is None or before.shape != after.shape:
             shapes = [None if tokens is None else tuple(tokens.shape) for tokens in (before, after)]
@@ -121,8 +111,13 @@ class Pass:
                 f"{block!r} is given {shapes[0] or 'no tokens'} and returns {shapes[1] or 'none'}: a block returns "
                 "tokens of the shape that it was given; name the blocks with blocks='path.to.layers.*'"
             )
-        if entrance is not None:
-            return
+        if entrance is None:
+            self._refuse_guess(block, before, given, returned)
+        if self.guessed and not torch.compiler.is_compiling():
+            self._refuse_side_by_side(block, before, after)
+
+    def _refuse_guess(self, block: str, before: Tensor, given: Any, returned: Any) -> None:
+        """Several tensors could be the tokens. What every block is given unchanged is not."""
         entered = distinct(tensor for _, tensor in floating_in(given))
         left = [tensor.shape for tensor in distinct(tensor for _, tensor in floating_in(returned))]
         ways = count_ways([tensor.shape for tensor in entered], left)
@@ -136,6 +131,16 @@ class Pass:
                 f"several tensors could be the tokens of {block!r}: pass inputs=, so that a pass can tell, or say it "
                 f"with blocks=, such as '{block}@0>0' for its first argument and the first item that it returns"
             )
+
+    def _refuse_side_by_side(self, block: str, before: Tensor, after: Tensor) -> None:
+        """The same tokens have entered the block before, and it has made others of them: these blocks are no chain."""
+        entered = None if before.is_inference() else (weakref.ref(before), before._version)
+        if self._entered is not None and self._entered[0]() is before and self._entered == entered:
+            raise ValueError(
+                f"{block!r} is given the same tokens as the block before it, and not what that one returned: these are "
+                "no blocks that follow each other; depthscope.remove(model), and name the blocks with blocks="
+            )
+        self._entered = entered if after is not before else None
 
     def _recognise_pass(self, processed: Tensor | None, recomputed: bool) -> None:
         if processed is None:
