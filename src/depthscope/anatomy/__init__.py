@@ -18,7 +18,17 @@ from depthscope.anatomy.llama import LLAMA
 from depthscope.anatomy.mpnet import MPNET
 from depthscope.anatomy.opt import OPT
 from depthscope.anatomy.ours import OURS
-from depthscope.anatomy.structure import Addition, Anatomy, BlockAnatomy, Family, Projections, Side, Spot, check_family
+from depthscope.anatomy.structure import (
+    Addition,
+    Anatomy,
+    BlockAnatomy,
+    Family,
+    Path,
+    Projections,
+    Side,
+    Spot,
+    check_family,
+)
 from depthscope.anatomy.t5 import T5
 from depthscope.anatomy.torch_encoder import TORCH_ENCODER
 from depthscope.anatomy.transformer_xl import TRANSFORMER_XL
@@ -40,6 +50,7 @@ __all__ = [
     "Anatomy",
     "BlockAnatomy",
     "Family",
+    "Path",
     "Projections",
     "Side",
     "Spot",

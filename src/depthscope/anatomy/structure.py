@@ -11,14 +11,22 @@ from torch import Tensor, nn
 from depthscope.stations import Placement, trunk_of
 
 Side = Literal["in", "out"]
+Path = tuple[int | str, ...]  # steps into what a module returns, or into (args, kwargs): (0, 1) is its second argument
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A place where a token matrix passes: what goes into a module, or what comes out of it."""
+    """A place where a token matrix passes: what goes into a module, or what comes out of it.
+
+    `path` leads to the tokens among the arguments or in what is returned; None: they are the first token matrix there.
+    Where whoever calls the module adds what it returns to what it was given, `added_to` is the path of the latter: the
+    tokens of the trunk are the sum.
+    """
 
     module: nn.Module
     side: Side
+    path: Path | None = None
+    added_to: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,16 @@ class Anatomy:
     causal_by_call: bool = False  # causality is an argument of each block's call, as in PyTorch's encoder
     notes: tuple[str, ...] = ()  # what could not be found
     told_mask: Tensor | str | None = None  # true for real tokens, as the user says: (batch, n), or an argument's name
+    left_out: tuple[str, ...] = ()  # what looks like blocks, and is none of these
+    spelled: str | None = None  # what `blocks=` must say to find these blocks without inputs; None: nothing
+    applications: int | None = None  # of the blocks in the pass in which they were found
+    guessed: bool = False  # these are blocks by their looks, and nobody has seen them run
+    between: tuple[int, ...] | None = None  # applications before which something else stands; None: not looked for
+
+    @property
+    def maps(self) -> bool:
+        """Whether activations may be maps (batch, height, width, d): only where it was said or seen what is passed."""
+        return any("input" in block.spots and block.spots["input"].path is not None for block in self.blocks)
 
 
 @dataclass(frozen=True)

@@ -1,55 +1,63 @@
-"""Models of no known family: their repeated blocks are found, or the user names them."""
+"""Models of no known family: their repeated blocks are found, or the user names them.
+
+This is what can be said of a model that has not run. `passes.discovery` looks at a pass, and sees more.
+"""
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import nn
 
-from depthscope.anatomy.structure import Anatomy, BlockAnatomy, Spot
+from depthscope.anatomy.spelling import Stream, modules_named, read
+from depthscope.anatomy.structure import Anatomy, BlockAnatomy
 
 NOTE = "unknown family: only the blocks' inputs and outputs are seen, and attention where its shape shows it"
+MOST = 0.5  # of a stage's parameters, at least, are in its blocks
+
+Named = tuple[str, nn.Module]
 
 
 def named_blocks(model: nn.Module, pattern: str) -> Anatomy:
-    """The blocks that a glob such as "encoder.layer.*" names; a "*" does not cross a dot."""
-    parts = pattern.split(".")
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if len(name.split(".")) == len(parts)
-        and all(fnmatchcase(have, want) for have, want in zip(name.split("."), parts, strict=True))
-    ]
-    if not found:
-        some = ", ".join(repr(name) for name, module in model.named_modules() if name and _is_list(module)) or "none"
-        raise ValueError(f"no module is named {pattern!r}; lists of modules in this model: {some}")
-    return _anatomy(found, f"blocks named by the user: {pattern}")
+    """The blocks that a pattern such as "encoder.layer.*" names; see `spelling`."""
+    found: list[tuple[str, nn.Module, Stream]] = []
+    for glob, stream in read(pattern):
+        modules = modules_named(model, glob)
+        if not modules:
+            lists = ", ".join(repr(name) for name, module in model.named_modules() if name and _is_list(module))
+            raise ValueError(f"no module is named {glob!r}; lists of modules in this model: {lists or 'none'}")
+        found += [(name, module, stream) for name, module in modules]
+    return unknown_anatomy(found, f"blocks named by the user: {pattern}")
 
 
 def repeated_blocks(model: nn.Module) -> Anatomy:
-    """The largest list of at least two modules of one class."""
-    candidates = [
-        (name, module) for name, module in model.named_modules() if _is_list(module) and len(_main_class(module)) > 1
-    ]
+    """The blocks of the largest list of modules. They may be of several classes, and stand in stages."""
+    candidates = {name: blocks for name, module in model.named_modules() if len(blocks := _blocks_in(name, module)) > 1}
     if not candidates:
         raise ValueError(
             f"no repeated blocks in {type(model).__name__}: looked for a ModuleList or Sequential with two or more "
             f"modules of one class among {_looked_at(model)}; name them with blocks='path.to.layers.*'"
         )
-    name, chosen = max(candidates, key=lambda item: sum(p.numel() for p in item[1].parameters()))
-    prefix = f"{name}." if name else ""
-    others = [other or "the model" for other, module in candidates if module is not chosen and other not in prefix]
-    note = NOTE + (f"; other lists of modules were not measured: {', '.join(others)}" if others else "")
-    return _anatomy([(prefix + key, block) for key, block in _main_class(chosen)], note)
+    chosen = max(candidates, key=lambda name: size_of([module for _, module in candidates[name]]))
+    found = [(name, module, Stream()) for name, module in candidates[chosen]]
+    others = [
+        name or "the model"
+        for name, modules in candidates.items()
+        if not any(nested(a, b) or nested(b, a) for a, _ in modules for b, _ in candidates[chosen])
+    ]
+    left_out = (f"other lists of modules were not measured: {', '.join(others)}",) if others else ()
+    return replace(unknown_anatomy(found, NOTE, left_out), guessed=True)
 
 
-def _anatomy(found: list[tuple[str, nn.Module]], note: str) -> Anatomy:
-    once = {id(module): (name, module) for name, module in reversed(found)}  # a shared block is hooked once
-    blocks = tuple(
-        BlockAnatomy(name, module, {"input": Spot(module, "in"), "output": Spot(module, "out")})
-        for name, module in reversed(once.values())
-    )
-    return Anatomy("unknown", blocks, token_axis=_token_axis(blocks), notes=(note,))
+def unknown_anatomy(found: Sequence[tuple[str, nn.Module, Stream]], note: str, left_out: Sequence[str] = ()) -> Anatomy:
+    """An anatomy of blocks that show their inputs and outputs alone. A module that is there twice is hooked once."""
+    once: dict[int, BlockAnatomy] = {}
+    for name, module, stream in found:
+        once.setdefault(id(module), BlockAnatomy(name, module, stream.spots(module)))
+    blocks = tuple(once.values())
+    return Anatomy("unknown", blocks, token_axis=_token_axis(blocks), notes=(note,), left_out=tuple(left_out))
 
 
 def _token_axis(blocks: tuple[BlockAnatomy, ...]) -> int:
@@ -58,19 +66,62 @@ def _token_axis(blocks: tuple[BlockAnatomy, ...]) -> int:
     return 0 if own and not any(attention.batch_first for attention in own) else 1
 
 
+def is_solid(module: nn.Module) -> bool:
+    """Whether a module could be a block: it has parameters, and is more than one of PyTorch's layers."""
+    if any(True for child in module.children() for _ in child.parameters()):
+        return True
+    own = any(parameter.ndim > 1 for parameter in module.parameters())  # a norm has none
+    return own and not type(module).__module__.startswith("torch.nn.")
+
+
+def nested(inner: str, outer: str) -> bool:
+    """Whether a module is part of another, by their names; it is part of itself."""
+    return f"{inner}.".startswith(f"{outer}.") or not outer
+
+
+def size_of(modules: Sequence[nn.Module]) -> int:
+    """The number of their parameters, each counted once."""
+    return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())
+
+
 def _is_list(module: nn.Module) -> bool:
     return isinstance(module, nn.ModuleList | nn.Sequential)
 
 
-def _main_class(modules: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children of the class that occurs most often and has parameters or children of its own."""
-    groups: dict[type, list[tuple[str, nn.Module]]] = {}
-    for key, child in modules._modules.items():  # named_children() would drop a block that stands there twice
-        if child is None:
-            continue
-        if any(True for _ in child.children()) or any(True for _ in child.parameters()):
-            groups.setdefault(type(child), []).append((key, child))
-    return max(groups.values(), key=len, default=[])
+def _blocks_in(name: str, module: nn.Module) -> list[Named]:
+    """The blocks of a list of modules; of a list of stages, those of all its stages."""
+    if not _is_list(module):
+        return []
+    modules = _repeated(name, module)
+    inner = [list(_inner_blocks(*stage)) for stage in modules]
+    if modules and all(inner) and any(len(blocks) > 1 for blocks in inner):
+        return [block for blocks in inner for block in blocks]
+    return modules
+
+
+def _inner_blocks(name: str, stage: nn.Module) -> Iterator[Named]:
+    """The blocks of a stage: of a list of modules that it has, and that is most of it."""
+    for key, child in stage.named_children():
+        blocks = _children(f"{name}.{key}", child) if _is_list(child) else []
+        if size_of([module for _, module in blocks]) >= MOST * size_of([stage]):
+            yield from blocks
+
+
+def _repeated(name: str, modules: nn.Module) -> list[Named]:
+    """The children of a list of which at least two are of one class: all of them, of whatever class. In a Sequential,
+    which may begin with an embedding and end with a head, those from the first to the last that has its like."""
+    children = _children(name, modules)
+    kinds = Counter(type(module) for _, module in children)
+    alike = [index for index, (_, module) in enumerate(children) if kinds[type(module)] > 1]
+    if not alike:
+        return []
+    return children[alike[0] : alike[-1] + 1] if isinstance(modules, nn.Sequential) else children
+
+
+def _children(name: str, modules: nn.Module) -> list[Named]:
+    prefix = f"{name}." if name else ""
+    children = modules._modules.items()  # named_children() would drop a block that stands there twice
+    return [(prefix + key, child) for key, child in children if child is not None and is_solid(child)]
 
 
 def _looked_at(model: nn.Module) -> str:

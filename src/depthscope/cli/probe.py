@@ -115,7 +115,10 @@ def _run(
     from depthscope.passes import anatomy_as_told
 
     config: Any = getattr(model, "config", None)
-    found = len(anatomy_as_told(model, options.told).blocks)
+    try:
+        found = len(anatomy_as_told(model, options.told).blocks)
+    except ValueError:  # blocks that no list holds are seen when the model runs
+        found = 0
     depth = max(found, getattr(config, "num_hidden_layers", 0))  # blocks that share weights are found once
     profile = probing.probe(
         model,
@@ -124,7 +127,7 @@ def _run(
         stations=chosen_stations(options),
         exclude_tokens=excluded_tokens(options),
         gradients=options.gradients,
-        progress=progress("probing", None if inputs.count is None else depth * inputs.count),
+        progress=progress("probing", depth * inputs.count if inputs.count and depth else None),
         **options.told,
     )
     if not options.skip_loss:

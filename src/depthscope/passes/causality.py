@@ -75,7 +75,7 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:
 
     def keep(visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
         if visit.number == 1:
-            entered = batch_first(visit.entered, anatomy.token_axis, visit.shape)
+            entered = batch_first(visit.entered, anatomy.token_axis, visit.shape, anatomy.maps)
             assert entered is not None
             entrances[:] = [entered.clone()]
         outputs[:] = [(tokens.clone(), visit.real)]

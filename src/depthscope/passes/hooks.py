@@ -7,16 +7,17 @@ handles. What a hook must know of the running pass is in the `Pass` that the hoo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from depthscope.anatomy import Anatomy, BlockAnatomy, Side
+from depthscope.anatomy import Anatomy, BlockAnatomy, Path, Side
 from depthscope.passes.caches import settle
 from depthscope.passes.running import Pass
-from depthscope.passes.tokens import edit_tokens
+from depthscope.passes.tokens import edit_tokens, tokens_at
 
 
 class Hook:
@@ -55,6 +56,8 @@ class TokenHook(Hook):
     """
 
     side: Side
+    path: Path | None = None  # to the tokens, as in a `Spot`
+    added_to: Path | None = None
     is_copy: bool = False
     difference: Tensor | None = None  # of the copy that runs, until it has reached the end of the block
 
@@ -71,7 +74,15 @@ class TokenHook(Hook):
         return self.__dict__ | {"difference": None}
 
     def __call__(self, module: nn.Module, args: Any, last: Any) -> Any:
-        return edit_tokens((args, last) if self.side == "in" else last, self._edit)
+        if self.added_to is not None:
+            return edit_tokens(last, partial(self._edit_sum, tokens_at((args, {}), self.added_to)), self.path)
+        return edit_tokens((args, last) if self.side == "in" else last, self._edit, self.path)
+
+    def _edit_sum(self, given: Tensor | None, returned: Tensor) -> Tensor:
+        """What is to be returned, so that its sum with what was given is the changed trunk."""
+        if given is None:
+            raise ValueError(f"expected the tokens of {self.block!r} as an argument without a name")
+        return self.change(given + returned) - given
 
     def _edit(self, tokens: Tensor) -> Tensor:
         if not self.is_copy:
@@ -129,15 +140,26 @@ class MaskListener(Hook):
 class BlockEntry(Hook):
     """A block is called."""
 
-    def __init__(self, running: Pass, block: str, index: int):
+    def __init__(self, running: Pass, block: str, index: int, path: Path | None):
         self.running = running
         self.block = block
         self.index = index  # of its keys and values in a cache
+        self.path = path  # to its tokens
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.running.enter(self.block, self.index, module, args, kwargs)
+        self.running.enter(self.block, self.index, module, args, kwargs, self.path)
         if not torch.compiler.is_compiling():
             self.running.warn_of_masks()
+
+
+class BlockExit(Hook):
+    """A block of no known family has run: it must have returned tokens of the shape that it was given."""
+
+    def __init__(self, running: Pass, block: str, entrance: Path | None, leaves: Path | None):
+        self.running, self.block, self.entrance, self.leaves = running, block, entrance, leaves
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, returned: Any = None) -> None:
+        self.running.leave(self.block, self.entrance, self.leaves, (args, kwargs), returned)
 
 
 class LastBlockExit(Hook):
@@ -169,10 +191,20 @@ def reads_copy(block: BlockAnatomy, station: str) -> bool:
     return spot.side == "in" and spot.module is not block.module
 
 
+def refuse_copy(block: BlockAnatomy, station: str) -> None:
+    """Where the residual addition stands outside a module, what enters the module is a copy of the trunk."""
+    if station != "output" and "output" in block.spots and block.spots["output"].added_to is not None:
+        raise ValueError(
+            f"{block.name!r} is given a copy of the trunk, and whoever calls it adds what it returns to the trunk: a "
+            f"change at its {station} would not change the trunk; at='output' does"
+        )
+
+
 def change_trunk(block: BlockAnatomy, station: str, hook: TokenHook) -> None:
     """Hangs a hook at a station of a block so that the trunk is changed there, also where a module reads a copy."""
+    refuse_copy(block, station)
     spot = block.spots[station]
-    hook.side = spot.side
+    hook.side, hook.path, hook.added_to = spot.side, spot.path, spot.added_to
     hang(spot.module, hook, spot.side)
     if reads_copy(block, station):
         after = block.spots.get("after_cross_attention", spot)
@@ -197,7 +229,11 @@ def install(model: nn.Module, anatomy: Anatomy) -> Pass:
         if id(module) not in blocks:
             hang(module, MaskListener(running), "in")
     for block, index in cache_places(anatomy):
-        hang(block.module, BlockEntry(running, block.name, index), "in")
+        path = block.spots["input"].path if "input" in block.spots else None
+        hang(block.module, BlockEntry(running, block.name, index, path), "in")
+        if anatomy.family == "unknown":
+            check = BlockExit(running, block.name, path, block.spots["output"].path)
+            check.key = block.module.register_forward_hook(check, with_kwargs=True).id
     return running
 
 

@@ -21,12 +21,14 @@ class Batch(NamedTuple):
 
 
 def call(model: nn.Module, batch: Batch) -> Any:
-    """One pass of the model. What a pass would fill further is copied first: a cache of keys and values in the inputs,
-    a dictionary of features."""
+    """One pass of the model. What is given is copied first: a pass may write into its inputs, or fill a cache of keys
+    and values, or a dictionary of features, further."""
 
     def own(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.clone()
         if isinstance(value, dict):
-            return dict(value)
+            return {name: own(item) for name, item in value.items()}
         return copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
 
     return model(*map(own, batch.args), **{name: own(value) for name, value in batch.kwargs.items()})

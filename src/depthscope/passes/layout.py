@@ -41,7 +41,7 @@ def _outputs(model: nn.Module, anatomy: Anatomy, batch: Batch) -> list[Tensor]:
     found: list[Tensor] = []
 
     def keep(_visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
-        found.append(source.clone())
+        found.append((source.flatten(1, 2) if anatomy.maps and source.ndim == 4 else source).clone())
 
     with Machine(model, anatomy, Listen({"output"}, keep)):
         call(model, batch)

@@ -24,9 +24,9 @@ from depthscope import stations
 from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
 from depthscope.naming import unknown_name
 from depthscope.passes.attention import AttentionListener, Head
-from depthscope.passes.hooks import cache_places, reads_copy
+from depthscope.passes.hooks import cache_places, reads_copy, refuse_copy
 from depthscope.passes.running import Pass
-from depthscope.passes.tokens import edit_tokens, first_tokens
+from depthscope.passes.tokens import edit_tokens, tokens_at
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class Machine:
         self.visit: Visit | None = None
         self.inside: str | None = None  # "attention" or "cross_attention"
         self.blocks_run = 0  # in the pass that runs, or ran last
+        self._given: Any = None  # to the block that runs
         self._carried: dict[int, Tensor] = {}  # by block module: what a change of a norm's copy adds to the trunk
         self._open: ExitStack | None = None
         self._refuse_what_does_nothing()
@@ -113,6 +114,9 @@ class Machine:
                     raise unknown_name("station", station, stations.ALL)
                 if isinstance(site, Change) and station not in shown:
                     raise ValueError(f"this model does not show its {station}, so that nothing can be changed there")
+                if isinstance(site, Change):
+                    for block in self.anatomy.blocks:
+                        refuse_copy(block, station)
 
     def __enter__(self) -> Machine:
         if self._open is not None:
@@ -134,7 +138,7 @@ class Machine:
 
     def __exit__(self, *_: object) -> None:
         opened, self._open = self._open, None
-        self.visit = self.inside = None  # of a pass that failed: it holds what entered the block
+        self.visit = self.inside = self._given = None  # of a pass that failed: it holds what entered the block
         self._carried.clear()
         if opened is not None:
             opened.close()
@@ -150,16 +154,16 @@ class Machine:
 
     def _attach(self, stack: ExitStack, block: BlockAnatomy, place: int) -> None:
         self._before(stack, block.module, partial(self._begin_block, block, place))
-        spots: dict[tuple[nn.Module, str], list[str]] = {}
+        spots: dict[Spot, list[str]] = {}
         for station, spot in block.spots.items():
-            spots.setdefault((spot.module, spot.side), []).append(station)
-        inner = [key for key in spots if key[0] is not block.module]
-        own = [key for side in ("in", "out") if (key := (block.module, side)) in spots]
-        for module, side in inner:
-            self._attach_spot(stack, block, Spot(module, side), spots[module, side])  # type: ignore[arg-type]
+            spots.setdefault(spot, []).append(station)
+        inner = [spot for spot in spots if spot.module is not block.module]
+        own = sorted((spot for spot in spots if spot.module is block.module), key=lambda spot: spot.side)  # in, out
+        for spot in inner:
+            self._attach_spot(stack, block, spot, spots[spot])
         self._attach_carried(stack, block)
-        for module, side in own:
-            self._attach_spot(stack, block, Spot(module, side), spots[module, side])  # type: ignore[arg-type]
+        for spot in own:
+            self._attach_spot(stack, block, spot, spots[spot])
         for name, attention in (("attention", block.attention), ("cross_attention", block.cross_attention)):
             if attention is not None:
                 self._before(stack, attention, partial(self._enter_attention, block, name))
@@ -171,10 +175,10 @@ class Machine:
         acts: list[Callable[[Any], Any]] = []
         for site in self.sites:
             if isinstance(site, Listen) and (heard := [s for s in here if s in site.stations]):
-                acts.append(partial(self._report, block, heard, site.hear))
+                acts.append(partial(self._report, block, spot, heard, site.hear))
             elif isinstance(site, Change) and site.station in here:
                 copies = reads_copy(block, site.station)
-                acts.append(partial(self._change, block, site.change, copies))
+                acts.append(partial(self._change, block, spot, site.change, copies))
         for act in acts:
             if spot.side == "in":
                 stack.callback(spot.module.register_forward_pre_hook(_Before(act), with_kwargs=True).remove)
@@ -223,63 +227,74 @@ class Machine:
     def _begin_block(self, block: BlockAnatomy, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if id(block.module) in _REPEATED:
             return
-        self.running.enter(block.name, place, block.module, args, kwargs)
-        tokens, shape = first_tokens((*args, *kwargs.values())), self.running.shape
+        path = block.spots["input"].path if "input" in block.spots else None
+        self.running.enter(block.name, place, block.module, args, kwargs, path)
+        tokens, shape = tokens_at((args, kwargs), path), self.running.shape
         assert tokens is not None
         assert shape is not None
         self.blocks_run += 1
         again = partial(self._run_again, block, args, kwargs)
         self.visit = Visit(self.blocks_run, block, self.running.real, shape, tokens, again)
+        self._given = (args, kwargs)
 
     def _end_block(self, block: BlockAnatomy, _output: Any) -> None:
         if id(block.module) in _REPEATED:
             return
         if self.visit is not None and self.on_block_end is not None:
             self.on_block_end(self.visit)
-        self.visit = None
+        self.visit = self._given = None
 
     def _run_again(self, block: BlockAnatomy, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor) -> Tensor:
         def exchanged(given: Tensor) -> Tensor:
             return self.running.as_given(tokens.to(given.dtype), given)
 
-        changed_args, changed_kwargs = edit_tokens((args, kwargs), exchanged)
+        entrance, leaves = block.spots["input"], block.spots["output"]
+        changed_args, changed_kwargs = edit_tokens((args, kwargs), exchanged, entrance.path)
         _REPEATED.add(id(block.module))
         try:
-            output = first_tokens(block.module(*changed_args, **changed_kwargs))
+            output = tokens_at(block.module(*changed_args, **changed_kwargs), leaves.path)
         finally:
             _REPEATED.discard(id(block.module))
         assert output is not None
-        return self.running.batch_first(output)
+        found = self.running.batch_first(output)
+        return found if leaves.added_to is None else found + tokens
 
     def _enter_attention(self, block: BlockAnatomy, name: str, _args: object, _kwargs: object) -> None:
         if self._runs(block):
             self.inside = name
 
-    def _report(self, block: BlockAnatomy, here: Iterable[str], hear: OnTokens, value: Any) -> None:
+    def _report(self, block: BlockAnatomy, spot: Spot, here: Iterable[str], hear: OnTokens, value: Any) -> None:
         if not self._runs(block):
             return
-        visit, tokens = self.visit, first_tokens(value)
+        visit, tokens = self.visit, tokens_at(value, spot.path)
         assert visit is not None
         if tokens is None:
             where = ", ".join(here)
             raise ValueError(f"expected tokens at station {where} of {block.name!r}, got {type(value).__name__}")
-        if self.anatomy.family == "unknown" and "output" in here and tokens.shape != visit.shape:
-            raise ValueError(
-                f"{block.name!r} is given {tuple(visit.shape)} and returns {tuple(tokens.shape)}: a block returns "
-                "tokens of the shape that it was given. Name the blocks with blocks='path.to.layers.*'"
-            )
+        if self.anatomy.family == "unknown" and "output" in here:
+            self.running.leave(block.name, block.spots["input"].path, spot.path, self._given, value)
+        if spot.added_to is not None:
+            tokens = visit.entered + tokens
         batch_first = self.running.batch_first(tokens)
         for station in here:
             hear(visit, station, batch_first, tokens)
 
     def _change(
-        self, block: BlockAnatomy, change: Callable[[Visit, Tensor], Tensor | None], copies: bool, value: Any
+        self,
+        block: BlockAnatomy,
+        spot: Spot,
+        change: Callable[[Visit, Tensor], Tensor | None],
+        copies: bool,
+        value: Any,
     ) -> Any:
         visit = self.visit
         if not self._runs(block) or visit is None:
             return None
 
         def changed(tokens: Tensor) -> Tensor:
+            if spot.added_to is not None:
+                new = change(visit, visit.entered + tokens)
+                return tokens if new is None else new - visit.entered
             new = change(visit, tokens)
             if new is None:
                 return tokens
@@ -289,7 +304,7 @@ class Machine:
                 self._carried[id(block.module)] = difference if earlier is None else earlier + difference
             return new
 
-        return edit_tokens(value, changed)
+        return edit_tokens(value, changed, spot.path)
 
     # --- attention -----------------------------------------------------------------------------------
 

@@ -7,16 +7,17 @@ stay in the model (`hooks.py`), or a machine that is open for a while (`machine.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy
+from depthscope.anatomy import Anatomy, Path
 from depthscope.passes.caches import cache_in, past_length
 from depthscope.passes.masks import MaskFinder
-from depthscope.passes.tokens import as_given, batch_first, first_tokens
+from depthscope.passes.tokens import as_given, batch_first, count_ways, distinct, floating_in, tokens_at
 
 REMEMBERED = 256  # passes whose masks are kept for activation checkpointing
 
@@ -26,7 +27,7 @@ class Pass:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.masks = MaskFinder(model, anatomy)
-        self.token_axis = anatomy.token_axis
+        self.token_axis, self.maps, self.guessed = anatomy.token_axis, anatomy.maps, anatomy.guessed
         self.causal_by_call = anatomy.causal_by_call
         self._warned = False
         self._forget()
@@ -40,6 +41,8 @@ class Pass:
         self.bidirectional: bool | None = None  # what this call says; None: the call says nothing
         self.cache: Any = None  # keys and values of earlier tokens
         self.past = 0  # how many tokens are in the cache
+        self._entered: tuple[weakref.ref[Tensor], int] | None = None  # what the block before was given, and its version
+        self._given: list[weakref.ref[Tensor]] = []  # to the block before, where several tensors could be its tokens
         self.masks.begin()
         # Activation checkpointing runs a block again during the backward pass, when another pass may have been here:
         # the processed mask that the block is given, the same memory both times, leads to the mask of its pass.
@@ -47,7 +50,8 @@ class Pass:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
-        for name in ("calls", "block", "real", "position", "shape", "bidirectional", "cache", "past", "_by_processed"):
+        running = ("calls", "block", "real", "position", "shape", "bidirectional", "cache", "past")
+        for name in (*running, "_entered", "_given", "_by_processed"):
             kept.pop(name)
         return kept
 
@@ -59,17 +63,27 @@ class Pass:
         """The model is called: masks of an earlier pass count no longer, and no block has run yet."""
         self.masks.begin()
         self.block = ""
+        self._given, self._entered = [], None
 
-    def enter(self, block: str, index: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A block begins. `index` is the place of the block's keys and values in a cache."""
+    def enter(
+        self,
+        block: str,
+        index: int,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        path: Path | None = None,
+    ) -> None:
+        """A block begins. `index` is the place of its keys and values in a cache, `path` leads to its tokens."""
         recomputed = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
         if recomputed:
             self.masks.begin()
         self.masks.see(module, args, kwargs)
         values = (*args, *kwargs.values())
-        tokens = first_tokens(values)
+        tokens = tokens_at((args, kwargs), path)
         if tokens is None:
-            raise ValueError(f"expected tokens to enter {block!r}, got none")
+            where = "" if path is None else f" as its argument {'.'.join(map(str, path[1:]))}"
+            raise ValueError(f"expected tokens to enter {block!r}{where}, got none")
         if hasattr(tokens, "device_mesh"):
             raise ValueError(
                 f"expected tokens to enter {block!r} as a plain tensor, got a DTensor {tuple(tokens.shape)}, spread "
@@ -92,6 +106,46 @@ class Pass:
             self.real = self.real[:, -n:]
         elif self.past:
             self.position = torch.arange(self.past, self.past + n, device=tokens.device).expand(batch, n)
+
+    def leave(self, block: str, entrance: Path | None, leaves: Path | None, given: Any, returned: Any) -> None:
+        """A block of no known family has run: refuses one that returns another shape than it was given."""
+        before, after = tokens_at(given, entrance), tokens_at(returned, leaves)
+        if before is None or after is None or before.shape != after.shape:
+            shapes = [None if tokens is None else tuple(tokens.shape) for tokens in (before, after)]
+            raise ValueError(
+                f"{block!r} is given {shapes[0] or 'no tokens'} and returns {shapes[1] or 'none'}: a block returns "
+                "tokens of the shape that it was given; name the blocks with blocks='path.to.layers.*'"
+            )
+        if entrance is None:
+            self._refuse_guess(block, before, given, returned)
+        if self.guessed and not torch.compiler.is_compiling():
+            self._refuse_side_by_side(block, before, after)
+
+    def _refuse_guess(self, block: str, before: Tensor, given: Any, returned: Any) -> None:
+        """Several tensors could be the tokens. What every block is given unchanged is not."""
+        entered = distinct(tensor for _, tensor in floating_in(given))
+        left = [tensor.shape for tensor in distinct(tensor for _, tensor in floating_in(returned))]
+        ways = count_ways([tensor.shape for tensor in entered], left)
+        if ways > 1 and not torch.compiler.is_compiling():
+            known, self._given = self._given, [weakref.ref(tensor) for tensor in entered]
+            new = [tensor for tensor in entered if not any(tensor is ref() for ref in known)]
+            if not known or any(before is tensor for tensor in new):
+                ways = count_ways([tensor.shape for tensor in (new if known else [before])], left)
+        if ways > 1:
+            raise ValueError(
+                f"several tensors could be the tokens of {block!r}: pass inputs=, so that a pass can tell, or say it "
+                f"with blocks=, such as '{block}@0>0' for its first argument and the first item that it returns"
+            )
+
+    def _refuse_side_by_side(self, block: str, before: Tensor, after: Tensor) -> None:
+        """The same tokens have entered the block before, and it has made others of them: these blocks are no chain."""
+        entered = None if before.is_inference() else (weakref.ref(before), before._version)
+        if self._entered is not None and self._entered[0]() is before and self._entered == entered:
+            raise ValueError(
+                f"{block!r} is given the same tokens as the block before it, and not what that one returned: these are "
+                "no blocks that follow each other; depthscope.remove(model), and name the blocks with blocks="
+            )
+        self._entered = entered if after is not before else None
 
     def _recognise_pass(self, processed: Tensor | None, recomputed: bool) -> None:
         if processed is None:
@@ -123,7 +177,7 @@ class Pass:
 
     def batch_first(self, tokens: Tensor) -> Tensor:
         """(batch, n, d), whatever the model's layout."""
-        found = batch_first(tokens, self.token_axis, self.shape)
+        found = batch_first(tokens, self.token_axis, self.shape, self.maps)
         if found is None or found.is_nested:
             raise ValueError(
                 f"expected tokens (batch, n, d) in {self.block!r}, got shape {tuple(tokens.shape)}; "

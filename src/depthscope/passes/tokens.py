@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from depthscope.anatomy import Path
 
 
 def first_tokens(value: Any) -> Tensor | None:
@@ -15,7 +17,7 @@ def first_tokens(value: Any) -> Tensor | None:
     Without one, the first of two axes (no batch, or OPT's flattened batch) or more: a conditioning vector
     (batch, d) that stands before the tokens is not taken for them.
     """
-    found = list(_floating(value))
+    found = [tensor for _, tensor in floating_in(value)]
     for axes in (3, 2):
         for tensor in found:
             if tensor.ndim == axes:
@@ -23,26 +25,62 @@ def first_tokens(value: Any) -> Tensor | None:
     return next((tensor for tensor in found if tensor.ndim > 3), None)
 
 
-def _floating(value: Any) -> Iterator[Tensor]:
+def floating_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """The floating-point tensors in what a module takes or returns, each with the way that leads to it."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
-            yield value
+            yield path, value
     elif isinstance(value, dict):
-        yield from _floating(tuple(value.values()))
+        for key, item in value.items():
+            yield from floating_in(item, (*path, key))
     elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _floating(item)
+        for index, item in enumerate(value):
+            yield from floating_in(item, (*path, index))
 
 
-def batch_first(tokens: Tensor, token_axis: int, shape: torch.Size | None) -> Tensor | None:
+def tokens_at(value: Any, path: Path | None) -> Tensor | None:
+    """The token matrix that a path leads to; without a path, the first (`first_tokens`). None: there is none."""
+    if path is None:
+        return first_tokens(value)
+    for step in path:
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, tuple | list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+        else:
+            return None
+    return value if isinstance(value, Tensor) and value.is_floating_point() else None
+
+
+def count_ways(entered: Sequence[torch.Size], left: Sequence[torch.Size]) -> int:
+    """In how many ways tokens can enter a module and leave it with the same shape."""
+    for axes in (3, 2):
+        ways = sum(a == b and len(a) == axes for a in entered for b in left)
+        if ways:
+            return ways
+    return 0
+
+
+def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors, each once."""
+    found: list[Tensor] = []
+    for tensor in tensors:
+        if not any(tensor is other for other in found):
+            found.append(tensor)
+    return found
+
+
+def batch_first(tokens: Tensor, token_axis: int, shape: torch.Size | None, maps: bool = False) -> Tensor | None:
     """The tokens as (batch, n, d), a view, whatever the model's layout; None if they cannot be read so.
 
-    `shape` is that of the block's input: OPT's FFN flattens the batch.
+    `shape` is that of the block's input: OPT's FFN flattens the batch. `maps`: (batch, height, width, d) is read too.
     """
     if tokens.ndim == 2 and shape is not None and len(shape) == 3 and tokens.shape[0] == shape[0] * shape[1]:
         tokens = tokens.view(*shape[:2], -1)
     if tokens.ndim == 2:
         tokens = tokens.unsqueeze(1 - token_axis)  # no batch axis
+    if tokens.ndim == 4 and maps:
+        tokens = tokens.flatten(1, 2)  # a map (batch, height, width, d)
     if tokens.ndim != 3:
         return None
     return tokens if token_axis == 1 else tokens.transpose(0, 1)
@@ -66,11 +104,23 @@ def exchange(value: Any, old: Tensor | None, new: Any) -> Any:
     return value
 
 
-def edit_tokens(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """What a module takes or returns, with its token matrix changed."""
+def edit_tokens(value: Any, change: Callable[[Tensor], Tensor], path: Path | None = None) -> Any:
+    """What a module takes or returns, with its token matrix changed: the one that a path leads to, or the first."""
     if isinstance(value, Tensor):
         return change(value)
-    tokens = first_tokens(value)
+    tokens = tokens_at(value, path)
     if tokens is None:
         raise ValueError(f"expected tokens to change here, got {type(value).__name__}")
-    return exchange(value, tokens, change(tokens))
+    new = change(tokens)
+    return exchange(value, tokens, new) if path is None else _placed(value, path, new)
+
+
+def _placed(value: Any, path: Path, new: Tensor) -> Any:
+    """What a module takes or returns, with another tensor at the end of a path, and at no other place."""
+    if not path:
+        return new
+    if isinstance(value, dict):
+        changed = {key: _placed(item, path[1:], new) if key == path[0] else item for key, item in value.items()}
+        return changed if type(value) is dict else type(value)(**changed)
+    items = [_placed(item, path[1:], new) if index == path[0] else item for index, item in enumerate(value)]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

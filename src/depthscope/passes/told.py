@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypedDict
 
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy, anatomy_of
+from depthscope.anatomy import Anatomy
 from depthscope.naming import did_you_mean, unknown_name
 from depthscope.offloading import device_of
-from depthscope.passes.inputs import Tokenizer, batches
+from depthscope.passes.discovery import find_anatomy
+from depthscope.passes.inputs import Batch
 from depthscope.passes.layout import find_token_axis
 from depthscope.passes.quiet import undisturbed
 
@@ -25,15 +26,14 @@ class Told(TypedDict, total=False):
     mask: Tensor | str | None  # (batch, n) true for real tokens, or the argument that has it ("~pad": true for padding)
 
 
-def anatomy_as_told(
-    model: nn.Module, told: Mapping[str, Any], inputs: Any = None, tokenizer: Tokenizer | None = None
-) -> Anatomy:
-    """The anatomy of a model with what the user says of it. `inputs` find out the token axis of an unknown model."""
+def anatomy_as_told(model: nn.Module, told: Mapping[str, Any], batch: Batch | None = None) -> Anatomy:
+    """The anatomy of a model with what the user says of it. A batch finds out the blocks and the token axis of an
+    unknown model."""
     for name in told:
         if name not in Told.__annotations__:
             meant, known = did_you_mean(name, Told.__annotations__), ", ".join(Told.__annotations__)
             raise TypeError(f"unexpected option {name!r}: {meant}what can be said of a model is {known}")
-    anatomy = anatomy_of(model, told.get("blocks"))
+    anatomy = find_anatomy(model, batch, told.get("blocks"))
     if (part := told.get("part")) is not None:
         anatomy = only_part(anatomy, part)
     if (mask := told.get("mask")) is not None:
@@ -42,13 +42,10 @@ def anatomy_as_told(
         if axis not in (0, 1):
             raise ValueError(f"expected token_axis 1 for (batch, n, d) or 0 for (n, batch, d), got {axis!r}")
         return replace(anatomy, token_axis=axis)
-    if anatomy.family != "unknown" or inputs is None or isinstance(inputs, Iterator):
-        return anatomy
-    first = next(batches(model, inputs, tokenizer), None)
-    if first is None:
+    if anatomy.family != "unknown" or batch is None:
         return anatomy
     with undisturbed(model):
-        return replace(anatomy, token_axis=find_token_axis(model, anatomy, first))
+        return replace(anatomy, token_axis=find_token_axis(model, anatomy, batch))
 
 
 def only_part(anatomy: Anatomy, part: str) -> Anatomy:

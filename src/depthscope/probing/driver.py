@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from typing import Any, Literal, Unpack
 
 import torch
@@ -78,22 +79,24 @@ def probe(
     wanted = at.choose_stations(stations)
     excluded = _excluded(exclude_tokens)
     model, notes = uncompiled(model)
-    anatomy = anatomy_as_told(model, told, inputs, tokenizer)
+    calls = batches(model, inputs, tokenizer)
+    first = next(calls, None)
+    if first is None:
+        raise ValueError("expected at least one batch, got none")
+    anatomy = anatomy_as_told(model, told, first)
     reduction = Reduction(names, wanted, excluded, only_at_outputs(measures))
     passes = _Passes(model, anatomy, reduction, progress)
     gradient_rows = []
     with undisturbed(model):
-        for given in batches(model, inputs, tokenizer):
+        for given in chain([first], calls):
             batch = passes.one_to_a_row(given)
             if passes.samples == 0 and anatomy.causal is None and not any(b.part for b in anatomy.blocks):
                 passes.causal = is_causal(model, anatomy, batch)
             passes.run(batch)
             if gradients:
-                first = passes.samples - passes.batch_size
+                sample = passes.samples - passes.batch_size
                 of_weights = gradients != "outputs"
-                gradient_rows += gradient_norms(model, anatomy, batch, loss, first, of_weights=of_weights)
-    if passes.samples == 0:
-        raise ValueError("expected at least one batch, got none")
+                gradient_rows += gradient_norms(model, anatomy, batch, loss, sample, of_weights=of_weights)
     metadata = _describe(model, anatomy, passes, names, wanted, excluded) | {"notes": notes + passes.notes(wanted)}
     rows = gather_heads(reduction.rows, passes.split_heads)
     return Profile(frame_of(rows + gradient_rows), metadata, sinks_of(reduction.sinks))
@@ -141,7 +144,7 @@ class _Passes:
 
     def notes(self, wanted: frozenset[str]) -> list[str]:
         """What was asked for and not seen."""
-        notes = list(self.anatomy.notes)
+        notes = [*self.anatomy.notes, *self.anatomy.left_out]
         seen = {station for block in self.anatomy.blocks for station in block.spots}
         if missing := sorted(wanted & set(at.BLOCK) - seen):
             notes.append(f"stations that this model does not show: {', '.join(missing)}")
@@ -152,8 +155,9 @@ class _Passes:
             notes.append(f"position_ids begin again within a row: the sequences packed there {how}")
         if self.leaks_through_mask:
             notes.append("tokens that the mask hides change the others: does it mark real tokens? mask= says what does")
-        if self.anatomy.family == "unknown" and self.reduction.between:
-            named = ", ".join(map(str, sorted(self.reduction.between)))
+        between = sorted(self.reduction.between) if self.anatomy.between is None else self.anatomy.between
+        if self.anatomy.family == "unknown" and between:
+            named = ", ".join(map(str, between))
             notes.append(f"something else changes the tokens between the blocks, before block {named}")
         if self.reduction.wants_attention:
             blind = [n for n in range(1, self.depth + 1) if (n, "attention") not in self.reduction.attention_seen]

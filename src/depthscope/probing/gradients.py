@@ -37,6 +37,8 @@ def gradient_norms(
         raise ValueError("gradients=True does not work inside torch.inference_mode()")
     if of_weights and has_offloaded(model):
         raise ValueError('weights that are offloaded have no gradient here; ask for gradients="outputs"')
+    if any(spot.added_to is not None for block in anatomy.blocks for spot in block.spots.values()):
+        raise ValueError("gradients are not seen where the residual addition stands outside the blocks' modules")
     outputs: list[Tensor] = []
     masks: list[Tensor | None] = []
 
@@ -85,7 +87,7 @@ def gradient_norms(
 def _default_loss(output: Tensor, mask: Tensor | None, token_axis: int) -> Tensor:
     """Σ over the sequences of ⟨R, X⟩/√(size of X), R by position among the real tokens: padding and the rest
     of the batch do not matter."""
-    tokens = output if token_axis == 1 else output.transpose(0, 1)  # (batch, n, d)
+    tokens = output.flatten(1, -2) if token_axis == 1 else output.transpose(0, 1)  # (batch, n, d)
     batch, n, d = tokens.shape
     real = torch.ones(batch, n, dtype=torch.bool, device=tokens.device) if mask is None else mask
     rows = -(-n // 64) * 64  # whole multiples: the first rows do not depend on how many follow

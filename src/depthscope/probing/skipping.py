@@ -45,10 +45,7 @@ def skip_loss(
     `part`, the blocks of one part are skipped.
     """
     model, _ = uncompiled(model)
-    anatomy = anatomy_as_told(model, told)
-    calls = [_with_labels(anatomy, batch) for batch in batches(model, inputs, tokenizer)]
-    if not calls:
-        raise ValueError("expected at least one batch, got none")
+    anatomy, calls = _prepared(model, inputs, tokenizer, told)
     with undisturbed(model):
         depth, whole = _mean_loss(model, anatomy, calls, loss, frozenset())
         if not 1 <= run <= depth:
@@ -73,12 +70,17 @@ def mean_loss(
 ) -> float:
     """The mean loss over the batches, as `skip_loss` takes it, with all blocks."""
     model, _ = uncompiled(model)
-    anatomy = anatomy_as_told(model, told)
-    calls = [_with_labels(anatomy, batch) for batch in batches(model, inputs, tokenizer)]
-    if not calls:
-        raise ValueError("expected at least one batch, got none")
+    anatomy, calls = _prepared(model, inputs, tokenizer, told)
     with undisturbed(model):
         return _mean_loss(model, anatomy, calls, loss, frozenset())[1]
+
+
+def _prepared(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, told: Told) -> tuple[Anatomy, list[Batch]]:
+    calls = list(batches(model, inputs, tokenizer))
+    if not calls:
+        raise ValueError("expected at least one batch, got none")
+    anatomy = anatomy_as_told(model, told, calls[0])
+    return anatomy, [_with_labels(anatomy, batch) for batch in calls]
 
 
 def _mean_loss(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,10 +58,16 @@ def apply(
         inputs = list(inputs)  # they are read more than once
     _refuse_wrapped(model, remedies)
     refuse_tensor(told)
-    anatomy = anatomy_as_told(model, told, inputs, tokenizer)
+    batch = None if inputs is None else next(batches(model, inputs, tokenizer), None)
+    if inputs is not None and batch is None:
+        raise ValueError("expected at least one batch, got none")
+    anatomy = anatomy_as_told(model, told, batch)
+    if anatomy.spelled is not None:
+        told["blocks"] = anatomy.spelled
     family_is_unknown = anatomy.family == "unknown"
-    if inputs is not None and causal is None and anatomy.causal is None and family_is_unknown:
-        causal = _find_out(model, anatomy, inputs, tokenizer)
+    if batch is not None and causal is None and anatomy.causal is None and family_is_unknown:
+        with undisturbed(model):
+            causal = is_causal(model, anatomy, batch)
 
     def measure(**options: Any) -> Recommendation:
         if inputs is None:
@@ -88,6 +95,8 @@ def apply(
     except BaseException:
         take_down(model, keep=before)
         raise
+    for left_out in anatomy.left_out:
+        warnings.warn(f"no remedy was put there: {left_out}", stacklevel=2)
     axis = {"token_axis": anatomy.token_axis} if family_is_unknown else {}
     said = {"causal": causal, **told, **axis}
     keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
@@ -206,11 +215,6 @@ def _refuse_twice(model: nn.Module, remedy: Remedy, block: BlockAnatomy) -> None
             )
 
 
-def _find_out(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> bool | None:
-    with undisturbed(model):
-        return is_causal(model, anatomy, next(batches(model, inputs, tokenizer)))
-
-
 def _causal(anatomy: Anatomy, block: BlockAnatomy, told: bool | None) -> bool | None:
     if told is not None:
         return told
@@ -219,4 +223,6 @@ def _causal(anatomy: Anatomy, block: BlockAnatomy, told: bool | None) -> bool | 
 
 def _depth(model: nn.Module, anatomy: Anatomy) -> int:
     """More than there are block modules if these share their weights."""
+    if anatomy.applications is not None:
+        return anatomy.applications
     return max(len(anatomy.blocks), getattr(getattr(model, "config", None), "num_hidden_layers", 0) or 0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import torch
@@ -135,10 +135,14 @@ def recommend(
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
     refuse_tensor(told)
     model, _ = uncompiled(model)
-    anatomy = anatomy_as_told(model, told)
-    batch = _first_batch(model, anatomy, inputs, tokenizer)
+    given = next(batches(model, inputs, tokenizer), None)
+    if given is None:
+        raise ValueError("expected at least one batch, got none")
+    anatomy = anatomy_as_told(model, told, given)
+    if anatomy.spelled is not None:
+        told["blocks"] = anatomy.spelled
+    batch = _one_to_a_row(model, anatomy, given)
     profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], **told)
-    anatomy = replace(anatomy, token_axis=profile.metadata["token_axis"])
     options = _apply_options(profile, told)
     spared = _spared(profile, batch)
 
@@ -156,11 +160,11 @@ def recommend(
     if found == 0:
         reason = f"{_sentence(odds)}: they stay below the wanted level {level:g} by themselves"
         return Recommendation(reason, (), True, level, odds, odds.critical_tau, blocks=len(maps), apply_options=options)
-    given = _inputs_of(batch)
+    first = _inputs_of(batch)
 
     def similarity_with(*remedies: Remedy) -> float:
-        with temporarily(model, *remedies, inputs=given, **options):
-            with_them = probe(model, given, measures=["token_similarity"], **told)
+        with temporarily(model, *remedies, inputs=first, **options):
+            with_them = probe(model, first, measures=["token_similarity"], **told)
         return with_them.curve("token_similarity")[-1]
 
     found, held = _hold(lambda strength: similarity_with(remedy(strength)), odds, found, level)
@@ -225,11 +229,8 @@ def _reason(
     )
 
 
-def _first_batch(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> Batch:
+def _one_to_a_row(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Batch:
     """With one sequence to a row: no remedy goes into a model that is given several in one."""
-    batch = next(batches(model, inputs, tokenizer), None)
-    if batch is None:
-        raise ValueError("expected at least one batch, got none")
     if (pieces := pieces_of(batch.kwargs)) is None:
         return batch
     with undisturbed(model):

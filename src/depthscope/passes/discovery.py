@@ -1,0 +1,358 @@
+"""Which modules of a model of no known family are its blocks, seen in one pass.
+
+Blocks follow each other in a chain (`chains.py`); the trunk is the chain with the most parameters. Its blocks may be of
+several classes, stand in several stages, or be one module that is applied again and again. What is left out is said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
+from depthscope.anatomy.spelling import Stream, spell, stream_of
+from depthscope.anatomy.unknown import MOST, NOTE, is_solid, nested, size_of, unknown_anatomy
+from depthscope.passes.chains import Chain, Links, Passage
+from depthscope.passes.inputs import Batch
+from depthscope.passes.lineage import Call, Passed, States, follow
+from depthscope.passes.quiet import undisturbed
+from depthscope.passes.tokens import count_ways
+
+TOKENS = (2, 3)  # axes of a token matrix: (n, d), or with a batch
+MAPS = (4,)  # of a map of features: (batch, height, width, d) is read as tokens
+OUTSIDE = "the residual additions stand outside the modules that are counted as blocks here: the sums are measured"
+HOW = "name the blocks with blocks='path.to.layers.*'"
+
+
+def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = None) -> Anatomy:
+    """The anatomy of a model. If it is of no known family, and there is a batch, one pass tells what its blocks are."""
+    known, unlisted = None, ""
+    try:
+        known = anatomy_of(model, blocks)
+    except ValueError as error:
+        if batch is None or blocks is not None:
+            raise
+        unlisted = str(error)
+    if known is not None and (batch is None or known.family != "unknown"):
+        return known
+    assert batch is not None
+    with undisturbed(model):
+        calls, states = follow(model, batch)
+    if known is not None and blocks is not None:
+        return _checked(model, blocks, known, calls, states)
+    chains = _all_chains(model, calls, states)
+    if not chains:
+        raise ValueError(unlisted if known is None else _why_none(known, calls))
+    return _found(model, known, chains, calls)
+
+
+# --- the user has named nothing ---------------------------------------------------------------------
+
+
+def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls: list[Call]) -> Anatomy:
+    trunk = _inside_stages(max(chains, key=_rank), chains)
+    if not _can_be_read(trunk):
+        first = trunk[0]
+        raise ValueError(
+            f"expected tokens (batch, n, d) or (batch, height, width, d) in {first.call.name!r}, got a map of features "
+            f"{tuple(first.entrance.shape)}; {HOW}"
+        )
+    streams = _streams(trunk)
+    anatomy = unknown_anatomy([(p.call.name, p.call.module, streams[p.call.name]) for p in trunk], NOTE)
+    listed_too = listed is not None and [b.module for b in listed.blocks] == [b.module for b in anatomy.blocks]
+    needs_no_word = listed_too and all(stream == Stream() for stream in streams.values())
+    if any(passage.added for passage in trunk):
+        anatomy = replace(anatomy, notes=(*anatomy.notes, OUTSIDE))
+    return replace(
+        anatomy,
+        spelled=None if needs_no_word else spell(model, anatomy.blocks),
+        left_out=tuple(_left_out(model, trunk, chains, calls)),
+        applications=len(trunk),
+        between=_between(trunk),
+    )
+
+
+def _can_be_read(trunk: Chain) -> bool:
+    """Tokens, or maps whose last axis is the width of a token: the norms in the blocks say so, and never the second."""
+    if all(len(passage.entrance.shape) in TOKENS for passage in trunk):
+        return True
+    widths = [({p.numel() for p in g.call.module.parameters() if p.ndim == 1}, g.entrance.shape) for g in trunk]
+    last = [shape[-1] in known and shape[1] not in known for known, shape in widths]
+    second = [shape[1] in known and shape[-1] not in known for known, shape in widths]
+    return any(last) and not any(second)
+
+
+def _between(chain: Chain) -> tuple[int, ...]:
+    pairs = enumerate(pairwise(chain), start=2)
+    return tuple(number for number, (before, after) in pairs if after.entrance.state != before.state)
+
+
+def _all_chains(model: nn.Module, calls: list[Call], states: States) -> list[Chain]:
+    """The chains of modules that could be blocks; if there are none, of all that have parameters, or of all."""
+    links = Links(calls, states, TOKENS + MAPS, calls[0].left)
+    for could_be in (is_solid, _has_parameters, lambda _module: True):
+        chosen = [call for call in links.calls if call.around is not None and could_be(call.module)]
+        found: dict[tuple[object, ...], Chain] = {}
+        for group in _groups(chosen):
+            for chain in links.all_chains(group):
+                beside = _beside(model, group, chosen) if could_be is is_solid else []
+                whole = links.filled(chain, beside, _akin(model))
+                found.setdefault(tuple((p.call, p.entrance.path) for p in whole), whole)
+        if could_be is not is_solid:
+            found = {key: chain for key, chain in found.items() if _is_whole(model, chain, calls)}
+        if found:
+            return list(found.values())
+    return []
+
+
+def _is_whole(model: nn.Module, chain: Chain, calls: list[Call]) -> bool:
+    """Whether a chain of plain layers is what a model is made of, and no part of its blocks."""
+    return len({passage.call.around for passage in chain}) == 1 and _share(model, chain, calls) >= MOST
+
+
+def _share(model: nn.Module, chain: Chain, calls: list[Call]) -> float:
+    """How much of the model's parameters, embeddings aside, are in a chain and in what stands beside its modules."""
+    first, last = chain[0].call, chain[-1].call
+    beside = [call.module for call in calls if call.depth == first.depth and first.number <= call.number <= last.number]
+    tables = size_of([module for module in model.modules() if isinstance(module, nn.Embedding)])
+    return size_of(beside) / max(1, size_of([model]) - tables)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _groups(calls: Sequence[Call]) -> Iterator[list[Call]]:
+    """The calls of modules of one class that stand equally deep, at least two of them."""
+    groups: dict[tuple[int, type], list[Call]] = {}
+    for call in calls:
+        groups.setdefault((call.depth, type(call.module)), []).append(call)
+    return (group for group in groups.values() if len(group) > 1)
+
+
+def _beside(model: nn.Module, group: list[Call], calls: list[Call]) -> list[Call]:
+    """The calls that may stand in one chain with a class of blocks: of modules in the same list, or of classes that are
+    called about as often. A module that is called now and then stands between the blocks."""
+    lists = {_list_around(model, call.name) for call in group} - {""}
+    equally_deep = [call for call in calls if call.depth == group[0].depth]
+    often = Counter(type(call.module) for call in equally_deep)
+    return [
+        call
+        for call in equally_deep
+        if len(group) <= 2 * often[type(call.module)] <= 4 * len(group) or _list_around(model, call.name) in lists
+    ]
+
+
+def _akin(model: nn.Module) -> Callable[[Call, Chain], bool]:
+    """Whether a call at the end of a chain belongs to it: its class does, or it stands in the same ModuleList."""
+
+    def akin(call: Call, chain: Chain) -> bool:
+        around = _list_around(model, call.name)
+        return any(
+            type(p.call.module) is type(call.module) or (around and around == _list_around(model, p.call.name))
+            for p in chain
+        )
+
+    return akin
+
+
+def _list_around(model: nn.Module, name: str) -> str:
+    around = name.rpartition(".")[0]
+    return around if isinstance(model.get_submodule(around), nn.ModuleList) else ""
+
+
+def _rank(chain: Chain) -> tuple[int, int, bool, int]:
+    """The most parameters, the outermost modules, tokens with a batch, the most calls."""
+    modules = [passage.call.module for passage in chain]
+    return size_of(modules), -chain[0].call.depth, len(chain[0].entrance.shape) > 2, len(chain)
+
+
+def _inside_stages(trunk: Chain, chains: list[Chain]) -> Chain:
+    """Where every module of a chain has several blocks that are alike, and little else, these are the blocks."""
+    stages = [passage.call for passage in trunk]
+    for chain in chains:
+        inside = {call: [p.call.module for p in chain if _is_inside(p.call, call)] for call in stages}
+        modules = [module for found in inside.values() for module in found]
+        several = all(len(found) > 1 and _are_alike(found) for found in inside.values())
+        several &= not any(passage.added for passage in chain)  # branches of a block
+        if several and len(modules) == len(chain) and size_of(modules) >= MOST * size_of([c.module for c in stages]):
+            return _inside_stages(chain, chains)
+    return trunk
+
+
+def _is_inside(call: Call | None, stage: Call) -> bool:
+    while call is not None and call.depth > stage.depth:
+        call = call.around
+        if call is stage:
+            return True
+    return False
+
+
+def _are_alike(modules: Sequence[nn.Module]) -> bool:
+    made = {(type(m), tuple((name, p.shape) for name, p in m.named_parameters())) for m in modules}
+    return len(made) == 1
+
+
+def _streams(trunk: Chain) -> dict[str, Stream]:
+    """By the name of each module, where its tokens enter and leave; nothing is said where there is one way only."""
+    streams: dict[str, Stream] = {}
+    for passage in trunk:
+        stream = Stream() if _is_only_way(passage) else passage.stream
+        if streams.setdefault(passage.call.name, stream) != stream:
+            raise ValueError(
+                f"the tokens enter {passage.call.name!r}, or leave it, at different places in different calls "
+                f"({streams[passage.call.name].spelled}, {stream.spelled}): {HOW}, with what is called in one way"
+            )
+    return streams
+
+
+def _is_only_way(passage: Passage) -> bool:
+    """Whether `first_tokens` finds these tokens on both sides, and nothing else could be meant."""
+    call = passage.call
+    ways = count_ways(_shapes(call.entered), _shapes(call.left))
+    firsts = (_first(call.entered), _first(call.left))
+    return (
+        not passage.added and ways == 1 and len(passage.exit.shape) < 4 and firsts == (passage.entrance, passage.exit)
+    )
+
+
+def _shapes(passed: Sequence[Passed]) -> list[torch.Size]:
+    """A tensor that is there twice counts once."""
+    once = {p.path if p.state is None else p.state: p.shape for p in passed}
+    return list(once.values())
+
+
+def _first(passed: Sequence[Passed]) -> Passed | None:
+    return next((p for axes in (3, 2) for p in passed if len(p.shape) == axes), None)
+
+
+# --- what is said -----------------------------------------------------------------------------------
+
+
+def _left_out(model: nn.Module, trunk: Chain, chains: list[Chain], calls: list[Call]) -> Iterator[str]:
+    """What looks like blocks and is not measured."""
+    own = {passage.call for passage in trunk}
+    names = {passage.call.name for passage in trunk}
+    if (share := _share(model, trunk, calls)) < MOST:
+        yield f"these blocks hold {share:.0%} of the model's parameters (embeddings aside)"
+    said = set(names)
+    for chain in sorted(chains, key=_rank, reverse=True):
+        others = {passage.call.name for passage in chain}
+        if chain is not trunk and {p.call for p in chain} <= own and 2 * len(chain) > len(trunk):
+            blocks = unknown_anatomy([(p.call.name, p.call.module, p.stream) for p in chain], "").blocks
+            name = spell(model, blocks)
+            yield f"another stream of tokens passes these blocks and is left out: blocks={name!r} names it"
+        elif not any(nested(a, b) or nested(b, a) for a in others for b in said):
+            said |= others
+            yield f"other blocks that follow each other are left out: {_span(chain)}"
+    modules = {passage.call.module for passage in trunk}
+    runs = sum(call.module in modules for call in calls)
+    if runs > len(trunk):
+        yield f"these blocks also run outside their chain: {runs - len(trunk)} of {runs} runs do not follow the others"
+    if missing := _beside_trunk(model, said):
+        more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
+        yield f"modules like the blocks that are not part of their chain are left out: {', '.join(missing[:6])}{more}"
+
+
+def _beside_trunk(model: nn.Module, said: set[str]) -> list[str]:
+    """Modules beside blocks in a list, and modules of their classes, that stand neither in blocks nor around them."""
+    kinds = {type(model.get_submodule(name)) for name in said}
+    found: list[str] = []
+    for name, module in model.named_modules():
+        children = _children_of_list(model, name.rpartition(".")[0]) if name else []
+        holds_blocks = [child for child in children if any(nested(block, child) for block in said)]
+        alike = type(module) in kinds and not type(module).__module__.startswith("torch.nn.")
+        apart = not any(nested(name, other) or nested(other, name) for other in (*said, *found))
+        if (alike or len(holds_blocks) > 1) and apart and is_solid(module):
+            found.append(name)
+    return found
+
+
+def _children_of_list(model: nn.Module, name: str) -> list[str]:
+    module = model.get_submodule(name)
+    return [f"{name}.{key}" for key in module._modules] if isinstance(module, nn.ModuleList) else []
+
+
+def _span(chain: Chain) -> str:
+    return f"{chain[0].call.name} to {chain[-1].call.name}"
+
+
+def _why_none(listed: Anatomy, calls: list[Call]) -> str:
+    """One line that says why what looks like blocks is none."""
+    return _why_not(listed.blocks, calls) or (
+        f"what {listed.blocks[0].name!r} returns does not enter {listed.blocks[1].name!r}, or not without what is "
+        f"older than it: these are no blocks that follow each other; {HOW}"
+    )
+
+
+def _why_not(blocks: Sequence[BlockAnatomy], calls: list[Call]) -> str | None:
+    """Why these cannot be blocks: they are not called, or return another shape than they were given."""
+    own = {id(block.module) for block in blocks}
+    mine = [call for call in calls if id(call.module) in own]
+    if not mine:
+        around = f"{blocks[0].name}."
+        parts = [c.name for c in calls if c.name.startswith(around) and "." not in c.name.removeprefix(around)]
+        globs = {f"{blocks[0].name.rpartition('.')[0]}.*.{name.removeprefix(around)}" for name in parts}
+        instead = f"; modules that are called: blocks={' or '.join(map(repr, sorted(globs)))}" if parts else f"; {HOW}"
+        return f"none of the blocks {[block.name for block in blocks][:4]} ran{instead}"
+    for call in mine:
+        entered = [tuple(p.shape) for p in call.entered if len(p.shape) > 1]
+        left = [tuple(p.shape) for p in call.left if len(p.shape) > 1]
+        if not set(entered) & set(left):
+            return (
+                f"{call.name!r} is given {', '.join(map(str, entered)) or 'no tokens'} and returns "
+                f"{', '.join(map(str, left)) or 'none'}: a block returns tokens of the shape that it was given; {HOW}"
+            )
+    return None
+
+
+# --- the user has named the blocks --------------------------------------------------------------------
+
+
+def _checked(model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], states: States) -> Anatomy:
+    """The blocks that the user has named, with the way of the tokens through them, and what is to be said of them."""
+    if why := _why_not(named.blocks, calls):
+        raise ValueError(why)
+    own = {id(block.module) for block in named.blocks}
+    mine = [call for call in calls if id(call.module) in own]
+    links = Links(mine, states, TOKENS + MAPS, calls[0].left)
+    chains = links.all_chains(mine)
+    streams: dict[str, Stream] = {}
+    for block in named.blocks:
+        told = stream_of(block)
+        streams[block.name] = told if told != Stream() else _stream_in(block, chains, links)
+    anatomy = unknown_anatomy([(b.name, b.module, streams[b.name]) for b in named.blocks], named.notes[0])
+    linked = {(a.call, b.call) for chain in chains for a, b in pairwise(chain)}
+    broken = [f"{a.name} and {b.name}" for a, b in pairwise(mine) if (a, b) not in linked]
+    idle = [block.name for block in named.blocks if not any(call.module is block.module for call in mine)]
+    left_out = [
+        *(f"what one block returns does not enter the next, or not alone: {pair}" for pair in broken[:3]),
+        *([f"blocks that were not called: {', '.join(idle)}"] if idle else []),
+    ]
+    said = all(stream == stream_of(block) for block, stream in zip(named.blocks, streams.values(), strict=True))
+    return replace(
+        anatomy,
+        spelled=pattern if said else spell(model, anatomy.blocks),
+        left_out=tuple(left_out),
+        applications=len(mine),
+    )
+
+
+def _stream_in(block: BlockAnatomy, chains: list[Chain], links: Links) -> Stream:
+    for chain in chains:
+        for passage in chain:
+            if passage.call.module is block.module:
+                return _streams((passage,))[passage.call.name]
+    ways = {p.stream for call in links.calls if call.module is block.module for p in links.passages[id(call)]}
+    plain = [way for way in ways if not way.added]
+    if len(plain) > 1:
+        said = ", ".join(f"{block.name}{way.spelled}" for way in sorted(plain, key=str))
+        raise ValueError(
+            f"several tensors could be the tokens of {block.name!r}: say which with blocks=, one of {said}"
+        )
+    return Stream() if len(ways) < 2 else next(way for way in ways if way.added)
