@@ -3,6 +3,7 @@
 A line of `ZOO` puts a family under all tests of families: what they must know of it stands in that line.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -32,11 +33,82 @@ IDS = torch.randint(5, 50, (2, 7), generator=seeded(0))
 MASK = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
 TOKENS = torch.randn(2, 7, 16, generator=seeded(1))
 IMAGES = torch.randn(2, 3, 8, 8, generator=seeded(2))
+SOUND = torch.randn(2, 60, generator=seeded(3))
+FEATURES = torch.randn(2, 8, 14, generator=seeded(4))  # 8 mel bins, 14 frames
+BART = {
+    "vocab_size": 50,
+    "d_model": 16,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 0,
+}
+SPEECH = TEXT | {
+    "num_feat_extract_layers": 2,
+    "conv_dim": (8, 8),
+    "conv_kernel": (4, 4),
+    "conv_stride": (4, 2),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
+CLIP_TEXT = TEXT | {"max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 49, "pad_token_id": 0}
+TWO_TOWERS = {"blocks": 6, "modules": 6, "starts": (1, 4), "placement": "pre"}
+ENCODER_DECODER = {"blocks": 6, "modules": 6, "starts": (1, 4), "crosses": (4, 5, 6), "causal": None}
 XL = TransformerXLConfig(50, 3, 16, 4, 24, cutoffs=(20,))
 
 
 def text() -> dict[str, torch.Tensor]:
     return {"input_ids": IDS, "attention_mask": MASK}
+
+
+def both_sides() -> dict[str, torch.Tensor]:
+    return text() | {"decoder_input_ids": IDS.flip(0), "decoder_attention_mask": MASK}
+
+
+def image_and_text() -> dict[str, torch.Tensor]:
+    return {"pixel_values": IMAGES} | text()
+
+
+def source_and_target(axis: int = 1) -> dict[str, torch.Tensor]:
+    """What `nn.Transformer` reads: the padding of the target is masked, and later tokens are not hidden."""
+    turned = [x if axis == 1 else x.transpose(0, 1).contiguous() for x in (TOKENS.flip(1), TOKENS)]
+    return {"src": turned[0], "tgt": turned[1], "tgt_key_padding_mask": MASK == 0}
+
+
+def llava() -> nn.Module:
+    """16 patches of the picture (its class token is left out) take the places of the ids 4."""
+    vision = hf.CLIPVisionConfig(**IMAGE)
+    config = hf.LlavaConfig(
+        vision_config=vision,
+        text_config=hf.LlamaConfig(**GROUPED),
+        image_token_id=4,
+        vision_feature_layer=-1,
+    )
+    return hf.LlavaModel(config)
+
+
+def picture_in_text() -> dict[str, torch.Tensor]:
+    ids = torch.cat([torch.full((2, 16), 4), IDS], dim=1)
+    return {
+        "pixel_values": IMAGES,
+        "input_ids": ids,
+        "attention_mask": torch.cat([torch.ones(2, 16, dtype=int), MASK], 1),
+    }
+
+
+def clip() -> nn.Module:
+    return hf.CLIPModel(hf.CLIPConfig(text_config=CLIP_TEXT, vision_config=IMAGE, projection_dim=8))
+
+
+def siglip() -> nn.Module:
+    return hf.SiglipModel(hf.SiglipConfig(text_config=CLIP_TEXT, vision_config=IMAGE))
 
 
 def torch_encoder(**options: Any) -> nn.Module:
@@ -57,6 +129,8 @@ class Specimen:
     modules: int = 3  # fewer than blocks if these share their weights
     hides: frozenset[str] = frozenset()  # "attention_branch", "values", "context": what is no module's input or output
     hidden_states: bool = False  # whether `output_hidden_states=True` gives the tokens between its blocks
+    crosses: tuple[int, ...] = ()  # blocks that attend to an encoder
+    starts: tuple[int, ...] = (1,)  # blocks with which a part begins
 
 
 FUSED = frozenset({"values", "context"})  # query, key and value in one module, and attention inside PyTorch's function
@@ -166,20 +240,127 @@ ZOO: dict[str, Specimen] = {
     ),
     "t5": Specimen(
         lambda: hf.T5Model(hf.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=3, num_heads=4)),
-        lambda: text() | {"decoder_input_ids": IDS.flip(0), "decoder_attention_mask": MASK},
+        both_sides,
+        placement="pre",
+        **ENCODER_DECODER,
+    ),
+    "electra": Specimen(lambda: hf.ElectraModel(hf.ElectraConfig(**TEXT, embedding_size=8)), text, hidden_states=True),
+    "modernbert": Specimen(
+        lambda: hf.ModernBertModel(hf.ModernBertConfig(**TEXT, pad_token_id=0, cls_token_id=1, sep_token_id=2)),
+        text,
+        placement="pre",
+        hides=frozenset({"values"}),
+        hidden_states=True,
+    ),
+    "deberta": Specimen(
+        lambda: hf.DebertaV2Model(
+            hf.DebertaV2Config(**TEXT, relative_attention=True, pos_att_type=["c2p", "p2c"], max_position_embeddings=32)
+        ),
+        text,
+        hidden_states=True,
+    ),
+    "dinov2": Specimen(
+        lambda: hf.Dinov2Model(hf.Dinov2Config(**IMAGE, mlp_ratio=2, layerscale_value=0.5)),
+        lambda: IMAGES,
+        placement="pre",
+        tokens=17,
+        hidden_states=True,
+    ),
+    "swin": Specimen(  # one window is the whole image: attention is seen
+        lambda: hf.SwinModel(
+            hf.SwinConfig(image_size=8, patch_size=2, embed_dim=16, depths=[3], num_heads=[4], window_size=4)
+        ),
+        lambda: IMAGES,
+        placement="pre",
+        tokens=16,
+        hides=FUSED,
+    ),
+    "wav2vec2": Specimen(lambda: hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SPEECH)), lambda: SOUND, tokens=6),
+    "wav2vec2-stable": Specimen(
+        lambda: hf.HubertModel(hf.HubertConfig(**SPEECH, do_stable_layer_norm=True, feat_extract_norm="layer")),
+        lambda: SOUND,
+        placement="pre",
+        tokens=6,
+    ),
+    "torch-decoder": Specimen(
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 24, batch_first=True), 3),
+        lambda: {"tgt": TOKENS, "memory": TOKENS.flip(1), "tgt_key_padding_mask": MASK == 0},
+        causal=None,
+        crosses=(1, 2, 3),
+        hides=FUSED,
+    ),
+    "torch-transformer": Specimen(
+        lambda: nn.Transformer(16, 4, 3, 3, 24, norm_first=True, custom_encoder=torch_encoder(norm_first=True)),
+        lambda: source_and_target(0),
+        hides=FUSED,
+        placement="pre",
+        **ENCODER_DECODER,
+    ),
+    "bart": Specimen(lambda: hf.BartModel(hf.BartConfig(**BART)), both_sides, **ENCODER_DECODER),
+    "mbart": Specimen(lambda: hf.MBartModel(hf.MBartConfig(**BART)), both_sides, placement="pre", **ENCODER_DECODER),
+    "whisper": Specimen(
+        lambda: hf.WhisperModel(
+            hf.WhisperConfig(**BART, num_mel_bins=8, max_source_positions=7, max_target_positions=32)
+        ),
+        lambda: {"input_features": FEATURES, "decoder_input_ids": IDS, "decoder_attention_mask": MASK},
+        placement="pre",
+        **ENCODER_DECODER,
+    ),
+    "clip": Specimen(clip, image_and_text, tokens=17, causal=None, **TWO_TOWERS),
+    "siglip": Specimen(siglip, image_and_text, tokens=16, causal=False, **TWO_TOWERS),
+    "llava": Specimen(llava, picture_in_text, tokens=17, causal=None, **TWO_TOWERS),
+}
+KIN: dict[str, Specimen] = {  # further models of the same layouts: under the tests of anatomy
+    "marian": Specimen(lambda: hf.MarianModel(hf.MarianConfig(**BART)), both_sides, **ENCODER_DECODER),
+    "blenderbot-small": Specimen(
+        lambda: hf.BlenderbotSmallModel(hf.BlenderbotSmallConfig(**BART)), both_sides, **ENCODER_DECODER
+    ),
+    "plbart": Specimen(lambda: hf.PLBartModel(hf.PLBartConfig(**BART)), both_sides, **ENCODER_DECODER),
+    "pegasus": Specimen(
+        lambda: hf.PegasusModel(hf.PegasusConfig(**BART)), both_sides, placement="pre", **ENCODER_DECODER
+    ),
+    "m2m100": Specimen(lambda: hf.M2M100Model(hf.M2M100Config(**BART)), both_sides, placement="pre", **ENCODER_DECODER),
+    "blenderbot": Specimen(
+        lambda: hf.BlenderbotModel(hf.BlenderbotConfig(**BART)), both_sides, placement="pre", **ENCODER_DECODER
+    ),
+    "bart-decoder": Specimen(lambda: hf.BartForCausalLM(hf.BartConfig(**BART)), text, causal=True),
+    "bert to bert": Specimen(
+        lambda: hf.EncoderDecoderModel(
+            encoder=hf.BertModel(hf.BertConfig(**TEXT)),
+            decoder=hf.BertLMHeadModel(hf.BertConfig(**TEXT, is_decoder=True, add_cross_attention=True)),
+        ),
+        both_sides,
+        **ENCODER_DECODER,
+    ),
+    "clip-vision": Specimen(lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**IMAGE)), lambda: IMAGES, placement="pre"),
+    "clip-text": Specimen(lambda: hf.CLIPTextModel(hf.CLIPTextConfig(**CLIP_TEXT)), text, placement="pre", causal=True),
+    "dinov2-registers": Specimen(
+        lambda: hf.Dinov2WithRegistersModel(
+            hf.Dinov2WithRegistersConfig(**IMAGE, mlp_ratio=2, layerscale_value=0.5, num_register_tokens=2)
+        ),
+        lambda: IMAGES,
+        placement="pre",
+    ),
+    "hubert": Specimen(lambda: hf.HubertModel(hf.HubertConfig(**SPEECH)), lambda: SOUND),
+    "unispeech": Specimen(lambda: hf.UniSpeechModel(hf.UniSpeechConfig(**SPEECH)), lambda: SOUND),
+    "torch-decoder-pre": Specimen(
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 24, norm_first=True), 3),
+        lambda: {"tgt": TOKENS.transpose(0, 1).contiguous(), "memory": TOKENS.flip(1).transpose(0, 1).contiguous()},
         placement="pre",
         causal=None,
-        blocks=6,
-        modules=6,
+        crosses=(1, 2, 3),
+        hides=FUSED,
     ),
 }
+ANATOMIES = ZOO | KIN
 HAS_HIDDEN_STATES = [name for name, specimen in ZOO.items() if specimen.hidden_states]
 
 
 def make(name: str) -> tuple[nn.Module, Any]:
     """The model, with weights large enough that every block does something, and its inputs."""
-    specimen = ZOO[name]
-    with torch.random.fork_rng():
+    specimen = ANATOMIES[name]
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*torch.jit.script", DeprecationWarning)  # DeBERTa, of transformers
         torch.manual_seed(0)
         model = specimen.build()
         for parameter in model.parameters():

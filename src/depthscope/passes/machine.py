@@ -298,7 +298,7 @@ class Machine:
         visit = self.visit
         if visit is None or id(visit.block.module) in _REPEATED or len(shape) != 4:
             return False
-        batch, n = visit.shape[:2] if self.anatomy.token_axis == 1 else (visit.shape[1], visit.shape[0])
+        batch, n = visit.shape[:2] if self.running.token_axis == 1 else (visit.shape[1], visit.shape[0])
         if visit.block.attention is not None and self.inside is None:
             return False
         return shape[0] == batch and shape[2] == n and (shape[3] == n or self.inside == "cross_attention")

@@ -15,9 +15,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
+from depthscope.anatomy.towers import roots_of
 
-PASSED_ON = frozenset({"decoder_attention_mask", "encoder_attention_mask"})  # seen again as a part's attention_mask
-PADDING_NAMES = frozenset({"src_key_padding_mask", "key_padding_mask"})  # true for padding, as in PyTorch
+PASSED_ON = frozenset(  # seen again as a part's own mask, or one of what it reads
+    {"decoder_attention_mask", "encoder_attention_mask", "memory_key_padding_mask", "memory_mask"}
+)
+PADDING_NAMES = frozenset({"src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask"})  # true for padding
 
 
 class MaskFinder:
@@ -38,13 +41,17 @@ class MaskFinder:
             m for m in modules.values() if id(m) in blocks or not isinstance(m, nn.ModuleList | nn.Sequential)
         ]
         self._positions = {module: _mask_positions(module, self.names) for module in self.around}
+        roots = roots_of(anatomy.blocks)
+        self._roots = [module for path, module in modules.items() if path in roots]
         self._current: dict[str, Tensor | None] = {}
 
     def begin(self) -> None:
         self._current.clear()
 
     def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """One of the modules around the blocks is called."""
+        """One of the modules around the blocks is called. A tower has only the masks that it is given itself."""
+        if any(module is root for root in self._roots):
+            self._current.clear()
         for name, value in self._arguments(module, args, kwargs):
             is_mask = isinstance(value, Tensor) and value.ndim == 2
             if name in self.names:

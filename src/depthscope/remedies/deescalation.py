@@ -214,7 +214,7 @@ class DeEscalate(Remedy):
 
 def _call_decides(site: Site) -> bool:
     """Whether causality is an argument of each call, and nobody has said more."""
-    return site.running.causal_by_call and site.causal is None
+    return bool(site.block.causal_arguments) and site.causal is None
 
 
 def _mean_pooling(model: nn.Module) -> str | None:
@@ -296,5 +296,5 @@ class SubtractMean(TokenHook):
         if self.mean is None:
             return NAMED["full" if self.running.bidirectional else "prefix"]
         if self.mean.kind == "full" and self.running.bidirectional is False and not self.remedy.allow_leak:
-            raise ValueError(f"mixing='full' with a src_mask, which may be causal: {leak(self.remedy)}")
+            raise ValueError(f"mixing='full' with a mask of pairs of tokens, which may be causal: {leak(self.remedy)}")
         return self.mean
