@@ -57,6 +57,8 @@ SPEECH = TEXT | {
     "conv_stride": (4, 2),
     "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
+    "apply_spec_augment": False,
+    "layerdrop": 0.0,
 }
 CLIP_TEXT = TEXT | {"max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 49, "pad_token_id": 0}
 TWO_TOWERS = {"blocks": 6, "modules": 6, "starts": (1, 4), "placement": "pre"}
@@ -91,16 +93,17 @@ def llava() -> nn.Module:
         image_token_id=4,
         vision_feature_layer=-1,
     )
-    return hf.LlavaModel(config)
+    model = hf.LlavaModel(config)
+    model(**picture_in_text())  # at its first call it hangs up hooks of its own, which stay
+    return model
+
+
+PICTURE_MASK = torch.cat([torch.ones(2, 16, dtype=torch.int64), MASK], dim=1)
 
 
 def picture_in_text() -> dict[str, torch.Tensor]:
     ids = torch.cat([torch.full((2, 16), 4), IDS], dim=1)
-    return {
-        "pixel_values": IMAGES,
-        "input_ids": ids,
-        "attention_mask": torch.cat([torch.ones(2, 16, dtype=int), MASK], 1),
-    }
+    return {"pixel_values": IMAGES, "input_ids": ids, "attention_mask": PICTURE_MASK}
 
 
 def clip() -> nn.Module:
@@ -131,6 +134,15 @@ class Specimen:
     hidden_states: bool = False  # whether `output_hidden_states=True` gives the tokens between its blocks
     crosses: tuple[int, ...] = ()  # blocks that attend to an encoder
     starts: tuple[int, ...] = (1,)  # blocks with which a part begins
+    masks: tuple[torch.Tensor | None, ...] | None = None  # of these parts; None: of the real tokens in the inputs
+    final_norm: bool = False  # whether it stands in the last of its hidden states
+
+    def mask_of(self, block: int) -> torch.Tensor | None:
+        """(2, n) true for the real tokens of a block."""
+        if self.masks is not None:
+            return self.masks[sum(start <= block for start in self.starts) - 1]
+        inputs = self.inputs()
+        return MASK if isinstance(inputs, dict) and any("mask" in key for key in inputs) else None
 
 
 FUSED = frozenset({"values", "context"})  # query, key and value in one module, and attention inside PyTorch's function
@@ -198,6 +210,7 @@ ZOO: dict[str, Specimen] = {
         causal=True,
         hides=frozenset({"values"}),
         hidden_states=True,
+        final_norm=True,
     ),
     "opt": Specimen(
         lambda: hf.OPTForCausalLM(
@@ -215,15 +228,31 @@ ZOO: dict[str, Specimen] = {
         placement="pre",
         causal=True,
         hidden_states=True,
+        final_norm=True,
     ),
     "llama": Specimen(
-        lambda: hf.LlamaModel(hf.LlamaConfig(**GROUPED)), text, placement="pre", causal=True, hidden_states=True
+        lambda: hf.LlamaModel(hf.LlamaConfig(**GROUPED)),
+        text,
+        placement="pre",
+        causal=True,
+        hidden_states=True,
+        final_norm=True,
     ),
     "qwen2": Specimen(
-        lambda: hf.Qwen2Model(hf.Qwen2Config(**GROUPED)), text, placement="pre", causal=True, hidden_states=True
+        lambda: hf.Qwen2Model(hf.Qwen2Config(**GROUPED)),
+        text,
+        placement="pre",
+        causal=True,
+        hidden_states=True,
+        final_norm=True,
     ),
     "mistral": Specimen(
-        lambda: hf.MistralModel(hf.MistralConfig(**GROUPED)), text, placement="pre", causal=True, hidden_states=True
+        lambda: hf.MistralModel(hf.MistralConfig(**GROUPED)),
+        text,
+        placement="pre",
+        causal=True,
+        hidden_states=True,
+        final_norm=True,
     ),
     "gemma": Specimen(
         lambda: hf.GemmaModel(hf.GemmaConfig(**GROUPED, head_dim=4)),
@@ -231,12 +260,14 @@ ZOO: dict[str, Specimen] = {
         placement="pre",
         causal=True,
         hidden_states=True,
+        final_norm=True,
     ),
     "t5-encoder": Specimen(
         lambda: hf.T5EncoderModel(hf.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=3, num_heads=4)),
         text,
         placement="pre",
         hidden_states=True,
+        final_norm=True,
     ),
     "t5": Specimen(
         lambda: hf.T5Model(hf.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=3, num_heads=4)),
@@ -251,6 +282,7 @@ ZOO: dict[str, Specimen] = {
         placement="pre",
         hides=frozenset({"values"}),
         hidden_states=True,
+        final_norm=True,
     ),
     "deberta": Specimen(
         lambda: hf.DebertaV2Model(
@@ -294,6 +326,7 @@ ZOO: dict[str, Specimen] = {
         lambda: source_and_target(0),
         hides=FUSED,
         placement="pre",
+        masks=(None, MASK),
         **ENCODER_DECODER,
     ),
     "bart": Specimen(lambda: hf.BartModel(hf.BartConfig(**BART)), both_sides, **ENCODER_DECODER),
@@ -304,11 +337,12 @@ ZOO: dict[str, Specimen] = {
         ),
         lambda: {"input_features": FEATURES, "decoder_input_ids": IDS, "decoder_attention_mask": MASK},
         placement="pre",
+        masks=(None, MASK),
         **ENCODER_DECODER,
     ),
-    "clip": Specimen(clip, image_and_text, tokens=17, causal=None, **TWO_TOWERS),
-    "siglip": Specimen(siglip, image_and_text, tokens=16, causal=False, **TWO_TOWERS),
-    "llava": Specimen(llava, picture_in_text, tokens=17, causal=None, **TWO_TOWERS),
+    "clip": Specimen(clip, image_and_text, tokens=17, causal=None, masks=(None, MASK), **TWO_TOWERS),
+    "siglip": Specimen(siglip, image_and_text, tokens=16, causal=False, masks=(None, MASK), **TWO_TOWERS),
+    "llava": Specimen(llava, picture_in_text, tokens=17, causal=None, masks=(None, PICTURE_MASK), **TWO_TOWERS),
 }
 KIN: dict[str, Specimen] = {  # further models of the same layouts: under the tests of anatomy
     "marian": Specimen(lambda: hf.MarianModel(hf.MarianConfig(**BART)), both_sides, **ENCODER_DECODER),

@@ -1,8 +1,8 @@
 """The stations of a block: the points where the token matrix is looked at or changed. The one list of them.
 
 On the trunk, in order; on a branch, beside it. In post-norm, Algorithm 1 of Yu & Zhang 2024, X and Y₁ to Y₄ are the
-trunk stations. In pre-norm `attention_input`, `cross_attention_input` and `ffn_input` are normed copies that the branches
-read, and `after_ffn` is the output itself.
+trunk stations. In pre-norm `attention_input`, `cross_attention_input` and `ffn_input` are normed copies that the
+branches read, and `after_ffn` is the output itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layers of BART and its kin in Hugging Face: `self_attn`, `encoder_attn` in decoders, `fc1`, `fc2`, a norm for each.
+"""The layers of BART and its kin in Hugging Face: `self_attn`, `encoder_attn` in decoders, `fc1`, `fc2`, a norm each.
 
 BART, Marian and Blenderbot-small have their norms behind the sums; mBART, Pegasus, M2M-100, Blenderbot and Whisper
 before the branches. The modules are named alike, so that the class alone tells.

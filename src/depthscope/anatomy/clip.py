@@ -1,4 +1,4 @@
-"""The layers of CLIP and SigLIP in Hugging Face, in their vision and text towers: pre-norm, `layer_norm1`, `layer_norm2`.
+"""The layers of CLIP and SigLIP in Hugging Face, in vision and text towers: pre-norm, `layer_norm1`, `layer_norm2`.
 
 CLIP's text tower is causal, SigLIP's is not, and vision towers never are.
 """

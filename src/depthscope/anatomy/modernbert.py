@@ -1,4 +1,4 @@
-"""Hugging Face ModernBERT: pre-norm, query, key and value in one matrix; its first block has no norm before attention."""
+"""Hugging Face ModernBERT: pre-norm, query, key and value in one matrix; no norm before the first block's attention."""
 
 from __future__ import annotations
 

@@ -13,11 +13,12 @@ from depthscope.anatomy.structure import (
     pre_norm_spots,
 )
 from depthscope.anatomy.torch_encoder import projections_of, token_axis, unknown
+from depthscope.stations import Placement
 
 
 def describe(name: str, layer: nn.Module) -> BlockAnatomy:
     assert isinstance(layer, nn.TransformerDecoderLayer)
-    placement = "pre" if layer.norm_first else "post"
+    placement: Placement = "pre" if layer.norm_first else "post"
     norms = layer.norm1, layer.norm3
     spots = (pre_norm_spots if layer.norm_first else post_norm_spots)(layer, *norms)
     spots |= cross_attention_spots(layer.dropout2, layer.norm2, norms, placement)

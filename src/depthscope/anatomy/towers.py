@@ -1,4 +1,4 @@
-"""The parts of a model that has several trunks: encoder and decoder, vision and text tower. Found by where blocks stand.
+"""The parts of a model that has several trunks: encoder and decoder, vision and text. Found by where blocks stand.
 
 Blocks whose paths differ in numbers only are one trunk. A trunk's root is the outermost module that has it alone, and
 its name is that module's: `vision_tower` is "vision", `model.decoder` is "decoder".
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 from torch import nn
 
@@ -43,9 +42,12 @@ def _trunk(path: str) -> str:
 def _root(trunk: str, all_trunks: Iterable[str]) -> list[str]:
     """The shortest path that leads to this trunk and to no other."""
     own = trunk.split(".")
-    others = [other.split(".") for other in all_trunks if other != trunk]
-    shared = max(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(own, other))) for other in others)
-    return own[: shared + 1]
+    return own[: 1 + max(_shared(own, other.split(".")) for other in all_trunks if other != trunk)]
+
+
+def _shared(path: list[str], other: list[str]) -> int:
+    """How many words two paths have in common at their beginning."""
+    return next((i for i, (a, b) in enumerate(zip(path, other, strict=False)) if a != b), min(len(path), len(other)))
 
 
 def _names(roots: dict[str, list[str]]) -> dict[str, str]:

@@ -39,6 +39,7 @@ class Visit:
     shape: torch.Size  # of what entered the block, in the layout of the model
     entered: Tensor  # the tokens that entered the block, in the layout of the model
     again: Callable[[Tensor], Tensor]  # runs the block once more on other tokens (batch, n, d), unheard
+    part: str = ""  # of the model that runs; one that comes back after another has its name with a number
 
 
 OnTokens = Callable[[Visit, str, Tensor, Tensor], object]
@@ -99,6 +100,7 @@ class Machine:
         self.visit: Visit | None = None
         self.inside: str | None = None  # "attention" or "cross_attention"
         self.blocks_run = 0  # in the pass that runs, or ran last
+        self._parts_run: list[str] = []  # in this pass, in order
         self._carried: dict[int, Tensor] = {}  # by block module: what a change of a norm's copy adds to the trunk
         self._open: ExitStack | None = None
         self._refuse_what_does_nothing()
@@ -143,6 +145,7 @@ class Machine:
         """The model is called with these."""
         self.running.begin()
         self.blocks_run, self.visit, self.inside = 0, None, None
+        self._parts_run.clear()
         if self.model in self.running.masks.around:
             self.running.masks.see(self.model, args, kwargs)
 
@@ -229,7 +232,14 @@ class Machine:
         assert shape is not None
         self.blocks_run += 1
         again = partial(self._run_again, block, args, kwargs)
-        self.visit = Visit(self.blocks_run, block, self.running.real, shape, tokens, again)
+        part = self._name_of_part(block.part)
+        self.visit = Visit(self.blocks_run, block, self.running.real, shape, tokens, again, part)
+
+    def _name_of_part(self, part: str) -> str:
+        if not self._parts_run or self._parts_run[-1] != part:
+            self._parts_run.append(part)
+        times = self._parts_run.count(part)
+        return part if times == 1 else f"{part} ({times})"
 
     def _end_block(self, block: BlockAnatomy, _output: Any) -> None:
         if id(block.module) in _REPEATED:
