@@ -134,6 +134,8 @@ class Specimen:
     hidden_states: bool = False  # whether `output_hidden_states=True` gives the tokens between its blocks
     crosses: tuple[int, ...] = ()  # blocks that attend to an encoder
     starts: tuple[int, ...] = (1,)  # blocks with which a part begins
+    causal_parts: frozenset[str] = frozenset({"decoder"})  # of those that it has
+    pickles: bool = True  # wav2vec 2.0 has parametrised weights, which do not
     masks: tuple[torch.Tensor | None, ...] | None = None  # of these parts; None: of the real tokens in the inputs
     final_norm: bool = False  # whether it stands in the last of its hidden states
 
@@ -307,12 +309,15 @@ ZOO: dict[str, Specimen] = {
         tokens=16,
         hides=FUSED,
     ),
-    "wav2vec2": Specimen(lambda: hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SPEECH)), lambda: SOUND, tokens=6),
+    "wav2vec2": Specimen(
+        lambda: hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SPEECH)), lambda: SOUND, tokens=6, pickles=False
+    ),
     "wav2vec2-stable": Specimen(
         lambda: hf.HubertModel(hf.HubertConfig(**SPEECH, do_stable_layer_norm=True, feat_extract_norm="layer")),
         lambda: SOUND,
         placement="pre",
         tokens=6,
+        pickles=False,
     ),
     "torch-decoder": Specimen(
         lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 24, batch_first=True), 3),
@@ -327,6 +332,7 @@ ZOO: dict[str, Specimen] = {
         hides=FUSED,
         placement="pre",
         masks=(None, MASK),
+        causal_parts=frozenset(),
         **ENCODER_DECODER,
     ),
     "bart": Specimen(lambda: hf.BartModel(hf.BartConfig(**BART)), both_sides, **ENCODER_DECODER),
@@ -340,9 +346,9 @@ ZOO: dict[str, Specimen] = {
         masks=(None, MASK),
         **ENCODER_DECODER,
     ),
-    "clip": Specimen(clip, image_and_text, tokens=17, causal=None, masks=(None, MASK), **TWO_TOWERS),
+    "clip": Specimen(clip, image_and_text, tokens=17, causal=None, masks=(None, MASK), causal_parts=frozenset({"text"}), **TWO_TOWERS),
     "siglip": Specimen(siglip, image_and_text, tokens=16, causal=False, masks=(None, MASK), **TWO_TOWERS),
-    "llava": Specimen(llava, picture_in_text, tokens=17, causal=None, masks=(None, PICTURE_MASK), **TWO_TOWERS),
+    "llava": Specimen(llava, picture_in_text, tokens=17, causal=None, masks=(None, PICTURE_MASK), causal_parts=frozenset({"language"}), **TWO_TOWERS),
 }
 KIN: dict[str, Specimen] = {  # further models of the same layouts: under the tests of anatomy
     "marian": Specimen(lambda: hf.MarianModel(hf.MarianConfig(**BART)), both_sides, **ENCODER_DECODER),

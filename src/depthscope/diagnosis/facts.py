@@ -105,6 +105,11 @@ class Facts:
         """Blocks in the part that is judged."""
         return self.last - self.first
 
+    @property
+    def remedied(self) -> tuple[int, ...] | None:
+        """The blocks that a remedy is for: those of the part that is judged; None where that is all."""
+        return tuple(range(self.first + 1, self.last + 1)) if len(self.profile.parts) > 1 else None
+
     def at(self, measure: str, block: int) -> float:
         return float(self.curve(measure)[block])
 
@@ -187,7 +192,7 @@ class Facts:
     @cached_property
     def log_odds(self) -> np.ndarray:
         """Of the similarity that is judged, blocks 0..L; nan outside the part."""
-        found = log_odds(self.profile, self.judged)
+        found = log_odds(self.profile, self.judged).copy()
         if self.first > 0:
             found[self.first] = self._entering(found, partial(log_odds, self.profile), self.judged)
         inside = np.arange(len(found))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
+from depthscope.anatomy.towers import roots_of
 from depthscope.passes import Tokenizer, batches, find_token_axis, is_causal, undisturbed
 from depthscope.passes.hooks import Hook, LastBlockExit, hang, hooks_in, install, take_down
 from depthscope.remedies.record import keep_record, records_of, set_records
@@ -35,9 +37,28 @@ def apply(
     `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles whether a model of no known
     family is causal; `causal` says so. `blocks` names the blocks of such a model ("encoder.layer.*"), and
     `token_axis=0` says that its activations are (n, batch, d) and not (batch, n, d); with `inputs` that is found out.
+    A model of several parts (vision and text, encoder and decoder) has the remedy in all of them, each with the mean
+    that its own causality allows; `blocks` and the remedy's own `blocks` choose, and a warning says what is covered.
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
     pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
     """
+    options = {"inputs": inputs, "tokenizer": tokenizer, "blocks": blocks, "causal": causal, "token_axis": token_axis}
+    anatomy = _put_in(model, *remedies, **options)  # type: ignore[arg-type]
+    if any(remedy.blocks is None for remedy in remedies) and (covered := _coverage(model, anatomy)):
+        warnings.warn(covered, stacklevel=2)
+    return model
+
+
+def _put_in(
+    model: nn.Module,
+    *remedies: Remedy,
+    inputs: Any = None,
+    tokenizer: Tokenizer | None = None,
+    blocks: str | None = None,
+    causal: bool | None = None,
+    token_axis: int | None = None,
+) -> Anatomy:
+    """As `apply`, and without a word."""
     for remedy in remedies or (None,):
         if not isinstance(remedy, Remedy):
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
@@ -47,11 +68,11 @@ def apply(
     anatomy = anatomy_of(model, blocks)
     family_is_unknown = anatomy.family == "unknown"
     if token_axis is not None:
-        anatomy = replace(anatomy, token_axis=token_axis)
+        anatomy = anatomy.with_token_axis(token_axis)
     elif inputs is not None and family_is_unknown:
         with undisturbed(model):
             found = find_token_axis(model, anatomy, next(batches(model, inputs, tokenizer)))
-        anatomy = replace(anatomy, token_axis=found)
+        anatomy = anatomy.with_token_axis(found)
     if inputs is not None and causal is None and anatomy.causal is None and family_is_unknown:
         causal = _find_out(model, anatomy, inputs, tokenizer)
 
@@ -63,6 +84,7 @@ def apply(
         return recommend(model, inputs, tokenizer=tokenizer, blocks=blocks, **options)
 
     chosen = [found for remedy in remedies for found in remedy.settled(measure, remedies)]
+    _refuse_to_unsay(anatomy, causal)
     before = frozenset(id(hook) for _, hook in hooks_in(model))
     try:
         _unnest(model)
@@ -74,13 +96,14 @@ def apply(
                 _refuse_twice(model, remedy, block)
                 refuse_leak(remedy, site)
                 remedy.install(site)
-        hang(anatomy.blocks[-1].module, LastBlockExit(running), "out")  # behind the remedies
+        for part in anatomy.parts:
+            hang(anatomy.of_part(part)[-1].module, LastBlockExit(running), "out")  # behind the remedies
     except BaseException:
         take_down(model, keep=before)
         raise
     told = {"blocks": blocks, "causal": causal, "token_axis": anatomy.token_axis if family_is_unknown else token_axis}
     keep_record(model, chosen, {name: value for name, value in told.items() if value is not None})
-    return model
+    return anatomy
 
 
 def remove(model: nn.Module) -> nn.Module:
@@ -94,7 +117,7 @@ def remove(model: nn.Module) -> nn.Module:
 def temporarily(model: nn.Module, *remedies: Remedy, **options: Any) -> Iterator[nn.Module]:
     """`apply`, and the model as it was afterwards, also after an exception."""
     before, records = frozenset(id(hook) for _, hook in hooks_in(model)), records_of(model)
-    apply(model, *remedies, **options)
+    _put_in(model, *remedies, **options)
     try:
         yield model
     finally:
@@ -110,6 +133,7 @@ class Applied:
     station: str
     remedy: Remedy
     values: Mapping[str, float | list[float]]  # the numbers in force now, by the name of the option: {"tau": 0.4}
+    part: str = ""  # of the model that the block is in, where it has several
 
     @property
     def tau(self) -> float | list[float] | None:
@@ -120,7 +144,7 @@ class Applied:
 def applied(model: nn.Module) -> list[Applied]:
     """The remedies that are in a model, with the numbers that learnable ones have reached."""
     return [
-        Applied(hook.block, hook.station, hook.remedy, hook.values_in_force())
+        Applied(hook.block, hook.station, hook.remedy, hook.values_in_force(), hook.part)
         for _, hook in hooks_in(model)
         if hook.remedy is not None
     ]
@@ -178,6 +202,33 @@ def _refuse_twice(model: nn.Module, remedy: Remedy, block: BlockAnatomy) -> None
 def _find_out(model: nn.Module, anatomy: Anatomy, inputs: Any, tokenizer: Tokenizer | None) -> bool | None:
     with undisturbed(model):
         return is_causal(model, anatomy, next(batches(model, inputs, tokenizer)))
+
+
+def _refuse_to_unsay(anatomy: Anatomy, told: bool | None) -> None:
+    """`causal=False` for a model of several parts would let those leak that are known to be causal."""
+    known = [part for part in anatomy.parts if any(block.causal for block in anatomy.of_part(part))]
+    if told is False and known and len(anatomy.parts) > 1:
+        raise ValueError(
+            f"causal=False, but {known[0]} is causal: choose the other blocks with blocks='path.to.layers.*'"
+        )
+
+
+def _coverage(model: nn.Module, anatomy: Anatomy) -> str:
+    """Which towers have the remedies, in one line; nothing to say of an encoder-decoder, where both are meant."""
+    if len(roots_of(anatomy.blocks)) < 2 or set(anatomy.parts) <= {"encoder", "decoder"}:
+        return ""
+    blocks = {item.block for item in applied(model)}
+    named: list[str] = []
+    others: list[str] = []
+    for part in anatomy.parts:
+        numbers = [number for number, block in enumerate(anatomy.blocks, start=1) if block.part == part]
+        count = sum(block.name in blocks for block in anatomy.of_part(part))
+        words = f"{part} (blocks {numbers[0]} to {numbers[-1]}"
+        (named if count else others).append(words + (")" if count in (0, len(numbers)) else f", {count} of them)"))
+    left_out = f", and not into {', '.join(others)}" if others else ""
+    return (
+        f"the remedy goes into {', '.join(named)}{left_out}; blocks= chooses, depthscope.remedies.applied(model) lists"
+    )
 
 
 def _causal(anatomy: Anatomy, block: BlockAnatomy, told: bool | None) -> bool | None:

@@ -190,6 +190,9 @@ class DeEscalate(Remedy):
         settled = replace(
             self,
             tau=found.tau or 0.0,
+            blocks=next((remedy.blocks for remedy in found.remedies), None)
+            if self.every == 1 and self.blocks is None
+            else self.blocks,
             skip_in_mean=self.skip_in_mean or spared,
             leave_alone=self.leave_alone or spared,
         )
@@ -296,5 +299,5 @@ class SubtractMean(TokenHook):
         if self.mean is None:
             return NAMED["full" if self.running.bidirectional else "prefix"]
         if self.mean.kind == "full" and self.running.bidirectional is False and not self.remedy.allow_leak:
-            raise ValueError(f"mixing='full' with a mask of pairs of tokens, which may be causal: {leak(self.remedy)}")
+            raise ValueError(f"mixing='full' with a src_mask or tgt_mask, which may be causal: {leak(self.remedy)}")
         return self.mean

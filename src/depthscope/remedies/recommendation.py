@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
 from depthscope.passes import Batch, Listen, Machine, Tokenizer, Visit, batches, call, uncompiled, undisturbed
 from depthscope.probing import Profile, probe
+from depthscope.probing.parts import most_alike
 from depthscope.progress import Tick
 from depthscope.remedies import expression
 from depthscope.remedies.application import temporarily
@@ -119,34 +120,37 @@ def recommend(
     if batch is None:
         raise ValueError("expected at least one batch, got none")
     profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], blocks=blocks)
-    anatomy = replace(anatomy, token_axis=profile.metadata["token_axis"])
+    anatomy = anatomy.with_token_axis(profile.metadata["token_axis"]) if anatomy.family == "unknown" else anatomy
     options = _apply_options(profile, blocks)
-    spared = _spared(profile, batch)
+    part = most_alike(profile)
+    chosen = _numbers(anatomy, part)
+    spared = _spared(profile, batch, part)
 
     def remedy(strength: float) -> DeEscalate:
-        return DeEscalate(strength, at=at, mixing=mixing, skip_in_mean=spared, leave_alone=spared)
+        return DeEscalate(strength, at=at, mixing=mixing, skip_in_mean=spared, leave_alone=spared, blocks=chosen)
 
     if tau is not None:
-        asked = (remedy(tau), *(() if alpha is None else (ResidualWeight(alpha),)))
-        return Recommendation(f"τ = {tau:g} as asked for", asked, blocks=profile.depth, apply_options=options)
+        asked = (remedy(tau), *(() if alpha is None else (ResidualWeight(alpha, blocks=chosen),)))
+        depth = profile.depth if chosen is None else len(chosen)
+        return Recommendation(f"τ = {tau:g} as asked for", asked, blocks=depth, apply_options=options)
     with undisturbed(model):
-        maps = _maps(model, anatomy, batch, progress)
+        maps = _maps(model, anatomy, batch, part, progress)
     odds = OddsMap(_geometric_mean([m.rho for m in maps]), _geometric_mean([m.feed for m in maps]))
-    level = level_to_hold(profile.curve("token_similarity")[0]) if level is None else level
+    level = level_to_hold(profile.curve("token_similarity", part=part)[0]) if level is None else level
     found = float(f"{odds.tau_for(odds_of(level)):.3g}")
     if found == 0:
-        reason = f"{_sentence(odds)}: they stay below the wanted level {level:g} by themselves"
+        reason = f"{_sentence(odds, part)}: they stay below the wanted level {level:g} by themselves"
         return Recommendation(reason, (), True, level, odds, odds.critical_tau, blocks=len(maps), apply_options=options)
     weighed = alpha
     tried: dict[float, float] = {}
     if alpha is None and weigh_branches and _can_be_weighed(anatomy) and not _is_trained(profile):
         few = _first_sequences(batch) if anatomy.token_axis == 1 else _inputs_of(batch)
-        tried = _weigh(lambda a: _growth_with(model, few, blocks, progress, remedy(found), a), len(maps))
+        tried = _weigh(lambda a: _growth_with(model, few, blocks, progress, remedy(found), a, part), len(maps))
         best = min(tried, key=lambda a: (abs(math.log(tried[a])) * len(maps) > math.log(GROWTH), -a))
         weighed = None if best == 1 else best
     return Recommendation(
-        _reason(odds, found, weighed, tried, len(maps)),
-        (remedy(found), *(() if weighed is None else (ResidualWeight(weighed),))),
+        _reason(_sentence(odds, part), odds, found, weighed, tried, len(maps)),
+        (remedy(found), *(() if weighed is None else (ResidualWeight(weighed, blocks=chosen),))),
         measured=True,
         level=level,
         odds=odds,
@@ -158,13 +162,23 @@ def recommend(
     )
 
 
-def _sentence(odds: OddsMap) -> str:
-    return f"one block multiplies the odds of similarity by ρ = {odds.rho:.3g} and adds c = {odds.feed:.2g}"
+def _numbers(anatomy: Anatomy, part: str) -> tuple[int, ...] | None:
+    """The blocks of one part of several; None: all that there are."""
+    if len(anatomy.parts) == 1:
+        return None
+    return tuple(number for number, block in enumerate(anatomy.blocks, start=1) if block.part == part)
 
 
-def _reason(odds: OddsMap, tau: float, alpha: float | None, growth: Mapping[float, float], blocks: int) -> str:
+def _sentence(odds: OddsMap, part: str) -> str:
+    where = f" of the part {part!r}" if part else ""
+    return f"one block{where} multiplies the odds of similarity by ρ = {odds.rho:.3g} and adds c = {odds.feed:.2g}"
+
+
+def _reason(
+    sentence: str, odds: OddsMap, tau: float, alpha: float | None, growth: Mapping[float, float], blocks: int
+) -> str:
     text = (
-        f"{_sentence(odds)}, so similarity stays bounded above τ_c = {odds.critical_tau:.3g}, "
+        f"{sentence}, so similarity stays bounded above τ_c = {odds.critical_tau:.3g}, "
         f"and τ = {tau:g} holds it at {similarity_of(odds.fixed_point(tau)):.2f}"
     )
     if alpha is None or alpha not in growth:
@@ -197,19 +211,24 @@ def _is_trained(profile: Profile) -> bool:
     return profile.metadata["weights"]["look"] == "trained"
 
 
-def _spared(profile: Profile, batch: Batch) -> tuple[int, ...]:
+def _spared(profile: Profile, batch: Batch, part: str) -> tuple[int, ...]:
     """The sinks of a causal model. Positions are numbers of real tokens only without padding on the left."""
     mask = batch.kwargs.get("attention_mask")
     padded = isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, 0] == 0).any())
-    return sink_positions(profile) if profile.metadata.get("causal") and not padded else ()
+    causal = (profile.metadata | profile.metadata["towers"].get(part, {})).get("causal")
+    return sink_positions(profile, part) if causal and not padded else ()
 
 
-def sink_positions(profile: Profile) -> tuple[int, ...]:
-    """Positions whose token is an outlier in at least half of the samples, at most `SINKS`."""
-    if len(profile.sinks) == 0:
+def sink_positions(profile: Profile, part: str = "") -> tuple[int, ...]:
+    """Positions whose token is an outlier in at least half of the samples of a part, at most `SINKS`."""
+    sinks = profile.sinks
+    if part:
+        sinks = sinks[sinks["block"].between(*profile.parts[part])]
+    if len(sinks) == 0:
         return ()
-    counts = profile.sinks.groupby("token")["sample"].nunique()
-    common = counts[counts * 2 >= profile.metadata["samples"]].sort_values(ascending=False)
+    counts = sinks.groupby("token")["sample"].nunique()
+    samples = (profile.metadata | profile.metadata.get("towers", {}).get(part, {}))["samples"]
+    common = counts[counts * 2 >= samples].sort_values(ascending=False)
     return tuple(sorted(int(token) for token in common.index[:SINKS]))
 
 
@@ -224,21 +243,21 @@ def _first_sequences(batch: Batch, most: int = 2) -> Any:
     return batch.args[0][:most]
 
 
-def gradient_growth(profile: Profile) -> float:
-    """By what factor the gradient grows per block on its way to the input: (g₁/g_L)^(1/(L−1))."""
-    norms = [norm for norm in profile.curve("output_gradient") if not math.isnan(norm)]
+def gradient_growth(profile: Profile, part: str = "") -> float:
+    """By what factor the gradient grows per block of a part on its way to the input: (g₁/g_L)^(1/(L−1))."""
+    norms = [norm for norm in profile.curve("output_gradient", part=part) if not math.isnan(norm)]
     return (norms[0] / norms[-1]) ** (1 / (len(norms) - 1)) if len(norms) > 1 else 1.0
 
 
 def _growth_with(
-    model: nn.Module, few: Any, blocks: str | None, progress: Tick | None, remedy: Remedy, alpha: float
+    model: nn.Module, few: Any, blocks: str | None, progress: Tick | None, remedy: Remedy, alpha: float, part: str
 ) -> float:
-    weights = () if alpha == 1 else (ResidualWeight(alpha),)
+    weights = () if alpha == 1 else (ResidualWeight(alpha, blocks=remedy.blocks),)
     with temporarily(model, remedy, *weights, inputs=few, blocks=blocks):
         profile = probe(model, few, measures=["token_similarity"], blocks=blocks, gradients="outputs")
     if progress is not None:
         progress()
-    return gradient_growth(profile)
+    return gradient_growth(profile, part)
 
 
 def _weigh(growth: Callable[[float], float], depth: int) -> dict[float, float]:
@@ -252,11 +271,13 @@ def _weigh(growth: Callable[[float], float], depth: int) -> dict[float, float]:
     return tried
 
 
-def _maps(model: nn.Module, anatomy: Anatomy, batch: Batch, progress: Tick | None) -> list[OddsMap]:
-    """ρ and c of every block, each run twice more with other tokens."""
+def _maps(model: nn.Module, anatomy: Anatomy, batch: Batch, part: str, progress: Tick | None) -> list[OddsMap]:
+    """ρ and c of every block of a part, each run twice more with other tokens."""
     found: list[OddsMap] = []
 
     def measure(visit: Visit, _station: str, _tokens: Tensor, _source: Tensor) -> None:
+        if visit.part != part and part:
+            return
         tokens = machine.running.batch_first(visit.entered)
         norm = TokenMatrix.of(tokens, visit.real).norm
 
