@@ -135,7 +135,7 @@ class Specimen:
     crosses: tuple[int, ...] = ()  # blocks that attend to an encoder
     starts: tuple[int, ...] = (1,)  # blocks with which a part begins
     causal_parts: frozenset[str] = frozenset({"decoder"})  # of those that it has
-    pickles: bool = True  # wav2vec 2.0 has parametrised weights, which do not
+    pickles: bool = True  # wav2vec 2.0 has parametrised weights, LLaVA hooks of transformers: these do not
     masks: tuple[torch.Tensor | None, ...] | None = None  # of these parts; None: of the real tokens in the inputs
     final_norm: bool = False  # whether it stands in the last of its hidden states
 
@@ -309,9 +309,7 @@ ZOO: dict[str, Specimen] = {
         tokens=16,
         hides=FUSED,
     ),
-    "wav2vec2": Specimen(
-        lambda: hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SPEECH)), lambda: SOUND, tokens=6, pickles=False
-    ),
+    "wav2vec2": Specimen(lambda: hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SPEECH)), lambda: SOUND, tokens=6, pickles=False),
     "wav2vec2-stable": Specimen(
         lambda: hf.HubertModel(hf.HubertConfig(**SPEECH, do_stable_layer_norm=True, feat_extract_norm="layer")),
         lambda: SOUND,
@@ -346,9 +344,20 @@ ZOO: dict[str, Specimen] = {
         masks=(None, MASK),
         **ENCODER_DECODER,
     ),
-    "clip": Specimen(clip, image_and_text, tokens=17, causal=None, masks=(None, MASK), causal_parts=frozenset({"text"}), **TWO_TOWERS),
+    "clip": Specimen(
+        clip, image_and_text, tokens=17, causal=None, masks=(None, MASK), causal_parts=frozenset({"text"}), **TWO_TOWERS
+    ),
     "siglip": Specimen(siglip, image_and_text, tokens=16, causal=False, masks=(None, MASK), **TWO_TOWERS),
-    "llava": Specimen(llava, picture_in_text, tokens=17, causal=None, masks=(None, PICTURE_MASK), causal_parts=frozenset({"language"}), **TWO_TOWERS),
+    "llava": Specimen(
+        llava,
+        picture_in_text,
+        tokens=17,
+        causal=None,
+        masks=(None, PICTURE_MASK),
+        causal_parts=frozenset({"language"}),
+        pickles=False,
+        **TWO_TOWERS,
+    ),
 }
 KIN: dict[str, Specimen] = {  # further models of the same layouts: under the tests of anatomy
     "marian": Specimen(lambda: hf.MarianModel(hf.MarianConfig(**BART)), both_sides, **ENCODER_DECODER),
@@ -362,6 +371,16 @@ KIN: dict[str, Specimen] = {  # further models of the same layouts: under the te
     "m2m100": Specimen(lambda: hf.M2M100Model(hf.M2M100Config(**BART)), both_sides, placement="pre", **ENCODER_DECODER),
     "blenderbot": Specimen(
         lambda: hf.BlenderbotModel(hf.BlenderbotConfig(**BART)), both_sides, placement="pre", **ENCODER_DECODER
+    ),
+    "speech2text": Specimen(
+        lambda: hf.Speech2TextModel(
+            hf.Speech2TextConfig(
+                **BART, input_feat_per_channel=8, conv_channels=16, max_source_positions=32, max_target_positions=32
+            )
+        ),
+        lambda: {"input_features": FEATURES.mT.contiguous(), "decoder_input_ids": IDS},
+        placement="pre",
+        **ENCODER_DECODER,
     ),
     "bart-decoder": Specimen(lambda: hf.BartForCausalLM(hf.BartConfig(**BART)), text, causal=True),
     "bert to bert": Specimen(
@@ -392,6 +411,14 @@ KIN: dict[str, Specimen] = {  # further models of the same layouts: under the te
         hides=FUSED,
     ),
 }
+for _model in ("CLIPSeg", "MetaClip2", "OwlViT", "Owlv2", "Siglip2"):  # their text towers
+    _config, _kind = (getattr(hf, f"{_model}{name}") for name in ("TextConfig", "TextModel"))
+    KIN[f"{_model.lower()}-text"] = Specimen(
+        lambda kind=_kind, config=_config: kind(config(**CLIP_TEXT)),
+        text,
+        placement="pre",
+        causal=_model != "Siglip2",
+    )
 ANATOMIES = ZOO | KIN
 HAS_HIDDEN_STATES = [name for name, specimen in ZOO.items() if specimen.hidden_states]
 

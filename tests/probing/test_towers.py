@@ -177,6 +177,18 @@ def test_a_tower_that_does_not_run_is_said():
     assert "not run with these inputs, and not counted: vision" in profile.metadata["notes"]
 
 
+def test_a_tower_of_no_known_family_is_said():
+    """Nobody here took OpenAI's GPT apart: it stands beside a BERT, and is not passed over in silence."""
+    model = nn.ModuleDict(
+        {
+            "known": hf.BertModel(hf.BertConfig(**TEXT)),
+            "other": hf.OpenAIGPTModel(hf.OpenAIGPTConfig(vocab_size=50, n_embd=16, n_layer=2, n_head=4)),
+            "heads": nn.ModuleList([nn.Linear(16, 2) for _ in range(3)]),
+        }
+    )
+    assert anatomy_of(model).notes == ("of no known family, and not measured (blocks= names them): other.h",)
+
+
 class TakesTurns(nn.Module):
     """Two towers that run one block each in turn, and a third that runs before its place in the model."""
 
@@ -200,6 +212,17 @@ def test_towers_that_take_turns_are_told_apart():
     profile = probe(TakesTurns(), zoo.TOKENS, measures=["token_similarity"])
     assert profile.metadata["parts"] == {"left": 1, "right": 1, "left (2)": 1, "right (2)": 1, "late": 2}
     assert any("numbered as they ran" in note for note in profile.metadata["notes"])
+
+
+def test_trocr_shows_its_stations_and_not_its_attention():
+    """Its attention is a softmax of three axes, of heads and sequences at once: it is said that it is not seen."""
+    decoder = hf.TrOCRForCausalLM(hf.TrOCRConfig(**zoo.BART, is_decoder=True, add_cross_attention=True))
+    model = hf.VisionEncoderDecoderModel(encoder=hf.ViTModel(hf.ViTConfig(**IMAGE)), decoder=decoder)
+    batch = {"pixel_values": IMAGES, "decoder_input_ids": IDS}
+    profile = probe(model, batch, measures=["token_similarity", "attention_entropy"], stations="all")
+    rows = profile.frame.query("block == 5 and measure == 'token_similarity'")
+    assert {"cross_attention_input", "after_cross_attention", "cross_attention_branch"} <= set(rows["station"])
+    assert "attention was not seen in blocks 4, 5, 6" in profile.metadata["notes"]
 
 
 # --- names of parts --------------------------------------------------------------------------------------
@@ -250,7 +273,7 @@ def test_stages_are_parts_and_not_blocks():
     assert [(tower["tokens"], tower["width"]) for tower in towers.values()] == [(64, 8), (16, 16)]
     with torch.no_grad():
         states = model(images, output_hidden_states=True).hidden_states  # before, after stage 1 merged, after stage 2
-    expected = m.token_similarity(states[1]).mean()
+    expected = m.token_similarity(states[1]).mean().item()
     assert profile.curve("token_similarity", part="stage 2")[0] == pytest.approx(expected, rel=1e-6)
     notes = " ".join(profile.metadata["notes"])
     assert "similarity is over all tokens of an image" in notes
@@ -258,10 +281,9 @@ def test_stages_are_parts_and_not_blocks():
     assert "between the blocks" not in notes  # merging stands between two parts
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # DeBERTa, of transformers
 def test_deberta_says_what_stands_between_its_blocks():
-    with pytest.warns(DeprecationWarning) if False else torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = hf.DebertaV2Model(hf.DebertaV2Config(**TEXT, conv_kernel_size=3)).eval()
+    model = hf.DebertaV2Model(hf.DebertaV2Config(**TEXT, conv_kernel_size=3)).eval()
     notes = probe(model, zoo.text()).metadata["notes"]
     assert "something else changes the tokens between the blocks, before block 2" in notes
 

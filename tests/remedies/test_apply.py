@@ -309,6 +309,34 @@ def test_pytorch_encoders_are_causal_by_the_call():
         model(x, mask=later)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_pytorch_decoders_are_causal_by_the_call(axis: int):
+    """Whichever axis the tokens stand on: no sample sees another, and none of its tokens a later one."""
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(16, 4, 24, batch_first=axis == 1)
+    model = nn.TransformerDecoder(layer, 3).eval()
+    depthscope.apply(model, DeEscalate(0.5))
+    x, memory = zoo.TOKENS, zoo.TOKENS.flip(1)
+    later = nn.Transformer.generate_square_subsequent_mask(7)
+
+    def outputs(tokens: Tensor, **masks: Tensor) -> Tensor:
+        with torch.no_grad():
+            given = [y if axis == 1 else y.transpose(0, 1) for y in (tokens, memory)]
+            found = model(*given, **masks)
+        return found if axis == 1 else found.transpose(0, 1)
+
+    changed = x.clone()
+    changed[0, 5:] += 1
+    before, after = outputs(x, tgt_mask=later), outputs(changed, tgt_mask=later)
+    assert_close(before[:, :5], after[:, :5], rtol=0, atol=1e-6)
+    assert_close(before[1], after[1], rtol=0, atol=1e-6)
+    assert not torch.allclose(outputs(x)[0, :5], outputs(changed)[0, :5], atol=1e-3)  # nothing is hidden
+    depthscope.remove(model)
+    depthscope.apply(model, DeEscalate(0.5, mixing="full"))
+    with pytest.raises(ValueError, match="tgt_mask"):
+        outputs(x, tgt_mask=later)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_the_fused_path_of_pytorch_is_switched_off_and_on_again():
     layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from depthscope.anatomy.albert import ALBERT
-from depthscope.anatomy.bart import BART, MBART
+from depthscope.anatomy.bart import BART, BART_PRE
 from depthscope.anatomy.bert import BERT
 from depthscope.anatomy.clip import CLIP, SIGLIP
 from depthscope.anatomy.deberta import DEBERTA
@@ -31,7 +31,7 @@ from depthscope.anatomy.torch_decoder import TORCH_DECODER
 from depthscope.anatomy.torch_encoder import TORCH_ENCODER
 from depthscope.anatomy.towers import in_parts, without_nested
 from depthscope.anatomy.transformer_xl import TRANSFORMER_XL
-from depthscope.anatomy.unknown import named_blocks, repeated_blocks
+from depthscope.anatomy.unknown import left_out, named_blocks, repeated_blocks
 from depthscope.anatomy.vit import VIT
 from depthscope.anatomy.wav2vec2 import WAV2VEC2, WAV2VEC2_STABLE
 from depthscope.anatomy.xlnet import XLNET
@@ -44,7 +44,7 @@ FAMILIES: Registry[Family] = Registry(
         *(OURS, TRANSFORMER_XL, TORCH_ENCODER, TORCH_DECODER),
         *(BERT, ALBERT, XLNET, DISTILBERT, MPNET, MODERNBERT, DEBERTA),
         *(VIT, DINOV2, SWIN, CLIP, SIGLIP, WAV2VEC2, WAV2VEC2_STABLE),
-        *(GPT2, OPT, LLAMA, T5, BART, MBART),
+        *(GPT2, OPT, LLAMA, T5, BART, BART_PRE),
     ),
     check=check_family,
 )
@@ -90,7 +90,10 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
             if (named is None or id(module) in named) and _family_of(type(module)) is not None  # type: ignore[arg-type]
         ]
     )
-    return _assembled(model, found) if found else repeated_blocks(model)
+    if not found:
+        return repeated_blocks(model)
+    anatomy = _assembled(model, found)
+    return anatomy if named is not None else replace(anatomy, notes=anatomy.notes + left_out(model, anatomy.blocks))
 
 
 def _assembled(model: nn.Module, found: list[tuple[str, nn.Module]]) -> Anatomy:

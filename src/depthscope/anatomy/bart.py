@@ -25,7 +25,7 @@ from depthscope.stations import Placement
 def describe(placement: Placement, name: str, layer: Any) -> BlockAnatomy:
     attention, norms = layer.self_attn, (layer.self_attn_layer_norm, layer.final_layer_norm)
     spots = (pre_norm_spots if placement == "pre" else post_norm_spots)(layer, *norms)
-    crosses = hasattr(layer, "encoder_attn") and _reads_an_encoder(attention.config)
+    crosses = hasattr(layer, "encoder_attn") and _reads_an_encoder(getattr(attention, "config", None))
     if crosses:
         spots |= cross_attention_spots(layer.encoder_attn.out_proj, layer.encoder_attn_layer_norm, norms, placement)
     return BlockAnatomy(
@@ -66,8 +66,8 @@ BART = Family(
     partial(describe, "post"),
     causal,
 )
-MBART = Family(
-    "mbart",
+BART_PRE = Family(
+    "bart-pre",
     "transformers",
     _layers("MBart", "Pegasus", "M2M100", "Blenderbot", "Whisper", "Speech2Text"),
     partial(describe, "pre"),

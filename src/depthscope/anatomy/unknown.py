@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -76,3 +77,21 @@ def _main_class(modules: nn.Module) -> list[tuple[str, nn.Module]]:
 def _looked_at(model: nn.Module) -> str:
     names = [f"{name} ({type(module).__name__})" for name, module in model.named_modules() if name]
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "no submodules"
+
+
+def left_out(model: nn.Module, blocks: Sequence[BlockAnatomy]) -> tuple[str, ...]:
+    """A note on lists of modules that look like blocks and stand beside those of known families."""
+    measured = [block.name for block in blocks]
+    found: list[str] = []
+    for name, module in model.named_modules():
+        if not _is_list(module) or len(alike := _main_class(module)) < 2 or not all(_is_deep(m) for _, m in alike):
+            continue
+        around = f"{name}." if name else ""
+        if not any(f"{path}.".startswith(around) or name.startswith(f"{path}.") for path in [*measured, *found]):
+            found.append(name)
+    return (f"of no known family, and not measured (blocks= names them): {', '.join(found)}",) if found else ()
+
+
+def _is_deep(module: nn.Module) -> bool:
+    """Whether it has two matrices or more, as a block has."""
+    return sum(parameter.ndim == 2 for parameter in module.parameters()) > 1
