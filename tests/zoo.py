@@ -400,6 +400,18 @@ KIN: dict[str, Specimen] = {  # further models of the same layouts: under the te
         lambda: IMAGES,
         placement="pre",
     ),
+    "blip-vision": Specimen(
+        lambda: hf.BlipVisionModel(hf.BlipVisionConfig(**IMAGE)),
+        lambda: IMAGES,
+        placement="pre",
+        hides=frozenset({"values"}),
+    ),
+    "blip2-vision": Specimen(
+        lambda: hf.Blip2VisionModel(hf.Blip2VisionConfig(**IMAGE)),
+        lambda: IMAGES,
+        placement="pre",
+        hides=frozenset({"values"}),
+    ),
     "hubert": Specimen(lambda: hf.HubertModel(hf.HubertConfig(**SPEECH)), lambda: SOUND),
     "unispeech": Specimen(lambda: hf.UniSpeechModel(hf.UniSpeechConfig(**SPEECH)), lambda: SOUND),
     "torch-decoder-pre": Specimen(

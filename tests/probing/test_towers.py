@@ -31,6 +31,10 @@ def vision_to_text() -> nn.Module:
 
 
 def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    if name == "blip":
+        return hf.BlipForConditionalGeneration(
+            hf.BlipConfig(text_config=zoo.CLIP_TEXT, vision_config=IMAGE)
+        ), zoo.image_and_text()
     if name != "vision to text":
         return make(name)
     with torch.random.fork_rng():
@@ -55,6 +59,10 @@ TOWERS: dict[str, list[tuple[str, Callable[[Any], Any], Tensor | None]]] = {
     "llava": [
         ("vision", lambda model: model.vision_tower.encoder.layers, None),
         ("language", lambda model: model.language_model.layers, zoo.PICTURE_MASK),
+    ],
+    "blip": [
+        ("vision", lambda model: model.vision_model.encoder.layers, None),
+        ("text_decoder", lambda model: model.text_decoder.bert.encoder.layer, MASK),
     ],
     "bart": [
         ("encoder", lambda model: model.encoder.layers, MASK),

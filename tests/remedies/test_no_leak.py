@@ -110,6 +110,7 @@ CAUSAL: dict[str, Callable[[], nn.Module]] = {
             hf.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=4, n_positions=32, add_cross_attention=True)
         ),
     ),
+    "blip": lambda: hf.BlipForConditionalGeneration(hf.BlipConfig(text_config=TEXT, vision_config=IMAGE)),
     "clip": lambda: hf.CLIPModel(hf.CLIPConfig(text_config=TEXT | {"eos_token_id": 49}, vision_config=IMAGE)),
     "llava": lambda: hf.LlavaForConditionalGeneration(
         hf.LlavaConfig(
@@ -153,7 +154,7 @@ def arguments(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
         return {"input_features": HEARD, "decoder_input_ids": ids}
     if isinstance(model, hf.VisionEncoderDecoderModel):
         return {"pixel_values": SEEN, "decoder_input_ids": ids}
-    if isinstance(model, hf.CLIPModel):
+    if isinstance(model, hf.CLIPModel | hf.BlipForConditionalGeneration):
         return {"pixel_values": SEEN, "input_ids": ids}
     if isinstance(model, hf.LlavaForConditionalGeneration):
         return {"pixel_values": SEEN, "input_ids": torch.cat([torch.full((3, 4), 4), ids], dim=1)}
@@ -164,6 +165,8 @@ def arguments(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
 
 def tokens_of(output: object) -> Tensor:
     """(batch, n, …) of the causal part; CLIP's are those of its text tower."""
+    if isinstance(output, hf.models.blip.modeling_blip.BlipForConditionalGenerationModelOutput):
+        return output.logits
     if isinstance(output, hf.models.clip.modeling_clip.CLIPOutput):
         return output.text_model_output.last_hidden_state
     return output if isinstance(output, Tensor) else output[0]

@@ -14,6 +14,7 @@ from torch import nn
 from depthscope.anatomy.albert import ALBERT
 from depthscope.anatomy.bart import BART, BART_PRE
 from depthscope.anatomy.bert import BERT
+from depthscope.anatomy.blip import BLIP_TEXT, BLIP_VISION
 from depthscope.anatomy.clip import CLIP, SIGLIP
 from depthscope.anatomy.deberta import DEBERTA
 from depthscope.anatomy.dinov2 import DINOV2
@@ -43,7 +44,7 @@ FAMILIES: Registry[Family] = Registry(
     (
         *(OURS, TRANSFORMER_XL, TORCH_ENCODER, TORCH_DECODER),
         *(BERT, ALBERT, XLNET, DISTILBERT, MPNET, MODERNBERT, DEBERTA),
-        *(VIT, DINOV2, SWIN, CLIP, SIGLIP, WAV2VEC2, WAV2VEC2_STABLE),
+        *(VIT, DINOV2, SWIN, CLIP, SIGLIP, BLIP_VISION, BLIP_TEXT, WAV2VEC2, WAV2VEC2_STABLE),
         *(GPT2, OPT, LLAMA, T5, BART, BART_PRE),
     ),
     check=check_family,

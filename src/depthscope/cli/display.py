@@ -122,14 +122,18 @@ def _show_blocks(console: Console, profile: Profile) -> None:
         column.justify = "right"
     for part, (first, last) in profile.parts.items():
         curves = [profile.curve(name, part=part) for name in names]
-        depth = last - first + 1
-        for block in sorted({*range(0, depth + 1, max(1, math.ceil(depth / _ROWS))), depth}):
-            number = f"{part} {first - 1 + block if block else 'in'}" if part else str(block)
-            values = (format_value(name, curve[block]) for name, curve in zip(names, curves, strict=True))
-            table.add_row(number, *values)
+        for place, row in block_rows(part, first, last, _ROWS):
+            table.add_row(row, *(format_value(name, curve[place]) for name, curve in zip(names, curves, strict=True)))
     console.print()
     console.print(table)
     console.print()
+
+
+def block_rows(part: str, first: int, last: int, rows: int) -> list[tuple[int, str]]:
+    """The blocks of a part that a table of about so many rows shows: place in its curve, and name of the row."""
+    depth = last - first + 1
+    shown = sorted({*range(0, depth + 1, max(1, math.ceil(depth / rows))), depth})
+    return [(place, f"{part} {first - 1 + place if place else 'in'}" if part else str(place)) for place in shown]
 
 
 def format_value(measure: str, value: float) -> str:
