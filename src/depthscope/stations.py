@@ -1,8 +1,8 @@
 """The stations of a block: the points where the token matrix is looked at or changed. The one list of them.
 
 On the trunk, in order; on a branch, beside it. In post-norm, Algorithm 1 of Yu & Zhang 2024, X and Y₁ to Y₄ are the
-trunk stations. In pre-norm `attention_input` and `ffn_input` are normed copies that the branches read, and `after_ffn`
-is the output itself.
+trunk stations. In pre-norm `attention_input`, `cross_attention_input` and `ffn_input` are normed copies that the
+branches read, and `after_ffn` is the output itself.
 """
 
 from __future__ import annotations
@@ -16,16 +16,25 @@ Placement = Literal["post", "pre"]
 
 TRUNK = ("input", "after_attention", "ffn_input", "after_ffn", "output")
 BRANCH = ("attention_input", "attention_branch", "ffn_branch")
-CROSS = ("after_cross_attention", "cross_attention_branch")  # in decoders that attend to an encoder
+CROSS = ("cross_attention_input", "after_cross_attention", "cross_attention_branch")  # in decoders that read an encoder
 BLOCK = TRUNK + BRANCH  # what every block has
 ALL = BLOCK + CROSS
 BRANCHES = ("attention_branch", "cross_attention_branch", "ffn_branch")  # what is added to the trunk
-WHOLE_TRUNK = ("input", "after_attention", "after_cross_attention", "ffn_input", "after_ffn", "output")
+WHOLE_TRUNK = (
+    "input",
+    "after_attention",
+    "cross_attention_input",
+    "after_cross_attention",
+    "ffn_input",
+    "after_ffn",
+    "output",
+)
 
 # The trunk of a block by placement of the norms: station → the step that leads to it.
 STEPS: dict[Placement, dict[str, str]] = {
     "post": {
         "after_attention": "attention",
+        "cross_attention_input": "norm",
         "after_cross_attention": "cross-attention",
         "ffn_input": "norm",
         "after_ffn": "FFN",

@@ -13,6 +13,7 @@ from depthscope.anatomy import anatomy_of
 from depthscope.models import BlockConfig, Encoder, post_norm, pre_norm
 from depthscope.passes import Change, Listen, ListenToAttention, Machine, Visit, batches, undisturbed
 from samples import seeded
+from traces import hooks_of
 
 
 def run(model: nn.Module, inputs, *sites) -> Tensor:
@@ -33,6 +34,7 @@ def encoder(placement=post_norm, depth: int = 3) -> tuple[Encoder, Tensor]:
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_visits_are_numbered_and_know_what_entered(name: str):
     model, inputs = zoo.make(name)
+    hooks = hooks_of(model)
     numbers: list[int] = []
 
     def hear(visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
@@ -47,11 +49,11 @@ def test_visits_are_numbered_and_know_what_entered(name: str):
         for batch in batches(model, inputs):
             for _ in range(2):  # every pass is counted from 1
                 model(*batch.args, **batch.kwargs)
-    depth = 6 if name == "t5" else 3
+    depth = zoo.ZOO[name].blocks
     assert numbers == [*range(1, depth + 1)] * 2
     assert machine.blocks_run == depth
     assert machine.visit is None
-    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    assert hooks_of(model) == hooks
 
 
 @pytest.mark.parametrize("placement", [post_norm, pre_norm])

@@ -300,10 +300,11 @@ class WithHead(nn.Module):
         return self.head(self.bert(input_ids).last_hidden_state)
 
 
-def test_the_largest_family_is_measured_and_the_other_named():
+def test_blocks_of_two_families_are_two_parts():
     profile = probe(WithHead(), {"input_ids": IDS})
-    assert profile.metadata["family"] == "bert"
-    assert "1 blocks of the family torch are not measured" in profile.metadata["notes"]
+    assert profile.metadata["family"] == "bert + torch"
+    assert profile.metadata["parts"] == {"bert": 3, "head": 1}
+    assert [tower["family"] for tower in profile.metadata["towers"].values()] == ["bert", "torch"]
     other = hf.OpenAIGPTModel(hf.OpenAIGPTConfig(vocab_size=50, n_embd=16, n_layer=3, n_head=4, n_positions=16))
     assert probe(other, IDS).metadata["family"] == "unknown"  # its class is called Block, as ours is
 

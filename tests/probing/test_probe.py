@@ -35,10 +35,9 @@ def test_equals_a_loop_over_the_hidden_states(name: str):
         states = list(model.eval()(**batch, output_hidden_states=True).hidden_states)
     if name == "xlnet":
         states = [state.transpose(0, 1) if state.shape[0] != 2 else state for state in states]
-    final_norm = name in {"gpt2", "opt", "llama", "qwen2", "mistral", "gemma", "t5-encoder", "vit", "deit"}
     assert profile.depth == 3
     for block, state in enumerate(states):
-        if final_norm and block == 3 and name not in {"vit", "deit"}:
+        if ZOO[name].final_norm and block == 3:
             continue  # Hugging Face puts the final norm into the last hidden state
         for measure in ("token_similarity", "token_diversity", "cosine_similarity", "effective_rank"):
             expected = getattr(m, measure)(state, mask).numpy()
@@ -62,7 +61,7 @@ def test_every_measure_at_every_station(name: str):
     notes = " ".join(profile.metadata["notes"])
     assert ("attention_branch" in notes) == ("attention_branch" in ZOO[name].hides)
     assert "attention was not seen" not in notes
-    assert profile.metadata["causal"] in ({True, False} if name != "t5" else {None})
+    assert profile.metadata["causal"] in ({True, False} if len(ZOO[name].starts) == 1 else {ZOO[name].causal})
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5-encoder", "vit", "mpnet", "xlnet"])

@@ -41,6 +41,16 @@ BART = {
     "eos_token_id": 2,
 }
 EXPERTS = {"num_experts_per_tok": 2}
+IMAGE = {
+    "image_size": 8,
+    "patch_size": 4,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+}
+SEEN = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(98))  # what a vision tower sees, 4 patches
+HEARD = torch.randn(3, 8, 14, generator=torch.Generator().manual_seed(97))
 READ = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(99))  # what an encoder reads
 
 
@@ -88,6 +98,28 @@ CAUSAL: dict[str, Callable[[], nn.Module]] = {
     "bert to bert": lambda: hf.EncoderDecoderModel(
         encoder=hf.BertModel(hf.BertConfig(**TEXT)), decoder=bert_decoder(add_cross_attention=True)
     ),
+    "whisper": lambda: hf.WhisperForConditionalGeneration(
+        hf.WhisperConfig(**BART, num_mel_bins=8, max_source_positions=7, max_target_positions=32)
+    ),
+    "vision to text": lambda: hf.VisionEncoderDecoderModel(
+        encoder=hf.ViTModel(hf.ViTConfig(**IMAGE)), decoder=bert_decoder(add_cross_attention=True)
+    ),
+    "vision to gpt2": lambda: hf.VisionEncoderDecoderModel(
+        encoder=hf.ViTModel(hf.ViTConfig(**IMAGE)),
+        decoder=hf.GPT2LMHeadModel(
+            hf.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=4, n_positions=32, add_cross_attention=True)
+        ),
+    ),
+    "blip": lambda: hf.BlipForConditionalGeneration(hf.BlipConfig(text_config=TEXT, vision_config=IMAGE)),
+    "clip": lambda: hf.CLIPModel(hf.CLIPConfig(text_config=TEXT | {"eos_token_id": 49}, vision_config=IMAGE)),
+    "llava": lambda: hf.LlavaForConditionalGeneration(
+        hf.LlavaConfig(
+            vision_config=hf.CLIPVisionConfig(**IMAGE),
+            text_config=hf.LlamaConfig(**GROUPED),
+            image_token_id=4,
+            vision_feature_layer=-1,
+        )
+    ),
     "gpt-neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**TEXT)),
     "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=4)),
     "falcon": lambda: hf.FalconForCausalLM(hf.FalconConfig(**TEXT)),
@@ -118,9 +150,26 @@ def arguments(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
     """What the model is called with; of an encoder-decoder, `ids` are the decoder's."""
     if isinstance(model, Wrapper):
         return {"numbers": ids}
+    if isinstance(model, hf.WhisperForConditionalGeneration):
+        return {"input_features": HEARD, "decoder_input_ids": ids}
+    if isinstance(model, hf.VisionEncoderDecoderModel):
+        return {"pixel_values": SEEN, "decoder_input_ids": ids}
+    if isinstance(model, hf.CLIPModel | hf.BlipForConditionalGeneration):
+        return {"pixel_values": SEEN, "input_ids": ids}
+    if isinstance(model, hf.LlavaForConditionalGeneration):
+        return {"pixel_values": SEEN, "input_ids": torch.cat([torch.full((3, 4), 4), ids], dim=1)}
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return {"input_ids": READ, "decoder_input_ids": ids}
     return {"input_ids": ids}
+
+
+def tokens_of(output: object) -> Tensor:
+    """(batch, n, …) of the causal part; CLIP's are those of its text tower."""
+    if isinstance(output, hf.models.blip.modeling_blip.BlipForConditionalGenerationModelOutput):
+        return output.logits
+    if isinstance(output, hf.models.clip.modeling_clip.CLIPOutput):
+        return output.text_model_output.last_hidden_state
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def change_of_earlier_tokens(model: nn.Module, ids: Tensor) -> float:
@@ -129,7 +178,7 @@ def change_of_earlier_tokens(model: nn.Module, ids: Tensor) -> float:
     changed[:, -1] = (ids[:, -1] + 7) % 40 + 5
     with torch.no_grad():
         before, after = (model(**arguments(model, i)) for i in (ids, changed))
-    before, after = (y if isinstance(y, Tensor) else y[0] for y in (before, after))
+    before, after = (tokens_of(y) for y in (before, after))
     return float((before - after)[:, :-1].abs().max() / before.abs().max())
 
 
@@ -182,3 +231,51 @@ def test_what_the_user_says_wins():
     assert {type(hook.mean).__name__ for _, hook in depthscope.passes.hooks.hooks_in(model) if hook.remedy} == {
         "Prefix"
     }
+
+
+def mixings(model: nn.Module) -> dict[str, set[str]]:
+    """Part → the kinds of mean that its remedies take."""
+    found: dict[str, set[str]] = {}
+    for _, hook in depthscope.passes.hooks.hooks_in(model):
+        if hook.remedy is not None:
+            found.setdefault(hook.part, set()).add(hook.mean.kind)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("clip", {"vision": {"full"}, "text": {"causal"}}),
+        ("llava", {"vision": {"full"}, "language": {"causal"}}),
+        ("bart", {"encoder": {"full"}, "decoder": {"causal"}}),
+        ("vision to text", {"encoder": {"full"}, "decoder": {"causal"}}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the remedy goes into")
+def test_each_tower_has_the_mean_that_its_causality_allows(name: str, expected: dict[str, set[str]]):
+    model = build(CAUSAL[name], 0)
+    depthscope.apply(model, DeEscalate(0.5))
+    assert mixings(model) == expected
+    assert {item.part for item in applied(model)} == set(expected)
+
+
+def test_siglip_reads_text_in_both_directions():
+    model = build(lambda: hf.SiglipModel(hf.SiglipConfig(text_config=TEXT, vision_config=IMAGE)), 0)
+    with pytest.warns(UserWarning, match=r"goes into vision \(blocks 1 to 2\), text \(blocks 3 to 4\)"):
+        depthscope.apply(model, DeEscalate(0.5))
+    assert mixings(model) == {"vision": {"full"}, "text": {"full"}}
+
+
+def test_numbers_and_paths_choose_a_tower():
+    for options in ({"blocks": "model.language_model.layers.*"}, {}):
+        model = build(CAUSAL["llava"], 0)
+        depthscope.apply(model, DeEscalate(0.5, blocks=None if options else (3, 4)), **options)
+        assert [item.block for item in applied(model)] == [f"model.language_model.layers.{i}" for i in (0, 1)]
+        assert set(next(iter(mixings(model).values()))) == {"causal"}
+
+
+def test_nobody_can_unsay_that_a_tower_is_causal():
+    model = build(CAUSAL["llava"], 0)
+    with pytest.raises(ValueError, match="causal=False, but language is causal"):
+        depthscope.apply(model, DeEscalate(0.5), causal=False)
+    assert not applied(model)

@@ -100,7 +100,7 @@ def test_every_kind_of_model_is_measured_and_left_as_it_was(name: str):
     model, inputs = zoo.make(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     found = recommend(model, inputs, weigh_branches=name not in ("xlnet", "t5"))
-    assert found.blocks == (6 if name == "t5" else 3)
+    assert found.blocks == 3  # of an encoder-decoder, those of the half that is more alike
     assert found.odds.rho > 0
     assert found.odds.feed > 0
     assert not applied(model)

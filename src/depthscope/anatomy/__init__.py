@@ -4,6 +4,7 @@ and families of other packages (`register_family`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,10 +12,16 @@ from typing import Any
 from torch import nn
 
 from depthscope.anatomy.albert import ALBERT
+from depthscope.anatomy.bart import BART, BART_PRE
 from depthscope.anatomy.bert import BERT
+from depthscope.anatomy.blip import BLIP_TEXT, BLIP_VISION
+from depthscope.anatomy.clip import CLIP, SIGLIP
+from depthscope.anatomy.deberta import DEBERTA
+from depthscope.anatomy.dinov2 import DINOV2
 from depthscope.anatomy.distilbert import DISTILBERT
 from depthscope.anatomy.gpt2 import GPT2
 from depthscope.anatomy.llama import LLAMA
+from depthscope.anatomy.modernbert import MODERNBERT
 from depthscope.anatomy.mpnet import MPNET
 from depthscope.anatomy.opt import OPT
 from depthscope.anatomy.ours import OURS
@@ -29,18 +36,27 @@ from depthscope.anatomy.structure import (
     Spot,
     check_family,
 )
+from depthscope.anatomy.swin import SWIN
 from depthscope.anatomy.t5 import T5
+from depthscope.anatomy.torch_decoder import TORCH_DECODER
 from depthscope.anatomy.torch_encoder import TORCH_ENCODER
+from depthscope.anatomy.towers import in_parts, without_nested
 from depthscope.anatomy.transformer_xl import TRANSFORMER_XL
-from depthscope.anatomy.unknown import named_blocks, repeated_blocks
+from depthscope.anatomy.unknown import left_out, named_blocks, repeated_blocks
 from depthscope.anatomy.vit import VIT
+from depthscope.anatomy.wav2vec2 import WAV2VEC2, WAV2VEC2_STABLE
 from depthscope.anatomy.xlnet import XLNET
 from depthscope.registry import Registry
 
 FAMILIES: Registry[Family] = Registry(
     "family",
     "depthscope.families",
-    (OURS, TRANSFORMER_XL, TORCH_ENCODER, BERT, ALBERT, XLNET, DISTILBERT, MPNET, VIT, GPT2, OPT, LLAMA, T5),
+    (
+        *(OURS, TRANSFORMER_XL, TORCH_ENCODER, TORCH_DECODER),
+        *(BERT, ALBERT, XLNET, DISTILBERT, MPNET, MODERNBERT, DEBERTA),
+        *(VIT, DINOV2, SWIN, CLIP, SIGLIP, BLIP_VISION, BLIP_TEXT, WAV2VEC2, WAV2VEC2_STABLE),
+        *(GPT2, OPT, LLAMA, T5, BART, BART_PRE),
+    ),
     check=check_family,
 )
 
@@ -68,51 +84,72 @@ def register_family(family: Family) -> Family:
 
 
 def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
-    """The anatomy of a model. `blocks`, a glob of module names, overrides what is found."""
+    """The anatomy of a model. `blocks`, a glob of module names, overrides what is found.
+
+    A model of several trunks (encoder and decoder, vision and text) has them all, one after the other, each block with
+    the name of its part; they may be of different families.
+    """
     named = None
     if blocks is not None:
         anatomy = named_blocks(model, blocks)
         named = {id(block.module) for block in anatomy.blocks}
-        families = {_family_of(type(block.module)) for block in anatomy.blocks}  # type: ignore[arg-type]
-        if len(families) != 1 or None in families:
+        if None in {_family_of(type(block.module)) for block in anatomy.blocks}:  # type: ignore[arg-type]
             return anatomy
-    found: dict[str, list[tuple[str, nn.Module]]] = {}
-    for name, module in model.named_modules():
-        if named is not None and id(module) not in named:
-            continue
-        if (family := _family_of(type(module))) is not None:  # type: ignore[arg-type]
-            found.setdefault(family.name, []).append((name, module))
+    found = without_nested(
+        [
+            (name, module)
+            for name, module in model.named_modules()
+            if (named is None or id(module) in named) and _family_of(type(module)) is not None  # type: ignore[arg-type]
+        ]
+    )
     if not found:
         return repeated_blocks(model)
-    sizes = {name: sum(p.numel() for _, block in blocks for p in block.parameters()) for name, blocks in found.items()}
-    family = FAMILIES[max(sizes, key=sizes.__getitem__)]
-    own = found.pop(family.name)
-    described = _in_parts(tuple(family.describe(name, module) for name, module in own))
-    told = {block.causal for block in described}  # the blocks themselves know more than what stands around them
+    anatomy = _assembled(model, found)
+    return anatomy if named is not None else replace(anatomy, notes=anatomy.notes + left_out(model, anatomy.blocks))
+
+
+def _assembled(model: nn.Module, found: list[tuple[str, nn.Module]]) -> Anatomy:
+    families: dict[str, Family] = {}
+    axes: set[int] = set()
+    described: list[BlockAnatomy] = []
+    for name, module in found:
+        family = _family_of(type(module))  # type: ignore[arg-type]
+        assert family is not None
+        families[family.name] = family
+        axis = family.token_axis_of(module) if family.token_axis_of else family.token_axis
+        axes.add(axis)
+        described.append(replace(family.describe(name, module), family=family.name, token_axis=axis))
+    if len(axes) == 1:
+        described = [replace(block, token_axis=None) for block in described]
+    if len(families) > 1:
+        described = [_with_causality(model, block, families[block.family]) for block in described]
+    blocks = in_parts(described)
+    told = {block.causal for block in blocks}  # the blocks themselves know more than what stands around them
+    only = next(iter(families.values()))
     return Anatomy(
-        family.name,
-        described,
-        token_axis=family.token_axis_of(own[0][1]) if family.token_axis_of else family.token_axis,
-        mask_argument=family.mask_argument,
-        causal_by_call=family.causal_by_call,
-        causal=family.causal(model) if told == {None} else told.pop() if len(told) == 1 else None,
-        notes=(
-            *(f"{len(others)} blocks of the family {name} are not measured" for name, others in found.items()),
-            *_decoder_note(model),
-        ),
+        " + ".join(dict.fromkeys(block.family for block in blocks)),
+        blocks,
+        token_axis=axes.pop(),
+        mask_argument=_mask_argument(families.values()),
+        causal=told.pop() if len(told) == 1 and told != {None} else only.causal(model) if told == {None} else None,
+        notes=tuple(note for family in families.values() for note in family.notes),
     )
 
 
-def _in_parts(blocks: tuple[BlockAnatomy, ...]) -> tuple[BlockAnatomy, ...]:
-    """Blocks of which some are causal and some are not are an encoder and a decoder, as in `EncoderDecoderModel`."""
-    if len({block.causal for block in blocks}) == 1 or any(block.part for block in blocks):
-        return blocks
-    return tuple(replace(block, part="decoder" if block.causal else "encoder") for block in blocks)
+def _with_causality(model: nn.Module, block: BlockAnatomy, family: Family) -> BlockAnatomy:
+    """A block beside those of other families cannot rely on what is true of the whole model."""
+    if block.causal is not None or block.causal_arguments:
+        return block
+    paths = block.name.split(".")
+    around = [model.get_submodule(".".join(paths[:depth])) for depth in range(len(paths))]
+    configured = [module for module in around if hasattr(module, "config")]
+    return replace(block, causal=family.causal(configured[-1] if configured else model))
 
 
-def _decoder_note(model: nn.Module) -> tuple[str, ...]:
-    decoders = sum(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules())
-    return (f"{decoders} blocks of nn.TransformerDecoder are not known, and not measured",) if decoders else ()
+def _mask_argument(families: Iterable[Family]) -> str | None:
+    """The one that is not called as usual, if there is one: the usual name is looked for in any case."""
+    names = dict.fromkeys(family.mask_argument for family in families)
+    return next((name for name in names if name not in (None, "attention_mask")), next(iter(names)))
 
 
 def _family_of(kind: Any) -> Family | None:

@@ -9,6 +9,7 @@ from depthscope.anatomy.structure import (
     Family,
     Spot,
     branch_spots,
+    cross_attention_spots,
     decoder_flag,
     linear_projections,
     post_norm_spots,
@@ -20,11 +21,8 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
     spots = post_norm_spots(layer, after.LayerNorm, ffn.LayerNorm) | branch_spots(after.dense, ffn.dense)
     cross = getattr(layer, "crossattention", None)
     if cross is not None:
-        spots |= {
-            "after_cross_attention": Spot(cross.output.LayerNorm, "in"),
-            "cross_attention_branch": Spot(cross.output.dense, "out"),
-            "ffn_input": Spot(cross.output.LayerNorm, "out"),
-        }
+        norms = after.LayerNorm, ffn.LayerNorm
+        spots |= cross_attention_spots(cross.output.dense, cross.output.LayerNorm, norms, "post")
     return BlockAnatomy(
         name,
         layer,

@@ -10,6 +10,7 @@ from depthscope.anatomy.structure import (
     Spot,
     always,
     branch_spots,
+    cross_attention_spots,
     fused_projections,
     pre_norm_spots,
 )
@@ -20,11 +21,7 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
     spots = pre_norm_spots(layer, layer.ln_1, layer.ln_2) | branch_spots(attention.c_proj, layer.mlp)
     cross = getattr(layer, "crossattention", None)
     if cross is not None:
-        spots |= {
-            "after_attention": Spot(layer.ln_cross_attn, "in"),
-            "after_cross_attention": Spot(layer.ln_2, "in"),
-            "cross_attention_branch": Spot(cross.c_proj, "out"),
-        }
+        spots |= cross_attention_spots(cross.c_proj, layer.ln_cross_attn, (layer.ln_1, layer.ln_2), "pre")
     return BlockAnatomy(
         name,
         layer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor, nn
@@ -72,8 +72,12 @@ class BlockAnatomy:
     cross_attention: nn.Module | None = None
     projections: Callable[[], Projections] | None = None
     norms: tuple[nn.Module, ...] = ()  # the norm of the attention and of the FFN
-    part: str = ""  # "encoder" or "decoder" in models that have both
+    part: str = ""  # "encoder", "decoder", "vision", "text", … in models that have several
     causal: bool | None = None  # where the block itself says so; None: as the whole model
+    causal_arguments: Mapping[str, int] = field(default_factory=dict)  # of its call, with their positions: one that is
+    # given says that the call may be causal, as in PyTorch's layers
+    family: str = ""  # where the model has blocks of several
+    token_axis: int | None = None  # where the model has blocks of several layouts
     values: Spot | None = None  # None where query, key and value are fused in one module
     context: Spot | None = None
     ffn: tuple[nn.Module, ...] = ()
@@ -87,13 +91,13 @@ class BlockAnatomy:
     def additions(self) -> tuple[Addition, ...]:
         """The residual additions whose three stations can be seen, in order: attention's, cross-attention's, the FFN's.
 
-        In post-norm a norm stands behind each sum, so that in a block with cross-attention the trunk of its sum is not
-        a station of its own: that addition is left out there. Empty where the placement of the norms is not known.
+        Empty where the placement of the norms is not known.
         """
         crosses = "after_cross_attention" in self.spots
         if self.placement == "post":
             found = [
                 Addition("input", "attention_branch", "after_attention"),
+                Addition("cross_attention_input", "cross_attention_branch", "after_cross_attention"),
                 Addition("ffn_input", "ffn_branch", "after_ffn"),
             ]
         elif self.placement == "pre":
@@ -114,8 +118,7 @@ class Anatomy:
     blocks: tuple[BlockAnatomy, ...]
     token_axis: int = 1  # 0: activations are (n, batch, d)
     mask_argument: str | None = "attention_mask"  # the argument of the model's forward that marks real tokens
-    causal: bool | None = None  # None: not known from the configuration
-    causal_by_call: bool = False  # causality is an argument of each block's call, as in PyTorch's encoder
+    causal: bool | None = None  # None: not known from the configuration, or not the same in all parts
     notes: tuple[str, ...] = ()  # what could not be found
     told_mask: Tensor | str | None = None  # true for real tokens, as the user says: (batch, n), or an argument's name
     left_out: tuple[str, ...] = ()  # what looks like blocks, and is none of these
@@ -129,6 +132,24 @@ class Anatomy:
         """Whether activations may be maps (batch, height, width, d): only where it was said or seen what is passed."""
         return any("input" in block.spots and block.spots["input"].path is not None for block in self.blocks)
 
+    def axis_of(self, block: BlockAnatomy) -> int:
+        """Where the tokens of a block stand: 1 for (batch, n, d), 0 for (n, batch, d)."""
+        return self.token_axis if block.token_axis is None else block.token_axis
+
+    def with_token_axis(self, token_axis: int) -> Anatomy:
+        """The same with tokens on this axis in every block."""
+        blocks = tuple(replace(block, token_axis=None) for block in self.blocks)
+        return replace(self, token_axis=token_axis, blocks=blocks)
+
+    def of_part(self, part: str) -> tuple[BlockAnatomy, ...]:
+        """The blocks of one part."""
+        return tuple(block for block in self.blocks if block.part == part)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parts in order; one empty name where the model is one trunk."""
+        return tuple(dict.fromkeys(block.part for block in self.blocks))
+
 
 @dataclass(frozen=True)
 class Family:
@@ -141,8 +162,8 @@ class Family:
     causal: Callable[[nn.Module], bool | None]
     token_axis: int = 1
     mask_argument: str | None = "attention_mask"
-    causal_by_call: bool = False  # forward(src, src_mask, src_key_padding_mask, is_causal) of each block decides
     token_axis_of: Callable[[nn.Module], int] | None = None  # where it depends on the module
+    notes: tuple[str, ...] = ()  # what a reader of its numbers must know
 
 
 def check_family(family: Family) -> None:
@@ -163,6 +184,26 @@ def post_norm_spots(block: nn.Module, attention_norm: nn.Module, ffn_norm: nn.Mo
         "ffn_input": Spot(attention_norm, "out"),
         "after_ffn": Spot(ffn_norm, "in"),
         "output": Spot(block, "out"),
+    }
+
+
+def cross_attention_spots(
+    cross: nn.Module, cross_norm: nn.Module, norms: tuple[nn.Module, nn.Module], placement: Placement
+) -> dict[str, Spot]:
+    """What stands between self-attention and FFN in a decoder that reads an encoder; `norms` are those of the two."""
+    attention_norm, ffn_norm = norms
+    if placement == "post":
+        return {
+            "cross_attention_input": Spot(attention_norm, "out"),
+            "after_cross_attention": Spot(cross_norm, "in"),
+            "cross_attention_branch": Spot(cross, "out"),
+            "ffn_input": Spot(cross_norm, "out"),
+        }
+    return {
+        "after_attention": Spot(cross_norm, "in"),
+        "cross_attention_input": Spot(cross_norm, "out"),
+        "after_cross_attention": Spot(ffn_norm, "in"),
+        "cross_attention_branch": Spot(cross, "out"),
     }
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, linear_projections, pre_norm_spots
+from depthscope.anatomy.structure import (
+    BlockAnatomy,
+    Family,
+    Spot,
+    cross_attention_spots,
+    linear_projections,
+    pre_norm_spots,
+)
 
 
 def describe(name: str, block: Any) -> BlockAnatomy:
@@ -16,9 +23,8 @@ def describe(name: str, block: Any) -> BlockAnatomy:
     if block.is_decoder:
         cross = block.layer[1]
         cross_attention = cross.EncDecAttention
-        spots["after_attention"] = Spot(cross.layer_norm, "in")
-        spots["after_cross_attention"] = Spot(last.layer_norm, "in")
-        spots["cross_attention_branch"] = Spot(cross_attention, "out")
+        norms = first.layer_norm, last.layer_norm
+        spots |= cross_attention_spots(cross_attention, cross.layer_norm, norms, "pre")
     return BlockAnatomy(
         name,
         block,

@@ -7,6 +7,7 @@ from torch import nn
 from depthscope.anatomy.structure import (
     BlockAnatomy,
     Family,
+    Projections,
     branch_spots,
     fused_projections,
     post_norm_spots,
@@ -25,17 +26,23 @@ def describe(name: str, layer: nn.Module) -> BlockAnatomy:
         placement="pre" if layer.norm_first else "post",
         attention=attention,
         norms=(layer.norm1, layer.norm2),
+        causal_arguments={"src_mask": 1, "is_causal": 3},  # forward(src, src_mask, src_key_padding_mask, is_causal)
         ffn=(
             layer.linear1,
             layer.linear2,
         ),
-        projections=lambda: fused_projections(
-            attention.in_proj_weight.T,
-            attention.in_proj_bias,
-            attention.out_proj.weight.T,
-            attention.out_proj.bias,
-            attention.num_heads,
-        ),
+        projections=lambda: projections_of(attention),
+    )
+
+
+def projections_of(attention: nn.MultiheadAttention) -> Projections:
+    """Those of PyTorch's own attention, where queries, keys and values have one width."""
+    return fused_projections(
+        attention.in_proj_weight.T,
+        attention.in_proj_bias,
+        attention.out_proj.weight.T,
+        attention.out_proj.bias,
+        attention.num_heads,
     )
 
 
@@ -54,6 +61,5 @@ TORCH_ENCODER = Family(
     describe,
     unknown,
     mask_argument="src_key_padding_mask",
-    causal_by_call=True,
     token_axis_of=token_axis,
 )

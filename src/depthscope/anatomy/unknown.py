@@ -127,3 +127,20 @@ def _children(name: str, modules: nn.Module) -> list[Named]:
 def _looked_at(model: nn.Module) -> str:
     names = [f"{name} ({type(module).__name__})" for name, module in model.named_modules() if name]
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "no submodules"
+
+
+def left_out(model: nn.Module, blocks: Sequence[BlockAnatomy]) -> tuple[str, ...]:
+    """A note on lists of modules that look like blocks and stand beside those of known families."""
+    known = [block.name for block in blocks]
+    found: list[str] = []
+    for name, module in model.named_modules():
+        alike = _repeated(name, module) if _is_list(module) else []
+        looks_like_blocks = len(alike) > 1 and all(_is_deep(child) for _, child in alike)
+        if looks_like_blocks and not any(nested(path, name) or nested(name, path) for path in [*known, *found]):
+            found.append(name)
+    return (f"of no known family, and not measured (blocks= names them): {', '.join(found)}",) if found else ()
+
+
+def _is_deep(module: nn.Module) -> bool:
+    """Whether it has two matrices or more, as a block has."""
+    return sum(parameter.ndim == 2 for parameter in module.parameters()) > 1

@@ -56,8 +56,9 @@ def parse_condition(text: str, measured: tuple[str, ...]) -> Condition:
     return Condition(found[1], found[2], threshold)
 
 
-def last_value(profile: Profile, measure: str) -> float:
-    """The measure at the last block, mean over samples (and heads), at `output` or where it stands.
+def last_values(profile: Profile, measure: str) -> dict[int, float]:
+    """The measure at the last block, or at that of every part, mean over samples (and heads), at `output` or where it
+    stands.
 
     A gate must not pass because there was nothing to compare, so an undefined value is an error.
     """
@@ -68,17 +69,20 @@ def last_value(profile: Profile, measure: str) -> float:
     if len(stations) != 1:
         where = f"it stands at {', '.join(stations)}" if stations else "it was not seen in this model"
         raise ValueError(f"expected a measure with one value per block for --fail-on, got {measure!r}: {where}")
-    value = profile.curve(measure, stations[0])[-1]
-    if math.isnan(value):
-        raise ValueError(f"--fail-on cannot be decided: {measure} is undefined at block {profile.depth}")
-    return value
+    curve = profile.curve(measure, stations[0])
+    values = {last: curve[last] for _, last in profile.parts.values()}
+    for block, value in values.items():
+        if math.isnan(value):
+            raise ValueError(f"--fail-on cannot be decided: {measure} is undefined at block {block}")
+    return values
 
 
 def failures(profile: Profile, conditions: list[Condition]) -> list[str]:
     """One sentence per condition that holds."""
-    values = [last_value(profile, condition.measure) for condition in conditions]
+    values = [last_values(profile, condition.measure) for condition in conditions]
     return [
-        f"{condition} holds: {value:.6g} at block {profile.depth}"
-        for condition, value in zip(conditions, values, strict=True)
+        f"{condition} holds: {value:.6g} at block {block}"
+        for condition, by_block in zip(conditions, values, strict=True)
+        for block, value in by_block.items()
         if condition.holds(value)
     ]

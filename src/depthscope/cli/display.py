@@ -51,16 +51,27 @@ def _blocks(row: pd.Series[float]) -> str:
 
 
 def headline(metadata: dict[str, Any]) -> str:
-    halves = ", ".join(f"{part} {count}" for part, count in metadata.get("parts", {}).items())
-    parts = [
+    towers = metadata.get("towers") or {}
+    what = [
         str(metadata.get("model")),
-        f"{metadata.get('blocks')} blocks{f' ({halves})' if halves else ''} of width {metadata.get('width')}",
-        f"{metadata['placement']}-norm" if metadata.get("placement") else "",
-        "causal" if metadata.get("causal") else "",
-        f"{metadata.get('samples')} × {metadata.get('tokens')} tokens",
+        f"{metadata.get('blocks')} blocks" if towers else f"{metadata.get('blocks')} blocks{_trunk(metadata)}",
         f"{metadata.get('dtype')} on {metadata.get('device')}",
     ]
-    return " · ".join(part for part in parts if part)
+    parts = [
+        f"{name}: blocks {part['first_block']} to {part['last_block']}{_trunk(part)}" for name, part in towers.items()
+    ]
+    return "\n".join([" · ".join(what), *parts])
+
+
+def _trunk(about: dict[str, Any]) -> str:
+    """What is said of a model that is one trunk, or of a part of one that has several."""
+    words = [
+        f" of width {about.get('width')}",
+        f"{about['placement']}-norm" if about.get("placement") else "",
+        "causal" if about.get("causal") else "",
+        f"{about.get('samples')} × {about.get('tokens')} tokens",
+    ]
+    return " · ".join(word for word in words if word)
 
 
 def _show_measures(console: Screen, profile: Profile) -> None:
@@ -76,12 +87,14 @@ def _show_measures(console: Screen, profile: Profile) -> None:
     for column in table.columns[2:]:
         column.justify = "right"
     for station, measure in _rows(profile):
-        curve = profile.curve(measure, station)
-        defined = [value for value in curve if not math.isnan(value)]
-        low, high = (0.0, 1.0) if _is_share(measure) else _range(defined)
-        name = measure if station == "output" else f"{measure} ({station})"
-        ends = (defined[0], curve[-1]) if defined else (math.nan, math.nan)
-        table.add_row(name, sparkline(curve, low, high, width), *(format_value(measure, value) for value in ends))
+        whole = [value for value in profile.curve(measure, station) if not math.isnan(value)]
+        low, high = (0.0, 1.0) if _is_share(measure) else _range(whole)
+        for part in profile.parts:
+            curve = profile.curve(measure, station, part)
+            defined = [value for value in curve if not math.isnan(value)]
+            name = " ".join([measure, *([f"({station})"] if station != "output" else []), *([part] if part else [])])
+            ends = (defined[0], curve[-1]) if defined else (math.nan, math.nan)
+            table.add_row(name, sparkline(curve, low, high, width), *(format_value(measure, value) for value in ends))
     console.print(table)
     asked = profile.metadata.get("stations", [])
     others = [name for name in profile.frame["station"].unique() if name in asked and name != "output"]
@@ -112,14 +125,13 @@ def _show_blocks(console: Screen, profile: Profile) -> None:
     names = names[: columns_that_fit([heading_width(name) for name in names], console.width - len(" block "))]
     if not names:
         return
-    curves = [profile.curve(name) for name in names]
     table = Table("block", *map(heading, names), box=None, header_style="bold")
     for column in table.columns:
         column.justify = "right"
-    depth = profile.depth
-    for block in sorted({*range(0, depth + 1, max(1, math.ceil(depth / _ROWS))), depth}):
-        values = (format_value(name, curve[block]) for name, curve in zip(names, curves, strict=True))
-        table.add_row(str(block), *values)
+    for part, (first, last) in profile.parts.items():
+        curves = [profile.curve(name, part=part) for name in names]
+        for place, row in block_rows(part, first, last, _ROWS):
+            table.add_row(row, *(format_value(name, curve[place]) for name, curve in zip(names, curves, strict=True)))
     console.print()
     console.print(table)
     console.print()
@@ -133,6 +145,13 @@ def heading(measure: str) -> str:
 def heading_width(measure: str) -> int:
     """How wide that column is: no number is wider than nine letters."""
     return max(9, *map(len, heading(measure).splitlines()))
+
+
+def block_rows(part: str, first: int, last: int, rows: int) -> list[tuple[int, str]]:
+    """The blocks of a part that a table of about so many rows shows: place in its curve, and name of the row."""
+    depth = last - first + 1
+    shown = sorted({*range(0, depth + 1, max(1, math.ceil(depth / rows))), depth})
+    return [(place, f"{part} {first - 1 + place if place else 'in'}" if part else str(place)) for place in shown]
 
 
 def format_value(measure: str, value: float) -> str:

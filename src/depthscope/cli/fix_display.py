@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.display import format_value, heading, heading_width
+from depthscope.cli.display import block_rows, format_value, heading, heading_width
 from depthscope.cli.sparkline import sparkline
 
 if TYPE_CHECKING:
@@ -87,13 +87,14 @@ def _show_curves(console: Screen, fixed: Fixed) -> None:
         column.no_wrap = True
     for column in table.columns[3:]:
         column.justify = "right"
-    for name in _names(fixed):
-        curves = [profile.curve(name) for profile in (fixed.before, fixed.after)]
+    for name, part in ((name, part) for name in _names(fixed) for part in fixed.before.parts):
+        curves = [profile.curve(name, part=part) for profile in (fixed.before, fixed.after)]
         low, high = (0.0, 1.0) if "similarity" in name else _range([value for curve in curves for value in curve])
         for when, curve in zip(("before", "after"), curves, strict=True):
             defined = [value for value in curve if not math.isnan(value)] or [math.nan]
             ends = (format_value(name, value) for value in (defined[0], defined[-1]))
-            table.add_row(name if when == "before" else "", when, sparkline(curve, low, high, width), *ends)
+            shown = f"{name} {part}".rstrip() if when == "before" else ""
+            table.add_row(shown, when, sparkline(curve, low, high, width), *ends)
     console.print()
     console.print(table)
 
@@ -110,9 +111,10 @@ def _show_blocks(console: Screen, fixed: Fixed) -> None:
     table = Table("block", *titles, box=None, header_style="bold")
     for column in table.columns:
         column.justify = "right"
-    depth = fixed.before.depth
-    for block in sorted({*range(0, depth + 1, max(1, math.ceil(depth / _ROWS))), depth}):
-        table.add_row(str(block), *(format_value(name, profile.curve(name)[block]) for name, profile in columns))
+    for part, (first, last) in fixed.before.parts.items():
+        curves = [(name, profile.curve(name, part=part)) for name, profile in columns]
+        for place, row in block_rows(part, first, last, _ROWS):
+            table.add_row(row, *(format_value(name, curve[place]) for name, curve in curves))
     console.print()
     console.print(table)
     console.print()

@@ -66,6 +66,10 @@ def as_json(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None
         "attention": {name: profile.curve(name, "attention") for name in profile.names("attention")},
         "metadata": metadata,
     }
+    if len(profile.parts) > 1:  # what enters the later ones is in no curve
+        found["entrances"] = {
+            part: {name: profile.curve(name, part=part)[0] for name in profile.names()} for part in profile.parts
+        }
     if skipped is not None:
         found["skip_loss"] = skipped.to_dict("records")
     return finite(found)

@@ -48,7 +48,7 @@ def advise(f: Facts, verdict: Verdict, measure: Callable[[], Recommendation] | N
     told = {"causal": False} if f.about.get("family") == "unknown" and not f.may_leak else {}
     return Recommendation(
         reason=_estimated(f, tau, critical, expected),
-        remedies=(DeEscalate(tau, mixing="prefix" if f.may_leak else "auto"),),
+        remedies=(DeEscalate(tau, mixing="prefix" if f.may_leak else "auto", blocks=f.remedied),),
         odds=None if f.trend is None else f.trend.map,
         critical_tau=critical,
         expected_similarity=expected,

@@ -1,14 +1,14 @@
 """What the rules ask about: numbers read from a profile, each when it is first wanted.
 
-An encoder-decoder has two trunks; `Facts` is about the one whose tokens end up more alike, and `part` names it.
+A model of several parts has several trunks; `Facts` is about that whose tokens end up most alike, and `span` names it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from depthscope.diagnosis.steps import Attention, attention_step, log_odds, step
 from depthscope.diagnosis.trend import Trend, fit_trend
 from depthscope.measures import EQUAL
 from depthscope.probing import Profile, Reference
+from depthscope.probing.parts import most_alike
 
 NAN = math.nan
 
@@ -44,9 +45,11 @@ class Facts:
 
     # --- what was measured, of what -----------------------------------------------------------------
 
-    @property
+    @cached_property
     def about(self) -> dict[str, Any]:
-        return self.profile.metadata
+        """What the profile says of the model, and, where that has several parts, of the one that is judged."""
+        about = self.profile.metadata
+        return about | about.get("towers", {}).get(self.span[0], {})
 
     @property
     def pre_norm(self) -> bool:
@@ -65,25 +68,29 @@ class Facts:
         return measure in self.profile.names()
 
     def curve(self, measure: str) -> np.ndarray:
-        """Blocks 0..L at `output`; all nan if it was not measured."""
-        length = self.profile.depth + 1
-        return np.asarray(self.profile.curve(measure)) if self.has(measure) else np.full(length, NAN)
+        """Blocks 0..L at `output`, with what enters the part that is judged in the place before its first block.
+
+        All nan if it was not measured.
+        """
+        if not self.has(measure):
+            return np.full(self.profile.depth + 1, NAN)
+        found = np.asarray(self.profile.curve(measure))
+        if self.first > 0:
+            found[self.first] = self._entering(found, self.profile.curve, measure)
+        return found
+
+    def _entering(self, outputs: np.ndarray, of_station: Callable[..., Any], measure: str) -> float:
+        """What enters the part that is judged; in a profile of earlier days its first block's output stands for it."""
+        known = measure in self.profile.names("input")
+        return float(of_station(measure, "input")[self.first + 1] if known else outputs[self.first + 1])
 
     @cached_property
     def span(self) -> tuple[str, int, int]:
-        """Name, first and last block of the part that is judged; the first block is what enters the part.
-
-        What enters a decoder is not measured: its first block's output stands for it.
-        """
-        parts: dict[str, int] = self.about.get("parts") or {}
-        spans, start = [("", 0, self.profile.depth)], 0
-        if parts:
-            spans = []
-            for name, blocks in parts.items():
-                spans.append((name, start if start == 0 else start + 1, start + blocks))
-                start += blocks
-        ends = self.curve("direction_similarity" if self.has("direction_similarity") else "token_similarity")
-        return max(spans, key=lambda span: np.nan_to_num(ends[min(span[2], len(ends) - 1)]))
+        """Name of the part that is judged, the number before its first block, which stands for what enters, and its
+        last block."""
+        name = most_alike(self.profile)
+        first, last = self.profile.parts[name]
+        return name, first - 1, last
 
     @property
     def first(self) -> int:
@@ -96,7 +103,12 @@ class Facts:
     @property
     def blocks(self) -> int:
         """Blocks in the part that is judged."""
-        return self.last - self.first + (self.first > 0)
+        return self.last - self.first
+
+    @property
+    def remedied(self) -> tuple[int, ...] | None:
+        """The blocks that a remedy is for: those of the part that is judged; None where that is all."""
+        return tuple(range(self.first + 1, self.last + 1)) if len(self.profile.parts) > 1 else None
 
     def at(self, measure: str, block: int) -> float:
         return float(self.curve(measure)[block])
@@ -142,7 +154,7 @@ class Facts:
     def sink(self) -> Sink | None:
         """The outlier token to name; None if no token is one for a quarter of the blocks that are judged."""
         rows = self.profile.sinks
-        rows = rows[rows["block"].between(self.first, self.last)]
+        rows = rows[rows["block"].between(self.first + (self.first > 0), self.last)]  # before: another part's last
         inside = rows[rows["block"] > self.first]  # one that only enters, and that the first norm removes, is no sink
         lasting = inside.groupby("token")["block"].nunique() >= max(1, (self.last - self.first) // 4)
         rows = rows[rows["token"].isin(lasting.index[lasting])]
@@ -180,7 +192,9 @@ class Facts:
     @cached_property
     def log_odds(self) -> np.ndarray:
         """Of the similarity that is judged, blocks 0..L; nan outside the part."""
-        found = log_odds(self.profile, self.judged)
+        found = log_odds(self.profile, self.judged).copy()
+        if self.first > 0:
+            found[self.first] = self._entering(found, partial(log_odds, self.profile), self.judged)
         inside = np.arange(len(found))
         return np.where((inside >= self.first) & (inside <= self.last), found, NAN)
 

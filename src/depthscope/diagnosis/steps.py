@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from depthscope.probing import Profile
-from depthscope.stations import STEPS
+from depthscope.stations import CROSS, STEPS
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ def step_growth(profile: Profile, similarity: str, span: tuple[str, int, int]) -
     None where the trunk inside the blocks was not measured or the placement of the norms is unknown.
     """
     part, first, last = span
-    placement = profile.metadata.get("placement")
+    placement = profile.metadata.get("towers", {}).get(part, profile.metadata).get("placement")
     measured = set(profile.frame.loc[profile.frame["measure"] == similarity, "station"])
     order = tuple(STEPS[placement].items()) if placement in STEPS else ()
-    needed = {station for station, _ in order} - {"after_cross_attention"}
+    needed = {station for station, _ in order} - set(CROSS)
     if not order or not needed <= measured:
         return None
     if part == "decoder" and "after_cross_attention" not in measured:

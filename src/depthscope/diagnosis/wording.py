@@ -31,7 +31,7 @@ def other_measures(f: Facts) -> Values:
 
 
 def similarity(f: Facts) -> Values:
-    what = _NAMES[f.judged] + (f" in the {f.span[0]}" if f.span[0] else "")
+    what = _NAMES[f.judged] + (f" in {_part(f.span[0])}" if f.span[0] else "")
     numbers = {"start": f.similarity[f.first], "end": f.similarity[f.last], "last": f.last, "blocks": f.blocks}
     return {"what": what, "where": _entrance(f)} | {name: float(value) for name, value in numbers.items()}
 
@@ -139,9 +139,16 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def _part(name: str) -> str:
+    """The encoder, the text tower, stage 2."""
+    if " " in name:
+        return name
+    return f"the {name}" if name in ("encoder", "decoder") else f"the {name} tower"
+
+
 def _entrance(f: Facts) -> str:
-    """Where the part that is judged begins; what enters a decoder is not measured."""
-    return f"after block {f.first}" if f.first else "at the entrance"
+    """Where the part that is judged begins."""
+    return "at its entrance" if f.first else "at the entrance"
 
 
 def law(f: Facts) -> Values:

@@ -162,6 +162,15 @@ _OPT = Fields(width=("hidden_size", "word_embed_proj_dim"), ffn_width=("ffn_dim"
 _T5 = Fields(("num_layers", "num_decoder_layers"), ("d_model",), ("num_heads",), ("d_ff",), ("d_kv",))
 _DISTILBERT = Fields(("n_layers",), ("dim",), ("n_heads",), ("hidden_dim",))
 _VIT = Fields(vocabulary=None)
+_DINOV2 = Fields(ffn_width=(), vocabulary=None)  # its FFN is given as a ratio
+_BART = Fields(
+    ("encoder_layers", "decoder_layers"),
+    ("d_model",),
+    ("encoder_attention_heads", "decoder_attention_heads"),
+    ("encoder_ffn_dim", "decoder_ffn_dim"),
+)
+_V3 = {"relative_attention": True, "position_buckets": 256, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+_V3 |= {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0}  # DeBERTa's third version
 _POSITIONS = {"max_position_embeddings": 514}  # 512 tokens: two positions are spent on padding
 
 FAMILIES: Registry[ModelFamily] = Registry(
@@ -173,6 +182,9 @@ FAMILIES: Registry[ModelFamily] = Registry(
         HuggingFaceFamily("albert", "AlbertConfig", others={"embedding_size": 128}),
         HuggingFaceFamily("distilbert", "DistilBertConfig", _DISTILBERT, Shape(depth=6)),
         HuggingFaceFamily("mpnet", "MPNetConfig", others=_POSITIONS),
+        HuggingFaceFamily("electra", "ElectraConfig", others={"embedding_size": 768}),
+        HuggingFaceFamily("modernbert", "ModernBertConfig", base=Shape(22, ffn_width=1152), rotary=True),
+        HuggingFaceFamily("deberta", "DebertaV2Config", others=_V3),
         HuggingFaceFamily("xlnet", "XLNetConfig", _XLNET, sees_answer=True),
         HuggingFaceFamily("gpt2", "GPT2Config", _GPT2, causal=True),
         HuggingFaceFamily("opt", "OPTConfig", _OPT, causal=True),
@@ -181,8 +193,11 @@ FAMILIES: Registry[ModelFamily] = Registry(
         HuggingFaceFamily("mistral", "MistralConfig", _LLAMA, Shape(ffn_width=2688), 32000, causal=True, rotary=True),
         HuggingFaceFamily("gemma", "GemmaConfig", _LLAMA, Shape(ffn_width=6144), 32000, causal=True, rotary=True),
         HuggingFaceFamily("t5", "T5Config", _T5),
+        HuggingFaceFamily("bart", "BartConfig", _BART, Shape(depth=6)),
+        HuggingFaceFamily("pegasus", "PegasusConfig", _BART, Shape(depth=12)),
         HuggingFaceFamily("vit", "ViTConfig", _VIT),
         HuggingFaceFamily("deit", "DeiTConfig", _VIT),
+        HuggingFaceFamily("dinov2", "Dinov2Config", _DINOV2),
         EncoderFamily(),
     ],
 )

@@ -26,6 +26,7 @@ class Hook:
     remedy: Any = None
     station: str = ""
     block: str = ""
+    part: str = ""  # of the model that the block is in
     key: int = -1  # in the module's dictionary of hooks
 
     def __call__(self, module: nn.Module, args: Any, last: Any) -> Any:

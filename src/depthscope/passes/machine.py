@@ -39,6 +39,7 @@ class Visit:
     shape: torch.Size  # of what entered the block, in the layout of the model
     entered: Tensor  # the tokens that entered the block, in the layout of the model
     again: Callable[[Tensor], Tensor]  # runs the block once more on other tokens (batch, n, d), unheard
+    part: str = ""  # of the model that runs; one that comes back after another has its name with a number
 
 
 OnTokens = Callable[[Visit, str, Tensor, Tensor], object]
@@ -100,6 +101,7 @@ class Machine:
         self.inside: str | None = None  # "attention" or "cross_attention"
         self.blocks_run = 0  # in the pass that runs, or ran last
         self._given: Any = None  # to the block that runs
+        self._parts_run: list[str] = []  # in this pass, in order
         self._carried: dict[int, Tensor] = {}  # by block module: what a change of a norm's copy adds to the trunk
         self._open: ExitStack | None = None
         self._refuse_what_does_nothing()
@@ -147,6 +149,7 @@ class Machine:
         """The model is called with these."""
         self.running.begin()
         self.blocks_run, self.visit, self.inside = 0, None, None
+        self._parts_run.clear()
         if self.model in self.running.masks.around:
             self.running.masks.see(self.model, args, kwargs)
 
@@ -234,8 +237,15 @@ class Machine:
         assert shape is not None
         self.blocks_run += 1
         again = partial(self._run_again, block, args, kwargs)
-        self.visit = Visit(self.blocks_run, block, self.running.real, shape, tokens, again)
+        part = self._name_of_part(block.part)
+        self.visit = Visit(self.blocks_run, block, self.running.real, shape, tokens, again, part)
         self._given = (args, kwargs)
+
+    def _name_of_part(self, part: str) -> str:
+        if not self._parts_run or self._parts_run[-1] != part:
+            self._parts_run.append(part)
+        times = self._parts_run.count(part)
+        return part if times == 1 else f"{part} ({times})"
 
     def _end_block(self, block: BlockAnatomy, _output: Any) -> None:
         if id(block.module) in _REPEATED:
@@ -313,7 +323,7 @@ class Machine:
         visit = self.visit
         if visit is None or id(visit.block.module) in _REPEATED or len(shape) != 4:
             return False
-        batch, n = visit.shape[:2] if self.anatomy.token_axis == 1 else (visit.shape[1], visit.shape[0])
+        batch, n = visit.shape[:2] if self.running.token_axis == 1 else (visit.shape[1], visit.shape[0])
         if visit.block.attention is not None and self.inside is None:
             return False
         return shape[0] == batch and shape[2] == n and (shape[3] == n or self.inside == "cross_attention")

@@ -27,8 +27,10 @@ class Pass:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.masks = MaskFinder(model, anatomy)
-        self.token_axis, self.maps, self.guessed = anatomy.token_axis, anatomy.maps, anatomy.guessed
-        self.causal_by_call = anatomy.causal_by_call
+        self.token_axis = anatomy.token_axis  # of the block that runs
+        self.maps, self.guessed = anatomy.maps, anatomy.guessed
+        self._axes = {block.name: anatomy.axis_of(block) for block in anatomy.blocks}
+        self._causal_arguments = {block.name: dict(block.causal_arguments) for block in anatomy.blocks}
         self._warned = False
         self._forget()
 
@@ -89,12 +91,10 @@ class Pass:
                 f"expected tokens to enter {block!r} as a plain tensor, got a DTensor {tuple(tokens.shape)}, spread "
                 "over processes; keep tokens whole between blocks (no sequence parallelism, use_local_output=True)"
             )
-        self.block, self.shape = block, tokens.shape
+        self.block, self.shape, self.token_axis = block, tokens.shape, self._axes[block]
         self.cache = cache_in(args, kwargs)
         self.past = past_length(self.cache, index)
-        if self.causal_by_call:  # forward(src, src_mask, src_key_padding_mask, is_causal)
-            src_mask = kwargs.get("src_mask", args[1] if len(args) > 1 else None)
-            self.bidirectional = src_mask is None and not kwargs.get("is_causal", args[3] if len(args) > 3 else False)
+        self.bidirectional = _says_bidirectional(self._causal_arguments[block], args, kwargs)
         batch, n = self.batch_first(tokens).shape[:2]
         self.real = self.masks.real(block, batch, n, past=self.past)
         if not torch.compiler.is_compiling():
@@ -165,7 +165,8 @@ class Pass:
 
     def warn_of_masks(self) -> None:
         """Once: arguments that look like masks and are not understood."""
-        pairs = {"mask", "src_mask"} if self.causal_by_call else set()  # PyTorch's masks of pairs of tokens
+        by_call = any(self._causal_arguments.values())
+        pairs = {"mask", "src_mask", "tgt_mask", "memory_mask"} if by_call else set()  # PyTorch's, of pairs of tokens
         if not self._warned and (unused := self.masks.unused - pairs):
             self._warned = True
             named = ", ".join(sorted(unused))
@@ -188,3 +189,11 @@ class Pass:
     def as_given(self, tokens: Tensor, like: Tensor) -> Tensor:
         """Undoes `batch_first`."""
         return as_given(tokens, self.token_axis, like)
+
+
+def _says_bidirectional(names: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+    """Whether no argument of a block's call says that it may be causal; None where a call says nothing."""
+    if not names:
+        return None
+    given = [kwargs.get(name, args[place] if place < len(args) else None) for name, place in names.items()]
+    return all(value is None or value is False for value in given)

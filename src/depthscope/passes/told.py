@@ -41,11 +41,11 @@ def anatomy_as_told(model: nn.Module, told: Mapping[str, Any], batch: Batch | No
     if (axis := told.get("token_axis")) is not None:
         if axis not in (0, 1):
             raise ValueError(f"expected token_axis 1 for (batch, n, d) or 0 for (n, batch, d), got {axis!r}")
-        return replace(anatomy, token_axis=axis)
+        return anatomy.with_token_axis(axis)
     if anatomy.family != "unknown" or batch is None:
         return anatomy
     with undisturbed(model):
-        return replace(anatomy, token_axis=find_token_axis(model, anatomy, batch))
+        return anatomy.with_token_axis(find_token_axis(model, anatomy, batch))
 
 
 def only_part(anatomy: Anatomy, part: str) -> Anatomy:

@@ -39,6 +39,7 @@ from depthscope.passes import (
     unpacked,
 )
 from depthscope.probing.gradients import Loss, gradient_norms
+from depthscope.probing.parts import PartSeen
 from depthscope.probing.profile import Profile, frame_of, sinks_of
 from depthscope.probing.reduction import Excluded, Reduction
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
@@ -84,13 +85,13 @@ def probe(
     if first is None:
         raise ValueError("expected at least one batch, got none")
     anatomy = anatomy_as_told(model, told, first)
-    reduction = Reduction(names, wanted, excluded, only_at_outputs(measures))
+    reduction = Reduction(names, wanted, excluded, only_at_outputs(measures), entrances=True)
     passes = _Passes(model, anatomy, reduction, progress)
     gradient_rows = []
     with undisturbed(model):
         for given in chain([first], calls):
             batch = passes.one_to_a_row(given)
-            if passes.samples == 0 and anatomy.causal is None and not any(b.part for b in anatomy.blocks):
+            if passes.samples == 0 and anatomy.causal is None and len(anatomy.parts) == 1:
                 passes.causal = is_causal(model, anatomy, batch)
             passes.run(batch)
             if gradients:
@@ -107,10 +108,12 @@ class _Passes:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, reduction: Reduction, progress: Tick | None):
         self.model, self.anatomy, self.reduction, self.progress = model, anatomy, reduction, progress
-        self.samples = self.batch_size = self.depth = self.tokens = self.width = self.past = 0
+        self.samples = self.batch_size = self.depth = self.past = 0
         self.causal: bool | None = anatomy.causal
         self.are_apart: bool | None = None  # whether sequences that share a row do not see each other; None: none do
         self.is_masked = self.leaks_through_mask = False
+        self.parts: dict[str, PartSeen] = {}  # in the order in which they ran
+        self._running = ""  # the part that runs
         self.device = torch.device("cpu")
         self.dtype = ""
         self.split_heads: dict[Place, Any] = {}  # where tensor parallelism splits them, and among which processes
@@ -130,6 +133,7 @@ class _Passes:
         return unpacked(batch, pieces) if self.are_apart else batch
 
     def run(self, batch: Batch) -> None:
+        self.batch_size = 0
         self.reduction.begin(self.samples)
         with self.machine:
             call(self.model, batch)
@@ -155,8 +159,9 @@ class _Passes:
             notes.append(f"position_ids begin again within a row: the sequences packed there {how}")
         if self.leaks_through_mask:
             notes.append("tokens that the mask hides change the others: does it mark real tokens? mask= says what does")
+        notes += self._order_notes()
         between = sorted(self.reduction.between) if self.anatomy.between is None else self.anatomy.between
-        if self.anatomy.family == "unknown" and between:
+        if between:
             named = ", ".join(map(str, between))
             notes.append(f"something else changes the tokens between the blocks, before block {named}")
         if self.reduction.wants_attention:
@@ -168,6 +173,15 @@ class _Passes:
         if unused := sorted(self.machine.running.masks.unused):
             notes.append(f"not used as masks of real tokens: {', '.join(unused)}")
         return notes + self._not_taken()
+
+    def _order_notes(self) -> list[str]:
+        """Where the numbers of blocks are not those of `apply`, which has not seen the model run."""
+        parts, ran = self.anatomy.parts, list(self.parts)
+        if idle := [part for part in parts if part not in ran]:
+            return [f"not run with these inputs, and not counted: {', '.join(idle)}"]
+        if ran != list(parts):
+            return [f"blocks are numbered as they ran ({', '.join(ran)}), in apply's blocks= as {', '.join(parts)}"]
+        return []
 
     def _not_taken(self) -> list[str]:
         """Measures that were asked for, and that this model gives nowhere, with what they lack."""
@@ -187,12 +201,15 @@ class _Passes:
 
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         if station == "input" and visit.number == 1:
-            self.batch_size, n, self.width = tokens.shape
-            self.tokens, self.device = max(self.tokens, n), tokens.device
-            self.dtype = str(tokens.dtype).removeprefix("torch.")
+            self.device, self.dtype = tokens.device, str(tokens.dtype).removeprefix("torch.")
+        if station == "input":
+            begins = visit.number == 1 or visit.part != self._running
+            self._running = visit.part
+            self.batch_size = max(self.batch_size, tokens.shape[0])
             self.past = max(self.past, self.machine.running.past)
             self.is_masked |= visit.real is not None
             require_whole(visit.block.module, tokens)
+            self.parts.setdefault(visit.part, PartSeen(self.anatomy, visit)).see(visit.number, tokens, begins=begins)
         # Our own arithmetic: unseen by the attention listener, in full precision, without gradients.
         with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
             self.reduction.see_tokens(visit, station, tokens, source)
@@ -230,21 +247,22 @@ def _describe(
     excluded: Excluded,
 ) -> dict[str, Any]:
     config = getattr(model, "config", None)
-    parts: dict[str, int] = {}
-    for block in anatomy.blocks:
-        parts[block.part] = parts.get(block.part, 0) + 1
+    parts = passes.parts if len(passes.parts) > 1 else {}
+    first = next(iter(passes.parts.values()))
+    placements = {part.placement for part in passes.parts.values()}
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
         "family": anatomy.family,
         "blocks": passes.depth,
-        "parts": parts if len(parts) > 1 else {},
+        "parts": {name: part.blocks for name, part in parts.items()},
+        "towers": {name: part.to_dict() for name, part in parts.items()},
         "shared_weights": len(anatomy.blocks) < passes.depth,
-        "tokens": passes.tokens,
-        "width": passes.width,
+        "tokens": first.tokens,
+        "width": first.width,
         "samples": passes.samples,
         "token_axis": anatomy.token_axis,
-        "placement": anatomy.blocks[0].placement,
+        "placement": placements.pop() if len(placements) == 1 else None,
         "causal": passes.causal,
         "parameters": sum(p.numel() for p in model.parameters()),
         "weights": look_of_weights(anatomy),

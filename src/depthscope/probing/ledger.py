@@ -6,6 +6,8 @@ activation fits into: the process would grow with depth although nothing large i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -14,8 +16,16 @@ from depthscope.measures import Summary, TokenNorms
 _ROWS = 128  # summaries per piece
 
 
+class Kind(NamedTuple):
+    """What the token matrices of one ledger have in common: the towers of a model may differ in it."""
+
+    batch: int
+    tokens: int
+    dtype: torch.dtype
+
+
 class Ledger:
-    """Takes summaries of one batch size one by one, all with the same parts, and gives any of them back stacked."""
+    """Takes summaries of one kind one by one, all with the same parts, and gives any of them back stacked."""
 
     def __init__(self) -> None:
         self._pieces: list[Tensor] = []  # (rows, fields, batch)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from depthscope.drawing import BLUE, Curve, ReferenceBand, draw_by_block
+from depthscope.drawing import PALETTE, Curve, ReferenceBand, draw_by_block
 from depthscope.files import write_folder
 from depthscope.measures import MEASURES
+from depthscope.naming import unknown_name
 from depthscope.probing.reduction import Row, SinkRow
 
 COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
@@ -53,8 +56,23 @@ class Profile:
         known = list(MEASURES)
         return [name for name in known if name in taken] + [name for name in taken if name not in known]
 
-    def curve(self, measure: str, station: str = "output") -> list[float]:
-        """A measure over blocks 0..L, mean over samples and heads; nan where it has no value."""
+    @property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """The parts of the model (encoder, decoder, vision, text, …), each with its first and its last block.
+
+        A model that is one trunk has one part without a name.
+        """
+        counts: dict[str, int] = self.metadata.get("parts") or {"": self.depth}
+        ends = np.cumsum(list(counts.values())).tolist()
+        return {name: (end - counts[name] + 1, end) for name, end in zip(counts, ends, strict=True)}
+
+    def curve(self, measure: str, station: str = "output", part: str | None = None) -> list[float]:
+        """A measure over blocks 0..L, mean over samples and heads; nan where it has no value.
+
+        With `part`, what enters it and then its blocks.
+        """
+        if part is not None:
+            return self._curve_of_part(measure, station, part)
         frame = self.frame
         rows = frame[(frame["measure"] == measure) & (frame["station"] == station)]
         if rows.empty:
@@ -63,8 +81,32 @@ class Profile:
             )
         return rows.groupby("block")["value"].mean().reindex(range(self.depth + 1)).tolist()
 
+    def _curve_of_part(self, measure: str, station: str, part: str) -> list[float]:
+        if part not in self.parts:
+            raise unknown_name("part", part, self.parts)
+        first, last = self.parts[part]
+        whole = self.curve(measure, station)
+        entrance = whole[0]
+        if first > 1:  # block 0 is what enters the first part; of the others it stands at their first block's input
+            there = station == "output" and measure in self.names("input")
+            entrance = self.curve(measure, "input")[first] if there else math.nan
+        return [entrance, *whole[first : last + 1]]
+
     def summary(self, station: str = "output") -> pd.DataFrame:
-        """Blocks × measures at a station, mean over samples."""
+        """Blocks × measures at a station, mean over samples; block 0 is what enters.
+
+        Of a model of several parts, (part, block) × measures, and block 0 is what enters the part.
+        """
+        if len(self.parts) > 1:
+            names = self.names(station)
+            tables = {
+                part: pd.DataFrame(
+                    {name: self.curve(name, station, part) for name in names},
+                    index=pd.Index([0, *range(first, last + 1)], name="block"),
+                )
+                for part, (first, last) in self.parts.items()
+            }
+            return pd.concat(tables, names=["part"])
         rows = self.frame[self.frame["station"] == station]
         table = rows.pivot_table(index="block", columns="measure", values="value", aggfunc="mean", dropna=False)
         return table.reindex(index=range(self.depth + 1), columns=self.names(station))
@@ -105,15 +147,27 @@ class Profile:
             raise ValueError("there is nothing to draw: no measure was taken at the blocks' outputs or attention")
         curves, references = {}, {}
         for measure in chosen:
-            rows = self.frame[(self.frame["measure"] == measure) & (self.frame["station"] == station)]
-            by_block = rows.groupby("block")["value"].agg(["mean", "min", "max"])
-            mean, low, high = (by_block[name].tolist() for name in ("mean", "min", "max"))
-            curves[measure] = [Curve(by_block.index.tolist(), mean, BLUE, low=low, high=high)]
+            curves[measure] = self._curves_to_draw(measure, station)
             if reference is not None and station == "output" and measure in reference.low:
                 normal = reference.low[measure], reference.high[measure]
                 references[measure] = ReferenceBand(range(len(normal[0])), *normal, name=reference.label)
         title = f"{self.metadata.get('model', '')}, {self.depth} blocks"
         return draw_by_block(curves, references=references, title=title)
+
+    def _curves_to_draw(self, measure: str, station: str) -> list[Curve]:
+        """The mean over samples with their range: one curve per part."""
+        frame = self.frame[self.frame["measure"] == measure]
+        here = frame[frame["station"] == station]
+        drawn = []
+        for (part, (first, last)), colour in zip(self.parts.items(), cycle(PALETTE)):
+            rows = here[here["block"].between(first if first > 1 else 0, last)]
+            if first > 1 and station == "output":
+                entered = frame[(frame["station"] == "input") & (frame["block"] == first)]
+                rows = pd.concat([entered.assign(block=first - 1), rows])
+            by_block = rows.groupby("block")["value"].agg(["mean", "min", "max"])
+            mean, low, high = (by_block[name].tolist() for name in ("mean", "min", "max"))
+            drawn.append(Curve(by_block.index.tolist(), mean, colour, part or None, low=low, high=high))
+        return drawn
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes profile.parquet, sinks.parquet and profile.json; a file is there whole or not at all."""

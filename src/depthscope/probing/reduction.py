@@ -23,7 +23,7 @@ from depthscope.measures import (
     TokenNorms,
 )
 from depthscope.passes import Head, Visit
-from depthscope.probing.ledger import Ledger
+from depthscope.probing.ledger import Kind, Ledger
 from depthscope.probing.trail import Seen, Trail, same_tokens
 
 Excluded = Literal["outliers"] | tuple[int, ...] | None
@@ -58,11 +58,14 @@ class Reduction:
         stations: frozenset[str],
         exclude: Excluded,
         only_at_outputs: frozenset[str] = frozenset(),
+        *,
+        entrances: bool = False,
     ):
         self.measures = frozenset(measures)
         self.stations = stations
         self.exclude = exclude
         self.only_at_outputs = only_at_outputs
+        self.entrances = entrances  # whether what enters a part is reported where that station is not asked for
         chosen = [measure for name, measure in MEASURES.items() if name in self.measures]
         self._of: dict[str, list[Measure]] = {}
         for measure in chosen:
@@ -100,27 +103,28 @@ class Reduction:
         self._trail = Trail()
         self._batch = 0  # sequences of the tokens that passed last
         self._attention_input: Tensor | None = None  # of the running block
-        self._ledgers: dict[int, Ledger] = {}  # by batch size: the towers of a model may differ
-        self._stations: list[tuple[int, str, tuple[int, int]]] = []
-        self._steps: list[tuple[int, str, tuple[int, int], tuple[int, int]]] = []
+        self._part = ""  # that runs
+        self._ledgers: dict[Kind, Ledger] = {}
+        self._stations: list[tuple[int, str, tuple[Kind, int]]] = []
+        self._steps: list[tuple[int, str, tuple[Kind, int], tuple[Kind, int]]] = []
 
     def end(self) -> None:
         """Turns the summaries of a pass into rows: one call per measure, not one per station."""
-        for batch, ledger in self._ledgers.items():
-            stations = [item for item in self._stations if item[2][0] == batch]
+        for kind, ledger in self._ledgers.items():
+            stations = [item for item in self._stations if item[2][0] == kind]
             summary = ledger.read([row for _, _, (_, row) in stations])
             for measure in self._kind("station"):
                 self._add_all(stations, measure.name, measure.compute(summary.only(measure.needs)))
-            steps = [item for item in self._steps if item[3][0] == batch]
-            if steps:
-                before = ledger.read([row for _, _, (_, row), _ in steps]).norms
-                after = ledger.read([row for _, _, _, (_, row) in steps]).norms
-                for measure in self._kind("step"):
-                    self._add_all(steps, measure.name, measure.compute(before, after))
+        for before, after in dict.fromkeys((step[2][0], step[3][0]) for step in self._steps):
+            steps = [step for step in self._steps if (step[2][0], step[3][0]) == (before, after)]
+            starts = self._ledgers[before].read([row for _, _, (_, row), _ in steps]).norms
+            ends = self._ledgers[after].read([row for _, _, _, (_, row) in steps]).norms
+            for measure in self._kind("step"):
+                self._add_all(steps, measure.name, measure.compute(starts, ends))
         self._ledgers.clear()
 
     def _add_all(self, places: Sequence[tuple[Any, ...]], name: str, values: Tensor) -> None:
-        _check_shape(name, values, (len(places), places[0][-1][0]))
+        _check_shape(name, values, (len(places), places[0][-1][0].batch))
         for (block, station, *_), row in zip(places, values.tolist(), strict=True):
             self.rows.append(Row(block, station, -1, name, self.first_sample, row))
 
@@ -135,11 +139,7 @@ class Reduction:
         if station == "input" and (visit.number == 1 or trail.known(source) is None):
             seen = self._look(tokens, source, visit, station)
             trail.enter(seen)
-            if visit.number > 1:
-                self.between.add(visit.number)
-            if visit.number == 1:
-                self._report(seen, 0, "output")
-                self._report_outliers(seen, 0)
+            self._report_entrance(seen, visit)
         if station in at.BRANCHES:
             self._see_branch(visit, station, tokens, source)
             return
@@ -181,15 +181,15 @@ class Reduction:
             left_out = x.outliers
             x = TokenMatrix(tokens, x.real & ~x.outliers, self._scratch, self._unit_buffer(station, visit))
         summary = Summary({name: PARTS[name](x, found) for name in self._parts})
-        batch = tokens.shape[0]
-        row = self._ledgers.setdefault(batch, Ledger()).write(summary)
+        kind = Kind(tokens.shape[0], tokens.shape[1], tokens.dtype)
+        row = self._ledgers.setdefault(kind, Ledger()).write(summary)
         wanted = self.measures if _is_output(visit, station) else self.measures - self.only_at_outputs
         numbers = {
             measure.name: measure.compute(x)
             for measure in (*self._kind("tokens"), *self._kind("batch"))
             if measure.name in wanted
         }
-        seen = Seen(summary.norms, (batch, row), numbers, left_out=left_out)
+        seen = Seen(summary.norms, (kind, row), numbers, left_out=left_out)
         if self._kind("block"):
             seen.unit, seen.has_direction = x.directions.values, x.directions.mask
         if self._wants_outliers and found.has_outliers:
@@ -222,11 +222,23 @@ class Reduction:
         for name, value in seen.numbers.items():
             self._add(block, station, name, value, whole_batch=MEASURES[name].of == "batch")
 
+    def _report_entrance(self, seen: Seen, visit: Visit) -> None:
+        """Tokens that are no block's output: those of the model's first block are block 0's, those of another part's
+        first block stand at its `input`."""
+        begins, self._part = visit.part != self._part, visit.part
+        if visit.number == 1:
+            self._report(seen, 0, "output")
+            self._report_outliers(seen, 0)
+        elif not begins:
+            self.between.add(visit.number)
+        elif self.entrances and "input" not in self.stations:
+            self._report(seen, visit.number, "input")
+
     def _report_step(self, seen: Seen, block: int, station: str) -> None:
         before = self._trail.entered if station == "output" else self._trail.trunk  # at the output: the whole block
         if not self._kind("step") or before is None or station not in self.stations:
             return
-        if same_tokens(before, seen):
+        if same_tokens(before, seen) and before.place[0][:2] == seen.place[0][:2]:
             self._steps.append((block, station, before.place, seen.place))
         else:  # an outlier was left out at one end only: the two are not the same tokens
             for measure in self._kind("step"):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from depthscope.measures import TokenNorms
+from depthscope.probing.ledger import Kind
 
 
 @dataclass
@@ -16,7 +17,7 @@ class Seen:
     """What is kept of a token matrix after it has passed."""
 
     norms: TokenNorms
-    place: tuple[int, int]  # its batch size and its row in that ledger
+    place: tuple[Kind, int]  # its ledger and its row there
     numbers: dict[str, Tensor] = field(default_factory=dict)
     unit: Tensor | None = None  # (batch, n, d)
     has_direction: Tensor | None = None  # (batch, n); None: every token has one

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.anatomy.towers import roots_of
 from depthscope.passes import (
     Pass,
     Tokenizer,
@@ -48,9 +49,29 @@ def apply(
     a model ("encoder.layer.*"); `token_axis=0` says that its activations are (n, batch, d) and not (batch, n, d), and
     with `inputs` that is found out; `mask` names the argument that is true for real tokens ("~name": for padding);
     `part` puts the remedies into one part of a model with several ("encoder", "decoder", …).
+    Without `part`, a model of several parts has the remedy in all of them, each with the mean that its own causality
+    allows; `blocks` and the remedy's own `blocks` choose too, and a warning says what is covered.
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
     pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
     """
+    anatomy = _put_in(model, *remedies, inputs=inputs, tokenizer=tokenizer, causal=causal, **told)
+    said = [f"no remedy was put there: {left_out}" for left_out in anatomy.left_out]
+    if any(remedy.blocks is None for remedy in remedies):
+        said += _coverage(model, anatomy)
+    for sentence in said:
+        warnings.warn(sentence, stacklevel=2)
+    return model
+
+
+def _put_in(
+    model: nn.Module,
+    *remedies: Remedy,
+    inputs: Any = None,
+    tokenizer: Tokenizer | None = None,
+    causal: bool | None = None,
+    **told: Unpack[Told],
+) -> Anatomy:
+    """As `apply`, and without a word."""
     for remedy in remedies or (None,):
         if not isinstance(remedy, Remedy):
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
@@ -77,6 +98,7 @@ def apply(
         return recommend(model, inputs, tokenizer=tokenizer, **options, **told)
 
     chosen = [found for remedy in remedies for found in remedy.settled(measure, remedies)]
+    _refuse_to_unsay(anatomy, causal)
     before = frozenset(id(hook) for _, hook in hooks_in(model))
     try:
         _unnest(model)
@@ -91,16 +113,15 @@ def apply(
                 _refuse_twice(model, remedy, block)
                 refuse_leak(remedy, site)
                 remedy.install(site)
-        hang(anatomy.blocks[-1].module, LastBlockExit(running), "out")  # behind the remedies
+        for part in anatomy.parts:
+            hang(anatomy.of_part(part)[-1].module, LastBlockExit(running), "out")  # behind the remedies
     except BaseException:
         take_down(model, keep=before)
         raise
-    for left_out in anatomy.left_out:
-        warnings.warn(f"no remedy was put there: {left_out}", stacklevel=2)
     axis = {"token_axis": anatomy.token_axis} if family_is_unknown else {}
     said = {"causal": causal, **told, **axis}
     keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
-    return model
+    return anatomy
 
 
 def remove(model: nn.Module) -> nn.Module:
@@ -114,7 +135,7 @@ def remove(model: nn.Module) -> nn.Module:
 def temporarily(model: nn.Module, *remedies: Remedy, **options: Any) -> Iterator[nn.Module]:
     """`apply`, and the model as it was afterwards, also after an exception."""
     before, records = frozenset(id(hook) for _, hook in hooks_in(model)), records_of(model)
-    apply(model, *remedies, **options)
+    _put_in(model, *remedies, **options)
     try:
         yield model
     finally:
@@ -130,6 +151,7 @@ class Applied:
     station: str
     remedy: Remedy
     values: Mapping[str, float | list[float]]  # the numbers in force now, by the name of the option: {"tau": 0.4}
+    part: str = ""  # of the model that the block is in, where it has several
 
     @property
     def tau(self) -> float | list[float] | None:
@@ -140,7 +162,7 @@ class Applied:
 def applied(model: nn.Module) -> list[Applied]:
     """The remedies that are in a model, with the numbers that learnable ones have reached."""
     return [
-        Applied(hook.block, hook.station, hook.remedy, hook.values_in_force())
+        Applied(hook.block, hook.station, hook.remedy, hook.values_in_force(), hook.part)
         for _, hook in hooks_in(model)
         if hook.remedy is not None
     ]
@@ -213,6 +235,33 @@ def _refuse_twice(model: nn.Module, remedy: Remedy, block: BlockAnatomy) -> None
                 f"{remedy.name} is already at the {hook.station} of {block.name!r}; "
                 "take it out first with depthscope.remove(model)"
             )
+
+
+def _refuse_to_unsay(anatomy: Anatomy, told: bool | None) -> None:
+    """`causal=False` for a model of several parts would let those leak that are known to be causal."""
+    known = [part for part in anatomy.parts if any(block.causal for block in anatomy.of_part(part))]
+    if told is False and known and len(anatomy.parts) > 1:
+        raise ValueError(
+            f"causal=False, but {known[0]} is causal: choose the other blocks with blocks='path.to.layers.*'"
+        )
+
+
+def _coverage(model: nn.Module, anatomy: Anatomy) -> list[str]:
+    """Which towers have the remedies, in one line; nothing to say of an encoder-decoder, where both are meant."""
+    if len(roots_of(anatomy.blocks)) < 2 or set(anatomy.parts) <= {"encoder", "decoder"}:
+        return []
+    blocks = {item.block for item in applied(model)}
+    named: list[str] = []
+    others: list[str] = []
+    for part in anatomy.parts:
+        numbers = [number for number, block in enumerate(anatomy.blocks, start=1) if block.part == part]
+        count = sum(block.name in blocks for block in anatomy.of_part(part))
+        words = f"{part} (blocks {numbers[0]} to {numbers[-1]}"
+        (named if count else others).append(words + (")" if count in (0, len(numbers)) else f", {count} of them)"))
+    left_out = f", and not into {', '.join(others)}" if others else ""
+    return [
+        f"the remedy goes into {', '.join(named)}{left_out}; part= chooses, depthscope.remedies.applied(model) lists"
+    ]
 
 
 def _causal(anatomy: Anatomy, block: BlockAnatomy, told: bool | None) -> bool | None:

@@ -190,6 +190,9 @@ class DeEscalate(Remedy):
         settled = replace(
             self,
             tau=found.tau or 0.0,
+            blocks=next((remedy.blocks for remedy in found.remedies), None)
+            if self.every == 1 and self.blocks is None
+            else self.blocks,
             skip_in_mean=self.skip_in_mean or spared,
             leave_alone=self.leave_alone or spared,
         )
@@ -214,7 +217,7 @@ class DeEscalate(Remedy):
 
 def _call_decides(site: Site) -> bool:
     """Whether causality is an argument of each call, and nobody has said more."""
-    return site.running.causal_by_call and site.causal is None
+    return bool(site.block.causal_arguments) and site.causal is None
 
 
 def _mean_pooling(model: nn.Module) -> str | None:
@@ -302,5 +305,5 @@ class SubtractMean(TokenHook):
         if self.mean is None:
             return NAMED["full" if self.running.bidirectional else "prefix"]
         if self.mean.kind == "full" and self.running.bidirectional is False and not self.remedy.allow_leak:
-            raise ValueError(f"mixing='full' with a src_mask, which may be causal: {leak(self.remedy)}")
+            raise ValueError(f"mixing='full' with a src_mask or tgt_mask, which may be causal: {leak(self.remedy)}")
         return self.mean

@@ -40,6 +40,7 @@ from depthscope.passes import (
     unpacked,
 )
 from depthscope.probing import Profile, probe
+from depthscope.probing.parts import most_alike
 from depthscope.progress import Tick
 from depthscope.remedies import expression
 from depthscope.remedies.application import temporarily
@@ -144,40 +145,43 @@ def recommend(
     batch = _one_to_a_row(model, anatomy, given)
     profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], **told)
     options = _apply_options(profile, told)
-    spared = _spared(profile, batch)
+    part = most_alike(profile)
+    chosen = _numbers(anatomy, part)
+    spared = _spared(profile, batch, part)
 
     def remedy(strength: float) -> DeEscalate:
-        return DeEscalate(strength, at=at, mixing=mixing, skip_in_mean=spared, leave_alone=spared)
+        return DeEscalate(strength, at=at, mixing=mixing, skip_in_mean=spared, leave_alone=spared, blocks=chosen)
 
     if tau is not None:
-        asked = (remedy(tau), *(() if alpha is None else (ResidualWeight(alpha),)))
-        return Recommendation(f"τ = {tau:g} as asked for", asked, blocks=profile.depth, apply_options=options)
+        asked = (remedy(tau), *(() if alpha is None else (ResidualWeight(alpha, blocks=chosen),)))
+        depth = profile.depth if chosen is None else len(chosen)
+        return Recommendation(f"τ = {tau:g} as asked for", asked, blocks=depth, apply_options=options)
     with undisturbed(model):
-        maps = _maps(model, anatomy, batch, progress)
+        maps = _maps(model, anatomy, batch, part, progress)
     odds = OddsMap(_geometric_mean([m.rho for m in maps]), _geometric_mean([m.feed for m in maps]))
-    level = level_to_hold(profile.curve("token_similarity")[0]) if level is None else level
+    level = level_to_hold(profile.curve("token_similarity", part=part)[0]) if level is None else level
     found = float(f"{odds.tau_for(odds_of(level)):.3g}")
     if found == 0:
-        reason = f"{_sentence(odds)}: they stay below the wanted level {level:g} by themselves"
+        reason = f"{_sentence(odds, part)}: they stay below the wanted level {level:g} by themselves"
         return Recommendation(reason, (), True, level, odds, odds.critical_tau, blocks=len(maps), apply_options=options)
     first = _inputs_of(batch)
 
     def similarity_with(*remedies: Remedy) -> float:
         with temporarily(model, *remedies, inputs=first, **options):
             with_them = probe(model, first, measures=["token_similarity"], **told)
-        return with_them.curve("token_similarity")[-1]
+        return with_them.curve("token_similarity", part=part)[-1]
 
     found, held = _hold(lambda strength: similarity_with(remedy(strength)), odds, found, level)
     weighed = alpha
     tried: dict[float, float] = {}
     if alpha is None and weigh_branches and _can_be_weighed(anatomy) and not _is_trained(profile):
         few = _first_sequences(_inputs_of(batch)) if anatomy.token_axis == 1 else _inputs_of(batch)
-        tried = _weigh(lambda a: _growth_with(model, few, told, progress, remedy(found), a), len(maps))
+        tried = _weigh(lambda a: _growth_with(model, few, told, progress, remedy(found), a, part), len(maps))
         best = min(tried, key=lambda a: (abs(math.log(tried[a])) * len(maps) > math.log(GROWTH), -a))
         weighed = None if best == 1 else best
-    remedies = (remedy(found), *(() if weighed is None else (ResidualWeight(weighed),)))
+    remedies = (remedy(found), *(() if weighed is None else (ResidualWeight(weighed, blocks=chosen),)))
     return Recommendation(
-        _reason(odds, found, held, weighed, tried, len(maps)),
+        _reason(_sentence(odds, part), odds, (found, held), weighed, tried, len(maps)),
         remedies,
         measured=True,
         level=level,
@@ -190,8 +194,11 @@ def recommend(
     )
 
 
-def _sentence(odds: OddsMap) -> str:
-    return f"one block multiplies the odds of similarity by ρ = {odds.rho:.3g} and adds c = {odds.feed:.2g}"
+def _numbers(anatomy: Anatomy, part: str) -> tuple[int, ...] | None:
+    """The blocks of one part of several; None: all that there are."""
+    if len(anatomy.parts) == 1:
+        return None
+    return tuple(number for number, block in enumerate(anatomy.blocks, start=1) if block.part == part)
 
 
 def _hold(similarity: Callable[[float], float], odds: OddsMap, tau: float, level: float) -> tuple[float, float]:
@@ -213,12 +220,23 @@ def _hold(similarity: Callable[[float], float], odds: OddsMap, tau: float, level
     return chosen, trials[chosen]
 
 
+def _sentence(odds: OddsMap, part: str) -> str:
+    where = f" of the part {part!r}" if part else ""
+    return f"one block{where} multiplies the odds of similarity by ρ = {odds.rho:.3g} and adds c = {odds.feed:.2g}"
+
+
 def _reason(
-    odds: OddsMap, tau: float, held: float, alpha: float | None, growth: Mapping[float, float], blocks: int
+    sentence: str,
+    odds: OddsMap,
+    held: tuple[float, float],
+    alpha: float | None,
+    growth: Mapping[float, float],
+    blocks: int,
 ) -> str:
+    tau, similarity = held
     text = (
-        f"{_sentence(odds)}, so similarity stays bounded above τ_c = {odds.critical_tau:.3g}, "
-        f"and with τ = {tau:g} it is {held:.2f} after block {blocks}"
+        f"{sentence}, so similarity stays bounded above τ_c = {odds.critical_tau:.3g}, "
+        f"and with τ = {tau:g} it is {similarity:.2f} after block {blocks}"
     )
     if alpha is None or alpha not in growth:
         return text
@@ -258,20 +276,25 @@ def _is_trained(profile: Profile) -> bool:
     return profile.metadata["weights"]["look"] == "trained"
 
 
-def _spared(profile: Profile, batch: Batch) -> tuple[int, ...]:
+def _spared(profile: Profile, batch: Batch, part: str) -> tuple[int, ...]:
     """The sinks of a causal model. Positions are numbers of real tokens only without padding on the left."""
     inputs = _inputs_of(batch)
     mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
     padded = isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, 0] == 0).any())
-    return sink_positions(profile) if profile.metadata.get("causal") and not padded else ()
+    causal = (profile.metadata | profile.metadata["towers"].get(part, {})).get("causal")
+    return sink_positions(profile, part) if causal and not padded else ()
 
 
-def sink_positions(profile: Profile) -> tuple[int, ...]:
-    """Positions whose token is an outlier in at least half of the samples, at most `SINKS`."""
-    if len(profile.sinks) == 0:
+def sink_positions(profile: Profile, part: str = "") -> tuple[int, ...]:
+    """Positions whose token is an outlier in at least half of the samples of a part, at most `SINKS`."""
+    sinks = profile.sinks
+    if part:
+        sinks = sinks[sinks["block"].between(*profile.parts[part])]
+    if len(sinks) == 0:
         return ()
-    counts = profile.sinks.groupby("token")["sample"].nunique()
-    common = counts[counts * 2 >= profile.metadata["samples"]].sort_values(ascending=False)
+    counts = sinks.groupby("token")["sample"].nunique()
+    samples = (profile.metadata | profile.metadata.get("towers", {}).get(part, {}))["samples"]
+    common = counts[counts * 2 >= samples].sort_values(ascending=False)
     return tuple(sorted(int(token) for token in common.index[:SINKS]))
 
 
@@ -286,19 +309,21 @@ def _first_sequences(inputs: Any, most: int = 2) -> Any:
     }
 
 
-def gradient_growth(profile: Profile) -> float:
-    """By what factor the gradient grows per block on its way to the input: (g₁/g_L)^(1/(L−1))."""
-    norms = [norm for norm in profile.curve("output_gradient") if not math.isnan(norm)]
+def gradient_growth(profile: Profile, part: str = "") -> float:
+    """By what factor the gradient grows per block of a part on its way to the input: (g₁/g_L)^(1/(L−1))."""
+    norms = [norm for norm in profile.curve("output_gradient", part=part) if not math.isnan(norm)]
     return (norms[0] / norms[-1]) ** (1 / (len(norms) - 1)) if len(norms) > 1 else 1.0
 
 
-def _growth_with(model: nn.Module, few: Any, told: Told, progress: Tick | None, remedy: Remedy, alpha: float) -> float:
-    weights = () if alpha == 1 else (ResidualWeight(alpha),)
+def _growth_with(
+    model: nn.Module, few: Any, told: Told, progress: Tick | None, remedy: Remedy, alpha: float, part: str
+) -> float:
+    weights = () if alpha == 1 else (ResidualWeight(alpha, blocks=remedy.blocks),)
     with temporarily(model, remedy, *weights, inputs=few, **told):
         profile = probe(model, few, measures=["token_similarity"], gradients="outputs", **told)
     if progress is not None:
         progress()
-    return gradient_growth(profile)
+    return gradient_growth(profile, part)
 
 
 def _weigh(growth: Callable[[float], float], depth: int) -> dict[float, float]:
@@ -312,11 +337,13 @@ def _weigh(growth: Callable[[float], float], depth: int) -> dict[float, float]:
     return tried
 
 
-def _maps(model: nn.Module, anatomy: Anatomy, batch: Batch, progress: Tick | None) -> list[OddsMap]:
-    """ρ and c of every block, each run twice more with other tokens."""
+def _maps(model: nn.Module, anatomy: Anatomy, batch: Batch, part: str, progress: Tick | None) -> list[OddsMap]:
+    """ρ and c of every block of a part, each run twice more with other tokens."""
     found: list[OddsMap] = []
 
     def measure(visit: Visit, _station: str, _tokens: Tensor, _source: Tensor) -> None:
+        if visit.part != part and part:
+            return
         tokens = machine.running.batch_first(visit.entered)
         norm = TokenMatrix.of(tokens, visit.real).norm
 

@@ -44,16 +44,18 @@ class Site:
         What it changes is the trunk, also where a pre-norm model shows only the copy that a norm reads; on a branch, it
         is the branch.
         """
-        hook.remedy, hook.block, hook.station = remedy, self.block.name, station
+        hook.remedy, hook.block, hook.part, hook.station = remedy, self.block.name, self.block.part, station
         change_trunk(self.block, station, hook)
 
     @property
     def is_first(self) -> bool:
-        return self.block is self.anatomy.blocks[0]
+        """Whether its part of the model begins with this block."""
+        return self.block is self.anatomy.of_part(self.block.part)[0]
 
     @property
     def is_last(self) -> bool:
-        return self.block is self.anatomy.blocks[-1]
+        """Whether its part of the model ends with this block."""
+        return self.block is self.anatomy.of_part(self.block.part)[-1]
 
 
 @dataclass(frozen=True)
