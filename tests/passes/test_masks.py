@@ -38,7 +38,7 @@ def made(build: Callable[[], nn.Module]) -> nn.Module:
 def measured(model: nn.Module, inputs: Any, **told: Any) -> Tensor:
     """(blocks + 1, samples) token similarity at the blocks' outputs."""
     frame = probe(model, inputs, measures=["token_similarity"], **told).frame
-    table = frame.pivot_table(index="block", columns="sample", values="value")
+    table = frame[frame["station"] == "output"].pivot_table(index="block", columns="sample", values="value")
     return torch.tensor(table.to_numpy())
 
 

@@ -57,7 +57,7 @@ class MaskFinder:
         self._path_of = {module: path for path, module in reversed(modules.items())}  # the first, if it has several
         self._blocks = {path for path, module in modules.items() if id(module) in blocks}
         self._strangers = {path for path, module in modules.items() if not _has_contract(module)}
-        self._roots = roots_of(anatomy.blocks)
+        self._roots = roots_of(anatomy.blocks) if len(anatomy.parts) > 1 else frozenset()
         self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
         self._current: dict[str, dict[str, Tensor | None]] = {}
 

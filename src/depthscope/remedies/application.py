@@ -248,7 +248,7 @@ def _refuse_to_unsay(anatomy: Anatomy, told: bool | None) -> None:
 
 def _coverage(model: nn.Module, anatomy: Anatomy) -> list[str]:
     """Which towers have the remedies, in one line; nothing to say of an encoder-decoder, where both are meant."""
-    if len(roots_of(anatomy.blocks)) < 2 or set(anatomy.parts) <= {"encoder", "decoder"}:
+    if len(anatomy.parts) < 2 or len(roots_of(anatomy.blocks)) < 2 or set(anatomy.parts) <= {"encoder", "decoder"}:
         return []
     blocks = {item.block for item in applied(model)}
     named: list[str] = []
