@@ -12,12 +12,23 @@ from torch import nn
 
 from depthscope.anatomy.albert import ALBERT
 from depthscope.anatomy.bert import BERT
+from depthscope.anatomy.bloom import BLOOM
+from depthscope.anatomy.cohere import COHERE
+from depthscope.anatomy.deepseek import DEEPSEEK
 from depthscope.anatomy.distilbert import DISTILBERT
+from depthscope.anatomy.falcon import FALCON
+from depthscope.anatomy.gemma2 import GEMMA2
 from depthscope.anatomy.gpt2 import GPT2
+from depthscope.anatomy.gpt_neox import GPT_NEOX
+from depthscope.anatomy.gptj import GPTJ
+from depthscope.anatomy.jamba import JAMBA
 from depthscope.anatomy.llama import LLAMA
+from depthscope.anatomy.mamba import MAMBA
 from depthscope.anatomy.mpnet import MPNET
+from depthscope.anatomy.olmo2 import OLMO2
 from depthscope.anatomy.opt import OPT
 from depthscope.anatomy.ours import OURS
+from depthscope.anatomy.phi3 import PHI3
 from depthscope.anatomy.structure import Addition, Anatomy, BlockAnatomy, Family, Projections, Side, Spot, check_family
 from depthscope.anatomy.t5 import T5
 from depthscope.anatomy.torch_encoder import TORCH_ENCODER
@@ -30,7 +41,15 @@ from depthscope.registry import Registry
 FAMILIES: Registry[Family] = Registry(
     "family",
     "depthscope.families",
-    (OURS, TRANSFORMER_XL, TORCH_ENCODER, BERT, ALBERT, XLNET, DISTILBERT, MPNET, VIT, GPT2, OPT, LLAMA, T5),
+    (
+        OURS,
+        TRANSFORMER_XL,
+        TORCH_ENCODER,
+        *(BERT, ALBERT, XLNET, DISTILBERT, MPNET, VIT, T5),
+        *(GPT2, OPT, BLOOM, GPTJ, GPT_NEOX, FALCON),
+        *(LLAMA, PHI3, GEMMA2, OLMO2, COHERE, DEEPSEEK),
+        *(MAMBA, JAMBA),
+    ),
     check=check_family,
 )
 
@@ -86,6 +105,7 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
         causal_by_call=family.causal_by_call,
         causal=family.causal(model) if told == {None} else told.pop() if len(told) == 1 else None,
         notes=(
+            *family.notes,
             *(f"{len(others)} blocks of the family {name} are not measured" for name, others in found.items()),
             *_decoder_note(model),
         ),

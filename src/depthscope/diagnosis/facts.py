@@ -19,6 +19,7 @@ from depthscope.diagnosis.steps import Attention, attention_step, log_odds, step
 from depthscope.diagnosis.trend import Trend, fit_trend
 from depthscope.measures import EQUAL
 from depthscope.probing import Profile, Reference
+from depthscope.stations import trunk_is_a_sum
 
 NAN = math.nan
 
@@ -50,7 +51,8 @@ class Facts:
 
     @property
     def pre_norm(self) -> bool:
-        return self.about.get("placement") == "pre"
+        """Whether the trunk is a plain sum of what the branches add, as in pre-norm."""
+        return trunk_is_a_sum(self.about.get("placement"))
 
     @property
     def may_leak(self) -> bool:

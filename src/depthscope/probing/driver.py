@@ -155,6 +155,8 @@ class _Passes:
             why = "values were not seen (eager attention)" if blind else "not seen in this model"
             if "tokens" in measure.needs:
                 why = "what attention reads was not seen (attention_input)"
+            if measure.of == "attention" and self.reduction.incomplete and not measure.incomplete:
+                why = "attention's rows sum to less than 1 beside its sink, which is no token"
             lacking.setdefault(why, []).append(name)
         return [f"{why}: no {', '.join(names)}" for why, names in lacking.items()]
 
@@ -199,6 +201,7 @@ def _describe(
     for block in anatomy.blocks:
         parts[block.part] = parts.get(block.part, 0) + 1
     parameters = list(model.parameters())
+    placements = {block.placement for block in anatomy.blocks}
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
@@ -210,7 +213,7 @@ def _describe(
         "width": passes.width,
         "samples": passes.samples,
         "token_axis": anatomy.token_axis,
-        "placement": anatomy.blocks[0].placement,
+        "placement": placements.pop() if len(placements) == 1 else None,
         "causal": passes.causal,
         "parameters": sum(p.numel() for p in parameters),
         "weights": look_of_weights(anatomy),
