@@ -75,7 +75,7 @@ def decoder(
     kinds: Any = (getattr(hf, f"{name}ForCausalLM"), getattr(hf, f"{name}TextConfig", getattr(hf, f"{name}Config")))
     hidden = frozenset(hides) | (frozenset({"after_attention"}) if placement == "parallel" else frozenset())
     return Specimen(lambda: kinds[0](kinds[1](**config)), text, placement, True, hides=hidden, norms=norms,
-                    attending=attending, hidden_states=True)
+                    attending=attending, hidden_states=attending != ())
 
 
 EXPERTS = GROUPED | {"num_experts_per_tok": 2, "pad_token_id": 0, "experts_implementation": "eager"}  # in float64 too

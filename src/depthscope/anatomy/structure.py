@@ -87,6 +87,12 @@ class BlockAnatomy:
         return tuple(station for station in trunk_of(self.placement) if station in self.spots)
 
     @property
+    def branches(self) -> tuple[str, ...]:
+        """The stations of all that is added to the trunk, whether they can be seen or not."""
+        own = ("attention_branch",) if self.placement == "mixer" else ("attention_branch", "ffn_branch")
+        return own if self.cross_attention is None else (*own, "cross_attention_branch")
+
+    @property
     def additions(self) -> tuple[Addition, ...]:
         """The residual additions whose three stations can be seen, in order: attention's, cross-attention's, the FFN's.
 

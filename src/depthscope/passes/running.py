@@ -70,9 +70,9 @@ class Pass:
         tokens = first_tokens(values)
         if tokens is None:
             raise ValueError(f"expected tokens to enter {block!r}, got none")
-        self.block, self.shape = block, tokens.shape
         self.cache = cache_in(args, kwargs)
-        self.past = past_length(self.cache, index)
+        self.past = past_length(self.cache, index, self.past if self.block else None)
+        self.block, self.shape = block, tokens.shape
         if self.causal_by_call:  # forward(src, src_mask, src_key_padding_mask, is_causal)
             src_mask = kwargs.get("src_mask", args[1] if len(args) > 1 else None)
             self.bidirectional = src_mask is None and not kwargs.get("is_causal", args[3] if len(args) > 3 else False)
