@@ -58,11 +58,14 @@ GEMMA2 = Layout(
 GLM4 = Layout(
     "sandwich", "input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"
 )
+AFMOE = Layout("sandwich", "input_layernorm", "pre_mlp_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 OLMO2 = Layout("branch", "", "", "post_attention_layernorm", "post_feedforward_layernorm")
 ONE_NORM = tuple(Layout("parallel", name) for name in ("input_layernorm", "ln_1", "norm"))
 PAIRS = (
     ("input_layernorm", "post_attention_layernorm"),
     ("input_layernorm", "pre_ff_layernorm"),
+    ("input_layernorm", "pre_feedforward_layernorm"),
+    ("attention_layernorm", "feedforward_layernorm"),
     ("ln_1", "ln_2"),
     ("ln1", "ln2"),
     ("ln_attn", "ln_mlp"),
@@ -76,7 +79,7 @@ PAIRS = (
     ("layernorm_before", "layernorm_after"),
 )
 KINDS: tuple[Placement, ...] = ("pre", "parallel", "post")  # what a pair of norms may be
-LAYOUTS = (GEMMA2, GLM4, OLMO2, *ONE_NORM, *(Layout(kind, *pair) for pair in PAIRS for kind in KINDS))
+LAYOUTS = (GEMMA2, GLM4, AFMOE, OLMO2, *ONE_NORM, *(Layout(kind, *pair) for pair in PAIRS for kind in KINDS))
 
 ATTENTIONS = ("self_attn", "self_attention", "attention", "attn")
 FFNS = ("mlp", "feed_forward", "feedforward", "ffn", "ff", "block_sparse_moe", "moe")

@@ -8,7 +8,7 @@ from torch import nn
 
 from depthscope.anatomy.structure import Anatomy, BlockAnatomy, Spot
 
-NOTE = "unknown family: only the blocks' inputs and outputs are seen, and attention where its shape shows it"
+NOTE = "unknown family: the blocks' inputs and outputs are seen, and attention where its shape shows it"
 
 
 def named_blocks(model: nn.Module, pattern: str) -> Anatomy:

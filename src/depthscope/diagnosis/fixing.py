@@ -12,7 +12,7 @@ from torch import nn
 from depthscope.diagnosis.judge import diagnose
 from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
 from depthscope.passes import Tokenizer
-from depthscope.probing import Profile, mean_loss, probe
+from depthscope.probing import NoLoss, Profile, mean_loss, probe
 from depthscope.progress import Tick
 from depthscope.remedies import Recommendation, Remedy, applied, apply, recommend
 from depthscope.remedies.application import temporarily
@@ -106,19 +106,17 @@ def fix(
             return Fixed(before, before, replace(found, reason=advice))
         notes = (f"put in as asked for, against the verdict; what to do: {found.reason}",)
         found = recommended()
-    loss_before = _loss(model, inputs, tokenizer)
+    loss_before = _loss(model, inputs, tokenizer, blocks)
     with temporarily(model, *found.remedies, inputs=inputs, tokenizer=tokenizer, blocks=blocks):
         after = measured("probing again")
-        loss_after = _loss(model, inputs, tokenizer)
+        loss_after = _loss(model, inputs, tokenizer, blocks)
     losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
     return Fixed(before, after, found, losses, notes)
 
 
-def _loss(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None) -> float | None:
-    """The model's own loss, where it is a language model of Hugging Face with its head."""
-    if getattr(model, "lm_head", None) is None and not hasattr(model, "get_output_embeddings"):
-        return None
+def _loss(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, blocks: str | None) -> float | None:
+    """The model's own loss, or that of the next token of any causal language model; None if there is none."""
     try:
-        return mean_loss(model, inputs, tokenizer=tokenizer)
-    except ValueError:  # it returns none
+        return mean_loss(model, inputs, tokenizer=tokenizer, blocks=blocks)
+    except NoLoss:
         return None

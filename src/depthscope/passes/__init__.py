@@ -5,6 +5,7 @@ same way. Masks, caches, the token axis and what a block was called with are kno
 """
 
 from depthscope.passes.attention import Head
+from depthscope.passes.by_structure import seen_by_structure
 from depthscope.passes.causality import is_causal
 from depthscope.passes.inputs import Batch, Tokenizer, batches, call, device_of
 from depthscope.passes.layout import find_token_axis
@@ -33,6 +34,7 @@ __all__ = [
     "first_tokens",
     "full_precision",
     "is_causal",
+    "seen_by_structure",
     "uncompiled",
     "undisturbed",
 ]

@@ -29,6 +29,7 @@ from depthscope.passes import (
     find_token_axis,
     full_precision,
     is_causal,
+    seen_by_structure,
     uncompiled,
     undisturbed,
 )
@@ -75,6 +76,9 @@ def probe(
     elif anatomy.family == "unknown" and not isinstance(inputs, Iterator):
         with undisturbed(model):
             anatomy = replace(anatomy, token_axis=_found_axis(model, anatomy, inputs, tokenizer))
+    if anatomy.family == "unknown" and not isinstance(inputs, Iterator):
+        with undisturbed(model):
+            anatomy = seen_by_structure(model, anatomy, next(batches(model, inputs, tokenizer)))
     reduction = Reduction(names, wanted, excluded, only_at_outputs(measures))
     passes = _Passes(model, anatomy, reduction, progress)
     gradient_rows = []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
-from depthscope.passes import Tokenizer, batches, find_token_axis, is_causal, undisturbed
+from depthscope.passes import Tokenizer, batches, find_token_axis, is_causal, seen_by_structure, undisturbed
 from depthscope.passes.hooks import Hook, LastBlockExit, hang, hooks_in, install, take_down
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
@@ -52,6 +52,9 @@ def apply(
         with undisturbed(model):
             found = find_token_axis(model, anatomy, next(batches(model, inputs, tokenizer)))
         anatomy = replace(anatomy, token_axis=found)
+    if inputs is not None:
+        with undisturbed(model):
+            anatomy = seen_by_structure(model, anatomy, next(batches(model, inputs, tokenizer)))
     if inputs is not None and causal is None and anatomy.causal is None and family_is_unknown:
         causal = _find_out(model, anatomy, inputs, tokenizer)
 
