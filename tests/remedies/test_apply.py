@@ -68,6 +68,24 @@ def test_tokens_at_the_station_are_deescalated_on_the_trunk(name: str, at: str):
     assert changed >= 3
 
 
+WEIGHED = [name for name, s in zoo.ZOO.items() if s.placement != "post" and "attention_branch" not in s.hides]
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_a_residual_weight_is_on_what_is_really_added(name: str):
+    """Behind norms that stand behind the branches: with α = 0 no block adds anything to what it is given."""
+    model, inputs = zoo.make(name)
+    model.double().eval()
+    batch = inputs.double() if isinstance(inputs, Tensor) else inputs
+    batch = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()} if batch is inputs else batch
+    depthscope.apply(model, ResidualWeight(0.0))
+    listening, seen = tokens_at(model, {"input", "output"})
+    with undisturbed(model), listening:
+        run(model, batch)
+    for number in range(1, zoo.ZOO[name].blocks + 1):
+        assert torch.equal(seen[number, "output"][0], seen[number, "input"][0])
+
+
 @pytest.mark.parametrize("name", zoo.ZOO)
 def test_copies_pickles_and_removal(name: str):
     model, inputs = zoo.make(name)

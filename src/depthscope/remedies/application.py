@@ -55,7 +55,8 @@ def apply(
     if inputs is not None:
         with undisturbed(model):
             anatomy = seen_by_structure(model, anatomy, next(batches(model, inputs, tokenizer)))
-    if inputs is not None and causal is None and anatomy.causal is None and family_is_unknown:
+    can_be_tried = not anatomy.causal_by_call and not any(block.part for block in anatomy.blocks)
+    if inputs is not None and causal is None and anatomy.causal is None and can_be_tried:
         causal = _find_out(model, anatomy, inputs, tokenizer)
 
     def measure(**options: Any) -> Recommendation:
