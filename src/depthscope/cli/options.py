@@ -22,7 +22,7 @@ class ModelOptions:
         str,
         Argument(
             metavar="MODEL",
-            help="A family with random weights (bert, gpt2, vit, llama, encoder, …), hf:NAME_OR_FOLDER, "
+            help="A family with random weights (bert, gpt2, vit, llama, encoder, …), hf:NAME_OR_FOLDER (or a GGUF file), "
             "or module:factory, a function in your code that returns a model or (model, inputs).",
         ),
     ]
