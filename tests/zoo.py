@@ -74,8 +74,16 @@ def decoder(
     """A causal language model of transformers, with its head."""
     kinds: Any = (getattr(hf, f"{name}ForCausalLM"), getattr(hf, f"{name}TextConfig", getattr(hf, f"{name}Config")))
     hidden = frozenset(hides) | (frozenset({"after_attention"}) if placement == "parallel" else frozenset())
-    return Specimen(lambda: kinds[0](kinds[1](**config)), text, placement, True, hides=hidden, norms=norms,
-                    attending=attending, hidden_states=attending != ())
+    return Specimen(
+        lambda: kinds[0](kinds[1](**config)),
+        text,
+        placement,
+        True,
+        hides=hidden,
+        norms=norms,
+        attending=attending,
+        hidden_states=attending != (),
+    )
 
 
 EXPERTS = GROUPED | {"num_experts_per_tok": 2, "pad_token_id": 0, "experts_implementation": "eager"}  # in float64 too
@@ -191,7 +199,9 @@ ZOO: dict[str, Specimen] = {
     "smollm3": decoder("SmolLM3", **GROUPED, **NO_PAD),
     "starcoder2": decoder("Starcoder2", **GROUPED),
     "granite": decoder("Granite", **GROUPED),
-    "granite-weighted": decoder("Granite", hides=("attention_branch", "ffn_branch"), **GROUPED, residual_multiplier=0.5),
+    "granite-weighted": decoder(
+        "Granite", hides=("attention_branch", "ffn_branch"), **GROUPED, residual_multiplier=0.5
+    ),
     "stablelm": decoder("StableLm", **GROUPED),
     "stablelm-parallel": decoder("StableLm", placement="parallel", norms=1, **GROUPED, use_parallel_residual=True),
     "mixtral": decoder("Mixtral", **EXPERTS, num_local_experts=4),
@@ -201,8 +211,17 @@ ZOO: dict[str, Specimen] = {
     "qwen3-moe": decoder("Qwen3Moe", **EXPERTS, num_experts=4, moe_intermediate_size=16, head_dim=6),
     "gpt-oss": decoder("GptOss", **EXPERTS, num_local_experts=4, head_dim=4, sliding_window=4),
     "phi3": decoder("Phi3", hides=("values",), **GROUPED, **NO_PAD),
-    "deepseek": decoder("DeepseekV3", hides=("values",), **(EXPERTS | {"num_key_value_heads": 4}), **LATENT,
-                        n_routed_experts=4, n_group=1, topk_group=1, moe_intermediate_size=16, first_k_dense_replace=1),
+    "deepseek": decoder(
+        "DeepseekV3",
+        hides=("values",),
+        **(EXPERTS | {"num_key_value_heads": 4}),
+        **LATENT,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=16,
+        first_k_dense_replace=1,
+    ),
     "gemma2": decoder("Gemma2", placement="sandwich", norms=4, **GROUPED, head_dim=6, sliding_window=4),
     "gemma3": decoder("Gemma3", placement="sandwich", norms=4, **GROUPED, head_dim=6, sliding_window=4),
     "olmo2": decoder("Olmo2", placement="branch", **GROUPED, **NO_PAD),
@@ -213,16 +232,26 @@ ZOO: dict[str, Specimen] = {
     "gpt-neox-one-by-one": decoder("GPTNeoX", hides=("values",), **TEXT, use_parallel_residual=False),
     "gptj": decoder("GPTJ", placement="parallel", norms=1, vocab_size=50, n_embd=16, n_layer=3, n_head=4, rotary_dim=2),
     "falcon": decoder("Falcon", placement="parallel", norms=1, hides=("values",), **TEXT),
-    "falcon-new": decoder("Falcon", placement="parallel", hides=("values",), **TEXT, new_decoder_architecture=True,
-                          num_kv_heads=2),
-    "falcon-one-by-one": decoder("Falcon", hides=("values",), **TEXT, parallel_attn=False, multi_query=False,
-                                 alibi=True, bias=True),
+    "falcon-new": decoder(
+        "Falcon", placement="parallel", hides=("values",), **TEXT, new_decoder_architecture=True, num_kv_heads=2
+    ),
+    "falcon-one-by-one": decoder(
+        "Falcon", hides=("values",), **TEXT, parallel_attn=False, multi_query=False, alibi=True, bias=True
+    ),
     "bloom": decoder("Bloom", hides=("values",), vocab_size=50, hidden_size=16, n_layer=3, n_head=4),
     "mamba": decoder("Mamba", **MIXER, **MAMBA),
     "mamba2": decoder("Mamba2", **MIXER, **MAMBA, num_heads=4, head_dim=8, n_groups=1),
     "falcon-mamba": decoder("FalconMamba", **MIXER, **MAMBA),
-    "jamba": decoder("Jamba", attending=(2,), **EXPERTS, attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=4,
-                     mamba_dt_rank=2),
+    "jamba": decoder(
+        "Jamba",
+        attending=(2,),
+        **EXPERTS,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=2,
+        mamba_d_state=4,
+        mamba_dt_rank=2,
+    ),
     "t5-encoder": Specimen(
         lambda: hf.T5EncoderModel(hf.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=3, num_heads=4)),
         text,

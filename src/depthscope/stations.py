@@ -31,6 +31,8 @@ ALL = BLOCK + CROSS
 BRANCHES = ("attention_branch", "cross_attention_branch", "ffn_branch")  # what is added to the trunk
 WHOLE_TRUNK = ("input", "after_attention", "after_cross_attention", "ffn_input", "after_ffn", "output")
 
+_TWO_STEPS = {"after_attention": "attention", "after_cross_attention": "cross-attention", "output": "FFN"}
+
 # The trunk of a block by placement of the norms: station → the step that leads to it.
 STEPS: dict[Placement, dict[str, str]] = {
     "post": {
@@ -40,10 +42,9 @@ STEPS: dict[Placement, dict[str, str]] = {
         "after_ffn": "FFN",
         "output": "norm",
     },
-    **dict.fromkeys(
-        ("pre", "sandwich", "branch"),
-        {"after_attention": "attention", "after_cross_attention": "cross-attention", "output": "FFN"},
-    ),
+    "pre": _TWO_STEPS,
+    "sandwich": _TWO_STEPS,
+    "branch": _TWO_STEPS,
     "parallel": {"output": "attention with FFN"},
     "mixer": {"output": "mixer"},
 }

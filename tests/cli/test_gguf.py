@@ -32,7 +32,9 @@ def write(path: Path) -> None:
     file.add_vocab_size(WORDS)
     file.add_tokenizer_model("llama")
     words = WORDS - 259
-    file.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *(f"▁w{i}" for i in range(words))])
+    file.add_token_list(
+        ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *(f"▁w{i}" for i in range(words))]
+    )
     file.add_token_scores([0.0] * WORDS)
     file.add_token_types([2, 3, 3, *[6] * 256, *[1] * words])
     file.add_bos_token_id(1)
@@ -68,7 +70,9 @@ def test_where_and_which_file_is_handed_on(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "some.gguf").touch()
     asked: list[Any] = []
     monkeypatch.setattr(models, "_require_gguf", lambda: None)
-    monkeypatch.setattr(models, "_pretrained", lambda _transformers, name, _options, **where: asked.append((name, where)))
+    monkeypatch.setattr(
+        models, "_pretrained", lambda _transformers, name, _options, **where: asked.append((name, where))
+    )
     models._from_hugging_face(str(tmp_path / "some.gguf"), None)  # type: ignore[arg-type]
     assert asked == [(str(tmp_path), {"gguf_file": "some.gguf", "local_files_only": True})]
 

@@ -16,8 +16,8 @@ from depthscope.measures import MEASURES
 from depthscope.models import BlockConfig, Encoder
 from depthscope.probing import probe
 from depthscope.probing.profile import COLUMNS
-from samples import seeded
 from depthscope.stations import BRANCH, TRUNK
+from samples import seeded
 from zoo import HAS_HIDDEN_STATES, IDS, MASK, TOKENS, ZOO, make
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face DeepSeek-V3: Llama's layout with latent attention, whose keys and values come from a narrow projection."""
+"""Hugging Face DeepSeek-V2 and -V3: Llama's layout, keys and values from a narrow projection (latent attention)."""
 
 from __future__ import annotations
 

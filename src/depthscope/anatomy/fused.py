@@ -39,8 +39,9 @@ def latent_projections(attention: Any) -> Projections:
     heads, width = attention.config.num_attention_heads, attention.v_head_dim
     (from_latent,) = _rows(attention.kv_b_proj, heads)  # (h, k + v, rank)
     made = _projections(*(from_latent[:, -width:],) * 3, output=attention.o_proj)
-    return Projections(None, None, made.value, made.output, None, None, None, made.output_bias,
-                       Spot(attention.kv_a_layernorm, "out"))
+    return Projections(
+        None, None, made.value, made.output, None, None, None, made.output_bias, Spot(attention.kv_a_layernorm, "out")
+    )
 
 
 def _rows(layer: nn.Linear, heads: int) -> tuple[Tensor, ...]:
@@ -49,9 +50,7 @@ def _rows(layer: nn.Linear, heads: int) -> tuple[Tensor, ...]:
     return tuple(part.detach().unflatten(0, (heads, -1)) for part in parts)
 
 
-def _projections(
-    q: Tensor, k: Tensor, v: Tensor, *biases: Tensor, output: nn.Linear
-) -> Projections:
+def _projections(q: Tensor, k: Tensor, v: Tensor, *biases: Tensor, output: nn.Linear) -> Projections:
     """From rows by head, weights (h, k, d) and biases (h, k), with keys and values of fewer groups."""
     heads = q.shape[0]
 
@@ -60,8 +59,12 @@ def _projections(
 
     b_q, b_k, b_v = map(repeated, biases) if biases else (None, None, None)
     return Projections(
-        q.mT, repeated(k).mT, repeated(v).mT,
+        q.mT,
+        repeated(k).mT,
+        repeated(v).mT,
         output.weight.detach().T.unflatten(0, (heads, -1)),  # (h, v, d)
-        b_q, b_k, b_v,
+        b_q,
+        b_k,
+        b_v,
         None if output.bias is None else output.bias.detach(),
     )

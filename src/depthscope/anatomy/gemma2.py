@@ -14,6 +14,4 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
     return layouts.decoder_block(name, layer, layouts.GEMMA2, attention, layer.mlp, **shown)
 
 
-GEMMA2 = Family(
-    "gemma2", "transformers", ("Gemma2DecoderLayer", "Gemma3DecoderLayer"), describe, causal_unless_told
-)
+GEMMA2 = Family("gemma2", "transformers", ("Gemma2DecoderLayer", "Gemma3DecoderLayer"), describe, causal_unless_told)

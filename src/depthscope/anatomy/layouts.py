@@ -99,11 +99,11 @@ def decoder_block(
     def norm(name: str) -> Any:
         return getattr(layer, name) if name else None
 
-    before = norm(layout.attention_norm), norm(layout.ffn_norm) or norm(layout.attention_norm)
+    first = norm(layout.attention_norm)
     if layout.placement == "branch":
         spots = branch_norm_spots(layer, ffn)
     else:
-        spots = _SPOTS[layout.placement](layer, *before)
+        spots = _SPOTS[layout.placement](layer, first, norm(layout.ffn_norm) or first)  # parallel branches may share it
     spots |= branch_spots(norm(layout.behind_attention) or attention, norm(layout.behind_ffn) or ffn)
     return BlockAnatomy(
         name,

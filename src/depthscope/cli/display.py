@@ -52,11 +52,12 @@ def _blocks(row: pd.Series[float]) -> str:
 def headline(metadata: dict[str, Any]) -> str:
     from depthscope.stations import IN_WORDS
 
+    placement: Any = metadata.get("placement")
     halves = ", ".join(f"{part} {count}" for part, count in metadata.get("parts", {}).items())
     parts = [
         str(metadata.get("model")),
         f"{metadata.get('blocks')} blocks{f' ({halves})' if halves else ''} of width {metadata.get('width')}",
-        IN_WORDS.get(metadata.get("placement"), ""),  # type: ignore[call-overload]
+        IN_WORDS.get(placement, ""),
         "causal" if metadata.get("causal") else "",
         f"{metadata.get('samples')} × {metadata.get('tokens')} tokens",
         f"{metadata.get('dtype')} on {metadata.get('device')}",

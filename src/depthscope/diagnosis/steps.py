@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,7 +33,7 @@ def step_growth(profile: Profile, similarity: str, span: tuple[str, int, int]) -
     step (parallel branches).
     """
     part, first, last = span
-    placement = profile.metadata.get("placement")
+    placement: Any = profile.metadata.get("placement")
     measured = set(profile.frame.loc[profile.frame["measure"] == similarity, "station"])
     order = tuple(STEPS[placement].items()) if has_steps(placement) else ()
     needed = {station for station, _ in order} - {"after_cross_attention"}
@@ -53,9 +54,9 @@ def step_growth(profile: Profile, similarity: str, span: tuple[str, int, int]) -
     return growth
 
 
-def has_steps(placement: str | None) -> bool:
+def has_steps(placement: Any) -> bool:
     """Whether a block of this placement has several steps, so that one of them can be to blame."""
-    return len(STEPS.get(placement, ())) > 1  # type: ignore[call-overload]
+    return len(STEPS.get(placement, ())) > 1
 
 
 def log_odds(profile: Profile, similarity: str = "token_similarity", station: str = "output") -> np.ndarray:

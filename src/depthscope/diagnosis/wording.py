@@ -224,7 +224,7 @@ def missing(f: Facts) -> list[str]:
         found.append("what sequences share (measures all)")
     elif f.about.get("samples") == 1:
         found.append("what sequences share (there is one)")
-    if math.isnan(f.mean_gap):
+    if math.isnan(f.mean_gap) and f.about.get("placement") != "mixer":
         found.append("attention's spectrum (measures spectral)")
     return found
 

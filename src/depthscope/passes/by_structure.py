@@ -1,8 +1,8 @@
 """The stations inside the blocks of a model of no known family: guessed from the names of their parts, then tried.
 
-A guess (`anatomy.layouts`) is believed in a block only if in a pass of the user's own inputs every residual addition that
-it implies holds: trunk + branch = result, to rounding. Blocks where none holds keep what is certain, their input and
-output, and the notes say so.
+A guess (`anatomy.layouts`) is believed in a block only if in a pass of the user's own inputs every residual addition
+that it implies holds: trunk + branch = result, to rounding. Blocks where none holds keep what is certain, their input
+and output, and the notes say so.
 """
 
 from __future__ import annotations
@@ -54,19 +54,15 @@ def _notes(anatomy: Anatomy, settled: Iterable[BlockAnatomy]) -> tuple[str, ...]
     if not kinds:
         return anatomy.notes
     where = "" if len(list(settled)) == len(anatomy.blocks) else " in some blocks"
-    return (
-        *anatomy.notes,
-        f"stations inside the blocks by their structure{where} ({'; '.join(kinds)}), where every addition was seen to hold",
-    )
+    shown = f"stations inside the blocks by their structure{where} ({'; '.join(kinds)})"
+    return (*anatomy.notes, f"{shown}, where every addition was seen to hold")
 
 
 def _failures(names: list[str]) -> tuple[str, ...]:
     if not names:
         return ()
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return (
-        f"{names[0]!r}{more} looks like a known structure, but its additions do not hold: only input and output are seen",
-    )
+    which = repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    return (f"{which} looks like a known structure, but its additions do not hold: only input and output are seen",)
 
 
 def _holding(model: nn.Module, anatomy: Anatomy, batch: Batch) -> set[int]:

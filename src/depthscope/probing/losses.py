@@ -1,9 +1,9 @@
-"""The loss of a model that is told nothing but its inputs: its own, or, of a causal language model, of the next token."""
+"""The loss of a model that is given nothing but its inputs: its own, or, of a causal model, that of the next token."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,13 +52,14 @@ def default_loss(model: nn.Module, batch: Batch, returned: Any, last: Visit, *, 
         logits = _logits(model, returned, ids, last.shape[-1])
     if ids is None or logits is None:
         raise NoLoss(
-            "the model returns no loss, and no logits of causal tokens to take it from: pass labels in the batch, or loss="
+            "the model returns no loss, and no logits of a causal model to take it from: "
+            "pass labels in the batch, or loss="
         )
     return next_token_loss(logits, ids, last.real)
 
 
 def next_token_loss(logits: Tensor, ids: Tensor, real: Tensor | None = None) -> Tensor:
-    """Mean of −log p(token i + 1 | tokens up to i) over the pairs of real tokens; logits (batch, n, v), ids (batch, n)."""
+    """Mean of −log p(token i + 1 | tokens up to i) over pairs of real tokens; logits (batch, n, v), ids (batch, n)."""
     counted = torch.ones_like(ids, dtype=torch.bool) if real is None else real.to(ids.device)
     pairs = counted[:, :-1] & counted[:, 1:]
     if not pairs.any():
@@ -88,8 +89,8 @@ def _logits(model: nn.Module, returned: Any, ids: Tensor, width: int) -> Tensor 
     if isinstance(named, Tensor):
         return named if named.shape[:-1] == ids.shape else None
     vocabularies = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)} - {width}
-    fits: Callable[[Tensor], bool] = lambda t: t.shape[:-1] == ids.shape and t.shape[-1] in vocabularies  # noqa: E731
-    return next(filter(fits, _tensors(returned)), None)
+    wanted = [torch.Size([*ids.shape, size]) for size in vocabularies]
+    return next((tensor for tensor in _tensors(returned) if tensor.shape in wanted), None)
 
 
 def _tensors(returned: Any) -> Iterator[Tensor]:

@@ -100,7 +100,9 @@ def _mean_loss(
             last.clear()
             returned = call(model, batch)
             if not last:
-                raise ValueError(f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks=")
+                raise ValueError(
+                    f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks="
+                )
             value = loss_of(batch, returned, last[0])
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise ValueError("expected loss to return one number, got " + type(value).__name__)

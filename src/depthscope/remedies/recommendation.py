@@ -20,7 +20,18 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy, anatomy_of
 from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
-from depthscope.passes import Batch, Listen, Machine, Tokenizer, Visit, batches, call, seen_by_structure, uncompiled, undisturbed
+from depthscope.passes import (
+    Batch,
+    Listen,
+    Machine,
+    Tokenizer,
+    Visit,
+    batches,
+    call,
+    seen_by_structure,
+    uncompiled,
+    undisturbed,
+)
 from depthscope.probing import Profile, probe
 from depthscope.progress import Tick
 from depthscope.remedies import expression
