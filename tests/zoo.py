@@ -6,7 +6,7 @@ A line of `ZOO` puts a family under all tests of families: what they must know o
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers as hf
@@ -23,6 +23,7 @@ from depthscope.models import (
     pre_norm,
 )
 from depthscope.passes import batches
+from depthscope.stations import Placement
 from samples import seeded
 
 SMALL = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 24}
@@ -125,12 +126,14 @@ class Specimen:
 
     build: Callable[[], nn.Module]
     inputs: Callable[[], Any]
-    placement: Literal["post", "pre"] = "post"
+    placement: Placement = "post"
     causal: bool | None = False  # None: each call, or each half of the model, decides
     blocks: int = 3  # that run in a pass
     tokens: int = 7
     modules: int = 3  # fewer than blocks if these share their weights
-    hides: frozenset[str] = frozenset()  # "attention_branch", "values", "context": what is no module's input or output
+    hides: frozenset[str] = frozenset()  # stations, "values", "context": what is no module's input or output
+    norms: int = 2  # in a block
+    attending: tuple[int, ...] | None = None  # the blocks that have attention; None: all
     hidden_states: bool = False  # whether `output_hidden_states=True` gives the tokens between its blocks
     crosses: tuple[int, ...] = ()  # blocks that attend to an encoder
     starts: tuple[int, ...] = (1,)  # blocks with which a part begins
@@ -147,6 +150,41 @@ class Specimen:
         return MASK if isinstance(inputs, dict) and any("mask" in key for key in inputs) else None
 
 
+def decoder(
+    name: str,
+    *,
+    placement: Placement = "pre",
+    hides: Any = (),
+    norms: int = 2,
+    attending: tuple[int, ...] | None = None,
+    **config: Any,
+) -> Specimen:
+    """A causal language model of transformers, with its head."""
+    kinds: Any = (getattr(hf, f"{name}ForCausalLM"), getattr(hf, f"{name}TextConfig", getattr(hf, f"{name}Config")))
+    hidden = frozenset(hides) | (frozenset({"after_attention"}) if placement == "parallel" else frozenset())
+    return Specimen(
+        lambda: kinds[0](kinds[1](**config)),
+        text,
+        placement,
+        True,
+        hides=hidden,
+        norms=norms,
+        attending=attending,
+        hidden_states=attending != (),
+        final_norm=True,
+    )
+
+
+EXPERTS = GROUPED | {"num_experts_per_tok": 2, "pad_token_id": 0, "experts_implementation": "eager"}  # in float64 too
+LATENT = {"kv_lora_rank": 6, "q_lora_rank": 8, "qk_rope_head_dim": 2, "qk_nope_head_dim": 4, "v_head_dim": 3}
+NO_PAD = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MIXER: Any = {
+    "placement": "mixer",
+    "norms": 1,
+    "hides": ("after_attention", "ffn_input", "after_ffn", "ffn_branch", "values", "context"),
+    "attending": (),
+}
+MAMBA = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "state_size": 4, "residual_in_fp32": False}
 FUSED = frozenset({"values", "context"})  # query, key and value in one module, and attention inside PyTorch's function
 ZOO: dict[str, Specimen] = {
     "encoder": Specimen(lambda: Encoder(3, BlockConfig(16, 4)), lambda: {"x": TOKENS, "mask": MASK}),
@@ -263,6 +301,63 @@ ZOO: dict[str, Specimen] = {
         causal=True,
         hidden_states=True,
         final_norm=True,
+    ),
+    "qwen3": decoder("Qwen3", **GROUPED, head_dim=6),
+    "smollm3": decoder("SmolLM3", **GROUPED, **NO_PAD),
+    "starcoder2": decoder("Starcoder2", **GROUPED),
+    "granite": decoder("Granite", **GROUPED),
+    "granite-weighted": decoder(
+        "Granite", hides=("attention_branch", "ffn_branch"), **GROUPED, residual_multiplier=0.5
+    ),
+    "stablelm": decoder("StableLm", **GROUPED),
+    "stablelm-parallel": decoder("StableLm", placement="parallel", norms=1, **GROUPED, use_parallel_residual=True),
+    "mixtral": decoder("Mixtral", **EXPERTS, num_local_experts=4),
+    "qwen2-moe": decoder(
+        "Qwen2Moe", **EXPERTS, num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16
+    ),
+    "qwen3-moe": decoder("Qwen3Moe", **EXPERTS, num_experts=4, moe_intermediate_size=16, head_dim=6),
+    "gpt-oss": decoder("GptOss", **EXPERTS, num_local_experts=4, head_dim=4, sliding_window=4),
+    "phi3": decoder("Phi3", hides=("values",), **GROUPED, **NO_PAD),
+    "deepseek": decoder(
+        "DeepseekV3",
+        hides=("values",),
+        **(EXPERTS | {"num_key_value_heads": 4}),
+        **LATENT,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=16,
+        first_k_dense_replace=1,
+    ),
+    "gemma2": decoder("Gemma2", placement="sandwich", norms=4, **GROUPED, head_dim=6, sliding_window=4),
+    "gemma3": decoder("Gemma3", placement="sandwich", norms=4, **GROUPED, head_dim=6, sliding_window=4),
+    "olmo2": decoder("Olmo2", placement="branch", **GROUPED, **NO_PAD),
+    "olmo3": decoder("Olmo3", placement="branch", **GROUPED, **NO_PAD, sliding_window=4),
+    "cohere": decoder("Cohere", placement="parallel", norms=1, **GROUPED, **NO_PAD),
+    "phi": decoder("Phi", placement="parallel", norms=1, **GROUPED),
+    "gpt-neox": decoder("GPTNeoX", placement="parallel", hides=("values",), **TEXT),
+    "gpt-neox-one-by-one": decoder("GPTNeoX", hides=("values",), **TEXT, use_parallel_residual=False),
+    "gptj": decoder("GPTJ", placement="parallel", norms=1, vocab_size=50, n_embd=16, n_layer=3, n_head=4, rotary_dim=2),
+    "falcon": decoder("Falcon", placement="parallel", norms=1, hides=("values",), **TEXT),
+    "falcon-new": decoder(
+        "Falcon", placement="parallel", hides=("values",), **TEXT, new_decoder_architecture=True, num_kv_heads=2
+    ),
+    "falcon-one-by-one": decoder(
+        "Falcon", hides=("values",), **TEXT, parallel_attn=False, multi_query=False, alibi=True, bias=True
+    ),
+    "bloom": decoder("Bloom", hides=("values",), vocab_size=50, hidden_size=16, n_layer=3, n_head=4),
+    "mamba": decoder("Mamba", **MIXER, **MAMBA),
+    "mamba2": decoder("Mamba2", **MIXER, **MAMBA, num_heads=4, head_dim=8, n_groups=1),
+    "falcon-mamba": decoder("FalconMamba", **MIXER, **MAMBA),
+    "jamba": decoder(
+        "Jamba",
+        attending=(2,),
+        **EXPERTS,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=2,
+        mamba_d_state=4,
+        mamba_dt_rank=2,
     ),
     "t5-encoder": Specimen(
         lambda: hf.T5EncoderModel(hf.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=3, num_heads=4)),

@@ -2,7 +2,17 @@
 
 On the trunk, in order; on a branch, beside it. In post-norm, Algorithm 1 of Yu & Zhang 2024, X and Y₁ to Y₄ are the
 trunk stations. In pre-norm `attention_input`, `cross_attention_input` and `ffn_input` are normed copies that the
-branches read, and `after_ffn` is the output itself.
+branches read, and `after_ffn` is the output itself. So it is in every other placement; only in post-norm do norms
+stand on the trunk.
+
+| placement  | a block                                     | among others   |
+| ---------- | ------------------------------------------- | -------------- |
+| "post"     | x ← norm(x + branch(x)), twice              | BERT           |
+| "pre"      | x ← x + branch(norm(x)), twice              | GPT-2, Llama   |
+| "sandwich" | x ← x + norm(branch(norm(x))), twice        | Gemma 2        |
+| "branch"   | x ← x + norm(branch(x)), twice              | OLMo 2         |
+| "parallel" | x ← x + attention(norm(x)) + FFN(norm(x))   | GPT-NeoX       |
+| "mixer"    | x ← x + mixer(norm(x)), once                | Mamba          |
 """
 
 from __future__ import annotations
@@ -12,7 +22,7 @@ from typing import Literal
 
 from depthscope.naming import unknown_name
 
-Placement = Literal["post", "pre"]
+Placement = Literal["post", "pre", "sandwich", "branch", "parallel", "mixer"]
 
 TRUNK = ("input", "after_attention", "ffn_input", "after_ffn", "output")
 BRANCH = ("attention_input", "attention_branch", "ffn_branch")
@@ -30,6 +40,8 @@ WHOLE_TRUNK = (
     "output",
 )
 
+_TWO_STEPS = {"after_attention": "attention", "after_cross_attention": "cross-attention", "output": "FFN"}
+
 # The trunk of a block by placement of the norms: station → the step that leads to it.
 STEPS: dict[Placement, dict[str, str]] = {
     "post": {
@@ -40,8 +52,27 @@ STEPS: dict[Placement, dict[str, str]] = {
         "after_ffn": "FFN",
         "output": "norm",
     },
-    "pre": {"after_attention": "attention", "after_cross_attention": "cross-attention", "output": "FFN"},
+    "pre": _TWO_STEPS,
+    "sandwich": _TWO_STEPS,
+    "branch": _TWO_STEPS,
+    "parallel": {"output": "attention with FFN"},
+    "mixer": {"output": "mixer"},
 }
+
+# What a reader is told of a placement.
+IN_WORDS: dict[Placement, str] = {
+    "post": "post-norm",
+    "pre": "pre-norm",
+    "sandwich": "norms before and behind each branch",
+    "branch": "norms behind the branches",
+    "parallel": "pre-norm, parallel branches",
+    "mixer": "pre-norm, a mixer in the place of attention",
+}
+
+
+def trunk_is_a_sum(placement: Placement | None) -> bool:
+    """Whether the trunk is what entered it plus all branches, as in pre-norm: no norm stands on it."""
+    return placement is not None and placement != "post"
 
 
 def trunk_of(placement: Placement | None) -> tuple[str, ...]:

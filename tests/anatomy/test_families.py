@@ -1,6 +1,6 @@
 """Every family: its blocks, its stations, its projections, its causality."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -8,12 +8,23 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from depthscope.anatomy import anatomy_of
-from depthscope.passes import Listen, ListenToAttention, Machine, batches, undisturbed
+from depthscope.passes import Head, Listen, ListenToAttention, Machine, Visit, batches, undisturbed
 from depthscope.stations import CROSS, TRUNK
 from samples import seeded
 from zoo import ANATOMIES, make
 
-SHOW_THEIR_BRANCH = sorted(name for name, specimen in ANATOMIES.items() if "attention_branch" not in specimen.hides)
+STATIONS = {*TRUNK, "attention_input", "attention_branch", "ffn_branch"}
+SHOW_THEIR_BRANCH = sorted(
+    name
+    for name, specimen in ANATOMIES.items()
+    if "attention_branch" not in specimen.hides and specimen.attending != ()
+)
+
+
+def attending(name: str) -> tuple[int, ...]:
+    """The numbers of the blocks that have attention."""
+    blocks = ANATOMIES[name].attending
+    return tuple(range(1, ANATOMIES[name].blocks + 1)) if blocks is None else blocks
 
 
 def run(
@@ -56,9 +67,8 @@ def test_blocks_placement_and_causality(name: str):
     assert {block.placement for block in anatomy.blocks} == {ANATOMIES[name].placement}
     assert anatomy.causal is ANATOMIES[name].causal
     for block in anatomy.blocks:
-        assert len(block.norms) == 2
-        missing = {*TRUNK, "attention_input", "attention_branch", "ffn_branch"} - block.spots.keys()
-        assert missing == ANATOMIES[name].hides & {"attention_branch"}
+        assert len(block.norms) == ANATOMIES[name].norms
+        assert STATIONS - block.spots.keys() == ANATOMIES[name].hides & STATIONS
 
 
 @pytest.mark.parametrize("name", ANATOMIES)
@@ -67,46 +77,48 @@ def test_stations_are_what_their_names_say(name: str):
     _, seen, _ = run(name)
     numbers = sorted({number for number, _ in seen})
     assert numbers == list(range(1, ANATOMIES[name].blocks + 1))
-    pre = ANATOMIES[name].placement == "pre"
+    post, parallel = ANATOMIES[name].placement == "post", ANATOMIES[name].placement == "parallel"
     for number in numbers:
         at = {station: x for (n, station), x in seen.items() if n == number}
         crossed = set(CROSS) if number in ANATOMIES[name].crosses else set()
-        unseen = ANATOMIES[name].hides & {"attention_branch"}
-        assert set(at) - crossed == {*TRUNK, "attention_input", "attention_branch", "ffn_branch"} - unseen
+        assert set(at) - crossed == STATIONS - ANATOMIES[name].hides
         assert crossed <= set(at)
         for x in at.values():
             assert x.shape[0] == 2
             assert x.shape == at["input"].shape
         if "attention_branch" in at:
-            assert_close(at["input"] + at["attention_branch"], at["after_attention"], rtol=0, atol=1e-12)
-        before_ffn = at["ffn_input"] if not pre else at.get("after_cross_attention", at["after_attention"])
-        assert_close(before_ffn + at["ffn_branch"], at["after_ffn"], rtol=0, atol=1e-12)
-        if pre:
-            assert torch.equal(at["after_ffn"], at["output"])
-            assert not torch.equal(at["ffn_input"], before_ffn)
-        else:
-            assert torch.equal(at["attention_input"], at["input"])
-            assert not torch.equal(at["after_ffn"], at["output"])
+            after = at["output"] - at["ffn_branch"] if parallel else at.get("after_attention", at["output"])
+            assert_close(at["input"] + at["attention_branch"], after, rtol=0, atol=1e-12)
+        if "ffn_branch" in at and not parallel:
+            before_ffn = at["ffn_input"] if post else at.get("after_cross_attention", at["after_attention"])
+            assert_close(before_ffn + at["ffn_branch"], at["after_ffn"], rtol=0, atol=1e-12)
+        reads_the_trunk = ANATOMIES[name].placement in ("post", "branch")
+        assert torch.equal(at["attention_input"], at["input"]) == reads_the_trunk
+        if "ffn_input" in at and not parallel:
+            assert torch.equal(at["ffn_input"], at["after_attention"]) == (ANATOMIES[name].placement == "branch")
+        if "after_ffn" in at:
+            assert torch.equal(at["after_ffn"], at["output"]) != post
         if number not in ANATOMIES[name].starts:
             assert torch.equal(at["input"], seen[number - 1, "output"])
         if "cross_attention_branch" in at:
-            trunk = at["after_attention" if pre else "cross_attention_input"]
+            trunk = at["cross_attention_input" if post else "after_attention"]
             assert_close(trunk + at["cross_attention_branch"], at["after_cross_attention"], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ANATOMIES)
 def test_additions_add_up(name: str):
-    """The residual additions that a block names are sums: trunk + branch = result."""
+    """The residual additions that a block names are sums: trunk + branch = result, and none is left out."""
     model, seen, _ = run(name)
     blocks = anatomy_of(model).blocks
-    expected = 2 - len(ANATOMIES[name].hides & {"attention_branch"})
+    expected = (
+        2 - len(ANATOMIES[name].hides & {"attention_branch", "ffn_branch"}) - (ANATOMIES[name].placement == "parallel")
+    )
     for number in {number for number, _ in seen}:
         additions = blocks[(number - 1) % len(blocks)].additions
         assert len(additions) == expected + (number in ANATOMIES[name].crosses)
         for sum_ in additions:
-            assert_close(
-                seen[number, sum_.trunk] + seen[number, sum_.branch], seen[number, sum_.result], rtol=0, atol=1e-12
-            )
+            *terms, result = (seen[number, station] for station in sum_.stations)
+            assert_close(sum(terms), result, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", SHOW_THEIR_BRANCH)
@@ -117,22 +129,24 @@ def test_attention_acts_between_values_and_context(name: str):
     def keep(spot: str, tokens: Tensor) -> None:
         caught.setdefault(spot, tokens)  # of the first application of a shared block
 
+    first = attending(name)[0] - 1
+
     def hang(model: nn.Module) -> None:
-        block = anatomy_of(model).blocks[0]
+        block = anatomy_of(model).blocks[first]
         if block.values is not None:
             block.values.module.register_forward_hook(lambda _m, _a, out: keep("values", out))
         if block.context is not None:
             block.context.module.register_forward_pre_hook(lambda _m, args: keep("context", args[0]))
 
     model, _, attention = run(name, before=hang)
-    block = anatomy_of(model).blocks[0]
+    block = anatomy_of(model).blocks[first]
     assert (block.values is None) == ("values" in ANATOMIES[name].hides)
     assert (block.context is None) == ("context" in ANATOMIES[name].hides)
     assert block.ffn
     assert all(isinstance(module, nn.Module) for module in block.ffn)
     if "values" in ANATOMIES[name].hides:
         return
-    p = attention[0][2].nan_to_num()  # (batch, h, n, n)
+    p = attention[0][2].nan_to_num().to(caught["values"])  # (batch, h, n, n)
     width = block.projections().value.shape[-1]
     values = caught["values"].unflatten(-1, (-1, width)).transpose(1, 2)  # (batch, groups, n, v)
     values = values.repeat_interleave(p.shape[1] // values.shape[1], dim=1)
@@ -142,27 +156,42 @@ def test_attention_acts_between_values_and_context(name: str):
 
 @pytest.mark.parametrize("name", SHOW_THEIR_BRANCH)
 def test_projections_and_attention_rebuild_the_attention_branch(name: str):
-    """Σ_h P_h (X W_V + b_V) W_O + b_O, with our P and our per-head weights, is the model's own branch."""
-    model, seen, attention = run(name)
+    """Σ_h P_h (X W_V + b_V) W_O + b_O, with our P and our per-head weights, is the model's own branch.
+
+    Where a norm stands behind attention, it is what that norm is given.
+    """
+    latents: list[Tensor] = []
+    given: list[Tensor] = []
+
+    def hang(model: nn.Module) -> None:
+        for block in anatomy_of(model).blocks:
+            if block.placement in ("sandwich", "branch"):
+                behind = block.spots["attention_branch"].module
+                behind.register_forward_pre_hook(lambda _m, args: given.append(args[0]))
+            latent = block.projections().latent if block.projections else None
+            if latent is not None:
+                latent.module.register_forward_hook(lambda _m, _a, out: latents.append(out))
+
+    model, seen, attention = run(name, before=hang)
     anatomy = anatomy_of(model)
     own = [item for item in attention if item[1] == "attention"]
-    assert len(own) == ANATOMIES[name].blocks
+    assert tuple(number for number, *_ in own) == attending(name)
     for number, _, p, _ in own:
         block = anatomy.blocks[(number - 1) % len(anatomy.blocks)]
         w = block.projections()
-        x = seen[number, "attention_input"].unsqueeze(1)  # (batch, 1, n, d)
+        x = (latents[number - 1] if latents else seen[number, "attention_input"]).unsqueeze(1)  # (batch, 1, n, d)
         values = x @ w.value + (0 if w.value_bias is None else w.value_bias.unsqueeze(1))  # (batch, h, n, v)
-        heads = p.nan_to_num() @ values
+        heads = p.nan_to_num().to(values) @ values
         rebuilt = heads.transpose(1, 2).flatten(2) if w.output is None else (heads @ w.output).sum(dim=1)
         rebuilt = rebuilt + (0 if w.output_bias is None else w.output_bias)
-        expected = seen[number, "attention_branch"]
+        expected = given[number - 1] if given else seen[number, "attention_branch"]
         assert_close(rebuilt[0], expected[0], rtol=0, atol=1e-10)  # sequence 0 has no padding
         assert_close(rebuilt[1, :4], expected[1, :4], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["bert", "vit", "gpt2", "opt", "distilbert", "llama", "qwen2"])
+@pytest.mark.parametrize("name", ["bert", "vit", "gpt2", "opt", "distilbert"])
 def test_query_and_key_projections_give_the_attention(name: str):
-    """softmax((XW_Q + b_Q)(XW_K + b_K)ᵀ/√d_k); Llama and Qwen2 turn queries and keys by position: not at position 0."""
+    """softmax((XW_Q + b_Q)(XW_K + b_K)ᵀ/√d_k) is what is heard."""
     model, seen, attention = run(name)
     block, p = anatomy_of(model).blocks[0], attention[0][2]
     w, x = block.projections(), seen[1, "attention_input"][:1].unsqueeze(1)
@@ -172,8 +201,36 @@ def test_query_and_key_projections_give_the_attention(name: str):
     n = x.shape[-2]
     if ANATOMIES[name].causal:
         scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
-    rows = slice(0, 1) if name in ("llama", "qwen2") else slice(None)
-    assert_close(torch.softmax(scores, dim=-1)[0, :, rows], p[0, :, rows], rtol=0, atol=1e-10)
+    assert_close(torch.softmax(scores, dim=-1), p[:1], rtol=0, atol=1e-10)
+
+
+TURNED = ("llama", "qwen2", "mistral", "gemma", "starcoder2", "phi", "phi3", "gpt-neox", "falcon", "falcon-new")
+
+
+@pytest.mark.parametrize("name", [*TURNED, "falcon-one-by-one"])
+def test_query_and_key_projections_are_those_that_are_turned_by_position(name: str):
+    """A rotation by position keeps the lengths of a token's query and key, and the angle between the two."""
+    heard: list[tuple[Tensor, Tensor]] = []
+
+    def keep(visit: Visit, _kind: str, heads: Iterator[Head], _values: Tensor | None) -> None:
+        if visit.number == 1:
+            heard.extend((head.attention.query, head.attention.key) for head in heads)  # type: ignore[attr-defined]
+
+    def see(visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
+        if visit.number == 1:
+            read.append(tokens.clone())
+
+    read: list[Tensor] = []
+    model, inputs = make(name)
+    anatomy = anatomy_of(model.double())
+    with undisturbed(model), Machine(model, anatomy, Listen({"attention_input"}, see), ListenToAttention(keep)):
+        model(**inputs)
+    w = anatomy.blocks[0].projections()
+    for head, (query, key) in enumerate(heard):
+        q = read[0] @ w.query[head] + (0 if w.query_bias is None else w.query_bias[head])
+        k = read[0] @ w.key[head] + (0 if w.key_bias is None else w.key_bias[head])
+        for ours, heard_here in ((q * q, query * query), (k * k, key * key), (q * k, query * key)):
+            assert_close(ours.sum(dim=-1), heard_here.sum(dim=-1), rtol=0, atol=1e-6)  # cos² + sin² = 1 in float32
 
 
 @pytest.mark.parametrize("name", [name for name, specimen in ANATOMIES.items() if specimen.crosses])

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from depthscope.anatomy import anatomy_of
+from depthscope.anatomy.fused import interleaved_projections, stacked_projections
 from depthscope.anatomy.structure import Projections, fused_projections, linear_projections
 from samples import seeded
 from zoo import ZOO, make
@@ -53,13 +54,31 @@ def test_one_layer_for_all_three():
     assert_close((by_head(X, HEADS) @ found.output).sum(dim=1) + found.output_bias, output(X))
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_one_layer_with_groups(groups: int):
+    """All queries, keys and values one after the other, or group by group."""
+    width = WIDTH // HEADS
+    layer, output = linear((HEADS + 2 * groups) * width, 1), linear(WIDTH, 2)
+    made = layer(X).unflatten(-1, (-1, width)).transpose(1, 2)  # (batch, h + 2g, n, k)
+    grouped = made.unflatten(1, (groups, -1))  # (batch, g, h/g + 2, n, k)
+    by_group = grouped[:, :, :-2].flatten(1, 2), grouped[:, :, -2], grouped[:, :, -1]
+    stacked = made.split([HEADS, groups, groups], dim=1)
+    for take_apart, expected in ((stacked_projections, stacked), (interleaved_projections, by_group)):
+        found = take_apart(layer, output, HEADS, groups)
+        assert_close(projected(found.query, found.query_bias), expected[0])
+        for name, part in zip(("key", "value"), expected[1:], strict=True):
+            repeated = part.repeat_interleave(HEADS // groups, dim=1)
+            assert_close(projected(getattr(found, name), getattr(found, f"{name}_bias")), repeated)
+        assert_close((by_head(X, HEADS) @ found.output).sum(dim=1) + found.output_bias, output(X))
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_projections_are_no_part_of_a_graph(name: str):
     model, _ = make(name)
     made = [block.projections() for block in anatomy_of(model).blocks if block.projections is not None]
-    assert made or "attention_branch" in ZOO[name].hides
+    assert made or "attention_branch" in ZOO[name].hides or ZOO[name].attending == ()
     for projections in made:
         assert isinstance(projections, Projections)
-        tensors = [tensor for tensor in vars(projections).values() if tensor is not None]
-        assert len(tensors) >= 3
+        tensors = [tensor for tensor in vars(projections).values() if isinstance(tensor, Tensor)]
+        assert len(tensors) >= (2 if projections.latent else 3)
         assert not any(tensor.requires_grad for tensor in tensors)

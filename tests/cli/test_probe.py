@@ -259,8 +259,8 @@ def test_pickles_are_not_run(run, bert_folder: Path, tmp_path: Path):
     ("arguments", "message"),
     [
         (["bret"], "unknown model 'bret': did you mean 'bert'? expected a family's name"),
-        (["hf:missing/folder/here"], "'missing/folder/here', which is neither"),
-        (["hf:"], "got '', which is neither"),
+        (["hf:missing/folder/here"], "'missing/folder/here', which is none of them"),
+        (["hf:"], "got '', which is none of them"),
         (["hf:."], "expected a folder with a config.json"),
         (["."], "it is a folder, say hf:."),
         (["no_such_module:make"], "no module 'no_such_module' from here"),

@@ -44,6 +44,11 @@ def test_tokens_at_the_station_are_deescalated_on_the_trunk(name: str, at: str):
     watched = {*STATIONS, "after_cross_attention", "ffn_branch", "after_ffn"}
     listening, before = tokens_at(model, watched)
     remedy = DeEscalate(tau=0.7, at=at)
+    if any(remedy.station_in(block) not in block.spots for block in anatomy_of(model).blocks):
+        with pytest.raises(ValueError, match=f"does not show its {at}; stations that can be changed: input, output$"):
+            depthscope.apply(model, remedy)
+        assert zoo.ZOO[name].placement in ("parallel", "mixer")
+        return
     with undisturbed(model), listening:  # hangs before the remedy, and so sees what it is given
         depthscope.apply(model, remedy)
         second, after = tokens_at(model, watched)
@@ -57,11 +62,29 @@ def test_tokens_at_the_station_are_deescalated_on_the_trunk(name: str, at: str):
         expected = deescalate(given, 0.7, mask, mixing="prefix" if causal else "full")
         assert_close(after[number, station][0], expected, rtol=0, atol=1e-10)
         changed += 1
-        if block.placement == "pre" and station in ("after_attention", "after_cross_attention"):
+        if block.placement != "post" and station.startswith("after_") and (number, "ffn_branch") in after:
             last = "after_cross_attention" if (number, "after_cross_attention") in after else station
             total = after[number, last][0] + after[number, "ffn_branch"][0]
             assert_close(after[number, "output"][0], total, rtol=0, atol=1e-10)  # the trunk itself has changed
     assert changed >= 3
+
+
+WEIGHED = [name for name, s in zoo.ZOO.items() if s.placement != "post" and "attention_branch" not in s.hides]
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_a_residual_weight_is_on_what_is_really_added(name: str):
+    """Behind norms that stand behind the branches: with α = 0 no block adds anything to what it is given."""
+    model, inputs = zoo.make(name)
+    model.double().eval()
+    batch = inputs.double() if isinstance(inputs, Tensor) else inputs
+    batch = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()} if batch is inputs else batch
+    depthscope.apply(model, ResidualWeight(0.0))
+    listening, seen = tokens_at(model, {"input", "output"})
+    with undisturbed(model), listening:
+        run(model, batch)
+    for number in range(1, zoo.ZOO[name].blocks + 1):
+        assert torch.equal(seen[number, "output"][0], seen[number, "input"][0])
 
 
 @pytest.mark.parametrize("name", zoo.ZOO)
@@ -70,7 +93,8 @@ def test_copies_pickles_and_removal(name: str):
     model.eval()
     reference, keys = run(model, inputs), list(model.state_dict())
     config = copy.deepcopy(getattr(model, "config", None))
-    remedies = [DeEscalate(0.5), DeEscalate(0.3, at="ffn_input")]
+    has_ffn_input = zoo.ZOO[name].placement not in ("parallel", "mixer")
+    remedies = [DeEscalate(0.5), DeEscalate(0.3, at="ffn_input" if has_ffn_input else "input")]
     if "attention_branch" not in zoo.ZOO[name].hides:
         remedies.append(ResidualWeight(0.5))
     assert depthscope.apply(model, *remedies) is model

@@ -9,6 +9,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 import depthscope
+import zoo
 from depthscope.anatomy import anatomy_of
 from depthscope.passes import batches, is_causal, undisturbed
 from depthscope.remedies import DeEscalate, applied
@@ -128,6 +129,7 @@ CAUSAL: dict[str, Callable[[], nn.Module]] = {
     "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**GROUPED)),
     "a wrapped decoder": lambda: Wrapper(bert_decoder()),
 }
+CAUSAL |= {name: s.build for name, s in zoo.ZOO.items() if name not in CAUSAL and s.causal and s.inputs is zoo.text}
 MIXTURES = ("mixtral", "qwen3-moe")  # which regroup their sums in some draws only
 BIDIRECTIONAL: dict[str, Callable[[], nn.Module]] = {
     "deberta": lambda: hf.DebertaV2Model(hf.DebertaV2Config(**TEXT)),
@@ -279,3 +281,15 @@ def test_nobody_can_unsay_that_a_tower_is_causal():
     with pytest.raises(ValueError, match="causal=False, but language is causal"):
         depthscope.apply(model, DeEscalate(0.5), causal=False)
     assert not applied(model)
+
+
+@pytest.mark.parametrize("told", [{}, {"is_causal": False}], ids=["as it is", "told to look both ways"])
+def test_a_decoder_that_is_told_to_look_both_ways_is_tried(told: dict[str, bool]):
+    """Embedding models are made of decoders; what their configuration says is not believed, but tried."""
+    model = build(lambda: hf.Qwen3Model(hf.Qwen3Config(**GROUPED, head_dim=4, **told)), 0)
+    ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    assert anatomy_of(model).causal is (None if told else True)
+    assert depthscope.probe(model, {"input_ids": ids}).metadata["causal"] is not bool(told)
+    depthscope.apply(model, DeEscalate(0.5), inputs={"input_ids": ids})
+    means = {type(hook.mean).__name__ for _, hook in depthscope.passes.hooks.hooks_in(model) if hook.remedy}
+    assert means == {"Full" if told else "Prefix"}

@@ -15,16 +15,27 @@ from depthscope.anatomy.albert import ALBERT
 from depthscope.anatomy.bart import BART, BART_PRE
 from depthscope.anatomy.bert import BERT
 from depthscope.anatomy.blip import BLIP_TEXT, BLIP_VISION
+from depthscope.anatomy.bloom import BLOOM
 from depthscope.anatomy.clip import CLIP, SIGLIP
+from depthscope.anatomy.cohere import COHERE
 from depthscope.anatomy.deberta import DEBERTA
+from depthscope.anatomy.deepseek import DEEPSEEK
 from depthscope.anatomy.dinov2 import DINOV2
 from depthscope.anatomy.distilbert import DISTILBERT
+from depthscope.anatomy.falcon import FALCON
+from depthscope.anatomy.gemma2 import GEMMA2
 from depthscope.anatomy.gpt2 import GPT2
+from depthscope.anatomy.gpt_neox import GPT_NEOX
+from depthscope.anatomy.gptj import GPTJ
+from depthscope.anatomy.jamba import JAMBA
 from depthscope.anatomy.llama import LLAMA
+from depthscope.anatomy.mamba import MAMBA
 from depthscope.anatomy.modernbert import MODERNBERT
 from depthscope.anatomy.mpnet import MPNET
+from depthscope.anatomy.olmo2 import OLMO2
 from depthscope.anatomy.opt import OPT
 from depthscope.anatomy.ours import OURS
+from depthscope.anatomy.phi3 import PHI3
 from depthscope.anatomy.structure import (
     Addition,
     Anatomy,
@@ -55,7 +66,10 @@ FAMILIES: Registry[Family] = Registry(
         *(OURS, TRANSFORMER_XL, TORCH_ENCODER, TORCH_DECODER),
         *(BERT, ALBERT, XLNET, DISTILBERT, MPNET, MODERNBERT, DEBERTA),
         *(VIT, DINOV2, SWIN, CLIP, SIGLIP, BLIP_VISION, BLIP_TEXT, WAV2VEC2, WAV2VEC2_STABLE),
-        *(GPT2, OPT, LLAMA, T5, BART, BART_PRE),
+        *(T5, BART, BART_PRE),
+        *(GPT2, OPT, BLOOM, GPTJ, GPT_NEOX, FALCON),
+        *(LLAMA, PHI3, GEMMA2, OLMO2, COHERE, DEEPSEEK),
+        *(MAMBA, JAMBA),
     ),
     check=check_family,
 )

@@ -1,48 +1,54 @@
-"""Hugging Face Llama, Qwen2, Mistral, Gemma: pre-norm, causal, grouped-query attention."""
+"""Hugging Face Llama and the many decoders of its layout: pre-norm, causal, grouped-query attention.
+
+Granite multiplies its branches by a number before it adds them: where that is not 1, no module shows what is added.
+StableLM may run its branches in parallel. The sink of gpt-oss is a last column of attention's softmax.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from depthscope.anatomy.structure import (
-    BlockAnatomy,
-    Family,
-    Spot,
-    always,
-    branch_spots,
-    linear_projections,
-    pre_norm_spots,
-)
+from depthscope.anatomy import layouts
+from depthscope.anatomy.structure import BlockAnatomy, Family, causal_unless_told
+from depthscope.stations import BRANCHES
 
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
-    attention, config = layer.self_attn, layer.self_attn.config
-    return BlockAnatomy(
+    attention = layer.self_attn
+    parallel = getattr(layer, "use_parallel_residual", False)
+    block = layouts.decoder_block(
         name,
         layer,
-        spots=pre_norm_spots(layer, layer.input_layernorm, layer.post_attention_layernorm)
-        | branch_spots(attention.o_proj, layer.mlp),
-        placement="pre",
-        attention=attention,
-        norms=(layer.input_layernorm, layer.post_attention_layernorm),
-        values=Spot(attention.v_proj, "out"),
-        context=Spot(attention.o_proj, "in"),
-        ffn=(layer.mlp,),
-        projections=lambda: linear_projections(
-            attention.q_proj,
-            attention.k_proj,
-            attention.v_proj,
-            attention.o_proj,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-        ),
+        layouts.ONE_NORM[0] if parallel else layouts.LLAMA,
+        attention,
+        layer.mlp,
+        extra_keys=1 if hasattr(attention, "sinks") else 0,
+        **layouts.separate_projections(attention, attention.o_proj),
     )
+    if getattr(layer, "residual_multiplier", 1) == 1:
+        return block
+    return replace(block, spots={s: spot for s, spot in block.spots.items() if s not in BRANCHES})
 
 
 LLAMA = Family(
     "llama",
     "transformers",
-    ("LlamaDecoderLayer", "Qwen2DecoderLayer", "MistralDecoderLayer", "GemmaDecoderLayer"),
+    (
+        "LlamaDecoderLayer",
+        "Qwen2DecoderLayer",
+        "Qwen3DecoderLayer",
+        "Qwen2MoeDecoderLayer",
+        "Qwen3MoeDecoderLayer",
+        "MistralDecoderLayer",
+        "MixtralDecoderLayer",
+        "GemmaDecoderLayer",
+        "StableLmDecoderLayer",
+        "Starcoder2DecoderLayer",
+        "GraniteDecoderLayer",
+        "SmolLM3DecoderLayer",
+        "GptOssDecoderLayer",
+    ),
     describe,
-    always(True),
+    causal_unless_told,
 )

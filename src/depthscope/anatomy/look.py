@@ -42,7 +42,7 @@ def _norms(block: nn.Module) -> list[nn.Module]:
         module
         for module in block.modules()
         if "norm" in type(module).__name__.lower() and getattr(module, "weight", None) is not None
-        if isinstance(module.weight, Tensor) and module.weight.ndim == 1
+        if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 1
     ]
 
 

@@ -33,17 +33,20 @@ class Spot:
 class Projections:
     """W_Q, W_K, W_V, W_O per head, acting on row vectors: q = x W_Q + b_Q, branch = Σ_h P_h (x W_V + b_V) W_O + b_O.
 
-    Grouped-query keys and values are repeated for the heads that share them.
+    Grouped-query keys and values are repeated for the heads that share them. Queries and keys are as they leave their
+    projections: norms and rotations may follow. In latent attention (DeepSeek) a norm stands between x and the values:
+    W_V acts on what leaves that norm, `latent`, and queries and keys have no such matrix.
     """
 
-    query: Tensor  # (h, d, d_k)
-    key: Tensor  # (h, d, d_k)
+    query: Tensor | None  # (h, d, d_k)
+    key: Tensor | None  # (h, d, d_k)
     value: Tensor  # (h, d, d_v)
     output: Tensor | None  # (h, d_v, d); None: the heads are concatenated and nothing follows
     query_bias: Tensor | None = None  # (h, d_k)
     key_bias: Tensor | None = None  # (h, d_k)
     value_bias: Tensor | None = None  # (h, d_v)
     output_bias: Tensor | None = None  # (d)
+    latent: Spot | None = None  # what the values are projected from; None: what attention reads
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,12 @@ class Addition:
     trunk: str
     branch: str
     result: str
+    beside: str | None = None  # a second branch that is added with the first, where the two are parallel
+
+    @property
+    def stations(self) -> tuple[str, ...]:
+        """All of them, the result last."""
+        return (self.trunk, self.branch, *((self.beside,) if self.beside else ()), self.result)
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,8 @@ class BlockAnatomy:
 
     Attention's weights P act between two spots: what stands at `values` (X W_V + b_V, all heads side by side) is mixed
     by P into what stands at `context`, which the output projection reads. `ffn` has the modules of the FFN in the order
-    in which they are called. Where one of these is None or empty, the family does not show it.
+    in which they are called. Where one of these is None or empty, the family does not show it. In a block that has a
+    mixer in the place of attention (Mamba), the mixer's branch is at `attention_branch`.
     """
 
     name: str
@@ -71,7 +81,7 @@ class BlockAnatomy:
     attention: nn.Module | None = None  # the module inside which self-attention happens
     cross_attention: nn.Module | None = None
     projections: Callable[[], Projections] | None = None
-    norms: tuple[nn.Module, ...] = ()  # the norm of the attention and of the FFN
+    norms: tuple[nn.Module, ...] = ()  # in the order in which they are called
     part: str = ""  # "encoder", "decoder", "vision", "text", … in models that have several
     causal: bool | None = None  # where the block itself says so; None: as the whole model
     causal_arguments: Mapping[str, int] = field(default_factory=dict)  # of its call, with their positions: one that is
@@ -81,11 +91,18 @@ class BlockAnatomy:
     values: Spot | None = None  # None where query, key and value are fused in one module
     context: Spot | None = None
     ffn: tuple[nn.Module, ...] = ()
+    extra_keys: int = 0  # last columns of attention's softmax that stand for no token (the sink of gpt-oss)
 
     @property
     def trunk(self) -> tuple[str, ...]:
         """The stations between which steps lead, in order."""
         return tuple(station for station in trunk_of(self.placement) if station in self.spots)
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        """The stations of all that is added to the trunk, whether they can be seen or not."""
+        own = ("attention_branch",) if self.placement == "mixer" else ("attention_branch", "ffn_branch")
+        return own if self.cross_attention is None else (*own, "cross_attention_branch")
 
     @property
     def additions(self) -> tuple[Addition, ...]:
@@ -100,14 +117,18 @@ class BlockAnatomy:
                 Addition("cross_attention_input", "cross_attention_branch", "after_cross_attention"),
                 Addition("ffn_input", "ffn_branch", "after_ffn"),
             ]
-        elif self.placement == "pre":
+        elif self.placement == "parallel":
+            found = [Addition("input", "attention_branch", "output", beside="ffn_branch")]
+        elif self.placement == "mixer":
+            found = [Addition("input", "attention_branch", "output")]
+        elif self.placement is not None:
             found = [Addition("input", "attention_branch", "after_attention")]
             if crosses:
                 found.append(Addition("after_attention", "cross_attention_branch", "after_cross_attention"))
             found.append(Addition("after_cross_attention" if crosses else "after_attention", "ffn_branch", "output"))
         else:
             return ()
-        return tuple(a for a in found if {a.trunk, a.branch, a.result} <= self.spots.keys())
+        return tuple(a for a in found if self.spots.keys() >= set(a.stations))
 
 
 @dataclass(frozen=True)
@@ -163,7 +184,7 @@ class Family:
     token_axis: int = 1
     mask_argument: str | None = "attention_mask"
     token_axis_of: Callable[[nn.Module], int] | None = None  # where it depends on the module
-    notes: tuple[str, ...] = ()  # what a reader of its numbers must know
+    notes: tuple[str, ...] = ()  # what a reader of every profile of the family must know
 
 
 def check_family(family: Family) -> None:
@@ -213,6 +234,29 @@ def pre_norm_spots(block: nn.Module, attention_norm: nn.Module, ffn_norm: nn.Mod
         "input": Spot(block, "in"),
         "attention_input": Spot(attention_norm, "out"),
         "after_attention": Spot(ffn_norm, "in"),
+        "ffn_input": Spot(ffn_norm, "out"),
+        "after_ffn": Spot(block, "out"),
+        "output": Spot(block, "out"),
+    }
+
+
+def branch_norm_spots(block: nn.Module, ffn: nn.Module) -> dict[str, Spot]:
+    """The trunk of a block whose norms stand behind its branches: both branches read the trunk itself."""
+    return {
+        "input": Spot(block, "in"),
+        "attention_input": Spot(block, "in"),
+        "after_attention": Spot(ffn, "in"),
+        "ffn_input": Spot(ffn, "in"),
+        "after_ffn": Spot(block, "out"),
+        "output": Spot(block, "out"),
+    }
+
+
+def parallel_spots(block: nn.Module, attention_norm: nn.Module, ffn_norm: nn.Module) -> dict[str, Spot]:
+    """A block whose branches run in parallel: its trunk has no station between them."""
+    return {
+        "input": Spot(block, "in"),
+        "attention_input": Spot(attention_norm, "out"),
         "ffn_input": Spot(ffn_norm, "out"),
         "after_ffn": Spot(block, "out"),
         "output": Spot(block, "out"),
@@ -271,6 +315,13 @@ def _detached(bias: Tensor | None) -> Tensor | None:
 def always(value: bool) -> Callable[[nn.Module], bool]:
     """A family whose causality does not depend on its configuration."""
     return lambda _model: value
+
+
+def causal_unless_told(model: nn.Module) -> bool | None:
+    """Causal, but for a configuration that asks for attention both ways (embedding models): None, to be tried."""
+    config = getattr(model, "config", None)
+    told = getattr(config, "is_causal", True) is False or bool(getattr(config, "use_bidirectional_attention", False))
+    return None if told else True
 
 
 def decoder_flag(model: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from depthscope.anatomy.spelling import Stream, modules_named, read
 from depthscope.anatomy.structure import Anatomy, BlockAnatomy
 
-NOTE = "unknown family: only the blocks' inputs and outputs are seen, and attention where its shape shows it"
+NOTE = "unknown family: the blocks' inputs and outputs are seen, and attention where its shape shows it"
 MOST = 0.5  # of a stage's parameters, at least, are in its blocks
 
 Named = tuple[str, nn.Module]

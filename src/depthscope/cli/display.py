@@ -65,9 +65,12 @@ def headline(metadata: dict[str, Any]) -> str:
 
 def _trunk(about: dict[str, Any]) -> str:
     """What is said of a model that is one trunk, or of a part of one that has several."""
+    from depthscope.stations import IN_WORDS
+
+    placement: Any = about.get("placement")
     words = [
         f" of width {about.get('width')}",
-        f"{about['placement']}-norm" if about.get("placement") else "",
+        IN_WORDS.get(placement, ""),
         "causal" if about.get("causal") else "",
         f"{about.get('samples')} × {about.get('tokens')} tokens",
     ]

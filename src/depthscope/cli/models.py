@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-FORMS = "a family's name (bert, gpt2, vit, …), hf:NAME_OR_FOLDER, or module:factory"
+FORMS = "a family's name (bert, gpt2, vit, …), hf:NAME_OR_FOLDER (or a GGUF file), or module:factory"
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,13 @@ def _quiet_transformers() -> Any:
 
 
 def _from_hugging_face(name: str, options: ModelOptions) -> LoadedModel:
-    """A folder, or a name: from the cache if it is there, else from the hub."""
+    """A folder, a GGUF file, or a name: from the cache if it is there, else from the hub."""
     transformers = _quiet_transformers()
     folder = Path(name).expanduser()
+    if folder.is_file() and folder.suffix == ".gguf":
+        _require_gguf()
+        file = {"gguf_file": folder.name, "local_files_only": True}
+        return _pretrained(transformers, str(folder.parent), options, **file)
     if name and folder.is_dir():
         inside, notes = _in_sentence_transformer(folder)
         if not (inside / "config.json").is_file():
@@ -132,7 +136,9 @@ def _from_hugging_face(name: str, options: ModelOptions) -> LoadedModel:
         loaded = _pretrained(transformers, str(inside), options, local_files_only=True)
         return replace(loaded, notes=(*loaded.notes, *notes))
     if not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"expected hf: with a folder or a name on the hub, got {name!r}, which is neither")
+        raise ValueError(
+            f"expected hf: with a folder, a GGUF file or a name on the hub, got {name!r}, which is none of them"
+        )
     try:
         return _pretrained(transformers, name, options, local_files_only=True)
     except OSError:
@@ -153,6 +159,13 @@ def _in_sentence_transformer(folder: Path) -> tuple[Path, tuple[str, ...]]:
     return paths.get("Transformer", folder), (note,) if averages else ()
 
 
+def _require_gguf() -> None:
+    try:
+        import_module("gguf")
+    except ModuleNotFoundError:
+        raise MissingExtra("reading a GGUF file needs gguf: pip install 'gguf>=0.10'") from None
+
+
 def _ask_the_hub(name: str) -> None:
     """One question to the hub: `from_pretrained` would try for half a minute and fill the screen."""
     hub: Any = require("huggingface_hub", "huggingface")
@@ -166,13 +179,13 @@ def _ask_the_hub(name: str) -> None:
         ) from None
 
 
-def _pretrained(transformers: Any, name: str, options: ModelOptions, local_files_only: bool) -> LoadedModel:
+def _pretrained(transformers: Any, name: str, options: ModelOptions, **where: Any) -> LoadedModel:
     import torch
 
     from depthscope.machine import count_parameters, require_memory
     from depthscope.models.families import has_causal_loss
 
-    known = {"local_files_only": local_files_only, "trust_remote_code": options.trust_remote_code}
+    known = {"trust_remote_code": options.trust_remote_code, **where}
     dtype = chosen_dtype(options) or torch.float32
     try:
         config = transformers.AutoConfig.from_pretrained(name, **known)
@@ -198,7 +211,7 @@ def _pretrained(transformers: Any, name: str, options: ModelOptions, local_files
     return LoadedModel(model, tokenizer=tokenizer, notes=notes)
 
 
-def _tokenizer(transformers: Any, name: str, known: dict[str, bool]) -> Any:
+def _tokenizer(transformers: Any, name: str, known: dict[str, Any]) -> Any:
     """The model's tokenizer; None if there is none. Without files, a class may come back with special tokens only."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **known)

@@ -25,8 +25,8 @@ class ModelOptions:
         str,
         Argument(
             metavar="MODEL",
-            help="A family with random weights (bert, gpt2, vit, llama, encoder, …), hf:NAME_OR_FOLDER, "
-            "or module:factory, a function in your code that returns a model or (model, inputs).",
+            help="A family with random weights (bert, gpt2, vit, llama, encoder, …), hf:NAME_OR_FOLDER (or a GGUF "
+            "file), or module:factory, a function in your code that returns a model or (model, inputs).",
         ),
     ]
     depth: Annotated[int | None, Option(help="Number of blocks.", rich_help_panel=_SHAPE)] = None

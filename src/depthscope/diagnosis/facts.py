@@ -20,6 +20,7 @@ from depthscope.diagnosis.trend import Trend, fit_trend
 from depthscope.measures import EQUAL
 from depthscope.probing import Profile, Reference
 from depthscope.probing.parts import most_alike
+from depthscope.stations import trunk_is_a_sum
 
 NAN = math.nan
 
@@ -53,7 +54,8 @@ class Facts:
 
     @property
     def pre_norm(self) -> bool:
-        return self.about.get("placement") == "pre"
+        """Whether the trunk is a plain sum of what the branches add, as in pre-norm."""
+        return trunk_is_a_sum(self.about.get("placement"))
 
     @property
     def may_leak(self) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from depthscope.diagnosis.judge import diagnose
 from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
 from depthscope.passes import Tokenizer, Told, refuse_tensor
-from depthscope.probing import Profile, mean_loss, probe
+from depthscope.probing import NoLoss, Profile, mean_loss, probe
 from depthscope.progress import Tick
 from depthscope.remedies import Recommendation, Remedy, applied, apply, recommend
 from depthscope.remedies.application import temporarily
@@ -117,10 +117,8 @@ def fix(
 
 
 def _loss(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, told: Told) -> float | None:
-    """The model's own loss, where it is a language model of Hugging Face with its head."""
-    if getattr(model, "lm_head", None) is None and not hasattr(model, "get_output_embeddings"):
-        return None
+    """The model's own loss, or that of the next token of any causal language model; None if there is none."""
     try:
         return mean_loss(model, inputs, tokenizer=tokenizer, **told)
-    except ValueError:  # it returns none
+    except NoLoss:
         return None

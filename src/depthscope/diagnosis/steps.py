@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,12 +29,13 @@ def step_growth(profile: Profile, similarity: str, span: tuple[str, int, int]) -
 
     `span` is the part's name, its first block (what enters it) and its last.
 
-    None where the trunk inside the blocks was not measured or the placement of the norms is unknown.
+    None where the trunk inside the blocks was not measured, the placement of the norms is unknown, or a block is one
+    step (parallel branches).
     """
     part, first, last = span
-    placement = profile.metadata.get("towers", {}).get(part, profile.metadata).get("placement")
+    placement: Any = profile.metadata.get("towers", {}).get(part, profile.metadata).get("placement")
     measured = set(profile.frame.loc[profile.frame["measure"] == similarity, "station"])
-    order = tuple(STEPS[placement].items()) if placement in STEPS else ()
+    order = tuple(STEPS[placement].items()) if has_steps(placement) else ()
     needed = {station for station, _ in order} - set(CROSS)
     if not order or not needed <= measured:
         return None
@@ -50,6 +52,11 @@ def step_growth(profile: Profile, similarity: str, span: tuple[str, int, int]) -
             growth[step] = growth.get(step, 0.0) + float(np.nan_to_num(at[station][block] - here))
             here = at[station][block]
     return growth
+
+
+def has_steps(placement: Any) -> bool:
+    """Whether a block of this placement has several steps, so that one of them can be to blame."""
+    return len(STEPS.get(placement, ())) > 1
 
 
 def log_odds(profile: Profile, similarity: str = "token_similarity", station: str = "output") -> np.ndarray:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from depthscope.diagnosis.facts import Facts
+from depthscope.diagnosis.steps import has_steps
 from depthscope.measures import ALIKE, EQUAL
 
 Values = dict[str, float | str]
@@ -222,7 +223,7 @@ def normal(f: Facts) -> Values:
 def missing(f: Facts) -> list[str]:
     """What would have been said had it been measured."""
     found = []
-    if not f.step_growth and f.about.get("placement"):
+    if not f.step_growth and has_steps(f.about.get("placement")):
         found.append("which step is to blame (stations trunk)")
     if not f.has("effective_rank"):
         found.append("directions left (measure effective_rank), so a fall onto opposite clusters would not be seen")
@@ -230,7 +231,7 @@ def missing(f: Facts) -> list[str]:
         found.append("what sequences share (measures all)")
     elif f.about.get("samples") == 1:
         found.append("what sequences share (there is one)")
-    if math.isnan(f.mean_gap):
+    if math.isnan(f.mean_gap) and f.about.get("placement") != "mixer":
         found.append("attention's spectrum (measures spectral)")
     return found
 

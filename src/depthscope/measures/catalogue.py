@@ -66,6 +66,7 @@ class Measure:
     short: str = ""  # for trackers: t_sim
     is_share: bool = False  # a number from 0 to 1, and drawn so
     crosses: bool = False  # attention: also of cross-attention, (batch, n, m)
+    incomplete: bool = False  # attention: also where rows sum to less than 1, beside a sink that is no token
 
 
 def _check(measure: Measure) -> None:
@@ -154,8 +155,8 @@ _OURS = (
     _head("mu_mean", lambda head: head.once(_mu)[0], "matrix", "tokens"),
     _head("mu_diversity", lambda head: head.once(_mu)[1], "matrix", "tokens"),
     _head("attention_entropy", lambda head: attention_entropy(head.matrix, head.real), "matrix", crosses=True),
-    _head("sink_attention", _sink_attention, "matrix", "sinks", is_share=True),
-    _head("sink_value_norm", _sink_value_norm, "values", "sinks"),
+    _head("sink_attention", _sink_attention, "matrix", "sinks", is_share=True, incomplete=True),
+    _head("sink_value_norm", _sink_value_norm, "values", "sinks", incomplete=True),
     Measure("composite_residual", "tokens", composite_residual),
     _station("frequency_ratio", lambda s: frequency_ratio(s.norms), "norms", groups=("all",)),
     *(

@@ -161,6 +161,8 @@ _GPT2 = Fields(("n_layer",), ("n_embd",), ("n_head",), ("n_inner",))
 _OPT = Fields(width=("hidden_size", "word_embed_proj_dim"), ffn_width=("ffn_dim",))
 _T5 = Fields(("num_layers", "num_decoder_layers"), ("d_model",), ("num_heads",), ("d_ff",), ("d_kv",))
 _DISTILBERT = Fields(("n_layers",), ("dim",), ("n_heads",), ("hidden_dim",))
+_FALCON = Fields(ffn_width=("ffn_hidden_size",))
+_BLOOM = Fields(("n_layer",), ("hidden_size",), ("n_head",), ())  # its FFN is always four times as wide
 _VIT = Fields(vocabulary=None)
 _DINOV2 = Fields(ffn_width=(), vocabulary=None)  # its FFN is given as a ratio
 _BART = Fields(
@@ -171,6 +173,7 @@ _BART = Fields(
 )
 _V3 = {"relative_attention": True, "position_buckets": 256, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
 _V3 |= {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0}  # DeBERTa's third version
+_NO_PAD = {"pad_token_id": 0}  # some name one beyond a small vocabulary
 _POSITIONS = {"max_position_embeddings": 514}  # 512 tokens: two positions are spent on padding
 
 FAMILIES: Registry[ModelFamily] = Registry(
@@ -192,6 +195,15 @@ FAMILIES: Registry[ModelFamily] = Registry(
         HuggingFaceFamily("qwen2", "Qwen2Config", _QWEN2, Shape(ffn_width=4096), 32000, causal=True, rotary=True),
         HuggingFaceFamily("mistral", "MistralConfig", _LLAMA, Shape(ffn_width=2688), 32000, causal=True, rotary=True),
         HuggingFaceFamily("gemma", "GemmaConfig", _LLAMA, Shape(ffn_width=6144), 32000, causal=True, rotary=True),
+        HuggingFaceFamily("qwen3", "Qwen3Config", _LLAMA, Shape(ffn_width=2304), 32000, causal=True, rotary=True),
+        HuggingFaceFamily("gemma2", "Gemma2Config", _LLAMA, Shape(ffn_width=3072), 32000, causal=True, rotary=True),
+        HuggingFaceFamily("gemma3", "Gemma3TextConfig", _LLAMA, Shape(ffn_width=4608), 32000, causal=True, rotary=True),
+        HuggingFaceFamily("olmo2", "Olmo2Config", _QWEN2, Shape(), 32000, True, True, others=_NO_PAD),
+        HuggingFaceFamily("phi3", "Phi3Config", _QWEN2, Shape(ffn_width=2048), 32000, True, True, others=_NO_PAD),
+        HuggingFaceFamily("cohere", "CohereConfig", _QWEN2, Shape(ffn_width=2112), 32000, True, True, others=_NO_PAD),
+        HuggingFaceFamily("gpt-neox", "GPTNeoXConfig", causal=True, rotary=True, others=_NO_PAD),
+        HuggingFaceFamily("falcon", "FalconConfig", _FALCON, Shape(), 32000, True, True, others=_NO_PAD),
+        HuggingFaceFamily("bloom", "BloomConfig", _BLOOM, Shape(), 32000, causal=True),
         HuggingFaceFamily("t5", "T5Config", _T5),
         HuggingFaceFamily("bart", "BartConfig", _BART, Shape(depth=6)),
         HuggingFaceFamily("pegasus", "PegasusConfig", _BART, Shape(depth=12)),

@@ -28,6 +28,7 @@ class Head(NamedTuple):
     number: int
     group: int
     attention: AttentionOperator
+    complete: bool = True  # whether its rows sum to 1: a sink that is no token takes some of the weight
 
 
 # Called with the heads one after the other, and the values (batch, groups, m, d_v), or None if not seen.

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-_NAMES = ("past_key_values", "past_key_value", "layer_past")
+_NAMES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
 
 Statistics = tuple[Tensor, ...]  # a named tuple
@@ -72,9 +72,26 @@ def cache_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return getattr(found, "self_attention_cache", found)
 
 
-def past_length(cache: Any, index: int) -> int:
-    """How many tokens of the block are in the cache."""
-    return 0 if cache is None else int(cache.get_seq_length(index))
+def past_length(cache: Any, index: int, before: int | None) -> int:
+    """How many tokens of the block are in the cache; `before`: in that of the block before, None at the first one.
+
+    The states of a recurrent block do not tell. In a hybrid model they hold as many as the blocks with attention.
+    """
+    if cache is None:
+        return 0
+    layers = getattr(cache, "layers", ())
+    if index >= len(layers) or hasattr(layers[index], "get_seq_length"):
+        return int(cache.get_seq_length(index))
+    if before is not None:
+        return before
+    if any(hasattr(layer, "get_seq_length") for layer in layers):
+        return int(cache.get_seq_length())
+    if cache.has_previous_state():
+        raise ValueError(
+            "the inputs bring the states of a recurrent model, which do not say how many tokens they have seen: "
+            "call the model, or generate, with use_cache=False"
+        )
+    return 0
 
 
 def recall(cache: Any, site: tuple[str, str], past: int) -> Any:

@@ -18,6 +18,7 @@ from depthscope.anatomy import Anatomy, BlockAnatomy, Path, Side
 from depthscope.passes.caches import settle
 from depthscope.passes.running import Pass
 from depthscope.passes.tokens import edit_tokens, tokens_at
+from depthscope.stations import trunk_is_a_sum
 
 
 class Hook:
@@ -187,7 +188,7 @@ def hang(module: nn.Module, hook: Hook, side: Side) -> None:
 def reads_copy(block: BlockAnatomy, station: str) -> bool:
     """Whether the module where a trunk station is seen reads a copy of the trunk, as a norm does in pre-norm."""
     spot = block.spots.get(station)
-    if spot is None or block.placement != "pre" or station not in block.trunk:
+    if spot is None or not trunk_is_a_sum(block.placement) or station not in block.trunk:
         return False
     return spot.side == "in" and spot.module is not block.module
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from depthscope import stations
 from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
+from depthscope.measures import DenseAttention
 from depthscope.naming import unknown_name
 from depthscope.passes.attention import AttentionListener, Head
 from depthscope.passes.hooks import cache_places, reads_copy, refuse_copy
@@ -326,10 +327,17 @@ class Machine:
         batch, n = visit.shape[:2] if self.running.token_axis == 1 else (visit.shape[1], visit.shape[0])
         if visit.block.attention is not None and self.inside is None:
             return False
-        return shape[0] == batch and shape[2] == n and (shape[3] == n or self.inside == "cross_attention")
+        keys = n + visit.block.extra_keys
+        return shape[0] == batch and shape[2] == n and (shape[3] == keys or self.inside == "cross_attention")
 
     def _hear_attention(self, site: ListenToAttention, heads: Iterator[Head], values: Tensor | None) -> None:
         assert self.visit is not None
+        extra = self.visit.block.extra_keys if self.inside == "attention" else 0
+        if extra:
+            heads = (
+                head._replace(attention=DenseAttention(head.attention.dense()[..., :-extra]), complete=False)
+                for head in heads
+            )
         site.hear(self.visit, self.inside or "attention", heads, values)
 
 

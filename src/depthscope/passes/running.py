@@ -91,9 +91,9 @@ class Pass:
                 f"expected tokens to enter {block!r} as a plain tensor, got a DTensor {tuple(tokens.shape)}, spread "
                 "over processes; keep tokens whole between blocks (no sequence parallelism, use_local_output=True)"
             )
-        self.block, self.shape, self.token_axis = block, tokens.shape, self._axes[block]
         self.cache = cache_in(args, kwargs)
-        self.past = past_length(self.cache, index)
+        self.past = past_length(self.cache, index, self.past if self.block else None)
+        self.block, self.shape, self.token_axis = block, tokens.shape, self._axes[block]
         self.bidirectional = _says_bidirectional(self._causal_arguments[block], args, kwargs)
         batch, n = self.batch_first(tokens).shape[:2]
         self.real = self.masks.real(block, batch, n, past=self.past)

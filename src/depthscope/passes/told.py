@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy
 from depthscope.naming import did_you_mean, unknown_name
 from depthscope.offloading import device_of
+from depthscope.passes.by_structure import seen_by_structure
 from depthscope.passes.discovery import find_anatomy
 from depthscope.passes.inputs import Batch
 from depthscope.passes.layout import find_token_axis
@@ -41,11 +42,13 @@ def anatomy_as_told(model: nn.Module, told: Mapping[str, Any], batch: Batch | No
     if (axis := told.get("token_axis")) is not None:
         if axis not in (0, 1):
             raise ValueError(f"expected token_axis 1 for (batch, n, d) or 0 for (n, batch, d), got {axis!r}")
-        return anatomy.with_token_axis(axis)
+        anatomy = anatomy.with_token_axis(axis)
     if anatomy.family != "unknown" or batch is None:
         return anatomy
     with undisturbed(model):
-        return anatomy.with_token_axis(find_token_axis(model, anatomy, batch))
+        if axis is None:
+            anatomy = anatomy.with_token_axis(find_token_axis(model, anatomy, batch))
+        return seen_by_structure(model, anatomy, batch)
 
 
 def only_part(anatomy: Anatomy, part: str) -> Anatomy:

@@ -196,6 +196,8 @@ class _Passes:
             why = "values were not seen (eager attention)" if blind else "not seen in this model"
             if "tokens" in measure.needs:
                 why = "what attention reads was not seen (attention_input)"
+            if measure.of == "attention" and self.reduction.incomplete and not measure.incomplete:
+                why = "attention's rows sum to less than 1 beside its sink, which is no token"
             lacking.setdefault(why, []).append(name)
         return [f"{why}: no {', '.join(names)}" for why, names in lacking.items()]
 

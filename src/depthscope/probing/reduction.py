@@ -25,6 +25,7 @@ from depthscope.measures import (
 from depthscope.passes import Head, Visit
 from depthscope.probing.ledger import Kind, Ledger
 from depthscope.probing.trail import Seen, Trail, same_tokens
+from depthscope.stations import trunk_is_a_sum
 
 Excluded = Literal["outliers"] | tuple[int, ...] | None
 
@@ -77,6 +78,7 @@ class Reduction:
         self.wants_attention = bool(self._kind("attention"))
         self.wants_branches = bool(self._kind("branch"))
         self.values_seen = False
+        self.incomplete = False  # whether attention beside a sink that is no token was seen
         self.rows: list[Row] = []
         self.sinks: list[SinkRow] = []
         self.attention_seen: set[tuple[int, str]] = set()
@@ -275,8 +277,10 @@ class Reduction:
             of_block["sinks"] = lambda: entered.outliers
         for head in heads:
             given = HeadInput(of_block | _parts_of_head(head, values))
+            self.incomplete |= not head.complete
             for measure in self._kind("attention"):
-                if (kind == "attention" or measure.crosses) and given.has(measure.needs):
+                fits = (kind == "attention" or measure.crosses) and (head.complete or measure.incomplete)
+                if fits and given.has(measure.needs):
                     value = measure.compute(given.only(measure.needs))
                     self._add(visit.number, kind, measure.name, value, head.number)
 
@@ -300,4 +304,4 @@ def _parts_of_head(head: Head, values: Tensor | None) -> dict[str, Any]:
 
 def _is_output(visit: Visit, station: str) -> bool:
     """Whether a station has what leaves a block: a block's input left the one before."""
-    return station in ("input", "output") or (station == "after_ffn" and visit.block.placement == "pre")
+    return station in ("input", "output") or (station == "after_ffn" and trunk_is_a_sum(visit.block.placement))

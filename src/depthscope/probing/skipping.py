@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import pandas as pd
@@ -23,6 +24,7 @@ from depthscope.passes import (
     undisturbed,
 )
 from depthscope.probing.gradients import Loss
+from depthscope.probing.losses import causal_by_trying, default_loss, with_all_logits
 from depthscope.progress import Tick
 
 
@@ -39,21 +41,22 @@ def skip_loss(
     """The change of the loss when each run of `run` consecutive blocks passes its input on unchanged.
 
     Columns first_block, last_block, loss, change; the first row, 0 to 0, is the whole model. `loss(output)`
-    takes what the model returns; by default its own `.loss` (for causal language models the labels
-    are the ids themselves). Costs one pass per row and batch. Block influence alone misleads: a block that
-    turns its tokens little may still cost much to skip. `told` is what you may say of the model, as for `probe`: with
-    `part`, the blocks of one part are skipped.
+    takes what the model returns; by default it is the model's own if the batch has labels, and of any causal model that
+    reads ids and returns logits that of the next token, without padding. Costs one pass per row and batch. Block
+    influence alone misleads: a block that turns its tokens little may still cost much to skip. `told` is what you may
+    say of the model, as for `probe`: with `part`, the blocks of one part are skipped.
     """
     model, _ = uncompiled(model)
-    anatomy, calls = _prepared(model, inputs, tokenizer, told)
+    anatomy, given = _looked_at(model, inputs, tokenizer, told)
     with undisturbed(model):
-        depth, whole = _mean_loss(model, anatomy, calls, loss, frozenset())
+        calls, loss_of = _prepared(model, anatomy, given, loss)
+        depth, whole = _mean_loss(model, anatomy, calls, loss_of, frozenset())
         if not 1 <= run <= depth:
             raise ValueError(f"expected a run of 1 to {depth} blocks, the model's depth, got {run}")
         rows = [(0, 0, whole, 0.0)]
         for first in range(1, depth - run + 2):
             skipped = frozenset(range(first, first + run))
-            _, value = _mean_loss(model, anatomy, calls, loss, skipped)
+            _, value = _mean_loss(model, anatomy, calls, loss_of, skipped)
             rows.append((first, first + run - 1, value, value - whole))
             if progress is not None:
                 progress()
@@ -68,45 +71,55 @@ def mean_loss(
     tokenizer: Tokenizer | None = None,
     **told: Unpack[Told],
 ) -> float:
-    """The mean loss over the batches, as `skip_loss` takes it, with all blocks."""
+    """The mean loss over the batches, as `skip_loss` takes it, with all blocks. `NoLoss` if there is none."""
     model, _ = uncompiled(model)
-    anatomy, calls = _prepared(model, inputs, tokenizer, told)
+    anatomy, given = _looked_at(model, inputs, tokenizer, told)
     with undisturbed(model):
-        return _mean_loss(model, anatomy, calls, loss, frozenset())[1]
+        calls, loss_of = _prepared(model, anatomy, given, loss)
+        return _mean_loss(model, anatomy, calls, loss_of, frozenset())[1]
 
 
-def _prepared(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, told: Told) -> tuple[Anatomy, list[Batch]]:
+LossOf = Callable[[Batch, Any, Visit], Tensor]  # of a batch, what the model returned, and the last block that ran
+
+
+def _prepared(model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss: Loss | None) -> tuple[list[Batch], LossOf]:
+    """The calls to make, and what takes the loss of each."""
+    if loss is not None:
+        return calls, lambda _batch, returned, _last: loss(returned)
+    causal = causal_by_trying(model, anatomy, calls[0])
+    asked = [with_all_logits(model, batch) if causal else batch for batch in calls]
+    told = {id(new): old for new, old in zip(asked, calls, strict=True)}  # which have answers of the user's
+    return asked, lambda batch, returned, last: default_loss(model, told[id(batch)], returned, last, causal=causal)
+
+
+def _looked_at(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, told: Told) -> tuple[Anatomy, list[Batch]]:
     calls = list(batches(model, inputs, tokenizer))
     if not calls:
         raise ValueError("expected at least one batch, got none")
-    anatomy = anatomy_as_told(model, told, calls[0])
-    return anatomy, [_with_labels(anatomy, batch) for batch in calls]
+    return anatomy_as_told(model, told, calls[0]), calls
 
 
 def _mean_loss(
-    model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss: Loss | None, skipped: frozenset[int]
+    model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss_of: LossOf, skipped: frozenset[int]
 ) -> tuple[int, float]:
     """The number of blocks that ran, and the mean loss over the batches without the skipped ones."""
+    last: list[Visit] = []
 
     def pass_on(visit: Visit, _tokens: Tensor) -> Tensor | None:
+        last[:] = [visit]
         return visit.entered if visit.number in skipped else None
 
     values = []
     with Machine(model, anatomy, Change("output", pass_on)) as machine:
         for batch in calls:
+            last.clear()
             returned = call(model, batch)
-            value = getattr(returned, "loss", None) if loss is None else loss(returned)
+            if not last:
+                raise ValueError(
+                    f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks="
+                )
+            value = loss_of(batch, returned, last[0])
             if not isinstance(value, Tensor) or value.numel() != 1:
-                raise ValueError("the model returns no loss: pass labels in the batch, or loss=")
+                raise ValueError("expected loss to return one number, got " + type(value).__name__)
             values.append(value.double())
     return machine.blocks_run, torch.stack(values).mean().item()
-
-
-def _with_labels(anatomy: Anatomy, batch: Batch) -> Batch:
-    """The ids as labels, for causal models of Hugging Face; elsewhere the loss would see the answer."""
-    ids = batch.kwargs.get("input_ids")
-    if ids is None or "labels" in batch.kwargs or not anatomy.causal:
-        return batch
-    mask = batch.kwargs.get("attention_mask")
-    labels = ids if mask is None else ids.masked_fill(mask == 0, -100)
-    return Batch(batch.args, batch.kwargs | {"labels": labels})

@@ -86,7 +86,10 @@ def _put_in(
     if anatomy.spelled is not None:
         told["blocks"] = anatomy.spelled
     family_is_unknown = anatomy.family == "unknown"
-    if batch is not None and causal is None and anatomy.causal is None and family_is_unknown:
+    each_call_says = any(block.causal_arguments for block in anatomy.blocks)
+    can_be_tried = batch is not None and len(anatomy.parts) == 1 and not each_call_says
+    if can_be_tried and causal is None and anatomy.causal is None:
+        assert batch is not None
         with undisturbed(model):
             causal = is_causal(model, anatomy, batch)
 

@@ -16,6 +16,7 @@ from depthscope.models.token_means import NAMED, Ema, Full, Prefix, TokenMean
 from depthscope.passes.caches import recall, remember
 from depthscope.passes.hooks import TokenHook
 from depthscope.remedies.remedy import Mixing, Remedy, Site, leak, register_remedy
+from depthscope.stations import trunk_is_a_sum
 
 if TYPE_CHECKING:
     from depthscope.remedies.recommendation import Recommendation
@@ -146,7 +147,7 @@ class DeEscalate(Remedy):
         """Puts its hooks into one block, or refuses."""
         station = self.station_in(site.block)
         if station not in site.block.spots:
-            seen = ", ".join(station for station in STATIONS if station in site.block.spots)
+            seen = ", ".join(s for s in STATIONS if replace(self, at=s).station_in(site.block) in site.block.spots)
             raise ValueError(f"{site.block.name!r} does not show its {self.at}; stations that can be changed: {seen}")
         mean = self._mean(site)
         if self.mixing == "auto" and mean is not None and site.causal is None and site.is_first:
@@ -162,8 +163,9 @@ class DeEscalate(Remedy):
         site.put(self, hook, station)
 
     def station_in(self, block: BlockAnatomy) -> str:
-        """Where it acts in a block. In pre-norm `ffn_input` is a copy; the trunk there is what the norm is given."""
-        if self.at == "ffn_input" and block.placement == "pre":
+        """Where it acts in a block. Where no norm stands on the trunk, `ffn_input` is a copy of it, normed or not; the
+        trunk there is what the norm is given."""
+        if self.at == "ffn_input" and trunk_is_a_sum(block.placement):
             return "after_cross_attention" if "after_cross_attention" in block.spots else "after_attention"
         return self.at
 

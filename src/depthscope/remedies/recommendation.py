@@ -269,7 +269,7 @@ def _apply_options(profile: Profile, told: Told) -> dict[str, Any]:
 
 
 def _can_be_weighed(anatomy: Anatomy) -> bool:
-    return all({"attention_branch", "ffn_branch"} <= block.spots.keys() for block in anatomy.blocks)
+    return all(block.spots.keys() >= set(block.branches) for block in anatomy.blocks)
 
 
 def _is_trained(profile: Profile) -> bool:

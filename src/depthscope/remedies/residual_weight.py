@@ -38,7 +38,7 @@ class ResidualWeight(Remedy):
     def install(self, site: Site) -> None:
         """Puts its hooks into one block, or refuses."""
         spots = site.block.spots
-        for branch in ("attention_branch", "ffn_branch"):
+        for branch in site.block.branches:
             if branch not in spots:
                 raise ValueError(
                     f"{site.block.name!r} does not show its {branch}, so that it cannot be weighted; "

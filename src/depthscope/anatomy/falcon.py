@@ -1,0 +1,33 @@
+"""Hugging Face Falcon: parallel branches with one norm or two, or one after the other; multi-query attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from depthscope.anatomy import layouts
+from depthscope.anatomy.fused import interleaved_projections
+from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, causal_unless_told
+
+
+def describe(name: str, layer: Any) -> BlockAnatomy:
+    attention = layer.self_attention
+    return layouts.decoder_block(
+        name,
+        layer,
+        _layout(layer),
+        attention,
+        layer.mlp,
+        lambda: interleaved_projections(
+            attention.query_key_value, attention.dense, attention.num_heads, attention.num_kv_heads
+        ),
+        context=Spot(attention.dense, "in"),
+    )
+
+
+def _layout(layer: Any) -> layouts.Layout:
+    if hasattr(layer, "ln_attn"):
+        return layouts.Layout("parallel", "ln_attn", "ln_mlp")
+    return layouts.LLAMA if hasattr(layer, "post_attention_layernorm") else layouts.ONE_NORM[0]
+
+
+FALCON = Family("falcon", "transformers", ("FalconDecoderLayer",), describe, causal_unless_told)

@@ -1,0 +1,70 @@
+"""Projections per head where one layer makes queries, keys and values, in the orders that decoders have them in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from depthscope.anatomy.structure import Projections, Spot
+
+
+def stacked_projections(fused: nn.Linear, output: nn.Linear, heads: int, groups: int) -> Projections:
+    """All queries, then all keys, then all values; `groups` < heads for grouped queries (Phi-3)."""
+    rows = _rows(fused, heads + 2 * groups)  # (h + 2g, k, d)
+    return _projections(*(part for row in rows for part in row.split([heads, groups, groups])), output=output)
+
+
+def interleaved_projections(fused: nn.Linear, output: nn.Linear, heads: int, groups: int) -> Projections:
+    """Group by group: the queries of its heads, its key, its value.
+
+    With as many groups as heads that is query, key, value head by head (GPT-NeoX, Bloom); with one group it is
+    multi-query attention (Falcon).
+    """
+
+    def split(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        by_group = rows.unflatten(0, (groups, heads // groups + 2))
+        return by_group[:, :-2].flatten(0, 1), by_group[:, -2], by_group[:, -1]
+
+    rows = _rows(fused, heads + 2 * groups)
+    return _projections(*(part for row in rows for part in split(row)), output=output)
+
+
+def latent_projections(attention: Any) -> Projections:
+    """DeepSeek's latent attention: one narrow projection, a norm, and keys and values of every head from what is left.
+
+    The norm stands between the tokens and the values, so that there is no W_V of tokens: it acts on the normed latent.
+    Queries and keys are two parts, one with a norm of its own and one that is rotated and shared: neither is a matrix.
+    """
+    heads, width = attention.config.num_attention_heads, attention.v_head_dim
+    (from_latent,) = _rows(attention.kv_b_proj, heads)  # (h, k + v, rank)
+    made = _projections(*(from_latent[:, -width:],) * 3, output=attention.o_proj)
+    return Projections(
+        None, None, made.value, made.output, None, None, None, made.output_bias, Spot(attention.kv_a_layernorm, "out")
+    )
+
+
+def _rows(layer: nn.Linear, heads: int) -> tuple[Tensor, ...]:
+    """Weight (heads, k, d) and, if there is one, bias (heads, k), by head."""
+    parts = (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
+    return tuple(part.detach().unflatten(0, (heads, -1)) for part in parts)
+
+
+def _projections(q: Tensor, k: Tensor, v: Tensor, *biases: Tensor, output: nn.Linear) -> Projections:
+    """From rows by head, weights (h, k, d) and biases (h, k), with keys and values of fewer groups."""
+    heads = q.shape[0]
+
+    def repeated(part: Tensor) -> Tensor:
+        return part.repeat_interleave(heads // part.shape[0], dim=0)
+
+    b_q, b_k, b_v = map(repeated, biases) if biases else (None, None, None)
+    return Projections(
+        q.mT,
+        repeated(k).mT,
+        repeated(v).mT,
+        output.weight.detach().T.unflatten(0, (heads, -1)),  # (h, v, d)
+        b_q,
+        b_k,
+        b_v,
+        None if output.bias is None else output.bias.detach(),
+    )
