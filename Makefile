@@ -1,4 +1,5 @@
 # The two commands of the README. Each makes .venv on first use and does not reinstall afterwards.
+# pip reads its own variables: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo takes torch without CUDA.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt

@@ -24,6 +24,7 @@ _ROOMS = (
     "training",
 )
 _PUBLIC = {
+    "DepthCallback": "probing",
     "Diagnosis": "diagnosis",
     "Fixed": "diagnosis",
     "Profile": "probing",
@@ -38,6 +39,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "DepthCallback",
     "Diagnosis",
     "Fixed",
     "Profile",
@@ -55,7 +57,7 @@ __all__ = [
 if TYPE_CHECKING:
     from depthscope.anatomy import register_family
     from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
-    from depthscope.probing import Profile, probe, skip_loss, watch
+    from depthscope.probing import DepthCallback, Profile, probe, skip_loss, watch
     from depthscope.remedies import apply, remove
 
 

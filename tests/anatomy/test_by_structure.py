@@ -13,7 +13,8 @@ import depthscope
 from depthscope import measures as m
 from depthscope.anatomy import anatomy_of
 from depthscope.anatomy.layouts import guesses
-from depthscope.passes import Batch, seen_by_structure, undisturbed
+from depthscope.passes import Batch, undisturbed
+from depthscope.passes.by_structure import seen_by_structure
 from depthscope.remedies import DeEscalate, ResidualWeight
 from samples import seeded
 from zoo import GROUPED, IDS, NO_PAD

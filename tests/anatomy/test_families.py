@@ -93,7 +93,8 @@ def test_stations_are_what_their_names_say(name: str):
             before_ffn = at["ffn_input"] if post else at.get("after_cross_attention", at["after_attention"])
             assert_close(before_ffn + at["ffn_branch"], at["after_ffn"], rtol=0, atol=1e-12)
         reads_the_trunk = ANATOMIES[name].placement in ("post", "branch")
-        assert torch.equal(at["attention_input"], at["input"]) == reads_the_trunk
+        if name != "modernbert" or number > 1:  # its first block reads the embeddings, which are normed already
+            assert torch.equal(at["attention_input"], at["input"]) == reads_the_trunk
         if "ffn_input" in at and not parallel:
             assert torch.equal(at["ffn_input"], at["after_attention"]) == (ANATOMIES[name].placement == "branch")
         if "after_ffn" in at:

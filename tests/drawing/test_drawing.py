@@ -92,6 +92,7 @@ def test_a_model_of_one_block_can_be_drawn():
 def test_a_heat_map_has_cells_around_blocks_and_steps_and_a_line_at_the_level():
     values = np.array([[0.1, 0.95], [0.2, np.nan], [0.3, 0.99]])
     figure = drawing.draw_heat_map(values, np.arange(3.0), np.array([0.0, 100.0]), title="t", limits=(0, 1), level=0.9)
+    assert figure.axes[0].get_xlim() == (0, 100)  # there is no step before the first
     ax, bar = figure.axes
     mesh = ax.collections[0]
     np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), values)

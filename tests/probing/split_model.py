@@ -42,6 +42,7 @@ def tensor_parallel(folder: Path) -> nn.Module:
 def fully_sharded(folder: Path) -> nn.Module:
     model, mesh = llama(folder), distributed.init_device_mesh("cpu", (2,))
     for block in model.model.layers:
+        fully_shard(block.self_attn, mesh=mesh)
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
@@ -98,9 +99,12 @@ def refusal(act: Callable[[], object]) -> str:
 
 def answers(mode: str, model: nn.Module, folder: Path, rank: int) -> dict[str, Any]:
     depthscope.probe(model, IDS, measures="all", stations="all").save(folder / f"{mode}-{rank}")
-    refused = refusal(lambda: depthscope.probe(model, IDS, gradients=True)) if mode == "fully_sharded" else ""
+    refused = {"gradients": "", "other inputs": ""}
+    if mode == "fully_sharded":
+        refused["gradients"] = refusal(lambda: depthscope.probe(model, IDS, gradients=True))
+        refused["other inputs"] = refusal(lambda: depthscope.probe(model, IDS + rank, measures="all"))
     depthscope.apply(model, DeEscalate(0.5), ResidualWeight(0.5))
-    return {"logits": model(IDS).logits.tolist(), "gradients": refused}
+    return {"logits": model(IDS).logits.tolist()} | refused
 
 
 def answers_of_unknown(rank: int) -> dict[str, Any]:

@@ -48,6 +48,28 @@ def test_summary_is_a_table_of_blocks_and_measures(profile: Profile):
     np.testing.assert_allclose(table["token_similarity"], profile.curve("token_similarity"))
 
 
+def test_printed_it_is_a_table_that_fits_a_terminal(profile: Profile):
+    lines = str(profile).splitlines()
+    assert lines[0] == "BertModel: 3 blocks of width 16, post-norm, 2 x 7 tokens, float32 on cpu"
+    assert lines[1].split() == ["measure", "block", "0", "block", "1", "block", "3"]
+    shown = {line.split()[0]: line.split()[1:] for line in lines[2:]}
+    curve = profile.curve("token_similarity")
+    assert shown["token_similarity"] == [f"{curve[block]:.3f}" for block in (0, 1, 3)]
+    assert shown["escalation_rate"][0] == "-"  # nothing leads to block 0
+    assert str(profile).isascii()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 12
+    assert repr(profile) == f"<Profile of BertModel: 3 blocks, {profile.frame['measure'].nunique()} measures>"
+
+
+def test_printed_it_says_how_many_notes_there_are_and_takes_long_names():
+    profile = probe(*make("bert"), measures=["attention_entropy"])
+    assert "attention_entropy" in str(profile)
+    profile.metadata.update(model="a-name " * 20, notes=["one"])
+    assert str(profile).endswith('1 note: profile.metadata["notes"]')
+    assert max(map(len, str(profile).splitlines())) <= 80
+
+
 def test_save_and_load(profile: Profile, tmp_path: Path):
     folder = profile.save(tmp_path / "a" / "b")
     assert sorted(path.name for path in folder.iterdir()) == ["profile.json", "profile.parquet", "sinks.parquet"]

@@ -95,6 +95,7 @@ def test_fully_sharded_the_numbers_are_the_same(folder: Path, said: list[Any]):
         assert profile.metadata["weights"] == expected.metadata["weights"]
         assert torch.equal(torch.tensor(said[rank]["fully_sharded"]["logits"]), logits)
         assert 'gradients="outputs"' in said[rank]["fully_sharded"]["gradients"]
+        assert said[rank]["fully_sharded"]["other inputs"] == "nothing was refused"  # each process has data of its own
 
 
 # --- offloaded ------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """The callbacks inside real trainers: Hugging Face's and Lightning's."""
 
 import logging
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -222,3 +224,35 @@ def test_lightning_says_which_module_it_needs(lightning: Any, tmp_path: Path):
     callback = LightningDepth(every=2, module="net", blocks="blocks.*")
     fit(lightning, tmp_path, in_a_child, [callback])
     assert callback.watch.records["step"].unique().tolist() == [0, 2, 4]
+
+
+# --- one name for both ----------------------------------------------------------------------------------
+
+
+def test_one_name_gives_the_callback_of_either_trainer(tmp_path: Path):
+    found, _ = trainer(tmp_path)
+    assert type(depthscope.DepthCallback(found, every=2)) is DepthCallback
+    assert type(depthscope.DepthCallback(every=2)).__module__ == "depthscope.probing.watching.lightning"
+    with pytest.raises(ValueError, match=r"^expected every= to be a whole number"):
+        depthscope.DepthCallback(found, every=0)
+    with pytest.raises(ValueError, match=r"^expected Hugging Face's Trainer .*, got int$"):
+        depthscope.DepthCallback(50)
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "argument"), [("lightning", "lightning", ""), ("transformers", "huggingface", "trainer")]
+)
+def test_the_name_is_there_without_the_trainers_and_says_what_is_missing(missing: str, extra: str, argument: str):
+    code = (
+        "import sys\n"
+        f"for name in ('{missing}', 'pytorch_lightning'): sys.modules[name] = None\n"
+        "from depthscope import DepthCallback\n"
+        "assert not {'transformers', 'lightning', 'pytorch_lightning'} & {n for n, m in sys.modules.items() if m}\n"
+        "from depthscope.extras import MissingExtra\n"
+        "class trainer: add_callback = None\n"
+        f"try: DepthCallback({argument})\n"
+        f"except MissingExtra as error: assert 'depthscope[{extra}]' in str(error), error\n"
+        "else: raise SystemExit('nothing was missing')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from depthscope.cli.models import LoadedModel
 from depthscope.cli.options import ModelOptions
 from depthscope.extras import require
-from depthscope.text import cut, read_text, train_tokenizer
+from depthscope.text import Text, cut, read_text, train_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,17 +50,19 @@ def make_inputs(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     if loaded.inputs is not None:
         _refuse(options, "the factory brings its own input", "tokens", "samples", "batch", "text", "images")
         return _given(loaded.inputs, model, options)
-    if isinstance(model, Encoder):
+    if isinstance(loaded.model, Encoder):
         _refuse(options, "an encoder reads random tokens", "text", "images")
-        return _random_tokens(model, options)
+        return _random_tokens(model, model.blocks[0].config.width, options)
     if reads == "pixel_values" or isinstance(model, VisionTransformer):
         _refuse(options, "the model sees images", "text", "tokens")
         return _images(model, options)
     if reads == "input_ids" or isinstance(model, CausalLM):
         _refuse(options, "the model reads text", "images")
         return _text(loaded, options)
+    if reads is None:
+        return _made_for_a_stranger(loaded, options)
     raise ValueError(
-        f"expected a model that reads text, images or tokens, got {type(model).__name__}, whose input is not known; "
+        f"expected a model that reads text, images or tokens, got {type(model).__name__}, which reads {reads}; "
         "let module:factory return (model, inputs)"
     )
 
@@ -117,9 +119,8 @@ def _given(inputs: Any, model: nn.Module, options: ModelOptions) -> Inputs:
     return Inputs(list(map(cast, inputs)) if isinstance(inputs, Iterator) else Reread(inputs, cast), count)
 
 
-def _random_tokens(model: Any, options: ModelOptions) -> Inputs:
+def _random_tokens(model: nn.Module, width: int, options: ModelOptions) -> Inputs:
     samples, _ = _shape(options)
-    width = model.blocks[0].config.width
     tokens = TOKENS if options.tokens is None else options.tokens
     return _batches(options, x=_noise(options, samples, tokens, width).to(_floats(model)))
 
@@ -140,14 +141,19 @@ def _text(loaded: LoadedModel, options: ModelOptions) -> Inputs:
         raise ValueError(f"expected at most {most} tokens, the model's positions, got --tokens {tokens}")
     text = read_text(options.text)
     vocabulary = model.embedding.num_embeddings if ours else config.get_text_config().vocab_size
-    tokenizer = loaded.tokenizer or train_tokenizer(text, vocabulary)
-    ids = torch.tensor(cut(text, tokenizer, tokens, _shape(options)[0]))
+    ids = _ids(text, loaded.tokenizer or train_tokenizer(text, vocabulary), tokens, options)
     tensors = {"ids": ids} if ours else {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     made = _batches(options, **tensors)
     notes: tuple[str, ...] = ()
     if options.model.startswith("hf:") and loaded.tokenizer is None:
         notes = ("no tokenizer came with the model: its ids are those of a WordPiece trained on the text",)
     return Inputs(made.batches, made.count, {"text": {"source": text.source, "sha256": text.sha256}}, notes)
+
+
+def _ids(text: Text, tokenizer: Any, tokens: int, options: ModelOptions) -> Tensor:
+    import torch
+
+    return torch.tensor(cut(text, tokenizer, tokens, _shape(options)[0]))
 
 
 def _positions(config: Any, tokenizer: Any) -> int | None:
@@ -160,6 +166,60 @@ def _positions(config: Any, tokenizer: Any) -> int | None:
     limits = [positions, getattr(tokenizer, "model_max_length", None)]
     known = [limit for limit in limits if limit is not None and limit < 10**9]  # no limit is a huge number there
     return min(known, default=None)
+
+
+# --- a model of the user's own, that came without input -------------------------------------------------
+
+
+def _made_for_a_stranger(loaded: LoadedModel, options: ModelOptions) -> Inputs:
+    """Token ids for a model with an embedding, else random tokens of its width; refused if it does not take them."""
+    from torch import nn
+
+    from depthscope.passes import batches, call, undisturbed
+
+    _refuse(options, "what it reads is not known; let module:factory return (model, inputs)", "images")
+    model, tokens = loaded.model, TOKENS if options.tokens is None else options.tokens
+    embeddings = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    if embeddings:
+        text = read_text(options.text)
+        made = _batches(options, x=_ids(text, train_tokenizer(text, max(embeddings)), tokens, options))
+        metadata = {"text": {"source": text.source, "sha256": text.sha256}}
+        what, kind = f"token ids below {max(embeddings)}", "ids of a WordPiece trained on the text"
+    else:
+        _refuse(options, "it has no embedding of token ids", "text")
+        made, metadata = _random_tokens(model, _width(model), options), {}
+        what = kind = "random tokens"
+    items = [_as_laid_out(model, batch["x"], options) for batch in made.batches]
+    try:
+        with undisturbed(model):
+            call(model, next(batches(model, items)))
+    except Exception as error:
+        raise ValueError(
+            f"{options.model} returns a model alone, and it does not take {what} of shape {tuple(items[0].shape)} "
+            f"({type(error).__name__}: {error}); give --tokens, or let it return (model, inputs)"
+        ) from None
+    return Inputs(items, made.count, metadata, (f"{options.model} brings no input: {kind} were made for it",))
+
+
+def _width(model: nn.Module) -> int:
+    """How wide a token is, from the first weights that act on one: a norm's, or a linear layer's."""
+    from torch import nn
+
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            return int(module.embed_dim)
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            return int(module.normalized_shape[-1])
+        if isinstance(module, nn.Linear):
+            return int(module.in_features)
+    raise ValueError(f"expected a model that reads tokens, got {type(model).__name__}; return (model, inputs)")
+
+
+def _as_laid_out(model: nn.Module, x: Tensor, options: ModelOptions) -> Tensor:
+    """(n, batch, …) for a model that is known to want it."""
+    from depthscope.anatomy import anatomy_of
+
+    return x.transpose(0, 1) if anatomy_of(model, options.blocks).token_axis == 0 else x
 
 
 # --- images -------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ def draw_heat_map(
 ) -> Figure:
     """Values (blocks, steps) as colour; grey where there is none (nan or infinite).
 
+    A cell lies around its step; the axis begins at the first step and ends at the last.
     `limits` are the values of the darkest and the brightest colour, by default those of the data. At `level` there is
     a line in the colour bar, and in the map wherever values pass it.
     """
@@ -41,6 +42,8 @@ def draw_heat_map(
         bar.ax.axhline(level, color=BLACK, linewidth=1.2)
         if min(shown.shape) > 1 and shown.count() and shown.min() < level < shown.max():
             ax.contour(steps, blocks, shown, levels=[level], colors=BLACK, linewidths=1.2)
+    if len(steps) > 1:  # the outer cells are half as wide: there is no step before the first
+        ax.set_xlim(steps[0], steps[-1])
     label(ax, title, "training step", "block")
     whole_numbers(ax.xaxis)
     whole_numbers(ax.yaxis)

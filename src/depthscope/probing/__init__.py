@@ -4,7 +4,19 @@ from depthscope.probing.driver import probe
 from depthscope.probing.losses import NoLoss
 from depthscope.probing.profile import Profile, Reference
 from depthscope.probing.skipping import mean_loss, skip_loss
+from depthscope.probing.watching.callbacks import DepthCallback
 from depthscope.probing.watching.records import load_records
 from depthscope.probing.watching.watcher import Watch, watch
 
-__all__ = ["NoLoss", "Profile", "Reference", "Watch", "load_records", "mean_loss", "probe", "skip_loss", "watch"]
+__all__ = [
+    "DepthCallback",
+    "NoLoss",
+    "Profile",
+    "Reference",
+    "Watch",
+    "load_records",
+    "mean_loss",
+    "probe",
+    "skip_loss",
+    "watch",
+]

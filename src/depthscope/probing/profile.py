@@ -19,6 +19,7 @@ from depthscope.files import write_folder
 from depthscope.measures import MEASURES
 from depthscope.naming import unknown_name
 from depthscope.probing.reduction import Row, SinkRow
+from depthscope.probing.table import table_of
 
 COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
 SINK_COLUMNS = ["block", "sample", "token", "norm_ratio"]
@@ -44,6 +45,14 @@ class Profile:
     frame: pd.DataFrame
     metadata: dict[str, Any] = field(default_factory=dict)
     sinks: pd.DataFrame = field(default_factory=lambda: sinks_of([]))
+
+    def __str__(self) -> str:
+        """A table of the key measures at the first, middle and last block."""
+        return table_of(self)
+
+    def __repr__(self) -> str:
+        measures = self.frame["measure"].nunique()
+        return f"<Profile of {self.metadata.get('model') or 'a model'}: {self.depth} blocks, {measures} measures>"
 
     @property
     def depth(self) -> int:

@@ -30,12 +30,21 @@ def processes_of(module: nn.Module) -> Any:
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None:  # then there is no DTensor
         return None
-    for parameter in module.parameters():
+    for parameter in _weights(module):
         if isinstance(parameter, tensors.DTensor):
             for dimension, placement in enumerate(parameter.placements):
                 if placement.is_shard() and parameter.device_mesh.size(dimension) > 1:
                     return parameter.device_mesh.get_group(dimension)
     return None
+
+
+def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The weights of a running module, but for those that `fully_shard` brings for a part of it only."""
+    yield from module.parameters(recurse=False)
+    sharding = sys.modules.get("torch.distributed.fsdp")
+    for child in module.children():
+        if sharding is None or not isinstance(child, sharding.FSDPModule):
+            yield from _weights(child)
 
 
 def require_whole(block: nn.Module, tokens: Tensor) -> None:

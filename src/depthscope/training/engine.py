@@ -68,6 +68,9 @@ class StepResult:
 def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
     """Builds the model, puts it on its devices, checks that the batch can be shared out."""
     accelerate = require("accelerate", "training")
+    on_cpu = run.cpu or not torch.accelerator.is_available()
+    if on_cpu and config.precision in ("bfloat16", "float16"):
+        require_half_precision()
     accelerator = accelerate.Accelerator(
         mixed_precision=_MIXED[config.precision],
         cpu=run.cpu,
@@ -78,8 +81,6 @@ def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
         ),
     )
     require_shares(config, accelerator.num_processes)
-    if accelerator.device.type == "cpu" and config.precision in ("bfloat16", "float16"):
-        require_half_precision()
     with seeded(derived_seed(config.seed, "build")):  # modules draw their first weights from the global state
         model = task.build()
     if config.checkpoint_activations:
