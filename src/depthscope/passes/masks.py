@@ -10,6 +10,7 @@ be 0 and 1, or 0 and large negative ones that are added to the scores. A mask th
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -62,7 +63,7 @@ class MaskFinder:
     # --- before a pass --------------------------------------------------------------------------------
 
     def _mask_positions(self, module: nn.Module) -> dict[str, int]:
-        return {name: i for i, name in enumerate(_parameters(module)) if self._is_asked_for(name)}
+        return {name: i for i, name in enumerate(_parameters(module).names) if self._is_asked_for(name)}
 
     def _is_asked_for(self, name: str) -> bool:
         return name == self.argument or looks_like_a_mask(name)
@@ -75,17 +76,16 @@ class MaskFinder:
     def _names(self, module: nn.Module, block: BlockAnatomy, path: str) -> Names:
         below = "" if block.name == path else block.name.removeprefix(f"{path}." if path else "")
         names = set(self._positions[module])
-        passes_on = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(module.forward).parameters.values())
-        if passes_on or not names:  # it may be among **kwargs, or in a dictionary of inputs
+        if _parameters(module).passes_on or not names:  # it may be among **kwargs, or in a dictionary of inputs
             names |= {"attention_mask", self.argument}
         found = meant_for(names, self.argument, below, _has_encoder(module, below))
         child, _, rest = below.partition(".")
         if not rest or _is_list(module.get_submodule(child)):
             return found
         # Of several towers, those that take the argument are given it.
-        handed_on = _parameters(module.get_submodule(child))
+        handed_on = _parameters(module.get_submodule(child)).names
         siblings = [m for name, m in module.named_children() if name != child and not _is_list(m)]
-        elsewhere = {name for sibling in siblings for name in _parameters(sibling)}
+        elsewhere = {name for sibling in siblings for name in _parameters(sibling).names}
         not_mine = {name for name in found.own if name in elsewhere and name not in handed_on}
         return Names(found.own - not_mine, found.others | not_mine)
 
@@ -120,6 +120,8 @@ class MaskFinder:
         fitting = [mask for mask in flat if _fits(mask.value, batch, n, past)]
         rows = [mask._replace(value=mask.value[:, 0, 0]) for mask in masks if _is_row(mask.value)]
         fitting += [mask for mask in rows if n > 1 and _fits(mask.value, batch, n, 0)]
+        if flat and not fitting:  # the model has added tokens, or put several inputs together
+            fitting = [mask._replace(value=row) for mask in masks if (row := _row_of(mask.value, batch, n)) is not None]
         if fitting:
             return _real(fitting[0].value, padding=is_padding(fitting[0].name))
         if flat:
@@ -162,7 +164,7 @@ class MaskFinder:
                 )
         if not path and value.ndim > 2 and not _is_row(value):
             self.unused.add(name)
-        return value.ndim == 2 or _is_row(value)
+        return value.ndim in (2, 4)
 
     def _is_of_pairs(self, mask: Given, batch: int, n: int) -> bool:
         """Whether a mask (n, n) says which token sees which; where it could be either, it is refused."""
@@ -220,6 +222,13 @@ def _is_row(value: Tensor) -> bool:
     return value.ndim == 4 and value.shape[1] == value.shape[2] == 1
 
 
+def _row_of(value: Tensor, batch: int, n: int) -> Tensor | None:
+    """(batch, n) of a mask of pairs (batch, 1, n, n) that hides the same tokens from every query; else None."""
+    if torch.compiler.is_compiling() or tuple(value.shape) != (batch, 1, n, n):
+        return None
+    return value[:, 0, 0] if bool((value == value[:, :, :1]).all()) else None
+
+
 def _is_of_tokens(value: Tensor, *, outermost: bool) -> bool:
     """Whether it has the shape of a mask, or of lengths; in the model's own call masks of pairs are named too."""
     is_length = value.ndim == 1 and not value.is_floating_point()
@@ -231,11 +240,31 @@ def _fits(value: Tensor, batch: int, n: int, past: int) -> bool:
 
 
 def _misfit(mask: Given, batch: int, n: int) -> ValueError:
-    return ValueError(f"{mask.name} is {tuple(mask.value.shape)}, but the tokens of the blocks are {(batch, n)}")
+    shape = tuple(mask.value.shape)
+    return ValueError(
+        f"{mask.name} is {shape}, but the tokens of the blocks are {(batch, n)}; mask= says which are real"
+    )
 
 
-def _parameters(module: nn.Module) -> list[str]:
-    return list(inspect.signature(module.forward).parameters)
+class Parameters(NamedTuple):
+    """Of a module's forward."""
+
+    names: tuple[str, ...]
+    passes_on: bool  # it takes **kwargs
+
+
+def _parameters(module: nn.Module) -> Parameters:
+    method = getattr(module.forward, "__func__", None)
+    if method is None:  # somebody has put a function in its place
+        return _parameters_of.__wrapped__(module.forward)
+    names, passes_on = _parameters_of(method)
+    return Parameters(names[1:], passes_on)
+
+
+@cache
+def _parameters_of(function: Any) -> Parameters:
+    found = inspect.signature(function).parameters
+    return Parameters(tuple(found), any(p.kind is p.VAR_KEYWORD for p in found.values()))
 
 
 def _has_contract(module: nn.Module) -> bool:
