@@ -84,6 +84,15 @@ def test_tokens_that_a_model_adds_are_not_real(kind: str, with_mask: bool, n: in
     assert_close(measured(model, inputs), looped(states, mask.bool()))
 
 
+def test_a_model_that_puts_text_and_image_together_makes_a_mask_of_both():
+    model = made(lambda: hf.ViltModel(hf.ViltConfig(**TEXT, image_size=8, patch_size=4, max_position_embeddings=64)))
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "pixel_values": torch.randn(2, 3, 8, 8, generator=seeded(4))}
+    with torch.no_grad():
+        states = model(**inputs, output_hidden_states=True).hidden_states
+    real = torch.cat([REAL, torch.ones(2, 5, dtype=torch.bool)], dim=1)  # a class token and four pieces of the image
+    assert_close(measured(model, inputs), looped(states, real))
+
+
 def encoder_decoder() -> nn.Module:
     encoder, decoder = hf.BertConfig(**TEXT), hf.BertConfig(**TEXT, is_decoder=True, add_cross_attention=True)
     return hf.EncoderDecoderModel(hf.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder))

@@ -10,6 +10,7 @@ be 0 and 1, or 0 and large negative ones that are added to the scores. A mask th
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -59,6 +60,7 @@ class MaskFinder:
         self._strangers = {path for path, module in modules.items() if not _has_contract(module)}
         self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
         self._current: dict[str, dict[str, Tensor | None]] = {}
+        self._readable: dict[int, bool] = {}  # by the id of a tensor of this pass
 
     # --- before a pass --------------------------------------------------------------------------------
 
@@ -93,11 +95,12 @@ class MaskFinder:
 
     def begin(self) -> None:
         self._current.clear()
+        self._readable.clear()
 
     def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One of the modules around the blocks is called."""
         path, positions = self._path_of[module], self._positions[module]
-        named = {name: v for value in args if type(value) is dict for name, v in value.items()} | kwargs
+        named = {name: v for value in args if isinstance(value, Mapping) for name, v in value.items()} | kwargs
         given: dict[str, Any] = {}
         for name, position in positions.items():
             if name in named:
@@ -154,14 +157,11 @@ class MaskFinder:
             # One row of numbers per sequence is multiplied with what is seen, or added to it: 0 or −∞ is hidden.
             return _is_row(value) and value.dtype != torch.bool and not side_of(name) and "pad" not in name
         if value.ndim == 2 and value.is_floating_point() and not torch.compiler.is_compiling():
-            if not _is_binary(value) and not _is_added(value):
+            if id(value) not in self._readable:
+                self._readable[id(value)] = _is_readable(mask)
+            if not self._readable[id(value)]:
                 self.unused.add(name)
                 return False
-            if not path and not value.any() and not is_padding(name):
-                raise ValueError(
-                    f"{name} is 0 everywhere: no token is real, or all are if it is added to scores; "
-                    "pass 1 for real tokens, or say mask="
-                )
         if not path and value.ndim > 2 and not _is_row(value):
             self.unused.add(name)
         return value.ndim in (2, 4)
@@ -208,13 +208,17 @@ def _real(value: Tensor, *, padding: bool) -> Tensor:
     return torch.where(added, value >= 0, value != 0)
 
 
-def _is_binary(value: Tensor) -> bool:
-    return bool(((value == 0) | (value == 1)).all())
-
-
-def _is_added(value: Tensor) -> bool:
-    """0, large negative numbers for what is hidden and, in Longformer, large positive ones for global tokens."""
-    return bool(((value == 0) | (value.abs() >= LARGE)).all())
+def _is_readable(mask: Given) -> bool:
+    """Whether the numbers are 0 and 1, or 0 and large ones that are added: negative for what is hidden, and in Longformer
+    positive for global tokens."""
+    path, name, value = mask
+    if not path and not value.any() and not is_padding(name):
+        raise ValueError(
+            f"{name} is 0 everywhere: no token is real, or all are if it is added to scores; "
+            "pass 1 for real tokens, or say mask="
+        )
+    large = value.abs() >= LARGE
+    return bool(((value == 0) | (value == 1)).all() | ((value == 0) | large).all())
 
 
 def _is_row(value: Tensor) -> bool:
@@ -240,10 +244,8 @@ def _fits(value: Tensor, batch: int, n: int, past: int) -> bool:
 
 
 def _misfit(mask: Given, batch: int, n: int) -> ValueError:
-    shape = tuple(mask.value.shape)
-    return ValueError(
-        f"{mask.name} is {shape}, but the tokens of the blocks are {(batch, n)}; mask= says which are real"
-    )
+    had, want = tuple(mask.value.shape), (batch, n)
+    return ValueError(f"{mask.name} is {had}, but the tokens of the blocks are {want}; mask= says which are real")
 
 
 class Parameters(NamedTuple):
