@@ -456,6 +456,21 @@ def test_a_remedy_does_not_mix_packed_sequences(positional: bool):
     assert found.remedies
 
 
+def test_a_watch_says_that_packed_sequences_are_one_to_it():
+    model = packed_model().train()
+    with depthscope.watch(model, 1):
+        with pytest.warns(UserWarning, match="packed into one row"):
+            model(input_ids=IDS, position_ids=POSITIONS)
+        model(input_ids=IDS, position_ids=POSITIONS)  # said once: a second warning would be an error here
+
+
+def test_where_packed_sequences_end_may_be_said_twice():
+    ends = torch.tensor([0, 4, 7], dtype=torch.int32)
+    given = {"input_ids": IDS[:1], "position_ids": POSITIONS, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    plain = {"input_ids": IDS[:1], "position_ids": POSITIONS}
+    assert torch.equal(measured(packed_model(), given), measured(packed_model(), plain))
+
+
 def test_what_cannot_be_unpacked_is_refused():
     batch = Batch((), {"input_ids": IDS[:1], "position_ids": POSITIONS, "token_type": torch.ones(1, 3)})
     pieces = pieces_of(batch.kwargs)

@@ -209,8 +209,8 @@ def _real(value: Tensor, *, padding: bool) -> Tensor:
 
 
 def _is_readable(mask: Given) -> bool:
-    """Whether the numbers are 0 and 1, or 0 and large ones that are added: negative for what is hidden, and in Longformer
-    positive for global tokens."""
+    """Whether the numbers are 0 and 1, or 0 and large ones that are added: negative for what is hidden, in Longformer
+    also positive for global tokens."""
     path, name, value = mask
     if not path and not value.any() and not is_padding(name):
         raise ValueError(
