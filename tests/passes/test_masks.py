@@ -84,6 +84,16 @@ def test_tokens_that_a_model_adds_are_not_real(kind: str, with_mask: bool, n: in
     assert_close(measured(model, inputs), looped(states, mask.bool()))
 
 
+def test_a_model_that_puts_text_and_image_together_makes_a_mask_of_both():
+    model = made(lambda: hf.ViltModel(hf.ViltConfig(**TEXT, image_size=8, patch_size=4, max_position_embeddings=64)))
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "pixel_values": torch.randn(2, 3, 8, 8, generator=seeded(4))}
+    with torch.no_grad():
+        states = model(**inputs, output_hidden_states=True).hidden_states
+    real = torch.cat([REAL, torch.ones(2, 5, dtype=torch.bool)], dim=1)  # a class token and four pieces of the image
+    # It shuffles the pieces of the image in every pass, so that the axis of the batch cannot be found by trying.
+    assert_close(measured(model, inputs, token_axis=1), looped(states, real))
+
+
 def encoder_decoder() -> nn.Module:
     encoder, decoder = hf.BertConfig(**TEXT), hf.BertConfig(**TEXT, is_decoder=True, add_cross_attention=True)
     return hf.EncoderDecoderModel(hf.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder))
@@ -445,6 +455,21 @@ def test_a_remedy_does_not_mix_packed_sequences(positional: bool):
     model(input_ids=IDS, position_ids=POSITIONS, attention_mask=MASK)  # then transformers packs nothing
     found = recommend(depthscope.remove(model), {"input_ids": IDS, "position_ids": POSITIONS}, weigh_branches=False)
     assert found.remedies
+
+
+def test_a_watch_says_that_packed_sequences_are_one_to_it():
+    model = packed_model().train()
+    with depthscope.watch(model, 1):
+        with pytest.warns(UserWarning, match="packed into one row"):
+            model(input_ids=IDS, position_ids=POSITIONS)
+        model(input_ids=IDS, position_ids=POSITIONS)  # said once: a second warning would be an error here
+
+
+def test_where_packed_sequences_end_may_be_said_twice():
+    ends = torch.tensor([0, 4, 7], dtype=torch.int32)
+    given = {"input_ids": IDS[:1], "position_ids": POSITIONS, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    plain = {"input_ids": IDS[:1], "position_ids": POSITIONS}
+    assert torch.equal(measured(packed_model(), given), measured(packed_model(), plain))
 
 
 def test_what_cannot_be_unpacked_is_refused():

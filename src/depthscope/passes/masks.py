@@ -10,6 +10,8 @@ be 0 and 1, or 0 and large negative ones that are added to the scores. A mask th
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -60,11 +62,12 @@ class MaskFinder:
         self._roots = roots_of(anatomy.blocks) if len(anatomy.parts) > 1 else frozenset()
         self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
         self._current: dict[str, dict[str, Tensor | None]] = {}
+        self._readable: dict[int, bool] = {}  # by the id of a tensor of this pass
 
     # --- before a pass --------------------------------------------------------------------------------
 
     def _mask_positions(self, module: nn.Module) -> dict[str, int]:
-        return {name: i for i, name in enumerate(_parameters(module)) if self._is_asked_for(name)}
+        return {name: i for i, name in enumerate(_parameters(module).names) if self._is_asked_for(name)}
 
     def _is_asked_for(self, name: str) -> bool:
         return name == self.argument or looks_like_a_mask(name)
@@ -79,17 +82,16 @@ class MaskFinder:
     def _names(self, module: nn.Module, block: BlockAnatomy, path: str) -> Names:
         below = "" if block.name == path else block.name.removeprefix(f"{path}." if path else "")
         names = set(self._positions[module])
-        passes_on = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(module.forward).parameters.values())
-        if passes_on or not names:  # it may be among **kwargs, or in a dictionary of inputs
+        if _parameters(module).passes_on or not names:  # it may be among **kwargs, or in a dictionary of inputs
             names |= {"attention_mask", self.argument}
         found = meant_for(names, self.argument, below, _has_encoder(module, below))
         child, _, rest = below.partition(".")
         if not rest or _is_list(module.get_submodule(child)):
             return found
         # Of several towers, those that take the argument are given it.
-        handed_on = _parameters(module.get_submodule(child))
+        handed_on = _parameters(module.get_submodule(child)).names
         siblings = [m for name, m in module.named_children() if name != child and not _is_list(m)]
-        elsewhere = {name for sibling in siblings for name in _parameters(sibling)}
+        elsewhere = {name for sibling in siblings for name in _parameters(sibling).names}
         not_mine = {name for name in found.own if name in elsewhere and name not in handed_on}
         return Names(found.own - not_mine, found.others | not_mine)
 
@@ -97,11 +99,12 @@ class MaskFinder:
 
     def begin(self) -> None:
         self._current.clear()
+        self._readable.clear()
 
     def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One of the modules around the blocks is called."""
         path, positions = self._path_of[module], self._positions[module]
-        named = {name: v for value in args if type(value) is dict for name, v in value.items()} | kwargs
+        named = {name: v for value in args if isinstance(value, Mapping) for name, v in value.items()} | kwargs
         given: dict[str, Any] = {}
         for name, position in positions.items():
             if name in named:
@@ -124,6 +127,8 @@ class MaskFinder:
         fitting = [mask for mask in flat if _fits(mask.value, batch, n, past)]
         rows = [mask._replace(value=mask.value[:, 0, 0]) for mask in masks if _is_row(mask.value)]
         fitting += [mask for mask in rows if n > 1 and _fits(mask.value, batch, n, 0)]
+        if flat and not fitting:  # the model has added tokens, or put several inputs together
+            fitting = [mask._replace(value=row) for mask in masks if (row := _row_of(mask.value, batch, n)) is not None]
         if fitting:
             return _real(fitting[0].value, padding=is_padding(fitting[0].name))
         if flat:
@@ -156,17 +161,14 @@ class MaskFinder:
             # One row of numbers per sequence is multiplied with what is seen, or added to it: 0 or −∞ is hidden.
             return _is_row(value) and value.dtype != torch.bool and not side_of(name) and "pad" not in name
         if value.ndim == 2 and value.is_floating_point() and not torch.compiler.is_compiling():
-            if not _is_binary(value) and not _is_added(value):
+            if id(value) not in self._readable:
+                self._readable[id(value)] = _is_readable(mask)
+            if not self._readable[id(value)]:
                 self.unused.add(name)
                 return False
-            if not path and not value.any() and not is_padding(name):
-                raise ValueError(
-                    f"{name} is 0 everywhere: no token is real, or all are if it is added to scores; "
-                    "pass 1 for real tokens, or say mask="
-                )
         if not path and value.ndim > 2 and not _is_row(value):
             self.unused.add(name)
-        return value.ndim == 2 or _is_row(value)
+        return value.ndim in (2, 4)
 
     def _is_of_pairs(self, mask: Given, batch: int, n: int) -> bool:
         """Whether a mask (n, n) says which token sees which; where it could be either, it is refused."""
@@ -210,18 +212,29 @@ def _real(value: Tensor, *, padding: bool) -> Tensor:
     return torch.where(added, value >= 0, value != 0)
 
 
-def _is_binary(value: Tensor) -> bool:
-    return bool(((value == 0) | (value == 1)).all())
-
-
-def _is_added(value: Tensor) -> bool:
-    """0, large negative numbers for what is hidden and, in Longformer, large positive ones for global tokens."""
-    return bool(((value == 0) | (value.abs() >= LARGE)).all())
+def _is_readable(mask: Given) -> bool:
+    """Whether the numbers are 0 and 1, or 0 and large ones that are added: negative for what is hidden, in Longformer
+    also positive for global tokens."""
+    path, name, value = mask
+    if not path and not value.any() and not is_padding(name):
+        raise ValueError(
+            f"{name} is 0 everywhere: no token is real, or all are if it is added to scores; "
+            "pass 1 for real tokens, or say mask="
+        )
+    large = value.abs() >= LARGE
+    return bool(((value == 0) | (value == 1)).all() | ((value == 0) | large).all())
 
 
 def _is_row(value: Tensor) -> bool:
     """(batch, 1, 1, n): the same for every head and every query."""
     return value.ndim == 4 and value.shape[1] == value.shape[2] == 1
+
+
+def _row_of(value: Tensor, batch: int, n: int) -> Tensor | None:
+    """(batch, n) of a mask of pairs (batch, 1, n, n) that hides the same tokens from every query; else None."""
+    if torch.compiler.is_compiling() or tuple(value.shape) != (batch, 1, n, n):
+        return None
+    return value[:, 0, 0] if bool((value == value[:, :, :1]).all()) else None
 
 
 def _is_of_tokens(value: Tensor, *, outermost: bool) -> bool:
@@ -235,11 +248,29 @@ def _fits(value: Tensor, batch: int, n: int, past: int) -> bool:
 
 
 def _misfit(mask: Given, batch: int, n: int) -> ValueError:
-    return ValueError(f"{mask.name} is {tuple(mask.value.shape)}, but the tokens of the blocks are {(batch, n)}")
+    had, want = tuple(mask.value.shape), (batch, n)
+    return ValueError(f"{mask.name} is {had}, but the tokens of the blocks are {want}; mask= says which are real")
 
 
-def _parameters(module: nn.Module) -> list[str]:
-    return list(inspect.signature(module.forward).parameters)
+class Parameters(NamedTuple):
+    """Of a module's forward."""
+
+    names: tuple[str, ...]
+    passes_on: bool  # it takes **kwargs
+
+
+def _parameters(module: nn.Module) -> Parameters:
+    method = getattr(module.forward, "__func__", None)
+    if method is None:  # somebody has put a function in its place
+        return _parameters_of.__wrapped__(module.forward)
+    names, passes_on = _parameters_of(method)
+    return Parameters(names[1:], passes_on)
+
+
+@cache
+def _parameters_of(function: Any) -> Parameters:
+    found = inspect.signature(function).parameters
+    return Parameters(tuple(found), any(p.kind is p.VAR_KEYWORD for p in found.values()))
 
 
 def _has_contract(module: nn.Module) -> bool:

@@ -14,6 +14,8 @@ from depthscope.anatomy import Anatomy
 from depthscope.passes.causality import reaches, seen
 from depthscope.passes.inputs import Batch
 
+_ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # where sequences end, said once more
+
 
 def pieces_of(kwargs: dict[str, Any]) -> Tensor | None:
     """(batch, n) the number of each token's sequence in its row, from 0; None if no row has more than one.
@@ -38,6 +40,7 @@ def are_apart(model: nn.Module, anatomy: Anatomy, batch: Batch, pieces: Tensor) 
 
 def unpacked(batch: Batch, pieces: Tensor) -> Batch:
     """The same sequences, one to a row, filled up on the right, with the mask that says so."""
+    batch = Batch(batch.args, {name: value for name, value in batch.kwargs.items() if name not in _ENDS})
     size = max(value.shape[0] for value in batch.kwargs.values() if isinstance(value, Tensor) and value.ndim > 1)
     pieces = pieces.expand(size, -1)
     where = [(row, pieces[row] == piece) for row in range(size) for piece in range(int(pieces[row].max()) + 1)]

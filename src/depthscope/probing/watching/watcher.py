@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from depthscope.measures import MEASURES, choose_measures
-from depthscope.passes import Listen, Machine, Told, Visit, anatomy_as_told, device_of, full_precision
+from depthscope.passes import Listen, Machine, Told, Visit, anatomy_as_told, device_of, full_precision, pieces_of
 from depthscope.probing.reduction import Reduction
 from depthscope.probing.watching.heat_map import heat_map
 from depthscope.probing.watching.records import Record, append, check_appendable, curves_of, frame_of_records
@@ -109,6 +109,7 @@ class Watch:
         self._announced: int | None = None  # the running step, if steps are announced
         self._due = False  # the announced step is to be watched, and has not been yet
         self._complained = False
+        self._is_packed = False  # which was said
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -189,6 +190,9 @@ class Watch:
         _refuse_compiled_in_place(self._entrance)
         if _in_compiled_code():
             raise ValueError(_INSIDE_COMPILED)
+        if not self._is_packed and pieces_of(kwargs) is not None:
+            self._is_packed = True
+            warnings.warn("sequences that are packed into one row (position_ids) are watched as one", stacklevel=2)
         self._reduction = self._new_reduction()
         with ExitStack() as stack:
             if _has_compiled_parts(self._entrance):
