@@ -517,6 +517,8 @@ def test_named_parts_are_followed_to_the_trunk():
     assert found.curve("token_similarity") == pytest.approx(
         [token_similarity(states[i]).mean().item() for i in (1, 2, 4, 6)], rel=1e-5
     )
+    with pytest.raises(ValueError, match="got a map of features"):
+        depthscope.probe(made(Convolutions), X, blocks="blocks.*")
     broken = depthscope.probe(made(Experts), X, blocks="experts.*").metadata["notes"]
     assert "what one block returns does not enter the next, or not alone: experts.0 and experts.1" in broken
 
@@ -603,4 +605,4 @@ def test_a_known_family_is_not_followed(monkeypatch: pytest.MonkeyPatch):
 
     model, inputs = zoo.make("bert")
     monkeypatch.setattr("depthscope.passes.discovery.follow", lambda *_: pytest.fail("a pass too many"))
-    assert find_anatomy(model, next(batches(model, inputs))).family == "bert"
+    assert find_anatomy(model, lambda: next(batches(model, inputs))).family == "bert"

@@ -131,7 +131,7 @@ class Links:
     def _following(self, last: Passage, at_ends: list[Passage]) -> Passage | None:
         later = [p for p in at_ends if p.call.number > last.call.number and p.call is not last.call]
         next_ones = [p for p in later if last in self.before(p.entrance, [last, *later])]
-        return max(next_ones, key=lambda passage: _like(passage, last), default=None)
+        return max(next_ones, key=lambda passage: (self._leads_out(passage), _like(passage, last)), default=None)
 
     def _way(self, first: Passage | None, second: Passage, between: list[Passage]) -> Chain:
         """The passages that lead to the second one; from the first one, if there is one."""

@@ -75,7 +75,7 @@ def probe(
     first = next(calls, None)
     if first is None:
         raise ValueError("expected at least one batch, got none")
-    anatomy = find_anatomy(model, first, blocks)
+    anatomy = find_anatomy(model, lambda: first, blocks)
     if token_axis is not None:
         anatomy = replace(anatomy, token_axis=token_axis)
     elif anatomy.family == "unknown":

@@ -72,7 +72,7 @@ def _prepared(
     calls = list(batches(model, inputs, tokenizer))
     if not calls:
         raise ValueError("expected at least one batch, got none")
-    anatomy = find_anatomy(model, calls[0], blocks)
+    anatomy = find_anatomy(model, lambda: calls[0], blocks)
     return anatomy, [_with_labels(anatomy, batch) for batch in calls]
 
 

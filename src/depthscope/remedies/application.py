@@ -6,13 +6,14 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
-from depthscope.passes import Tokenizer, batches, find_anatomy, find_token_axis, is_causal, undisturbed
+from depthscope.passes import Batch, Tokenizer, batches, find_anatomy, find_token_axis, is_causal, undisturbed
 from depthscope.passes.hooks import Hook, LastBlockExit, hang, hooks_in, install, take_down
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
@@ -45,20 +46,25 @@ def apply(
     if isinstance(inputs, Iterator):
         inputs = list(inputs)  # they are read more than once
     _refuse_wrapped(model, remedies)
-    batch = None if inputs is None else next(batches(model, inputs, tokenizer), None)
-    if inputs is not None and batch is None:
-        raise ValueError("expected at least one batch, got none")
-    anatomy = find_anatomy(model, batch, blocks)
+
+    @cache
+    def first_batch() -> Batch:
+        batch = next(batches(model, inputs, tokenizer), None)
+        if batch is None:
+            raise ValueError("expected at least one batch, got none")
+        return batch
+
+    anatomy = find_anatomy(model, None if inputs is None else first_batch, blocks)
     blocks = anatomy.spelled or blocks
     family_is_unknown = anatomy.family == "unknown"
     if token_axis is not None:
         anatomy = replace(anatomy, token_axis=token_axis)
-    elif batch is not None and family_is_unknown:
+    elif inputs is not None and family_is_unknown:
         with undisturbed(model):
-            anatomy = replace(anatomy, token_axis=find_token_axis(model, anatomy, batch))
-    if batch is not None and causal is None and anatomy.causal is None and family_is_unknown:
+            anatomy = replace(anatomy, token_axis=find_token_axis(model, anatomy, first_batch()))
+    if inputs is not None and causal is None and anatomy.causal is None and family_is_unknown:
         with undisturbed(model):
-            causal = is_causal(model, anatomy, batch)
+            causal = is_causal(model, anatomy, first_batch())
 
     def measure(**options: Any) -> Recommendation:
         if inputs is None:

@@ -128,7 +128,7 @@ def recommend(
     batch = next(batches(model, inputs, tokenizer), None)
     if batch is None:
         raise ValueError("expected at least one batch, got none")
-    anatomy = find_anatomy(model, batch, blocks)
+    anatomy = find_anatomy(model, lambda: batch, blocks)
     blocks = anatomy.spelled or blocks
     profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], blocks=blocks)
     anatomy = replace(anatomy, token_axis=profile.metadata["token_axis"])
