@@ -16,7 +16,7 @@ from torch import nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
 from depthscope.anatomy.spelling import Stream, spell, stream_of
-from depthscope.anatomy.unknown import MOST, NOTE, is_solid, size_of, unknown_anatomy
+from depthscope.anatomy.unknown import MOST, NOTE, has_parts, is_solid, size_of, unknown_anatomy
 from depthscope.passes.chains import Chain, Links, Passage
 from depthscope.passes.inputs import Batch
 from depthscope.passes.lineage import Call, Passed, States, follow
@@ -98,6 +98,9 @@ def _all_chains(model: nn.Module, calls: list[Call], states: States) -> list[Cha
         chosen = [call for call in links.calls if call.around is not None and could_be(call.module)]
         found: dict[tuple[object, ...], Chain] = {}
         for group in _groups(chosen):
+            known = {passage.call for chain in found.values() for passage in chain}
+            if all(known & set(call.all_around()) and not has_parts(call.module) for call in group):
+                continue  # parts of blocks
             for chain in links.all_chains(group):
                 beside = _beside(model, group, chosen) if could_be is is_solid else []
                 whole = links.filled(chain, beside, _akin(model))
@@ -119,11 +122,11 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _groups(calls: Sequence[Call]) -> Iterator[list[Call]]:
-    """The calls of modules of one class that stand equally deep, at least two of them."""
+    """The calls of modules of one class that stand equally deep, at least two of them; the outermost first."""
     groups: dict[tuple[int, type], list[Call]] = {}
     for call in calls:
         groups.setdefault((call.depth, type(call.module)), []).append(call)
-    return (group for group in groups.values() if len(group) > 1)
+    return (groups[key] for key in sorted(groups, key=lambda key: key[0]) if len(groups[key]) > 1)
 
 
 def _beside(model: nn.Module, group: list[Call], calls: list[Call]) -> list[Call]:
@@ -167,21 +170,13 @@ def _inside_stages(trunk: Chain, chains: list[Chain]) -> Chain:
     """Where every module of a chain has several blocks that are alike, and little else, these are the blocks."""
     stages = [passage.call for passage in trunk]
     for chain in chains:
-        inside = {call: [p.call.module for p in chain if _is_inside(p.call, call)] for call in stages}
+        inside = {call: [p.call.module for p in chain if call in p.call.all_around()] for call in stages}
         modules = [module for found in inside.values() for module in found]
         several = all(len(found) > 1 and _are_alike(found) for found in inside.values())
         several &= not any(passage.added for passage in chain)  # branches of a block
         if several and len(modules) == len(chain) and size_of(modules) >= MOST * size_of([c.module for c in stages]):
             return _inside_stages(chain, chains)
     return trunk
-
-
-def _is_inside(call: Call | None, stage: Call) -> bool:
-    while call is not None and call.depth > stage.depth:
-        call = call.around
-        if call is stage:
-            return True
-    return False
 
 
 def _are_alike(modules: Sequence[nn.Module]) -> bool:
