@@ -185,10 +185,11 @@ def _are_alike(modules: Sequence[nn.Module]) -> bool:
 
 
 def _streams(trunk: Chain) -> dict[str, Stream]:
-    """By the name of each module, where its tokens enter and leave; nothing is said where there is one way only."""
+    """By the name of each module, where its tokens enter and leave; nothing is said if there is one way everywhere."""
     streams: dict[str, Stream] = {}
+    plain = all(_is_only_way(passage) for passage in trunk)
     for passage in trunk:
-        stream = Stream() if _is_only_way(passage) else passage.stream
+        stream = Stream() if plain else passage.stream
         if streams.setdefault(passage.call.name, stream) != stream:
             raise ValueError(
                 f"the tokens enter {passage.call.name!r}, or leave it, at different places in different calls "
@@ -255,7 +256,7 @@ def _stream_in(block: BlockAnatomy, chains: list[Chain], links: Links) -> Stream
     for chain in chains:
         for passage in chain:
             if passage.call.module is block.module:
-                return _streams((passage,))[passage.call.name]
+                return _streams(chain)[passage.call.name]
     ways = {p.stream for call in links.calls if call.module is block.module for p in links.passages[id(call)]}
     plain = [way for way in ways if not way.added]
     if len(plain) > 1:

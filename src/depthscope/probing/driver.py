@@ -59,8 +59,9 @@ def probe(
     `inputs`: a tensor, a dict batch, strings (with `tokenizer`), or an iterable of these.
     `measures`: "default" (O(nd)), "verdict" (what `diagnose` asks for; what it adds to the default
     is taken at outputs alone), "spectral" (adds ranks and attention), "all", or names.
-    `stations`: "output", "trunk", "all", or names. `blocks`: a glob of module names ("encoder.layer.*")
-    for models that are not recognised; `token_axis` says where their tokens stand, 1 for activations (batch, n, d)
+    `stations`: "output", "trunk", "all", or names. `blocks`: a glob of module names ("encoder.layer.*"), with
+    "@1>0" behind it for the second argument and the first item returned, for models whose blocks are not
+    found as you want them; `token_axis` says where their tokens stand, 1 for activations (batch, n, d)
     and 0 for (n, batch, d), which is else found by trying. `exclude_tokens`: positions, or "outliers" (norm
     above ten times the median). `gradients` adds the gradient norm per block (with
     "outputs" that of the blocks' outputs alone), of `loss(output)` or, by default, of the

@@ -34,8 +34,8 @@ def apply(
 ) -> nn.Module:
     """Puts remedies into a model, in place, and returns it. Either all of them are in, or none.
 
-    `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles whether a model of no known
-    family is causal; `causal` says so. `blocks` names the blocks of such a model ("encoder.layer.*"), and
+    `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles what the blocks of a model of no
+    known family are and whether it is causal; `causal` says so. `blocks` names its blocks ("encoder.layer.*"), and
     `token_axis=0` says that its activations are (n, batch, d) and not (batch, n, d); with `inputs` that is found out.
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
     pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
