@@ -34,6 +34,17 @@ def broken(): raise RuntimeError("two\\nlines")
 def misfit(): return Encoder(2, BlockConfig(16, 4)), torch.randn(2, 5, 17)
 def batches(): return Encoder(2, BlockConfig(16, 4)), (torch.randn(2, 5, 16) for _ in range(3))
 def linear(): return torch.nn.Linear(2, 2), torch.zeros(1, 2)
+
+class Loop(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    def forward(self, x):
+        for _ in range(5):
+            x = self.block(x)
+        return x
+
+def loop(): return Loop(), torch.randn(2, 5, 4)
 """
 
 
@@ -229,6 +240,10 @@ def test_a_folder_without_a_tokenizer_says_so(run, tmp_path: Path):
     assert found["tokens"] == 32
     assert "no tokenizer" in found["metadata"]["notes"][0]
     assert len(found["skip_loss"]) == 3
+
+
+def test_a_block_in_a_loop_is_found_when_the_model_runs(run, factory: str):
+    assert len(json.loads(run(f"{factory}:loop", "--json").out)["profile"]["token_similarity"]) == 6
 
 
 def test_a_factory(run, factory: str):

@@ -374,6 +374,22 @@ def test_skipping_a_block_passes_its_input_on(kind: Callable[[], nn.Module]):
     assert table["loss"][2] == pytest.approx(expected.square().mean().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", [ListsOfLists, AddingModules])
+def test_causality_is_found_behind_norms_that_do_not_see_a_shift(kind: Callable[[], nn.Module]):
+    assert depthscope.probe(made(kind), X).metadata["causal"] is False
+
+
+def test_the_line_of_a_recommendation_finds_the_same_blocks_without_inputs():
+    model = made(WithFirstTokens)
+    fixed = depthscope.fix(model, X, tau=0.5)
+    assert fixed.recommendation.line == (
+        'depthscope.apply(model, DeEscalate(tau=0.5, at="output"), blocks="layers.*@0", causal=False)'
+    )
+    with torch.no_grad():
+        _, expected = model.loop(X, take_mean)
+        assert_close(fixed.apply_to(model)(X), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_loop_counts_applications_and_its_weights_are_shared():
     found = depthscope.probe(made(Looped), X)
     assert found.metadata["shared_weights"] is True
@@ -518,6 +534,8 @@ def test_named_parts_are_followed_to_the_trunk():
     assert found.curve("token_similarity") == pytest.approx(
         [token_similarity(states[i]).mean().item() for i in (1, 2, 4, 6)], rel=1e-5
     )
+    with pytest.raises(ValueError, match="got a map of features"):
+        depthscope.probe(made(Convolutions), X, blocks="blocks.*")
     broken = depthscope.probe(made(Experts), X, blocks="experts.*").metadata["notes"]
     assert "what one block returns does not enter the next, or not alone: experts.0 and experts.1" in broken
 

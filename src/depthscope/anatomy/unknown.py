@@ -74,6 +74,11 @@ def is_solid(module: nn.Module) -> bool:
     return own and not type(module).__module__.startswith("torch.nn.")
 
 
+def has_parts(module: nn.Module) -> bool:
+    """Whether a module is made of more than PyTorch's layers: a block with its attention is, an expert is not."""
+    return any(map(is_solid, module.children()))
+
+
 def nested(inner: str, outer: str) -> bool:
     """Whether a module is part of another, by their names; it is part of itself."""
     return f"{inner}.".startswith(f"{outer}.") or not outer
@@ -103,7 +108,9 @@ def _inner_blocks(name: str, stage: nn.Module) -> Iterator[Named]:
     """The blocks of a stage: of a list of modules that it has, and that is most of it."""
     for key, child in stage.named_children():
         blocks = _children(f"{name}.{key}", child) if _is_list(child) else []
-        if size_of([module for _, module in blocks]) >= MOST * size_of([stage]):
+        if all(has_parts(module) for _, module in blocks) and size_of(
+            [module for _, module in blocks]
+        ) >= MOST * size_of([stage]):
             yield from blocks
 
 

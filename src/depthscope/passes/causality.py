@@ -130,7 +130,7 @@ def _changes(batch: Batch, where: Tensor, axis: int) -> Iterator[Batch]:
             return torch.where(where, torch.where(value > 0, value - 1, value + 1), value)
         at = where if axis == 1 else where.T
         if value.is_floating_point() and value.ndim == 3 and value.shape[:2] == at.shape:
-            return torch.where(at.unsqueeze(-1), value + 1, value)
+            return torch.where(at.unsqueeze(-1), 1 - value, value)  # a norm would not see value + 1
         return None
 
     for index, value in enumerate(batch.args):

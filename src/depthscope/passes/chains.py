@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from typing import NamedTuple
 
 from depthscope.anatomy.spelling import Stream
 from depthscope.passes.lineage import Call, Passed, States
+
+BETWEEN = 500  # states that may lie between two calls of a chain; whoever reads the past by another way finds more
 
 
 class Passage(NamedTuple):
@@ -52,7 +54,9 @@ class Links:
         if entrance.state is None:
             return []
         ends = frozenset(passage.state for passage in among)
-        walked = set(self.states.walk(entrance.state, ends))
+        walked = set(islice(self.states.walk(entrance.state, ends), BETWEEN + 1))
+        if len(walked) > BETWEEN:
+            return []
         return [
             passage
             for passage in among
@@ -131,7 +135,7 @@ class Links:
     def _following(self, last: Passage, at_ends: list[Passage]) -> Passage | None:
         later = [p for p in at_ends if p.call.number > last.call.number and p.call is not last.call]
         next_ones = [p for p in later if last in self.before(p.entrance, [last, *later])]
-        return max(next_ones, key=lambda passage: _like(passage, last), default=None)
+        return max(next_ones, key=lambda passage: (self._leads_out(passage), _like(passage, last)), default=None)
 
     def _way(self, first: Passage | None, second: Passage, between: list[Passage]) -> Chain:
         """The passages that lead to the second one; from the first one, if there is one."""

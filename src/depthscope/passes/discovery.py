@@ -16,17 +16,17 @@ from torch import nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
 from depthscope.anatomy.spelling import Stream, spell, stream_of
-from depthscope.anatomy.unknown import MOST, NOTE, is_solid, nested, size_of, unknown_anatomy
+from depthscope.anatomy.unknown import MOST, NOTE, has_parts, is_solid, size_of, unknown_anatomy
 from depthscope.passes.chains import Chain, Links, Passage
 from depthscope.passes.inputs import Batch
 from depthscope.passes.lineage import Call, Passed, States, follow
+from depthscope.passes.omissions import HOW, left_out, share_of, why_none, why_not
 from depthscope.passes.quiet import undisturbed
 from depthscope.passes.tokens import count_ways
 
 TOKENS = (2, 3)  # axes of a token matrix: (n, d), or with a batch
 MAPS = (4,)  # of a map of features: (batch, height, width, d) is read as tokens
 OUTSIDE = "the residual additions stand outside the modules that are counted as blocks here: the sums are measured"
-HOW = "name the blocks with blocks='path.to.layers.*'"
 
 
 def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = None) -> Anatomy:
@@ -47,7 +47,7 @@ def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = Non
         return _checked(model, blocks, known, calls, states)
     chains = _all_chains(model, calls, states)
     if not chains:
-        raise ValueError(unlisted if known is None else _why_none(known, calls))
+        raise ValueError(unlisted if known is None else why_none(known, calls))
     return _found(model, known, chains, calls)
 
 
@@ -56,12 +56,7 @@ def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = Non
 
 def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls: list[Call]) -> Anatomy:
     trunk = _inside_stages(max(chains, key=_rank), chains)
-    if not _can_be_read(trunk):
-        first = trunk[0]
-        raise ValueError(
-            f"expected tokens (batch, n, d) or (batch, height, width, d) in {first.call.name!r}, got a map of features "
-            f"{tuple(first.entrance.shape)}; {HOW}"
-        )
+    _refuse_maps(trunk)
     streams = _streams(trunk)
     anatomy = unknown_anatomy([(p.call.name, p.call.module, streams[p.call.name]) for p in trunk], NOTE)
     listed_too = listed is not None and [b.module for b in listed.blocks] == [b.module for b in anatomy.blocks]
@@ -71,20 +66,24 @@ def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls:
     return replace(
         anatomy,
         spelled=None if needs_no_word else spell(model, anatomy.blocks),
-        left_out=tuple(_left_out(model, trunk, chains, calls)),
+        left_out=tuple(left_out(model, trunk, sorted(chains, key=_rank, reverse=True), calls)),
         applications=len(trunk),
         between=_between(trunk),
     )
 
 
-def _can_be_read(trunk: Chain) -> bool:
-    """Tokens, or maps whose last axis is the width of a token: the norms in the blocks say so, and never the second."""
-    if all(len(passage.entrance.shape) in TOKENS for passage in trunk):
-        return True
-    widths = [({p.numel() for p in g.call.module.parameters() if p.ndim == 1}, g.entrance.shape) for g in trunk]
+def _refuse_maps(passages: Sequence[Passage]) -> None:
+    """Refuses maps of features, unless their last axis is the width of a token: norms in the blocks say so, and none
+    says that it is the second."""
+    maps = [passage for passage in passages if len(passage.entrance.shape) in MAPS]
+    widths = [({w.numel() for w in p.call.module.parameters() if w.ndim == 1}, p.entrance.shape) for p in maps]
     last = [shape[-1] in known and shape[1] not in known for known, shape in widths]
     second = [shape[1] in known and shape[-1] not in known for known, shape in widths]
-    return any(last) and not any(second)
+    if maps and (any(second) or not any(last)):
+        raise ValueError(
+            f"expected tokens (batch, n, d) or (batch, height, width, d) in {maps[0].call.name!r}, got a map of "
+            f"features {tuple(maps[0].entrance.shape)}; {HOW}"
+        )
 
 
 def _between(chain: Chain) -> tuple[int, ...]:
@@ -99,6 +98,9 @@ def _all_chains(model: nn.Module, calls: list[Call], states: States) -> list[Cha
         chosen = [call for call in links.calls if call.around is not None and could_be(call.module)]
         found: dict[tuple[object, ...], Chain] = {}
         for group in _groups(chosen):
+            known = {passage.call for chain in found.values() for passage in chain}
+            if all(known & set(call.all_around()) and not has_parts(call.module) for call in group):
+                continue  # parts of blocks
             for chain in links.all_chains(group):
                 beside = _beside(model, group, chosen) if could_be is is_solid else []
                 whole = links.filled(chain, beside, _akin(model))
@@ -112,15 +114,7 @@ def _all_chains(model: nn.Module, calls: list[Call], states: States) -> list[Cha
 
 def _is_whole(model: nn.Module, chain: Chain, calls: list[Call]) -> bool:
     """Whether a chain of plain layers is what a model is made of, and no part of its blocks."""
-    return len({passage.call.around for passage in chain}) == 1 and _share(model, chain, calls) >= MOST
-
-
-def _share(model: nn.Module, chain: Chain, calls: list[Call]) -> float:
-    """How much of the model's parameters, embeddings aside, are in a chain and in what stands beside its modules."""
-    first, last = chain[0].call, chain[-1].call
-    beside = [call.module for call in calls if call.depth == first.depth and first.number <= call.number <= last.number]
-    tables = size_of([module for module in model.modules() if isinstance(module, nn.Embedding)])
-    return size_of(beside) / max(1, size_of([model]) - tables)
+    return len({passage.call.around for passage in chain}) == 1 and share_of(model, chain, calls) >= MOST
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -128,11 +122,11 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _groups(calls: Sequence[Call]) -> Iterator[list[Call]]:
-    """The calls of modules of one class that stand equally deep, at least two of them."""
+    """The calls of modules of one class that stand equally deep, at least two of them; the outermost first."""
     groups: dict[tuple[int, type], list[Call]] = {}
     for call in calls:
         groups.setdefault((call.depth, type(call.module)), []).append(call)
-    return (group for group in groups.values() if len(group) > 1)
+    return (groups[key] for key in sorted(groups, key=lambda key: key[0]) if len(groups[key]) > 1)
 
 
 def _beside(model: nn.Module, group: list[Call], calls: list[Call]) -> list[Call]:
@@ -176,7 +170,7 @@ def _inside_stages(trunk: Chain, chains: list[Chain]) -> Chain:
     """Where every module of a chain has several blocks that are alike, and little else, these are the blocks."""
     stages = [passage.call for passage in trunk]
     for chain in chains:
-        inside = {call: [p.call.module for p in chain if _is_inside(p.call, call)] for call in stages}
+        inside = {call: [p.call.module for p in chain if call in p.call.all_around()] for call in stages}
         modules = [module for found in inside.values() for module in found]
         several = all(len(found) > 1 and _are_alike(found) for found in inside.values())
         several &= not any(passage.added for passage in chain)  # branches of a block
@@ -185,24 +179,17 @@ def _inside_stages(trunk: Chain, chains: list[Chain]) -> Chain:
     return trunk
 
 
-def _is_inside(call: Call | None, stage: Call) -> bool:
-    while call is not None and call.depth > stage.depth:
-        call = call.around
-        if call is stage:
-            return True
-    return False
-
-
 def _are_alike(modules: Sequence[nn.Module]) -> bool:
     made = {(type(m), tuple((name, p.shape) for name, p in m.named_parameters())) for m in modules}
     return len(made) == 1
 
 
 def _streams(trunk: Chain) -> dict[str, Stream]:
-    """By the name of each module, where its tokens enter and leave; nothing is said where there is one way only."""
+    """By the name of each module, where its tokens enter and leave; nothing is said if there is one way everywhere."""
     streams: dict[str, Stream] = {}
+    plain = all(_is_only_way(passage) for passage in trunk)
     for passage in trunk:
-        stream = Stream() if _is_only_way(passage) else passage.stream
+        stream = Stream() if plain else passage.stream
         if streams.setdefault(passage.call.name, stream) != stream:
             raise ValueError(
                 f"the tokens enter {passage.call.name!r}, or leave it, at different places in different calls "
@@ -231,97 +218,19 @@ def _first(passed: Sequence[Passed]) -> Passed | None:
     return next((p for axes in (3, 2) for p in passed if len(p.shape) == axes), None)
 
 
-# --- what is said -----------------------------------------------------------------------------------
-
-
-def _left_out(model: nn.Module, trunk: Chain, chains: list[Chain], calls: list[Call]) -> Iterator[str]:
-    """What looks like blocks and is not measured."""
-    own = {passage.call for passage in trunk}
-    names = {passage.call.name for passage in trunk}
-    if (share := _share(model, trunk, calls)) < MOST:
-        yield f"these blocks hold {share:.0%} of the model's parameters (embeddings aside)"
-    said = set(names)
-    for chain in sorted(chains, key=_rank, reverse=True):
-        others = {passage.call.name for passage in chain}
-        if chain is not trunk and {p.call for p in chain} <= own and 2 * len(chain) > len(trunk):
-            blocks = unknown_anatomy([(p.call.name, p.call.module, p.stream) for p in chain], "").blocks
-            name = spell(model, blocks)
-            yield f"another stream of tokens passes these blocks and is left out: blocks={name!r} names it"
-        elif not any(nested(a, b) or nested(b, a) for a in others for b in said):
-            said |= others
-            yield f"other blocks that follow each other are left out: {_span(chain)}"
-    modules = {passage.call.module for passage in trunk}
-    runs = sum(call.module in modules for call in calls)
-    if runs > len(trunk):
-        yield f"these blocks also run outside their chain: {runs - len(trunk)} of {runs} runs do not follow the others"
-    if missing := _beside_trunk(model, said):
-        more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
-        yield f"modules like the blocks that are not part of their chain are left out: {', '.join(missing[:6])}{more}"
-
-
-def _beside_trunk(model: nn.Module, said: set[str]) -> list[str]:
-    """Modules beside blocks in a list, and modules of their classes, that stand neither in blocks nor around them."""
-    kinds = {type(model.get_submodule(name)) for name in said}
-    found: list[str] = []
-    for name, module in model.named_modules():
-        children = _children_of_list(model, name.rpartition(".")[0]) if name else []
-        holds_blocks = [child for child in children if any(nested(block, child) for block in said)]
-        alike = type(module) in kinds and not type(module).__module__.startswith("torch.nn.")
-        apart = not any(nested(name, other) or nested(other, name) for other in (*said, *found))
-        if (alike or len(holds_blocks) > 1) and apart and is_solid(module):
-            found.append(name)
-    return found
-
-
-def _children_of_list(model: nn.Module, name: str) -> list[str]:
-    module = model.get_submodule(name)
-    return [f"{name}.{key}" for key in module._modules] if isinstance(module, nn.ModuleList) else []
-
-
-def _span(chain: Chain) -> str:
-    return f"{chain[0].call.name} to {chain[-1].call.name}"
-
-
-def _why_none(listed: Anatomy, calls: list[Call]) -> str:
-    """One line that says why what looks like blocks is none."""
-    return _why_not(listed.blocks, calls) or (
-        f"what {listed.blocks[0].name!r} returns does not enter {listed.blocks[1].name!r}, or not without what is "
-        f"older than it: these are no blocks that follow each other; {HOW}"
-    )
-
-
-def _why_not(blocks: Sequence[BlockAnatomy], calls: list[Call]) -> str | None:
-    """Why these cannot be blocks: they are not called, or return another shape than they were given."""
-    own = {id(block.module) for block in blocks}
-    mine = [call for call in calls if id(call.module) in own]
-    if not mine:
-        around = f"{blocks[0].name}."
-        parts = [c.name for c in calls if c.name.startswith(around) and "." not in c.name.removeprefix(around)]
-        globs = {f"{blocks[0].name.rpartition('.')[0]}.*.{name.removeprefix(around)}" for name in parts}
-        instead = f"; modules that are called: blocks={' or '.join(map(repr, sorted(globs)))}" if parts else f"; {HOW}"
-        return f"none of the blocks {[block.name for block in blocks][:4]} ran{instead}"
-    for call in mine:
-        entered = [tuple(p.shape) for p in call.entered if len(p.shape) > 1]
-        left = [tuple(p.shape) for p in call.left if len(p.shape) > 1]
-        if not set(entered) & set(left):
-            return (
-                f"{call.name!r} is given {', '.join(map(str, entered)) or 'no tokens'} and returns "
-                f"{', '.join(map(str, left)) or 'none'}: a block returns tokens of the shape that it was given; {HOW}"
-            )
-    return None
-
-
 # --- the user has named the blocks --------------------------------------------------------------------
 
 
 def _checked(model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], states: States) -> Anatomy:
     """The blocks that the user has named, with the way of the tokens through them, and what is to be said of them."""
-    if why := _why_not(named.blocks, calls):
+    if why := why_not(named.blocks, calls):
         raise ValueError(why)
     own = {id(block.module) for block in named.blocks}
     mine = [call for call in calls if id(call.module) in own]
     links = Links(mine, states, TOKENS + MAPS, calls[0].left)
     chains = links.all_chains(mine)
+    if all(stream_of(block) == Stream() for block in named.blocks):
+        _refuse_maps([passage for call in mine for passage in links.passages[id(call)]])
     streams: dict[str, Stream] = {}
     for block in named.blocks:
         told = stream_of(block)
@@ -330,15 +239,15 @@ def _checked(model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], 
     linked = {(a.call, b.call) for chain in chains for a, b in pairwise(chain)}
     broken = [f"{a.name} and {b.name}" for a, b in pairwise(mine) if (a, b) not in linked]
     idle = [block.name for block in named.blocks if not any(call.module is block.module for call in mine)]
-    left_out = [
+    said = [
         *(f"what one block returns does not enter the next, or not alone: {pair}" for pair in broken[:3]),
         *([f"blocks that were not called: {', '.join(idle)}"] if idle else []),
     ]
-    said = all(stream == stream_of(block) for block, stream in zip(named.blocks, streams.values(), strict=True))
+    as_told = all(stream == stream_of(block) for block, stream in zip(named.blocks, streams.values(), strict=True))
     return replace(
         anatomy,
-        spelled=pattern if said else spell(model, anatomy.blocks),
-        left_out=tuple(left_out),
+        spelled=pattern if as_told else spell(model, anatomy.blocks),
+        left_out=tuple(said),
         applications=len(mine),
     )
 
@@ -347,7 +256,7 @@ def _stream_in(block: BlockAnatomy, chains: list[Chain], links: Links) -> Stream
     for chain in chains:
         for passage in chain:
             if passage.call.module is block.module:
-                return _streams((passage,))[passage.call.name]
+                return _streams(chain)[passage.call.name]
     ways = {p.stream for call in links.calls if call.module is block.module for p in links.passages[id(call)]}
     plain = [way for way in ways if not way.added]
     if len(plain) > 1:

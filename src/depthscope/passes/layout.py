@@ -75,7 +75,8 @@ def _with_one_changed(batch: Batch, axis: int) -> Batch | None:
             return None
         new = value.clone()
         place = new[0] if axis == 0 else new[:, 0]
-        place.copy_(place + 1 if value.is_floating_point() else torch.where(place > 0, place - 1, place + 1))
+        # A norm would not see place + 1.
+        place.copy_(1 - place if value.is_floating_point() else torch.where(place > 0, place - 1, place + 1))
         return new
 
     for index, value in enumerate(batch.args):

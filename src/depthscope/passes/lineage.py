@@ -44,10 +44,14 @@ class Call:
     entered: tuple[Passed, ...]
     left: tuple[Passed, ...] = ()
 
+    def all_around(self) -> list[Call]:
+        """The calls that it is part of, from the inside out."""
+        return [] if self.around is None else [self.around, *self.around.all_around()]
+
     @property
     def depth(self) -> int:
         """How many calls stand around it."""
-        return 0 if self.around is None else self.around.depth + 1
+        return len(self.all_around())
 
 
 @dataclass

@@ -325,6 +325,8 @@ class Machine:
         if visit is None or id(visit.block.module) in _REPEATED or len(shape) != 4:
             return False
         batch, n = visit.shape[:2] if self.running.token_axis == 1 else (visit.shape[1], visit.shape[0])
+        if len(visit.shape) == 4:  # a map (batch, height, width, d)
+            n = visit.shape[1] * visit.shape[2]
         if visit.block.attention is not None and self.inside is None:
             return False
         keys = n + visit.block.extra_keys

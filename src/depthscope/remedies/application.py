@@ -44,8 +44,8 @@ def apply(
 ) -> nn.Module:
     """Puts remedies into a model, in place, and returns it. Either all of them are in, or none.
 
-    `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles whether a model of no known
-    family is causal; `causal` says so. What else you may say of the model (`told`): `blocks` names the blocks of such
+    `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles what the blocks of a model of no
+    known family are and whether it is causal; `causal` says so. What else you may say of the model (`told`): `blocks` names the blocks of such
     a model ("encoder.layer.*"); `token_axis=0` says that its activations are (n, batch, d) and not (batch, n, d), and
     with `inputs` that is found out; `mask` names the argument that is true for real tokens ("~name": for padding);
     `part` puts the remedies into one part of a model with several ("encoder", "decoder", …).
