@@ -193,7 +193,7 @@ def test_a_tower_that_does_not_run_is_said():
     model, _ = make("llava")
     profile = probe(model, {"input_ids": IDS, "attention_mask": MASK})
     assert profile.depth == 3
-    assert profile.metadata["parts"] == {}
+    assert profile.metadata["parts"] == {"language": 3}
     assert "not run with these inputs, and not counted: vision" in profile.metadata["notes"]
 
 
