@@ -463,6 +463,13 @@ KIN: dict[str, Specimen] = {  # further models of the same layouts: under the te
     "pegasus": Specimen(
         lambda: hf.PegasusModel(hf.PegasusConfig(**BART)), both_sides, placement="pre", **ENCODER_DECODER
     ),
+    "pegasus-x": Specimen(  # its decoder; the encoder is of no known family
+        lambda: hf.PegasusXModel(hf.PegasusXConfig(**BART, num_global_tokens=4, block_size=4)),
+        both_sides,
+        placement="pre",
+        causal=True,
+        crosses=(1, 2, 3),
+    ),
     "m2m100": Specimen(lambda: hf.M2M100Model(hf.M2M100Config(**BART)), both_sides, placement="pre", **ENCODER_DECODER),
     "blenderbot": Specimen(
         lambda: hf.BlenderbotModel(hf.BlenderbotConfig(**BART)), both_sides, placement="pre", **ENCODER_DECODER

@@ -11,6 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import depthscope
+import zoo
 from depthscope.cli.options import FixOptions
 from depthscope.models import BlockConfig, Encoder, xavier
 from depthscope.models.families import build_family
@@ -206,3 +207,16 @@ def test_an_estimate_is_called_one_and_says_how_to_measure(program):
     assert "an estimate from this profile" in estimated["reason"]
     assert "depthscope.fix(model, inputs)" in estimated["reason"]
     assert estimated["tau"] != measured["tau"]
+
+
+def test_every_part_has_its_own_curves_and_rows(capsys: pytest.CaptureFixture[str]):
+    from depthscope.cli.fix_display import draw, show
+
+    model, inputs = zoo.make("bart")
+    fixed = depthscope.fix(model, inputs, tau=0.5)
+    lines = draw(fixed).axes[0].lines
+    assert [line.get_xdata()[0] for line in lines] == [0, 3, 0, 3]  # before and after, encoder and decoder
+    show(fixed)
+    out = capsys.readouterr().out
+    for row in ("token_similarity encoder", "token_similarity decoder", "decoder in", "decoder 6"):
+        assert row in out

@@ -305,6 +305,8 @@ def test_blocks_of_two_families_are_two_parts():
     assert profile.metadata["family"] == "bert + torch"
     assert profile.metadata["parts"] == {"bert": 3, "head": 1}
     assert [tower["family"] for tower in profile.metadata["towers"].values()] == ["bert", "torch"]
+    curve = profile.curve("token_similarity")
+    assert profile.curve("token_similarity", part="head") == curve[3:]  # what leaves one part enters the next
     other = hf.OpenAIGPTModel(hf.OpenAIGPTConfig(vocab_size=50, n_embd=16, n_layer=3, n_head=4, n_positions=16))
     assert probe(other, IDS).metadata["family"] == "unknown"  # its class is called Block, as ours is
 

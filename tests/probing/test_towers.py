@@ -177,11 +177,23 @@ def test_towers_of_other_batch_sizes_keep_their_samples_apart(batches: int):
     np.testing.assert_allclose(first, m.token_similarity(state).numpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["clip", "bart", "llava"])
+def test_every_tower_has_gradients(name: str):
+    """Also one that does not lead to the other, as CLIP's; it gets those that it has alone."""
+    model, inputs = make(name)
+    profile = probe(model, inputs, measures=["token_similarity"], gradients=True)
+    assert not np.isnan(profile.curve("output_gradient")[1:]).any()
+    assert not np.isnan(profile.curve("weight_gradient")[1:]).any()
+    if name == "clip":
+        alone = probe(model.vision_model, IMAGES, measures=["token_similarity"], gradients=True)
+        np.testing.assert_allclose(profile.curve("output_gradient")[1:4], alone.curve("output_gradient")[1:], rtol=1e-5)
+
+
 def test_a_tower_that_does_not_run_is_said():
     model, _ = make("llava")
     profile = probe(model, {"input_ids": IDS, "attention_mask": MASK})
     assert profile.depth == 3
-    assert profile.metadata["parts"] == {}
+    assert profile.metadata["parts"] == {"language": 3}
     assert "not run with these inputs, and not counted: vision" in profile.metadata["notes"]
 
 

@@ -29,11 +29,14 @@ CAUSAL: dict[str, Any] = {
     "t5": lambda: hf.T5ForConditionalGeneration(
         hf.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=3, num_heads=4, decoder_start_token_id=0)
     ),
+    "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(**zoo.BART)),
+    "pegasus": lambda: hf.PegasusForConditionalGeneration(hf.PegasusConfig(**zoo.BART)),
 }
 CURRENT = ("phi3", "gemma2", "gemma3", "olmo2", "olmo3", "deepseek", "bloom", "gpt-neox-one-by-one", "smollm3")
 RECURRENT = ("mamba", "mamba2", "falcon-mamba")
 PARALLEL = ("cohere", "gpt-neox", "gptj", "falcon", "falcon-new", *RECURRENT)
 CAUSAL |= {name: zoo.ZOO[name].build for name in CURRENT + PARALLEL}
+ENCODER_DECODERS = ("t5", "bart", "pegasus")
 FORMS = {
     "de-escalation": [
         DeEscalate(tau, at=at, mixing=mixing)
@@ -92,7 +95,7 @@ def remedies_by_name() -> list[tuple[Any, str]]:
 @pytest.mark.parametrize(("remedy", "name"), remedies_by_name(), ids=str)
 def test_no_remedy_leaks(remedy: Any, name: str):
     model = build(name)
-    if name == "t5" and remedy == FORMS["de-escalation"][0]:
+    if name in ENCODER_DECODERS and remedy == FORMS["de-escalation"][0]:
         remedy = DeEscalate(0.9)
     assert not sees_later_tokens(model)
     depthscope.apply(model, remedy)
@@ -130,7 +133,7 @@ def test_beams_when_some_blocks_are_chosen_and_static_caches(name: str, blocks: 
 @pytest.mark.parametrize("mixing", [Prefix(), Prefix(shrink=1.0), Ema(decay=0.8)], ids=str)
 def test_generation_with_a_cache_equals_full_passes(name: str, mixing: Any):
     model = build(name)
-    mixed = "auto" if name == "t5" else mixing  # its encoder is not causal
+    mixed = "auto" if name in ENCODER_DECODERS else mixing  # its encoder is not causal
     depthscope.apply(
         model,
         DeEscalate(0.9, mixing=mixed),

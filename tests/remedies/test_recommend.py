@@ -153,3 +153,18 @@ def test_bad_wishes_are_refused():
         recommend(model, [])
     with pytest.raises(ValueError, match="cannot be measured"):
         recommend(model, x[:, :1])
+
+
+def test_a_tower_is_recommended_for_by_its_own_numbers():
+    """The text tower of CLIP, whose tokens are more alike: its blocks 4 to 6, its causality, its entrance."""
+    model, inputs = zoo.make("clip")
+    found = recommend(model, inputs)
+    assert found.blocks == 3
+    assert {remedy.blocks for remedy in found.remedies} == {(4, 5, 6)}
+    assert "of the part 'text'" in found.reason
+    alone = recommend(model.text_model, {key: inputs[key] for key in ("input_ids", "attention_mask")})
+    assert found.odds.rho == pytest.approx(alone.odds.rho, rel=1e-5)
+    assert found.tau == alone.tau
+    assert found.level == pytest.approx(alone.level, rel=1e-6)
+    depthscope.apply(model, *found.remedies)  # chosen by numbers: no warning
+    assert {item.part for item in applied(model)} == {"text"}

@@ -138,16 +138,22 @@ def _assembled(model: nn.Module, found: list[tuple[str, nn.Module]]) -> Anatomy:
     if len(families) > 1:
         described = [_with_causality(model, block, families[block.family]) for block in described]
     blocks = in_parts(described)
-    told = {block.causal for block in blocks}  # the blocks themselves know more than what stands around them
-    only = next(iter(families.values()))
     return Anatomy(
         " + ".join(dict.fromkeys(block.family for block in blocks)),
         blocks,
         token_axis=axes.pop(),
         mask_argument=_mask_argument(families.values()),
-        causal=told.pop() if len(told) == 1 and told != {None} else only.causal(model) if told == {None} else None,
+        causal=_causal(model, blocks, list(families.values())),
         notes=tuple(note for family in families.values() for note in family.notes),
     )
+
+
+def _causal(model: nn.Module, blocks: tuple[BlockAnatomy, ...], families: list[Family]) -> bool | None:
+    """The blocks themselves know more than what stands around them; None if they differ."""
+    told = {block.causal for block in blocks}
+    if told == {None} and len(families) == 1:
+        return families[0].causal(model)
+    return told.pop() if len(told) == 1 else None
 
 
 def _with_causality(model: nn.Module, block: BlockAnatomy, family: Family) -> BlockAnatomy:

@@ -69,7 +69,7 @@ BART = Family(
 BART_PRE = Family(
     "bart-pre",
     "transformers",
-    _layers("MBart", "Pegasus", "M2M100", "Blenderbot", "Whisper", "Speech2Text"),
+    (*_layers("MBart", "Pegasus", "M2M100", "Blenderbot", "Whisper", "Speech2Text"), "PegasusXDecoderLayer"),
     partial(describe, "pre"),
     causal,
 )

@@ -27,7 +27,7 @@ NOTE = (
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
     attention = layer.attention
-    stage = int(name.split(".")[-3]) + 1  # layers.STAGE.blocks.BLOCK
+    numbers = [int(word) for word in name.split(".") if word.isdigit()]  # layers.STAGE.blocks.BLOCK
     return BlockAnatomy(
         name,
         layer,
@@ -40,7 +40,7 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         projections=lambda: linear_projections(
             attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, attention.num_attention_heads
         ),
-        part=f"stage {stage}",
+        part=f"stage {numbers[-2] + 1}" if len(numbers) > 1 else "",
     )
 
 

@@ -68,7 +68,11 @@ def draw(fixed: Fixed) -> Any:
 
     shown = (("before", fixed.before, BEFORE), ("after", fixed.after, AFTER))
     curves = {
-        name: [Curve(range(profile.depth + 1), profile.curve(name), colour, when) for when, profile, colour in shown]
+        name: [
+            Curve(range(first - 1, last + 1), profile.curve(name, part=part), colour, when if first == 1 else None)
+            for when, profile, colour in shown
+            for part, (first, last) in profile.parts.items()
+        ]
         for name in _names(fixed)
     }
     put_in = str(fixed.recommendation.line).partition("(model, ")[2].removesuffix(")")

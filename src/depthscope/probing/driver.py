@@ -249,7 +249,7 @@ def _describe(
     excluded: Excluded,
 ) -> dict[str, Any]:
     config = getattr(model, "config", None)
-    parts = passes.parts if len(passes.parts) > 1 else {}
+    parts = passes.parts if len(passes.parts) > 1 or len(anatomy.parts) > 1 else {}
     first = next(iter(passes.parts.values()))
     placements = {part.placement for part in passes.parts.values()}
     return {

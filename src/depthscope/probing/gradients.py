@@ -40,15 +40,17 @@ def gradient_norms(
     if any(spot.added_to is not None for block in anatomy.blocks for spot in block.spots.values()):
         raise ValueError("gradients are not seen where the residual addition stands outside the blocks' modules")
     outputs: list[Tensor] = []
-    masks: list[Tensor | None] = []
+    axes: list[int] = []
+    ends: dict[str, tuple[Tensor, Tensor | None, int]] = {}  # by part: its last output, the mask, the token axis
 
     def keep(visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
         outputs.append(source)
-        masks.append(visit.real)
+        axes.append(anatomy.axis_of(visit.block))
+        ends[visit.part] = source, visit.real, axes[-1]
 
     with torch.enable_grad(), Machine(model, anatomy, Listen({"output"}, keep)):
         returned = call(model, batch)
-        value = _default_loss(outputs[-1], masks[-1], anatomy.token_axis) if loss is None else loss(returned)
+        value = _loss_of_parts(list(ends.values())) if loss is None else loss(returned)
     if not value.requires_grad:
         raise ValueError("gradients=True needs a model with parameters that require a gradient; none does")
     if value.numel() != 1:
@@ -69,10 +71,10 @@ def gradient_norms(
         )
     rows = []
     of_output = dict(zip(map(id, kept), found, strict=False))
-    for number, output in enumerate(outputs, start=1):
+    for number, (output, axis) in enumerate(zip(outputs, axes, strict=True), start=1):
         gradient = of_output.get(id(output))
         if gradient is not None:
-            per_sample = gradient.transpose(0, 1) if anatomy.token_axis == 0 else gradient
+            per_sample = gradient.transpose(0, 1) if axis == 0 else gradient
             norms = torch.linalg.vector_norm(per_sample.double().flatten(1), dim=-1)
             rows.append(Row(number, "output", -1, "output_gradient", first_sample, norms.tolist()))
     remaining = list(found[len(kept) :])
@@ -82,6 +84,16 @@ def gradient_norms(
         if squares:
             rows.append(Row(number, "output", -1, "weight_gradient", -1, [torch.stack(squares).sum().sqrt().item()]))
     return rows
+
+
+def _loss_of_parts(ends: list[tuple[Tensor, Tensor | None, int]]) -> Tensor:
+    """The loss of the last output, and of that of every other part which does not lead to it (CLIP's vision tower)."""
+    value = _default_loss(*ends[-1])
+    others = [end for end in ends[:-1] if end[0].requires_grad]
+    if others and value.requires_grad:
+        reached = torch.autograd.grad(value, [end[0] for end in others], allow_unused=True, retain_graph=True)
+        value = value + sum(_default_loss(*end) for end, found in zip(others, reached, strict=True) if found is None)
+    return value
 
 
 def _default_loss(output: Tensor, mask: Tensor | None, token_axis: int) -> Tensor:

@@ -138,10 +138,12 @@ class Reduction:
         asked, trail = station in self.stations, self._trail
         if station == "attention_input" and self.wants_attention:
             self._attention_input = tokens
-        if station == "input" and (visit.number == 1 or trail.known(source) is None):
-            seen = self._look(tokens, source, visit, station)
-            trail.enter(seen)
-            self._report_entrance(seen, visit)
+        if station == "input":
+            begins, self._part = visit.number == 1 or visit.part != self._part, visit.part
+            if begins or trail.known(source) is None:
+                seen = self._look(tokens, source, visit, station)
+                trail.enter(seen)
+                self._report_entrance(seen, visit, begins=begins)
         if station in at.BRANCHES:
             self._see_branch(visit, station, tokens, source)
             return
@@ -224,10 +226,8 @@ class Reduction:
         for name, value in seen.numbers.items():
             self._add(block, station, name, value, whole_batch=MEASURES[name].of == "batch")
 
-    def _report_entrance(self, seen: Seen, visit: Visit) -> None:
-        """Tokens that are no block's output: those of the model's first block are block 0's, those of another part's
-        first block stand at its `input`."""
-        begins, self._part = visit.part != self._part, visit.part
+    def _report_entrance(self, seen: Seen, visit: Visit, *, begins: bool) -> None:
+        """What enters the model is block 0's; what enters another part stands at the `input` of its first block."""
         if visit.number == 1:
             self._report(seen, 0, "output")
             self._report_outliers(seen, 0)

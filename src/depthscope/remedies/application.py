@@ -45,12 +45,12 @@ def apply(
     """Puts remedies into a model, in place, and returns it. Either all of them are in, or none.
 
     `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles what the blocks of a model of no
-    known family are and whether it is causal; `causal` says so. What else you may say of the model (`told`): `blocks` names the blocks of such
-    a model ("encoder.layer.*"); `token_axis=0` says that its activations are (n, batch, d) and not (batch, n, d), and
-    with `inputs` that is found out; `mask` names the argument that is true for real tokens ("~name": for padding);
-    `part` puts the remedies into one part of a model with several ("encoder", "decoder", …).
-    Without `part`, a model of several parts has the remedy in all of them, each with the mean that its own causality
-    allows; `blocks` and the remedy's own `blocks` choose too, and a warning says what is covered.
+    known family are, and whether it is causal; `causal` says so. What else you may say of the model (`told`): `blocks`
+    names the blocks of such a model ("encoder.layer.*"); `token_axis=0` says that its activations are (n, batch, d) and
+    not (batch, n, d), and with `inputs` that is found out; `mask` names the argument that is true for real tokens
+    ("~name": for padding); `part` puts the remedies into one part of a model with several ("encoder", "decoder", …).
+    Without `part` all parts have them, each with the mean that its own causality allows; `blocks` and the remedy's own
+    `blocks` choose too, and a warning says what is covered.
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
     pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
     """

@@ -195,10 +195,10 @@ def recommend(
 
 
 def _numbers(anatomy: Anatomy, part: str) -> tuple[int, ...] | None:
-    """The blocks of one part of several; None: all that there are."""
+    """The blocks of one part of several; None: all that there are, also where parts run in turns."""
     if len(anatomy.parts) == 1:
         return None
-    return tuple(number for number, block in enumerate(anatomy.blocks, start=1) if block.part == part)
+    return tuple(number for number, block in enumerate(anatomy.blocks, start=1) if block.part == part) or None
 
 
 def _hold(similarity: Callable[[float], float], odds: OddsMap, tau: float, level: float) -> tuple[float, float]:
