@@ -20,18 +20,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy, anatomy_of
 from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
-from depthscope.passes import (
-    Batch,
-    Listen,
-    Machine,
-    Tokenizer,
-    Visit,
-    batches,
-    call,
-    seen_by_structure,
-    uncompiled,
-    undisturbed,
-)
+from depthscope.passes import Batch, Listen, Machine, Tokenizer, Visit, batches, call, uncompiled, undisturbed
 from depthscope.probing import Profile, probe
 from depthscope.progress import Tick
 from depthscope.remedies import expression
@@ -131,8 +120,6 @@ def recommend(
         raise ValueError("expected at least one batch, got none")
     profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], blocks=blocks)
     anatomy = replace(anatomy, token_axis=profile.metadata["token_axis"])
-    with undisturbed(model):
-        anatomy = seen_by_structure(model, anatomy, batch)
     options = _apply_options(profile, blocks)
     spared = _spared(profile, batch)
 
