@@ -177,6 +177,9 @@ def decoder(
 
 EXPERTS = GROUPED | {"num_experts_per_tok": 2, "pad_token_id": 0, "experts_implementation": "eager"}  # in float64 too
 LATENT = {"kv_lora_rank": 6, "q_lora_rank": 8, "qk_rope_head_dim": 2, "qk_nope_head_dim": 4, "v_head_dim": 3}
+OF_EXPERTS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
+DEEPSEEK: Any = EXPERTS | LATENT | OF_EXPERTS | {"num_key_value_heads": 4, "first_k_dense_replace": 1}
+DEEPSEEK["hides"] = ("values",)
 NO_PAD = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MIXER: Any = {
     "placement": "mixer",
@@ -318,22 +321,14 @@ ZOO: dict[str, Specimen] = {
     "qwen3-moe": decoder("Qwen3Moe", **EXPERTS, num_experts=4, moe_intermediate_size=16, head_dim=6),
     "gpt-oss": decoder("GptOss", **EXPERTS, num_local_experts=4, head_dim=4, sliding_window=4),
     "phi3": decoder("Phi3", hides=("values",), **GROUPED, **NO_PAD),
-    "deepseek": decoder(
-        "DeepseekV3",
-        hides=("values",),
-        **(EXPERTS | {"num_key_value_heads": 4}),
-        **LATENT,
-        n_routed_experts=4,
-        n_group=1,
-        topk_group=1,
-        moe_intermediate_size=16,
-        first_k_dense_replace=1,
-    ),
+    "deepseek": decoder("DeepseekV3", **DEEPSEEK),
+    "deepseek-v2": decoder("DeepseekV2", **DEEPSEEK),
     "gemma2": decoder("Gemma2", placement="sandwich", norms=4, **GROUPED, head_dim=6, sliding_window=4),
     "gemma3": decoder("Gemma3", placement="sandwich", norms=4, **GROUPED, head_dim=6, sliding_window=4),
     "olmo2": decoder("Olmo2", placement="branch", **GROUPED, **NO_PAD),
     "olmo3": decoder("Olmo3", placement="branch", **GROUPED, **NO_PAD, sliding_window=4),
     "cohere": decoder("Cohere", placement="parallel", norms=1, **GROUPED, **NO_PAD),
+    "cohere2": decoder("Cohere2", placement="parallel", norms=1, **GROUPED, **NO_PAD, sliding_window=4),
     "phi": decoder("Phi", placement="parallel", norms=1, **GROUPED),
     "gpt-neox": decoder("GPTNeoX", placement="parallel", hides=("values",), **TEXT),
     "gpt-neox-one-by-one": decoder("GPTNeoX", hides=("values",), **TEXT, use_parallel_residual=False),

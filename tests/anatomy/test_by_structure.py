@@ -139,8 +139,9 @@ def test_a_structure_whose_sums_do_not_hold_is_not_believed(weight: float):
 
 def test_remedies_inside_the_blocks_need_inputs_to_try_the_structure_on():
     model = Model(*(Block() for _ in range(3)))
-    with pytest.raises(ValueError, match="does not show its attention_branch"):
-        depthscope.apply(model, ResidualWeight(0.5))
+    for remedy in (ResidualWeight(0.5), DeEscalate(0.5, at="after_attention", mixing="prefix")):
+        with pytest.raises(ValueError, match=r"does not show its .*inputs=a batch\) tries whether the structure"):
+            depthscope.apply(model, remedy)
     batch = {"input_ids": IDS}
     with torch.no_grad():
         depthscope.apply(model, ResidualWeight(0.0), inputs=batch)

@@ -282,3 +282,18 @@ def test_the_anatomy_is_not_changed_by_a_probe():
     profile = probe(model, inputs)
     assert profile.metadata["shared_weights"] is True
     assert len(anatomy_of(model).blocks) == 1
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon-mamba"])
+def test_state_space_models_are_measured_and_have_no_attention(name: str):
+    model, inputs = make(name)
+    profile = probe(model, inputs, measures=["default", "spectral"], stations="all")
+    with torch.no_grad():
+        states = model.eval()(**inputs, output_hidden_states=True).hidden_states  # what leaves each block, and a norm
+    for block, state in enumerate(states[:-1], start=1):
+        expected = m.token_similarity(state, inputs["attention_mask"]).numpy()
+        np.testing.assert_allclose(values(profile, "token_similarity", block), expected, rtol=1e-6, atol=1e-6)
+    assert "branch_ratio" in profile.names("attention_branch")
+    assert not profile.names("attention")
+    assert profile.metadata["causal"] is True
+    assert profile.metadata["notes"][0].startswith("no attention: each block has a mixer")

@@ -37,10 +37,14 @@ def latent_projections(attention: Any) -> Projections:
     Queries and keys are two parts, one with a norm of its own and one that is rotated and shared: neither is a matrix.
     """
     heads, width = attention.config.num_attention_heads, attention.v_head_dim
-    (from_latent,) = _rows(attention.kv_b_proj, heads)  # (h, k + v, rank)
-    made = _projections(*(from_latent[:, -width:],) * 3, output=attention.o_proj)
+    (rows,) = _rows(attention.kv_b_proj, heads)  # (h, k + v, rank)
     return Projections(
-        None, None, made.value, made.output, None, None, None, made.output_bias, Spot(attention.kv_a_layernorm, "out")
+        query=None,
+        key=None,
+        value=rows[:, -width:].mT,
+        output=_output(attention.o_proj, heads),
+        output_bias=_bias(attention.o_proj),
+        latent=Spot(attention.kv_a_layernorm, "out"),
     )
 
 
@@ -58,13 +62,13 @@ def _projections(q: Tensor, k: Tensor, v: Tensor, *biases: Tensor, output: nn.Li
         return part.repeat_interleave(heads // part.shape[0], dim=0)
 
     b_q, b_k, b_v = map(repeated, biases) if biases else (None, None, None)
-    return Projections(
-        q.mT,
-        repeated(k).mT,
-        repeated(v).mT,
-        output.weight.detach().T.unflatten(0, (heads, -1)),  # (h, v, d)
-        b_q,
-        b_k,
-        b_v,
-        None if output.bias is None else output.bias.detach(),
-    )
+    values = repeated(v).mT
+    return Projections(q.mT, repeated(k).mT, values, _output(output, heads), b_q, b_k, b_v, _bias(output))
+
+
+def _output(layer: nn.Linear, heads: int) -> Tensor:
+    return layer.weight.detach().T.unflatten(0, (heads, -1))  # (h, v, d)
+
+
+def _bias(layer: nn.Linear) -> Tensor | None:
+    return None if layer.bias is None else layer.bias.detach()

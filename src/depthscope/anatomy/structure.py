@@ -318,10 +318,14 @@ def always(value: bool) -> Callable[[nn.Module], bool]:
 
 
 def causal_unless_told(model: nn.Module) -> bool | None:
-    """Causal, but for a configuration that asks for attention both ways (embedding models): None, to be tried."""
-    config = getattr(model, "config", None)
-    told = getattr(config, "is_causal", True) is False or bool(getattr(config, "use_bidirectional_attention", False))
-    return None if told else True
+    """Causal, but for a configuration, of the model or a part of it, that asks for attention both ways (embedding
+    models): None, to be tried."""
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    told = [
+        getattr(config, "is_causal", True) is False or bool(getattr(config, "use_bidirectional_attention", False))
+        for config in configs.values()
+    ]
+    return None if any(told) else True
 
 
 def decoder_flag(model: nn.Module) -> bool:

@@ -148,7 +148,8 @@ class DeEscalate(Remedy):
         station = self.station_in(site.block)
         if station not in site.block.spots:
             seen = ", ".join(s for s in STATIONS if replace(self, at=s).station_in(site.block) in site.block.spots)
-            raise ValueError(f"{site.block.name!r} does not show its {self.at}; stations that can be changed: {seen}")
+            what = f"{site.block.name!r} does not show its {self.at}"
+            raise ValueError(f"{what}; stations that can be changed: {seen}{site.unseen}")
         mean = self._mean(site)
         if self.mixing == "auto" and mean is not None and site.causal is None and site.is_first:
             warnings.warn(

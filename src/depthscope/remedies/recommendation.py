@@ -269,7 +269,9 @@ def _apply_options(profile: Profile, told: Told) -> dict[str, Any]:
 
 
 def _can_be_weighed(anatomy: Anatomy) -> bool:
-    return all(block.spots.keys() >= set(block.branches) for block in anatomy.blocks)
+    """Whether the branches are seen, and for certain: what a structure shows must be tried on inputs each time."""
+    shown = all({"attention_branch", "ffn_branch"} <= block.spots.keys() for block in anatomy.blocks)
+    return shown and anatomy.family != "unknown"
 
 
 def _is_trained(profile: Profile) -> bool:

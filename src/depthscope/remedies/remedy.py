@@ -48,6 +48,12 @@ class Site:
         change_trunk(self.block, station, hook)
 
     @property
+    def unseen(self) -> str:
+        """What to do about a station that this block does not show, for the message that says so."""
+        tried = self.anatomy.family == "unknown" and len(self.block.spots) <= 2
+        return "; apply(…, inputs=a batch) tries whether the structure of the blocks shows it" if tried else ""
+
+    @property
     def is_first(self) -> bool:
         """Whether its part of the model begins with this block."""
         return self.block is self.anatomy.of_part(self.block.part)[0]

@@ -42,7 +42,7 @@ class ResidualWeight(Remedy):
             if branch not in spots:
                 raise ValueError(
                     f"{site.block.name!r} does not show its {branch}, so that it cannot be weighted; "
-                    f"stations of this block: {', '.join(spots)}"
+                    f"stations of this block: {', '.join(spots)}{site.unseen}"
                 )
         for branch in self.stations_in(site.block):
             site.put(self, Weighted(self.alpha), branch)
