@@ -284,6 +284,11 @@ class TokenMatrix:
         return self.norm_ratios.isfinite() & (self.norm_ratios > OUTLIER_FACTOR)
 
     @cached_property
+    def ordinary(self) -> TokenMatrix:
+        """The tokens that are no outliers; the very same matrix where there are none."""
+        return TokenMatrix(self.values, self.real & ~self.outliers) if self.has_outliers else self
+
+    @cached_property
     def directions(self) -> TokenMatrix:
         """The tokens scaled to length 1. Zero tokens have no direction: they count as padding."""
         norms, safe = self._token_norms
