@@ -19,6 +19,7 @@ BRANCH = ("attention_input", "attention_branch", "ffn_branch")
 CROSS = ("after_cross_attention", "cross_attention_branch")  # in decoders that attend to an encoder
 BLOCK = TRUNK + BRANCH  # what every block has
 ALL = BLOCK + CROSS
+FINAL = "final_norm"  # behind the last block, where a norm is seen there: no station of a block, and never changed
 BRANCHES = ("attention_branch", "cross_attention_branch", "ffn_branch")  # what is added to the trunk
 WHOLE_TRUNK = ("input", "after_attention", "after_cross_attention", "ffn_input", "after_ffn", "output")
 

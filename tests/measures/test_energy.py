@@ -5,7 +5,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from depthscope.measures import effective_rank, energy_split, frobenius_norm, largest_feature, largest_token_share, ordinary_rank
+from depthscope.measures import (
+    effective_rank,
+    energy_split,
+    frobenius_norm,
+    largest_feature,
+    largest_token_share,
+    ordinary_rank,
+)
 from samples import seeded
 
 
@@ -77,7 +84,7 @@ def test_the_largest_feature_and_its_index():
     energy = x.double().square().sum(dim=-2)
     found = largest_feature(x)
     assert_close(found.share, energy.amax(dim=-1) / energy.sum(dim=-1), rtol=1e-6, atol=0)
-    assert found.index.tolist() == [energy[0].argmax().item(), 3]
+    assert found.feature.tolist() == [energy[0].argmax().item(), 3]
     assert found.share[1] > 0.95
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from depthscope.probing import Profile
 
 _ROWS = 12  # of the table of blocks
+# What norms make for branches to read; in post-norm these are stations of the trunk.
+_READ = {"attention_input": "attention\nreads", "ffn_input": "FFN\nreads"}
 _MAIN = ("token_similarity", "token_diversity", "cosine_similarity", "direction_similarity", "largest_token_share")
 
 
@@ -30,9 +32,25 @@ def show(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = 
     _show_blocks(console, profile)
     show_diagnosis(console, diagnosis)
     if skipped is not None:
-        console.print(skip_sentence(skipped), markup=False)
+        _show_skipped(console, skipped)
     for note in profile.metadata.get("notes", []):
         console.print(f"Note: {note}", markup=False)
+
+
+def _show_skipped(console: Console, skipped: pd.DataFrame) -> None:
+    """Every block, or run of blocks, with the loss without it."""
+    from rich.table import Table
+
+    table = Table("without", "loss", "change", box=None, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for _, row in skipped.iterrows():
+        first, last = round(row["first_block"]), round(row["last_block"])
+        name = "nothing" if not first else f"block {first}" if first == last else f"blocks {first} to {last}"
+        table.add_row(name, f"{row['loss']:.4f}", f"{row['change']:+.4f}" if first else "")
+    console.print()
+    console.print(table)
+    console.print(skip_sentence(skipped), markup=False)
 
 
 def skip_sentence(skipped: pd.DataFrame) -> str:
@@ -81,7 +99,7 @@ def _show_measures(console: Console, profile: Profile) -> None:
     console.print(table)
     asked = profile.metadata.get("stations", [])
     others = [name for name in profile.frame["station"].unique() if name in asked and name != "output"]
-    if others and sorted(asked) != sorted(TRUNK):  # the trunk is there for the verdict
+    if {*others} - {*TRUNK, *_READ}:  # those are there for the verdict
         console.print(f"\nAlso measured at {', '.join(others)}: --out saves all of it.", markup=False)
 
 
@@ -93,25 +111,38 @@ def _range(values: list[float]) -> tuple[float, float]:
 
 def _rows(profile: Profile) -> list[tuple[str, str]]:
     """(station, measure): all at `output`, and those that stand elsewhere only, such as attention's."""
+    from depthscope.measures import MEASURES
+
     here = profile.names()
     pairs = profile.frame[["station", "measure"]].drop_duplicates().itertuples(index=False, name=None)
-    return [("output", name) for name in here] + [pair for pair in pairs if pair[1] not in here]
+    found = [("output", name) for name in here] + [pair for pair in pairs if pair[1] not in here]
+    return [pair for pair in found if pair[1] not in MEASURES or not MEASURES[pair[1]].is_name]
 
 
 def _show_blocks(console: Console, profile: Profile) -> None:
     from rich.table import Table
 
+    from depthscope.stations import FINAL
+
     names = [name for name in _MAIN if name in profile.names()]
     if not names:
         return
-    curves = [profile.curve(name) for name in names]
-    table = Table("block", *(name.replace("_", "\n", 1) for name in names), box=None, header_style="bold")
+    readers = {s: head for s, head in _READ.items() if "token_similarity" in profile.names(s)}
+    if profile.metadata.get("placement") in (None, "post"):
+        readers = {}
+    if readers and "token_similarity" in names and "token_diversity" in names:
+        names.remove("token_diversity")  # it is the rest of t_sim, and a line of a terminal has 80 letters
+    columns = [(name, "output", name.replace("_", "\n", 1)) for name in names]
+    columns += [("token_similarity", station, head) for station, head in readers.items()]
+    curves = [(name, profile.curve(name, station)) for name, station, _ in columns]
+    table = Table("block", *(head for _, _, head in columns), box=None, header_style="bold")
     for column in table.columns:
         column.justify = "right"
     depth = profile.depth
     for block in sorted({*range(0, depth + 1, max(1, math.ceil(depth / _ROWS))), depth}):
-        values = (format_value(name, curve[block]) for name, curve in zip(names, curves, strict=True))
-        table.add_row(str(block), *values)
+        table.add_row(str(block), *(format_value(name, curve[block]) for name, curve in curves))
+    if profile.names(FINAL):
+        table.add_row("final", *(format_value(name, profile.curve(name, FINAL)[depth]) for name in names))
     console.print()
     console.print(table)
     console.print()

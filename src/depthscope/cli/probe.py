@@ -125,6 +125,7 @@ def _run(
         blocks=options.blocks,
         exclude_tokens=excluded_tokens(options),
         gradients=options.gradients,
+        tokenizer=inputs.tokenizer,
         progress=progress("probing", None if inputs.count is None else depth * inputs.count),
     )
     if not options.skip_loss:

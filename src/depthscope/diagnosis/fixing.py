@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -73,13 +73,14 @@ def fix(
     blocks: str | None = None,
     tau: float | Literal["recommended"] | None = None,
     doing: Doing = lambda _what: None,
+    about: Mapping[str, Any] | None = None,
     **wishes: Any,
 ) -> Fixed:
     """Measures a model, recommends remedies, measures the model with them, and leaves it as it was.
 
     `fixed = depthscope.fix(model, batch); fixed.apply_to(model)` puts the remedies in to stay. `tau` puts de-escalation
     in with that strength, also against the verdict; `wishes` are the other options of `recommend` (`level`, `alpha`,
-    `at`, `mixing`). `doing(what)` is told what is being done.
+    `at`, `mixing`). `doing(what)` is told what is being done. `about` is added to the profiles' metadata.
     """
     if tau == "recommended":
         tau = None
@@ -89,7 +90,9 @@ def fix(
         raise ValueError("the model has remedies already: depthscope.remove(model) takes them out")
 
     def measured(what: str) -> Profile:
-        return probe(model, inputs, measures="verdict", blocks=blocks, tokenizer=tokenizer, progress=doing(what))
+        found = probe(model, inputs, measures="verdict", blocks=blocks, tokenizer=tokenizer, progress=doing(what))
+        found.metadata.update(about or {})
+        return found
 
     before = measured("probing")
     notes: tuple[str, ...] = ()

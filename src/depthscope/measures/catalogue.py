@@ -148,7 +148,7 @@ _OURS = (
     Measure("effective_rank", "tokens", effective_rank, groups=("verdict", "spectral", "all")),
     Measure("ordinary_rank", "tokens", ordinary_rank, groups=("verdict", "spectral", "all")),
     Measure("largest_feature_share", "tokens", lambda x: largest_feature(x).share, groups=_VERDICT, is_share=True),
-    Measure("largest_feature", "tokens", lambda x: largest_feature(x).index, groups=_VERDICT, is_name=True),
+    Measure("largest_feature", "tokens", lambda x: largest_feature(x).feature, groups=_VERDICT, is_name=True),
     Measure("stable_rank", "tokens", stable_rank, groups=_RANK),
     Measure("leading_share", "tokens", lambda x: leading_direction(x).energy_share, groups=_RANK, is_share=True),
     Measure("leading_evenness", "tokens", lambda x: leading_direction(x).evenness, groups=_RANK, is_share=True),

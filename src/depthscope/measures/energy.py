@@ -14,7 +14,7 @@ class LargestFeature(NamedTuple):
     """The one of the d features that has the most energy."""
 
     share: Tensor  # of the energy, in [1/d, 1]
-    index: Tensor  # which one, from 0, as a float64; nan where the share is
+    feature: Tensor  # which one, from 0, as a float64; nan where the share is
 
 
 class EnergySplit(NamedTuple):

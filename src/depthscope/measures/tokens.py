@@ -283,10 +283,14 @@ class TokenMatrix:
         """Real tokens with more than `OUTLIER_FACTOR` times the median norm, (…, n)."""
         return self.norm_ratios.isfinite() & (self.norm_ratios > OUTLIER_FACTOR)
 
-    @cached_property
+    @property
     def ordinary(self) -> TokenMatrix:
         """The tokens that are no outliers; the very same matrix where there are none."""
-        return TokenMatrix(self.values, self.real & ~self.outliers) if self.has_outliers else self
+        return self._without_outliers if self.has_outliers else self
+
+    @cached_property
+    def _without_outliers(self) -> TokenMatrix:
+        return TokenMatrix(self.values, self.real & ~self.outliers)
 
     @cached_property
     def directions(self) -> TokenMatrix:
