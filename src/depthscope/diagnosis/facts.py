@@ -187,6 +187,11 @@ class Facts:
         """Whether the odds follow a law that is known: it depends on where the norms stand."""
         return self.about.get("placement") in ("post", "pre")
 
+    @property
+    def horizon(self) -> int:
+        """The last block of which a trend of these blocks says anything."""
+        return self.first + 10 * (self.last - self.first)
+
     @cached_property
     def reach(self) -> tuple[int | None, int | None, int | None]:
         """The block at which the trend passes 0.99: best, earliest, latest; counted in the part."""

@@ -83,10 +83,10 @@ def no_forecast(f: Facts) -> str | None:
         return None
     if f.trend.error > FITS:
         return f"the odds follow no known law (half of the blocks miss it by {f.trend.error:.0%} or more)"
-    best, low, high = f.reach
-    if best is not None and (low is None or high is None or high > AGREE * low):
-        until = "never" if high is None else f"at block {high}"
-        return f"the blocks allow fits that pass 0.99 at block {low or best}, and fits that pass it {until}"
+    _, low, high = f.reach
+    if low is not None and (high or f.horizon) > AGREE * low:
+        other = f"at block {high}" if high else f"not within {f.horizon} blocks"
+        return f"the blocks allow fits that pass 0.99 at block {low}, and fits that pass it {other}"
     return None
 
 
@@ -166,8 +166,8 @@ VERDICTS: tuple[VerdictRule, ...] = (
 
 FINDINGS: tuple[Rule, ...] = (
     Rule("crossing", lambda f: float(np.nanmax(f.similarity)) >= ALIKE, "{crossing}", say.crossings),
-    Rule("rise", lambda f: end(f) - f.similarity[f.first] >= SEEN, "{which} {share:.0%} of the rise: from {before:.3f} to {after:.3f}.",
-        say.rise),
+    Rule("rise", lambda f: end(f) - f.similarity[f.first] >= SEEN,
+        "{which} {share:.0%} of the rise: from {before:.3f} to {after:.3f}.", say.rise),
     Rule("sink", lambda f: f.sink is not None,
         "Token {token:.0f}{texts} is an outlier in {samples:.0f} of {of:.0f} sequences: {runs}{others}. {birth}{drawn}"
         " At block {last:.0f} raw t_sim is {raw:.3f}, that of directions without outliers {robust:.3f}; the second is "

@@ -197,10 +197,9 @@ def read(f: Facts) -> Values:
     if branches:
         words.append(f"on average over the blocks t_sim is {inside:.3f} on the trunk, {' and '.join(branches)}")
     if FINAL in found:
-        words.append(
-            f"after the final norm, where the head reads, t_sim is {found[FINAL]:.3f}, before it {trunk[f.last]:.3f}"
-        )
-    return {"text": _capital("; ".join(words)), "trunk": inside, "trunk_end": float(trunk[f.last]), **found}
+        before, after = float(trunk[f.last]), found[FINAL]
+        words.append(f"after the final norm, where the head reads, t_sim is {after:.3f}, before it {before:.3f}")
+    return {"text": _capital("; ".join(words)), "trunk": inside, **found}
 
 
 def idle(f: Facts, level: float) -> Values:
@@ -249,7 +248,7 @@ def law(f: Facts) -> Values:
     """How the odds grow, by the fitted map or, in pre-norm, by a power of depth."""
     trend = f.trend
     assert trend is not None
-    common: Values = {"horizon": float(f.first + 10 * (f.last - f.first)), "short": _SHORT[f.judged]}
+    common: Values = {"horizon": float(f.horizon), "short": _SHORT[f.judged]}
     if trend.exponent is not None:
         way = "grow" if trend.exponent > 0 else "fall"
         text = f"The {_ODDS[f.judged]} {way} like block^{trend.exponent:.2f} over the last half of the blocks"
