@@ -273,6 +273,8 @@ def test_a_dip_is_no_late_convergence():
     assert found.finding("crossing").sentence == (
         "Token similarity passes 0.9 at block 2, and is below 0.9 again at blocks 15–16."
     )
+    lower = [*DIP[:-2], 0.87, 0.88]  # whether it ends on this side of 0.9 or on that is a matter of the text
+    assert judged((split(lower, 0.81, 0.05), {"weights": TRAINED, "causal": True})).verdict == "anisotropic"
     assert rule_of_verdict((sim(DIP), {"weights": TRAINED})) != "converges"  # nor where energies were not measured
 
 
@@ -384,3 +386,5 @@ def test_the_rise_is_placed():
     found = judged((sim([0.103, 0.3, 0.52, 0.5, 0.55, 0.52, 0.61]), {})).finding("rise")
     assert found.sentence == "Blocks 1–2 make 82% of the rise: from 0.103 to 0.520."
     assert judged((sim([0.1, 0.11, 0.9, 0.9]), {})).finding("rise").sentence.startswith("Block 2 makes 99% of the rise")
+    past = judged((sim([0.1, 0.9, 0.8, 0.7]), {})).finding("rise").sentence
+    assert past == "Block 1 makes more than the whole rise: from 0.100 to 0.900."

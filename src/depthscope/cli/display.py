@@ -99,7 +99,7 @@ def _show_measures(console: Console, profile: Profile) -> None:
     console.print(table)
     asked = profile.metadata.get("stations", [])
     others = [name for name in profile.frame["station"].unique() if name in asked and name != "output"]
-    if {*others} - {*TRUNK, *_READ}:  # those are there for the verdict
+    if others and {*asked} - {"attention_input"} != {*TRUNK}:  # those are there for the verdict
         console.print(f"\nAlso measured at {', '.join(others)}: --out saves all of it.", markup=False)
 
 

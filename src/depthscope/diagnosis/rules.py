@@ -104,6 +104,11 @@ def gross(f: Facts) -> float:
     return sum(map(abs, f.step_growth.values()))
 
 
+def looks_alike(f: Facts) -> bool:
+    """Whether tokens are alike after some block, and in the end for the greater part."""
+    return HALF <= end(f) < SAME and float(np.nanmax(f.similarity[f.first + 1 : f.last + 1])) >= ALIKE
+
+
 def anisotropic(f: Facts) -> bool:
     """Whether nearly all of what the unit tokens of a sequence share is shared by all sequences."""
     shared, own = f.end("energy_shared"), f.end("energy_sequence")
@@ -136,7 +141,7 @@ VERDICTS: tuple[VerdictRule, ...] = (
         "The weights are trained, but what they were given is not what they were trained on: {stand_in}. {what} is "
         "{start:.3f} {where} and {end:.3f} at block {last:.0f} on that, and may be quite another on the model's own "
         "inputs.", say.stand_in, "cannot tell"),
-    VerdictRule("anisotropic", lambda f: f.look == "trained" and ALIKE <= end(f) < SAME and anisotropic(f),
+    VerdictRule("anisotropic", lambda f: f.look == "trained" and looks_alike(f) and anisotropic(f),
         "The tokens look alike ({what} {end:.3f}), but by one direction that all sequences share ({shared:.0%} of the "
         "unit tokens' energy); a sequence's own part is {sequence:.1%}. Usual in trained models, no loss of context.",
         say.energy, "anisotropic"),
@@ -167,14 +172,14 @@ VERDICTS: tuple[VerdictRule, ...] = (
 FINDINGS: tuple[Rule, ...] = (
     Rule("crossing", lambda f: float(np.nanmax(f.similarity)) >= ALIKE, "{crossing}", say.crossings),
     Rule("rise", lambda f: end(f) - f.similarity[f.first] >= SEEN,
-        "{which} {share:.0%} of the rise: from {before:.3f} to {after:.3f}.", say.rise),
+        "{which} {part}: from {before:.3f} to {after:.3f}.", say.rise),
     Rule("sink", lambda f: f.sink is not None,
         "Token {token:.0f}{texts} is an outlier in {samples:.0f} of {of:.0f} sequences: {runs}{others}. {birth}{drawn}"
         " At block {last:.0f} raw t_sim is {raw:.3f}, that of directions without outliers {robust:.3f}; the second is "
         "judged.", say.sink),
     Rule("few outliers", lambda f: f.outliers is not None and f.sink is None,
-        "{carriers:.0f} of {of:.0f} sequences have an outlier token (up to {peak:.0f} × the median norm): too few for "
-        "leaving outliers out of what is judged.", say.few_outliers),
+        "There are outlier tokens in {carriers:.0f} of {of:.0f} sequences (up to {peak:.0f} × the median norm): too few "
+        "for leaving outliers out of what is judged.", say.few_outliers),
     Rule("rogue feature", lambda f: f.rogue_feature(ROGUE) is not None,
         "One of {width:.0f} features, number {feature:.0f}, carries {share:.0%} of the energy{without} after block "
         "{block:.0f} (in {samples:.0f} of {of:.0f} sequences): a rogue dimension.",
@@ -191,7 +196,7 @@ FINDINGS: tuple[Rule, ...] = (
         say.rank),
     Rule("rank beside a sink", lambda f: f.has(f.rank) and f.rank_is_spoilt,
         "Effective rank {rank_start:.1f} → {rank_end:.1f} is the outlier's doing as well and is not judged.", say.rank),
-    Rule("shared by all", lambda f: end(f) >= HALF and anisotropic(f),
+    Rule("shared by all", lambda f: end(f) >= HALF and anisotropic(f) and not (f.look == "trained" and looks_alike(f)),
         "What the tokens share is mostly common to all sequences: {shared:.0%} of the unit tokens' energy at block "
         "{last:.0f} ({shared_start:.0%} {where}); {sequence:.1%} is a sequence's own.", say.energy),
     Rule("loss of context", lambda f: f.end("energy_sequence") >= max(MINE, RISE * f.start("energy_sequence")),

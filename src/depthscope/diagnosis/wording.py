@@ -67,8 +67,9 @@ def rise(f: Facts) -> Values:
     """Where similarity rises most."""
     start, stop, share = f.rise
     which = f"Block {stop} makes" if stop == start + 1 else f"Blocks {start + 1}–{stop} make"
+    part = f"{share:.0%} of the rise" if share <= 1 else "more than the whole rise"
     ends = {"before": f.similarity[start], "after": f.similarity[stop], "share": share, "blocks": stop - start}
-    return {"which": which, **{name: float(value) for name, value in ends.items()}}
+    return {"which": which, "part": part, **{name: float(value) for name, value in ends.items()}}
 
 
 def energy(f: Facts) -> Values:
