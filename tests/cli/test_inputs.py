@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.testing import assert_close
+from transformers import PreTrainedTokenizerFast
 
 from depthscope import text as text_module
 from depthscope.cli.inputs import make_inputs
@@ -90,8 +91,12 @@ def test_pieces_are_spread_over_the_text(tmp_path: Path):
     pieces = cut(text, tokenizer, tokens=3, samples=4, spread=True)
     assert [tokenizer.id_to_token(piece[0]) for piece in pieces] == ["a", "c", "e", "g"]
     (path := tmp_path / "letters.txt").write_text(text.content)
-    ids = made(CausalLM(1, SMALL, vocabulary=100, context=20), samples=4, tokens=3, text=path).batches[0]["ids"]
-    assert ids.tolist() == pieces
+    model = build_family("bert", 1, 32, 4)
+    own = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    options = ProbeOptions(model="test", samples=4, tokens=3, text=path)
+    inputs = make_inputs(LoadedModel(model, tokenizer=own), options)
+    assert inputs.batches[0]["input_ids"].tolist() == pieces
+    assert inputs.tokenizer is own
 
 
 def test_what_stands_in_for_the_inputs_of_a_model_is_said(tmp_path: Path):

@@ -130,7 +130,10 @@ def _random_tokens(model: Any, options: ModelOptions) -> Inputs:
 
 
 def _text(loaded: LoadedModel, options: ModelOptions) -> Inputs:
-    """Pieces of a text from its beginning to its end, with the model's own tokenizer if it has one."""
+    """Pieces of a text: spread over it with the model's own tokenizer, else the first ones, with one made for the text.
+
+    What is normal at initialisation was measured on the first pieces of Python's manual.
+    """
     import torch
 
     model: Any = loaded.model
@@ -143,7 +146,7 @@ def _text(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     text = read_text(options.text)
     vocabulary = model.embedding.num_embeddings if ours else config.get_text_config().vocab_size
     tokenizer = loaded.tokenizer or train_tokenizer(text, vocabulary)
-    ids = torch.tensor(cut(text, tokenizer, tokens, _shape(options)[0], spread=True))
+    ids = torch.tensor(cut(text, tokenizer, tokens, _shape(options)[0], spread=loaded.tokenizer is not None))
     tensors = {"ids": ids} if ours else {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     made = _batches(options, **tensors)
     metadata: dict[str, Any] = {"text": {"source": text.source, "sha256": text.sha256}}

@@ -178,7 +178,7 @@ FINDINGS: tuple[Rule, ...] = (
         " At block {last:.0f} raw t_sim is {raw:.3f}, that of directions without outliers {robust:.3f}; the second is "
         "judged.", say.sink),
     Rule("few outliers", lambda f: f.outliers is not None and f.sink is None,
-        "There are outlier tokens in {carriers:.0f} of {of:.0f} sequences (up to {peak:.0f} × the median norm): too few "
+        "Outlier tokens are in {carriers:.0f} of {of:.0f} sequences (up to {peak:.0f} × the median norm): too few "
         "for leaving outliers out of what is judged.", say.few_outliers),
     Rule("rogue feature", lambda f: f.rogue_feature(ROGUE) is not None,
         "One of {width:.0f} features, number {feature:.0f}, carries {share:.0%} of the energy{without} after block "
