@@ -131,7 +131,11 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
         ("feature", 7),
         (sim(LEVEL, largest_feature_share=[0.1] * 9, largest_feature=[7.0] * 9), {}),
     ),
-    "read": ((sim(LEVEL) | BEHIND_NORMS, {"placement": "pre"}), ("final_norm", 0.45), (sim(LEVEL), {})),
+    "read": (
+        (sim(LEVEL) | BEHIND_NORMS, {"placement": "pre"}),
+        ("final_norm", 0.45),
+        (sim(LEVEL) | {"token_similarity@final_norm": [*[NAN] * 8, 0.12]}, {"placement": "pre"}),
+    ),
     "rise": ((sim([0.1, 0.12, 0.5, 0.51, 0.5]), {}), ("share", 0.95), (sim(LEVEL), {})),
     "uneven": (
         (sim(LEVEL, direction_similarity=[0.1] * 8 + [0.3]), {}),

@@ -27,7 +27,7 @@ LATE = 0.25  # a trained encoder that pools its tokens brings them together in i
 LINE = 2.0  # effective rank: two directions carry all tokens
 MINE = 0.1  # of the energy: a sequence's own part that is more than the noise of a mean of some ten tokens
 SHARED = 0.9  # of what tokens have in common: held by all sequences alike
-UNEVEN = 0.05  # t_sim and the similarity of directions differ in the second digit: tokens are of unequal size
+UNEVEN = 0.05  # two similarities differ in the second digit: of tokens and directions, of the trunk and what is read
 TURN = 0.02  # of a half turn, 3.6°: a block's output agrees with its input to cos 0.998
 SPARE = 0.01  # of the loss
 DOUBLE = math.log(2)  # growth of the log-odds that has shares worth naming
@@ -116,8 +116,10 @@ def anisotropic(f: Facts) -> bool:
 
 
 def reads(f: Facts) -> bool:
-    """Whether what is read behind norms was measured."""
-    return f.has("token_similarity") and bool(say.readers(f))
+    """Whether something that is read behind norms is another than the trunk, in the second digit."""
+    if not f.has("token_similarity"):
+        return False
+    return any(abs(read - trunk) > UNEVEN for read, trunk in say.readers(f).values())
 
 
 # fmt: off

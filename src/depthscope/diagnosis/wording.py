@@ -179,28 +179,31 @@ def rogue_feature(f: Facts, least: float) -> Values:
     return {"without": without} | {name: float(value) for name, value in (numbers | about).items()}
 
 
-def readers(f: Facts) -> dict[str, float]:
-    """t_sim of what branches read (mean over the blocks) and of what the head reads, where norms make it for them."""
+def readers(f: Facts) -> dict[str, tuple[float, float]]:
+    """t_sim of what is read where norms make a copy for it, and of the trunk there, by station.
+
+    Of the branches both are means over the blocks; at the final norm they are those of the last block.
+    """
+    trunk = f.curve("token_similarity")
+    found = {FINAL: (float(f.read(FINAL)[f.last]), float(trunk[f.last]))}
     copies = f.about.get("placement") not in (None, "post")
-    found = {FINAL: float(f.read(FINAL)[f.last])}
-    for station in ("attention_input", "ffn_input") if copies else ():
+    for station in _READERS if copies else ():
         read = f.read(station)[f.first + 1 : f.last + 1]
-        found[station] = float(read.mean())
-    return {station: value for station, value in found.items() if not math.isnan(value)}
+        found[station] = float(read.mean()), float(trunk[f.first : f.last].mean())  # what enters the blocks
+    return {station: pair for station, pair in found.items() if not math.isnan(pair[0])}
 
 
 def read(f: Facts) -> Values:
     found = readers(f)
-    trunk = f.curve("token_similarity")
-    inside = float(trunk[f.first : f.last].mean())  # what enters the blocks
-    branches = [f"{found[s]:.3f} in what {who} reads" for s, who in _READERS.items() if s in found]
     words = []
+    branches = [f"{found[station][0]:.3f} in what {who} reads" for station, who in _READERS.items() if station in found]
     if branches:
-        words.append(f"on average over the blocks t_sim is {inside:.3f} on the trunk, {' and '.join(branches)}")
+        trunk = next(found[station][1] for station in _READERS if station in found)
+        words.append(f"on average over the blocks t_sim is {trunk:.3f} on the trunk, {' and '.join(branches)}")
     if FINAL in found:
-        before, after = float(trunk[f.last]), found[FINAL]
+        after, before = found[FINAL]
         words.append(f"after the final norm, where the head reads, t_sim is {after:.3f}, before it {before:.3f}")
-    return {"text": _capital("; ".join(words)), "trunk": inside, **found}
+    return {"text": _capital("; ".join(words)), **{station: pair[0] for station, pair in found.items()}}
 
 
 def idle(f: Facts, level: float) -> Values:
