@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from depthscope.diagnosis import outlier_wording
 from depthscope.diagnosis import wording as say
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.verdict import Verdict
@@ -178,14 +179,14 @@ FINDINGS: tuple[Rule, ...] = (
     Rule("sink", lambda f: f.sink is not None,
         "Token {token:.0f}{texts} is an outlier in {samples:.0f} of {of:.0f} sequences: {runs}{others}. {birth}{drawn}"
         " At block {last:.0f} raw t_sim is {raw:.3f}, that of directions without outliers {robust:.3f}; the second is "
-        "judged.", say.sink),
+        "judged.", outlier_wording.sink),
     Rule("few outliers", lambda f: f.outliers is not None and f.sink is None,
         "Outlier tokens are in {carriers:.0f} of {of:.0f} sequences (up to {peak:.0f} × the median norm): too few "
-        "for leaving outliers out of what is judged.", say.few_outliers),
+        "for leaving outliers out of what is judged.", outlier_wording.few_outliers),
     Rule("rogue feature", lambda f: f.rogue_feature(ROGUE) is not None,
         "One of {width:.0f} features, number {feature:.0f}, carries {share:.0%} of the energy{without} after block "
         "{block:.0f} (in {samples:.0f} of {of:.0f} sequences): a rogue dimension.",
-        lambda f: say.rogue_feature(f, ROGUE)),
+        lambda f: outlier_wording.rogue_feature(f, ROGUE)),
     Rule("read", reads, "{text}.", say.read),
     Rule("uneven", lambda f: f.sink is None and abs(f.end("token_similarity") - f.end("direction_similarity")) > UNEVEN,
         "Tokens are of unequal size: raw t_sim {raw:.3f}, that of their directions {robust:.3f} at block {last:.0f}.",
