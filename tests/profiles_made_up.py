@@ -29,7 +29,7 @@ def made_up(
     curves: dict[str, list[float]], sinks: list[tuple[int, int, int, float]] | None = None, **about: Any
 ) -> Profile:
     """`curves`: by measure, or "measure@station", over blocks 0..L, the same for two samples; sinks (block, sample,
-    token, ratio). t_div and t_cos follow t_sim unless they are given."""
+    token, ratio), each with the text " the". t_div and t_cos follow t_sim unless they are given."""
     similarity = curves.get("token_similarity")
     if similarity is not None:
         curves = {"token_diversity": [1 - s for s in similarity], "cosine_similarity": similarity, **curves}
@@ -41,7 +41,8 @@ def made_up(
             rows += [(block, station or "output", -1, measure, sample, value) for sample in (0, 1)]
     depth = max(len(values) for values in curves.values()) - 1
     metadata = ABOUT | {"blocks": depth} | about
-    return Profile(pd.DataFrame(rows, columns=COLUMNS), metadata, pd.DataFrame(sinks or [], columns=SINK_COLUMNS))
+    spelled = [(*sink, " the") for sink in sinks or []]
+    return Profile(pd.DataFrame(rows, columns=COLUMNS), metadata, pd.DataFrame(spelled, columns=SINK_COLUMNS))
 
 
 def by_map(rho: float, feed: float, start: float, depth: int) -> list[float]:

@@ -29,6 +29,7 @@ BRANCH = ("attention_input", "attention_branch", "ffn_branch")
 CROSS = ("cross_attention_input", "after_cross_attention", "cross_attention_branch")  # in decoders that read an encoder
 BLOCK = TRUNK + BRANCH  # what every block has
 ALL = BLOCK + CROSS
+FINAL = "final_norm"  # behind the last block, where a norm is seen there: no station of a block, and never changed
 BRANCHES = ("attention_branch", "cross_attention_branch", "ffn_branch")  # what is added to the trunk
 WHOLE_TRUNK = (
     "input",

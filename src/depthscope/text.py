@@ -48,8 +48,11 @@ def read_text(path: Path | None) -> Text:
         ) from None
 
 
-def cut(text: Text, tokenizer: Any, tokens: int, samples: int) -> list[list[int]]:
-    """`samples` consecutive pieces of `tokens` ids each; refuses a text that is too short."""
+def cut(text: Text, tokenizer: Any, tokens: int, samples: int, *, spread: bool = False) -> list[list[int]]:
+    """`samples` pieces of `tokens` ids each, from the beginning on or spread over the text; refuses one too short.
+
+    Pieces of one article are about one thing: what they share is then not told from what all texts share.
+    """
     if hasattr(tokenizer, "encode_batch"):
         ids = tokenizer.encode(text.content).ids
         rows = [ids[i : i + tokens] for i in range(0, len(ids), tokens)]
@@ -61,7 +64,7 @@ def cut(text: Text, tokenizer: Any, tokens: int, samples: int) -> list[list[int]
             f"expected at least {samples} × {tokens} tokens in {text.source!r}, got {sum(map(len, rows))}; "
             "give a longer text, or fewer --samples or --tokens"
         )
-    return complete[:samples]
+    return [complete[i * len(complete) // samples] for i in range(samples)] if spread else complete[:samples]
 
 
 def train_tokenizer(text: Text, vocabulary: int) -> Any:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.testing import assert_close
+from transformers import PreTrainedTokenizerFast
 
 from depthscope import text as text_module
 from depthscope.cli.inputs import make_inputs
@@ -83,6 +84,29 @@ def test_cut_is_consecutive_and_refuses_what_is_too_short():
         cut(text, tokenizer, tokens=3, samples=3)
     with pytest.raises(ValueError, match="got 0"):
         cut(Text("", "nothing"), train_tokenizer(Text("", "nothing"), 100), 1, 1)
+
+
+def test_pieces_are_spread_over_the_text(tmp_path: Path):
+    """Consecutive pieces of one article would make what a sequence has of its own too small."""
+    text = Text(" ".join(letter for letter in "abcdefgh" for _ in range(6)), "letters")
+    tokenizer = train_tokenizer(text, 100)
+    pieces = cut(text, tokenizer, tokens=3, samples=4, spread=True)
+    assert [tokenizer.id_to_token(piece[0]) for piece in pieces] == ["a", "c", "e", "g"]
+    (path := tmp_path / "letters.txt").write_text(text.content)
+    model = build_family("bert", 1, 32, 4)
+    own = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    options = ProbeOptions(model="test", samples=4, tokens=3, text=path)
+    inputs = make_inputs(LoadedModel(model, tokenizer=own), options)
+    assert inputs.batches[0]["input_ids"].tolist() == pieces
+    assert inputs.tokenizer is own
+
+
+def test_what_stands_in_for_the_inputs_of_a_model_is_said(tmp_path: Path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    vit = VisionTransformer(1, SMALL, image_size=8)
+    assert made(vit, samples=1).metadata["stand_in"] == "random normal pixels"
+    assert "stand_in" not in made(vit, samples=1, images=tmp_path).metadata
+    assert made(Encoder(1, SMALL)).metadata["stand_in"] == "random normal tokens"
 
 
 @pytest.mark.usefixtures("short_manual")

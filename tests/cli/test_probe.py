@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -244,6 +245,32 @@ def test_a_folder_without_a_tokenizer_says_so(run, tmp_path: Path):
 
 def test_a_block_in_a_loop_is_found_when_the_model_runs(run, factory: str):
     assert len(json.loads(run(f"{factory}:loop", "--json").out)["profile"]["token_similarity"]) == 6
+
+
+def test_trained_weights_have_no_verdict_on_inputs_that_are_not_theirs(run, tmp_path: Path):
+    config = GPT2Config(vocab_size=60, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config)
+    model.save_pretrained(tmp_path / "random")
+    torch.nn.init.constant_(model.transformer.h[0].ln_1.bias, 0.01)
+    model.save_pretrained(tmp_path / "trained")
+    options = ("--samples", "2", "--tokens", "16", "--json")
+    found = json.loads(run(f"hf:{tmp_path / 'trained'}", *options).out)
+    assert found["diagnosis"]["verdict"] == "cannot tell"
+    assert "no tokenizer came with the model" in found["diagnosis"]["headline"]
+    assert all(value is not None for value in found["profile"]["token_similarity"])  # the numbers are there
+    assert "trained weights on inputs of their own" in found["diagnosis"]["recommendation"]["reason"]
+    assert json.loads(run(f"hf:{tmp_path / 'random'}", *options).out)["diagnosis"]["verdict"] == "no collapse"
+
+
+def test_every_block_is_shown_with_what_it_is_worth_and_pre_norm_with_what_is_read(run):
+    shown = run("gpt2", *TINY, "--skip-loss").out
+    assert re.findall(r"^ *(nothing|block \d) +\d+\.\d{4}", shown, flags=re.MULTILINE) == [
+        "nothing",
+        *(f"block {n}" for n in range(1, 4)),
+    ]
+    assert re.search(r"attention +FFN *\n block .* reads +reads", shown)
+    assert re.search(r"^ +final +0\.\d{3}", shown, flags=re.MULTILINE)
+    assert " largest_feature " not in shown  # the number of a feature has no mean and no curve
 
 
 def test_a_factory(run, factory: str):

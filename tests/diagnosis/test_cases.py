@@ -91,7 +91,8 @@ def test_a_huge_token_fakes_no_collapse():
     assert profile.curve("effective_rank")[-1] < 2  # what a rank collapse looks like
     found = diagnose(profile)
     assert found.verdict == "no collapse"
-    assert {"sink", "rank beside a sink"} <= rules(found)
+    assert {"sink", "rank"} <= rules(found)
+    assert found.finding("rank").numbers["rank_end"] > 10  # without the huge token
     assert (found.finding("sink").numbers["token"], found.finding("sink").numbers["born"]) == (2, 3)
 
 
@@ -144,6 +145,30 @@ def test_a_healthy_pre_norm_model():
     assert found.verdict == "no collapse"
     assert found.recommendation.remedies == ()
     assert not rules(found) & {"crossing", "idle depth", "sink", "uneven", "loss of context"}
+
+
+class PreNorm(nn.Module):
+    """A block of no known family."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(64), nn.LayerNorm(64)])
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.ffn = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.norms[0](x)
+        x = x + self.attention(read, read, read, need_weights=False)[0]
+        return x + self.ffn(self.norms[1](x))
+
+
+def test_an_unknown_model_has_no_forecast_by_the_law_of_another_placement():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(*(PreNorm() for _ in range(12)))
+    found = verdict_of(model, torch.randn(4, 32, 64, generator=seeded(1)))
+    assert "where the norms of the blocks stand was not seen" in found.finding("no forecast").sentence
+    assert not {rule for rule in rules(found) if rule.startswith("trend")}
 
 
 def test_a_causal_model_is_offered_nothing_that_leaks():

@@ -16,6 +16,14 @@ SLOW = by_map(1.05, 0.01, 0.3, 10)  # 0.3 to 0.44
 MIDDLE = by_map(1.1, 0.02, 0.3, 12)  # to 0.64
 LEVEL = [0.1] * 9
 SINK = [(b, s, 3, 10.0 * b) for b in (2, 3, 4) for s in (0, 1)]
+LASTING_SINK = [(b, s, 3, 10.0 * b) for b in range(2, 9) for s in (0, 1)]
+# A trained causal model: alike from block 2 on, with a dip before the end; nine tenths of it shared by all sequences.
+DIP = [0.1, 0.6, *[0.97] * 13, 0.88, 0.86, 0.9, 0.92]
+BEHIND_NORMS = {
+    "token_similarity@attention_input": [NAN, *[0.3] * 8],
+    "token_similarity@ffn_input": [NAN, *[0.2] * 8],
+    "token_similarity@final_norm": [*[NAN] * 8, 0.45],
+}
 SKIPPED = pd.DataFrame(
     [(0, 0, 2.0, 0.0), (1, 1, 2.5, 0.5), (2, 2, 2.001, 0.001)], columns=["first_block", "last_block", "loss", "change"]
 )
@@ -86,6 +94,11 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
     "one token": ((sim([1.0] * 4, cosine_similarity=[NAN] * 4), {"tokens": 1}), ("tokens", 1), (sim(LEVEL), {})),
     "one block": ((sim([0.1, 0.5]), {}), ("blocks", 1), (sim([0.1, 0.5, 0.6]), {})),
     "alike at the entrance": ((sim([0.995, 0.999, 0.999]), {}), ("start", 0.995), (sim([0.98, 0.999, 0.999]), {})),
+    "stand-in inputs": (
+        (sim([0.226, 0.4, 0.674]), {"weights": TRAINED, "stand_in": "random normal pixels"}),
+        ("end", 0.674),
+        (sim([0.226, 0.4, 0.674]), {"weights": INITIALISED, "stand_in": "random normal pixels"}),
+    ),
     "converges": ((sim(LATE), {"weights": TRAINED}), ("before", 0.3), (sim(LATE), {"weights": INITIALISED})),
     "anisotropic": (
         (split([0.1, 0.95, 0.95, 0.95, 0.95], 0.93, 0.02), {"weights": TRAINED}),
@@ -108,6 +121,22 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
         ("robust", 0.4),
         (sim(LEVEL, direction_similarity=[0.1] * 8 + [0.4]), {}),
     ),
+    "few outliers": (
+        (sim(LEVEL), {"sinks": SINK, "samples": 8}),
+        ("carriers", 2),
+        (sim(LEVEL), {"sinks": SINK, "samples": 3}),
+    ),
+    "rogue feature": (
+        (sim(LEVEL, largest_feature_share=[0.1] * 8 + [0.89], largest_feature=[7.0] * 9), {}),
+        ("feature", 7),
+        (sim(LEVEL, largest_feature_share=[0.1] * 9, largest_feature=[7.0] * 9), {}),
+    ),
+    "read": (
+        (sim(LEVEL) | BEHIND_NORMS, {"placement": "pre"}),
+        ("final_norm", 0.45),
+        (sim(LEVEL) | {"token_similarity@final_norm": [*[NAN] * 8, 0.12]}, {"placement": "pre"}),
+    ),
+    "rise": ((sim([0.1, 0.12, 0.5, 0.51, 0.5]), {}), ("share", 0.95), (sim(LEVEL), {})),
     "uneven": (
         (sim(LEVEL, direction_similarity=[0.1] * 8 + [0.3]), {}),
         ("robust", 0.3),
@@ -116,9 +145,9 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
     "idle depth": ((sim(COLLAPSE), {}), ("idle", 4), (sim(COLLAPSE[:17]), {})),
     "rank": ((sim(LEVEL, effective_rank=[20.0] * 9), {}), ("rank_end", 20), (sim(LEVEL), {})),
     "rank beside a sink": (
-        (sim(LEVEL, effective_rank=[20.0] * 8 + [1.1]), {"sinks": SINK}),
+        (sim(LEVEL, effective_rank=[20.0] * 8 + [1.1]), {"sinks": LASTING_SINK}),
         ("rank_end", 1.1),
-        (sim(LEVEL, effective_rank=[20.0] * 8 + [1.1]), {}),
+        (sim(LEVEL, effective_rank=[20.0] * 8 + [1.1]), {"sinks": SINK}),  # it is gone before the last block
     ),
     "shared by all": ((split(MIDDLE, 0.63, 0.01), {}), ("shared", 0.63), (split(MIDDLE, 0.3, 0.33), {})),
     "loss of context": ((split(MIDDLE, 0.3, 0.33), {}), ("sequence", 0.33), (split(MIDDLE, 0.63, 0.01), {})),
@@ -132,6 +161,7 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
     "trend arrives": ((sim(MIDDLE), {}), ("rho", 1.1), (sim(LEVEL), {})),
     "trend settles": ((sim(by_map(0.5, 0.2, 0.1, 8)), {}), ("rho", 0.5), (sim(MIDDLE), {})),
     "trend passed": ((sim(COLLAPSE), {}), ("half", 1.7095), (sim(MIDDLE), {})),
+    "no forecast": ((sim(MIDDLE), {"weights": TRAINED}), ("blocks", 12), (sim(MIDDLE), {"weights": INITIALISED})),
     "too few blocks": ((sim([0.1, 0.2, 0.3]), {}), ("blocks", 2), (sim(MIDDLE), {})),
     "theory": ((spectra(0.2), {}), ("rate", 1.2), (spectra(0.95), {})),
     "theory says nothing": ((spectra(0.95), {}), ("omega_delta", 1.05), (spectra(0.2), {})),
@@ -221,10 +251,144 @@ def test_a_profile_is_not_needed_in_full():
     found = diagnose(made_up(only(cosine_similarity=COLLAPSE), causal=None))
     assert found.verdict == "collapsed"
     assert "mean cosine 0.100 at the entrance, 0.9986 at block 20" in found.headline
-    assert {finding.rule for finding in found.findings} == {"crossing", "idle depth", "trend passed", "not measured"}
+    assert {finding.rule for finding in found.findings} == {
+        "crossing",
+        "rise",
+        "idle depth",
+        "trend passed",
+        "not measured",
+    }
     assert found.finding("crossing").numbers["passes_0.99"] == 16
     assert found.finding("trend passed").numbers["rho"] == pytest.approx(1.5, rel=0.03)
     assert found.finding("not measured").numbers == {"count": 4}
     assert found.recommendation.remedies[0].mixing == "prefix"  # it may be causal
     whole = diagnose(made_up(sim(COLLAPSE), causal=None))
     assert found.recommendation == whole.recommendation
+
+
+# --- trained models ---------------------------------------------------------------------------------------
+
+
+def test_a_dip_is_no_late_convergence():
+    """Alike from block 2 on, and by what all sequences share: anisotropic, and nothing that a sentence encoder does."""
+    found = judged((split(DIP, 0.84, 0.08), {"weights": TRAINED, "causal": True}))
+    assert found.verdict == "anisotropic"
+    assert "84% of the unit tokens' energy" in found.headline
+    assert found.finding("crossing").sentence == (
+        "Token similarity passes 0.9 at block 2, and is below 0.9 again at blocks 15–16."
+    )
+    lower = [*DIP[:-2], 0.87, 0.88]  # whether it ends on this side of 0.9 or on that is a matter of the text
+    assert judged((split(lower, 0.81, 0.05), {"weights": TRAINED, "causal": True})).verdict == "anisotropic"
+    assert rule_of_verdict((sim(DIP), {"weights": TRAINED})) != "converges"  # nor where energies were not measured
+
+
+@pytest.mark.parametrize("causal", [True, None])
+def test_pooling_is_not_said_of_what_may_be_causal(causal: bool | None):
+    late = split(LATE, 0.3, 0.6)
+    bidirectional = judged((late, {"weights": TRAINED}))
+    assert "sentence encoders pool" in bidirectional.headline
+    assert "trained to pool" in str(bidirectional)
+    found = judged((late, {"weights": TRAINED, "causal": causal}))
+    assert found.verdict == "converges by training"
+    assert "pool" not in str(found)
+
+
+def forecast(found) -> str:
+    return " ".join(f.sentence for f in found.findings if f.rule.startswith("trend") or f.rule == "no forecast")
+
+
+def test_only_laws_that_hold_forecast():
+    about = {"weights": INITIALISED}
+    assert "passes 0.99 at about block" in forecast(judged((sim(MIDDLE), about)))
+    assert "further blocks would be trained too" in forecast(judged((sim(MIDDLE), {"weights": TRAINED})))
+    for placement, why in ((None, "was not seen"), ("sandwich", 'the norms stand "sandwich"')):
+        said = forecast(judged((sim(MIDDLE), about | {"placement": placement})))
+        assert why in said
+        assert "at about block" not in said
+    scattered = [0.2, 0.5, 0.3, 0.62, 0.35, 0.7, 0.42, 0.75, 0.5, 0.8]
+    said = forecast(judged((sim(scattered), about)))
+    assert "follow no known law (half of the blocks miss it by" in said
+    assert "at about block" not in said
+
+
+def test_fits_that_disagree_forecast_nothing():
+    """Every other block does nothing: which of them are drawn decides whether a fit arrives."""
+    steps = [0.0, 0.2, 0.0, 0.2, 0.0, 0.2, 0.0, 0.2, 0.0, 0.2, 0.1]
+    logs = [0.4 + sum(steps[:n]) for n in range(len(steps) + 1)]
+    found = judged((sim([1 / (1 + 2.718281828**-x) for x in logs]), {"weights": INITIALISED}))
+    assert found.verdict == "no collapse"  # no verdict rests on such a forecast either
+    assert "the blocks allow fits that pass 0.99 at block 27, and fits that pass it not within 110" in forecast(found)
+
+
+def test_a_law_that_falls_is_said_to_fall():
+    curve = [0.1, 0.3, 0.5, 0.6, *(1 / (1 + 0.5 * b**0.28) for b in range(4, 13))]
+    found = judged((sim(curve), {"placement": "pre", "weights": INITIALISED}))
+    assert "The odds t_sim/t_div fall like block^-0.28" in found.finding("trend settles").sentence
+    assert found.finding("trend settles").numbers["exponent"] == pytest.approx(-0.28, abs=1e-3)
+
+
+def test_odds_are_named_after_what_is_judged():
+    curves = trunk()
+    for name in [name for name in curves if name.startswith("token_similarity@")]:
+        curves[name.replace("token_similarity", "direction_similarity")] = curves[name]
+    assert "odds t_sim/t_div grow" in judged((curves, {})).finding("steps").sentence
+    beside = judged((curves, {"sinks": [(b, s, 0, 50.0) for b in (1, 2, 3) for s in (0, 1)]}))
+    assert "odds of the directions' similarity grow" in beside.finding("steps").sentence
+    assert "t_sim/t_div" not in str(beside)
+
+
+def test_a_sink_is_told_by_runs_with_the_block_where_it_is_born():
+    ratios = {3: 11.0} | dict.fromkeys(range(12, 30), 150.0)
+    rows = [(block, sample, 0, ratio + sample / 4) for sample in range(8) for block, ratio in ratios.items()]
+    curves = sim([0.1] * 31, direction_similarity=[0.1] * 31)
+    curves["sink_attention@attention"] = [NAN] * 13 + [0.6] * 18
+    found = judged((curves, {"sinks": rows, "samples": 8})).finding("sink")
+    assert (found.numbers["born"], found.numbers["peak"]) == (12, 151.75)
+    assert found.sentence.startswith(
+        "Token 0 (' the') is an outlier in 8 of 8 sequences: up to 13 × the median norm after block 3, up to 152 × "
+        "after blocks 12–29. Its large norm is born in block 12. The blocks that read outliers give them 60% of "
+        "attention."
+    )
+
+
+def test_a_block_at_which_few_sequences_have_the_outlier_is_in_no_run():
+    rows = [(b, s, 0, 50.0) for s in range(8) for b in (4, 5, 6)] + [(2, 1, 0, 11.0)]
+    facts = Facts(made_up(sim(LEVEL), rows, samples=8))
+    assert [(run.first, run.last) for run in facts.sink.runs] == [(4, 6)]
+
+
+def test_one_sequence_of_eight_does_not_switch_what_is_judged():
+    one = [(b, 5, 3, 40.0) for b in range(1, 9)]
+    assert Facts(made_up(sim(LEVEL), one, samples=8)).judged == "token_similarity"
+    most = [(b, s, s, 40.0) for b in range(1, 9) for s in range(5)]  # each at a place of its own
+    facts = Facts(made_up(sim(LEVEL), most, samples=8))
+    assert facts.judged == "direction_similarity"
+    assert facts.sink.others == 4
+
+
+def test_the_rank_without_outliers_is_judged_where_it_was_measured():
+    ranks = {"effective_rank": [20.0] * 8 + [1.1], "ordinary_rank": [20.0] * 8 + [18.0]}
+    found = judged((sim(LEVEL, **ranks), {"sinks": LASTING_SINK}))
+    assert "effective rank without outliers 20.0 at the entrance, 18.0 at block 8" in found.finding("rank").sentence
+    assert found.finding("rank beside a sink") is None
+    line = ranks | {"ordinary_rank": [20.0] * 8 + [1.2]}
+    assert judged((sim(LEVEL, **line), {"sinks": LASTING_SINK})).verdict == "rank collapse"
+
+
+def test_what_is_read_behind_the_norms_stands_beside_the_trunk():
+    curves = sim([0.1] * 8 + [0.906]) | BEHIND_NORMS
+    said = judged((curves, {"placement": "pre"})).finding("read").sentence
+    assert said == (
+        "On average over the blocks t_sim is 0.100 on the trunk, 0.300 in what attention reads and 0.200 in what the "
+        "FFN reads; after the final norm, where the head reads, t_sim is 0.450, before it 0.906."
+    )
+    post = judged((curves, {"placement": "post"})).finding("read").sentence  # its branches read the trunk itself
+    assert post == "After the final norm, where the head reads, t_sim is 0.450, before it 0.906."
+
+
+def test_the_rise_is_placed():
+    found = judged((sim([0.103, 0.3, 0.52, 0.5, 0.55, 0.52, 0.61]), {})).finding("rise")
+    assert found.sentence == "Blocks 1–2 make 82% of the rise: from 0.103 to 0.520."
+    assert judged((sim([0.1, 0.11, 0.9, 0.9]), {})).finding("rise").sentence.startswith("Block 2 makes 99% of the rise")
+    past = judged((sim([0.1, 0.9, 0.8, 0.7]), {})).finding("rise").sentence
+    assert past == "Block 1 makes more than the whole rise: from 0.100 to 0.900."

@@ -17,6 +17,8 @@ TOKEN_MEASURES = {
     "frobenius_norm": m.frobenius_norm,
     "largest_token_share": m.largest_token_share,
     "effective_rank": m.effective_rank,
+    "ordinary_rank": m.ordinary_rank,
+    "largest_feature_share": lambda x, mask=None: m.largest_feature(x, mask).share,
     "effective_rank_exact": lambda x, mask=None: m.effective_rank(x, mask, exact=True),
     "stable_rank": m.stable_rank,
     "leading_share": lambda x, mask=None: m.leading_direction(x, mask).energy_share,
@@ -35,6 +37,7 @@ ONE_TOKEN = dict.fromkeys(TOKEN_MEASURES, 1.0) | {
     "cosine_similarity": torch.nan,  # no pair
     "frequency_ratio": 0.0,
     "frobenius_norm": 5.0,
+    "largest_feature_share": 0.64,
     "composite_mean": 0.0,
     "composite_median": 0.0,
 }

@@ -5,7 +5,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from depthscope.measures import energy_split, frobenius_norm, largest_token_share
+from depthscope.measures import (
+    effective_rank,
+    energy_split,
+    frobenius_norm,
+    largest_feature,
+    largest_token_share,
+    ordinary_rank,
+)
 from samples import seeded
 
 
@@ -69,3 +76,25 @@ def test_norm_and_largest_share():
     energy = x.double().square().sum(dim=-1)
     assert_close(largest_token_share(x), energy.amax(dim=-1) / energy.sum(dim=-1), rtol=1e-6, atol=0)
     assert largest_token_share(x)[1] > 0.999
+
+
+def test_the_largest_feature_and_its_index():
+    x = torch.randn(2, 8, 4, generator=seeded(0))
+    x[1, :, 3] += 20
+    energy = x.double().square().sum(dim=-2)
+    found = largest_feature(x)
+    assert_close(found.share, energy.amax(dim=-1) / energy.sum(dim=-1), rtol=1e-6, atol=0)
+    assert found.feature.tolist() == [energy[0].argmax().item(), 3]
+    assert found.share[1] > 0.95
+
+
+def test_an_outlier_token_decides_neither_the_largest_feature_nor_the_ordinary_rank():
+    x = torch.randn(2, 12, 6, generator=seeded(0))
+    huge = x.clone()
+    huge[0, 5] = torch.tensor([0.0, 0, 1e4, 0, 0, 0])
+    rest = torch.arange(12) != 5
+    assert effective_rank(huge)[0] < 1.1
+    assert_close(ordinary_rank(huge)[0], effective_rank(huge[0, rest]), rtol=1e-9, atol=0)
+    assert_close(largest_feature(huge)[0][0], largest_feature(huge[0, rest]).share)
+    assert_close(ordinary_rank(huge)[1], effective_rank(x[1]), rtol=1e-9, atol=0)
+    assert_close(ordinary_rank(x), effective_rank(x), rtol=0, atol=0)

@@ -82,6 +82,12 @@ def test_save_and_load(profile: Profile, tmp_path: Path):
     assert metadata["versions"]["torch"] == torch.__version__
 
 
+def test_a_profile_that_was_saved_before_tokens_had_texts_is_read(profile: Profile, tmp_path: Path):
+    folder = profile.save(tmp_path)
+    profile.sinks.drop(columns="text").to_parquet(folder / "sinks.parquet", index=False)
+    assert list(Profile.load(folder).sinks.columns) == list(profile.sinks.columns)
+
+
 def test_a_failed_save_leaves_the_old_profile_whole(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     profile.save(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

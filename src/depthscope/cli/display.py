@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from depthscope.probing import Profile
 
 _ROWS = 12  # of the table of blocks
+# What norms make for branches to read; in post-norm these are stations of the trunk.
+_READ = {"attention_input": "attention\nreads", "ffn_input": "FFN\nreads"}
 _MAIN = ("token_similarity", "token_diversity", "cosine_similarity", "direction_similarity", "largest_token_share")
 
 
@@ -31,9 +33,25 @@ def show(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = 
     _show_blocks(console, profile)
     show_diagnosis(console, diagnosis)
     if skipped is not None:
-        console.say(skip_sentence(skipped))
+        _show_skipped(console, skipped)
     for note in profile.metadata.get("notes", []):
         console.say(f"Note: {note}")
+
+
+def _show_skipped(console: Screen, skipped: pd.DataFrame) -> None:
+    """Every block, or run of blocks, with the loss without it."""
+    from rich.table import Table
+
+    table = Table("without", "loss", "change", box=None, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for _, row in skipped.iterrows():
+        first, last = round(row["first_block"]), round(row["last_block"])
+        name = "nothing" if not first else f"block {first}" if first == last else f"blocks {first} to {last}"
+        table.add_row(name, f"{row['loss']:.4f}", f"{row['change']:+.4f}" if first else "")
+    console.print()
+    console.print(table)
+    console.say(skip_sentence(skipped))
 
 
 def skip_sentence(skipped: pd.DataFrame) -> str:
@@ -101,7 +119,7 @@ def _show_measures(console: Screen, profile: Profile) -> None:
     console.print(table)
     asked = profile.metadata.get("stations", [])
     others = [name for name in profile.frame["station"].unique() if name in asked and name != "output"]
-    if others and sorted(asked) != sorted(TRUNK):  # the trunk is there for the verdict
+    if others and {*asked} - {"attention_input"} != {*TRUNK}:  # those are there for the verdict
         console.print()
         console.say(f"Also measured at {', '.join(others)}: --out saves all of it.")
 
@@ -114,27 +132,44 @@ def _range(values: list[float]) -> tuple[float, float]:
 
 def _rows(profile: Profile) -> list[tuple[str, str]]:
     """(station, measure): all at `output`, and those that stand elsewhere only, such as attention's."""
+    from depthscope.measures import MEASURES
+
     here = profile.names()
     pairs = profile.frame[["station", "measure"]].drop_duplicates().itertuples(index=False, name=None)
-    return [("output", name) for name in here] + [pair for pair in pairs if pair[1] not in here]
+    found = [("output", name) for name in here] + [pair for pair in pairs if pair[1] not in here]
+    return [pair for pair in found if pair[1] not in MEASURES or not MEASURES[pair[1]].is_name]
 
 
 def _show_blocks(console: Screen, profile: Profile) -> None:
     from rich.table import Table
 
     from depthscope.cli.console import columns_that_fit
+    from depthscope.stations import FINAL
 
     names = [name for name in _MAIN if name in profile.names()]
-    names = names[: columns_that_fit([heading_width(name) for name in names], console.width - len(" block "))]
     if not names:
         return
-    table = Table("block", *map(heading, names), box=None, header_style="bold")
+    readers = {s: head for s, head in _READ.items() if "token_similarity" in profile.names(s)}
+    if profile.metadata.get("placement") in (None, "post"):
+        readers = {}
+    if readers and "token_similarity" in names and "token_diversity" in names:
+        names.remove("token_diversity")  # it is the rest of t_sim, and a line of a terminal has 80 letters
+    columns = [(name, "output", heading(name)) for name in names]
+    columns += [("token_similarity", station, head) for station, head in readers.items()]
+    fit = columns_that_fit(
+        [max(9, *map(len, head.splitlines())) for *_, head in columns], console.width - len(" block ")
+    )
+    columns = columns[:fit]
+    table = Table("block", *(head for *_, head in columns), box=None, header_style="bold")
     for column in table.columns:
         column.justify = "right"
     for part, (first, last) in profile.parts.items():
-        curves = [profile.curve(name, part=part) for name in names]
+        curves = [(name, profile.curve(name, station, part=part)) for name, station, _ in columns]
         for place, row in block_rows(part, first, last, _ROWS):
-            table.add_row(row, *(format_value(name, curve[place]) for name, curve in zip(names, curves, strict=True)))
+            table.add_row(row, *(format_value(name, curve[place]) for name, curve in curves))
+        behind = [(name, profile.curve(name, FINAL, part=part)[-1]) for name in names if name in profile.names(FINAL)]
+        if any(not math.isnan(value) for _, value in behind):
+            table.add_row(f"{part} final".strip(), *(format_value(name, value) for name, value in behind))
     console.print()
     console.print(table)
     console.print()
@@ -145,9 +180,9 @@ def heading(measure: str) -> str:
     return measure.replace("_", "\n", 1)
 
 
-def heading_width(measure: str) -> int:
-    """How wide that column is: no number is wider than nine letters."""
-    return max(9, *map(len, heading(measure).splitlines()))
+def heading_width(words: str) -> int:
+    """How wide a column of that heading is: no number is wider than nine letters."""
+    return max(9, *map(len, words.splitlines()))
 
 
 def block_rows(part: str, first: int, last: int, rows: int) -> list[tuple[int, str]]:

@@ -71,11 +71,10 @@ def _fix(options: FixOptions, tau: float | None) -> Fixed:
             inputs.batches,
             tau=tau,
             doing=lambda what: progress(what, None),
+            about={"model": options.model, "seed": options.seed, **inputs.metadata},
             **wishes,
             **options.told,
         )
-    for profile in (fixed.before, fixed.after):
-        profile.metadata.update(model=options.model, seed=options.seed, **inputs.metadata)
     seen = fixed.before.metadata.get("notes", [])
     return replace(fixed, notes=(*seen, *loaded.notes, *inputs.notes, *fixed.notes))
 

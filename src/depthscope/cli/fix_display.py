@@ -109,7 +109,7 @@ def _show_blocks(console: Screen, fixed: Fixed) -> None:
     from depthscope.cli.console import columns_that_fit
 
     columns = [(name, profile) for name in _names(fixed) for profile in (fixed.before, fixed.after)]
-    fit = columns_that_fit([heading_width(name) for name, _ in columns], console.width - len(" block "))
+    fit = columns_that_fit([heading_width(heading(name)) for name, _ in columns], console.width - len(" block "))
     columns = columns[: fit - fit % 2]
     titles = [f"{heading(name)}\n{'before' if i % 2 == 0 else 'after'}" for i, (name, _) in enumerate(columns)]
     table = Table("block", *titles, box=None, header_style="bold")

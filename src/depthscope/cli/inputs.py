@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ class Inputs:
     count: int | None  # batches; None if only the factory knows
     metadata: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    tokenizer: Any = None  # the model's own, which can spell the ids
 
 
 @dataclass(frozen=True)
@@ -122,14 +123,18 @@ def _given(inputs: Any, model: nn.Module, options: ModelOptions) -> Inputs:
 def _random_tokens(model: nn.Module, width: int, options: ModelOptions) -> Inputs:
     samples, _ = _shape(options)
     tokens = TOKENS if options.tokens is None else options.tokens
-    return _batches(options, x=_noise(options, samples, tokens, width).to(_floats(model)))
+    made = _batches(options, x=_noise(options, samples, tokens, width).to(_floats(model)))
+    return replace(made, metadata={"stand_in": "random normal tokens"})
 
 
 # --- text ---------------------------------------------------------------------------------------------
 
 
 def _text(loaded: LoadedModel, options: ModelOptions) -> Inputs:
-    """Consecutive pieces of a text, with the model's own tokenizer if it has one."""
+    """Pieces of a text: spread over it with the model's own tokenizer, else the first ones, with one made for the text.
+
+    What is normal at initialisation was measured on the first pieces of Python's manual.
+    """
     import torch
 
     model: Any = loaded.model
@@ -141,19 +146,22 @@ def _text(loaded: LoadedModel, options: ModelOptions) -> Inputs:
         raise ValueError(f"expected at most {most} tokens, the model's positions, got --tokens {tokens}")
     text = read_text(options.text)
     vocabulary = model.embedding.num_embeddings if ours else config.get_text_config().vocab_size
-    ids = _ids(text, loaded.tokenizer or train_tokenizer(text, vocabulary), tokens, options)
+    tokenizer = loaded.tokenizer or train_tokenizer(text, vocabulary)
+    ids = _ids(text, tokenizer, tokens, options, spread=loaded.tokenizer is not None)
     tensors = {"ids": ids} if ours else {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     made = _batches(options, **tensors)
-    notes: tuple[str, ...] = ()
-    if options.model.startswith("hf:") and loaded.tokenizer is None:
-        notes = ("no tokenizer came with the model: its ids are those of a WordPiece trained on the text",)
-    return Inputs(made.batches, made.count, {"text": {"source": text.source, "sha256": text.sha256}}, notes)
+    metadata: dict[str, Any] = {"text": {"source": text.source, "sha256": text.sha256}}
+    if loaded.tokenizer is not None:
+        return Inputs(made.batches, made.count, metadata, tokenizer=loaded.tokenizer)
+    stand_in = "no tokenizer came with the model, and its ids are those of a WordPiece trained on the text"
+    notes = (stand_in,) if options.model.startswith("hf:") else ()
+    return Inputs(made.batches, made.count, metadata | {"stand_in": stand_in}, notes)
 
 
-def _ids(text: Text, tokenizer: Any, tokens: int, options: ModelOptions) -> Tensor:
+def _ids(text: Text, tokenizer: Any, tokens: int, options: ModelOptions, *, spread: bool = False) -> Tensor:
     import torch
 
-    return torch.tensor(cut(text, tokenizer, tokens, _shape(options)[0]))
+    return torch.tensor(cut(text, tokenizer, tokens, _shape(options)[0], spread=spread))
 
 
 def _positions(config: Any, tokenizer: Any) -> int | None:
@@ -243,8 +251,9 @@ def _images(model: Any, options: ModelOptions) -> Inputs:
             raise ValueError(f"expected a model of colour images for --images, got one with {channels} channels")
         pixels = _read_images(options.images, samples, size)
     made = _batches(options, **{"images" if ours else "pixel_values": pixels.to(_floats(model))})
-    source = "random normal pixels" if options.images is None else str(options.images)
-    return Inputs(made.batches, made.count, {"images": source})
+    noise = "random normal pixels"
+    metadata = {"images": noise, "stand_in": noise} if options.images is None else {"images": str(options.images)}
+    return Inputs(made.batches, made.count, metadata)
 
 
 def _read_images(folder: Path, samples: int, size: tuple[int, ...]) -> Tensor:

@@ -122,7 +122,7 @@ class ProbeOptions(ModelOptions):
     stations: Annotated[
         str,
         Option(help="output, trunk, all, or names separated by commas (output is added).", rich_help_panel=_PROBE),
-    ] = "trunk"
+    ] = "trunk,attention_input"
     exclude_tokens: Annotated[
         str | None,
         Option(metavar="TOKENS", help="Tokens to leave out: outliers, or indices such as 0,1.", rich_help_panel=_PROBE),

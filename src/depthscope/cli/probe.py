@@ -131,6 +131,7 @@ def _run(
         stations=chosen_stations(options),
         exclude_tokens=excluded_tokens(options),
         gradients=options.gradients,
+        tokenizer=inputs.tokenizer,
         progress=progress("probing", depth * inputs.count if inputs.count and depth else None),
         **options.told,
     )

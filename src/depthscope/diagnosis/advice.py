@@ -23,7 +23,7 @@ _NOTHING = {
     "converges by training": "nothing; training made the tokens come together.",
     "broken": "mend the numbers first.",
     "cannot tell": "measure again with what the verdict misses: the default measures, on a model of at least two "
-    "blocks and sequences of at least two tokens that differ.",
+    "blocks and sequences of at least two tokens that differ, and trained weights on inputs of their own.",
     "rank collapse": "no de-escalation: it takes out the mean, and the mean is not what these tokens share.",
 }
 
@@ -37,8 +37,9 @@ def advise(f: Facts, verdict: Verdict, measure: Callable[[], Recommendation] | N
         return Recommendation(_NOTHING[verdict])
     if f.sink is not None and (measure is None or not f.about.get("causal")):
         return Recommendation(
-            f"no de-escalation as it stands: token {f.sink.token}, {f.sink.peak:.0f} times as large as the median, "
-            "makes most of the mean, and taking that out would spread it over the others. Find out where it comes from."
+            f"no de-escalation as it stands: token {f.sink.token}, {f.sink.largest.peak:.0f} times as large as the "
+            "median, makes most of the mean, and taking that out would spread it over the others. Find out where it "
+            "comes from."
         )
     if measure is not None:
         found = measure()
@@ -73,13 +74,21 @@ def _strength(f: Facts) -> tuple[float, float | None, float | None]:
     start = f.log_odds[f.first]
     odds = f.trend.map.after(math.exp(start) if np.isfinite(start) else 0.0, f.last - f.first, tau)
     critical = None if f.pre_norm or f.may_leak else f.trend.map.critical_tau
-    return tau, critical, None if f.about.get("shared_weights") else similarity_of(odds)
+    return tau, critical, None if _no_promise(f) else similarity_of(odds)
+
+
+def _no_promise(f: Facts) -> str | None:
+    """Why the map does not say where similarity ends up; None if it does."""
+    if f.about.get("shared_weights"):
+        return "the blocks share their weights"
+    return "the weights are trained" if f.look == "trained" else None
 
 
 def _estimated(f: Facts, tau: float, critical: float | None, expected: float | None) -> str:
     words = [f"de-escalate the output of every block with τ of about {tau:g}, an estimate from this profile"]
     if f.trend is None:
-        words.append(", nearly or fully: so few blocks do not say how much is enough")
+        unknown = "so few blocks do not say" if f.law_known else "where the norms stand is not known, and so not"
+        words.append(f", nearly or fully: {unknown} how much is enough")
     if critical is not None:
         words.append(f"; below τ_c, about {critical:.3f}, the collapse goes on")
     if expected is not None:
@@ -87,7 +96,7 @@ def _estimated(f: Facts, tau: float, critical: float | None, expected: float | N
         about = "at most about " if f.pre_norm else "roughly " if f.may_leak else "about "
         words.append(f". By the odds map t_sim at block {f.last} is then {about}{expected:.2f} instead of {now}")
     elif f.trend is not None:
-        words.append(". No level is promised: the blocks share their weights")
+        words.append(f". No level is promised: {_no_promise(f)}")
     words.append(_caveats(f))
     words.append(
         ". `depthscope.fix(model, inputs)` measures τ on the model itself, and what weight the branches need with it"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from depthscope.diagnosis.outliers import Outliers, RogueFeature, Sink, find_outliers, find_rogue_feature
 from depthscope.diagnosis.references import reference_for
 from depthscope.diagnosis.steps import Attention, attention_step, log_odds, step_growth
 from depthscope.diagnosis.trend import Trend, fit_trend
@@ -23,18 +24,6 @@ from depthscope.probing.parts import most_alike
 from depthscope.stations import trunk_is_a_sum
 
 NAN = math.nan
-
-
-@dataclass(frozen=True)
-class Sink:
-    """The outlier token that most sequences have."""
-
-    token: int
-    samples: int  # sequences that have it
-    born: int  # the first block after which it is one; 0: it enters as one
-    gone: int  # the last block after which it is one
-    peak: float  # largest norm over the median norm
-    others: int  # further outlier positions
 
 
 @dataclass(frozen=True)
@@ -153,25 +142,14 @@ class Facts:
     # --- similarity -----------------------------------------------------------------------------------
 
     @cached_property
+    def outliers(self) -> Outliers | None:
+        """Tokens that are outliers for a quarter of the blocks that are judged; None if there are none."""
+        return find_outliers(self.profile, int(self.about.get("samples", 1)), self.first, self.last)
+
+    @property
     def sink(self) -> Sink | None:
-        """The outlier token to name; None if no token is one for a quarter of the blocks that are judged."""
-        rows = self.profile.sinks
-        rows = rows[rows["block"].between(self.first + (self.first > 0), self.last)]  # before: another part's last
-        inside = rows[rows["block"] > self.first]  # one that only enters, and that the first norm removes, is no sink
-        lasting = inside.groupby("token")["block"].nunique() >= max(1, (self.last - self.first) // 4)
-        rows = rows[rows["token"].isin(lasting.index[lasting])]
-        if rows.empty:
-            return None
-        token = int(rows.groupby("token")["sample"].nunique().sort_values(ascending=False, kind="stable").index[0])
-        its = rows[rows["token"] == token]
-        return Sink(
-            token,
-            int(its["sample"].nunique()),
-            int(its["block"].min()),
-            int(its["block"].max()),
-            float(its["norm_ratio"].max()),
-            int(rows["token"].nunique()) - 1,
-        )
+        """The outlier token to name; None if most sequences have none."""
+        return None if self.outliers is None else self.outliers.sink
 
     @property
     def judged(self) -> str:
@@ -201,11 +179,37 @@ class Facts:
         return np.where((inside >= self.first) & (inside <= self.last), found, NAN)
 
     @cached_property
-    def trend(self) -> Trend | None:
-        return fit_trend(self.log_odds[self.first : self.last + 1], pre_norm=self.pre_norm)
+    def rise(self) -> tuple[int, int, float]:
+        """The shortest way over which similarity gains half of its rise or more, as the blocks it leads from and to,
+        and the share of the rise; of several as short, the steepest."""
+        curve = np.nan_to_num(self.similarity[self.first : self.last + 1])
+        gains = (curve[None, :] - curve[:, None]) / (curve[-1] - curve[0])  # (from, to)
+        for length in range(1, len(curve)):
+            gained = np.diagonal(gains, length)
+            if gained.max() >= 0.5:
+                break
+        start = int(gained.argmax())
+        return self.first + start, self.first + start + length, float(gained[start])
 
     @cached_property
-    def arrival(self) -> tuple[int | None, int | None, int | None]:
+    def trend(self) -> Trend | None:
+        """The law of post-norm or of pre-norm, fitted; None where neither holds, or with too few blocks."""
+        if not self.law_known:
+            return None
+        return fit_trend(self.log_odds[self.first : self.last + 1], pre_norm=self.pre_norm)
+
+    @property
+    def law_known(self) -> bool:
+        """Whether the odds follow a law that is known: it depends on where the norms stand."""
+        return self.about.get("placement") in ("post", "pre")
+
+    @property
+    def horizon(self) -> int:
+        """The last block of which a trend of these blocks says anything."""
+        return self.first + 10 * (self.last - self.first)
+
+    @cached_property
+    def reach(self) -> tuple[int | None, int | None, int | None]:
         """The block at which the trend passes 0.99: best, earliest, latest; counted in the part."""
         odds = self.log_odds[self.last]
         if self.trend is None or not np.isfinite(odds):
@@ -225,7 +229,36 @@ class Facts:
     def attention(self) -> Attention | None:
         return attention_step(self.profile)
 
+    def read(self, station: str) -> np.ndarray:
+        """t_sim of what is read at a station of each block, blocks 0..L; all nan if it was not measured."""
+        measured = "token_similarity" in self.profile.names(station)
+        return np.asarray(self.profile.curve("token_similarity", station) if measured else [NAN] * len(self.similarity))
+
     # --- the rest ---------------------------------------------------------------------------------------
+
+    def rogue_feature(self, least: float) -> RogueFeature | None:
+        """The feature that carries at least this share of the energy, outlier tokens left out."""
+        return find_rogue_feature(self.profile, self.first, self.last, least)
+
+    @property
+    def rank(self) -> str:
+        """The measure of the directions left: without outliers where that was measured."""
+        return "ordinary_rank" if self.has("ordinary_rank") else "effective_rank"
+
+    @property
+    def rank_is_spoilt(self) -> bool:
+        """Whether an outlier token makes the rank at one of the ends: it was not measured without."""
+        ends = (self.first, self.last)
+        return self.rank == "effective_rank" and self.sink is not None and any(map(self.sink.is_there, ends))
+
+    @cached_property
+    def sink_attention(self) -> float:
+        """The share of attention that outlier tokens draw, mean over the blocks that read one; nan if not measured."""
+        if self.sink is None or "sink_attention" not in self.profile.names("attention"):
+            return NAN
+        drawn = np.asarray(self.profile.curve("sink_attention", "attention"))
+        reading = [drawn[block] for block in range(1, len(drawn)) if self.sink.is_there(block - 1)]
+        return float(np.nanmean(reading)) if np.isfinite(reading).any() else NAN
 
     @cached_property
     def mean_gap(self) -> float:

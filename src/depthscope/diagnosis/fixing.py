@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -72,6 +72,7 @@ def fix(
     tokenizer: Tokenizer | None = None,
     tau: float | Literal["recommended"] | None = None,
     doing: Doing = lambda _what: None,
+    about: Mapping[str, Any] | None = None,
     **wishes: Any,
 ) -> Fixed:
     """Measures a model, recommends remedies, measures the model with them, and leaves it as it was.
@@ -79,7 +80,7 @@ def fix(
     `fixed = depthscope.fix(model, batch); fixed.apply_to(model)` puts the remedies in to stay. `tau` puts de-escalation
     in with that strength, also against the verdict; `wishes` are the other options of `recommend` (`level`, `alpha`,
     `at`, `mixing`), and what you may say of the model (`blocks`, `part`, `token_axis`, `mask`). `doing(what)` is told
-    what is being done.
+    what is being done. `about` is added to the profiles' metadata.
     """
     told: Any = {name: wishes.pop(name) for name in Told.__annotations__ if name in wishes}
     refuse_tensor(told)
@@ -91,7 +92,9 @@ def fix(
         raise ValueError("the model has remedies already: depthscope.remove(model) takes them out")
 
     def measured(what: str) -> Profile:
-        return probe(model, inputs, measures="verdict", tokenizer=tokenizer, progress=doing(what), **told)
+        found = probe(model, inputs, measures="verdict", tokenizer=tokenizer, progress=doing(what), **told)
+        found.metadata.update(about or {})
+        return found
 
     before = measured("probing")
     notes: tuple[str, ...] = ()

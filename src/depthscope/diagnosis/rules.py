@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from depthscope.diagnosis import outlier_wording
 from depthscope.diagnosis import wording as say
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.verdict import Verdict
@@ -27,10 +28,14 @@ LATE = 0.25  # a trained encoder that pools its tokens brings them together in i
 LINE = 2.0  # effective rank: two directions carry all tokens
 MINE = 0.1  # of the energy: a sequence's own part that is more than the noise of a mean of some ten tokens
 SHARED = 0.9  # of what tokens have in common: held by all sequences alike
-UNEVEN = 0.05  # t_sim and the similarity of directions differ in the second digit: tokens are of unequal size
+UNEVEN = 0.05  # two similarities differ in the second digit: of tokens and directions, of the trunk and what is read
 TURN = 0.02  # of a half turn, 3.6°: a block's output agrees with its input to cos 0.998
 SPARE = 0.01  # of the loss
 DOUBLE = math.log(2)  # growth of the log-odds that has shares worth naming
+FITS = 0.25  # of the odds: a law that half of the blocks miss by more does not hold
+AGREE = 2.0  # forecasts of the fits that the blocks allow: further apart than this factor they forecast nothing
+ROGUE = 0.25  # of the energy, in one of hundreds of features
+SEEN = 0.1  # of similarity: a rise that a reader sees in the table
 NET = 0.25  # of all that the steps do: below it they cancel, and shares of what is left would mislead
 
 
@@ -62,14 +67,37 @@ def rises(f: Facts) -> bool:
 
 
 def late(f: Facts) -> bool:
-    """Whether tokens become alike only in the last quarter of the blocks."""
-    since = f.passes(ALIKE)
-    return since is not None and since > f.last - max(1, LATE * f.blocks)
+    """Whether tokens are alike in the last quarter of the blocks only: not before, be it for one block."""
+    early = f.similarity[f.first : math.floor(f.last - max(1, LATE * f.blocks)) + 1]
+    return not (early >= ALIKE).any()
+
+
+def no_forecast(f: Facts) -> str | None:
+    """Why nothing is said about blocks that are not there; None if something can be said, or needs no reason."""
+    if f.look == "trained":
+        return "the weights are trained, and further blocks would be trained too"
+    if not f.law_known:
+        where = f.about.get("placement")
+        of = "where the norms of the blocks stand was not seen" if where is None else f'the norms stand "{where}"'
+        return f"{of}, and the law that the odds follow is known for post-norm and pre-norm only"
+    if f.trend is None:
+        return None
+    if f.trend.error > FITS:
+        return f"the odds follow no known law (half of the blocks miss it by {f.trend.error:.0%} or more)"
+    _, low, high = f.reach
+    if low is not None and (high or f.horizon) > AGREE * low:
+        other = f"at block {high}" if high else f"not within {f.horizon} blocks"
+        return f"the blocks allow fits that pass 0.99 at block {low}, and fits that pass it {other}"
+    return None
+
+
+def arrives(f: Facts) -> bool:
+    return f.reach[0] is not None and no_forecast(f) is None
 
 
 def arrives_soon(f: Facts) -> bool:
-    best = f.arrival[0]
-    return best is not None and best - f.first <= SOON * (f.last - f.first)
+    best = f.reach[0]
+    return best is not None and arrives(f) and best - f.first <= SOON * (f.last - f.first)
 
 
 def gross(f: Facts) -> float:
@@ -77,8 +105,22 @@ def gross(f: Facts) -> float:
     return sum(map(abs, f.step_growth.values()))
 
 
+def looks_alike(f: Facts) -> bool:
+    """Whether tokens are alike after some block, and in the end for the greater part."""
+    return HALF <= end(f) < SAME and float(np.nanmax(f.similarity[f.first + 1 : f.last + 1])) >= ALIKE
+
+
 def anisotropic(f: Facts) -> bool:
-    return f.end("energy_shared") >= SHARED * end(f) and f.end("energy_sequence") < MINE
+    """Whether nearly all of what the unit tokens of a sequence share is shared by all sequences."""
+    shared, own = f.end("energy_shared"), f.end("energy_sequence")
+    return shared >= SHARED * (shared + own) and own < MINE
+
+
+def reads(f: Facts) -> bool:
+    """Whether something that is read behind norms is another than the trunk, in the second digit."""
+    if not f.has("token_similarity"):
+        return False
+    return any(abs(read - trunk) > UNEVEN for read, trunk in say.readers(f).values())
 
 
 # fmt: off
@@ -98,15 +140,18 @@ VERDICTS: tuple[VerdictRule, ...] = (
     VerdictRule("alike at the entrance", lambda f: f.similarity[f.first] >= EQUAL,
         "The tokens are equal before block 1 ({what} {start:.4f}): give inputs that differ.",
         say.similarity, "cannot tell"),
+    VerdictRule("stand-in inputs", lambda f: f.look == "trained" and bool(f.about.get("stand_in")),
+        "The weights are trained, but what they were given is not what they were trained on: {stand_in}. {what} is "
+        "{start:.3f} {where} and {end:.3f} at block {last:.0f} on that, and may be quite another on the model's own "
+        "inputs.", say.stand_in, "cannot tell"),
+    VerdictRule("anisotropic", lambda f: f.look == "trained" and looks_alike(f) and anisotropic(f),
+        "The tokens look alike ({what} {end:.3f}), but by one direction that all sequences share ({shared:.0%} of the "
+        "unit tokens' energy); a sequence's own part is {sequence:.1%}. Usual in trained models, no loss of context.",
+        say.energy, "anisotropic"),
     VerdictRule("converges", lambda f: f.look == "trained" and rises(f) and ALIKE <= end(f) < SAME and late(f),
         "The tokens of a sequence come together in the last {late:.0f} of {blocks:.0f} blocks: {what} {before:.3f} "
-        "before them, {end:.3f} after. In trained weights that is what training made (sentence encoders "
-        "pool their tokens), not a loss of depth.",
+        "before them, {end:.3f} after. In trained weights that is what training made{pool}, not a loss of depth.",
         say.convergence, "converges by training"),
-    VerdictRule("anisotropic", lambda f: f.look == "trained" and ALIKE <= end(f) < SAME and anisotropic(f),
-        "The tokens look alike ({what} {end:.3f}), but by one direction that all sequences share ({shared:.0%} of "
-        "the energy); a sequence's own part is {sequence:.1%}. Usual in trained models, no loss of context.",
-        say.energy, "anisotropic"),
     VerdictRule("collapsed", lambda f: end(f) >= EQUAL and rises(f),
         "The tokens of a sequence become equal: {what} {start:.3f} {where}, {end:.4f} at block {last:.0f}.",
         say.similarity, "collapsed"),
@@ -114,7 +159,7 @@ VERDICTS: tuple[VerdictRule, ...] = (
         "The tokens of a sequence grow alike: {what} {start:.3f} {where}, {end:.3f} at block {last:.0f}.",
         say.similarity, "collapsing"),
     VerdictRule("rank collapse",
-        lambda f: f.sink is None and f.end("effective_rank") < LINE <= f.start("effective_rank"),
+        lambda f: not f.rank_is_spoilt and f.end(f.rank) < LINE <= f.start(f.rank),
         "The tokens fall onto a line, not onto their mean: effective rank {rank_start:.1f} {where}, "
         "{rank_end:.2f} at block {last:.0f}, while {what} is {end:.3f} (as with two opposite clusters).",
         say.rank, "rank collapse"),
@@ -129,40 +174,55 @@ VERDICTS: tuple[VerdictRule, ...] = (
 
 FINDINGS: tuple[Rule, ...] = (
     Rule("crossing", lambda f: float(np.nanmax(f.similarity)) >= ALIKE, "{crossing}", say.crossings),
+    Rule("rise", lambda f: end(f) - f.similarity[f.first] >= SEEN,
+        "{which} {part}: from {before:.3f} to {after:.3f}.", say.rise),
     Rule("sink", lambda f: f.sink is not None,
-        "Token {token:.0f} is an outlier {since} ({samples:.0f} of {of:.0f} sequences, up to "
-        "{peak:.0f} × the median norm{others}). At block {last:.0f} raw t_sim is {raw:.3f}, that of directions without "
-        "outliers {robust:.3f}; the second is judged.", say.sink),
+        "Token {token:.0f}{texts} is an outlier in {samples:.0f} of {of:.0f} sequences: {runs}{others}. {birth}{drawn}"
+        " At block {last:.0f} raw t_sim is {raw:.3f}, that of directions without outliers {robust:.3f}; the second is "
+        "judged.", outlier_wording.sink),
+    Rule("few outliers", lambda f: f.outliers is not None and f.sink is None,
+        "Outlier tokens are in {carriers:.0f} of {of:.0f} sequences (up to {peak:.0f} × the median norm): too few "
+        "for leaving outliers out of what is judged.", outlier_wording.few_outliers),
+    Rule("rogue feature", lambda f: f.rogue_feature(ROGUE) is not None,
+        "One of {width:.0f} features, number {feature:.0f}, carries {share:.0%} of the energy{without} after block "
+        "{block:.0f} (in {samples:.0f} of {of:.0f} sequences): a rogue dimension.",
+        lambda f: outlier_wording.rogue_feature(f, ROGUE)),
+    Rule("read", reads, "{text}.", say.read),
     Rule("uneven", lambda f: f.sink is None and abs(f.end("token_similarity") - f.end("direction_similarity")) > UNEVEN,
         "Tokens are of unequal size: raw t_sim {raw:.3f}, that of their directions {robust:.3f} at block {last:.0f}.",
         say.raw_and_robust),
     Rule("idle depth", lambda f: say.blocks_after(f, EQUAL) > 0,
-        "{idle:.0f} of {blocks:.0f} blocks work on tokens that are already equal to within 1 % of their energy "
-        "(t_sim ≥ {level:g}).", lambda f: {"idle": float(say.blocks_after(f, EQUAL)), "blocks": float(f.blocks),
-                                           "level": EQUAL}),
-    Rule("rank", lambda f: f.sink is None and f.has("effective_rank"),
-        "Directions left: effective rank {rank_start:.1f} {where}, {rank_end:.1f} at block {last:.0f}.", say.rank),
-    Rule("rank beside a sink", lambda f: f.sink is not None and f.has("effective_rank"),
+        "{idle:.0f} of {blocks:.0f} blocks work on tokens that are already equal to within 1 % of their energy"
+        "{scaled} ({short} ≥ {level:g}).", lambda f: say.idle(f, EQUAL)),
+    Rule("rank", lambda f: f.has(f.rank) and not f.rank_is_spoilt,
+        "Directions left: effective rank{without} {rank_start:.1f} {where}, {rank_end:.1f} at block {last:.0f}.",
+        say.rank),
+    Rule("rank beside a sink", lambda f: f.has(f.rank) and f.rank_is_spoilt,
         "Effective rank {rank_start:.1f} → {rank_end:.1f} is the outlier's doing as well and is not judged.", say.rank),
-    Rule("shared by all", lambda f: end(f) >= HALF and anisotropic(f),
-        "What the tokens share is mostly common to all sequences: {shared:.0%} of the energy at block {last:.0f} "
-        "({shared_start:.0%} {where}); {sequence:.1%} is a sequence's own.", say.energy),
+    Rule("shared by all", lambda f: end(f) >= HALF and anisotropic(f) and not (f.look == "trained" and looks_alike(f)),
+        "What the tokens share is mostly common to all sequences: {shared:.0%} of the unit tokens' energy at block "
+        "{last:.0f} ({shared_start:.0%} {where}); {sequence:.1%} is a sequence's own.", say.energy),
     Rule("loss of context", lambda f: f.end("energy_sequence") >= max(MINE, RISE * f.start("energy_sequence")),
-        "Each sequence's tokens come to share a vector of their own: {sequence:.0%} of the energy at block {last:.0f}, "
-        "{sequence_start:.0%} {where}{why}.", say.context),
+        "Each sequence's tokens come to share a vector of their own: {sequence:.0%} of the unit tokens' energy at "
+        "block {last:.0f}, {sequence_start:.0%} {where}{why}.", say.context),
     Rule("sequences alike", lambda f: f.end("energy_position") >= max(SHARED, RISE * f.start("energy_position")),
-        "Different sequences become equal, position by position ({position:.0%} of the energy, {position_start:.0%} "
-        "{where}); the tokens within a sequence do not.", say.positions),
+        "Different sequences become equal, position by position ({position:.0%} of the unit tokens' energy, "
+        "{position_start:.0%} {where}); the tokens within a sequence do not.", say.positions),
     Rule("steps", lambda f: sum(f.step_growth.values()) > max(DOUBLE, NET * gross(f)),
-        "The odds t_sim/t_div grow by a factor of {factor:.3g}{until}. Of that, in logarithms, {shares}.", say.steps),
+        "The {odds} grow by a factor of {factor:.3g}{until}. Of that, in logarithms, {shares}.", say.steps),
     Rule("steps cancel", lambda f: sum(f.step_growth.values()) <= NET * gross(f) > NET * DOUBLE,
         "The steps work against each other: {changes}.", say.opposed_steps),
-    Rule("trend arrives", lambda f: f.arrival[0] is not None and end(f) < EQUAL and rises(f),
-        "{law}; at this rate t_sim passes 0.99 at about block {arrival:.0f}{range}.", say.arrival),
-    Rule("trend settles", lambda f: f.trend is not None and f.arrival[0] is None and end(f) < EQUAL,
+    Rule("trend arrives", lambda f: arrives(f) and end(f) < EQUAL and rises(f),
+        "{law}; at this rate {short} passes 0.99 at about block {arrival:.0f}{range}.", say.arrival),
+    Rule("trend settles",
+        lambda f: f.trend is not None and no_forecast(f) is None and f.reach[0] is None and end(f) < EQUAL,
         "{law}: no sign of passing 0.99 within {horizon:.0f} blocks.", say.law),
-    Rule("trend passed", lambda f: f.trend is not None and end(f) >= EQUAL and f.trend.map.rho > 1,
-        "{law}: in the end the differences' share of the energy halves every {half:.1f} blocks.", say.halving),
+    Rule("trend passed",
+        lambda f: f.trend is not None and no_forecast(f) is None and end(f) >= EQUAL and f.trend.map.rho > 1,
+        "{law}{halving}.", say.halving),
+    Rule("no forecast", lambda f: rises(f) and end(f) < EQUAL and f.blocks >= 4 and no_forecast(f) is not None,
+        "No forecast for more than {blocks:.0f} blocks: {why}.",
+        lambda f: {"blocks": float(f.blocks), "why": str(no_forecast(f))}),
     Rule("too few blocks", lambda f: f.trend is None and f.blocks < 4,
         "{blocks:.0f} blocks do not make a trend.", lambda f: {"blocks": float(f.blocks)}),
     Rule("theory", lambda f: f.attention is not None and f.attention.omega_delta < 1,

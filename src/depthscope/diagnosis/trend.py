@@ -29,9 +29,10 @@ class Trend:
 
     map: OddsMap
     pairs: int
-    error: float  # median |log s' − log(ρs + c)|: how far a block lies from the map
+    error: float  # median |log s − log of what the law says|: how far a block lies from the map, or from the power
     alternatives: tuple[OddsMap, ...]  # fits to resampled pairs: what the data cannot tell apart
     exponent: float | None = None  # pre-norm: s ∝ block^exponent
+    exponents: tuple[float, ...] = ()  # pre-norm: fits to resampled blocks
 
     def block_of(self, similarity: float, odds: float, block: int) -> tuple[int | None, int | None, int | None]:
         """The block at which it passes `similarity`, from `odds` at `block`: best, earliest, latest.
@@ -40,15 +41,15 @@ class Trend:
         """
         most = 10 * block
         if self.exponent is not None:
-            if self.exponent <= 0:
-                return None, None, None
-            growth = (math.log(odds_of(similarity)) - math.log(odds)) / self.exponent
-            found = math.ceil(block * math.exp(growth)) if growth < math.log(10) else None
-            return found, found, found
-        ahead = [step.depth_to(similarity, odds, most=most - block) for step in (self.map, *self.alternatives)]
-        others = np.quantile([most if steps is None else block + steps for steps in ahead[1:]], (0.1, 0.9))
+            rise = math.log(odds_of(similarity)) - math.log(odds)
+            found = [_along_power(block, rise, exponent) for exponent in (self.exponent, *self.exponents)]
+        else:
+            maps = (self.map, *self.alternatives)
+            found = [step.depth_to(similarity, odds, most=most - block) for step in maps]
+            found = [None if steps is None else block + steps for steps in found]
+        others = np.quantile([most if there is None else there for there in found[1:]], (0.1, 0.9))
         low, high = (None if value >= most else round(float(value)) for value in others)
-        return (None if ahead[0] is None else block + ahead[0]), low, high
+        return found[0], low, high
 
 
 def fit_trend(log_odds: Sequence[float] | NDArray[np.float64], *, pre_norm: bool = False) -> Trend | None:
@@ -67,8 +68,10 @@ def fit_trend(log_odds: Sequence[float] | NDArray[np.float64], *, pre_norm: bool
     best = _fit(before, after)
     draws = np.random.default_rng(0).integers(len(before), size=(_RESAMPLES, len(before)))
     others = tuple(_fit(before[draw], after[draw]) for draw in draws)
+    if pre_norm:
+        return Trend(best, len(before), *_power(logs, others))
     error = float(np.median(np.abs(np.log(after / (best.rho * before + best.feed)))))
-    return Trend(best, len(before), error, others, _exponent(logs) if pre_norm else None)
+    return Trend(best, len(before), error, others)
 
 
 def _fit(before: NDArray[np.float64], after: NDArray[np.float64]) -> OddsMap:
@@ -94,9 +97,28 @@ def _fit_together(before: NDArray[np.float64], after: NDArray[np.float64]) -> Od
     return OddsMap(float(rho[best, 0]), float(c[best, 0]))
 
 
-def _exponent(logs: NDArray[np.float64]) -> float:
-    """d log s / d log block over the last half of the blocks: the median slope of all their pairs (Theil and Sen)."""
+def _power(
+    logs: NDArray[np.float64], others: tuple[OddsMap, ...]
+) -> tuple[float, tuple[OddsMap, ...], float, tuple[float, ...]]:
+    """The power of depth that the last half of the blocks follow: its error, the maps beside it, and its exponents."""
     blocks = np.flatnonzero(np.isfinite(logs) & (np.arange(len(logs)) >= max(1, len(logs) // 2)))
-    i, j = np.triu_indices(len(blocks), k=1)
-    rise = logs[blocks[j]] - logs[blocks[i]]
-    return float(np.median(rise / (np.log(blocks[j]) - np.log(blocks[i]))))
+    x, y = np.log(blocks), logs[blocks]
+    best = _slope(x, y)
+    draws = np.random.default_rng(0).integers(len(blocks), size=(_RESAMPLES, len(blocks)))
+    exponents = tuple(_slope(x[draw], y[draw]) for draw in draws if len(set(draw)) > 1)
+    rest = y - best * x
+    return float(np.median(np.abs(rest - np.median(rest)))), others, best, exponents
+
+
+def _slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """The median slope of all pairs that are apart (Theil and Sen)."""
+    i, j = np.triu_indices(len(x), k=1)
+    apart = x[i] != x[j]
+    return float(np.median((y[j] - y[i])[apart] / (x[j] - x[i])[apart]))
+
+
+def _along_power(block: int, rise: float, exponent: float) -> int | None:
+    """The block at which log-odds that grow like block^exponent have risen by `rise`; None: later than ten times it."""
+    if exponent <= 0 or rise / exponent >= math.log(10):
+        return None
+    return math.ceil(block * math.exp(rise / exponent))

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable
 
 from depthscope.diagnosis.facts import Facts
+from depthscope.diagnosis.outliers import runs_of
 from depthscope.diagnosis.steps import has_steps
 from depthscope.measures import ALIKE, EQUAL
+from depthscope.stations import FINAL
 
 Values = dict[str, float | str]
 LEVELS = (ALIKE, EQUAL)
@@ -17,6 +19,17 @@ _NAMES = {
     "direction_similarity": "similarity of directions without outliers",
     "cosine_similarity": "mean cosine",
 }
+_SHORT = {
+    "token_similarity": "t_sim",
+    "direction_similarity": "the similarity of directions",
+    "cosine_similarity": "the mean cosine",
+}
+_ODDS = {
+    "token_similarity": "odds t_sim/t_div",
+    "direction_similarity": "odds of the directions' similarity",
+    "cosine_similarity": "odds of the mean cosine",
+}
+_READERS = {"attention_input": "attention", "ffn_input": "the FFN"}
 
 
 def broken(f: Facts) -> Values:
@@ -40,8 +53,23 @@ def similarity(f: Facts) -> Values:
 def convergence(f: Facts) -> Values:
     since = f.passes(LEVELS[0])
     assert since is not None
-    late = f.last - since + 1
-    return similarity(f) | {"late": float(late), "blocks": float(f.blocks), "before": float(f.similarity[since - 1])}
+    pool = " (sentence encoders pool their tokens)" if f.about.get("causal") is False else ""
+    numbers = {"late": f.last - since + 1, "blocks": f.blocks, "before": float(f.similarity[since - 1])}
+    return similarity(f) | {"pool": pool} | {name: float(value) for name, value in numbers.items()}
+
+
+def stand_in(f: Facts) -> Values:
+    values = similarity(f)
+    return values | {"what": _capital(str(values["what"])), "stand_in": str(f.about["stand_in"])}
+
+
+def rise(f: Facts) -> Values:
+    """Where similarity rises most."""
+    start, stop, share = f.rise
+    which = f"Block {stop} makes" if stop == start + 1 else f"Blocks {start + 1}–{stop} make"
+    part = f"{share:.0%} of the rise" if share <= 1 else "more than the whole rise"
+    ends = {"before": f.similarity[start], "after": f.similarity[stop], "share": share, "blocks": stop - start}
+    return {"which": which, "part": part, **{name: float(value) for name, value in ends.items()}}
 
 
 def energy(f: Facts) -> Values:
@@ -53,7 +81,8 @@ def energy(f: Facts) -> Values:
 
 
 def context(f: Facts) -> Values:
-    why = ". Encoders that are trained to pool their tokens do that" if f.look == "trained" else ""
+    pools = f.look == "trained" and f.about.get("causal") is False
+    why = ". Encoders that are trained to pool their tokens do that" if pools else ""
     ends = {"sequence": f.end("energy_sequence"), "sequence_start": f.start("energy_sequence")}
     return {**ends, "last": float(f.last), "why": why, "where": _entrance(f)}
 
@@ -64,7 +93,8 @@ def positions(f: Facts) -> Values:
 
 
 def rank(f: Facts) -> Values:
-    return similarity(f) | {"rank_start": f.start("effective_rank"), "rank_end": f.end("effective_rank")}
+    without = " without outliers" if f.rank == "ordinary_rank" and f.sink is not None else ""
+    return similarity(f) | {"rank_start": f.start(f.rank), "rank_end": f.end(f.rank), "without": without}
 
 
 def crossings(f: Facts) -> Values:
@@ -89,24 +119,51 @@ def crossing(name: str, curve: list[float], first: int = 0) -> str:
         if largest >= level
     ]
     last, end = defined[-1]
-    came_back = f", and comes back to {last:.3f} at block {end}" if last < LEVELS[0] else ""
-    return f"{start} passes {' and '.join(passed)}{came_back}."
+    since = next(block for value, block in defined if value >= LEVELS[0])
+    below = [block for value, block in defined if block > since and value < LEVELS[0]]
+    back = ""
+    if last < LEVELS[0]:
+        back = f", and comes back to {last:.3f} at block {end}"
+    elif below:
+        back = f", and is below {LEVELS[0]:g} again at {blocks_of(below)}"
+    return f"{start} passes {' and '.join(passed)}{back}."
 
 
 def raw_and_robust(f: Facts) -> Values:
     return {"raw": f.end("token_similarity"), "robust": f.end("direction_similarity"), "last": float(f.last)}
 
 
-def sink(f: Facts) -> Values:
-    found = f.sink
-    assert found is not None
-    others = f"; {found.others} more positions" if found.others else ""
-    numbers = {"token": found.token, "born": found.born, "samples": found.samples, "peak": found.peak}
-    of = float(f.about.get("samples", found.samples))
-    since = f"from block {found.born}" if found.born else "from the entrance"
-    since += " on" if found.gone == f.last else f" to block {found.gone}"
-    words: Values = {"of": of, "others": others, "since": since}
-    return raw_and_robust(f) | {name: float(value) for name, value in numbers.items()} | words
+def readers(f: Facts) -> dict[str, tuple[float, float]]:
+    """t_sim of what is read where norms make a copy for it, and of the trunk there, by station.
+
+    Of the branches both are means over the blocks; at the final norm they are those of the last block.
+    """
+    trunk = f.curve("token_similarity")
+    found = {FINAL: (float(f.read(FINAL)[f.last]), float(trunk[f.last]))}
+    copies = f.about.get("placement") not in (None, "post")
+    for station in _READERS if copies else ():
+        read = f.read(station)[f.first + 1 : f.last + 1]
+        found[station] = float(read.mean()), float(trunk[f.first : f.last].mean())  # what enters the blocks
+    return {station: pair for station, pair in found.items() if not math.isnan(pair[0])}
+
+
+def read(f: Facts) -> Values:
+    found = readers(f)
+    words = []
+    branches = [f"{found[station][0]:.3f} in what {who} reads" for station, who in _READERS.items() if station in found]
+    if branches:
+        trunk = next(found[station][1] for station in _READERS if station in found)
+        words.append(f"on average over the blocks t_sim is {trunk:.3f} on the trunk, {' and '.join(branches)}")
+    if FINAL in found:
+        after, before = found[FINAL]
+        words.append(f"after the final norm, where the head reads, t_sim is {after:.3f}, before it {before:.3f}")
+    return {"text": _capital("; ".join(words)), **{station: pair[0] for station, pair in found.items()}}
+
+
+def idle(f: Facts, level: float) -> Values:
+    scaled = " at unit length" if f.judged == "direction_similarity" else ""
+    numbers = {"idle": float(blocks_after(f, level)), "blocks": float(f.blocks), "level": level}
+    return {"short": _SHORT[f.judged].removeprefix("the "), "scaled": scaled, **numbers}
 
 
 def blocks_after(f: Facts, level: float) -> int:
@@ -122,14 +179,14 @@ def steps(f: Facts) -> Values:
     takes = [f"{step} takes {-share:.0%} back" for step, share in _descending(shares) if share <= -_NAMED]
     text = ", ".join(makes + takes)
     passed = f.passes(LEVELS[1])
-    until = "" if passed is None else f" until t_sim passes 0.99 at block {passed}"
-    return {"factor": math.exp(total), "shares": text, "until": until, **shares}
+    until = "" if passed is None else f" until {_SHORT[f.judged]} passes 0.99 at block {passed}"
+    return {"odds": _ODDS[f.judged], "factor": math.exp(total), "shares": text, "until": until, **shares}
 
 
 def opposed_steps(f: Facts) -> Values:
     parts = _descending(f.step_growth)
     text = ", ".join(f"{step} × {math.exp(growth):.3g}" for step, growth in parts)
-    return {"changes": f"{text} in the odds t_sim/t_div", **f.step_growth}
+    return {"changes": f"{text} in the {_ODDS[f.judged]}", **f.step_growth}
 
 
 def _descending(parts: dict[str, float]) -> list[tuple[str, float]]:
@@ -156,25 +213,32 @@ def law(f: Facts) -> Values:
     """How the odds grow, by the fitted map or, in pre-norm, by a power of depth."""
     trend = f.trend
     assert trend is not None
-    horizon = {"horizon": float(f.first + 10 * (f.last - f.first))}
+    common: Values = {"horizon": float(f.horizon), "short": _SHORT[f.judged]}
     if trend.exponent is not None:
-        text = f"The odds t_sim/t_div grow like block^{trend.exponent:.2f} over the last half of the blocks"
-        return {"law": text, "exponent": trend.exponent, **horizon}
+        way = "grow" if trend.exponent > 0 else "fall"
+        text = f"The {_ODDS[f.judged]} {way} like block^{trend.exponent:.2f} over the last half of the blocks"
+        return {"law": text, "exponent": trend.exponent, "error": trend.error, **common}
     rho, feed = trend.map.rho, trend.map.feed
-    text = f"From block to block the odds s = t_sim/t_div go s → {rho:.3f} s + {feed:.2g} (± {trend.error:.1%})"
-    return {"law": text, "rho": rho, "feed": feed, "error": trend.error, **horizon}
+    s = "odds s = t_sim/t_div" if f.judged == "token_similarity" else _ODDS[f.judged].replace("odds", "odds s")
+    text = f"From block to block the {s} go s → {rho:.3f} s + {feed:.2g} (± {trend.error:.1%})"
+    return {"law": text, "rho": rho, "feed": feed, "error": trend.error, **common}
 
 
 def arrival(f: Facts) -> Values:
-    best, low, high = f.arrival
+    best, low, high = f.reach
     assert best is not None
     text = "" if low == high else f" ({low or best} to {high})" if high else f" ({low or best} or later)"
     return law(f) | {"arrival": float(best), "range": text}
 
 
 def halving(f: Facts) -> Values:
+    """How fast the differences vanish; a power of depth has no such time."""
     assert f.trend is not None
-    return law(f) | {"half": math.log(2) / math.log(f.trend.map.rho)}
+    if f.trend.exponent is not None:
+        return law(f) | {"halving": ""}
+    half = math.log(2) / math.log(f.trend.map.rho)
+    text = f": in the end the differences' share of the energy halves every {half:.1f} blocks"
+    return law(f) | {"half": half, "halving": text}
 
 
 def theory(f: Facts) -> Values:
@@ -243,10 +307,10 @@ def not_measured(f: Facts) -> Values:
 
 def ranges(numbers: Iterable[int]) -> str:
     """1, 2, 3, 5 as "1–3, 5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs_of(numbers))
+
+
+def blocks_of(numbers: Iterable[int]) -> str:
+    """1, 2, 3, 5 as "blocks 1–3, 5"."""
+    found = list(numbers)
+    return f"block{'s' if len(found) > 1 else ''} {ranges(found)}"

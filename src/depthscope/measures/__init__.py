@@ -6,7 +6,14 @@ operators: `operators`. `catalogue` has one record for every measure that a prob
 
 from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
 from depthscope.measures.catalogue import MEASURES, Measure, choose_measures, group, only_at_outputs
-from depthscope.measures.energy import EnergySplit, energy_split, frobenius_norm, largest_token_share
+from depthscope.measures.energy import (
+    EnergySplit,
+    LargestFeature,
+    energy_split,
+    frobenius_norm,
+    largest_feature,
+    largest_token_share,
+)
 from depthscope.measures.given import OF_OUTLIERS, PARTS, HeadInput, MissingNeed, Summary
 from depthscope.measures.operators import AttentionOperator, DenseAttention, ScoredAttention, TransposedAttention
 from depthscope.measures.rank import (
@@ -14,6 +21,7 @@ from depthscope.measures.rank import (
     composite_residual,
     effective_rank,
     leading_direction,
+    ordinary_rank,
     singular_values,
     stable_rank,
 )
@@ -49,6 +57,7 @@ __all__ = [
     "EnergySplit",
     "Growth",
     "HeadInput",
+    "LargestFeature",
     "LeadingDirection",
     "Measure",
     "MissingNeed",
@@ -74,6 +83,7 @@ __all__ = [
     "frobenius_norm",
     "group",
     "growth",
+    "largest_feature",
     "largest_token_share",
     "leading_direction",
     "mean_angle",
@@ -81,6 +91,7 @@ __all__ = [
     "mu",
     "omega",
     "only_at_outputs",
+    "ordinary_rank",
     "second_eigenvalue",
     "singular_values",
     "stable_rank",

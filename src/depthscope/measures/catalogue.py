@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from depthscope.measures.attention import attention_entropy, delta, mu, omega, second_eigenvalue
-from depthscope.measures.energy import energy_split
+from depthscope.measures.energy import energy_split, largest_feature
 from depthscope.measures.given import HEAD_PARTS, PARTS, HeadInput
-from depthscope.measures.rank import composite_residual, effective_rank, leading_direction, stable_rank
+from depthscope.measures.rank import composite_residual, effective_rank, leading_direction, ordinary_rank, stable_rank
 from depthscope.measures.similarity import (
     escalation_rate,
     frequency_ratio,
@@ -49,6 +49,7 @@ Group = Literal["default", "verdict", "spectral", "all"]
 # "default" is O(nd); "verdict" adds what `diagnose` asks for; "spectral" adds ranks and attention.
 GROUP_NAMES: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
 _DEFAULT: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
+_VERDICT: tuple[Group, ...] = ("verdict", "all")
 _RANK: tuple[Group, ...] = ("spectral", "all")
 _TAKEN = {"output_gradient", "weight_gradient"}  # rows that `probe(gradients=True)` adds
 _NEEDS: dict[str, frozenset[str]] = {"station": frozenset(PARTS), "attention": HEAD_PARTS}
@@ -65,6 +66,7 @@ class Measure:
     groups: tuple[Group, ...] = ("all",)
     short: str = ""  # for trackers: t_sim
     is_share: bool = False  # a number from 0 to 1, and drawn so
+    is_name: bool = False  # the number of something: it has no mean, and is not drawn
     crosses: bool = False  # attention: also of cross-attention, (batch, n, m)
     incomplete: bool = False  # attention: also where rows sum to less than 1, beside a sink that is no token
 
@@ -145,6 +147,9 @@ _OURS = (
     Measure("angular_distance", "block", _angle, groups=_DEFAULT),
     Measure("branch_ratio", "branch", lambda trunk, branch: branch.norm / trunk.norm, groups=_RANK),
     Measure("effective_rank", "tokens", effective_rank, groups=("verdict", "spectral", "all")),
+    Measure("ordinary_rank", "tokens", ordinary_rank, groups=("verdict", "spectral", "all")),
+    Measure("largest_feature_share", "tokens", lambda x: largest_feature(x).share, groups=_VERDICT, is_share=True),
+    Measure("largest_feature", "tokens", lambda x: largest_feature(x).feature, groups=_VERDICT, is_name=True),
     Measure("stable_rank", "tokens", stable_rank, groups=_RANK),
     Measure("leading_share", "tokens", lambda x: leading_direction(x).energy_share, groups=_RANK, is_share=True),
     Measure("leading_evenness", "tokens", lambda x: leading_direction(x).evenness, groups=_RANK, is_share=True),
@@ -164,7 +169,7 @@ _OURS = (
             f"energy_{part}",
             "batch",
             partial(_energy, part=part),
-            groups=("verdict", "all"),
+            groups=_VERDICT,
         )
         for part in ("shared", "sequence", "position", "token")
     ),

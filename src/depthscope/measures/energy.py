@@ -7,7 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures.tokens import TokenMatrix, Tokens, norms_of
+from depthscope.measures.tokens import TokenMatrix, Tokens, norm_of_rows, norms_of
+
+
+class LargestFeature(NamedTuple):
+    """The one of the d features that has the most energy."""
+
+    share: Tensor  # of the energy, in [1/d, 1]
+    feature: Tensor  # which one, from 0, as a float64; nan where the share is
 
 
 class EnergySplit(NamedTuple):
@@ -28,6 +35,23 @@ def largest_token_share(tokens: Tensor | TokenMatrix, mask: Tensor | None = None
     """max_i ‖x_i‖² / ‖X‖_F² ∈ [1/n, 1]: near 1, one token carries everything and hides the others."""
     x = TokenMatrix.of(tokens, mask)
     return (x.largest_norm / x.norm).square().clamp(max=1)
+
+
+def largest_feature(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> LargestFeature:
+    """max_j Σ_i x_ij² / ‖X‖_F² ∈ [1/d, 1] and its j, over the tokens that are no outliers.
+
+    Near 1, one feature makes most of every inner product, and all tokens look alike by it (a *rogue dimension*,
+    Timkey & van Schijndel 2021). Outlier tokens are left out: their energy sits in few features too, and would
+    hide what the others have. nan for a zero matrix, without real tokens, or with an entry that is not finite.
+    """
+    return TokenMatrix.of(tokens, mask).ordinary.once(_largest_feature)
+
+
+def _largest_feature(x: TokenMatrix) -> LargestFeature:
+    usable = x.norm.isfinite() & (x.norm > 0)
+    share, index = (norm_of_rows(x.values.mT) / x.norm[..., None]).square().max(dim=-1)  # over (…, d)
+    share, place = share.clamp(max=1), index.double()
+    return LargestFeature(torch.where(usable, share, torch.nan), torch.where(usable, place, torch.nan))
 
 
 def energy_split(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> EnergySplit:

@@ -49,6 +49,14 @@ def effective_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None, *, 
     return torch.special.entr(p).sum(dim=-1).exp()
 
 
+def ordinary_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+    """The effective rank of the tokens that are no outliers; without outliers the effective rank itself.
+
+    One huge token brings the effective rank of all tokens near 1, whatever the others do.
+    """
+    return effective_rank(TokenMatrix.of(tokens, mask).ordinary)
+
+
 def stable_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
     """‖X‖_F² / σ₁² ∈ [1, min(n, d)]. The Gram matrix is exact enough here: only σ₁ enters."""
     return singular_values(tokens, mask)[..., 0].square().reciprocal().clamp(min=1)

@@ -283,6 +283,15 @@ class TokenMatrix:
         """Real tokens with more than `OUTLIER_FACTOR` times the median norm, (…, n)."""
         return self.norm_ratios.isfinite() & (self.norm_ratios > OUTLIER_FACTOR)
 
+    @property
+    def ordinary(self) -> TokenMatrix:
+        """The tokens that are no outliers; the very same matrix where there are none."""
+        return self._without_outliers if self.has_outliers else self
+
+    @cached_property
+    def _without_outliers(self) -> TokenMatrix:
+        return TokenMatrix(self.values, self.real & ~self.outliers)
+
     @cached_property
     def directions(self) -> TokenMatrix:
         """The tokens scaled to length 1. Zero tokens have no direction: they count as padding."""

@@ -38,11 +38,13 @@ from depthscope.passes import (
     undisturbed,
     unpacked,
 )
+from depthscope.probing.final_norm import FinalNorm
 from depthscope.probing.gradients import Loss, gradient_norms
 from depthscope.probing.parts import PartSeen
 from depthscope.probing.profile import Profile, frame_of, sinks_of
 from depthscope.probing.reduction import Excluded, Reduction
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
+from depthscope.probing.spelling import Spelling, without_first_token
 from depthscope.progress import Tick
 
 
@@ -93,7 +95,7 @@ def probe(
             batch = passes.one_to_a_row(given)
             if passes.samples == 0 and anatomy.causal is None and len(anatomy.parts) == 1:
                 passes.causal = is_causal(model, anatomy, batch)
-            passes.run(batch)
+            passes.run(batch, tokenizer)
             if gradients:
                 sample = passes.samples - passes.batch_size
                 of_weights = gradients != "outputs"
@@ -122,6 +124,9 @@ class _Passes:
         if reduction.wants_attention:
             sites.append(ListenToAttention(self._see_attention))
         self.machine = Machine(model, anatomy, *sites, on_block_end=self._end_block)
+        self.final_norm = FinalNorm(model, anatomy, self._see_final_norm)
+        self.first_token: str | None = None  # of the tokenizer, where sequences lack it
+        self.without_first_token = 0
 
     def one_to_a_row(self, batch: Batch) -> Batch:
         """The batch with sequences that are packed into one row each in a row of its own."""
@@ -132,12 +137,15 @@ class _Passes:
             self.are_apart = are_apart(self.model, self.anatomy, batch, pieces)
         return unpacked(batch, pieces) if self.are_apart else batch
 
-    def run(self, batch: Batch) -> None:
+    def run(self, batch: Batch, tokenizer: Tokenizer | None = None) -> None:
         self.batch_size = 0
-        self.reduction.begin(self.samples)
-        with self.machine:
+        self.reduction.begin(self.samples, Spelling(tokenizer, batch))
+        with self.machine, self.final_norm:
             call(self.model, batch)
         self.reduction.end()
+        if self.causal and (missing := without_first_token(tokenizer, batch)):
+            self.first_token = str(getattr(tokenizer, "bos_token", ""))
+            self.without_first_token += missing
         if self.depth == 0:
             raise ValueError(
                 f"none of the blocks {[b.name for b in self.anatomy.blocks][:4]} ran; name them with blocks="
@@ -152,6 +160,11 @@ class _Passes:
         seen = {station for block in self.anatomy.blocks for station in block.spots}
         if missing := sorted(wanted & set(at.BLOCK) - seen):
             notes.append(f"stations that this model does not show: {', '.join(missing)}")
+        if self.first_token is not None:
+            notes.append(
+                f"{self.without_first_token} of {self.samples} sequences do not begin with {self.first_token!r}, the "
+                "tokenizer's first token (BOS): a model that was trained with it may behave differently without"
+            )
         if self.past:
             notes.append(f"the inputs bring a cache of {self.past} tokens: only the new tokens are measured")
         if self.are_apart is not None:
@@ -212,9 +225,16 @@ class _Passes:
             self.is_masked |= visit.real is not None
             require_whole(visit.block.module, tokens)
             self.parts.setdefault(visit.part, PartSeen(self.anatomy, visit)).see(visit.number, tokens, begins=begins)
+        if station == "output":
+            self.final_norm.remember(visit, source)
         # Our own arithmetic: unseen by the attention listener, in full precision, without gradients.
         with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
             self.reduction.see_tokens(visit, station, tokens, source)
+
+    def _see_final_norm(self, visit: Visit, source: Tensor) -> None:
+        tokens = self.machine.running.batch_first(source)
+        with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
+            self.reduction.see_final_norm(visit, tokens, source)
 
     def _see_attention(self, visit: Visit, kind: str, heads: Iterator[Head], values: Tensor | None) -> None:
         with torch.no_grad(), torch.autocast(str(self.device.type), enabled=False):
@@ -265,6 +285,7 @@ def _describe(
         "samples": passes.samples,
         "token_axis": anatomy.token_axis,
         "placement": placements.pop() if len(placements) == 1 else None,
+        "final_norm": passes.final_norm.name,
         "causal": passes.causal,
         "parameters": sum(p.numel() for p in model.parameters()),
         "weights": look_of_weights(anatomy),

@@ -22,7 +22,7 @@ from depthscope.probing.reduction import Row, SinkRow
 from depthscope.probing.table import table_of
 
 COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
-SINK_COLUMNS = ["block", "sample", "token", "norm_ratio"]
+SINK_COLUMNS = ["block", "sample", "token", "norm_ratio", "text"]
 HEADLINE = ("token_similarity", "cosine_similarity", "direction_similarity", "effective_rank")
 _FORMAT = 1
 
@@ -40,7 +40,7 @@ class Reference:
 class Profile:
     """`frame` has one row per number: block (0 is what enters block 1), station, head (-1: none), measure,
     sample (-1: the whole batch), value. `metadata` says what was measured and what was not seen. `sinks` has
-    one row per block and outlier token."""
+    one row per block and outlier token: its position among the real tokens, and its text where that is known."""
 
     frame: pd.DataFrame
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -128,6 +128,7 @@ class Profile:
             {
                 "sample": peak["sample"],
                 "token": peak["token"],
+                "text": peak["text"],
                 "first_block": by_token["block"].min().to_numpy(),
                 "last_block": by_token["block"].max().to_numpy(),
                 "peak_block": peak["block"],
@@ -203,7 +204,7 @@ class Profile:
             raise ValueError(f"{source / 'profile.json'} is not a profile: {error}") from None
         if metadata.pop("format", None) != _FORMAT or list(frame.columns) != COLUMNS:
             raise ValueError(f"{source} holds no profile of format {_FORMAT}")
-        return cls(frame, metadata, sinks)
+        return cls(frame, metadata, sinks if "text" in sinks else sinks.assign(text=""))
 
 
 def frame_of(rows: list[Row]) -> pd.DataFrame:
@@ -229,6 +230,6 @@ def frame_of(rows: list[Row]) -> pd.DataFrame:
 def sinks_of(rows: list[SinkRow]) -> pd.DataFrame:
     """Outlier tokens as a table."""
     columns = zip(*rows, strict=True) if rows else ((),) * len(SINK_COLUMNS)
-    types = (np.int32, np.int32, np.int32, np.float64)
+    types = (np.int32, np.int32, np.int32, np.float64, object)
     arrays = [np.array(column, dtype=kind) for column, kind in zip(columns, types, strict=True)]
     return pd.DataFrame(dict(zip(SINK_COLUMNS, arrays, strict=True)))

@@ -24,6 +24,7 @@ from depthscope.measures import (
 )
 from depthscope.passes import Head, Visit
 from depthscope.probing.ledger import Kind, Ledger
+from depthscope.probing.spelling import Spelling
 from depthscope.probing.trail import Seen, Trail, same_tokens
 from depthscope.stations import trunk_is_a_sum
 
@@ -46,8 +47,9 @@ class SinkRow(NamedTuple):
 
     block: int
     sample: int
-    token: int
+    token: int  # its position among the real tokens of the sequence
     norm_ratio: float
+    text: str  # "" if it is not known
 
 
 class Reduction:
@@ -100,8 +102,9 @@ class Reduction:
             heard.add("attention_input")
         return frozenset(heard)
 
-    def begin(self, first_sample: int) -> None:
+    def begin(self, first_sample: int, spelling: Spelling | None = None) -> None:
         self.first_sample = first_sample
+        self._spelling = spelling or Spelling()
         self._trail = Trail()
         self._batch = 0  # sequences of the tokens that passed last
         self._attention_input: Tensor | None = None  # of the running block
@@ -109,9 +112,13 @@ class Reduction:
         self._ledgers: dict[Kind, Ledger] = {}
         self._stations: list[tuple[int, str, tuple[Kind, int]]] = []
         self._steps: list[tuple[int, str, tuple[Kind, int], tuple[Kind, int]]] = []
+        self._final: dict[str, tuple[int, Seen]] = {}  # by part: its last block so far, and that behind a norm
 
     def end(self) -> None:
         """Turns the summaries of a pass into rows: one call per measure, not one per station."""
+        for block, seen in self._final.values():
+            self._batch = seen.place[0].batch
+            self._report(seen, block, at.FINAL)
         for kind, ledger in self._ledgers.items():
             stations = [item for item in self._stations if item[2][0] == kind]
             summary = ledger.read([row for _, _, (_, row) in stations])
@@ -158,9 +165,14 @@ class Reduction:
             trail.move(seen)
         if station == "output":
             self._report_turn(seen, visit.number)
-            self._report_outliers(seen, visit.number)
+            self._report_outliers(seen, visit.number, visit)
             trail.enter(seen)
             self._attention_input = None
+            self._final.pop(visit.part, None)  # what stood behind a block before
+
+    def see_final_norm(self, visit: Visit, tokens: Tensor, source: Tensor) -> None:
+        """What a norm outside the blocks makes of a block's output: the final norm, if no block of the part follows."""
+        self._final.setdefault(visit.part, (visit.number, self._look(tokens, source, visit, at.FINAL)))
 
     def _see_branch(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         branch: TokenMatrix | TokenNorms
@@ -198,7 +210,8 @@ class Reduction:
             seen.unit, seen.has_direction = x.directions.values, x.directions.mask
         if self._wants_outliers and found.has_outliers:
             seen.outliers, seen.norm_ratios = found.outliers, found.norm_ratios
-        self._trail.keep(source, seen)
+        if station != at.FINAL:  # the next block may still be given what the block before it returned
+            self._trail.keep(source, seen)
         return seen
 
     def _unit_buffer(self, station: str, visit: Visit) -> str:
@@ -230,7 +243,7 @@ class Reduction:
         """What enters the model is block 0's; what enters another part stands at the `input` of its first block."""
         if visit.number == 1:
             self._report(seen, 0, "output")
-            self._report_outliers(seen, 0)
+            self._report_outliers(seen, 0, visit)
         elif not begins:
             self.between.add(visit.number)
         elif self.entrances and "input" not in self.stations:
@@ -255,12 +268,16 @@ class Reduction:
         for measure in self._kind("block"):
             self._add(block, "output", measure.name, measure.compute(before.unit, seen.unit, real, self._scratch))
 
-    def _report_outliers(self, seen: Seen, block: int) -> None:
+    def _report_outliers(self, seen: Seen, block: int, visit: Visit) -> None:
         if seen.outliers is None or seen.norm_ratios is None:
             return
-        for sample, token in seen.outliers.nonzero().tolist():
-            ratio = seen.norm_ratios[sample, token].item()
-            self.sinks.append(SinkRow(block, self.first_sample + sample, token, ratio))
+        shape = (seen.outliers.shape[0], seen.outliers.shape[1])
+        counted = None if visit.real is None else (visit.real.cumsum(dim=-1) - 1).tolist()  # among the real tokens
+        for sample, place in seen.outliers.nonzero().tolist():
+            token = place if counted is None else counted[sample][place]
+            text = self._spelling.text(visit.block.part, shape, sample, place)
+            ratio = seen.norm_ratios[sample, place].item()
+            self.sinks.append(SinkRow(block, self.first_sample + sample, token, ratio, text))
 
     # --- attention --------------------------------------------------------------------------------
 

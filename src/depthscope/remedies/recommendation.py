@@ -270,7 +270,7 @@ def _apply_options(profile: Profile, told: Told) -> dict[str, Any]:
 
 def _can_be_weighed(anatomy: Anatomy) -> bool:
     """Whether the branches are seen, and for certain: what a structure shows must be tried on inputs each time."""
-    shown = all({"attention_branch", "ffn_branch"} <= block.spots.keys() for block in anatomy.blocks)
+    shown = all(block.spots.keys() >= set(block.branches) for block in anatomy.blocks)
     return shown and anatomy.family != "unknown"
 
 
