@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
-from depthscope.anatomy.towers import roots_of
 from depthscope.passes.mask_names import Names, is_cross, is_padding, looks_like_a_mask, meant_for, side_of
 
 LARGE = 100.0  # of what is added to scores: Swin takes −100, BERT −10 000, others the largest number there is
@@ -59,7 +58,6 @@ class MaskFinder:
         self._path_of = {module: path for path, module in reversed(modules.items())}  # the first, if it has several
         self._blocks = {path for path, module in modules.items() if id(module) in blocks}
         self._strangers = {path for path, module in modules.items() if not _has_contract(module)}
-        self._roots = roots_of(anatomy.blocks) if len(anatomy.parts) > 1 else frozenset()
         self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
         self._current: dict[str, dict[str, Tensor | None]] = {}
         self._readable: dict[int, bool] = {}  # by the id of a tensor of this pass
@@ -73,10 +71,8 @@ class MaskFinder:
         return name == self.argument or looks_like_a_mask(name)
 
     def _levels_around(self, block: BlockAnatomy, modules: dict[str, nn.Module]) -> list[Level]:
-        """From the block outwards; to the root of its tower, since a tower has only the masks that it is given."""
+        """From the block outwards."""
         paths = [path for path in reversed(_paths_around(block)) if path in modules]
-        if self.told is None:
-            paths = [path for path in paths if not any(_stands_around(path, r, block.name) for r in self._roots)]
         return [Level(self._path_of[modules[path]], self._names(modules[path], block, path)) for path in paths]
 
     def _names(self, module: nn.Module, block: BlockAnatomy, path: str) -> Names:
@@ -282,11 +278,6 @@ def _has_encoder(module: nn.Module, below: str) -> bool:
     """Whether an encoder stands beside the decoder that a block is in."""
     before, found, _ = f".{below}.".partition(".decoder.")
     return bool(found) and isinstance(getattr(module.get_submodule(before.strip(".")), "encoder", None), nn.Module)
-
-
-def _stands_around(path: str, root: str, block: str) -> bool:
-    """Whether a module has the root of a block's tower inside."""
-    return f"{block}.".startswith(f"{root}.") and len(path) < len(root)
 
 
 def _is_list(module: nn.Module) -> bool:
