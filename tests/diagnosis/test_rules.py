@@ -392,3 +392,11 @@ def test_the_rise_is_placed():
     assert judged((sim([0.1, 0.11, 0.9, 0.9]), {})).finding("rise").sentence.startswith("Block 2 makes 99% of the rise")
     past = judged((sim([0.1, 0.9, 0.8, 0.7]), {})).finding("rise").sentence
     assert past == "Block 1 makes more than the whole rise: from 0.100 to 0.900."
+
+
+def test_a_feature_that_each_sequence_has_for_itself_is_no_rogue_dimension():
+    profile = made_up(sim(LEVEL, largest_feature_share=[0.9] * 9, largest_feature=[7.0] * 9))
+    assert diagnose(profile).finding("rogue feature").numbers["samples"] == 2
+    other = (profile.frame["measure"] == "largest_feature") & (profile.frame["sample"] == 1)
+    profile.frame.loc[other, "value"] = 3.0
+    assert diagnose(profile).finding("rogue feature") is None

@@ -92,7 +92,10 @@ class RogueFeature:
 
 
 def find_rogue_feature(profile: Profile, first: int, last: int, least: float) -> RogueFeature | None:
-    """At the last block if it carries at least this share there, else where its share is largest; None if nowhere."""
+    """At the last block if it carries at least this share there, else where its share is largest.
+
+    None if nowhere, or if it is not the same feature in most sequences.
+    """
     if not {"largest_feature", "largest_feature_share"} <= set(profile.names()):
         return None
     first += first > 0  # before it stands the last block of another part
@@ -103,6 +106,8 @@ def find_rogue_feature(profile: Profile, first: int, last: int, least: float) ->
     frame = profile.frame
     there = (frame["station"] == "output") & (frame["block"] == block)
     features = frame[there & (frame["measure"] == "largest_feature")]["value"].value_counts()
+    if 2 * features.iloc[0] <= features.sum():
+        return None
     return RogueFeature(block, int(features.index[0]), int(features.iloc[0]), float(shares[block - first]))
 
 

@@ -238,7 +238,8 @@ FINDINGS: tuple[Rule, ...] = (
         "{count:.0f} of {blocks:.0f} blocks turn their tokens by less than {degrees:.1f}° (block {where}).",
         lambda f: say.quiet(f, TURN)),
     Rule("spare blocks", lambda f: f.look != "initialised" and bool(f.spare_blocks(SPARE)),
-        "Skipping one of {count:.0f} blocks costs less than {percent:.0f} % of the loss: {changes}.",
+        "{count:.0f} of {blocks:.0f} blocks can be skipped, one at a time, for less than {percent:.0f} % of the loss: "
+        "{changes}.",
         lambda f: say.spare(f, SPARE)),
     Rule("initialised", lambda f: f.look == "initialised",
         "The weights look freshly initialised: none of the {norms:.0f} norms in the blocks has moved.", say.weights),

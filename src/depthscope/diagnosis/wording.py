@@ -267,7 +267,8 @@ def spare(f: Facts, share: float) -> Values:
     changes = ", ".join(f"block {block} {change:+.4f}" for block, change in found[:4])
     more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     numbers = {f"change_{block}": change for block, change in found}
-    return {"count": float(len(found)), "percent": 100 * share, "changes": changes + more, **numbers}
+    counts = {"count": float(len(found)), "blocks": float(f.blocks), "percent": 100 * share}
+    return {"changes": changes + more, **counts, **numbers}
 
 
 def weights(f: Facts) -> Values:
