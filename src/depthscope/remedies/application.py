@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
 from depthscope.passes import Tokenizer, batches, find_token_axis, is_causal, undisturbed
 from depthscope.passes.hooks import Hook, LastBlockExit, hang, hooks_in, install, take_down
+from depthscope.passes.undoing import undone
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
 from depthscope.remedies.selection import chosen_blocks
@@ -63,8 +64,7 @@ def apply(
         return recommend(model, inputs, tokenizer=tokenizer, blocks=blocks, **options)
 
     chosen = [found for remedy in remedies for found in remedy.settled(measure, remedies)]
-    before = frozenset(id(hook) for _, hook in hooks_in(model))
-    try:
+    with undone(_as_it_was(model), only_after_failure=True):
         _unnest(model)
         running = install(model, anatomy)
         hang(model, RefusePairs(), "in")
@@ -75,31 +75,39 @@ def apply(
                 refuse_leak(remedy, site)
                 remedy.install(site)
         hang(anatomy.blocks[-1].module, LastBlockExit(running), "out")  # behind the remedies
-    except BaseException:
+        axis = anatomy.token_axis if family_is_unknown else token_axis
+        told = {"blocks": blocks, "causal": causal, "token_axis": axis}
+        keep_record(model, chosen, {name: value for name, value in told.items() if value is not None})
+        return model
+
+
+def _as_it_was(model: nn.Module) -> Callable[[], None]:
+    """What brings the remedies of a model, and its record of them, back to what they are now."""
+    before, records = frozenset(id(hook) for _, hook in hooks_in(model)), records_of(model)
+
+    def undo() -> None:
         take_down(model, keep=before)
-        raise
-    told = {"blocks": blocks, "causal": causal, "token_axis": anatomy.token_axis if family_is_unknown else token_axis}
-    keep_record(model, chosen, {name: value for name, value in told.items() if value is not None})
-    return model
+        set_records(model, records)
+
+    return undo
 
 
 def remove(model: nn.Module) -> nn.Module:
     """Takes all remedies out of a model, in place: it is then bitwise what it was, and returned."""
-    take_down(model)
-    set_records(model, [])
-    return model
+
+    def undo() -> None:
+        take_down(model)
+        set_records(model, [])
+
+    with undone(undo):
+        return model
 
 
 @contextmanager
 def temporarily(model: nn.Module, *remedies: Remedy, **options: Any) -> Iterator[nn.Module]:
     """`apply`, and the model as it was afterwards, also after an exception."""
-    before, records = frozenset(id(hook) for _, hook in hooks_in(model)), records_of(model)
-    apply(model, *remedies, **options)
-    try:
-        yield model
-    finally:
-        take_down(model, keep=before)
-        set_records(model, records)
+    with undone(_as_it_was(model)):
+        yield apply(model, *remedies, **options)
 
 
 @dataclass(frozen=True)
@@ -152,8 +160,8 @@ class Unnested(Hook):
 def _unnest(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
-            module.use_nested_tensor = False
             hang(module, Unnested(), "out")
+            module.use_nested_tensor = False
 
 
 def _refuse_wrapped(model: nn.Module, remedies: tuple[Remedy, ...]) -> None:
