@@ -87,9 +87,9 @@ def probe(
                 first = passes.samples - passes.batch_size
                 of_weights = gradients != "outputs"
                 gradient_rows += gradient_norms(model, anatomy, batch, loss, first, of_weights=of_weights)
-    if passes.samples == 0:
-        raise ValueError("expected at least one batch, got none")
-    metadata = _describe(model, anatomy, passes, names, wanted, excluded) | {"notes": notes + passes.notes(wanted)}
+        if passes.samples == 0:
+            raise ValueError("expected at least one batch, got none")
+        metadata = _describe(model, anatomy, passes, names, wanted, excluded) | {"notes": notes + passes.notes(wanted)}
     return Profile(frame_of(reduction.rows + gradient_rows), metadata, sinks_of(reduction.sinks))
 
 
