@@ -3,7 +3,7 @@
 A `TorchFunctionMode` sees `scaled_dot_product_attention` (each head is handed on as what its matrix is made of: query,
 key and mask) and the softmax of eager implementations. PyTorch's own
 `nn.MultiheadAttention` hides its call inside `multi_head_attention_forward`, where modes do not reach:
-the two functions are patched for the duration of that one call.
+the two functions are patched for the duration of that one call; other threads that call them then are not heard.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode
 
 from depthscope.measures import AttentionOperator, DenseAttention, ScoredAttention
+from depthscope.passes.undoing import undone
 
 
 class Head(NamedTuple):
@@ -45,6 +47,12 @@ class AttentionListener(TorchFunctionMode):
         super().__init__()
         self.wanted = wanted
         self.on_attention = on_attention
+        self.thread = get_ident()
+
+    def close(self) -> None:
+        """Leaves the mode, if it was entered; with it go the modes that were entered after it."""
+        while any(mode is self for mode in _get_current_function_mode_stack()):
+            _pop_mode()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -60,7 +68,7 @@ class AttentionListener(TorchFunctionMode):
     def _see_fused(self, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         output = func(query, key, value, *args, **kwargs)
         shape = (*query.shape[:-1], key.shape[-2])
-        if self.wanted(shape):
+        if get_ident() == self.thread and self.wanted(shape):
             self.on_attention(attention_by_head(query, key, *args, **kwargs), value)
         return output
 
@@ -77,20 +85,20 @@ class AttentionListener(TorchFunctionMode):
 
         def softmax(scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             output = plain(scores, *args, **kwargs)
-            heads = self._heads_of(output)
+            heads = self._heads_of(output) if get_ident() == self.thread else None
             if heads is not None:  # (batch·h, n, m) when the weights are asked for
                 by_head = output.unflatten(0, (-1, heads))
                 if self.wanted(tuple(by_head.shape)):
                     self.on_attention((Head(h, h, DenseAttention(by_head[:, h])) for h in range(heads)), None)
             return output
 
-        F.scaled_dot_product_attention = partial(self._see_fused, fused)
-        F.softmax = softmax  # type: ignore[assignment]
-        try:
+        def unpatch() -> None:
+            F.scaled_dot_product_attention, F.softmax = fused, plain
+
+        with undone(unpatch):
+            F.scaled_dot_product_attention = partial(self._see_fused, fused)
+            F.softmax = softmax  # type: ignore[assignment]
             yield
-        finally:
-            F.scaled_dot_product_attention = fused
-            F.softmax = plain
 
     def _heads_of(self, output: Tensor) -> int | None:
         """Heads h such that (batch·h, n, m) is wanted as (batch, h, n, m)."""

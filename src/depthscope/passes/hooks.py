@@ -18,6 +18,7 @@ from depthscope.anatomy import Anatomy, BlockAnatomy, Path, Side
 from depthscope.passes.caches import settle
 from depthscope.passes.running import Pass
 from depthscope.passes.tokens import edit_tokens, tokens_at
+from depthscope.passes.undoing import unhook
 from depthscope.stations import trunk_is_a_sum
 
 
@@ -257,16 +258,8 @@ def hooks_in(model: nn.Module) -> Iterator[tuple[nn.Module, Hook]]:
 
 
 def take_down(model: nn.Module, keep: frozenset[int] = frozenset()) -> None:
-    """Removes the hooks that stay in a model, but not those whose `id` is to be kept."""
-    for module, hook in list(hooks_in(model)):
+    """Removes the hooks that stay in a model, but not those whose `id` is to be kept. It may be called again."""
+    for module, hook in hooks_in(model):
         if id(hook) not in keep:
-            stores: list[Any] = [
-                module._forward_pre_hooks,
-                module._forward_pre_hooks_with_kwargs,
-                module._forward_hooks,
-                module._forward_hooks_with_kwargs,
-                module._forward_hooks_always_called,
-            ]
-            for store in stores:
-                store.pop(hook.key, None)
             hook.taken_down(module)
+    unhook(model, lambda hook: isinstance(hook, Hook) and id(hook) not in keep)

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from depthscope.anatomy import Path
 from depthscope.passes.inputs import Batch, call
 from depthscope.passes.tokens import floating_in
+from depthscope.passes.undoing import TemporaryHook
 
 _SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 
@@ -140,8 +141,8 @@ class Lineage(TorchFunctionMode):
             call.left = self._passed(output)
             self._running = call.around
 
-        stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-        stack.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
+        stack.callback(module.register_forward_pre_hook(TemporaryHook(enter), with_kwargs=True).remove)
+        stack.callback(module.register_forward_hook(TemporaryHook(leave), with_kwargs=True).remove)
 
     def _passed(self, value: Any) -> tuple[Passed, ...]:
         return tuple(Passed(path, t.shape, self._state.get(t)) for path, t in floating_in(value))
@@ -157,7 +158,7 @@ def follow(model: nn.Module, batch: Batch) -> tuple[list[Call], States]:
         def begin(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             lineage.mark((args, kwargs))
 
-        first = model.register_forward_pre_hook(begin, with_kwargs=True, prepend=True)
+        first = model.register_forward_pre_hook(TemporaryHook(begin), with_kwargs=True, prepend=True)
         stack.callback(first.remove)
         with lineage:
             call(model, batch)

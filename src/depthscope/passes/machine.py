@@ -12,9 +12,9 @@ application.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from depthscope.passes.attention import AttentionListener, Head
 from depthscope.passes.hooks import cache_places, reads_copy, refuse_copy
 from depthscope.passes.running import Pass
 from depthscope.passes.tokens import edit_tokens, tokens_at
+from depthscope.passes.undoing import TemporaryHook, undone, unhook
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,9 @@ class Machine:
         self.blocks_run = 0  # in the pass that runs, or ran last
         self._given: Any = None  # to the block that runs
         self._parts_run: list[str] = []  # in this pass, in order
+        self.thread: int | None = None  # in which it is open: what other threads run is not heard
         self._carried: dict[int, Tensor] = {}  # by block module: what a change of a norm's copy adds to the trunk
-        self._open: ExitStack | None = None
+        self._listeners: list[AttentionListener] = []
         self._refuse_what_does_nothing()
 
     def _refuse_what_does_nothing(self) -> None:
@@ -122,29 +124,25 @@ class Machine:
                         refuse_copy(block, station)
 
     def __enter__(self) -> Machine:
-        if self._open is not None:
+        if self.thread is not None:
             raise ValueError("this machine is open already: make another one")
-        with ExitStack() as stack:
-            if self.hears_call:
-                self._before(stack, self.model, lambda args, kwargs: self.begin_pass(args, kwargs))
-            blocks = {id(block.module) for block in self.anatomy.blocks}
-            for module in self.running.masks.around:
-                if module is not self.model and id(module) not in blocks:
-                    self._before(stack, module, partial(self.running.masks.see, module))
-            for block, place in cache_places(self.anatomy):
-                self._attach(stack, block, place)
-            for site in self.sites:
-                if isinstance(site, ListenToAttention):
-                    stack.enter_context(AttentionListener(self._is_attention, partial(self._hear_attention, site)))
-            self._open = stack.pop_all()
-        return self
+        with undone(self._close, only_after_failure=True):
+            self.thread = get_ident()
+            self._attach_all()
+            return self
 
     def __exit__(self, *_: object) -> None:
-        opened, self._open = self._open, None
+        with undone(self._close):
+            pass
+
+    def _close(self) -> None:
+        unhook(self.model, lambda hook: isinstance(hook, _Hook) and hook.owner is self)
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
         self.visit = self.inside = self._given = None  # of a pass that failed: it holds what entered the block
         self._carried.clear()
-        if opened is not None:
-            opened.close()
+        self.thread = None
 
     def begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is called with these."""
@@ -156,25 +154,40 @@ class Machine:
 
     # --- attaching ---------------------------------------------------------------------------------
 
-    def _attach(self, stack: ExitStack, block: BlockAnatomy, place: int) -> None:
-        self._before(stack, block.module, partial(self._begin_block, block, place))
+    def _attach_all(self) -> None:
+        if self.hears_call:
+            self._before(self.model, lambda args, kwargs: self.begin_pass(args, kwargs))
+        blocks = {id(block.module) for block in self.anatomy.blocks}
+        for module in self.running.masks.around:
+            if module is not self.model and id(module) not in blocks:
+                self._before(module, partial(self.running.masks.see, module))
+        for block, place in cache_places(self.anatomy):
+            self._attach(block, place)
+        for site in self.sites:
+            if isinstance(site, ListenToAttention):
+                listener = AttentionListener(self._is_attention, partial(self._hear_attention, site))
+                self._listeners.append(listener)
+                listener.__enter__()
+
+    def _attach(self, block: BlockAnatomy, place: int) -> None:
+        self._before(block.module, partial(self._begin_block, block, place))
         spots: dict[Spot, list[str]] = {}
         for station, spot in block.spots.items():
             spots.setdefault(spot, []).append(station)
         inner = [spot for spot in spots if spot.module is not block.module]
         own = sorted((spot for spot in spots if spot.module is block.module), key=lambda spot: spot.side)  # in, out
         for spot in inner:
-            self._attach_spot(stack, block, spot, spots[spot])
-        self._attach_carried(stack, block)
+            self._attach_spot(block, spot, spots[spot])
+        self._attach_carried(block)
         for spot in own:
-            self._attach_spot(stack, block, spot, spots[spot])
+            self._attach_spot(block, spot, spots[spot])
         for name, attention in (("attention", block.attention), ("cross_attention", block.cross_attention)):
             if attention is not None:
-                self._before(stack, attention, partial(self._enter_attention, block, name))
-                self._after(stack, attention, lambda _output: setattr(self, "inside", None))
-        self._after(stack, block.module, partial(self._end_block, block))
+                self._before(attention, partial(self._enter_attention, block, name))
+                self._after(attention, lambda _output: setattr(self, "inside", None))
+        self._after(block.module, partial(self._end_block, block))
 
-    def _attach_spot(self, stack: ExitStack, block: BlockAnatomy, spot: Spot, here: list[str]) -> None:
+    def _attach_spot(self, block: BlockAnatomy, spot: Spot, here: list[str]) -> None:
         """Everything that the sites do at one spot: listening and changing in the order of the sites."""
         acts: list[Callable[[Any], Any]] = []
         for site in self.sites:
@@ -185,20 +198,20 @@ class Machine:
                 acts.append(partial(self._change, block, spot, site.change, copies))
         for act in acts:
             if spot.side == "in":
-                stack.callback(spot.module.register_forward_pre_hook(_Before(act), with_kwargs=True).remove)
+                spot.module.register_forward_pre_hook(_Edit(self, act), with_kwargs=True)
             else:
-                self._after(stack, spot.module, act)
+                self._after(spot.module, act)
 
-    def _attach_carried(self, stack: ExitStack, block: BlockAnatomy) -> None:
+    def _attach_carried(self, block: BlockAnatomy) -> None:
         """In pre-norm a module reads a copy of the trunk: what a change adds to the copy is added to the trunk too."""
         changed = [site.station for site in self.sites if isinstance(site, Change)]
         if not any(reads_copy(block, station) for station in changed):
             return
         after = block.spots.get("after_cross_attention")
         if after is not None and "after_attention" in changed:
-            hook = _Before(partial(self._add_carried, block, False))
-            stack.callback(after.module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove)
-        self._after(stack, block.module, partial(self._add_carried, block, True))
+            hook = _Edit(self, partial(self._add_carried, block, False))
+            after.module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+        self._after(block.module, partial(self._add_carried, block, True))
 
     def _add_carried(self, block: BlockAnatomy, ends: bool, value: Any) -> Any:
         if not self._runs(block) or id(block.module) not in self._carried:
@@ -208,19 +221,11 @@ class Machine:
             del self._carried[id(block.module)]
         return edit_tokens(value, lambda tokens: tokens + difference.reshape(tokens.shape))
 
-    @staticmethod
-    def _before(stack: ExitStack, module: nn.Module, act: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> None:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            act(args, kwargs)
+    def _before(self, module: nn.Module, act: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> None:
+        module.register_forward_pre_hook(_Entrance(self, act), with_kwargs=True)
 
-        stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-
-    @staticmethod
-    def _after(stack: ExitStack, module: nn.Module, act: Callable[[Any], Any]) -> None:
-        def hook(_module: nn.Module, _args: object, output: Any) -> Any:
-            return act(output)
-
-        stack.callback(module.register_forward_hook(hook).remove)
+    def _after(self, module: nn.Module, act: Callable[[Any], Any]) -> None:
+        module.register_forward_hook(_Exit(self, act))
 
     # --- while a block runs --------------------------------------------------------------------------
 
@@ -350,11 +355,31 @@ def _stations_of(site: Listen | Change) -> tuple[str, ...]:
     return tuple(site.stations) if isinstance(site, Listen) else (site.station,)
 
 
-class _Before:
+class _Hook(TemporaryHook):
+    """A hook of a machine."""
+
+    def __init__(self, owner: Machine, act: Callable[..., Any]):
+        super().__init__(act)
+        self.owner = owner
+
+
+class _Entrance(_Hook):
+    """A module is called."""
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.owner.thread == get_ident():
+            self.act(args, kwargs)
+
+
+class _Edit(_Hook):
     """What is done where values go into a module: (args, kwargs) in, the same or changed out."""
 
-    def __init__(self, act: Callable[[Any], Any]):
-        self.act = act
-
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.act((args, kwargs))
+        return self.act((args, kwargs)) if self.owner.thread == get_ident() else None
+
+
+class _Exit(_Hook):
+    """A module returns: what it returns, or something else in its place."""
+
+    def __call__(self, _module: nn.Module, _args: object, output: Any) -> Any:
+        return self.act(output) if self.owner.thread == get_ident() else None

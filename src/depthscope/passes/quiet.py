@@ -1,12 +1,20 @@
-"""Running somebody's model and leaving no trace, also after an exception."""
+"""Running somebody's model and leaving no trace, also after an exception, and one measurement at a time."""
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import _get_current_function_mode_stack, _pop_mode
+
+from depthscope.passes.undoing import TemporaryHook, temporary_hooks, undone, unhook
 
 
 def uncompiled(model: nn.Module) -> tuple[nn.Module, list[str]]:
@@ -23,28 +31,88 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
     PyTorch's `nn.TransformerEncoder` has a fused fast path that calls no submodule: it is switched off
     meanwhile. Modules compiled in place (`model.compile()`) or inside the model run uncompiled meanwhile.
+
+    Part of that is global in PyTorch, so that a measurement in another thread waits until this one has ended. A model
+    that is being measured cannot be measured a second time meanwhile, by another thread or by a hook: that is refused.
     """
-    modules = list(model.modules())
-    training = [module for module in modules if module.training]
-    compiled = [(module, module._compiled_call_impl) for module in modules if _is_compiled(module)]
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    graphs = any(isinstance(getattr(module, "_orig_mod", None), nn.Module) for module in modules)
-    eager = torch.compiler.set_stance("force_eager") if graphs else nullcontext()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    with torch.random.fork_rng(devices=list(devices)), torch.no_grad(), eager:
-        try:
-            for module in training:
-                module.training = False
-            for module, _ in compiled:
-                module._compiled_call_impl = None
-            torch.backends.mha.set_fastpath_enabled(False)
+    before = _Before(model)
+    graphs = any(isinstance(getattr(module, "_orig_mod", None), nn.Module) for module in before.modules)
+    with undone(before.restore):
+        before.wait_for_turn()
+        before.remember_what_is_global()
+        for module in before.training:
+            module.training = False
+        for module, _ in before.compiled:
+            module._compiled_call_impl = None
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch.set_grad_enabled(False)
+        with torch.compiler.set_stance("force_eager") if graphs else nullcontext():
             yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
-            for module, implementation in compiled:
+
+
+class _Before:
+    """How everything was. `restore` may be called again, and does nothing to what was never changed."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.thread = threading.get_ident()
+        self.modules = list(model.modules())
+        self.training = [module for module in self.modules if module.training]
+        self.compiled = [(module, module._compiled_call_impl) for module in self.modules if _is_compiled(module)]
+        self.hooks = temporary_hooks(model)
+        self.remembers = False
+
+    def wait_for_turn(self) -> None:
+        mine = set(map(id, self.modules))
+        while not self._takes_turn(mine):
+            time.sleep(0.005)
+
+    def _takes_turn(self, modules: set[int]) -> bool:
+        with _TURN:
+            for other in _MEASURING:
+                if not modules.isdisjoint(map(id, other.modules)):
+                    where = "in this thread" if other.thread == self.thread else "in another thread"
+                    raise ValueError(
+                        f"this {type(self.model).__name__} is being measured already, {where}: "
+                        "measure it afterwards, or measure a copy.deepcopy of it"
+                    )
+            if not _MEASURING or _MEASURING[-1].thread == self.thread:
+                _MEASURING.append(self)
+            return self in _MEASURING
+
+    def remember_what_is_global(self) -> None:
+        self.fast_path = torch.backends.mha.get_fastpath_enabled()
+        self.gradients = torch.is_grad_enabled()
+        self.modes = len(_get_current_function_mode_stack())
+        self.functions = F.scaled_dot_product_attention, F.softmax
+        self.random = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        self.other_random = random.getstate(), np.random.get_state()  # noqa: NPY002
+        self.remembers = True
+
+    def restore(self) -> None:
+        if self.remembers:
+            torch.set_grad_enabled(self.gradients)
+            torch.backends.mha.set_fastpath_enabled(self.fast_path)
+            while len(_get_current_function_mode_stack()) > self.modes:
+                _pop_mode()
+            F.scaled_dot_product_attention, F.softmax = self.functions  # type: ignore[assignment]
+            torch.set_rng_state(self.random[0])
+            torch.cuda.set_rng_state_all(self.random[1])
+            random.setstate(self.other_random[0])
+            np.random.set_state(self.other_random[1])  # noqa: NPY002
+            for module, implementation in self.compiled:
                 module._compiled_call_impl = implementation
-            for module in training:
+            for module in self.training:
                 module.training = True
+            unhook(self.model, lambda hook: isinstance(hook, TemporaryHook) and id(hook) not in self.hooks)
+            self.remembers = False  # from now on all this may be another measurement's
+        with _TURN:
+            if self in _MEASURING:
+                _MEASURING.remove(self)
+
+
+_MEASURING: list[_Before] = []  # at most one thread's; more than one if a hook measures another model
+_TURN = threading.RLock()
 
 
 def full_precision(tokens: Tensor) -> AbstractContextManager[object]:

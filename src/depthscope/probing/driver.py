@@ -100,7 +100,7 @@ def probe(
                 sample = passes.samples - passes.batch_size
                 of_weights = gradients != "outputs"
                 gradient_rows += gradient_norms(model, anatomy, batch, loss, sample, of_weights=of_weights)
-    metadata = _describe(model, anatomy, passes, names, wanted, excluded) | {"notes": notes + passes.notes(wanted)}
+        metadata = _describe(model, anatomy, passes, names, wanted, excluded) | {"notes": notes + passes.notes(wanted)}
     rows = gather_heads(reduction.rows, passes.split_heads)
     return Profile(frame_of(rows + gradient_rows), metadata, sinks_of(reduction.sinks))
 

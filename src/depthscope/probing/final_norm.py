@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy
 from depthscope.passes import Visit
 from depthscope.passes.tokens import first_tokens
+from depthscope.passes.undoing import TemporaryHook
 
 
 class FinalNorm:
@@ -38,7 +39,7 @@ class FinalNorm:
     def __enter__(self) -> FinalNorm:
         with ExitStack() as stack:
             for name, module in self.norms.items():
-                stack.callback(module.register_forward_hook(self._hook(name), with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(TemporaryHook(self._hook(name)), with_kwargs=True).remove)
             self._open = stack.pop_all()
         return self
 

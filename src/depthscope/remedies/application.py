@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
@@ -26,6 +26,7 @@ from depthscope.passes import (
     undisturbed,
 )
 from depthscope.passes.hooks import Hook, LastBlockExit, hang, hooks_in, install, take_down
+from depthscope.passes.undoing import undone
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
 from depthscope.remedies.selection import chosen_blocks
@@ -102,8 +103,7 @@ def _put_in(
 
     chosen = [found for remedy in remedies for found in remedy.settled(measure, remedies)]
     _refuse_to_unsay(anatomy, causal)
-    before = frozenset(id(hook) for _, hook in hooks_in(model))
-    try:
+    with undone(_as_it_was(model), only_after_failure=True):
         _unnest(model)
         running = install(model, anatomy)
         hang(model, RefusePairs(running, model, is_outermost=True), "in")
@@ -118,32 +118,40 @@ def _put_in(
                 remedy.install(site)
         for part in anatomy.parts:
             hang(anatomy.of_part(part)[-1].module, LastBlockExit(running), "out")  # behind the remedies
-    except BaseException:
+        axis = {"token_axis": anatomy.token_axis} if family_is_unknown else {}
+        said = {"causal": causal, **told, **axis}
+        keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
+        return anatomy
+
+
+def _as_it_was(model: nn.Module) -> Callable[[], None]:
+    """What brings the remedies of a model, and its record of them, back to what they are now."""
+    before, records = frozenset(id(hook) for _, hook in hooks_in(model)), records_of(model)
+
+    def undo() -> None:
         take_down(model, keep=before)
-        raise
-    axis = {"token_axis": anatomy.token_axis} if family_is_unknown else {}
-    said = {"causal": causal, **told, **axis}
-    keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
-    return anatomy
+        set_records(model, records)
+
+    return undo
 
 
 def remove(model: nn.Module) -> nn.Module:
     """Takes all remedies out of a model, in place: it is then bitwise what it was, and returned."""
-    take_down(model)
-    set_records(model, [])
-    return model
+
+    def undo() -> None:
+        take_down(model)
+        set_records(model, [])
+
+    with undone(undo):
+        return model
 
 
 @contextmanager
 def temporarily(model: nn.Module, *remedies: Remedy, **options: Any) -> Iterator[nn.Module]:
     """`apply`, and the model as it was afterwards, also after an exception."""
-    before, records = frozenset(id(hook) for _, hook in hooks_in(model)), records_of(model)
-    _put_in(model, *remedies, **options)
-    try:
+    with undone(_as_it_was(model)):
+        _put_in(model, *remedies, **options)
         yield model
-    finally:
-        take_down(model, keep=before)
-        set_records(model, records)
 
 
 @dataclass(frozen=True)
@@ -217,8 +225,8 @@ class Unnested(Hook):
 def _unnest(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
-            module.use_nested_tensor = False
             hang(module, Unnested(), "out")
+            module.use_nested_tensor = False
 
 
 def _refuse_wrapped(model: nn.Module, remedies: tuple[Remedy, ...]) -> None:

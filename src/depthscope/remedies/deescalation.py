@@ -159,9 +159,9 @@ class DeEscalate(Remedy):
             )
         self._refuse_mean_pooling(site, mean)
         hook = SubtractMean(self, site, station, mean)
+        site.put(self, hook, station)  # first: taking it down takes the parameter out
         if isinstance(self.tau, LearnableTau):
             site.block.module.register_parameter(hook.parameter_name, self.tau.parameter(_gain(site.block)))
-        site.put(self, hook, station)
 
     def station_in(self, block: BlockAnatomy) -> str:
         """Where it acts in a block. Where no norm stands on the trunk, `ffn_input` is a copy of it, normed or not; the

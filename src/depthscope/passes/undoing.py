@@ -1,0 +1,68 @@
+"""The one place where things are undone: hooks taken down, and all of it also when Ctrl-C falls into the middle of it.
+
+An interrupt may come between any two lines, those of an `except` or a `finally` included. What is undone here may be
+undone twice, and is: the second time begins anew what an interrupt broke off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+
+@contextmanager
+def undone(undo: Callable[[], object], *, only_after_failure: bool = False) -> Iterator[None]:
+    """Calls `undo` on the way out, or only if an exception passes; `undo` may be called more than once."""
+    try:
+        try:
+            yield
+        except BaseException:
+            undo()
+            raise
+        if not only_after_failure:
+            undo()
+    except BaseException:
+        undo()
+        raise
+
+
+class TemporaryHook:
+    """A hook that hangs on a model only while it is measured: `undisturbed` takes down what was left hanging."""
+
+    def __init__(self, act: Callable[..., Any]):
+        self.act = act
+
+    def __call__(self, *given: Any) -> Any:
+        return self.act(*given)
+
+
+def temporary_hooks(model: nn.Module) -> frozenset[int]:
+    """The `id` of every one that hangs on a model."""
+    return frozenset(id(hook) for _, _, hook in _hooks(model) if isinstance(hook, TemporaryHook))
+
+
+def unhook(model: nn.Module, unwanted: Callable[[Any], bool]) -> None:
+    """Takes the forward hooks and pre-hooks down for which `unwanted(hook)` is true."""
+    for module, key, hook in _hooks(model):
+        if unwanted(hook):
+            stores: list[Any] = [
+                module._forward_pre_hooks_with_kwargs,
+                module._forward_hooks_with_kwargs,
+                module._forward_hooks_always_called,
+                module._forward_pre_hooks,
+                module._forward_hooks,
+            ]
+            for store in stores:
+                store.pop(key, None)
+
+
+def _hooks(model: nn.Module) -> list[tuple[nn.Module, int, Any]]:
+    return [
+        (module, key, hook)
+        for module in model.modules()
+        for store in (module._forward_pre_hooks, module._forward_hooks)
+        for key, hook in store.items()
+    ]

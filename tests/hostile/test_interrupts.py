@@ -1,0 +1,59 @@
+"""Ctrl-C anywhere leaves no trace: no hook, no mode, no patched function, no random number drawn."""
+
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+
+import depthscope
+import zoo
+from depthscope.remedies import DeEscalate, LearnableTau, recommend
+from interrupts import LineCounter
+from traces import state_of
+
+POINTS = 12  # lines at which each act is interrupted
+ACTS: dict[str, Callable[[nn.Module, Any], object]] = {
+    "probe": lambda model, inputs: depthscope.probe(model, inputs, measures="spectral", gradients=True),
+    "skip_loss": lambda model, inputs: depthscope.skip_loss(model, inputs, loss=lambda output: output[0].sum()),
+    "recommend": lambda model, inputs: recommend(model, inputs, weigh_branches=False),
+    "apply": lambda model, inputs: depthscope.apply(model, DeEscalate(LearnableTau())),
+    "an apply that fails": lambda model, inputs: depthscope.apply(model, DeEscalate(0.3), DeEscalate(0.2)),
+}
+
+
+def everything(model: nn.Module) -> tuple[Any, ...]:
+    numbers = np.random.get_state()[1].tolist()  # noqa: NPY002
+    records = getattr(getattr(model, "config", None), "depthscope_remedies", None)
+    modes = len(_get_current_function_mode_stack())
+    return state_of(model), torch.get_rng_state().tolist(), random.getstate(), numbers, modes, records
+
+
+def run(act: Callable[[nn.Module, Any], object], model: nn.Module, inputs: Any, line: int | None) -> LineCounter:
+    """Runs it; what it puts in to stay is taken out."""
+    counter = LineCounter(line)
+    interrupted = False
+    with contextlib.suppress(ValueError):  # of an apply that fails
+        interrupted = counter.run(lambda: act(model, inputs))
+    if not interrupted:
+        depthscope.remove(model)
+    return counter
+
+
+@pytest.mark.parametrize("name", ["bert", "torch-tokens-first"])
+@pytest.mark.parametrize("act", ACTS)
+def test_an_interrupt_leaves_no_trace(act: str, name: str):
+    model, inputs = zoo.make(name)
+    model.train()
+    before = everything(model)
+    lines = run(ACTS[act], model, inputs, None).lines
+    assert everything(model) == before
+    chosen = random.Random(0).sample(range(1, lines + 1), POINTS)
+    for line in [*chosen, *range(lines - 10, lines + 1)]:  # the last lines are those of clean-up
+        where = run(ACTS[act], model, inputs, line).where
+        assert everything(model) == before, where
