@@ -13,6 +13,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 import depthscope
 import zoo
+from depthscope.passes import quiet
 from depthscope.remedies import DeEscalate, LearnableTau, recommend
 from interrupts import LineCounter
 from traces import state_of
@@ -31,6 +32,7 @@ def everything(model: nn.Module) -> tuple[Any, ...]:
     numbers = np.random.get_state()[1].tolist()  # noqa: NPY002
     records = getattr(getattr(model, "config", None), "depthscope_remedies", None)
     modes = len(_get_current_function_mode_stack())
+    assert not quiet._MEASURING  # else another thread would wait for it for ever
     return state_of(model), torch.get_rng_state().tolist(), random.getstate(), numbers, modes, records
 
 

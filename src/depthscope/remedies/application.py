@@ -55,13 +55,14 @@ def apply(
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
     pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
     """
-    anatomy = _put_in(model, *remedies, inputs=inputs, tokenizer=tokenizer, causal=causal, **told)
-    said = [f"no remedy was put there: {left_out}" for left_out in anatomy.left_out]
-    if any(remedy.blocks is None for remedy in remedies):
-        said += _coverage(model, anatomy)
-    for sentence in said:
-        warnings.warn(sentence, stacklevel=2)
-    return model
+    with undone(_as_it_was(model), only_after_failure=True):
+        anatomy = _put_in(model, *remedies, inputs=inputs, tokenizer=tokenizer, causal=causal, **told)
+        said = [f"no remedy was put there: {left_out}" for left_out in anatomy.left_out]
+        if any(remedy.blocks is None for remedy in remedies):
+            said += _coverage(model, anatomy)
+        for sentence in said:
+            warnings.warn(sentence, stacklevel=2)
+        return model
 
 
 def _put_in(
@@ -72,7 +73,7 @@ def _put_in(
     causal: bool | None = None,
     **told: Unpack[Told],
 ) -> Anatomy:
-    """As `apply`, and without a word."""
+    """As `apply`, without a word, and without undoing what was begun if it fails."""
     for remedy in remedies or (None,):
         if not isinstance(remedy, Remedy):
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
@@ -103,25 +104,24 @@ def _put_in(
 
     chosen = [found for remedy in remedies for found in remedy.settled(measure, remedies)]
     _refuse_to_unsay(anatomy, causal)
-    with undone(_as_it_was(model), only_after_failure=True):
-        _unnest(model)
-        running = install(model, anatomy)
-        hang(model, RefusePairs(running, model, is_outermost=True), "in")
-        blocks = {id(block.module) for block in anatomy.blocks}
-        for module in (m for m in running.masks.around if m is not model and id(m) not in blocks):
-            hang(module, RefusePairs(running, module, is_outermost=False), "in")
-        for remedy in chosen:
-            for number, block in chosen_blocks(anatomy, _depth(model, anatomy), remedy.blocks, remedy.every):
-                site = Site(model, anatomy, block, number, _causal(anatomy, block, causal), running)
-                _refuse_twice(model, remedy, block)
-                refuse_leak(remedy, site)
-                remedy.install(site)
-        for part in anatomy.parts:
-            hang(anatomy.of_part(part)[-1].module, LastBlockExit(running), "out")  # behind the remedies
-        axis = {"token_axis": anatomy.token_axis} if family_is_unknown else {}
-        said = {"causal": causal, **told, **axis}
-        keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
-        return anatomy
+    _unnest(model)
+    running = install(model, anatomy)
+    hang(model, RefusePairs(running, model, is_outermost=True), "in")
+    blocks = {id(block.module) for block in anatomy.blocks}
+    for module in (m for m in running.masks.around if m is not model and id(m) not in blocks):
+        hang(module, RefusePairs(running, module, is_outermost=False), "in")
+    for remedy in chosen:
+        for number, block in chosen_blocks(anatomy, _depth(model, anatomy), remedy.blocks, remedy.every):
+            site = Site(model, anatomy, block, number, _causal(anatomy, block, causal), running)
+            _refuse_twice(model, remedy, block)
+            refuse_leak(remedy, site)
+            remedy.install(site)
+    for part in anatomy.parts:
+        hang(anatomy.of_part(part)[-1].module, LastBlockExit(running), "out")  # behind the remedies
+    axis = {"token_axis": anatomy.token_axis} if family_is_unknown else {}
+    said = {"causal": causal, **told, **axis}
+    keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
+    return anatomy
 
 
 def _as_it_was(model: nn.Module) -> Callable[[], None]:
