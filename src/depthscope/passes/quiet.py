@@ -63,22 +63,19 @@ class _Before:
         self.remembers = False
 
     def wait_for_turn(self) -> None:
+        """One thread measures at a time, in the order in which they came; an interrupt could leave a lock locked."""
+        _MEASURING.append(self)
+        earlier = _MEASURING[: _MEASURING.index(self)]
         mine = set(map(id, self.modules))
-        while not self._takes_turn(mine):
+        for other in earlier:
+            if not mine.isdisjoint(map(id, other.modules)):
+                where = "in this thread" if other.thread == self.thread else "in another thread"
+                raise ValueError(
+                    f"this {type(self.model).__name__} is being measured already, {where}: "
+                    "measure it afterwards, or measure a copy.deepcopy of it"
+                )
+        while _MEASURING[0].thread != self.thread:
             time.sleep(0.005)
-
-    def _takes_turn(self, modules: set[int]) -> bool:
-        with _TURN:
-            for other in _MEASURING:
-                if not modules.isdisjoint(map(id, other.modules)):
-                    where = "in this thread" if other.thread == self.thread else "in another thread"
-                    raise ValueError(
-                        f"this {type(self.model).__name__} is being measured already, {where}: "
-                        "measure it afterwards, or measure a copy.deepcopy of it"
-                    )
-            if not _MEASURING or _MEASURING[-1].thread == self.thread:
-                _MEASURING.append(self)
-            return self in _MEASURING
 
     def remember_what_is_global(self) -> None:
         self.fast_path = torch.backends.mha.get_fastpath_enabled()
@@ -106,13 +103,11 @@ class _Before:
                 module.training = True
             unhook(self.model, lambda hook: isinstance(hook, TemporaryHook) and id(hook) not in self.hooks)
             self.remembers = False  # from now on all this may be another measurement's
-        with _TURN:
-            if self in _MEASURING:
-                _MEASURING.remove(self)
+        if self in _MEASURING:
+            _MEASURING.remove(self)
 
 
-_MEASURING: list[_Before] = []  # at most one thread's; more than one if a hook measures another model
-_TURN = threading.RLock()
+_MEASURING: list[_Before] = []  # those of the first one's thread measure; one more if a hook measures another model
 
 
 def full_precision(tokens: Tensor) -> AbstractContextManager[object]:
