@@ -11,8 +11,8 @@ SOURCE = Path(depthscope.__file__).parent
 
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
-    {"extras", "files", "machine", "naming", "progress"},
-    {"registry", "stations", "text"},
+    {"extras", "locks", "machine", "naming", "progress"},
+    {"files", "registry", "stations", "text"},
     {"drawing", "measures"},
     {"theory"},
     {"models"},
