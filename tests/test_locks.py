@@ -39,12 +39,17 @@ def test_a_second_owner_is_told_who_the_first_is_until_that_is_killed(tmp_path: 
 
 
 def test_in_one_process_too_and_it_ends_with_an_exception(tmp_path: Path):
-    with pytest.raises(ZeroDivisionError), owned(tmp_path):
-        with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"), owned(tmp_path):
-            pass
-        raise ZeroDivisionError
+    def refused_inside() -> None:
+        with owned(tmp_path):
+            with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"), owned(tmp_path):
+                pass
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        refused_inside()
     with owned(tmp_path):
         pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_does_not_say_who_it_is_is_another_process(tmp_path: Path):
@@ -59,15 +64,15 @@ def test_where_there_are_no_locks_it_is_said(tmp_path: Path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with pytest.warns(UserWarning, match=r"cannot be locked \(No locks available\): nothing keeps a second run out"):
-        with owned(tmp_path):
-            pass
+    said = pytest.warns(UserWarning, match=r"cannot be locked \(No locks available\): nothing keeps a second run out")
+    with said, owned(tmp_path):
+        pass
 
 
 def test_a_link_in_the_locks_place_is_not_followed(tmp_path: Path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / OWNER).symlink_to(victim)
-    with pytest.raises(OSError), owned(tmp_path):
+    with pytest.raises(OSError, match="symbolic links"), owned(tmp_path):
         pass
     assert victim.read_text() == "precious"

@@ -145,14 +145,11 @@ def _new_scratch(folder: Path) -> tuple[Path, int | None]:
     while True:
         scratch = Path(tempfile.mkdtemp(dir=folder, prefix=_SCRATCH))
         try:
-            handle = lock(scratch / _LOCK)
+            return scratch, lock(scratch / _LOCK)
         except NoLocks:
             return scratch, None
         except (Held, FileNotFoundError):
             continue  # another process has taken it for a leftover
-        if (scratch / _LOCK).exists():
-            return scratch, handle
-        os.close(handle)
 
 
 def _settle(scratch: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-OWNER = ".owner"  # the file that is locked; it stays, as removing it would let two processes lock two files
+OWNER = ".owner"  # the file that is locked
 
 
 class Held(Exception):
@@ -33,13 +33,16 @@ def lock(path: Path) -> int:
         import fcntl
     except ImportError:
         raise NoLocks(f"{os.name} has no flock") from None
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        raise Held if isinstance(error, BlockingIOError) else NoLocks(error.strerror) from None
-    return handle
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            raise Held if isinstance(error, BlockingIOError) else NoLocks(error.strerror) from None
+        if _is_at(handle, path):
+            return handle
+        os.close(handle)  # whoever had it has removed the file meanwhile
 
 
 @contextmanager
@@ -61,7 +64,15 @@ def owned(folder: Path) -> Iterator[None]:
         _sign(handle)
         yield
     finally:
+        path.unlink(missing_ok=True)  # before the lock goes: nobody else may have it by then
         os.close(handle)
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _sign(handle: int) -> None:

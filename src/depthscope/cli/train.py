@@ -26,7 +26,7 @@ from depthscope.cli.settings import (
 )
 from depthscope.training.config import TrainingConfig, field_help
 from depthscope.training.recipes import RECIPES
-from depthscope.training.run import Run
+from depthscope.training.run import NonFiniteLoss, Run
 from depthscope.training.settings import written
 from depthscope.training.variants import VARIANTS, folder_name
 
@@ -92,7 +92,7 @@ def _run(config: TrainingConfig, run: Run, data: str | None, allow_incomplete: b
     from depthscope.training.display import Quiet, Terminal
     from depthscope.training.estimate import estimate
     from depthscope.training.loading import make_task
-    from depthscope.training.loop import NonFiniteLoss, train
+    from depthscope.training.loop import train
 
     processes, main = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
     parameters = estimate(config, processes).parameters

@@ -47,6 +47,15 @@ class Run:
         """The curves of `depthscope.watch`, block by block."""
         return self.out / "depth.jsonl"
 
+    @property
+    def picture(self) -> Path:
+        """The same, drawn."""
+        return self.out / "depth.png"
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss, or what a run would go on from, is nan or infinite; nothing was saved after that."""
+
 
 @dataclass(frozen=True)
 class Outcome:
