@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -191,6 +192,12 @@ def _put(path: Path, target: Path, aside: Path) -> None:
     except OSError:
         os.rename(aside, target)
         raise
+
+
+def sum_of(path: Path) -> dict[str, Any]:
+    """Length and SHA-256 of a file."""
+    with path.open("rb") as file:
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": file_digest(file, "sha256").hexdigest()}
 
 
 def force_to_disk(path: Path) -> None:

@@ -13,7 +13,7 @@ import socket
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 OWNER = ".owner"  # the file that is locked
@@ -47,7 +47,11 @@ def lock(path: Path) -> int:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Inside, this process is the folder's one owner. A folder that has another is refused, with who that is."""
+    """Inside, this process is the folder's one owner. A folder that has another is refused, with who that is.
+
+    It is made if need be, and is gone afterwards if it was made for nothing.
+    """
+    made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / OWNER
     try:
@@ -66,6 +70,9 @@ def owned(folder: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)  # before the lock goes: nobody else may have it by then
         os.close(handle)
+        if made:
+            with suppress(OSError):  # there is something in it
+                folder.rmdir()
 
 
 def _is_at(handle: int, path: Path) -> bool:

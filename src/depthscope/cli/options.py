@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from typer import Argument, Option
 
+from depthscope.cli.folders import folder
+
 _SHAPE, _INPUT, _PROBE, _RESULT = "Shape of a family", "Input", "What is measured", "What comes out"
 _REMEDY = "Remedy"
 
@@ -60,7 +62,8 @@ class ModelOptions:
         ),
     ] = None
     out: Annotated[
-        Path | None, Option(metavar="DIR", help="Save the profile and profile.png there.", rich_help_panel=_RESULT)
+        Path | None,
+        Option(metavar="DIR", parser=folder, help="Save the profile and profile.png there.", rich_help_panel=_RESULT),
     ] = None
     json: Annotated[bool, Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_RESULT)] = (
         False

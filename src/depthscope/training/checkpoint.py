@@ -11,12 +11,11 @@ used.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from depthscope.files import remove_leftovers, write_whole_folder
+from depthscope.files import remove_leftovers, sum_of, write_whole_folder
 
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})")
@@ -141,12 +140,6 @@ def _state_sum(state: Mapping[str, Any]) -> str:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-def sum_of(path: Path) -> dict[str, Any]:
-    """Length and SHA-256 of a file."""
-    with path.open("rb") as file:
-        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": file_digest(file, "sha256").hexdigest()}
 
 
 def _remove_others(folder: Path, step: int, keep: int) -> None:

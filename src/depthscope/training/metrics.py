@@ -10,6 +10,7 @@ from typing import Any
 
 from depthscope.files import append_line, write_whole
 
+METRICS = "metrics.jsonl"
 WATCHED = "token_similarity"  # of the last block's tokens, in a step that was watched
 
 

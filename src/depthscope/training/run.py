@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from depthscope.training.metrics import METRICS
 from depthscope.training.settings import check_type
 
 Tracker = Literal["tensorboard", "trackio", "wandb", "none"]
@@ -40,7 +41,7 @@ class Run:
 
     @property
     def metrics(self) -> Path:
-        return self.out / "metrics.jsonl"
+        return self.out / METRICS
 
     @property
     def depth(self) -> Path:
