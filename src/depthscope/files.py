@@ -101,7 +101,7 @@ def append_line(path: Path, line: str) -> None:
         size = os.fstat(handle).st_size
         try:
             if (written := os.write(handle, data)) < len(data):
-                raise OSError(f"only {written} of {len(data)} bytes could be written")
+                raise OSError(f"only {written} of {len(data)} bytes had room")
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(handle, size)

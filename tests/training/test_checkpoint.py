@@ -94,15 +94,13 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path):
         write_checkpoint(tmp_path / "file", 1, files(), {})
 
 
-def test_what_a_killed_run_left_unfinished_is_no_checkpoint_and_goes_when_one_is_read(tmp_path: Path):
+def test_what_a_killed_run_left_unfinished_is_no_checkpoint_and_goes(tmp_path: Path):
     left = tmp_path / ".depthscope-abcdefgh"
-    left.mkdir()
+    (left / "new" / "last" / "step-00000003").mkdir(parents=True)
     (left / "lock").touch()
-    (left / "model.safetensors").mkdir()
-    write_checkpoint(tmp_path / "other", 4, files(), {})
     assert checkpoints_in(tmp_path) == []
-    assert read_newest(tmp_path, print) is None
-    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    write_checkpoint(tmp_path, 4, files(), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
 
 
 def truncate(path: Path) -> None:

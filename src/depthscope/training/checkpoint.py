@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from depthscope.files import remove_leftovers, sum_of, write_whole_folder
+from depthscope.files import sum_of, write_whole_folder
 
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})")
@@ -95,7 +95,6 @@ def require_finite(tensors: Mapping[str, Tensor]) -> None:
 
 def read_newest(folder: Path, say: Callable[[str], object]) -> Checkpoint | None:
     """The newest whole checkpoint, or None if there never was one; `say` is told of each damaged one."""
-    remove_leftovers(folder)
     found = checkpoints_in(folder)
     for path in reversed(found):
         try:

@@ -67,7 +67,7 @@ def require_fits(config: TrainingConfig, processes: int = 1, *, cpu: bool = Fals
     if needed > (available := available_memory()):
         raise ValueError(
             f"expected a run that fits into memory, got depth {config.depth}, {_largest(config)}: "
-            f"{needed / 1e9:.3g} GB needed for {cost.parameters:.3g} parameters, their gradients, AdamW and activations, "
+            f"{needed / 1e9:.3g} GB needed for {cost.parameters:.3g} parameters, gradients, AdamW and activations, "
             f"{available / 1e9:.1f} GB available"
         )
     return cost

@@ -50,7 +50,7 @@ def train(
     every step by `.step(number)`, as `depthscope.watch` expects. By default that is `depthscope.watch`
     itself, every `run.watch_every` steps, in the first process.
     """
-    with _engine(task, config, run) as engine, stop_on_signal() as request, owning(engine, run.out):
+    with _engine(task, config, run) as engine, stop_on_signal() as request, owning(engine, run):
         shown = display if display is not None and engine.is_main else Quiet()
         session = Session(engine, task, config, run, shown, Position())
         begin(session)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from depthscope import __version__
-from depthscope.files import write_json
+from depthscope.files import remove_leftovers, write_json
 from depthscope.locks import owned
 from depthscope.training.building import recorded
 from depthscope.training.checkpoint import (
@@ -94,20 +94,24 @@ def total_steps(task: Task, config: TrainingConfig) -> int:
 
 
 @contextmanager
-def owning(engine: Engine, folder: Path) -> Iterator[None]:
-    """Inside, this run is the folder's one owner. Its first process has the lock, and all learn of a refusal."""
+def owning(engine: Engine, run: Run) -> Iterator[None]:
+    """Inside, this run is its folder's one owner. Its first process has the lock, and all learn of a refusal.
+
+    What a killed run has left unfinished is settled before any process looks for checkpoints.
+    """
     with ExitStack() as stack:
         refused: Exception | None = None
         if engine.is_main:
             try:
-                stack.enter_context(owned(folder))
+                stack.enter_context(owned(run.out))
+                remove_leftovers(run.checkpoints)
             except (ValueError, OSError) as error:
                 refused = error
         refusals = summed(engine, [float(refused is not None)])
         if refused is not None:
             raise refused
         if refusals[0]:
-            raise ValueError(f"the first process could not become the owner of {str(folder)!r}")
+            raise ValueError(f"the first process could not become the owner of {str(run.out)!r}")
         yield
 
 
