@@ -74,8 +74,8 @@ class TrainingConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 up to, not including, 1, got {getattr(self, name)}")
-        # AdamW divides the rate by 1 − beta1 at first.
-        if self.lr > (most := _GREATEST_FLOAT32 * (1 - self.beta1)):
+        # AdamW divides the rate by 1 − beta1 at first, and multiplies it by the decay.
+        if self.lr > (most := _GREATEST_FLOAT32 / max(1 / (1 - self.beta1), self.weight_decay)):
             raise ValueError(f"expected lr of at most {most:.3g}, as float32 holds no longer steps, got {self.lr}")
         if not all(0 <= share <= 1 for share in self.drop_at):
             raise ValueError(f"expected drop_at to be shares of the run from 0 to 1, got {written(self.drop_at)}")
