@@ -88,22 +88,23 @@ def train(
     config = configured(recipe, variant, of_config | every_day)
     place = out or _DEFAULT_OUT / f"{config.recipe}-{folder_name(config.variant)}-{config.depth}-seed{config.seed}"
     run = Run(place, resume, **of_run)
+    processes, rank = _place_among_processes()
     if dry_run:
-        _show_estimate(config, run, data, allow_incomplete)
-    else:
-        _run(config, run, data, allow_incomplete)
+        _show_estimate(config, run, processes, data, allow_incomplete)
+        return
+    if rank == 0:
+        require_writable(run.out)
+    _run(config, run, processes, rank == 0, data, allow_incomplete)
 
 
-def _run(config: TrainingConfig, run: Run, data: str | None, allow_incomplete: bool) -> None:
+def _run(
+    config: TrainingConfig, run: Run, processes: int, main: bool, data: str | None, allow_incomplete: bool
+) -> None:
     from depthscope.training.display import Quiet, Terminal
     from depthscope.training.estimate import require_fits
     from depthscope.training.loading import make_task
     from depthscope.training.loop import train
 
-    processes, rank = _place_among_processes()
-    main = rank == 0
-    if main:
-        require_writable(run.out)
     parameters = require_fits(config, processes, cpu=run.cpu).parameters
     display = Terminal() if main else Quiet()
     task = make_task(config, data, allow_incomplete=allow_incomplete)
@@ -147,13 +148,13 @@ def _show_outcome(outcome: Outcome) -> None:
     print(f"done: {outcome.step} steps, {numbers}; {outcome.checkpoint}")
 
 
-def _show_estimate(config: TrainingConfig, run: Run, data: str | None, allow_incomplete: bool) -> None:
+def _show_estimate(config: TrainingConfig, run: Run, processes: int, data: str | None, allow_incomplete: bool) -> None:
     """The number of steps is that of the data if it is given, else that of the complete dataset."""
     from depthscope.training.estimate import estimate
     from depthscope.training.loading import make_empty_task, make_task
     from depthscope.training.session import total_steps
 
-    cost = estimate(config, _place_among_processes()[0])
+    cost = estimate(config, processes)
     whole = data is None and not allow_incomplete
     task = make_empty_task(config) if whole else make_task(config, data, allow_incomplete=allow_incomplete)
     _show_settings(config, run)
