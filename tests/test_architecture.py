@@ -11,8 +11,8 @@ SOURCE = Path(depthscope.__file__).parent
 
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
-    {"extras", "files", "half_precision", "machine", "naming", "offloading", "progress"},
-    {"registry", "stations", "text"},
+    {"extras", "half_precision", "locks", "machine", "naming", "offloading", "progress"},
+    {"files", "registry", "stations", "text"},
     {"drawing", "measures"},
     {"theory"},
     {"models"},

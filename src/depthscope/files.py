@@ -1,4 +1,9 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all.
+
+What is written is made in a scratch folder beside its place: its name is random, only its owner can enter it, and it
+is locked while its process lives. Complete, it is renamed to `ready`, and from then on counts: what is ready is put in
+place, if its process was killed by the next one that writes there. What is not ready is removed.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,23 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import file_digest
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Literal
+
+from depthscope.locks import Held, NoLocks, lock
+
+_SCRATCH = ".depthscope-"
+_LOCK, _NEW, _READY, _DONE = "lock", "new", "ready", "done"
+# What is to be removed, put in place, put in place after that, put in place if nothing is there.
+_PARTS = _GONE, _FIRST, _LAST, _MISSING = "gone", "first", "last", "missing"
 
 
 def write_whole(target: Path, write: Callable[[Path], object]) -> Path:
-    """Calls `write` with a path beside the target, and puts the file in the target's place once it is complete."""
-    scratch = target.with_name(f".{target.stem}-{os.getpid()}{target.suffix}")
-    try:
-        write(scratch)
-        os.replace(scratch, target)
-    finally:
-        scratch.unlink(missing_ok=True)
+    """Calls `write` with another path, and puts the file in the target's place once it is complete."""
+    write_folder(target.parent, {target.name: write})
     return target
 
 
@@ -29,17 +37,39 @@ def write_json(target: Path, value: Any, *, indent: int | None = 2) -> Path:
     return write_whole(target, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def write_folder(folder: Path, writers: Mapping[str, Callable[[Path], object]]) -> Path:
-    """Several files of one folder: all are made first, then each takes its place, in the order given."""
+def write_folder(
+    folder: Path,
+    writers: Mapping[str, Callable[[Path], object]],
+    *,
+    obsolete: Iterable[str] = (),
+    existing: Literal["replace", "keep"] = "replace",
+    forced: bool = False,
+) -> Path:
+    """Several files of one folder, which belong together: all are made first, then all take their places.
+
+    If one cannot be made, the folder is as it was. The last one says that the others are there: it goes first and
+    comes last, so that a reader never takes files of two writings for one. `obsolete` are names that go with the files
+    they belong to. `existing`: whether the last one replaces what is in its place by then; "keep" is for content that
+    is always the same, where another process may have been faster. `forced`: all of it reaches the disk before it
+    counts, and its places before this function ends.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
-    try:
+    remove_leftovers(folder)
+    with _scratch_in(folder) as scratch:
+        new = scratch / _NEW
+        for part in _PARTS:
+            (new / part).mkdir(parents=True)
+        for name in set(obsolete) - writers.keys():
+            (new / _GONE / name).touch()
+        *_, last = writers
         for name, write in writers.items():
-            write(scratch / name)
-        for name in writers:
-            os.replace(scratch / name, folder / name)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+            write(new / (_FIRST if name != last else _LAST if existing == "replace" else _MISSING) / name)
+        if forced:
+            for path in [*new.rglob("*"), new]:
+                force_to_disk(path)
+        os.rename(new, scratch / _READY)
+    if forced:
+        force_to_disk(folder)
     return folder
 
 
@@ -50,43 +80,124 @@ def write_whole_folder(
     existing: Literal["replace", "keep"] = "replace",
     forced: bool = False,
 ) -> Path:
-    """Calls `write` with a new folder beside the target, and renames the folder to the target once it is complete.
+    """Calls `write` with a new folder, and renames that to the target once it is complete.
 
-    If anything fails, the target is as it was. `existing`: what becomes of a folder that is at the target by then;
-    "keep" is for content that is always the same, where another process may have been faster. `forced`: all that
-    was written reaches the disk before the rename does, and the rename before this function ends. A process that is
-    killed leaves a folder `.NAME-…` beside the target.
+    If anything fails, the target is as it was. `existing` and `forced`: as for `write_folder`.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f".{target.name}-{token_hex(4)}")
-    scratch.mkdir()
-    try:
-        write(scratch)
-        if forced:
-            for path in [*scratch.rglob("*"), scratch]:
-                force_to_disk(path)
-        stale = _rename(scratch, target, existing)
-        if forced:
-            force_to_disk(target.parent)
-        shutil.rmtree(stale, ignore_errors=True)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+
+    def make(path: Path) -> None:
+        path.mkdir()
+        write(path)
+
+    write_folder(target.parent, {target.name: make}, existing=existing, forced=forced)
     return target
 
 
-def _rename(scratch: Path, target: Path, existing: Literal["replace", "keep"]) -> Path:
-    """Gives the place of what was at the target before; nothing need be there."""
-    stale = scratch.with_name(f"{scratch.name}-stale")
-    if existing == "replace" and target.exists():
-        target.rename(stale)
+def append_line(path: Path, line: str) -> None:
+    """Adds a line in one write. If that fails (a full disk) the file is as it was, and the error names it."""
+    data = line.encode("utf-8")
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        scratch.rename(target)
+        size = os.fstat(handle).st_size
+        try:
+            if (written := os.write(handle, data)) < len(data):
+                raise OSError(f"only {written} of {len(data)} bytes had room")
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(handle, size)
+            raise OSError(f"could not write {path}: {error.strerror or error}") from error
+    finally:
+        os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Ends what killed processes have begun in a folder: what was ready is put in place, all else is removed."""
+    for scratch in folder.glob(f"{_SCRATCH}*"):
+        with suppress(OSError, Held, NoLocks):  # in use, or gone by now
+            if scratch.is_symlink() or scratch.stat().st_uid != os.geteuid():
+                continue  # it could put in place what another user has prepared
+            if not (scratch / _LOCK).exists():
+                scratch.rmdir()  # if it is empty: about to be locked, or all but removed
+                continue
+            handle = lock(scratch / _LOCK)
+            try:
+                _settle(scratch)
+            finally:
+                os.close(handle)
+
+
+@contextmanager
+def _scratch_in(folder: Path) -> Iterator[Path]:
+    scratch, handle = _new_scratch(folder)
+    try:
+        yield scratch
+    except BaseException:
+        _remove(scratch)
+        raise
+    else:
+        _settle(scratch)
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _new_scratch(folder: Path) -> tuple[Path, int | None]:
+    """A scratch folder and its lock, if there are locks."""
+    while True:
+        scratch = Path(tempfile.mkdtemp(dir=folder, prefix=_SCRATCH))
+        try:
+            return scratch, lock(scratch / _LOCK)
+        except NoLocks:
+            return scratch, None
+        except (Held, FileNotFoundError):
+            continue  # another process has taken it for a leftover
+
+
+def _settle(scratch: Path) -> None:
+    """Puts in place what is ready, from wherever that was interrupted, and removes the scratch folder."""
+    folder, ready = scratch.parent, scratch / _READY
+    if ready.is_dir():
+        gone, first, last, missing = ([*(ready / part).iterdir()] for part in _PARTS)
+        for path in [*(last if first or gone else []), *gone]:
+            (folder / path.name).unlink(missing_ok=True)
+        for path in [*first, *last]:
+            _put(path, folder / path.name, aside=scratch / f"old-{path.name}")
+        for path in missing:
+            try:
+                os.rename(path, folder / path.name)  # which replaces no folder that has something in it
+            except OSError:
+                if not (folder / path.name).is_dir():
+                    raise
+        os.rename(ready, scratch / _DONE)
+    _remove(scratch)
+
+
+def _remove(scratch: Path) -> None:
+    """The lock last: what has none is empty."""
+    for path in scratch.iterdir():
+        if path.name != _LOCK:
+            shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        (scratch / _LOCK).unlink(missing_ok=True)
+        scratch.rmdir()
+
+
+def _put(path: Path, target: Path, aside: Path) -> None:
+    if not (path.is_dir() and target.is_dir()):
+        os.replace(path, target)
+        return
+    os.rename(target, aside)  # a folder that is not empty cannot be replaced in one go
+    try:
+        os.rename(path, target)
     except OSError:
-        if stale.exists():
-            stale.rename(target)
-        if existing == "replace" or not target.is_dir():
-            raise
-    return stale
+        os.rename(aside, target)
+        raise
+
+
+def sum_of(path: Path) -> dict[str, Any]:
+    """Length and SHA-256 of a file."""
+    with path.open("rb") as file:
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": file_digest(file, "sha256").hexdigest()}
 
 
 def force_to_disk(path: Path) -> None:
@@ -99,10 +210,12 @@ def force_to_disk(path: Path) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Makes the folder and tries it: minutes of computing are not spent on results that cannot be kept."""
+    """Tries the folder, or, where it is not there yet, the one that it would be in: minutes of computing are not spent
+    on results that cannot be kept. Nothing is left behind."""
+    there = next((path for path in (folder, *folder.absolute().parents) if os.path.lexists(path)), folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise OSError(f"expected a folder that can be written for --out, got {str(folder)!r}: {error}") from None
+        reason = error.strerror or error
+        raise OSError(f"expected a folder that can be written for --out, got {str(folder)!r}: {reason}") from None

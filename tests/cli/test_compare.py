@@ -109,6 +109,12 @@ def test_interrupted_it_says_how_to_go_on(run, tmp_path: Path, monkeypatch):
         (["vit-digits", "--depths", "0"], "expected depth greater than 0, got 0"),
         (["vit-digits", "--lr-grid", ","], "expected --lr-grid to be at least one number"),
         (["vit-digits", "--seed", "3"], "--seed"),
+        (
+            ["vit-digits", "--seeds", "10000000000"],
+            "at most 10000 runs, got 10000000000 seeds × 3 others = 30000000000",
+        ),
+        (["vit-digits", "--width", "999999996", "--out", "OUT"], "width 999999996"),
+        (["vit-digits", "--lr-grid", "1e300"], "expected lr of at most 3.4e+37"),
         (["vit-digits", "--set", "seed=3"], "seed is compared here: give --seeds instead"),
         (["vit-digits", "--set", "warmup_steps=3"], "give --warmup instead"),
         (["vit-digits", "--variants", "post,deescalated(tau=7)", "--out", "OUT"], "expected tau in [0, 1], got 7"),

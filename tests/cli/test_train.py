@@ -180,6 +180,34 @@ def test_a_loss_that_is_not_finite_is_one_line_and_code_1(run, tmp_path: Path, m
     assert err.splitlines()[-1] == "depthscope: the loss is not finite at step 1"
 
 
+@pytest.mark.parametrize(("size", "rank"), [("0", "0"), ("-1", "0"), ("two", "0"), ("2", "2"), ("2", "x")])
+def test_an_environment_that_is_not_torchruns_is_one_line(run, monkeypatch, size: str, rank: str):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.setenv("RANK", rank)
+    for more in ([], ["--dry-run"]):
+        code, _out, err = run(*SMALL, *more)
+        assert code == 2
+        assert err.endswith(f"as torchrun sets them, got WORLD_SIZE={size!r}, RANK={rank!r}\n")
+
+
+def test_a_home_is_expanded_and_a_mistake_leaves_no_folder(run, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    code, _out, _err = run(*SMALL, *QUIET, "--data", "folder", "--out=~/x/y")
+    assert code == 2
+    assert list(tmp_path.iterdir()) == []
+    code, out, _err = run(*SMALL, *QUIET, "--out=~/x/y")
+    assert code == 0
+    assert str(tmp_path / "x" / "y" / "checkpoints") in out
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_run_that_ends_without_a_finite_loss_is_one_line_and_code_1(run, tmp_path: Path):
+    code, out, err = run(*SMALL[:-1], "1", *QUIET, "--lr", "1e37", "--out", str(tmp_path))
+    assert (code, out) == (1, "")
+    assert re.search(r"\ndepthscope: the .* is not finite at step 1.*checkpoint.*\n$", err)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -201,7 +229,23 @@ def test_a_loss_that_is_not_finite_is_one_line_and_code_1(run, tmp_path: Path, m
         (["vit-digits", "--set", "accumulate=7"], "accumulated parts divide, got 64"),
         (["vit-digits", "--depth", "100000000"], "fits into memory"),
         (["vit-digits", "--set", "heads=5"], "heads that divide the width"),
-        ([*SMALL, "--out", "/dev/null/x"], "Not a directory"),
+        ([*SMALL, "--out", "/dev/null/x"], "can be written for --out, got '/dev/null/x': Not a directory"),
+        ([*SMALL, "--out", "/proc/x"], "can be written for --out, got '/proc/x'"),
+        ([*SMALL, "--out=~nobody-of-this-name/x"], "expected a folder, got '~nobody-of-this-name/x'"),
+        (["vit-digits", "--depth", "2000000000"], "fits into memory, got depth 2000000000, "),
+        (["vit-digits", "--width", "999999996"], "width 999999996"),
+        (["vit-digits", "--width", "4000000000"], "sizes that torch can count with, got width 4000000000"),
+        (["vit-digits", "--width", "9" * 30], f"width of at most 9223372036854775807 (2^63 − 1), got {'9' * 30}"),
+        (["txl-manual", "--set", "segment=99999999999"], "fits into memory, got depth 60, segment 99999999999"),
+        (["vit-digits", "--lr", "1e38"], "expected lr of at most 3.4e+37, as float32 holds no longer steps, got 1e+38"),
+        (["vit-digits", "--lr", "1e37", "--set", "weight_decay=1e3"], "expected lr of at most 3.4e+35"),
+        (["vit-digits", "--lr", "nan"], "expected lr to be finite, got nan"),
+        (["vit-digits", "--set", "drop_factor=nan"], "expected drop_factor to be finite, got nan"),
+        (["vit-digits", "--set", "drop_factor=-1"], "expected drop_factor of at least 0, got -1"),
+        (["vit-digits", "--set", "drop_at=0.5,nan"], "expected drop_at to be finite, got nan"),
+        (["vit-digits", "--set", "drop_at=0.5,7"], "expected drop_at to be shares of the run from 0 to 1, got 0.5,7.0"),
+        (["vit-digits", "--set", "weight_decay=inf"], "expected weight_decay to be finite, got inf"),
+        (["vit-digits", "--set", "patch_size=0"], "expected patch_size greater than 0, got 0"),
     ],
 )
 def test_a_mistake_is_one_line(run, arguments, message):

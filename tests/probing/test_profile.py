@@ -88,6 +88,14 @@ def test_a_profile_that_was_saved_before_tokens_had_texts_is_read(profile: Profi
     assert list(Profile.load(folder).sinks.columns) == list(profile.sinks.columns)
 
 
+def test_what_was_made_of_a_profile_that_is_replaced_goes_with_it(profile: Profile, tmp_path: Path):
+    for name in ("profile.png", "skip_loss.csv", "mine.txt"):
+        (tmp_path / name).write_text("of another profile")
+    profile.save(tmp_path)
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found == {"profile.parquet", "sinks.parquet", "profile.json", "mine.txt"}
+
+
 def test_a_failed_save_leaves_the_old_profile_whole(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     profile.save(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

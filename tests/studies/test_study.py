@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import depthscope
+from depthscope.locks import owned
 from depthscope.studies import STUDIES, Entry, load, provenance
 from depthscope.studies.study import FILES, Study, configure, earlier, finished, judge, run
 
@@ -63,6 +64,7 @@ def test_run_writes_every_file_and_nothing_else(tmp_path: Path):
     assert list(claim) == ["claim", "paper", "ours", "tolerance", "verdict", "note"]
     assert claim["verdict"] == found[0].verdict == "reproduced"
     config = json.loads((folder / "config.json").read_text())
+    assert config.pop("files").keys() == set(FILES) - {"config.json"}
     made_with = config.pop("made_with")
     assert list(made_with) == ["code", "libraries", "data"]
     assert len(made_with["code"]) == 64
@@ -83,6 +85,32 @@ def test_a_folder_with_a_missing_file_is_not_finished(tmp_path: Path, name: str)
     run(STUDY, STUDY.full, tmp_path)
     (tmp_path / "sample" / name).unlink()
     assert finished(STUDY, STUDY.full, tmp_path) is None
+
+
+@pytest.mark.parametrize("name", FILES[:-1])
+@pytest.mark.parametrize("where", [0, 0.5, -1])
+def test_a_folder_with_a_damaged_file_is_not_finished_and_says_which(tmp_path: Path, name: str, where: float):
+    run(STUDY, STUDY.full, tmp_path)
+    path = tmp_path / "sample" / name
+    content = bytearray(path.read_bytes())
+    content[int(where * len(content)) if where > 0 else int(where)] ^= 1
+    path.write_bytes(content)
+    there = earlier(STUDY, STUDY.full, tmp_path)
+    assert there.claims is None
+    assert name in there.refused
+    run(STUDY, STUDY.full, tmp_path)
+    assert finished(STUDY, STUDY.full, tmp_path) is not None
+
+
+def test_a_study_that_is_being_computed_is_not_computed_by_another_process_too(tmp_path: Path):
+    with owned(tmp_path / "sample"), pytest.raises(ValueError, match="sample' is in use by process"):
+        run(STUDY, STUDY.full, tmp_path)
+
+
+def test_more_trials_than_anybody_waits_for_are_refused_at_once():
+    assert configure(STUDY, trials=400, quick=True).trials == 400
+    with pytest.raises(ValueError, match="sample: expected at most 400 trials, 100 times its own 4, got 1000000000"):
+        configure(STUDY, trials=10**9, quick=True)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '[{"claim": 1}]'])

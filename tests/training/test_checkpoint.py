@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import resource
 from pathlib import Path
@@ -14,9 +15,11 @@ from depthscope import files as whole_files
 from depthscope.training import checkpoint
 from depthscope.training.checkpoint import (
     CheckpointNotWritten,
+    NotFinite,
     checkpoints_in,
     read_checkpoint,
     read_newest,
+    require_finite,
     write_checkpoint,
 )
 from depthscope.training.state import model_tensors, optimizer_tensors, restore_model, restore_optimizer
@@ -39,12 +42,12 @@ def test_what_is_written_is_read(tmp_path: Path):
     ]
 
 
-def test_the_last_few_are_kept(tmp_path: Path):
-    for step in (5, 100_000_000, 20, 10):
+def test_the_last_few_are_kept_and_none_of_a_future_that_was_left(tmp_path: Path):
+    for step in (5, 10, 20, 100_000_000):
         write_checkpoint(tmp_path, step, files(step), {}, keep=2)
-    assert [path.name for path in checkpoints_in(tmp_path)] == ["step-00000010", "step-00000020", "step-100000000"]
-    write_checkpoint(tmp_path, 100_000_001, files(), {}, keep=2)
-    assert [path.name for path in checkpoints_in(tmp_path)] == ["step-100000000", "step-100000001"]
+    assert [path.name for path in checkpoints_in(tmp_path)] == ["step-00000020", "step-100000000"]
+    write_checkpoint(tmp_path, 30, files(), {}, keep=2)  # the newest was damaged: the run went on from 20
+    assert [path.name for path in checkpoints_in(tmp_path)] == ["step-00000020", "step-00000030"]
 
 
 def test_the_same_step_is_replaced(tmp_path: Path):
@@ -59,7 +62,7 @@ def test_a_disk_that_fills_up_midway_leaves_the_checkpoint_before_whole(tmp_path
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # the kernel refuses what lies beyond
     try:
-        with pytest.raises(CheckpointNotWritten, match=r"checkpoint of step 2.*step-00000001 is whole: --resume"):
+        with pytest.raises(CheckpointNotWritten, match=r"checkpoint of step 2: \S+step-00000002/model.safetensors: "):
             write_checkpoint(tmp_path, 2, files(size=100_000), {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -87,13 +90,14 @@ def test_whichever_write_fails_nothing_has_changed(tmp_path: Path, monkeypatch, 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointNotWritten, match="there is none before it"):
+    with pytest.raises(CheckpointNotWritten, match=r"checkpoint of step 1: .*File exists"):
         write_checkpoint(tmp_path / "file", 1, files(), {})
 
 
 def test_what_a_killed_run_left_unfinished_is_no_checkpoint_and_goes(tmp_path: Path):
-    (tmp_path / ".step-00000003-99").mkdir()
-    (tmp_path / ".step-00000003-99" / "model.safetensors").write_bytes(b"half")
+    left = tmp_path / ".depthscope-abcdefgh"
+    (left / "new" / "last" / "step-00000003").mkdir(parents=True)
+    (left / "lock").touch()
     assert checkpoints_in(tmp_path) == []
     write_checkpoint(tmp_path, 4, files(), {})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
@@ -132,8 +136,36 @@ def test_of_a_damaged_newest_one_is_told_and_the_one_before_is_used(tmp_path: Pa
 def test_a_damaged_record_is_a_damaged_checkpoint(tmp_path: Path, content: str):
     newest = write_checkpoint(tmp_path, 2, files(), {})
     (newest / "state.json").write_text(content)
-    with pytest.raises(ValueError, match="all 1 are damaged"):
+    with pytest.raises(ValueError, match="none of the 1 there can be used"):
         read_newest(tmp_path, lambda _message: None)
+
+
+def test_no_changed_digit_and_no_missing_key_of_the_record_goes_unnoticed(tmp_path: Path):
+    write_checkpoint(tmp_path, 1, files(1.0), {})
+    record = {"optimizer": {"lr": 0.1, "betas": (0.9, 0.99)}, "metrics": {"test_loss": math.nan}, 7: {10: 1, 9: 2}}
+    state = write_checkpoint(tmp_path, 2, files(2.0), record) / "state.json"
+    text = state.read_text()
+    assert read_newest(tmp_path, print).step == 2
+
+    def falls_back(damaged: str) -> bool:
+        state.write_text(damaged)
+        found = read_newest(tmp_path, lambda _message: None)
+        return found is not None and found.step == 1
+
+    digits = [place for place, letter in enumerate(text) if letter.isdigit()]
+    assert len(digits) > 100
+    assert all(falls_back(text[:at] + str(9 - int(text[at])) + text[at + 1 :]) for at in digits)
+    for key in json.loads(text):
+        assert falls_back(json.dumps({name: value for name, value in json.loads(text).items() if name != key}))
+    assert falls_back("[" * 100_000)
+    assert not falls_back(text)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_named(value: float):
+    require_finite({"whole": torch.ones(3), "count": torch.tensor(4)})
+    with pytest.raises(NotFinite, match=r"^broken$"):
+        require_finite({"whole": torch.ones(3), "broken": torch.tensor([0.0, value])})
 
 
 def test_none_is_none(tmp_path: Path):

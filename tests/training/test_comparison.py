@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,10 +11,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from depthscope.locks import OWNER, owned
 from depthscope.training import read_metrics, vit_cifar10, vit_digits
+from depthscope.training.checkpoint import checkpoints_in
 from depthscope.training.comparison import Cell, Launch, Result, cells_of, command_of, last_step, run_cells
 from depthscope.training.comparison_results import curves, final_values, summarise
 from depthscope.training.metrics import append_metrics
+from processes import ENVIRONMENT
 
 SMALL = {"depth": 1, "width": 8, "heads": 1, "ffn_width": 8, "steps": 3}
 OPTIONS = {"log_every": 1, "tracker": "none", "cpu": True}
@@ -104,6 +108,70 @@ def test_stopped_it_lets_its_runs_save_and_goes_on_from_there(tmp_path: Path):
     before = last_step(cell, launch)["step"]
     time.sleep(0.3)
     assert last_step(cell, launch)["step"] == before  # nothing runs on
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from depthscope.training import vit_digits
+from depthscope.training.comparison import Cell, Launch, run_cells
+small = {"depth": 1, "width": 8, "heads": 1, "ffn_width": 8, "steps": 100_000}
+options = {"log_every": 1, "tracker": "none", "cpu": True, "checkpoint_every": 1_000_000}
+run_cells([Cell(vit_digits("post").changed(**small))], Launch(Path(sys.argv[1]), options=options))
+"""
+
+
+def test_killed_its_runs_save_their_work_and_end_with_it(tmp_path: Path):
+    process = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], env=ENVIRONMENT)
+    launch, cell = Launch(tmp_path), small(steps=100_000)
+    folder, patience = launch.run_folder(cell), time.monotonic() + 120
+    while not last_step(cell, launch) and time.monotonic() < patience:
+        time.sleep(0.05)
+    with pytest.raises(ValueError, match=f"in use by process (?!{process.pid} )"), owned(folder):
+        pass
+    process.kill()
+    process.wait()
+    while (folder / OWNER).exists() and time.monotonic() < patience:
+        time.sleep(0.05)
+    with owned(folder):
+        assert len(checkpoints_in(folder / "checkpoints")) == 1
+
+
+class EndedAtOnce:
+    """In place of a process: a run that has logged one number, and is over."""
+
+    returncode, stdin = 0, None
+
+    def __init__(self, command: list[str], **_options: object):
+        folder = Path(command[command.index("--out") + 1])
+        assert not (folder / "checkpoints").exists()  # it would go on from there, and end without its numbers
+        (folder / "checkpoints").mkdir()
+        append_metrics(folder / "metrics.jsonl", 1, {"loss": 2.0})
+
+    def poll(self) -> int:
+        return 0
+
+
+def test_a_finished_run_whose_numbers_are_damaged_is_run_again(tmp_path: Path, monkeypatch):
+    launch = Launch(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", EndedAtOnce)
+    results = run_cells([small()], launch)
+    metrics = launch.run_folder(small()) / "metrics.jsonl"
+    whole = metrics.read_text()
+    metrics.write_text(whole.replace("2.0", "3.0"))
+    with pytest.warns(UserWarning, match=r"metrics.jsonl is not what the run wrote: it is run again from the start"):
+        assert run_cells([small()], launch) == results
+    assert metrics.read_text() == whole
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    assert run_cells([small()], launch) == results
+    (metrics.parent / "outcome.json").write_text("[]")
+    with pytest.raises(AssertionError, match="a process was started"):
+        run_cells([small()], launch)
+
+
+def test_more_runs_than_anybody_waits_for_are_refused_at_once():
+    with pytest.raises(ValueError, match="at most 10000 runs, got 10000000000 seeds × 4 others = 40000000000"):
+        cells_of([vit_digits("post")] * 2, seeds=range(10**10), lr_factors=(1, 2))
 
 
 def test_the_table_has_what_the_task_reported_and_nothing_that_only_follows_from_it(tmp_path: Path):

@@ -63,7 +63,7 @@ def test_every_field_but_the_names_can_be_changed():
         ({"depth": 2.5}, "expected depth to be int, got 2.5"),
         ({"depth": True}, "expected depth to be int, got True"),
         ({"steps": "many"}, "expected steps to be int or NoneType, got 'many'"),
-        ({"lr": float("nan")}, "expected lr greater than 0"),
+        ({"lr": float("nan")}, "expected lr to be finite, got nan"),
         ({"beta1": 1.0}, "not including, 1"),
         ({"precision": "float23"}, "did you mean 'float32'"),
         ({"wiring": "pre"}, "no setting 'wiring'"),

@@ -1,12 +1,16 @@
 """The loop in one process: continued bit by bit, stopped, refused, explained."""
 
 import json
+import math
+import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 import torch
 
+from depthscope.locks import OWNER, Held, lock, owned
 from depthscope.training import NonFiniteLoss, Share, read_metrics
 from depthscope.training.checkpoint import CheckpointNotWritten, checkpoints_in
 from tiny_training import (
@@ -185,6 +189,95 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path):
         run_in(tmp_path, tiny_config(steps=2))
 
 
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path):
+    def held(_step: int) -> None:
+        with pytest.raises(Held):
+            lock(tmp_path / OWNER)
+
+    run_in(tmp_path, tiny_config(steps=1), display=Recorder(held))
+    told = pytest.raises(ValueError, match=rf"in use by process {os.getpid()} on .* since .*choose another --out")
+    with owned(tmp_path), told:
+        run_in(tmp_path, tiny_config(steps=1), resume=True)
+
+
+def test_what_a_run_without_a_checkpoint_has_left_does_not_survive(tmp_path: Path):
+    with pytest.raises(Crash):
+        run_in(tmp_path, tiny_config(seed=1), display=crash_at(3), watch_every=1, checkpoint_every=100)
+    (tmp_path / "depth.png").touch()
+    for name in ("metrics.jsonl", "depth.jsonl"):
+        with (tmp_path / name).open("a") as file:
+            file.write('{"step": 19, "torn')
+    run_in(tmp_path, tiny_config(steps=2), watch_every=None)
+    assert {row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")} == {1, 2}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "config.json", "metrics.jsonl"]
+
+
+def test_no_row_is_there_twice_after_a_crash_and_damaged_ones_are_told_of(tmp_path: Path):
+    config = tiny_config()
+    run_in(tmp_path / "whole", config, watch_every=1)
+    with pytest.raises(Crash):
+        run_in(tmp_path / "parts", config, display=crash_at(13), watch_every=1, checkpoint_every=5)
+    run_in(tmp_path / "parts", config, watch_every=1, checkpoint_every=5, resume=True)
+    for name in ("metrics.jsonl", "depth.jsonl"):
+        whole, parts = (
+            [(row["step"], *row.keys()) for row in map(json.loads, (tmp_path / folder / name).read_text().splitlines())]
+            for folder in ("whole", "parts")
+        )
+        assert whole == parts
+    lines = (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "parts" / "metrics.jsonl").write_text("\n".join([lines[0], "damaged", *lines[2:]]) + "\n")
+    display = Recorder()
+    run_in(tmp_path / "parts", config, resume=True, display=display)
+    assert any("1 lines of" in message and "could not be read" in message for message in display.messages)
+
+
+def test_a_picture_that_a_killed_run_did_not_come_to_draw_is_drawn(tmp_path: Path):
+    config = tiny_config(steps=4)
+    run_in(tmp_path, config, watch_every=1)
+    (tmp_path / "depth.png").unlink()
+    run_in(tmp_path, config, watch_every=1, resume=True)
+    assert (tmp_path / "depth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_another_version_is_said_when_a_run_is_continued(tmp_path: Path, monkeypatch):
+    config = tiny_config(steps=2)
+    run_in(tmp_path, config)
+    assert json.loads((tmp_path / "config.json").read_text())["versions"]["torch"] == torch.__version__
+    display = Recorder()
+    run_in(tmp_path, config, resume=True, display=display)
+    assert not any("other versions" in message for message in display.messages)
+    monkeypatch.setattr("depthscope.training.session.__version__", "9.9")
+    run_in(tmp_path, config, resume=True, display=display)
+    assert any(
+        re.search(r"other versions, .* may differ: depthscope: \S+ → 9.9$", message) for message in display.messages
+    )
+
+
+def test_a_disk_that_fills_up_between_checkpoints_says_the_file_and_the_last_good_checkpoint(tmp_path: Path):
+    def fill(step: int) -> None:
+        if step == 5:
+            (tmp_path / "metrics.jsonl").unlink()
+            (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+
+    told = r"step 6 cannot be kept: could not write \S+metrics.jsonl: No space left.*; the last good .*-00000004$"
+    with pytest.raises(OSError, match=told):
+        run_in(tmp_path, tiny_config(), display=Recorder(fill))
+
+
+def test_a_checkpoint_of_another_model_is_one_line(tmp_path: Path):
+    config = tiny_config(steps=2)
+    run_in(tmp_path, config)
+
+    class Wider(type(tiny_task(config))):
+        def build(self):
+            model = super().build()
+            model.head = torch.nn.Linear(16, 11)
+            return model
+
+    with pytest.raises(ValueError, match=r"step-00000002' is not of the model that is built now: .*head.weight"):
+        run_in(tmp_path, config, task=Wider(config, tiny_task(config).data), resume=True)
+
+
 def test_a_complete_run_is_not_run_again(tmp_path: Path):
     first, _ = run_in(tmp_path, tiny_config(steps=2))
     again, losses = run_in(tmp_path, tiny_config(steps=2), resume=True)
@@ -232,7 +325,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_says_what_is_left(
             (tmp_path / "run" / "checkpoints").rename(tmp_path / "kept")
             (tmp_path / "run" / "checkpoints").symlink_to("/dev/null")
 
-    with pytest.raises(CheckpointNotWritten, match="could not write the checkpoint of step 8"):
+    with pytest.raises(CheckpointNotWritten, match=r"checkpoint of step 8: .*; the last good \S+ is \S+04$"):
         run_in(tmp_path / "run", tiny_config(), display=Recorder(close_the_folder))
     (tmp_path / "run" / "checkpoints").unlink()
     (tmp_path / "kept").rename(tmp_path / "run" / "checkpoints")
@@ -283,6 +376,51 @@ def test_a_nonfinite_input_weight_or_head_is_told_apart(tmp_path: Path):
     ):
         with pytest.raises(NonFiniteLoss, match=f"at step 1: .*{where}.*weight {name} is not.*no checkpoint"):
             run_in(tmp_path / name, tiny_config(), task=broken(name))
+
+
+class Exploding(type(tiny_task(tiny_config()))):
+    """The fourth update gives a weight, or the optimizer's memory of one, that no float32 can hold."""
+
+    what = "weight"
+
+    def build(self):
+        model = super().build()
+        self.model = model
+        return model
+
+    def batch(self, step, share, device):
+        for number, parameter in enumerate(self.model.parameters()):
+            if step == 3 and number == 2 and self.what == "moment":
+                parameter.register_hook(lambda gradient: torch.full_like(gradient, 1e30))
+        return super().batch(step, share, device)
+
+    def evaluate(self, model, share, device):
+        if self.what == "weight":
+            with torch.no_grad():
+                next(model.parameters()).view(-1)[0] = torch.inf
+        found = super().evaluate(model, share, device)
+        return found | {"test_loss": math.nan} if self.what == "test loss" else found
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("weight", r"the weight \S+ is not finite at step 4: .*no checkpoint was written"),
+        ("moment", r"the optimizer's 2.exp_avg_sq is not finite at step 4: .*no checkpoint was written"),
+        ("test loss", r"the test loss is not finite at step 4, the last one; the last good checkpoint is \S+04:"),
+    ],
+)
+def test_a_run_that_ends_with_what_is_not_finite_does_not_end_well(tmp_path: Path, what: str, told: str):
+    config = tiny_config(steps=4)
+    task = Exploding(config, tiny_task(config).data)
+    task.what = what
+    with pytest.raises(NonFiniteLoss, match=told):
+        run_in(tmp_path, config, task=task, watch_every=1)
+    assert len(checkpoints_in(tmp_path / "checkpoints")) == (what == "test loss")
+    assert (tmp_path / "depth.png").exists()  # worth seeing now
+    if what == "test loss":
+        with pytest.raises(NonFiniteLoss, match=told):  # nor is it well when it is looked at again
+            run_in(tmp_path, config, task=task, resume=True)
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path):

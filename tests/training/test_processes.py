@@ -33,6 +33,21 @@ def test_killed_at_once_and_continued_the_weights_are_the_same(tmp_path: Path):
     assert_bitwise_equal(saved(tmp_path / "parts"), saved(tmp_path / "whole"))
 
 
+def test_killed_at_random_moments_a_run_ends_as_one_that_was_never_killed(tmp_path: Path):
+    command = [sys.executable, str(HERE / "killed_at_random.py"), "0", str(tmp_path)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert_bitwise_equal(saved(tmp_path / "parts"), saved(tmp_path / "whole"))
+    for name in ("metrics.jsonl", "depth.jsonl"):
+        rows = [
+            [(row["step"], *row) for row in map(json.loads, (tmp_path / folder / name).read_text().splitlines())]
+            for folder in ("parts", "whole")
+        ]
+        assert rows[0] == rows[1]
+    assert (tmp_path / "parts" / "depth.png").exists()
+    assert not list((tmp_path / "parts").rglob(".*"))  # no lock, nothing unfinished
+
+
 def test_told_to_stop_the_program_saves_and_ends_with_the_usual_code(tmp_path: Path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "depthscope", "train", "vit-digits", "--depth", "2", "--epochs", "100000"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from depthscope.cli.folders import folder
 from depthscope.cli.settings import (
     AllowIncomplete,
     BatchSize,
@@ -28,6 +29,7 @@ from depthscope.cli.settings import (
 )
 from depthscope.extras import require
 from depthscope.files import require_writable, write_folder
+from depthscope.locks import owned
 from depthscope.progress import bar
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
 from depthscope.training.notation import split
@@ -64,7 +66,7 @@ def compare(
     epochs: Epochs = None,
     steps: Steps = None,
     settings: Set = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and results are kept.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Where runs and results are kept.")] = Path(
         "depthscope-comparison"
     ),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
@@ -94,6 +96,17 @@ def compare(
         _show_plan(cells, launch, as_json)
         return
     _check(cells, launch)
+    with owned(out):
+        summary = _run(recipe, cells, launch)
+    if as_json:
+        print(json.dumps(summary))
+    else:
+        _show(summary, out)
+
+
+def _run(recipe: str, cells: list[Cell], launch: Launch) -> dict[str, Any]:
+    """Trains what is not there yet, writes curves and summary, and gives the summary."""
+    out = launch.folder
     try:
         with _bar(len(cells), launch) as watching:
             results = run_cells(cells, launch, watching)
@@ -110,10 +123,7 @@ def compare(
         "cells": summarise(frame, results),
     }
     _write(out, frame, summary)
-    if as_json:
-        print(json.dumps(summary))
-    else:
-        _show(summary, out)
+    return summary
 
 
 def _variants(recipe: str, text: str) -> list[str]:
@@ -125,14 +135,13 @@ def _variants(recipe: str, text: str) -> list[str]:
 
 def _check(cells: list[Cell], launch: Launch) -> None:
     """What every run would refuse is refused before the first; so is a folder that cannot be written."""
-    from depthscope.machine import require_memory
-    from depthscope.training.estimate import estimate
+    from depthscope.training.estimate import require_fits
     from depthscope.training.loading import make_task
 
     require("matplotlib.figure", "figures")
     require_writable(launch.folder)
     for config in {(cell.config.variant, cell.config.depth): cell.config for cell in cells}.values():
-        require_memory(4 * estimate(config).parameters)  # weights, gradients, two moments
+        require_fits(config, cpu=bool(launch.options.get("cpu")))
     make_task(cells[0].config, launch.data, allow_incomplete=launch.allow_incomplete)
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from depthscope.cli.folders import folder
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -17,13 +19,18 @@ def demo(
     depth: Annotated[int, typer.Option(min=1, help="Number of blocks.")] = 60,
     tau: Annotated[float, typer.Option(min=0, max=1, help="Strength of the de-escalation.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of weights and tokens.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Also draw the curves into DIR/demo.png.", metavar="DIR")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=folder, help="Also draw the curves into DIR/demo.png.", metavar="DIR")
+    ] = None,
 ) -> None:
     """Watch a deep post-norm Transformer collapse, block by block, and watch it de-escalated."""
     import torch
 
+    from depthscope.cli.running import require_writable
     from depthscope.models import BlockConfig, Encoder, post_norm, pre_norm, xavier
 
+    if out is not None:
+        require_writable(out)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randn(4, 64, 256, generator=generator)  # 4 sequences of 64 random tokens
     post, pre = (

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from typer import Argument, Option
 
+from depthscope.cli.folders import folder
+
 if TYPE_CHECKING:
     from depthscope.passes import Told
 
@@ -88,7 +90,8 @@ class ModelOptions:
         ),
     ] = None
     out: Annotated[
-        Path | None, Option(metavar="DIR", help="Save the profile and profile.png there.", rich_help_panel=_RESULT)
+        Path | None,
+        Option(metavar="DIR", parser=folder, help="Save the profile and profile.png there.", rich_help_panel=_RESULT),
     ] = None
     json: Annotated[bool, Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_RESULT)] = (
         False

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from depthscope.cli.folders import data as data_folder
+from depthscope.cli.folders import folder
 from depthscope.extras import require
 from depthscope.files import require_writable
 from depthscope.naming import unknown_name
@@ -33,7 +35,8 @@ def reproduce(
         list[str] | None, typer.Argument(metavar="NAME", help="Studies, or all; without a name, they are listed.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where every study gets a folder.  [depthscope-studies]")
+        Path | None,
+        typer.Option(metavar="DIR", parser=folder, help="Where every study gets a folder.  [depthscope-studies]"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller, in seconds; same claims where they fit.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim is not reproduced.")] = False,
@@ -46,7 +49,9 @@ def reproduce(
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR", help="Data for a study that trains: cifar-10-batches-bin, or a folder of WikiText."
+            metavar="DIR",
+            parser=data_folder,
+            help="Data for a study that trains: cifar-10-batches-bin, or a folder of WikiText.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -57,9 +62,9 @@ def reproduce(
             raise ValueError(f"expected a study, or {ALL}; `depthscope reproduce` alone lists them")
         _list(as_json)
         return
-    chosen, folder = _choose(names), out or _DEFAULT_OUT
+    chosen, place = _choose(names), out or _DEFAULT_OUT
     require("matplotlib.figure", "figures")  # every study draws: better now than after minutes of computing
-    require_writable(folder)
+    require_writable(place)
     console = _console(as_json)
     named = {name for name in names if name != ALL}
     found: dict[str, list[Claim]] = {}
@@ -68,16 +73,16 @@ def reproduce(
         configured = _configure(chosen, named, console, changes, quick=quick, seed=seed)
         for study, config in configured:
             with redirect_stdout(sys.stderr) if as_json else nullcontext():  # a library's prints are no JSON
-                place = f"{len(found) + 1}/{len(chosen)}"
-                found[study.name] = _run(study, config, folder, again, place, console)
+                count = f"{len(found) + 1}/{len(chosen)}"
+                found[study.name] = _run(study, config, place, again, count, console)
             if not as_json:
                 _show(console, study.name, found[study.name])
     except KeyboardInterrupt:
-        there = f"{len(found)} of {len(chosen)} studies are in {folder}"
+        there = f"{len(found)} of {len(chosen)} studies are in {place}"
         print(f"depthscope: interrupted; {there}, and the same command goes on from there", file=sys.stderr)
         sys.exit(INTERRUPTED)  # past the line that the program itself would print
     kept = "a folder per study with data, figure, config and claims"
-    console.print(f"\nresults are in {folder}: {kept}", markup=False, soft_wrap=True)
+    console.print(f"\nresults are in {place}: {kept}", markup=False, soft_wrap=True)
     if as_json:
         print(json.dumps({name: [asdict(claim) for claim in claims] for name, claims in found.items()}))
     failed = sum(claim.verdict == "not reproduced" for claims in found.values() for claim in claims)
@@ -122,7 +127,7 @@ def _configure(
     return configured
 
 
-def _run(study: Study, config: Any, out: Path, again: bool, place: str, console: Screen) -> list[Claim]:
+def _run(study: Study, config: Any, out: Path, again: bool, count: str, console: Screen) -> list[Claim]:
     """The claims of a study, computed or, if the very same run is complete, read."""
     from depthscope.studies.study import earlier, run
 
@@ -134,7 +139,7 @@ def _run(study: Study, config: Any, out: Path, again: bool, place: str, console:
     reason = "--again was given" if there.claims is not None else there.refused
     if reason:
         console.print(f"\n{study.name}: computed again: {reason}", markup=False, soft_wrap=True)
-    with _bar(f"{place} {study.name}") as progress:
+    with _bar(f"{count} {study.name}") as progress:
         return run(study, config, out, progress)
 
 

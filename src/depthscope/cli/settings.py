@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from depthscope.cli.folders import data
 from depthscope.training.config import TrainingConfig, field_help, field_types
 from depthscope.training.recipes import RECIPES
 from depthscope.training.run import Run
@@ -38,7 +39,7 @@ Set = Annotated[
         rich_help_panel=SETTINGS,
     ),
 ]
-Data = Annotated[str | None, typer.Option(metavar="DIR|hf:NAME", help=DATA_HELP)]
+Data = Annotated[str | None, typer.Option(metavar="DIR|hf:NAME", parser=data, help=DATA_HELP)]
 AllowIncomplete = Annotated[bool, typer.Option("--allow-incomplete", help="Use a folder that lacks some files.")]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Leave GPUs alone.")]
 

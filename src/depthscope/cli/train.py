@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from depthscope.cli.folders import folder
 from depthscope.cli.settings import (
     AllowIncomplete,
     BatchSize,
@@ -24,10 +25,12 @@ from depthscope.cli.settings import (
     separated,
     setting,
 )
+from depthscope.files import require_writable
 from depthscope.training.config import TrainingConfig, field_help
 from depthscope.training.recipes import RECIPES
-from depthscope.training.run import Run
+from depthscope.training.run import NonFiniteLoss, Run
 from depthscope.training.settings import written
+from depthscope.training.signals import end_with_parent
 from depthscope.training.variants import VARIANTS, folder_name
 
 if TYPE_CHECKING:
@@ -56,7 +59,10 @@ def train(
     seed: Annotated[int | None, setting("seed")] = None,
     settings: Set = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the run is kept; by default a folder in depthscope-runs.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", parser=folder, help="Where the run is kept; by default a folder in depthscope-runs."
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out; from the start if there is none.")
@@ -73,30 +79,33 @@ def train(
     Stopped by Ctrl-C or SIGTERM it saves its work first; the same command with --resume goes on as if nothing
     had happened.
     """
+    end_with_parent()
     if recipe is None:
         _list()
         return
     of_config, of_run = separated(recipe, settings, cpu)
     every_day = given(depth=depth, width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps, seed=seed)
     config = configured(recipe, variant, of_config | every_day)
-    folder = out or _DEFAULT_OUT / f"{config.recipe}-{folder_name(config.variant)}-{config.depth}-seed{config.seed}"
-    run = Run(folder, resume, **of_run)
+    place = out or _DEFAULT_OUT / f"{config.recipe}-{folder_name(config.variant)}-{config.depth}-seed{config.seed}"
+    run = Run(place, resume, **of_run)
+    processes, rank = _place_among_processes()
     if dry_run:
-        _show_estimate(config, run, data, allow_incomplete)
-    else:
-        _run(config, run, data, allow_incomplete)
+        _show_estimate(config, run, processes, data, allow_incomplete)
+        return
+    if rank == 0:
+        require_writable(run.out)
+    _run(config, run, processes, rank == 0, data, allow_incomplete)
 
 
-def _run(config: TrainingConfig, run: Run, data: str | None, allow_incomplete: bool) -> None:
-    from depthscope.machine import require_memory
+def _run(
+    config: TrainingConfig, run: Run, processes: int, main: bool, data: str | None, allow_incomplete: bool
+) -> None:
     from depthscope.training.display import Quiet, Terminal
-    from depthscope.training.estimate import estimate
+    from depthscope.training.estimate import require_fits
     from depthscope.training.loading import make_task
-    from depthscope.training.loop import NonFiniteLoss, train
+    from depthscope.training.loop import train
 
-    processes, main = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
-    parameters = estimate(config, processes).parameters
-    require_memory(4 * parameters)  # weights, gradients, two moments
+    parameters = require_fits(config, processes, cpu=run.cpu).parameters
     display = Terminal() if main else Quiet()
     task = make_task(config, data, allow_incomplete=allow_incomplete)
     if note := getattr(getattr(task, "data", None), "note", ""):
@@ -114,6 +123,19 @@ def _run(config: TrainingConfig, run: Run, data: str | None, allow_incomplete: b
         sys.exit(128 + outcome.signal)
 
 
+def _place_among_processes() -> tuple[int, int]:
+    """How many processes there are, and which of them this is; torchrun says both in the environment."""
+    given = {name: os.environ.get(name, alone) for name, alone in (("WORLD_SIZE", "1"), ("RANK", "0"))}
+    try:
+        size, rank = map(int, given.values())
+    except ValueError:
+        size, rank = 0, 0
+    if not 0 <= rank < size:
+        found = ", ".join(f"{name}={text!r}" for name, text in given.items())
+        raise ValueError(f"expected WORLD_SIZE of at least 1 and a RANK below it, as torchrun sets them, got {found}")
+    return size, rank
+
+
 def _show_outcome(outcome: Outcome) -> None:
     if outcome.signal is not None:
         print(
@@ -126,13 +148,13 @@ def _show_outcome(outcome: Outcome) -> None:
     print(f"done: {outcome.step} steps, {numbers}; {outcome.checkpoint}")
 
 
-def _show_estimate(config: TrainingConfig, run: Run, data: str | None, allow_incomplete: bool) -> None:
+def _show_estimate(config: TrainingConfig, run: Run, processes: int, data: str | None, allow_incomplete: bool) -> None:
     """The number of steps is that of the data if it is given, else that of the complete dataset."""
     from depthscope.training.estimate import estimate
     from depthscope.training.loading import make_empty_task, make_task
     from depthscope.training.session import total_steps
 
-    cost = estimate(config, int(os.environ.get("WORLD_SIZE", "1")))
+    cost = estimate(config, processes)
     whole = data is None and not allow_incomplete
     task = make_empty_task(config) if whole else make_task(config, data, allow_incomplete=allow_incomplete)
     _show_settings(config, run)

@@ -180,7 +180,10 @@ class Profile:
         return drawn
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Writes profile.parquet, sinks.parquet and profile.json; a file is there whole or not at all."""
+        """Writes profile.parquet, sinks.parquet and profile.json, all or none of them.
+
+        What was made of a profile that is replaced (`profile.png`, `skip_loss.csv`) goes with it.
+        """
         text = json.dumps({"format": _FORMAT, **self.metadata}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         return write_folder(
             Path(folder),
@@ -189,6 +192,7 @@ class Profile:
                 "sinks.parquet": lambda path: self.sinks.to_parquet(path, index=False),
                 "profile.json": lambda path: path.write_text(text, encoding="utf-8"),
             },
+            obsolete=("profile.png", "skip_loss.csv"),
         )
 
     @classmethod

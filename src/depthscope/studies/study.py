@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from depthscope.files import write_folder, write_json
+from depthscope.files import sum_of, write_folder, write_json
+from depthscope.locks import owned
 from depthscope.progress import Share
 from depthscope.studies.provenance import changes, provenance, short_hash
 
 Verdict = Literal["reproduced", "not reproduced", "not testable here"]
+MOST_TRIALS = 100  # times the study's own: a standard error ten times smaller
 FILES = ("data.parquet", "figure.png", "figure.pdf", "claims.json", "config.json")  # written in this order
 
 
@@ -83,6 +85,11 @@ def configure(
         raise ValueError(f"{study.name} has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
     if trials is not None and trials < 2:
         raise ValueError(f"expected at least 2 trials, got {trials}")
+    if trials is not None and trials > (most := MOST_TRIALS * study.full.trials):
+        own = study.full.trials
+        raise ValueError(
+            f"{study.name}: expected at most {most} trials, {MOST_TRIALS} times its own {own}, got {trials}"
+        )
     return replace(config, **changes)  # type: ignore[type-var]
 
 
@@ -104,10 +111,13 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
         return Earlier(refused=f"{missing[0]} is missing")
     try:
         before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        made_with = before.pop("made_with", None)
+        made_with, sums = before.pop("made_with", None), before.pop("files", {})
         claims = [Claim(**claim) for claim in json.loads((folder / "claims.json").read_text(encoding="utf-8"))]
+        damaged = [name for name in FILES[:-1] if sum_of(folder / name) != sums.get(name)]
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError):
         return Earlier(refused="config.json or claims.json cannot be read")
+    if damaged:
+        return Earlier(refused=f"{', '.join(damaged)}: not what the earlier run wrote")
     if other := _differences(before, _plain(study, config)):
         return Earlier(refused=f"the earlier run had another configuration ({other})")
     data = _data(config)
@@ -126,8 +136,12 @@ def run(study: Study, config: Any, out: Path, progress: Share = lambda _share: N
     A study that is `in_folder` gets a folder of its own for every state of code, libraries and data: what it trained
     by other code stays, and does not count.
     """
+    with owned(out / study.name):
+        return _run(study, config, out / study.name, progress)
+
+
+def _run(study: Study, config: Any, folder: Path, progress: Share) -> list[Claim]:
     made_with = provenance(study.compute, _data(config))  # before: what is edited meanwhile is another version
-    folder = out / study.name
     place = [folder / f"runs-{short_hash(made_with)}"] if study.in_folder else []
     frame = study.compute(config, progress, *place)
     claims = study.claims(frame, config)
@@ -137,11 +151,24 @@ def run(study: Study, config: Any, out: Path, progress: Share = lambda _share: N
         "figure.png": lambda path: figure.savefig(path, dpi=160),
         "figure.pdf": figure.savefig,
         "claims.json": lambda path: write_json(path, [asdict(claim) for claim in claims]),
-        "config.json": lambda path: write_json(path, {**_plain(study, config), "made_with": made_with}),
     }
+    sums: dict[str, Any] = {}
+    writers = {name: _summing(write, name, sums) for name, write in writers.items()}
+    known = {**_plain(study, config), "made_with": made_with, "files": sums}
+    writers["config.json"] = lambda path: write_json(path, known)  # which is written when all sums are known
     assert tuple(writers) == FILES  # config.json last: it says that the rest is there
     write_folder(folder, writers)
     return claims
+
+
+def _summing(write: Callable[[Path], object], name: str, sums: dict[str, Any]) -> Callable[[Path], object]:
+    """A writer that also notes what it wrote, so that damage is noticed later."""
+
+    def write_and_sum(path: Path) -> None:
+        write(path)
+        sums[name] = sum_of(path)
+
+    return write_and_sum
 
 
 def _plain(study: Study, config: Any) -> Any:

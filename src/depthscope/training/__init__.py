@@ -17,7 +17,7 @@ _HOMES = {
     "Carry": "task",
     "ImageConfig": "config",
     "LanguageConfig": "config",
-    "NonFiniteLoss": "loop",
+    "NonFiniteLoss": "run",
     "Outcome": "run",
     "Recipe": "recipes",
     "Run": "run",
@@ -60,10 +60,10 @@ __all__ = [
 if TYPE_CHECKING:
     from depthscope.training.config import ImageConfig, LanguageConfig, TrainingConfig
     from depthscope.training.loading import make_task
-    from depthscope.training.loop import NonFiniteLoss, train
+    from depthscope.training.loop import train
     from depthscope.training.metrics import read_metrics
     from depthscope.training.recipes import RECIPES, Recipe, txl_manual, txl_wikitext103, vit_cifar10, vit_digits
-    from depthscope.training.run import Outcome, Run
+    from depthscope.training.run import NonFiniteLoss, Outcome, Run
     from depthscope.training.task import Carry, Share, Task
     from depthscope.training.variants import VARIANTS, Variant
 

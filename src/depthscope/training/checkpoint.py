@@ -4,18 +4,18 @@
         model.safetensors  optimizer.safetensors  [carry.safetensors]  state.json
 
 A checkpoint is written under another name, forced to disk and renamed; `state.json` has the length and the
-SHA-256 of every other file, so a damaged one is noticed and the one before is used.
+SHA-256 of every other file, and the SHA-256 of what it says itself, so a damaged one is noticed and the one before is
+used.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import file_digest
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from depthscope.files import write_whole_folder
+from depthscope.files import sum_of, write_whole_folder
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})")
 _STATE = "state.json"
 
@@ -34,6 +34,10 @@ Files = Mapping[str, Mapping[str, Tensor]]  # "model" → name → tensor
 
 class CheckpointNotWritten(OSError):
     """A checkpoint could not be written; those before it are untouched."""
+
+
+class NotFinite(ValueError):
+    """A tensor that a checkpoint must not have; the argument names it."""
 
 
 @dataclass(frozen=True)
@@ -56,25 +60,37 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def write_checkpoint(folder: Path, step: int, files: Files, record: Mapping[str, Any], keep: int = 2) -> Path:
     """Writes `folder/step-…`, then removes all but the newest `keep`. On failure nothing has changed."""
     target = folder / f"step-{step:08d}"
+    place = target  # what is being written
 
     def write(scratch: Path) -> None:
+        nonlocal place
         sums = {}
         for name, tensors in files.items():
             path = scratch / f"{name}.safetensors"
+            place = target / path.name
             save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, path)
-            sums[path.name] = _sum(path)
-        state = {"format": FORMAT, "step": step, "files": sums, **record}
-        (scratch / _STATE).write_text(json.dumps(state, ensure_ascii=False) + "\n", encoding="utf-8")
+            sums[path.name] = sum_of(path)
+        place = target / _STATE
+        state = json.loads(json.dumps({"format": FORMAT, "step": step, "files": sums, **record}))
+        text = json.dumps({"sha256": _state_sum(state), **state}, ensure_ascii=False) + "\n"
+        (scratch / _STATE).write_text(text, encoding="utf-8")
+        place = target
 
     try:
         # One that is there was left by a run that went on from before it, e.g. because it is damaged.
         write_whole_folder(target, write, existing="replace", forced=True)
     except (OSError, SafetensorError) as error:
-        whole = checkpoints_in(folder)
-        there = f"{whole[-1]} is whole: --resume goes on from there" if whole else "there is none before it"
-        raise CheckpointNotWritten(f"could not write the checkpoint of step {step}: {error}; {there}") from error
-    _remove_old(folder, keep, spare=target)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise CheckpointNotWritten(f"could not write the checkpoint of step {step}: {place}: {reason}") from error
+    _remove_others(folder, step, keep)
     return target
+
+
+def require_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Refuses a nan or an infinity: nobody could go on from there."""
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise NotFinite(name)
 
 
 def read_newest(folder: Path, say: Callable[[str], object]) -> Checkpoint | None:
@@ -86,43 +102,48 @@ def read_newest(folder: Path, say: Callable[[str], object]) -> Checkpoint | None
         except ValueError as error:
             say(f"{error}; trying the one before")
     if found:
-        raise ValueError(f"expected a whole checkpoint in {str(folder)!r}, all {len(found)} are damaged")
+        raise ValueError(f"expected a whole checkpoint in {str(folder)!r}, none of the {len(found)} there can be used")
     return None
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """One checkpoint, every byte checked; a damaged one is a ValueError that names the file."""
+    reading = _STATE
     try:
-        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
-        if state["format"] != FORMAT:
-            raise ValueError(f"format {state['format']}, this version reads {FORMAT}")
-        step, sums = int(state["step"]), dict(state["files"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"the checkpoint {str(path)!r} is damaged: {_STATE}: {error}") from None
-    files = {}
-    for name, expected in sums.items():
-        try:
-            if (found := _sum(path / name)) != expected:
+        state = _read_state(path / _STATE)
+        files = {}
+        for reading, expected in state["files"].items():
+            if (found := sum_of(path / reading)) != expected:
                 raise ValueError(f"expected {expected['bytes']} bytes of known content, got {found['bytes']} others")
-            files[name.removesuffix(".safetensors")] = load_file(path / name)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise ValueError(f"the checkpoint {str(path)!r} is damaged: {name}: {error}") from None
-    return Checkpoint(path, step, files, state)
+            files[reading.removesuffix(".safetensors")] = load_file(path / reading)
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise ValueError(f"the checkpoint {str(path)!r} is damaged: {reading}: {error}") from None
+    return Checkpoint(path, state["step"], files, state)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """What a checkpoint says, as it was written: nothing else has its sum."""
+    state = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(state, dict) or "format" not in state:
+        raise ValueError("expected a record with its format")
+    if state["format"] != FORMAT:
+        raise ValueError(f"expected format {FORMAT}, got {state['format']!r}: another version of depthscope wrote it")
+    if state.pop("sha256", None) != _state_sum(state):
+        raise ValueError("its content is not what was written")
+    return state
+
+
+def _state_sum(state: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _sum(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": file_digest(file, "sha256").hexdigest()}
-
-
-def _remove_old(folder: Path, keep: int, spare: Path) -> None:
-    """All but the newest `keep`, never `spare`; and what killed runs have left unfinished."""
-    for path in checkpoints_in(folder)[:-keep]:
-        if path != spare:
-            shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob(".s*-*"):
+def _remove_others(folder: Path, step: int, keep: int) -> None:
+    """All but the newest `keep` up to this step: later ones are of a run that could not be continued from there."""
+    found = checkpoints_in(folder)
+    until = [path for path in found if _step_of(path) <= step]
+    for path in [*until[:-keep], *found[len(until) :]]:
         shutil.rmtree(path, ignore_errors=True)

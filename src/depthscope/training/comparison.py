@@ -7,26 +7,31 @@ what was stopped is continued.
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from depthscope.files import write_json
+from depthscope.files import sum_of, write_json
 from depthscope.training.config import TrainingConfig
-from depthscope.training.metrics import read_metrics
+from depthscope.training.metrics import METRICS, read_metrics
 from depthscope.training.recipes import RECIPES
 from depthscope.training.settings import written
+from depthscope.training.signals import ENDS_WITH_STDIN
 from depthscope.training.variants import folder_name
 
 NOT_FINITE = 1  # how `depthscope train` ends if the loss is not finite: a result, not a mistake
+MOST_RUNS = 10_000  # each is a process and a folder, of seconds at least
 _PAUSE = 0.2  # seconds between two looks at the processes
 
 
@@ -81,6 +86,10 @@ def cells_of(
 
     `lr_factors` multiply the learning rate of each variant: variants differ in what they can bear.
     """
+    factors = [len(some) for some in (configs, depths or (0,), warmups or (0,), lr_factors)]
+    if (runs := math.prod(factors) * len(seeds)) > MOST_RUNS:
+        others = math.prod(factors)
+        raise ValueError(f"expected at most {MOST_RUNS} runs, got {len(seeds)} seeds × {others} others = {runs}")
     cells = []
     for seed in seeds:  # outermost: what is interrupted has whole seeds to compare
         for config in configs:
@@ -122,21 +131,24 @@ def run_cells(cells: Sequence[Cell], launch: Launch, watching: Watching = lambda
             watching(len(cells) - len(waiting) - len(running), list(running))
             time.sleep(_PAUSE)
             for cell in [cell for cell, process in running.items() if process.poll() is not None]:
-                results[cell] = _end(cell, launch, running.pop(cell).returncode)
+                process = running.pop(cell)
+                _close(process)
+                results[cell] = _end(cell, launch, process.returncode)
     watching(len(cells), [])
     return [result for result in results.values() if result is not None]
 
 
 def last_step(cell: Cell, launch: Launch) -> dict[str, Any]:
     """The newest logged numbers of a run; empty before the first."""
-    rows = read_metrics(launch.run_folder(cell) / "metrics.jsonl")
+    rows = read_metrics(launch.run_folder(cell) / METRICS)
     return next((row for row in reversed(rows) if "loss" in row), {})
 
 
 def _start(cell: Cell, launch: Launch) -> subprocess.Popen[bytes]:
     folder = launch.run_folder(cell)
+    _forget_damaged(cell, launch)
     folder.mkdir(parents=True, exist_ok=True)
-    environment = dict(os.environ)
+    environment = {**os.environ, ENDS_WITH_STDIN: "1"}
     if launch.jobs > 1:  # or every process would use all cores
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // launch.jobs)))
     log: IO[bytes]
@@ -145,7 +157,7 @@ def _start(cell: Cell, launch: Launch) -> subprocess.Popen[bytes]:
             command_of(cell, launch),
             stdout=log,
             stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # nothing is written to it: it closes when we end, and the run ends with us
             env=environment,
             start_new_session=True,  # Ctrl-C reaches it through us, once
         )
@@ -158,19 +170,44 @@ def _end(cell: Cell, launch: Launch, code: int) -> Result:
     if code not in (0, NOT_FINITE) or (code == NOT_FINITE and "not finite" not in said):
         raise ValueError(f"the run {cell.name} ended with code {code}: {said} (all of it: {folder / 'log.txt'})")
     failed = said if code == NOT_FINITE else None
-    write_json(folder / "outcome.json", {**_identity(cell, launch), "failed": failed})
+    write_json(folder / "outcome.json", {**_identity(cell, launch), "failed": failed, "metrics": _metrics_sum(folder)})
     return Result(cell, failed)
 
 
 def _read_result(cell: Cell, launch: Launch) -> Result | None:
-    """How an earlier run of this very cell ended; None if it did not, or was another one."""
-    path = launch.run_folder(cell) / "outcome.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+    """How an earlier run of this very cell ended; None if it did not, was another one, or its numbers are damaged."""
+    folder = launch.run_folder(cell)
+    found = _read_outcome(cell, launch)
+    if found is None or found.get("metrics") != _metrics_sum(folder):
         return None
-    failed = found.pop("failed", None)
-    return Result(cell, failed) if found == _identity(cell, launch) else None
+    return Result(cell, found.get("failed"))
+
+
+def _read_outcome(cell: Cell, launch: Launch) -> dict[str, Any] | None:
+    """What is known of the end of an earlier run of this very cell."""
+    try:
+        found = json.loads((launch.run_folder(cell) / "outcome.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    identity = _identity(cell, launch)
+    return found if isinstance(found, dict) and {name: found.get(name) for name in identity} == identity else None
+
+
+def _forget_damaged(cell: Cell, launch: Launch) -> None:
+    """Removes a run that had ended and whose numbers are damaged: continued, it would only end again without them."""
+    folder = launch.run_folder(cell)
+    if _read_outcome(cell, launch) is not None:
+        warnings.warn(f"{folder / METRICS} is not what the run wrote: it is run again from the start", stacklevel=2)
+        shutil.rmtree(folder)
+
+
+def _metrics_sum(folder: Path) -> dict[str, Any] | None:
+    return sum_of(folder / METRICS) if (folder / METRICS).exists() else None
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _identity(cell: Cell, launch: Launch) -> dict[str, Any]:
@@ -193,5 +230,6 @@ def _stopping(running: Mapping[Cell, subprocess.Popen[bytes]]) -> Iterator[None]
             process.terminate()
         for process in running.values():
             process.wait()
+            _close(process)
         if main:
             signal.signal(signal.SIGTERM, before)

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from depthscope.training.comparison import Launch, Result
-from depthscope.training.metrics import WATCHED, evaluated, read_metrics
+from depthscope.training.metrics import METRICS, WATCHED, evaluated, read_metrics
 
 FACTORS = ["variant", "depth", "lr", "warmup_steps"]
 OURS = ("test_loss", "test_accuracy", "valid_loss", "valid_loss_future_hidden")  # first, and in this order
@@ -29,16 +29,14 @@ def curves(results: Sequence[Result], launch: Launch) -> pd.DataFrame:
     for result in results:
         config = result.cell.config
         factors = [getattr(config, name) for name in (*FACTORS, "seed")]
-        logged = read_metrics(launch.run_folder(result.cell) / "metrics.jsonl")
+        logged = read_metrics(launch.run_folder(result.cell) / METRICS)
         if result.failed is not None:
             rows.append([*factors, max((int(row["step"]) for row in logged), default=0), "failed", 1.0])
         for row in logged:
             for name in (*(name for name in ("loss", WATCHED) if name in row), *_ordered(evaluated(row))):
                 value = math.nan if row[name] is None else float(row[name])
                 rows.append([*factors, int(row["step"]), name, value])
-    # A step that was watched, stopped and watched again stands there twice.
-    keys = [*FACTORS, "seed", "step", "quantity"]
-    return pd.DataFrame(rows, columns=COLUMNS).drop_duplicates(keys, keep="last", ignore_index=True)
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def final_values(frame: pd.DataFrame) -> pd.DataFrame:

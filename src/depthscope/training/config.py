@@ -7,19 +7,22 @@ does not (`run.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, Self, get_origin, get_type_hints
 
 from depthscope.naming import unknown_name
 from depthscope.training.notation import Named
-from depthscope.training.settings import check_type
+from depthscope.training.settings import check_type, written
 
 Schedule = Literal["drops", "cosine", "constant"]
 Precision = Literal["float32", "float64", "bfloat16", "float16"]
 
+_GREATEST_SIZE = 2**63 - 1  # what torch counts with
+_GREATEST_FLOAT32 = 3.4028234e38
 _POSITIVE = ("depth", "width", "ffn_width", "heads", "batch_size", "epochs", "steps", "lr", "accumulate", "clip_norm")
-_NOT_NEGATIVE = ("warmup_steps", "weight_decay", "seed")
+_NOT_NEGATIVE = ("warmup_steps", "weight_decay", "drop_factor", "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +64,21 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
             check_type(name, getattr(self, name), kind)
+            _check_finite(name, getattr(self, name))
         for name in _POSITIVE:
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"expected {name} greater than 0, got {value}")
-            if value == float("inf"):
-                raise ValueError(f"expected {name} to be finite, got {value}")
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"expected {name} from 0 up to, not including, 1, got {getattr(self, name)}")
+        # AdamW divides the rate by 1 − beta1 at first, and multiplies it by the decay.
+        if self.lr > (most := _GREATEST_FLOAT32 / max(1 / (1 - self.beta1), self.weight_decay)):
+            raise ValueError(f"expected lr of at most {most:.3g}, as float32 holds no longer steps, got {self.lr}")
+        if not all(0 <= share <= 1 for share in self.drop_at):
+            raise ValueError(f"expected drop_at to be shares of the run from 0 to 1, got {written(self.drop_at)}")
 
     def changed(self, **changes: Any) -> Self:
         """A copy with other values; an unknown name is refused, with the nearest one."""
@@ -95,6 +102,11 @@ class ImageConfig(TrainingConfig):
     dataset: Literal["cifar10", "digits"]
     patch_size: Annotated[int, "Side of a patch in pixels."]
     augment: Annotated[bool, "Change every training image by the AutoAugment policy for CIFAR-10."] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.patch_size > 0:
+            raise ValueError(f"expected patch_size greater than 0, got {self.patch_size}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +135,14 @@ class LanguageConfig(TrainingConfig):
                 raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"expected dropout from 0 up to, not including, 1, got {self.dropout}")
+
+
+def _check_finite(name: str, value: Any) -> None:
+    for one in value if isinstance(value, tuple) else (value,):
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ValueError(f"expected {name} to be finite, got {one}")
+        if isinstance(one, int) and abs(one) > _GREATEST_SIZE:
+            raise ValueError(f"expected {name} of at most {_GREATEST_SIZE} (2^63 − 1), got {one}")
 
 
 def field_types(config: type) -> dict[str, Any]:

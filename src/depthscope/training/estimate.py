@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from depthscope.machine import count_parameters
+from depthscope.machine import available_memory, count_parameters
 from depthscope.training.config import TrainingConfig
 from depthscope.training.engine import checkpoint_activations, require_shares
 from depthscope.training.loading import make_empty_task
 from depthscope.training.task import Carry, Share, Task
 
 _META = torch.device("meta")
+_NO_SIZES = ("seed", "steps", "epochs", "warmup_steps", "depth")  # they make no tensor larger
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,35 @@ def estimate(config: TrainingConfig, processes: int = 1) -> Estimate:
     """
     require_shares(config, processes)
     in_all_blocks = tuple(remedy.without("blocks", "every") for remedy in config.remedies)  # the largest that it can be
-    one, two = (_measure(replace(config, depth=depth, remedies=in_all_blocks), processes) for depth in (1, 2))
+    try:
+        one, two = (_measure(replace(config, depth=depth, remedies=in_all_blocks), processes) for depth in (1, 2))
+    except (RuntimeError, OverflowError) as error:
+        if "overflow" not in str(error).lower():
+            raise
+        raise ValueError(f"expected sizes that torch can count with, got {_largest(config)}") from None
     sizes = [first + (config.depth - 1) * (second - first) for first, second in zip(one, two, strict=True)]
     parameters, weights, kept, kept_checkpointed = sizes
     if config.checkpoint_activations:
         kept = kept_checkpointed + two[2] - one[2]
     return Estimate(parameters, weights, weights, 2 * weights, kept)
+
+
+def require_fits(config: TrainingConfig, processes: int = 1, *, cpu: bool = False) -> Estimate:
+    """Refuses a run that this machine cannot hold, before any of its weights exist.
+
+    Activations count where they are in the machine's own memory, half in mixed precision.
+    """
+    cost = estimate(config, processes)
+    half = config.precision in ("bfloat16", "float16")
+    elsewhere = torch.cuda.is_available() and not cpu
+    needed = cost.total - (cost.activations if elsewhere else cost.activations // 2 if half else 0)
+    if needed > (available := available_memory()):
+        raise ValueError(
+            f"expected a run that fits into memory, got depth {config.depth}, {_largest(config)}: "
+            f"{needed / 1e9:.3g} GB needed for {cost.parameters:.3g} parameters, gradients, AdamW and activations, "
+            f"{available / 1e9:.1f} GB available"
+        )
+    return cost
 
 
 def _measure(config: TrainingConfig, processes: int) -> tuple[int, int, int, int]:
@@ -61,6 +85,14 @@ def _measure(config: TrainingConfig, processes: int) -> tuple[int, int, int, int
     kept = _kept_bytes(task, model, batch, carry)
     checkpoint_activations(model)
     return count_parameters(model), weights, kept, _kept_bytes(task, model, batch, carry)
+
+
+def _largest(config: TrainingConfig) -> str:
+    """The settings that are to blame if sizes are too large: the greatest whole numbers."""
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    sizes = {name: value for name, value in values.items() if type(value) is int and name not in _NO_SIZES}
+    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:3]
+    return ", ".join(f"{name} {sizes[name]}" for name in largest)
 
 
 def _kept_bytes(task: Task, model: nn.Module, batch: Any, carry: Carry) -> int:

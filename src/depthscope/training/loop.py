@@ -33,16 +33,12 @@ from depthscope.training.observation import (
     watching_depth,
 )
 from depthscope.training.randomness import seeded
-from depthscope.training.run import Outcome, Run
-from depthscope.training.session import Position, Session, begin, keep_metrics, save
+from depthscope.training.run import NonFiniteLoss, Outcome, Run
+from depthscope.training.session import Position, Session, begin, keep_metrics, owning, save
 from depthscope.training.signals import StopRequest, stop_on_signal
 from depthscope.training.task import Share, Task
 
 Watching = Callable[[nn.Module], AbstractContextManager[Any]]
-
-
-class NonFiniteLoss(RuntimeError):
-    """The loss is nan or infinite; nothing was saved after that."""
 
 
 def train(
@@ -54,7 +50,7 @@ def train(
     every step by `.step(number)`, as `depthscope.watch` expects. By default that is `depthscope.watch`
     itself, every `run.watch_every` steps, in the first process.
     """
-    with _engine(task, config, run) as engine, stop_on_signal() as request:
+    with _engine(task, config, run) as engine, stop_on_signal() as request, owning(engine, run):
         shown = display if display is not None and engine.is_main else Quiet()
         session = Session(engine, task, config, run, shown, Position())
         begin(session)
@@ -99,9 +95,20 @@ def _loop(session: Session, request: StopRequest, watch: Any) -> Outcome:
         if last or stop or position.step % (run.checkpoint_every or per_epoch) == 0:
             save(session)
     if position.step == total:
+        _require_finite_end(position)
         return Outcome(total, total, position.metrics, position.checkpoint)
     code = request.signal or signal.SIGTERM  # none here: another process was told
     return Outcome(position.step, total, position.metrics, position.checkpoint, int(code))
+
+
+def _require_finite_end(position: Position) -> None:
+    """A run whose last look at the test data gave no loss has not ended well, whatever its training loss was."""
+    for name, value in position.metrics.items():
+        if name.endswith("loss") and not math.isfinite(value):
+            raise NonFiniteLoss(
+                f"the {name.replace('_', ' ')} is not finite at step {position.step}, the last one; "
+                f"{position.last_good}: its weights are finite"
+            )
 
 
 def _log(session: Session, lr: float, seconds: float) -> None:
@@ -139,9 +146,8 @@ def _explain(session: Session) -> str:
         where = "all blocks are finite, what follows is not" if first == AFTER_THE_BLOCKS else f"first in block {first}"
     if (weight := nonfinite_weight(engine.plain)) is not None:
         where += f" (the weight {weight} is not finite: the update before was too large)"
-    good = f"the last good checkpoint is {position.checkpoint}" if position.checkpoint else "no checkpoint was written"
     return (
-        f"the loss is not finite at step {position.step + 1}: {where}; {good}; "
+        f"the loss is not finite at step {position.step + 1}: {where}; {position.last_good}; "
         "a smaller lr, warmup_steps or clip_norm may help"
     )
 

@@ -8,29 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from depthscope.files import write_whole
+from depthscope.files import append_line, write_whole
 
+METRICS = "metrics.jsonl"
 WATCHED = "token_similarity"  # of the last block's tokens, in a step that was watched
 
 
 def append_metrics(path: Path, step: int, values: Mapping[str, float]) -> None:
     """What is not finite is null: JSON knows neither nan nor infinity."""
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": step, **finite}) + "\n")
+    append_line(path, json.dumps({"step": step, **finite}) + "\n")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All whole lines; a line that a killed run has left unfinished is not there."""
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
+    return [row for row in map(_row, _lines(path)) if row is not None]
 
 
 def evaluated(row: Mapping[str, Any]) -> list[str]:
@@ -41,8 +33,36 @@ def evaluated(row: Mapping[str, Any]) -> list[str]:
     return [] if "lr" in row or WATCHED in row else [name for name in row if name != "step"]
 
 
-def keep_metrics_until(path: Path, step: int) -> None:
-    """Drops what a run wrote after the checkpoint from which it is continued: it will be computed again."""
-    kept = [row for row in read_metrics(path) if row["step"] <= step]
-    lines = "".join(json.dumps(row) + "\n" for row in kept)
-    write_whole(path, lambda scratch: scratch.write_text(lines, encoding="utf-8"))
+def keep_until(path: Path, step: int) -> int:
+    """Drops what a run wrote after the checkpoint of a step, which will be computed again; 0: all of it.
+
+    Of `metrics.jsonl` or of what `depthscope.watch` wrote. A step that was watched has the number of updates before
+    it: that of the checkpoint's own number came after the checkpoint. Returns how many lines in between cannot be read.
+    """
+    lines = _lines(path)
+    rows = [_row(line) for line in lines]
+    kept = [line for line, row in zip(lines, rows, strict=True) if row is not None and _precedes(row, step)]
+    if kept:
+        text = "".join(line + "\n" for line in kept)
+        write_whole(path, lambda scratch: scratch.write_text(text, encoding="utf-8"))
+    else:
+        path.unlink(missing_ok=True)
+    return sum(row is None for row in rows[:-1])
+
+
+def _precedes(row: Mapping[str, Any], step: int) -> bool:
+    watched = WATCHED in row or "curves" in row
+    return bool(row["step"] < step or (row["step"] == step > 0 and not watched))
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """None for a line that a killed run has left unfinished, or that is damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None

@@ -18,7 +18,7 @@ from depthscope.probing import watch
 from depthscope.probing.watching import Watch
 from depthscope.probing.watching.heat_map import heat_map
 from depthscope.probing.watching.records import load_records
-from depthscope.training.run import Run
+from depthscope.training.run import NonFiniteLoss
 from depthscope.training.session import Session, keep_metrics
 from depthscope.training.task import Carry, Task
 
@@ -36,8 +36,7 @@ def watching_depth(session: Session) -> Iterator[Watch | None]:
     matplotlib is there, the picture of the first to `depth.png`.
     """
     run = session.run
-    nothing_to_see = session.position.step >= session.total
-    if run.watch_every is None or not session.engine.is_main or nothing_to_see:
+    if run.watch_every is None or not session.engine.is_main:
         yield None
         return
 
@@ -46,22 +45,35 @@ def watching_depth(session: Session) -> Iterator[Watch | None]:
         session.similarity = similarity
         keep_metrics(session, {"token_similarity": similarity, **scalars})
 
-    stations = (BEHIND_FFN, "output")
-    with watch(session.engine.entrance, run.watch_every, stations=stations, on_record=keep, path=run.depth) as found:
-        yield found
-    if run.depth.exists():
-        _draw(run)
+    entrance, stations = session.engine.entrance, (BEHIND_FFN, "output")
+    nothing_to_see = session.position.step >= session.total
+    try:
+        if nothing_to_see:
+            yield None
+        else:
+            with watch(entrance, run.watch_every, stations=stations, on_record=keep, path=run.depth) as found:
+                yield found
+    except NonFiniteLoss:
+        _draw(session)
+        raise
+    _draw(session)
 
 
-def _draw(run: Run) -> None:
+def _draw(session: Session) -> None:
+    """The picture of what was watched, also by a run that was killed before it came to draw."""
+    run = session.run
+    if not run.depth.exists() or (run.picture.exists() and session.position.step >= session.total):
+        return
     try:
         require("matplotlib.figure", "figures")
+        records = load_records(run.depth)
+        station = BEHIND_FFN if (records["station"] == BEHIND_FFN).any() else "output"
+        picture = heat_map(records, station=station)
+        write_whole(run.picture, lambda path: picture.savefig(path, dpi=120))
     except MissingExtra:
         return
-    records = load_records(run.depth)
-    station = BEHIND_FFN if (records["station"] == BEHIND_FFN).any() else "output"
-    picture = heat_map(records, station=station)
-    write_whole(run.out / "depth.png", lambda path: picture.savefig(path, dpi=120))
+    except (OSError, ValueError) as error:  # a picture is not worth a run
+        session.display.say(f"{run.picture} was not drawn: {error}")
 
 
 def first_nonfinite_block(task: Task, model: nn.Module, batch: Any, carry: Carry) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from depthscope.training.metrics import METRICS
 from depthscope.training.settings import check_type
 
 Tracker = Literal["tensorboard", "trackio", "wandb", "none"]
@@ -40,12 +41,21 @@ class Run:
 
     @property
     def metrics(self) -> Path:
-        return self.out / "metrics.jsonl"
+        return self.out / METRICS
 
     @property
     def depth(self) -> Path:
         """The curves of `depthscope.watch`, block by block."""
         return self.out / "depth.jsonl"
+
+    @property
+    def picture(self) -> Path:
+        """The same, drawn."""
+        return self.out / "depth.png"
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss, or what a run would go on from, is nan or infinite; nothing was saved after that."""
 
 
 @dataclass(frozen=True)

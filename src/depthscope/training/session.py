@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from depthscope.files import write_json
+import torch
+from torch import Tensor
+
+from depthscope import __version__
+from depthscope.files import remove_leftovers, write_json
+from depthscope.locks import owned
 from depthscope.training.building import recorded
 from depthscope.training.checkpoint import (
     Checkpoint,
     CheckpointNotWritten,
+    NotFinite,
     checkpoints_in,
     read_newest,
+    require_finite,
     write_checkpoint,
 )
 from depthscope.training.config import TrainingConfig, differences
 from depthscope.training.display import Display
 from depthscope.training.engine import Engine, shares_of, summed
-from depthscope.training.metrics import append_metrics, keep_metrics_until
-from depthscope.training.run import Run
+from depthscope.training.metrics import append_metrics, keep_until
+from depthscope.training.run import NonFiniteLoss, Run
 from depthscope.training.state import (
     carries_of,
     gather_carries,
@@ -44,6 +52,13 @@ class Position:
     metrics: dict[str, float] = field(default_factory=dict)  # the last evaluation
     checkpoint: Path | None = None  # the last one
 
+    @property
+    def last_good(self) -> str:
+        """From where a run that has come to grief can go on."""
+        if self.checkpoint is None:
+            return "no checkpoint was written"
+        return f"the last good checkpoint is {self.checkpoint}"
+
 
 @dataclass
 class Session:
@@ -62,6 +77,11 @@ class Session:
         """How many steps the run has."""
         return total_steps(self.task, self.config)
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """What computes: other versions may give other numbers."""
+        return {"depthscope": __version__, "torch": str(torch.__version__)}
+
     @cached_property
     def description(self) -> dict[str, Any]:
         """What a run must have in common with its continuation."""
@@ -71,6 +91,28 @@ class Session:
 def total_steps(task: Task, config: TrainingConfig) -> int:
     """`steps`, or as many as the epochs have."""
     return config.steps or config.epochs * task.steps_per_epoch
+
+
+@contextmanager
+def owning(engine: Engine, run: Run) -> Iterator[None]:
+    """Inside, this run is its folder's one owner. Its first process has the lock, and all learn of a refusal.
+
+    What a killed run has left unfinished is settled before any process looks for checkpoints.
+    """
+    with ExitStack() as stack:
+        refused: Exception | None = None
+        if engine.is_main:
+            try:
+                stack.enter_context(owned(run.out))
+                remove_leftovers(run.checkpoints)
+            except (ValueError, OSError) as error:
+                refused = error
+        refusals = summed(engine, [float(refused is not None)])
+        if refused is not None:
+            raise refused
+        if refusals[0]:
+            raise ValueError(f"the first process could not become the owner of {str(run.out)!r}")
+        yield
 
 
 def begin(session: Session) -> None:
@@ -88,56 +130,84 @@ def begin(session: Session) -> None:
             session.display.say(f"no checkpoint in {run.out}: starting at step 0")
     else:
         _restore(session, found)
+    step = session.position.step
     if engine.is_main:
-        run.out.mkdir(parents=True, exist_ok=True)
-        write_json(run.out / "config.json", session.description)
-        keep_metrics_until(run.metrics, session.position.step)
+        _tidy(session)
+        write_json(run.out / "config.json", {**session.description, "versions": session.versions})
     if run.tracker != "none":
         engine.accelerator.init_trackers(
             "depthscope",
             config=None if run.tracker == "tensorboard" else session.config.as_json(),
-            init_kwargs={"tensorboard": {"purge_step": session.position.step + 1}},
+            init_kwargs={"tensorboard": {"purge_step": step + 1 if step else 0}},
         )
     engine.accelerator.wait_for_everyone()
 
 
+def _tidy(session: Session) -> None:
+    """What was written after the checkpoint, or by a run that never had one, goes: it will be computed again."""
+    run, step = session.run, session.position.step
+    for path in (run.metrics, run.depth):
+        if damaged := keep_until(path, step):
+            session.display.say(f"{damaged} lines of {path} could not be read and are left out")
+    if step == 0:
+        run.picture.unlink(missing_ok=True)
+
+
 def keep_metrics(session: Session, values: Mapping[str, float]) -> None:
     """To `metrics.jsonl` and to the tracker."""
-    if session.engine.is_main:
-        append_metrics(session.run.metrics, session.position.step, values)
-    session.engine.accelerator.log(dict(values), step=session.position.step)
+    step = session.position.step
+    try:
+        if session.engine.is_main:
+            append_metrics(session.run.metrics, step, values)
+        session.engine.accelerator.log(dict(values), step=step)
+    except OSError as error:
+        raise OSError(f"the numbers of step {step} cannot be kept: {error}; {session.position.last_good}") from error
 
 
 def save(session: Session) -> None:
     """Writes a checkpoint; all processes learn whether it is there."""
     engine, position = session.engine, session.position
     carry = gather_carries(engine.accelerator, position.carries)
-    failure: CheckpointNotWritten | None = None
+    failure: Exception | None = None
     if engine.is_main:
-        weights, tied = model_tensors(engine.plain)
-        moments, rest = optimizer_tensors(engine.optimizer)
-        files = {"model": weights, "optimizer": moments, **({"carry": carry} if carry else {})}
-        record = {
-            **session.description,
-            "tied": tied,
-            "optimizer": rest,
-            "scaler": engine.accelerator.scaler.state_dict() if engine.accelerator.scaler is not None else None,
-            "random numbers": "functions of seed, step and share",
-            "processes": engine.processes,
-            "loss since last log": [position.loss_sum, position.loss_count],
-            "metrics": position.metrics,
-        }
         try:
-            position.checkpoint = write_checkpoint(
-                session.run.checkpoints, position.step, files, record, session.run.keep
+            position.checkpoint = _write(session, carry)
+        except NotFinite as error:
+            failure = NonFiniteLoss(
+                f"{error} is not finite at step {position.step}: the update was too large; {position.last_good}; "
+                "a smaller lr, warmup_steps or clip_norm may help"
             )
         except CheckpointNotWritten as error:
-            failure = error
+            failure = CheckpointNotWritten(f"{error}; {position.last_good}")
     failures = summed(engine, [float(failure is not None)])
     if failure is not None:
         raise failure
     if failures[0]:
         raise CheckpointNotWritten(f"the first process could not write the checkpoint of step {position.step}")
+
+
+def _write(session: Session, carry: Mapping[str, Tensor]) -> Path:
+    """A checkpoint from which a run can go on: what is not finite is refused."""
+    engine, position = session.engine, session.position
+    weights, tied = model_tensors(engine.plain)
+    moments, rest = optimizer_tensors(engine.optimizer)
+    named = dict(engine.plain.named_parameters())  # without buffers: a mask may well be infinite
+    require_finite({f"the weight {name}": weight for name, weight in named.items()})
+    require_finite({f"the optimizer's {name}": tensor for name, tensor in moments.items()})
+    require_finite({f"the memory {name}": tensor for name, tensor in carry.items()})
+    record = {
+        **session.description,
+        "versions": session.versions,
+        "tied": tied,
+        "optimizer": rest,
+        "scaler": engine.accelerator.scaler.state_dict() if engine.accelerator.scaler is not None else None,
+        "random numbers": "functions of seed, step and share",
+        "processes": engine.processes,
+        "loss since last log": [position.loss_sum, position.loss_count],
+        "metrics": position.metrics,
+    }
+    files = {"model": weights, "optimizer": moments, **({"carry": carry} if carry else {})}
+    return write_checkpoint(session.run.checkpoints, position.step, files, record, session.run.keep)
 
 
 def _restore(session: Session, found: Checkpoint) -> None:
@@ -153,8 +223,15 @@ def _restore(session: Session, found: Checkpoint) -> None:
         session.display.say(
             f"begun with {record['processes']} processes, continued with {engine.processes}: equal up to rounding"
         )
-    restore_model(engine.plain, found.files["model"], record["tied"])
-    restore_optimizer(engine.optimizer, found.files["optimizer"], record["optimizer"])
+    others = differences(record["versions"], session.versions)
+    if others:
+        session.display.say(f"begun with other versions, so the numbers may differ: {'; '.join(others)}")
+    try:
+        restore_model(engine.plain, found.files["model"], record["tied"])
+        restore_optimizer(engine.optimizer, found.files["optimizer"], record["optimizer"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        text = " ".join(str(error).split())
+        raise ValueError(f"the checkpoint {str(found.path)!r} is not of the model that is built now: {text}") from None
     if engine.accelerator.scaler is not None:
         engine.accelerator.scaler.load_state_dict(record["scaler"])
     loss_sum, loss_count = record["loss since last log"]

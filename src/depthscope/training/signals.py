@@ -1,14 +1,17 @@
-"""SIGINT and SIGTERM: noted, so that a run can save its work before it ends."""
+"""SIGINT and SIGTERM: noted, so that a run can save its work before it ends; and the end of the parent process."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+ENDS_WITH_STDIN = "DEPTHSCOPE_ENDS_WITH_STDIN"  # in the environment of a process that `end_with_parent` is for
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -48,3 +51,19 @@ def stop_on_signal() -> Iterator[StopRequest]:
         yield request
     finally:
         put_back()
+
+
+def end_with_parent() -> None:
+    """Where the environment asks for it: SIGTERM once standard input ends, a pipe that nobody writes to.
+
+    The kernel closes a pipe with the process that held its other end, however that ended.
+    """
+    if not os.environ.pop(ENDS_WITH_STDIN, None):
+        return
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()

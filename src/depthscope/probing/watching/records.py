@@ -6,12 +6,12 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
+from depthscope.files import append_line
 from depthscope.measures import ALIKE, MEASURES
 from depthscope.probing.reduction import Row
 
@@ -151,19 +151,7 @@ def check_appendable(path: Path) -> None:
 
 def append(path: Path, record: Record) -> None:
     """Adds one line in one write; if it fails (a full disk), the file stays as it was, and OSError is raised."""
-    data = record.line().encode("utf-8")
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        size = os.fstat(handle).st_size
-        try:
-            if (written := os.write(handle, data)) < len(data):
-                raise OSError(f"only {written} of {len(data)} bytes could be written")
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(handle, size)
-            raise
-    finally:
-        os.close(handle)
+    append_line(path, record.line())
 
 
 def _read(path: Path) -> list[Record]:

@@ -23,11 +23,11 @@ from depthscope.training.data.token_stream import TokenRows
 from depthscope.training.data.wikitext import Corpus, load_manual, load_wikitext
 from depthscope.training.display import Quiet
 from depthscope.training.language import LanguageModelling, Segment, build_transformer_xl, reading_of
-from depthscope.training.loop import NonFiniteLoss, train
+from depthscope.training.loop import train
 from depthscope.training.metrics import read_metrics
 from depthscope.training.perplexity import evaluate, evaluate_without_future
 from depthscope.training.recipes import txl_manual, txl_wikitext103
-from depthscope.training.run import Run
+from depthscope.training.run import NonFiniteLoss, Run
 from depthscope.training.state import restore_model
 from depthscope.training.task import Carry
 
