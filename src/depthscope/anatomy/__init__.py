@@ -179,10 +179,12 @@ def _family_of(kind: Any) -> Family | None:
 
 @cache
 def _looked_up(kind: Any, _version: int) -> Family | None:
-    """The family whose block a class is: by name, since transformers may be absent, and only of its library."""
+    """The family whose block a class is: by name, since transformers may be absent, and only of its library.
 
+    A subclass with a forward of its own is of none: nobody knows what that does, or whether it hides later tokens.
+    """
     for parent in kind.__mro__:
         for family in FAMILIES.values():
             if parent.__name__ in family.block_classes and parent.__module__.split(".")[0] == family.library:
-                return family
+                return family if kind.forward is parent.forward else None
     return None

@@ -12,7 +12,7 @@ from depthscope.anatomy.structure import (
     post_norm_spots,
     pre_norm_spots,
 )
-from depthscope.anatomy.torch_encoder import projections_of, token_axis, unknown
+from depthscope.anatomy.torch_encoder import if_plain, projections_of, token_axis, unknown
 from depthscope.stations import Placement
 
 
@@ -32,7 +32,7 @@ def describe(name: str, layer: nn.Module) -> BlockAnatomy:
         cross_attention=layer.multihead_attn,
         norms=norms,
         # forward(tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, …)
-        causal_arguments={"tgt_mask": 2, "tgt_is_causal": 6},
+        causal_arguments=if_plain(layer, nn.TransformerDecoderLayer, {"tgt_mask": 2, "tgt_is_causal": 6}),
         ffn=(layer.linear1, layer.linear2),
         projections=lambda: projections_of(attention),
     )

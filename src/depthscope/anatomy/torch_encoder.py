@@ -26,13 +26,20 @@ def describe(name: str, layer: nn.Module) -> BlockAnatomy:
         placement="pre" if layer.norm_first else "post",
         attention=attention,
         norms=(layer.norm1, layer.norm2),
-        causal_arguments={"src_mask": 1, "is_causal": 3},  # forward(src, src_mask, src_key_padding_mask, is_causal)
+        # forward(src, src_mask, src_key_padding_mask, is_causal)
+        causal_arguments=if_plain(layer, nn.TransformerEncoderLayer, {"src_mask": 1, "is_causal": 3}),
         ffn=(
             layer.linear1,
             layer.linear2,
         ),
         projections=lambda: projections_of(attention),
     )
+
+
+def if_plain(layer: nn.Module, kind: type[nn.Module], arguments: dict[str, int]) -> dict[str, int]:
+    """What a call of PyTorch's own layer says of causality; nothing where attention may have a mask of its own."""
+    is_own = getattr(type(layer), "_sa_block", None) is getattr(kind, "_sa_block", None)
+    return arguments if is_own and type(layer.self_attn) is nn.MultiheadAttention else {}
 
 
 def projections_of(attention: nn.MultiheadAttention) -> Projections:

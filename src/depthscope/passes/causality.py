@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.passes.inputs import Batch, call
+from depthscope.passes.inputs import Batch, call_alike
 from depthscope.passes.machine import Listen, Machine, Visit
 from depthscope.passes.tokens import batch_first
 
@@ -81,7 +81,7 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:
         outputs[:] = [(tokens.clone(), visit.real)]
 
     with Machine(model, anatomy, Listen({"output"}, keep)):
-        call(model, batch)
+        call_alike(model, batch)
     if not outputs:
         raise ValueError(f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks=")
     output, mask = outputs[0]

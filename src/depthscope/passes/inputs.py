@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -32,6 +33,14 @@ def call(model: nn.Module, batch: Batch) -> Any:
         return copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
 
     return model(*map(own, batch.args), **{name: own(value) for name, value in batch.kwargs.items()})
+
+
+def call_alike(model: nn.Module, batch: Batch) -> Any:
+    """As `call`, with the same random numbers each time, so that two passes of a model that draws some (dropout that is
+    always on) can be compared. Only inside `undisturbed`, which restores the random state."""
+    torch.manual_seed(0)
+    random.seed(0)
+    return call(model, batch)
 
 
 Tokenizer = Callable[..., Mapping[str, Any]]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.passes.inputs import Batch, call
+from depthscope.passes.inputs import Batch, call_alike
 from depthscope.passes.machine import Listen, Machine, Visit
 
 ROUNDING = 64  # machine epsilons of the largest number: what another order of sums may change
@@ -44,7 +44,7 @@ def _outputs(model: nn.Module, anatomy: Anatomy, batch: Batch) -> list[Tensor]:
         found.append((source.flatten(1, 2) if anatomy.maps and source.ndim == 4 else source).clone())
 
     with Machine(model, anatomy, Listen({"output"}, keep)):
-        call(model, batch)
+        call_alike(model, batch)
     return found
 
 
