@@ -232,7 +232,7 @@ class Reader(nn.Module):
 class Pair(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.PReLU()) for _ in range(3))
     def forward(self, one, two):
         return one
 

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from depthscope.anatomy import Path
 from depthscope.passes.inputs import Batch, call
-from depthscope.passes.tokens import floating_in
+from depthscope.passes.tokens import floating_in, is_spread, refuse_spread
 from depthscope.passes.undoing import TemporaryHook
 
 _SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
@@ -89,6 +89,7 @@ class Lineage(TorchFunctionMode):
         self.calls: list[Call] = []
         self._state = WeakTensorKeyDictionary()
         self._running: Call | None = None
+        self.spread: tuple[str, Tensor] | None = None  # the first module that is given a tensor of several processes
 
     def mark(self, value: Any) -> None:
         """These tensors are the model's inputs."""
@@ -128,6 +129,8 @@ class Lineage(TorchFunctionMode):
         """Notes every call of a module, until the stack is closed."""
 
         def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.spread is None:
+                self.spread = next(((name, t) for t in _tensors((args, kwargs)) if is_spread(t)), None)
             self._running = Call(name, module, self._running, len(self.calls), self._passed((args, kwargs)))
             self.calls.append(self._running)
 
@@ -161,7 +164,12 @@ def follow(model: nn.Module, batch: Batch) -> tuple[list[Call], States]:
         first = model.register_forward_pre_hook(TemporaryHook(begin), with_kwargs=True, prepend=True)
         stack.callback(first.remove)
         with lineage:
-            call(model, batch)
+            try:
+                call(model, batch)
+            except RuntimeError:
+                if lineage.spread is not None:
+                    refuse_spread(*lineage.spread)
+                raise
     return lineage.calls, lineage.states
 
 

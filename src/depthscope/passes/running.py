@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy, Path
 from depthscope.passes.caches import cache_in, past_length
 from depthscope.passes.masks import MaskFinder
-from depthscope.passes.tokens import as_given, batch_first, count_ways, distinct, floating_in, tokens_at
+from depthscope.passes.tokens import as_given, batch_first, count_ways, distinct, floating_in, refuse_spread, tokens_at
 
 REMEMBERED = 256  # passes whose masks are kept for activation checkpointing
 
@@ -86,11 +86,7 @@ class Pass:
         if tokens is None:
             where = "" if path is None else f" as its argument {'.'.join(map(str, path[1:]))}"
             raise ValueError(f"expected tokens to enter {block!r}{where}, got none")
-        if hasattr(tokens, "device_mesh"):
-            raise ValueError(
-                f"expected tokens to enter {block!r} as a plain tensor, got a DTensor {tuple(tokens.shape)}, spread "
-                "over processes; keep tokens whole between blocks (no sequence parallelism, use_local_output=True)"
-            )
+        refuse_spread(block, tokens)
         self.cache = cache_in(args, kwargs)
         self.past = past_length(self.cache, index, self.past if self.block else None)
         self.block, self.shape, self.token_axis = block, tokens.shape, self._axes[block]

@@ -124,3 +124,17 @@ def _placed(value: Any, path: Path, new: Tensor) -> Any:
         return changed if type(value) is dict else type(value)(**changed)
     items = [_placed(item, path[1:], new) if index == path[0] else item for index, item in enumerate(value)]
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, a tensor of several processes: its numbers are not all here."""
+    return hasattr(tensor, "device_mesh")
+
+
+def refuse_spread(block: str, tokens: Tensor) -> None:
+    """Tokens of several processes cannot be measured in one."""
+    if is_spread(tokens):
+        raise ValueError(
+            f"expected tokens to enter {block!r} as a plain tensor, got a DTensor {tuple(tokens.shape)}, spread over "
+            "processes; keep tokens whole between blocks (no sequence parallelism, use_local_output=True)"
+        )

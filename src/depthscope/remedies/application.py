@@ -148,8 +148,10 @@ def remove(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def temporarily(model: nn.Module, *remedies: Remedy, **options: Any) -> Iterator[nn.Module]:
-    """`apply`, and the model as it was afterwards, also after an exception."""
-    with undone(_as_it_was(model)):
+    """`apply`, and the model as it was afterwards, also after an exception. What is not understood as a mask is said by
+    the profiles that are taken meanwhile, and not once more by the remedies."""
+    with undone(_as_it_was(model)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*: not understood as a mask of real tokens")
         _put_in(model, *remedies, **options)
         yield model
 
