@@ -355,3 +355,10 @@ def test_json_and_gates_know_both_towers(profile: Profile):
     assert set(found["metadata"]["towers"]) == {"vision", "text"}
     failed = failures(profile, [parse_condition("token_similarity>0", ("token_similarity",))])
     assert ["at block 3" in failed[0], "at block 6" in failed[1], len(failed)] == [True, True, 2]
+
+
+def test_only_blocks_of_the_judged_part_are_counted():
+    model, inputs = make("bart")
+    facts = Facts(probe(model, inputs, measures="verdict"))
+    assert facts.span[0] in ("encoder", "decoder")
+    assert facts.quiet_blocks(angle=1.0) == ([1, 2, 3] if facts.span[0] == "encoder" else [4, 5, 6])

@@ -270,7 +270,7 @@ class Facts:
     def quiet_blocks(self, angle: float) -> list[int]:
         """Blocks that turn their tokens by less than this share of a half turn."""
         turns = self.curve("angular_distance")
-        return [block for block in range(max(self.first, 1), self.last + 1) if turns[block] < angle]
+        return [block for block in range(self.first + 1, self.last + 1) if turns[block] < angle]
 
     def spare_blocks(self, share: float) -> list[tuple[int, float]]:
         """Single blocks whose skipping changes the loss by less than this share of it, with the change."""
