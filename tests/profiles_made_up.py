@@ -18,7 +18,7 @@ ABOUT: dict[str, Any] = {
     "width": 64,
     "dtype": "float32",
     "parts": {},
-    "weights": {"look": "unknown", "norms": 0, "moved": 0},
+    "weights": {"look": "initialised", "norms": 8, "moved": 0},
     "excluded_tokens": None,
 }
 INITIALISED = {"look": "initialised", "norms": 8, "moved": 0}

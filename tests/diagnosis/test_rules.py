@@ -99,7 +99,16 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
         ("end", 0.674),
         (sim([0.226, 0.4, 0.674]), {"weights": INITIALISED, "stand_in": "random normal pixels"}),
     ),
-    "converges": ((sim(LATE), {"weights": TRAINED}), ("before", 0.3), (sim(LATE), {"weights": INITIALISED})),
+    "converges": (
+        (split(LATE, 0.3, 0.6), {"weights": TRAINED}),
+        ("before", 0.3),
+        (split(LATE, 0.3, 0.6), {"weights": INITIALISED}),
+    ),
+    "shared by whom": (
+        (sim([0.1, 0.95, 0.95, 0.95, 0.95]), {"weights": TRAINED}),
+        ("end", 0.95),
+        (sim([0.1, 0.95, 0.95, 0.95, 0.95]), {"weights": INITIALISED}),
+    ),
     "anisotropic": (
         (split([0.1, 0.95, 0.95, 0.95, 0.95], 0.93, 0.02), {"weights": TRAINED}),
         ("shared", 0.93),
@@ -255,8 +264,9 @@ def test_a_profile_is_not_needed_in_full():
         "crossing",
         "rise",
         "idle depth",
-        "trend passed",
         "not measured",
+        "initialised",
+        "trend passed",
     }
     assert found.finding("crossing").numbers["passes_0.99"] == 16
     assert found.finding("trend passed").numbers["rho"] == pytest.approx(1.5, rel=0.03)
@@ -301,7 +311,7 @@ def test_only_laws_that_hold_forecast():
     about = {"weights": INITIALISED}
     assert "passes 0.99 at about block" in forecast(judged((sim(MIDDLE), about)))
     assert "further blocks would be trained too" in forecast(judged((sim(MIDDLE), {"weights": TRAINED})))
-    for placement, why in ((None, "was not seen"), ("sandwich", 'the norms stand "sandwich"')):
+    for placement, why in ((None, "was not seen"), ("sandwich", "norms before and behind each branch")):
         said = forecast(judged((sim(MIDDLE), about | {"placement": placement})))
         assert why in said
         assert "at about block" not in said

@@ -401,7 +401,7 @@ def test_the_other_stream_is_said_and_can_be_named():
     model = made(TwoStreams)
     notes = " ".join(depthscope.probe(model, X).metadata["notes"])
     assert "another stream of tokens passes these blocks and is left out: blocks='layers.*@0>0' names it" in notes
-    with pytest.warns(UserWarning, match=r"no remedy was put there: another stream .*layers\.\*@0>0"):
+    with pytest.warns(UserWarning, match=r"what the remedy covers: another stream .*layers\.\*@0>0"):
         depthscope.apply(made(TwoStreams), DeEscalate(0.5), inputs=X, causal=False)
     text = depthscope.probe(model, X, blocks="layers.*@0>0")
     assert text.metadata["tokens"] == 5
@@ -441,7 +441,7 @@ def test_what_is_left_out_is_said():
     notes = depthscope.probe(made(Towers), X).metadata["notes"]
     assert "other blocks that follow each other are left out: small.0 to small.1" in notes
     assert "modules like the blocks that are not part of their chain are left out: idle" in notes
-    with pytest.warns(UserWarning, match="no remedy was put there") as said:
+    with pytest.warns(UserWarning, match="what the remedy covers") as said:
         depthscope.apply(made(Towers), DeEscalate(0.5), inputs=X, causal=False)
     assert len(said) == 2
     with pytest.warns(UserWarning, match=r"other lists of modules were not measured: small"):

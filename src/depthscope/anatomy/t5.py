@@ -13,6 +13,8 @@ from depthscope.anatomy.structure import (
     pre_norm_spots,
 )
 
+BLOCKS = ("T5Block", "MT5Block", "UMT5Block")
+
 
 def describe(name: str, block: Any) -> BlockAnatomy:
     first, last = block.layer[0], block.layer[-1]
@@ -44,8 +46,8 @@ def describe(name: str, block: Any) -> BlockAnatomy:
 
 def causal(model: Any) -> bool | None:
     """The encoder is not; a model with a decoder has both kinds, and the block's `part` tells them apart."""
-    parts = {module.is_decoder for module in model.modules() if type(module).__name__ == "T5Block"}
+    parts = {module.is_decoder for module in model.modules() if type(module).__name__ in BLOCKS}
     return parts.pop() if len(parts) == 1 else None
 
 
-T5 = Family("t5", "transformers", ("T5Block",), describe, causal)
+T5 = Family("t5", "transformers", BLOCKS, describe, causal)

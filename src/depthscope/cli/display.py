@@ -27,7 +27,8 @@ def show(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = 
 
     console = Screen(soft_wrap=True)
     console.print()
-    console.say(headline(profile.metadata))
+    for line in headline(profile.metadata).splitlines():
+        console.say(line)
     console.print()
     _show_measures(console, profile)
     _show_blocks(console, profile)

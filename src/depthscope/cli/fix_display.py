@@ -28,7 +28,8 @@ def show(fixed: Fixed) -> None:
 
     console = Screen(soft_wrap=True)
     console.print()
-    console.say(headline(fixed.before.metadata))
+    for line in headline(fixed.before.metadata).splitlines():
+        console.say(line)
     console.print()
     console.say(_sentence(fixed.recommendation.reason))
     if not fixed.remedies:

@@ -216,8 +216,10 @@ def split_names(value: str) -> list[str]:
 
 
 def chosen_measures(options: ProbeOptions) -> str | list[str]:
-    """A group by its name, or a list."""
+    """A group by its name, or a list; `spectral` comes on top of what the verdict asks for."""
     names = split_names(options.measures)
+    if names == ["spectral"]:
+        return ["verdict", "spectral"]
     return names[0] if len(names) == 1 else names
 
 

@@ -35,10 +35,10 @@ def advise(f: Facts, verdict: Verdict, measure: Callable[[], Recommendation] | N
     """
     if verdict not in COLLAPSES:
         return Recommendation(_NOTHING[verdict])
-    if f.sink is not None and (measure is None or not f.about.get("causal")):
+    if f.sink is not None and f.sink.is_there(f.last) and (measure is None or not f.about.get("causal")):
         return Recommendation(
-            f"no de-escalation as it stands: token {f.sink.token}, {f.sink.largest.peak:.0f} times as large as the "
-            "median, makes most of the mean, and taking that out would spread it over the others. Find out where it "
+            f"no de-escalation as it stands: token {f.sink.token}, up to {f.sink.largest.peak:.0f} times as large as "
+            "the median, is part of the mean, and taking that out would spread it over the others. Find out where it "
             "comes from."
         )
     if measure is not None:

@@ -227,7 +227,7 @@ class Facts:
 
     @cached_property
     def attention(self) -> Attention | None:
-        return attention_step(self.profile)
+        return attention_step(self.profile, self.about.get("placement"), self.curve("token_similarity"), self.span[1:])
 
     def read(self, station: str) -> np.ndarray:
         """t_sim of what is read at a station of each block, blocks 0..L; all nan if it was not measured."""
@@ -265,7 +265,8 @@ class Facts:
         """1 − |λ₂| of attention, mean over heads, samples and blocks; nan if not measured."""
         if "second_eigenvalue" not in self.profile.names("attention"):
             return NAN
-        return float(1 - np.nanmean(self.profile.curve("second_eigenvalue", "attention")))
+        own = self.profile.curve("second_eigenvalue", "attention")[self.first + 1 : self.last + 1]
+        return float(1 - np.nanmean(own)) if np.isfinite(own).any() else NAN
 
     def quiet_blocks(self, angle: float) -> list[int]:
         """Blocks that turn their tokens by less than this share of a half turn."""

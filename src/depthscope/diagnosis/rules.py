@@ -18,6 +18,7 @@ from depthscope.diagnosis import wording as say
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.verdict import Verdict
 from depthscope.measures import ALIKE, EQUAL
+from depthscope.stations import IN_WORDS
 
 # ALIKE and EQUAL are those of `measures.similarity`.
 SAME = 0.999  # beyond it not even a trained model has use for the rest: √(1/999) is 3 %, near what bfloat16 keeps
@@ -74,12 +75,13 @@ def late(f: Facts) -> bool:
 
 def no_forecast(f: Facts) -> str | None:
     """Why nothing is said about blocks that are not there; None if something can be said, or needs no reason."""
-    if f.look == "trained":
-        return "the weights are trained, and further blocks would be trained too"
+    if f.look != "initialised":
+        trained = "the weights are trained" if f.look == "trained" else "the weights may be trained (norms cannot tell)"
+        return f"{trained}, and further blocks would be trained too"
     if not f.law_known:
         where = f.about.get("placement")
-        of = "where the norms of the blocks stand was not seen" if where is None else f'the norms stand "{where}"'
-        return f"{of}, and the law that the odds follow is known for post-norm and pre-norm only"
+        seen = f"the blocks have {IN_WORDS[where]}" if where else "where the norms of the blocks stand was not seen"
+        return f"{seen}, and the law that the odds follow is known for post-norm and pre-norm only"
     if f.trend is None:
         return None
     if f.trend.error > FITS:
@@ -148,6 +150,11 @@ VERDICTS: tuple[VerdictRule, ...] = (
         "The tokens look alike ({what} {end:.3f}), but by one direction that all sequences share ({shared:.0%} of the "
         "unit tokens' energy); a sequence's own part is {sequence:.1%}. Usual in trained models, no loss of context.",
         say.energy, "anisotropic"),
+    VerdictRule("shared by whom",
+        lambda f: f.look == "trained" and looks_alike(f) and not f.has("energy_sequence") and f.about["samples"] > 1,
+        "The tokens look alike ({what} {start:.3f} {where}, {end:.3f} at block {last:.0f}), as in many trained models; "
+        "whether by one direction that all sequences share or sequence by sequence was not measured: take the "
+        "measures of the verdict.", say.similarity, "cannot tell"),
     VerdictRule("converges", lambda f: f.look == "trained" and rises(f) and ALIKE <= end(f) < SAME and late(f),
         "The tokens of a sequence come together in the last {late:.0f} of {blocks:.0f} blocks: {what} {before:.3f} "
         "before them, {end:.3f} after. In trained weights that is what training made{pool}, not a loss of depth.",
@@ -173,7 +180,8 @@ VERDICTS: tuple[VerdictRule, ...] = (
 )
 
 FINDINGS: tuple[Rule, ...] = (
-    Rule("crossing", lambda f: float(np.nanmax(f.similarity)) >= ALIKE, "{crossing}", say.crossings),
+    Rule("crossing", lambda f: float(np.nanmax(f.similarity[f.first : f.last + 1])) >= ALIKE,
+        "{crossing}", say.crossings),
     Rule("rise", lambda f: end(f) - f.similarity[f.first] >= SEEN,
         "{which} {part}: from {before:.3f} to {after:.3f}.", say.rise),
     Rule("sink", lambda f: f.sink is not None,
@@ -235,14 +243,15 @@ FINDINGS: tuple[Rule, ...] = (
         "Attention's spectral gap 1 − |λ₂| is {gap:.3f} on average; near 1 a head passes on little but a mean{caveat}.",
         say.spectra),
     Rule("quiet blocks", lambda f: bool(f.quiet_blocks(TURN)),
-        "{count:.0f} of {blocks:.0f} blocks turn their tokens by less than {degrees:.1f}° (block {where}).",
+        "{count:.0f} of {blocks:.0f} blocks turn their tokens by less than {degrees:.1f}° (blocks {where}).",
         lambda f: say.quiet(f, TURN)),
     Rule("spare blocks", lambda f: f.look != "initialised" and bool(f.spare_blocks(SPARE)),
         "{count:.0f} of {blocks:.0f} blocks can be skipped, one at a time, for less than {percent:.0f} % of the loss: "
         "{changes}.",
         lambda f: say.spare(f, SPARE)),
     Rule("initialised", lambda f: f.look == "initialised",
-        "The weights look freshly initialised: none of the {norms:.0f} norms in the blocks has moved.", say.weights),
+        "The {norms:.0f} norms in the blocks are as an initialiser leaves them: the weights are taken for "
+        "random.", say.weights),
     Rule("trained", lambda f: f.look == "trained",
         "The weights look trained: {moved:.0f} of the {norms:.0f} norms in the blocks have moved. The theory is for "
         "random weights.", say.weights),

@@ -76,27 +76,34 @@ def log_odds(profile: Profile, similarity: str = "token_similarity", station: st
     return found.reindex(range(profile.depth + 1)).to_numpy(dtype=np.float64)
 
 
-def attention_step(profile: Profile) -> Attention | None:
+def attention_step(
+    profile: Profile, placement: str | None, entering: np.ndarray, span: tuple[int, int]
+) -> Attention | None:
     """The measured rate of the attention step beside Thm 2.6 and Cor. 2.7; None if something was not measured.
+
+    `entering` is the similarity of what enters block b + 1, by b; `span` the number before the part's first block, and
+    that of its last.
 
     The theorems are for branches αP X W with dσ² = 1. α²dσ² is taken from the branch's measured size:
     ‖αPXW‖²/‖X‖² = α²g(μ₁²t_sim + μ₂²t_div) in expectation. Post-norm only: in pre-norm the branch reads
     other tokens than those of the trunk.
     """
-    if profile.metadata.get("placement") != "post":
+    if placement != "post":
         return None
+    first, last = span
+    own = slice(first + 1, last + 1)
     heads = {name: _heads(profile, name) for name in ("omega", "delta", "second_eigenvalue", "mu_mean", "mu_diversity")}
     sized = "branch_ratio" in profile.names("attention_branch") and "token_similarity" in profile.names()
     if not sized or "escalation_rate" not in profile.names("after_attention"):
         return None
     if any(values.empty for values in heads.values()):
         return None
-    rate = np.asarray(profile.curve("escalation_rate", "after_attention"))[1:]
-    ratio = np.asarray(profile.curve("branch_ratio", "attention_branch"))[1:]
-    similarity = np.asarray(profile.curve("token_similarity"))[:-1]  # what enters each block
+    rate = np.asarray(profile.curve("escalation_rate", "after_attention"))[own]
+    ratio = np.asarray(profile.curve("branch_ratio", "attention_branch"))[own]
+    similarity = entering[first:last]
 
     def mean_square(values: pd.Series[float]) -> np.ndarray:
-        return values.pow(2).groupby("block").mean().reindex(range(1, profile.depth + 1)).to_numpy(dtype=np.float64)
+        return values.pow(2).groupby("block").mean().reindex(range(first + 1, last + 1)).to_numpy(dtype=np.float64)
 
     mu1, mu2, delta2, lambda2 = (
         mean_square(heads[name]) for name in ("mu_mean", "mu_diversity", "delta", "second_eigenvalue")
@@ -108,11 +115,12 @@ def attention_step(profile: Profile) -> Attention | None:
     if not usable.any():
         return None
     size = float(a[usable].mean())
+    omega_delta = (heads["omega"] + heads["delta"]).groupby("block").max()
     return Attention(
         rate=_geometric_mean(rate[usable]),
         estimate=_geometric_mean(estimate[usable]),
         bound=_geometric_mean(bound[usable]),
-        omega_delta=float((heads["omega"] + heads["delta"]).max()),
+        omega_delta=float(omega_delta.reindex(range(first + 1, last + 1)).max()),
         branch_energy=size,
     )
 

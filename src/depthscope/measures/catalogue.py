@@ -199,5 +199,12 @@ def choose_measures(measures: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def only_at_outputs(measures: str | Sequence[str]) -> frozenset[str]:
-    """What is not worth its cost inside the blocks: for a verdict, ranks and the split of the energy."""
-    return frozenset(group("verdict")) - frozenset(group("default")) if measures == "verdict" else frozenset()
+    """What is not worth its cost inside the blocks: for a verdict, ranks and the split of the energy.
+
+    Measures that are asked for beside the verdict's are taken everywhere.
+    """
+    wanted = [measures] if isinstance(measures, str) else list(measures)
+    if "verdict" not in wanted:
+        return frozenset()
+    beside = [name for name in wanted if name != "verdict"]
+    return frozenset(group("verdict")) - frozenset(choose_measures(["default", *beside]))

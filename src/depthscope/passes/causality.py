@@ -54,18 +54,26 @@ def reaches(
 ) -> bool | None:
     """Whether a change of some tokens (batch, n) changes others in the last block; doubt counts as no.
 
-    None if there is nothing to compare, or if no input changes what enters the blocks.
+    None if there is nothing to compare, or if no input changes what enters the blocks at these tokens alone.
     """
     if not others.any() or not tokens.any():
         return None
     for changed in _changes(batch, tokens, anatomy.token_axis):
         after = seen(model, anatomy, changed)
-        if after.output.shape != before.output.shape or torch.equal(after.entrance, before.entrance):
-            continue  # what these blocks read is another input
+        if after.output.shape != before.output.shape or not _enters_there(before.entrance, after.entrance, tokens):
+            continue  # what these blocks read is another input, or the whole of it in every token
         change = _largest_change(before.output, after.output, others)
         noise = _noise(model, anatomy, batch, before, others)
         return change > max(CAUTION * noise, ROUNDING * torch.finfo(before.output.dtype).eps)
     return None
+
+
+def _enters_there(before: Tensor, after: Tensor, tokens: Tensor) -> bool:
+    """Whether the change of an input at these tokens (batch, n) changed what enters the blocks there and only there."""
+    if before.shape != after.shape or before.shape[:2] != tokens.shape:
+        return False
+    changed = (before != after).any(dim=-1)
+    return bool(changed.any()) and not bool((changed & ~tokens).any())
 
 
 def seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:

@@ -64,6 +64,10 @@ class Links:
             if not (walked - {passage.state}) & self._older_than(passage)
         ]
 
+    def follow_each_other(self, first: Passage, call: Call, entrance: Passed) -> bool:
+        """Blocks of one class are entered in one way: what enters as a context, a decoder's say, is another trunk's."""
+        return type(first.call.module) is not type(call.module) or first.entrance.path == entrance.path
+
     def _older_than(self, passage: Passage) -> frozenset[int]:
         """The states of the trunk's size that led to what entered a call; windows of it have another shape."""
         start, size = passage.entrance.state, passage.entrance.shape.numel()
@@ -84,7 +88,8 @@ class Links:
             earlier = list(best)
             free = [p for p in self.passages[id(call)] if not {(call, p.entrance), (call, p.exit)} & used]
             for entrance in dict.fromkeys(passage.entrance for passage in free):
-                reached = [_after(passage, best[passage], entrance) for passage in self.before(entrance, earlier)]
+                linked = [p for p in self.before(entrance, earlier) if self.follow_each_other(p, call, entrance)]
+                reached = [_after(passage, best[passage], entrance) for passage in linked]
                 length, same, previous = max(reached, key=_merit(entrance), default=(1, 0, None))
                 for passage in free:
                     if passage.entrance == entrance:
@@ -134,7 +139,11 @@ class Links:
 
     def _following(self, last: Passage, at_ends: list[Passage]) -> Passage | None:
         later = [p for p in at_ends if p.call.number > last.call.number and p.call is not last.call]
-        next_ones = [p for p in later if last in self.before(p.entrance, [last, *later])]
+        next_ones = [
+            p
+            for p in later
+            if last in self.before(p.entrance, [last, *later]) and self.follow_each_other(last, p.call, p.entrance)
+        ]
         return max(next_ones, key=lambda passage: (self._leads_out(passage), _like(passage, last)), default=None)
 
     def _way(self, first: Passage | None, second: Passage, between: list[Passage]) -> Chain:
@@ -142,7 +151,7 @@ class Links:
         ends = [] if first is None else [first]
         earlier = [p for p in between if p.call.number < second.call.number and p.call is not second.call]
         for passage in self.before(second.entrance, [*ends, *earlier]):
-            if passage is not first:
+            if passage is not first and self.follow_each_other(passage, second.call, second.entrance):
                 way = self._way(first, passage, earlier)
                 if way or first is None or first in self.before(passage.entrance, [first]):
                     return (*way, passage)

@@ -75,6 +75,12 @@ def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls:
 def _refuse_maps(passages: Sequence[Passage]) -> None:
     """Refuses maps of features, unless their last axis is the width of a token: norms in the blocks say so, and none
     says that it is the second."""
+    turned = [passage for passage in passages if _is_turned(passage)]
+    if turned and len(turned) == len(passages):
+        raise ValueError(
+            f"expected tokens (batch, n, d) in {turned[0].call.name!r}, got {tuple(turned[0].entrance.shape)}, of "
+            f"which the second axis is as wide as the weights of the block; {HOW}"
+        )
     maps = [passage for passage in passages if len(passage.entrance.shape) in MAPS]
     widths = [({w.numel() for w in p.call.module.parameters() if w.ndim == 1}, p.entrance.shape) for p in maps]
     last = [shape[-1] in known and shape[1] not in known for known, shape in widths]
@@ -84,6 +90,13 @@ def _refuse_maps(passages: Sequence[Passage]) -> None:
             f"expected tokens (batch, n, d) or (batch, height, width, d) in {maps[0].call.name!r}, got a map of "
             f"features {tuple(maps[0].entrance.shape)}; {HOW}"
         )
+
+
+def _is_turned(passage: Passage) -> bool:
+    """Whether tokens seem to be (batch, d, n): some weights are as wide as the second axis, and none as the third."""
+    shape = passage.entrance.shape
+    widths = {size for weight in passage.call.module.parameters() for size in weight.shape}
+    return len(shape) == 3 and shape[1] in widths and shape[2] not in widths
 
 
 def _between(chain: Chain) -> tuple[int, ...]:

@@ -26,7 +26,13 @@ def find_token_axis(model: nn.Module, anatomy: Anatomy, batch: Batch) -> int:
     """
     before = _outputs(model, anatomy, batch)
     changes = [_with_one_changed(batch, axis) for axis in (0, 1)]
-    stays = [_where_it_stays(before, _outputs(model, anatomy, changed)) for changed in changes if changed is not None]
+    outputs = [_outputs(model, anatomy, changed) for changed in changes if changed is not None]
+    if changes[0] is not None and _share_a_row(before, outputs[0], _shapes(batch)):
+        raise ValueError(
+            "the model puts its sequences into one row, of which the change of one sequence changes a part: which "
+            "tokens belong together cannot be seen. Give one sequence at a time"
+        )
+    stays = [_where_it_stays(before, after) for after in outputs]
     known = [axes for axes in stays if axes is not None]
     if known and not any(known):
         raise ValueError(
@@ -46,6 +52,25 @@ def _outputs(model: nn.Module, anatomy: Anatomy, batch: Batch) -> list[Tensor]:
     with Machine(model, anatomy, Listen({"output"}, keep)):
         call_alike(model, batch)
     return found
+
+
+def _shapes(batch: Batch) -> set[tuple[int, ...]]:
+    """The first two axes of every input, in both orders."""
+    given = [tuple(v.shape[:2]) for v in (*batch.args, *batch.kwargs.values()) if isinstance(v, Tensor)]
+    return {*given, *(shape[::-1] for shape in given)}
+
+
+def _share_a_row(before: list[Tensor], after: list[Tensor], shapes: set[tuple[int, ...]]) -> bool:
+    """Whether a block has a single row of tokens, (n, d), (1, n, d) or (n, 1, d), where no input has such a shape, and
+    the change of one sequence stays in a part of it."""
+    for x, y in zip(before, after, strict=False):
+        if tuple(x.shape[:2]) in shapes:
+            continue
+        if x.shape == y.shape and x.ndim > 1 and x.shape[:-1].numel() == max(x.shape[:-1]) > 1:
+            moved = (y - x).abs().amax(dim=-1) > ROUNDING * torch.finfo(x.dtype).eps * x.abs().max()
+            if bool(moved.any()) and not bool(moved.all()):
+                return True
+    return False
 
 
 def _where_it_stays(before: list[Tensor], after: list[Tensor]) -> set[int] | None:

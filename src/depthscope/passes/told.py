@@ -42,6 +42,9 @@ def anatomy_as_told(model: nn.Module, told: Mapping[str, Any], batch: Batch | No
     if (axis := told.get("token_axis")) is not None:
         if axis not in (0, 1):
             raise ValueError(f"expected token_axis 1 for (batch, n, d) or 0 for (n, batch, d), got {axis!r}")
+        if anatomy.family != "unknown" and {anatomy.axis_of(block) for block in anatomy.blocks} != {axis}:
+            there = "(batch, n, d)" if axis == 0 else "(n, batch, d)"
+            raise ValueError(f"token_axis={axis}, but the activations of {anatomy.family} are {there}: leave it out")
         anatomy = anatomy.with_token_axis(axis)
     if anatomy.family != "unknown" or batch is None:
         return anatomy

@@ -223,6 +223,11 @@ class _Passes:
             self.batch_size = max(self.batch_size, tokens.shape[0])
             self.past = max(self.past, self.machine.running.past)
             self.is_masked |= visit.real is not None
+            if visit.real is not None and not bool(visit.real.any()):
+                raise ValueError(
+                    f"the mask hides all {tuple(visit.real.shape)} tokens: expected true, or 1, for real ones; mask= "
+                    'says which argument marks them ("~name": true for padding)'
+                )
             require_whole(visit.block.module, tokens)
             self.parts.setdefault(visit.part, PartSeen(self.anatomy, visit)).see(visit.number, tokens, begins=begins)
         if station == "output":

@@ -57,7 +57,7 @@ def apply(
     """
     with undone(_as_it_was(model), only_after_failure=True):
         anatomy = _put_in(model, *remedies, inputs=inputs, tokenizer=tokenizer, causal=causal, **told)
-        said = [f"no remedy was put there: {left_out}" for left_out in anatomy.left_out]
+        said = [f"what the remedy covers: {left_out}" for left_out in anatomy.left_out]
         if any(remedy.blocks is None for remedy in remedies):
             said += _coverage(model, anatomy)
         for sentence in said:
@@ -90,10 +90,12 @@ def _put_in(
     family_is_unknown = anatomy.family == "unknown"
     each_call_says = any(block.causal_arguments for block in anatomy.blocks)
     can_be_tried = batch is not None and len(anatomy.parts) == 1 and not each_call_says
-    if can_be_tried and causal is None and anatomy.causal is None:
+    is_wrapped = anatomy.causal is False and anatomy.family != "unknown" and not _is_of_a_library(model)
+    if can_be_tried and causal is None and (anatomy.causal is None or is_wrapped):
         assert batch is not None
         with undisturbed(model):
-            causal = is_causal(model, anatomy, batch)
+            tried = is_causal(model, anatomy, batch)
+        causal = tried if not is_wrapped else True if tried else None
 
     def measure(**options: Any) -> Recommendation:
         if inputs is None:
@@ -108,8 +110,9 @@ def _put_in(
     running = install(model, anatomy)
     hang(model, RefusePairs(running, model, is_outermost=True), "in")
     blocks = {id(block.module) for block in anatomy.blocks}
+    entrances = _entrances(model, running.masks.around)
     for module in (m for m in running.masks.around if m is not model and id(m) not in blocks):
-        hang(module, RefusePairs(running, module, is_outermost=False), "in")
+        hang(module, RefusePairs(running, module, is_outermost=module in entrances), "in")
     for remedy in chosen:
         for number, block in chosen_blocks(anatomy, _depth(model, anatomy), remedy.blocks, remedy.every):
             site = Site(model, anatomy, block, number, _causal(anatomy, block, causal), running)
@@ -122,6 +125,11 @@ def _put_in(
     said = {"causal": causal, **told, **axis}
     keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
     return anatomy
+
+
+def _is_of_a_library(model: nn.Module) -> bool:
+    """Whether the model is called as its library means it; whoever wraps one may hide later tokens."""
+    return type(model).__module__.split(".")[0] in ("transformers", "torch", "depthscope")
 
 
 def _as_it_was(model: nn.Module) -> Callable[[], None]:
@@ -213,6 +221,16 @@ class RefusePairs(Hook):
         if given.get("perm_mask") is not None:
             return "perm_mask hides tokens from each other, and the mean of a remedy would show them"
         return None
+
+
+def _entrances(model: nn.Module, around: list[nn.Module]) -> list[nn.Module]:
+    """The models of a library that stand in somebody's own module: they are given the masks that it makes."""
+    found: list[nn.Module] = []
+    for module in around:
+        inside = any(module is part for outer in found for part in outer.modules())
+        if hasattr(module, "save_pretrained") and not inside:
+            found.append(module)
+    return [module for module in found if module is not model]
 
 
 class Unnested(Hook):
