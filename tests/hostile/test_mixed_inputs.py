@@ -111,6 +111,38 @@ class Turned(nn.Module):
         return x
 
 
+class Branches(nn.Module):
+    """Adds what its blocks return to what they were given."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH)) for _ in range(3)
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+class TokensFirst(nn.Module):
+    """Its activations are (n, batch, d), and nothing but ids tells."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, WIDTH)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)) for _ in range(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids).transpose(0, 1)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 def leak(model: nn.Module, given: dict[str, Tensor], name: str) -> float:
     """How much earlier tokens move with the last one."""
     other = given[name].clone()
@@ -166,3 +198,13 @@ def test_tokens_of_another_axis_are_refused():
     torch.manual_seed(0)
     with pytest.raises(ValueError, match="of which the second axis is as wide as the weights"):
         depthscope.probe(Turned().eval(), IDS)
+
+
+@pytest.mark.parametrize(("kind", "why"), [(Branches, "is added to its tokens outside"), (TokensFirst, "token_axis=0")])
+def test_without_inputs_the_first_pass_refuses_what_was_guessed_wrongly(kind: Any, why: str):
+    torch.manual_seed(0)
+    model = depthscope.apply(kind().eval(), DeEscalate(0.5), causal=False)
+    with pytest.raises(ValueError, match=why):
+        model(IDS)
+    depthscope.apply(depthscope.remove(model), DeEscalate(0.5), causal=False, inputs=IDS)
+    model(IDS)

@@ -127,6 +127,7 @@ class PassEntry(Hook):
                     "what was put into them does nothing: depthscope.remove(model), and name what is called by blocks="
                 )
             running.calls = min(running.calls + 1, 2)
+            running.see_ids(args, kwargs)
         running.begin()
 
 
@@ -163,6 +164,17 @@ class BlockExit(Hook):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, returned: Any = None) -> None:
         self.running.leave(self.block, self.entrance, self.leaves, (args, kwargs), returned)
+
+
+class GuessedExit(Hook):
+    """A block that was guessed has run, remedies included."""
+
+    def __init__(self, running: Pass):
+        self.running = running
+
+    def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.running.see_left(tokens_at(last, None))
 
 
 class LastBlockExit(Hook):

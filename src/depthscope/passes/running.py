@@ -45,6 +45,8 @@ class Pass:
         self.past = 0  # how many tokens are in the cache
         self._entered: tuple[weakref.ref[Tensor], int] | None = None  # what the block before was given, and its version
         self._given: list[weakref.ref[Tensor]] = []  # to the block before, where several tensors could be its tokens
+        self._ids: tuple[int, ...] | None = None  # the shape of the ids that the model is called with
+        self._passed: tuple[Tensor, Tensor | None] | None = None  # in the first pass: what entered and left a block
         self.masks.begin()
         # Activation checkpointing runs a block again during the backward pass, when another pass may have been here:
         # the processed mask that the block is given, the same memory both times, leads to the mask of its pass.
@@ -53,7 +55,7 @@ class Pass:
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
         running = ("calls", "block", "real", "position", "shape", "bidirectional", "cache", "past")
-        for name in (*running, "_entered", "_given", "_by_processed"):
+        for name in (*running, "_entered", "_given", "_ids", "_passed", "_by_processed"):
             kept.pop(name)
         return kept
 
@@ -65,7 +67,12 @@ class Pass:
         """The model is called: masks of an earlier pass count no longer, and no block has run yet."""
         self.masks.begin()
         self.block = ""
-        self._given, self._entered = [], None
+        self._given, self._entered, self._passed = [], None, None
+
+    def see_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is called with these: ids (batch, n) tell where the tokens of blocks that were guessed stand."""
+        ids = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim == 2 and v.dtype == torch.long]
+        self._ids = tuple(ids[0].shape) if ids else None
 
     def enter(
         self,
@@ -87,6 +94,9 @@ class Pass:
             where = "" if path is None else f" as its argument {'.'.join(map(str, path[1:]))}"
             raise ValueError(f"expected tokens to enter {block!r}{where}, got none")
         refuse_spread(block, tokens)
+        if self.guessed and not torch.compiler.is_compiling() and not recomputed:
+            self._refuse_turned(block, tokens)
+            self._refuse_branch(block, tokens)
         self.cache = cache_in(args, kwargs)
         self.past = past_length(self.cache, index, self.past if self.block else None)
         self.block, self.shape, self.token_axis = block, tokens.shape, self._axes[block]
@@ -116,6 +126,35 @@ class Pass:
             self._refuse_guess(block, before, given, returned)
         if self.guessed and not torch.compiler.is_compiling():
             self._refuse_side_by_side(block, before, after)
+
+    def _refuse_turned(self, block: str, tokens: Tensor) -> None:
+        """Nobody has looked where the tokens stand, and ids (batch, n) say that they stand on the first axis."""
+        shape = tuple(tokens.shape)
+        if self._ids is None or self._axes[block] == 0 or len(shape) != 3:
+            return
+        if shape[:2] == self._ids[::-1] != self._ids:
+            raise ValueError(
+                f"ids are {self._ids}, and the tokens that enter {block!r} {shape}, as if the batch came second: say "
+                "token_axis=0, or pass inputs= to apply"
+            )
+
+    def _refuse_branch(self, block: str, tokens: Tensor) -> None:
+        """In the first pass: what a block returns must not be added to what it was given, outside the block."""
+        entered, left = self._passed or (None, None)
+        self._passed = (tokens.detach(), None) if self.calls <= 1 else None
+        if entered is None or left is None or not tokens.shape == entered.shape == left.shape:
+            return
+        with torch.no_grad():
+            if torch.allclose(tokens, entered + left) and not torch.allclose(tokens, left):
+                raise ValueError(
+                    f"what the block before {block!r} returns is added to its tokens outside of it: pass inputs= to "
+                    "apply, so that a remedy can be put at the sum"
+                )
+
+    def see_left(self, tokens: Tensor | None) -> None:
+        """What leaves a block that was guessed, behind all remedies."""
+        if self._passed is not None and tokens is not None:
+            self._passed = self._passed[0], tokens.detach()
 
     def _refuse_guess(self, block: str, before: Tensor, given: Any, returned: Any) -> None:
         """Several tensors could be the tokens. What every block is given unchanged is not."""

@@ -25,7 +25,7 @@ from depthscope.passes import (
     refuse_tensor,
     undisturbed,
 )
-from depthscope.passes.hooks import Hook, LastBlockExit, hang, hooks_in, install, take_down
+from depthscope.passes.hooks import GuessedExit, Hook, LastBlockExit, hang, hooks_in, install, take_down
 from depthscope.passes.undoing import undone
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
@@ -121,6 +121,8 @@ def _put_in(
             remedy.install(site)
     for part in anatomy.parts:
         hang(anatomy.of_part(part)[-1].module, LastBlockExit(running), "out")  # behind the remedies
+    for block in anatomy.blocks if anatomy.guessed else ():
+        hang(block.module, GuessedExit(running), "out")
     axis = {"token_axis": anatomy.token_axis} if family_is_unknown else {}
     said = {"causal": causal, **told, **axis}
     keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
