@@ -42,7 +42,7 @@ def chosen_tau(options: FixOptions) -> float | None:
             raise ValueError(f"expected --level between 0 and 1, got {options.level}")
         return None
     if options.level is not None:
-        raise ValueError("--level chooses a τ; give --level or --tau, not both")
+        raise ValueError(f"--level {options.level} chooses a τ; give it or --tau {options.tau}, not both")
     try:
         tau = float(options.tau)
     except ValueError:
