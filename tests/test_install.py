@@ -4,8 +4,11 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -40,8 +43,6 @@ def test_pip_prefers_the_cpu_build_of_the_pinned_version(tmp_path: Path):
 
 
 def test_the_lines_name_the_index_and_the_extras_exist():
-    import tomllib
-
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     page, readme = (ROOT / "docs" / "install.md").read_text(), (ROOT / "README.md").read_text()
     lines = re.findall(r"(?:uv )?pip install [^`\n]+", page + readme)
@@ -54,3 +55,16 @@ def test_the_lines_name_the_index_and_the_extras_exist():
     assert f"--extra-index-url {CPU_INDEX}" in readme
     for text in (page, readme):
         assert f"PIP_EXTRA_INDEX_URL={CPU_INDEX}" in text  # which pip reads itself, also under make
+
+
+def test_a_major_version_that_nobody_has_tried_is_not_installed():
+    """pyarrow and pillow count years and quarters as major versions, and break nothing that is used here."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    named = [*project["project"]["dependencies"], *(one for extra in extras if extra != "dev" for one in extras[extra])]
+    pinned = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE))
+    for requirement in map(Requirement, named):
+        assert requirement.specifier.contains(pinned[requirement.name])
+        assert requirement.name in ("pyarrow", "pillow") or not requirement.specifier.contains("99")
+    for backend in map(Requirement, project["build-system"]["requires"]):
+        assert not backend.specifier.contains("99")

@@ -63,7 +63,9 @@ def write_folder(
             (new / _GONE / name).touch()
         *_, last = writers
         for name, write in writers.items():
-            write(new / (_FIRST if name != last else _LAST if existing == "replace" else _MISSING) / name)
+            part = _FIRST if name != last else _LAST if existing == "replace" else _MISSING
+            with _naming(folder / name):
+                write(new / part / name)
         if forced:
             for path in [*new.rglob("*"), new]:
                 force_to_disk(path)
@@ -91,6 +93,20 @@ def write_whole_folder(
 
     write_folder(target.parent, {target.name: make}, existing=existing, forced=forced)
     return target
+
+
+@contextmanager
+def _naming(target: Path) -> Iterator[None]:
+    """An error of the disk names the file that could not be written, not the scratch file."""
+    try:
+        yield
+    except OSError as error:
+        first = error
+        while isinstance(first.__cause__, OSError):  # of a file inside a file
+            first = first.__cause__
+        raise OSError(
+            f"could not write {target}: {first.strerror or first}; make room there, or check --out"
+        ) from first
 
 
 def append_line(path: Path, line: str) -> None:

@@ -1,9 +1,25 @@
-"""Names that users type: an unknown one is refused with the nearest that exists."""
+"""Names that users type or files bring: an unknown one is refused with the nearest; what is no letter is spelled."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+_NO_LETTERS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks that turn the direction of writing, line separators
+_LAYOUT = {"\n", "\t", "\N{ZERO WIDTH JOINER}", "\N{ZERO WIDTH NON-JOINER}", "\N{SOFT HYPHEN}"}
+
+
+def visible(text: str) -> str:
+    """The text with what a terminal would obey, such as the escape character, spelled as Python does: \\x1b."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter.encode("unicode_escape").decode("ascii")
+        if unicodedata.category(letter) in _NO_LETTERS and letter not in _LAYOUT
+        else letter
+        for letter in text
+    )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -318,7 +318,7 @@ def test_pickles_are_not_run(run, bert_folder: Path, tmp_path: Path):
         (["bert", "--depth", "99999999"], "GB available"),
         (["encoder", *TINY, "--out", "/dev/null/x"], "can be written for --out, got '/dev/null/x'"),
         (["bert", *TINY, "--text", "latin.txt"], "expected UTF-8 in 'latin.txt', got byte 0xe9 at position 3"),
-        (["bert", *TINY, "--text", "missing.txt"], "No such file or directory: 'missing.txt'"),
+        (["bert", *TINY, "--text", "missing.txt"], "'missing.txt': No such file or directory"),
         (["bert", *TINY, "--text", "short.txt"], "at least 2 × 8 tokens in 'short.txt', got 2"),
         (["vit", *TINY[:6], "--images", "missing"], "expected a folder of images, got 'missing'"),
         (["vit", *TINY[:6], "--images", "."], "images (png, jpg) in '.', got 0"),

@@ -14,7 +14,7 @@ import transformers as hf
     [
         (["--exclude-tokens", ""], "expected --exclude-tokens"),
         (["--exclude-tokens", "500"], "cannot exclude token 500"),
-        (["--skip-run", "3"], "--skip-run goes with --skip-loss"),
+        (["--skip-run", "3"], "--skip-run 3 goes with --skip-loss"),
         (["--seed", "99999999999999999999"], "--seed"),
         (["--tokens", "100000000000"], "memory"),
     ],

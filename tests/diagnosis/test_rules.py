@@ -89,6 +89,11 @@ def everything() -> dict[str, list[float]]:
 LATE = [0.1] * 7 + [0.3, 0.95]
 CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str, float], Any]] = {
     # --- verdicts
+    "weights not finite": (
+        (sim([0.1, 0.2, 0.2, 0.2]), {"weights_not_finite": ["a", "b", "c", "d"]}),
+        ("count", 4),
+        (sim([0.1, 0.2, 0.2, 0.2]), {"weights_not_finite": []}),
+    ),
     "not finite": ((sim([0.1, 0.2, NAN, NAN]), {}), ("block", 2), (sim([0.1, 0.2, 0.2, 0.2]), {})),
     "no similarity": ((only(frobenius_norm=[1.0, 1, 1]), {}), ("measured", 1), (sim(LEVEL), {})),
     "one token": ((sim([1.0] * 4, cosine_similarity=[NAN] * 4), {"tokens": 1}), ("tokens", 1), (sim(LEVEL), {})),

@@ -28,7 +28,7 @@ def estimate(monkeypatch: pytest.MonkeyPatch, **asked) -> int:
     class Seen(Exception):
         pass
 
-    def stop(parameters: int, _dtype: torch.dtype) -> None:
+    def stop(parameters: int, _dtype: torch.dtype, **_about) -> None:
         raise Seen(parameters)
 
     with monkeypatch.context() as patch:

@@ -17,6 +17,7 @@ from depthscope.cli.probe import probe
 from depthscope.cli.reproduce import reproduce
 from depthscope.cli.train import train
 from depthscope.extras import MissingExtra
+from depthscope.naming import visible
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -65,19 +66,38 @@ def main() -> None:
         print("depthscope: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except _UsageError as error:
-        message = error.format_message().rstrip(".")
+        message = error.format_message().rstrip(".") + _value_given(error, sys.argv[1:])
         _refuse(f"{message}. Try --help." if message else "")  # without a command, the help was printed
     except (ValueError, OSError, MissingExtra) as error:
         if os.environ.get("DEPTHSCOPE_TRACEBACK"):
             raise
-        _refuse(str(error) or type(error).__name__)
+        _refuse(_reason(error))
     else:
         if code == INTERRUPTED:  # typer turns Ctrl-C into this
             print("depthscope: interrupted", file=sys.stderr)
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def _reason(error: Exception) -> str:
+    """What went wrong; of the system's own errors which file, and what it says of it."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{str(error.filename)!r}: " if error.filename is not None else ""
+        return f"cannot use {where}{error.strerror}; check that it is there, and yours to read or write"
+    return str(error) or type(error).__name__
+
+
+def _value_given(error: Any, arguments: list[str]) -> str:
+    """What was typed for the option that is refused, which typer does not always repeat: ", got '1e9'"."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in names and (equals or place + 1 < len(arguments)):
+            given = value if equals else arguments[place + 1]
+            return "" if given in error.format_message() else f", got {given!r}"
+    return ""
+
+
 def _refuse(message: str) -> NoReturn:
     if message:
-        print("depthscope:", " ".join(message.split()), file=sys.stderr)
+        print("depthscope:", visible(" ".join(message.split())), file=sys.stderr)
     sys.exit(USER_ERROR)

@@ -52,7 +52,7 @@ def compare(
         typer.Option(help="Which, separated by commas; also composed, as for `train`: 'post,deescalated(tau=0.5)'."),
     ] = ",".join(YU_ZHANG),
     depths: Annotated[str | None, typer.Option(metavar="12,24,48", help="Blocks; by default the recipe's.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, …")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=2**63 - 1, help="How many seeds: 0, 1, …")] = 3,
     warmup: Annotated[
         str | None, typer.Option(metavar="0,100", help="Warm-up steps to compare; by default the recipe's.")
     ] = None,

@@ -17,10 +17,10 @@ _WIDEST = 100  # longer lines are hard to read
 
 
 class Screen(Console):
-    """Strings are spelled before they are laid out, since τ is shorter than tau."""
+    """Strings are spelled before they are laid out, since τ is shorter than tau. No name is taken for markup."""
 
     def __init__(self, *, stderr: bool = False, soft_wrap: bool = False):
-        super().__init__(highlight=False, stderr=stderr, soft_wrap=soft_wrap)
+        super().__init__(highlight=False, markup=False, stderr=stderr, soft_wrap=soft_wrap)
 
     def legible(self, text: str) -> str:
         """In letters of this terminal."""

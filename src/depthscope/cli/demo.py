@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def demo(
     depth: Annotated[int, typer.Option(min=1, help="Number of blocks.")] = 60,
     tau: Annotated[float, typer.Option(min=0, max=1, help="Strength of the de-escalation.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of weights and tokens.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of weights and tokens.")] = 0,
     out: Annotated[
         Path | None, typer.Option(parser=folder, help="Also draw the curves into DIR/demo.png.", metavar="DIR")
     ] = None,
@@ -27,8 +27,12 @@ def demo(
     import torch
 
     from depthscope.cli.running import require_writable
+    from depthscope.machine import count_parameters, require_memory
     from depthscope.models import BlockConfig, Encoder, post_norm, pre_norm, xavier
 
+    with torch.device("meta"):
+        parameters = 2 * depth * count_parameters(Encoder(1, BlockConfig(256, 8)))
+    require_memory(parameters, what=f"--depth {depth}", blocks=2 * depth)
     if out is not None:
         require_writable(out)
     generator = torch.Generator().manual_seed(seed)
@@ -77,7 +81,9 @@ def _show(curves: dict[str, list[float]]) -> None:
     console = Screen()
     console.print(f"\nToken similarity after each block, {depth} blocks at initialisation (1 = all tokens equal)\n")
     for name, curve in curves.items():
-        console.print(f"  {sparkline(curve, width=36)}  {curve[0]:.3f} → {curve[-1]:.3f}  [bold]{name}[/bold]")
+        console.print(
+            f"  {sparkline(curve, width=36)}  {curve[0]:.3f} → {curve[-1]:.3f}  [bold]{name}[/bold]", markup=True
+        )
     table = Table("block", *curves, box=None, header_style="bold")
     for column in table.columns:
         column.justify = "right"
@@ -94,6 +100,7 @@ def _show(curves: dict[str, list[float]]) -> None:
 def _draw(curves: dict[str, list[float]], out: Path) -> None:
     from depthscope.drawing import VARIANT_COLOURS, Curve, draw_by_block
     from depthscope.files import write_whole
+    from depthscope.naming import visible
 
     colours = (VARIANT_COLOURS[variant] for variant in ("post", "deescalated", "pre"))
     shown = [
@@ -103,4 +110,4 @@ def _draw(curves: dict[str, list[float]], out: Path) -> None:
     figure = draw_by_block({"token similarity": shown}, width=7, height=4)
     out.mkdir(parents=True, exist_ok=True)
     path = write_whole(out / "demo.png", lambda target: figure.savefig(target, dpi=160))
-    print(f"wrote {path}")
+    print(f"wrote {visible(str(path))}")

@@ -17,23 +17,22 @@ if TYPE_CHECKING:
 @as_command
 def fix(options: FixOptions) -> None:
     """Put de-escalation into a Transformer, show it before and after, and print the line that does it."""
-    from depthscope.cli.running import require_writable
+    from depthscope.cli.running import require_writable, say_where
 
     tau = chosen_tau(options)
     if options.out is not None:
         require_writable(options.out)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         fixed = _fix(options, tau)
-    if options.out is not None:
-        _save(fixed, options.out)
     if options.json:
-        print(json.dumps(as_json(fixed), allow_nan=False))
-        return
-    from depthscope.cli.fix_display import show
+        print(json.dumps(as_json(fixed), allow_nan=False), flush=True)
+    else:
+        from depthscope.cli.fix_display import show
 
-    show(fixed)
-    if options.out is not None:
-        print(f"wrote {options.out}")
+        show(fixed)
+    if options.out is not None:  # shown first: a save that fails must not cost what was computed
+        _save(fixed, options.out)
+        say_where(options.out, options.json)
 
 
 def chosen_tau(options: FixOptions) -> float | None:
@@ -43,7 +42,7 @@ def chosen_tau(options: FixOptions) -> float | None:
             raise ValueError(f"expected --level between 0 and 1, got {options.level}")
         return None
     if options.level is not None:
-        raise ValueError("--level chooses a τ; give --level or --tau, not both")
+        raise ValueError(f"--level {options.level} chooses a τ; give it or --tau {options.tau}, not both")
     try:
         tau = float(options.tau)
     except ValueError:

@@ -42,7 +42,7 @@ def show(fixed: Fixed) -> None:
         show_diagnosis(console, verdict, title=when, brief=True)
     for line in warnings(fixed):
         console.say(line)
-    console.print("\n[bold]To put it in[/bold]\n")
+    console.print("\n[bold]To put it in[/bold]\n", markup=True)
     console.print(_indented(str(fixed.python)) + "\n", markup=False)
     for note in fixed.notes:
         console.say(f"Note: {note}")

@@ -1,4 +1,4 @@
-"""Folders on the command line: `--out=~/x` means a home, as it would without the equals sign."""
+"""Files and folders on the command line: `--out=~/x` means a home, as it would without the equals sign."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def folder(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ValueError(f"expected a folder, got {text!r}: there is no such home") from None
+        raise ValueError(f"expected a file or a folder, got {text!r}: there is no such home") from None
 
 
 def data(text: str) -> str:

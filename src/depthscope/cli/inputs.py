@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from depthscope.cli.models import LoadedModel
 from depthscope.cli.options import ModelOptions
 from depthscope.extras import require
-from depthscope.text import Text, cut, read_text, train_tokenizer
+from depthscope.text import Text, cut, read_text, require_length, train_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOKENS, SAMPLES, BATCH = 128, 8, 8
 _IMAGE_ENDINGS = {".png", ".jpg", ".jpeg"}
+_IMAGE_FORMATS = ("PNG", "JPEG")  # whatever a file is called: others start programs (EPS starts Ghostscript)
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # their positions start after the padding's id
 
 
@@ -121,8 +123,12 @@ def _given(inputs: Any, model: nn.Module, options: ModelOptions) -> Inputs:
 
 
 def _random_tokens(model: nn.Module, width: int, options: ModelOptions) -> Inputs:
+    from depthscope.machine import require_room
+
     samples, _ = _shape(options)
     tokens = TOKENS if options.tokens is None else options.tokens
+    what = f"{samples} samples of {tokens} tokens of width {width}"
+    require_room(4 * samples * tokens * width, what, "give fewer --samples or --tokens")
     made = _batches(options, x=_noise(options, samples, tokens, width).to(_floats(model)))
     return replace(made, metadata={"stand_in": "random normal tokens"})
 
@@ -144,7 +150,7 @@ def _text(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     tokens = min(TOKENS, most or TOKENS) if options.tokens is None else options.tokens
     if most is not None and tokens > most:
         raise ValueError(f"expected at most {most} tokens, the model's positions, got --tokens {tokens}")
-    text = read_text(options.text)
+    text = _read_text(options, tokens)
     vocabulary = model.embedding.num_embeddings if ours else config.get_text_config().vocab_size
     tokenizer = loaded.tokenizer or train_tokenizer(text, vocabulary)
     ids = _ids(text, tokenizer, tokens, options, spread=loaded.tokenizer is not None)
@@ -156,6 +162,12 @@ def _text(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     stand_in = "no tokenizer came with the model, and its ids are those of a WordPiece trained on the text"
     notes = (stand_in,) if options.model.startswith("hf:") else ()
     return Inputs(made.batches, made.count, metadata | {"stand_in": stand_in}, notes)
+
+
+def _read_text(options: ModelOptions, tokens: int) -> Text:
+    text = read_text(options.text)
+    require_length(text, tokens, _shape(options)[0])  # before a tokenizer is made for it
+    return text
 
 
 def _ids(text: Text, tokenizer: Any, tokens: int, options: ModelOptions, *, spread: bool = False) -> Tensor:
@@ -189,7 +201,7 @@ def _made_for_a_stranger(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     model, tokens = loaded.model, TOKENS if options.tokens is None else options.tokens
     embeddings = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     if embeddings:
-        text = read_text(options.text)
+        text = _read_text(options, tokens)
         made = _batches(options, x=_ids(text, train_tokenizer(text, max(embeddings)), tokens, options))
         metadata = {"text": {"source": text.source, "sha256": text.sha256}}
         what, kind = f"token ids below {max(embeddings)}", "ids of a WordPiece trained on the text"
@@ -235,6 +247,8 @@ def _as_laid_out(model: nn.Module, x: Tensor, options: ModelOptions) -> Tensor:
 
 def _images(model: Any, options: ModelOptions) -> Inputs:
     """The first images of a folder, by name, or random normal pixels."""
+    from depthscope.machine import require_room
+
     ours = getattr(model, "config", None) is None
     if ours:
         channels, patch = model.embed.in_channels, model.embed.kernel_size[0]
@@ -244,6 +258,8 @@ def _images(model: Any, options: ModelOptions) -> Inputs:
         channels, sides = model.config.num_channels, model.config.image_size
         size = (sides, sides) if isinstance(sides, int) else tuple(sides)
     samples, _ = _shape(options)
+    what = f"{samples} images of {' × '.join(map(str, size))} pixels"
+    require_room(4 * samples * channels * math.prod(size), what, "give fewer --samples")
     if options.images is None:
         pixels = _noise(options, samples, channels, *size)
     else:
@@ -264,7 +280,8 @@ def _read_images(folder: Path, samples: int, size: tuple[int, ...]) -> Tensor:
     image_module: Any = require("PIL.Image", "figures")
     if not folder.is_dir():
         raise ValueError(f"expected a folder of images, got {str(folder)!r}, which is no folder")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_ENDINGS)
+    found = (path for path in folder.iterdir() if path.suffix.lower() in _IMAGE_ENDINGS)
+    paths = sorted(path for path in found if path.is_file())  # a pipe has no end
     if len(paths) < samples:
         raise ValueError(
             f"expected at least {samples} images (png, jpg) in {str(folder)!r}, got {len(paths)}; "
@@ -274,7 +291,7 @@ def _read_images(folder: Path, samples: int, size: tuple[int, ...]) -> Tensor:
     pixels = torch.empty(samples, 3, height, width)
     for row, path in zip(pixels, paths, strict=False):
         try:
-            with image_module.open(path) as image:
+            with image_module.open(path, formats=_IMAGE_FORMATS) as image:
                 small = image.convert("RGB").resize((width, height))
         except (OSError, SyntaxError, image_module.DecompressionBombError) as error:
             raise ValueError(f"expected an image in {str(path)!r}, but it cannot be read: {error}") from None

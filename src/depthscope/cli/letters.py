@@ -7,6 +7,8 @@ import io
 import sys
 import unicodedata
 
+from depthscope.naming import visible
+
 LEGIBLE = "depthscope.legible"  # the name by which codecs know it
 _SPELLED = dict(zip("▁▂▃▄▅▆▇█", "_-~=+*%#", strict=True)) | {
     "λ": "lambda",
@@ -40,8 +42,8 @@ _SPELLED = dict(zip("▁▂▃▄▅▆▇█", "_-~=+*%#", strict=True)) | {
 
 
 def legible(text: str, encoding: str) -> str:
-    """The text in letters that the encoding has; as it is if it has all of them."""
-    return text.encode(encoding, LEGIBLE).decode(encoding)
+    """The text in letters that the encoding has, and nothing that a terminal would obey; as it is if that is so."""
+    return visible(text).encode(encoding, LEGIBLE).decode(encoding)
 
 
 def write_legibly() -> None:

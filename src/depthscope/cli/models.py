@@ -6,10 +6,12 @@ import json
 import os
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from depthscope.cli.folders import folder as expanded
 from depthscope.cli.options import ModelOptions
 from depthscope.extras import MissingExtra, require
 from depthscope.half_precision import require_half_precision
@@ -79,7 +81,7 @@ def chosen_device(options: ModelOptions) -> torch.device:
     try:
         device = torch.device(options.device)
         torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
+    except Exception:  # each kind of device fails in its own way
         device = torch.device("meta")
     if device.type == "meta":
         raise ValueError(f"expected a device of this machine, such as cpu, got {options.device!r}") from None
@@ -99,7 +101,7 @@ def user_code_failed(what: str, error: Exception) -> ValueError:
 
 
 def _unknown_name(name: str, families: tuple[str, ...]) -> ValueError:
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         return ValueError(f"unknown model {name!r}: it is a folder, say hf:{name}")
     return unknown_name("model", name, families, f"{FORMS}; families:")
 
@@ -124,7 +126,8 @@ def _quiet_transformers() -> Any:
 def _from_hugging_face(name: str, options: ModelOptions) -> LoadedModel:
     """A folder, a GGUF file, or a name: from the cache if it is there, else from the hub."""
     transformers = _quiet_transformers()
-    folder = Path(name).expanduser()
+    folder = expanded(name)
+    _refuse_pipes(folder)
     if folder.is_file() and folder.suffix == ".gguf":
         _require_gguf()
         file = {"gguf_file": folder.name, "local_files_only": True}
@@ -144,6 +147,13 @@ def _from_hugging_face(name: str, options: ModelOptions) -> LoadedModel:
     except OSError:
         _ask_the_hub(name)
     return _pretrained(transformers, name, options, local_files_only=False)
+
+
+def _refuse_pipes(folder: Path) -> None:
+    """A pipe or a device has no end: reading it would wait for ever."""
+    for path in folder.iterdir() if folder.is_dir() else [folder]:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ValueError(f"expected a file in {str(path)!r}, got a pipe or a device")
 
 
 def _in_sentence_transformer(folder: Path) -> tuple[Path, tuple[str, ...]]:
@@ -182,12 +192,15 @@ def _ask_the_hub(name: str) -> None:
 def _pretrained(transformers: Any, name: str, options: ModelOptions, **where: Any) -> LoadedModel:
     import torch
 
-    from depthscope.machine import count_parameters, require_memory
+    from depthscope.cli.configurations import require_depth, size_of
+    from depthscope.machine import require_memory
     from depthscope.models.families import has_causal_loss
 
     known = {"trust_remote_code": options.trust_remote_code, **where}
     dtype = chosen_dtype(options) or torch.float32
     try:
+        if "gguf_file" not in where:
+            require_depth(transformers.PretrainedConfig.get_config_dict(name, **known)[0], repr(name))
         config = transformers.AutoConfig.from_pretrained(name, **known)
         auto = transformers.AutoModel
         causal = options.loss != "no" and has_causal_loss(config)
@@ -195,9 +208,9 @@ def _pretrained(transformers: Any, name: str, options: ModelOptions, **where: An
             raise ValueError(f"expected a causal language model for --skip-loss, got {name!r} ({config.model_type})")
         if causal:
             auto = transformers.AutoModelForCausalLM
-        with torch.device("meta"):
-            empty = auto.from_config(config, trust_remote_code=options.trust_remote_code)
-        require_memory(count_parameters(empty), dtype)
+        build = partial(auto.from_config, trust_remote_code=options.trust_remote_code)
+        depth, parameters = size_of(config, build, repr(name))
+        require_memory(parameters, dtype, what=f"{name!r} with {depth} layers", blocks=depth)
         model, info = auto.from_pretrained(
             name, config=config, dtype=dtype, weights_only=True, output_loading_info=True, **known
         )
@@ -207,6 +220,11 @@ def _pretrained(transformers: Any, name: str, options: ModelOptions, **where: An
     except Exception as error:
         raise user_code_failed(f"loading {name!r}", error) from error
     missing = sorted(info["missing_keys"])
+    if missing and not {key for key, _ in model.named_parameters(remove_duplicate=False)} - {*missing}:
+        raise ValueError(
+            f"expected the weights of {type(model).__name__} in {name!r}, got none of them: no name in the checkpoint "
+            f"is one of the model's, such as {missing[0]!r}; check that config.json belongs to the weights"
+        )
     notes = (f"not in the checkpoint, so random: {', '.join(missing)}",) if missing else ()
     return LoadedModel(model, tokenizer=tokenizer, notes=notes)
 

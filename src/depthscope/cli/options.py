@@ -46,10 +46,21 @@ class ModelOptions:
     ] = 0
     text: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Text to read, UTF-8; else Python's own manual.", rich_help_panel=_INPUT),
+        Option(
+            metavar="FILE",
+            parser=folder,
+            help="Text to read, UTF-8; else Python's own manual.",
+            rich_help_panel=_INPUT,
+        ),
     ] = None
     images: Annotated[
-        Path | None, Option(metavar="DIR", help="Images to see (png, jpg); else random ones.", rich_help_panel=_INPUT)
+        Path | None,
+        Option(
+            metavar="DIR",
+            parser=folder,
+            help="Images to see (png, jpg); else random ones.",
+            rich_help_panel=_INPUT,
+        ),
     ] = None
     device: Annotated[str, Option(help="Where to compute: cpu, cuda, cuda:1, mps.", rich_help_panel=_PROBE)] = "cpu"
     dtype: Annotated[

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from depthscope.cli.options import ProbeOptions, as_command, chosen_measures, chosen_stations, excluded_tokens
-from depthscope.cli.running import Doing, finite, prepared, require_writable
+from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where
 from depthscope.files import write_whole
 
 if TYPE_CHECKING:
@@ -34,21 +34,20 @@ def probe(options: ProbeOptions) -> None:
     conditions = _conditions(options)
     excluded_tokens(options)  # refused here, before a model is built
     if options.skip_run != 1 and not options.skip_loss:
-        raise ValueError("--skip-run goes with --skip-loss; give both or neither")
+        raise ValueError(f"--skip-run {options.skip_run} goes with --skip-loss; give both or neither")
     if options.out is not None:
         require_writable(options.out)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
         profile, skipped, diagnosis = _measure(options)
-    if options.out is not None:
-        _save(profile, skipped, options.out)
     if options.json:
-        print(json.dumps(as_json(profile, diagnosis, skipped), allow_nan=False))
+        print(json.dumps(as_json(profile, diagnosis, skipped), allow_nan=False), flush=True)
     else:
         from depthscope.cli.display import show
 
         show(profile, diagnosis, skipped)
-        if options.out is not None:
-            print(f"wrote {options.out}")
+    if options.out is not None:  # shown first: a save that fails must not cost what was computed
+        _save(profile, skipped, options.out)
+        say_where(options.out, options.json)
     if failed := failures(profile, conditions):
         print("depthscope:", "; ".join(failed), file=sys.stderr)
         raise typer.Exit(EXIT_CODE)

@@ -41,7 +41,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller, in seconds; same claims where they fit.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim is not reproduced.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Compute also what is already there.")] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and tokens.  [0]")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of weights and tokens.  [0]")] = None,
     trials: Annotated[int | None, typer.Option(min=2, help="Random trials, where a study has them.")] = None,
     scale: Annotated[
         str | None, typer.Option(help="paper: the paper's own size, for a study that trains; needs a GPU.")
@@ -139,8 +139,14 @@ def _run(study: Study, config: Any, out: Path, again: bool, count: str, console:
     reason = "--again was given" if there.claims is not None else there.refused
     if reason:
         console.print(f"\n{study.name}: computed again: {reason}", markup=False, soft_wrap=True)
-    with _bar(f"{count} {study.name}") as progress:
-        return run(study, config, out, progress)
+    computed: list[Claim] = []
+    try:
+        with _bar(f"{count} {study.name}") as progress:
+            return run(study, config, out, progress, seen=computed.extend)
+    except Exception:
+        if computed:  # what was computed is not lost with what could not be drawn or written
+            _show(console, study.name, computed)
+        raise
 
 
 @contextmanager
@@ -190,7 +196,7 @@ def _show(console: Screen, name: str, claims: list[Claim]) -> None:
             ours.append(console.legible(f"\n{claim.note}"), style="dim")
         verdict = Text(claim.verdict, style=_COLOURS[claim.verdict])
         table.add_row(*(Text(console.legible(said)) for said in (claim.claim, claim.paper)), ours, verdict)
-    console.print(f"\n[bold]{name}[/bold]  {STUDIES[name].title}\n")
+    console.print(f"\n[bold]{name}[/bold]  {STUDIES[name].title}\n", markup=True)
     console.print(table)
     counted = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in _COLOURS}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counted.items() if count), markup=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from depthscope import files
 from depthscope.cli.options import ModelOptions
 from depthscope.extras import MissingExtra, require
+from depthscope.naming import visible
 from depthscope.progress import Tick, bar
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ def require_writable(folder: Path) -> None:
     """Minutes of computing are not spent on results that cannot be drawn or kept."""
     require("matplotlib.figure", "figures")
     files.require_writable(folder)
+
+
+def say_where(folder: Path, json: bool) -> None:
+    """The last line, once all is written; stdout belongs to JSON, if that was asked for."""
+    if not json:
+        print(f"wrote {visible(str(folder))}")
 
 
 def finite(value: Any) -> Any:

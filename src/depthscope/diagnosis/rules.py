@@ -131,6 +131,9 @@ VERDICTS: tuple[VerdictRule, ...] = (
         "From block {block:.0f} on there are numbers that are not finite, or tokens that are all zero; at the end in "
         "{share:.0%} of the sequences. Look for weights that are NaN, and for overflow in half precision.",
         say.broken, "broken"),
+    VerdictRule("weights not finite", lambda f: bool(f.profile.metadata.get("weights_not_finite")),
+        "There are weights that are not finite ({named}): what was measured is what a kernel makes of NaN.",
+        say.weights_not_finite, "broken"),
     VerdictRule("no similarity", lambda f: not f.has(f.judged),
         "No similarity was measured{others}: take the default measures.", say.other_measures, "cannot tell"),
     VerdictRule("one token", lambda f: f.single_token,

@@ -37,6 +37,12 @@ def broken(f: Facts) -> Values:
     return {"block": float(f.broken[0]), "share": f.broken[1]}
 
 
+def weights_not_finite(f: Facts) -> Values:
+    names = f.profile.metadata["weights_not_finite"]
+    named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return {"count": float(len(names)), "named": named}
+
+
 def other_measures(f: Facts) -> Values:
     """How many measures were taken at the blocks' outputs, of which none is a similarity."""
     count = len(f.profile.names())

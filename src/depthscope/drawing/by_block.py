@@ -15,6 +15,7 @@ from depthscope.drawing.panels import (
     legend_inside,
     line_with_band,
     panels,
+    plain,
     reference_band,
     similarity_axis,
 )
@@ -77,7 +78,7 @@ def draw_by_block(
             legend_inside(ax)
         named |= names
     if title:
-        figure.suptitle(title, fontsize=LARGE + 1)
+        figure.suptitle(plain(title), fontsize=LARGE + 1)
     return figure
 
 

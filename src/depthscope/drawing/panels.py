@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from depthscope.drawing.palette import GRID_GREY, LIGHT_GREY
 from depthscope.extras import require
+from depthscope.naming import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,22 +35,27 @@ def second_axis(ax: Axes, text: str, colour: str) -> Axes:
     twin = ax.twinx()
     twin.spines["top"].set_visible(False)
     twin.tick_params(labelsize=SMALL, colors=colour)
-    twin.set_ylabel(text, fontsize=MEDIUM, color=colour)
+    twin.set_ylabel(plain(text), fontsize=MEDIUM, color=colour)
     return twin
+
+
+def plain(text: str) -> str:
+    """A name as it is: nothing in it is mathematics to matplotlib ($), and nothing is a control character."""
+    return visible(text).replace("$", r"\$")
 
 
 def label(ax: Axes, title: str, x: str, y: str) -> None:
     """The title, to the left, and the names of the axes."""
-    ax.set_title(title, fontsize=LARGE, loc="left")
-    ax.set_xlabel(x, fontsize=MEDIUM)
-    ax.set_ylabel(y, fontsize=MEDIUM)
+    ax.set_title(plain(title), fontsize=LARGE, loc="left")
+    ax.set_xlabel(plain(x), fontsize=MEDIUM)
+    ax.set_ylabel(plain(y), fontsize=MEDIUM)
 
 
 def line_with_band(
     ax: Axes, x: Any, centre: Any, spread: Any | None = None, *, colour: str, name: str | None, **line: Any
 ) -> None:
     """A line and, in the same colour, the band centre ± spread."""
-    ax.plot(x, centre, color=colour, label=name, **{"linewidth": 1.6, **line})
+    ax.plot(x, centre, color=colour, label=name and plain(name), **{"linewidth": 1.6, **line})
     if spread is not None:
         band(ax, x, centre - spread, centre + spread, colour=colour)
 
@@ -61,7 +67,7 @@ def band(ax: Axes, x: Any, low: Any, high: Any, *, colour: str) -> None:
 
 def reference_band(ax: Axes, x: Any, low: Any, high: Any, *, name: str) -> None:
     """What a curve is compared with: a grey band behind it."""
-    ax.fill_between(x, low, high, color=LIGHT_GREY, linewidth=0, zorder=0.5, label=name)
+    ax.fill_between(x, low, high, color=LIGHT_GREY, linewidth=0, zorder=0.5, label=plain(name))
 
 
 def legend_below(axes: Axes | Sequence[Axes], columns: int = 2, handles: Sequence[Any] | None = None) -> None:
@@ -111,5 +117,5 @@ def similarity_axis(ax: Axes, least: float = 0.0) -> None:
 def empty(text: str) -> Figure:
     """A figure that says why there is nothing to see."""
     figure, (ax,) = panels(1)
-    ax.text(0.5, 0.5, text, ha="center", fontsize=SMALL, transform=ax.transAxes)
+    ax.text(0.5, 0.5, plain(text), ha="center", fontsize=SMALL, transform=ax.transAxes)
     return figure

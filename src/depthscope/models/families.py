@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from depthscope.extras import require
-from depthscope.machine import count_parameters, require_memory
+from depthscope.machine import count_parameters, counting, require_memory
 from depthscope.models.block import BlockConfig
 from depthscope.models.encoder import Encoder
 from depthscope.models.initialisers import xavier
@@ -237,7 +237,10 @@ def build_family(
         raise ValueError(f"expected a family with a causal language model ({able}), got {name!r}")
     shape = _reshape(family.base, depth, width, heads)
     family.check(shape)
-    require_memory(_parameters(family, shape, language_model, dtype), dtype)
+    what = f"{name} of depth {shape.depth}, width {shape.width}"
+    with counting(what):
+        parameters = _parameters(family, shape, language_model, dtype)
+    require_memory(parameters, dtype, what=what, blocks=shape.depth)
     with torch.random.fork_rng(devices=[]):  # also for nn.Linear, which draws before our initialisers do
         torch.default_generator.manual_seed(seed)
         return family.draw(shape, language_model, dtype, seed).eval()

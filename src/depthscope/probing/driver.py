@@ -39,6 +39,7 @@ from depthscope.passes import (
     unpacked,
 )
 from depthscope.probing.final_norm import FinalNorm
+from depthscope.probing.finite_weights import weights_not_finite
 from depthscope.probing.gradients import Loss, gradient_norms
 from depthscope.probing.parts import PartSeen
 from depthscope.probing.profile import Profile, frame_of, sinks_of
@@ -294,6 +295,7 @@ def _describe(
         "causal": passes.causal,
         "parameters": sum(p.numel() for p in model.parameters()),
         "weights": look_of_weights(anatomy),
+        "weights_not_finite": weights_not_finite(model),
         "dtype": passes.dtype,
         "device": str(device_of(model)),
         "attention_implementation": getattr(config, "_attn_implementation", None),

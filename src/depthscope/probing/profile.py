@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,16 +14,13 @@ import numpy as np
 import pandas as pd
 
 from depthscope.drawing import PALETTE, Curve, ReferenceBand, draw_by_block
-from depthscope.files import write_folder
 from depthscope.measures import MEASURES
 from depthscope.naming import unknown_name
 from depthscope.probing.reduction import Row, SinkRow
+from depthscope.probing.saved import COLUMNS, SINK_COLUMNS, read_saved, write_saved
 from depthscope.probing.table import table_of
 
-COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
-SINK_COLUMNS = ["block", "sample", "token", "norm_ratio", "text"]
 HEADLINE = ("token_similarity", "cosine_similarity", "direction_similarity", "effective_rank")
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -184,31 +180,12 @@ class Profile:
 
         What was made of a profile that is replaced (`profile.png`, `skip_loss.csv`) goes with it.
         """
-        text = json.dumps({"format": _FORMAT, **self.metadata}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        return write_folder(
-            Path(folder),
-            {
-                "profile.parquet": lambda path: self.frame.to_parquet(path, index=False),
-                "sinks.parquet": lambda path: self.sinks.to_parquet(path, index=False),
-                "profile.json": lambda path: path.write_text(text, encoding="utf-8"),
-            },
-            obsolete=("profile.png", "skip_loss.csv"),
-        )
+        return write_saved(Path(folder), self.frame, self.sinks, self.metadata)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Profile:
-        """Reads what `save` wrote."""
-        source = Path(folder)
-        try:
-            metadata = json.loads((source / "profile.json").read_text(encoding="utf-8"))
-            frame, sinks = (pd.read_parquet(source / name) for name in ("profile.parquet", "sinks.parquet"))
-        except FileNotFoundError as error:
-            raise ValueError(f"no profile in {source}: {Path(error.filename or '').name} is missing") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{source / 'profile.json'} is not a profile: {error}") from None
-        if metadata.pop("format", None) != _FORMAT or list(frame.columns) != COLUMNS:
-            raise ValueError(f"{source} holds no profile of format {_FORMAT}")
-        return cls(frame, metadata, sinks if "text" in sinks else sinks.assign(text=""))
+        """Reads what `save` wrote; refuses what is damaged."""
+        return cls(*read_saved(folder))
 
 
 def frame_of(rows: list[Row]) -> pd.DataFrame:

@@ -130,21 +130,32 @@ def finished(study: Study, config: Any, out: Path) -> list[Claim] | None:
     return earlier(study, config, out).claims
 
 
-def run(study: Study, config: Any, out: Path, progress: Share = lambda _share: None) -> list[Claim]:
+def run(
+    study: Study,
+    config: Any,
+    out: Path,
+    progress: Share = lambda _share: None,
+    seen: Callable[[list[Claim]], object] = lambda _claims: None,
+) -> list[Claim]:
     """Computes, judges, draws and writes one study; its folder is complete or as it was.
+
+    `seen` is told the claims before anything is drawn or written.
 
     A study that is `in_folder` gets a folder of its own for every state of code, libraries and data: what it trained
     by other code stays, and does not count.
     """
     with owned(out / study.name):
-        return _run(study, config, out / study.name, progress)
+        return _run(study, config, out / study.name, progress, seen)
 
 
-def _run(study: Study, config: Any, folder: Path, progress: Share) -> list[Claim]:
+def _run(
+    study: Study, config: Any, folder: Path, progress: Share, seen: Callable[[list[Claim]], object]
+) -> list[Claim]:
     made_with = provenance(study.compute, _data(config))  # before: what is edited meanwhile is another version
     place = [folder / f"runs-{short_hash(made_with)}"] if study.in_folder else []
     frame = study.compute(config, progress, *place)
     claims = study.claims(frame, config)
+    seen(claims)
     figure = study.draw(frame)
     writers: dict[str, Callable[[Path], object]] = {
         "data.parquet": lambda path: frame.to_parquet(path, index=False),

@@ -91,6 +91,9 @@ def cells_of(
         others = math.prod(factors)
         raise ValueError(f"expected at most {MOST_RUNS} runs, got {len(seeds)} seeds × {others} others = {runs}")
     cells = []
+    for factor in lr_factors:
+        if not 0 < factor < math.inf:
+            raise ValueError(f"expected factors of the learning rate greater than 0, got {factor}")
     for seed in seeds:  # outermost: what is interrupted has whole seeds to compare
         for config in configs:
             for depth in depths or (config.depth,):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthscope.machine import available_memory, count_parameters
+from depthscope.machine import available_memory, count_parameters, counting
 from depthscope.training.config import TrainingConfig
 from depthscope.training.engine import checkpoint_activations, require_shares
 from depthscope.training.loading import make_empty_task
@@ -42,12 +42,8 @@ def estimate(config: TrainingConfig, processes: int = 1) -> Estimate:
     """
     require_shares(config, processes)
     in_all_blocks = tuple(remedy.without("blocks", "every") for remedy in config.remedies)  # the largest that it can be
-    try:
+    with counting(_largest(config)):
         one, two = (_measure(replace(config, depth=depth, remedies=in_all_blocks), processes) for depth in (1, 2))
-    except (RuntimeError, OverflowError) as error:
-        if "overflow" not in str(error).lower():
-            raise
-        raise ValueError(f"expected sizes that torch can count with, got {_largest(config)}") from None
     sizes = [first + (config.depth - 1) * (second - first) for first, second in zip(one, two, strict=True)]
     parameters, weights, kept, kept_checkpointed = sizes
     if config.checkpoint_activations:

@@ -1,0 +1,101 @@
+"""A profile's files: written with their sums, and read only if they are what was written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from depthscope.files import sum_of, write_folder
+
+COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
+SINK_COLUMNS = ["block", "sample", "token", "norm_ratio", "text"]
+_FORMAT = 1
+_TABLES = ("profile.parquet", "sinks.parquet")
+
+
+def write_saved(folder: Path, frame: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any]) -> Path:
+    """All files or none. What was made of a profile that is replaced (`profile.png`, `skip_loss.csv`) goes with it."""
+    about = json.loads(json.dumps({"format": _FORMAT, **metadata}, ensure_ascii=False, allow_nan=False))
+    sums: dict[str, Any] = {}
+
+    def write_table(table: pd.DataFrame, path: Path) -> None:
+        table.to_parquet(path, index=False)
+        sums[path.name] = sum_of(path)
+
+    def write_about(path: Path) -> None:
+        known = {**about, "files": sums}
+        text = json.dumps({**known, "sha256": _sum(known)}, indent=2, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
+
+    return write_folder(
+        folder,
+        {
+            "profile.parquet": lambda path: write_table(frame, path),
+            "sinks.parquet": lambda path: write_table(sinks, path),
+            "profile.json": write_about,
+        },
+        obsolete=("profile.png", "skip_loss.csv"),
+    )
+
+
+def read_saved(folder: str | os.PathLike[str]) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
+    """Table, metadata and sinks. Files of before there were sums are read without them."""
+    source = Path(folder)
+    metadata = _read_about(source)
+    sums = metadata.pop("files", {})
+    frame, sinks = (_read_table(source / name, sums.get(name)) for name in _TABLES)
+    if list(frame.columns) != COLUMNS:
+        raise ValueError(f"{source} holds no profile of format {_FORMAT}")
+    _check_blocks(source, frame, metadata)
+    return frame, metadata, sinks if "text" in sinks else sinks.assign(text="")
+
+
+def _read_table(path: Path, written: Any) -> pd.DataFrame:
+    try:
+        if written is not None and sum_of(path) != written:
+            raise ValueError("it is not what was written")
+        return pd.read_parquet(path)
+    except FileNotFoundError:
+        raise ValueError(f"no profile in {path.parent}: {path.name} is missing") from None
+    except (ValueError, OSError) as error:  # pyarrow's errors are of these kinds
+        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+def _read_about(source: Path) -> dict[str, Any]:
+    try:
+        metadata = json.loads((source / "profile.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"no profile in {source}: profile.json is missing") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source / 'profile.json'} is not a profile: {error}") from None
+    if not isinstance(metadata, dict) or metadata.get("format") != _FORMAT:
+        raise ValueError(f"{source} holds no profile of format {_FORMAT}")
+    written = metadata.pop("sha256", None)
+    if ("files" in metadata or written is not None) and written != _sum(metadata):
+        raise ValueError(f"{source / 'profile.json'} is damaged: it is not what was written")
+    del metadata["format"]
+    return metadata
+
+
+def _check_blocks(source: Path, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> None:
+    """Every block has rows: a number of blocks beyond them is a mistake, and curves of it would fill the memory."""
+    last = int(frame["block"].max()) if len(frame) else 0
+    blocks, parts = metadata.get("blocks", last), metadata.get("parts") or {}
+    if type(blocks) is not int or not last <= blocks <= len(frame):
+        raise ValueError(f"{source}: expected {last} blocks, those that have rows, got {blocks!r}")
+    if not isinstance(parts, dict) or (parts and _count(parts) != blocks):
+        raise ValueError(f"{source}: expected parts of {blocks} blocks together, got {parts!r}")
+
+
+def _count(parts: Mapping[str, Any]) -> int | None:
+    return sum(parts.values()) if all(type(count) is int and count > 0 for count in parts.values()) else None
+
+
+def _sum(about: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

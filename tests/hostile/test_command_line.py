@@ -1,0 +1,199 @@
+"""The command line under random options and hostile values, and damaged files: one line, never a traceback."""
+
+import json
+import random
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from depthscope.cli.app import main
+from depthscope.measures import MEASURES
+from depthscope.probing import Profile
+
+TRIALS = 600
+SMALL = {"--depth": "2", "--width": "16", "--heads": "2", "--tokens": "4", "--samples": "2"}
+NUMBERS = ["0", "-1", "nan", "inf", "-inf", "1e38", "1e9", "2000000000", "99999999999999999999", "0.5", "x", "", "½"]
+NAMES = ["", "nan", "[bold]x[/bold]", "a$b_{", "\x1b[31mred", "../..", "/dev/null", "~nobody/x", "None", "0,0", "all"]
+MODEL_OPTIONS = {
+    **dict.fromkeys(["--depth", "--width", "--heads", "--tokens", "--samples", "--batch"], NUMBERS),
+    **dict.fromkeys(["--seed", "--token-axis"], NUMBERS),
+    **dict.fromkeys(["--text", "--images", "--device", "--dtype", "--blocks", "--part", "--mask"], NAMES),
+    "--out": ["/dev/null/x", "~nobody/x", ""],
+}
+SETTINGS = [f"{name}={value}" for name in ("patch_size", "heads", "warmup_steps", "no_such") for value in NUMBERS]
+# Nothing is trained, and no study is computed.
+COMMANDS: dict[str, tuple[list[str], dict[str, list[str]]]] = {
+    "probe": (
+        ["encoder"],
+        MODEL_OPTIONS
+        | dict.fromkeys(["--measures", "--stations", "--exclude-tokens", "--fail-on"], NAMES + NUMBERS)
+        | {"--skip-run": NUMBERS},
+    ),
+    "fix": (["encoder"], MODEL_OPTIONS | dict.fromkeys(["--tau", "--level", "--alpha", "--at", "--mixing"], NUMBERS)),
+    "demo": ([], {"--depth": NUMBERS, "--tau": NUMBERS, "--seed": NUMBERS, "--out": ["/dev/null/x", "~nobody/x"]}),
+    "train": (
+        ["vit-digits", "--dry-run"],
+        dict.fromkeys(["--depth", "--width", "--lr", "--steps", "--epochs", "--batch-size", "--seed"], NUMBERS)
+        | {"--variant": NAMES, "--set": SETTINGS},
+    ),
+    "compare": (
+        ["vit-digits", "--dry-run"],
+        dict.fromkeys(["--seeds", "--depths", "--lr", "--steps", "--warmup", "--lr-grid", "--jobs"], NUMBERS)
+        | {"--variants": NAMES, "--set": SETTINGS},
+    ),
+    "reproduce": (["no-such-study"], {"--seed": NUMBERS, "--trials": NUMBERS, "--scale": NAMES, "--data": NAMES}),
+}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """Calls the program in this process → (exit code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["depthscope", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        printed = capfd.readouterr()
+        assert isinstance(exit.value.code, int)
+        return exit.value.code, printed.out, printed.err
+
+    return call
+
+
+def _drawn(generator: random.Random) -> tuple[list[str], dict[str, str]]:
+    """A command line, and the values in it that may be the mistake."""
+    command = generator.choice(list(COMMANDS))
+    positional, options = COMMANDS[command]
+    chosen = generator.sample(sorted(options), generator.randint(1, 3))
+    hostile = {name: generator.choice(options[name]) for name in chosen}
+    small = {"demo": {"--depth": "2"}, "probe": SMALL, "fix": SMALL}.get(command, {})
+    values = {name: value for name, value in small.items() if name not in hostile} | hostile
+    flags = [f"{name}={value}" for name, value in values.items()]
+    return [command, *positional, *flags], hostile | {"": positional[0] if positional else ""}
+
+
+def test_random_command_lines_end_in_a_result_or_in_one_line(run):
+    """At least one of the values that may be the mistake stands in the line, or its option does if it is empty."""
+    generator, began = random.Random(14), time.monotonic()
+    wrong, refused = [], 0
+    for _ in range(TRIALS):
+        arguments, hostile = _drawn(generator)
+        try:
+            code, out, err = run(*arguments)
+        except Exception as error:
+            wrong.append(f"{arguments}: {type(error).__name__}: {error}")
+            continue
+        refused += code == 2
+        one_line = err.startswith("depthscope: ") and err.count("\n") == 1 and "[Errno" not in err
+        repeats = any(_repeats(err, name, value) for name, value in hostile.items())
+        if code not in (0, 1, 2, 3) or "\x1b[31m" in out + err or (code == 2 and not (one_line and repeats)):
+            wrong.append(f"{arguments} → {code}: {err}")
+    assert not wrong, "\n".join(wrong)
+    assert refused > TRIALS / 3
+    assert time.monotonic() - began < 60
+
+
+def _repeats(line: str, option: str, value: str) -> bool:
+    if not value or not value.isprintable():
+        return option.lstrip("-").split("-")[0] in line or "''" in line or "x1b" in line
+    spelled = [value, value.split(",")[0], value.partition("=")[2] or value]
+    if "=" in value and value.partition("=")[0] in line:  # the setting is the mistake
+        return True
+    with suppress(ValueError):
+        spelled += [str(float(spelled[-1])), f"{float(spelled[-1]):g}"]
+    return any(form in line for form in spelled)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (["probe", "encoder", "--width", "999999936", "--heads", "8"], "999999936"),
+        (["probe", "encoder", "--depth", "2000000000"], "2000000000"),
+        (["probe", "encoder", "--depth", "1000000", "--width", "8", "--heads", "1"], "1000000"),
+        (["probe", "encoder", "--depth", "1", "--width", "16", "--heads", "2", "--tokens", "2000000000"], "2000000000"),
+        (
+            ["probe", "encoder", "--depth", "1", "--width", "16", "--heads", "2", "--samples", "2000000000"],
+            "2000000000",
+        ),
+        (["probe", "bert", "--depth", "1", "--width", "64", "--samples", "2000000000"], "2000000000"),
+        (["probe", "vit", "--depth", "1", "--width", "64", "--samples", "2000000000"], "2000000000"),
+        (["demo", "--depth", "2000000000"], "--depth 2000000000"),
+        (["demo", "--seed", "99999999999999999999"], "99999999999999999999"),
+        (["demo", "--depth", "1e9"], "'1e9'"),
+        (["probe", "encoder", "--device", "hpu"], "'hpu'"),
+        (["probe", "bert", "--text", "/dev/zero"], "'/dev/zero'"),
+        (["probe", "bert", "--depth", "1", "--width", "64", "--text", "/no/such/file"], "'/no/such/file'"),
+        (["reproduce", "yu2024-fig1", "--seed", "99999999999999999999"], "99999999999999999999"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once_and_repeated(arguments: list[str], value: str, run, tmp_path: Path):
+    began = time.monotonic()
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert value in err
+    assert "[Errno" not in err
+    assert time.monotonic() - began < 20
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    values = [(block, "output", -1, next(iter(MEASURES)), 0, block / 7) for block in range(5)]
+    frame = pd.DataFrame(values, columns=["block", "station", "head", "measure", "sample", "value"])
+    metadata = {"model": "made up", "blocks": 4, "tokens": 8, "parts": {"encoder": 2, "decoder": 2}, "notes": ["one"]}
+    return Profile(frame, metadata).save(folder)
+
+
+def _load(folder: Path) -> Profile | None:
+    """None if it is refused in one line."""
+    try:
+        return Profile.load(folder)
+    except ValueError as error:
+        return None if "\n" not in str(error) else pytest.fail(str(error))
+
+
+def test_a_saved_profile_with_a_flipped_byte_is_the_same_or_refused(saved: Path, tmp_path: Path):
+    generator, whole = random.Random(14), Profile.load(saved)
+    files = {path.name: path.read_bytes() for path in saved.iterdir()}
+    refused = 0
+    for trial in range(200):
+        name = sorted(files)[trial % len(files)]
+        damaged = bytearray(files[name])
+        damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
+        for other, content in files.items():
+            (tmp_path / other).write_bytes(bytes(damaged) if other == name else content)
+        found = _load(tmp_path)
+        refused += found is None
+        if found is not None:
+            assert found.metadata == whole.metadata
+            pd.testing.assert_frame_equal(found.frame, whole.frame)
+    assert refused > 150
+
+
+def test_a_saved_profile_without_sums_and_with_nonsense_in_it_is_refused(saved: Path, tmp_path: Path):
+    """As of a profile that was saved before there were sums."""
+    for path in saved.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    about = json.loads((saved / "profile.json").read_text())
+    del about["files"], about["sha256"]
+    for change in (
+        {"blocks": 10**9},
+        {"blocks": -1},
+        {"blocks": "4"},
+        {"blocks": None},
+        {"parts": {"encoder": 10**9}},
+        {"parts": [2, 2]},
+        {"parts": {"encoder": "2"}},
+    ):
+        (tmp_path / "profile.json").write_text(json.dumps(about | change))
+        assert _load(tmp_path) is None, change
+    for text in ("[]", "null", "7", '"x"', "[" * 100_000):
+        (tmp_path / "profile.json").write_text(text)
+        assert _load(tmp_path) is None, text[:9]
+    (tmp_path / "profile.json").write_text(json.dumps(about))
+    assert _load(tmp_path) is not None

@@ -1,0 +1,192 @@
+"""Files that others made: pipes, devices, weights of another model, names that a terminal or matplotlib would obey."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from depthscope import machine
+from depthscope.cli.app import main
+from depthscope.cli.console import Screen
+from depthscope.drawing import Curve, draw_by_block
+from depthscope.naming import visible
+from depthscope.text import Text, cut, read_text, train_tokenizer
+
+SHAPE = {"vocab_size": 500, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+SMALL = ("--tokens", "8", "--samples", "2")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    def call(*arguments: str, code: int) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["depthscope", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        printed = capfd.readouterr()
+        assert exit.value.code == code, printed.err
+        return printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "words.txt"
+    path.write_text("one two three four five six seven eight nine ten " * 40)
+    return path
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    BertModel(BertConfig(num_hidden_layers=3, **SHAPE)).save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def change(folder: Path, **values: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+@pytest.mark.parametrize("layers", [10**6, 10**12, 1e9])
+def test_a_configuration_of_a_million_layers_is_refused_at_once(layers: float, bert: Path, run):
+    change(bert, num_hidden_layers=layers)
+    began = time.monotonic()
+    _, err = run("probe", f"hf:{bert}", code=2)
+    assert str(int(layers)) in err
+    assert time.monotonic() - began < 10
+
+
+def test_a_deep_configuration_is_counted_from_two_shallow_ones(bert: Path, run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(machine, "available_memory", lambda: 2**25)  # room for 300 blocks, not for their weights
+    change(bert, num_hidden_layers=300, hidden_size=256, intermediate_size=1024)
+    assert f"'{bert}' with 300 layers, 2.37e+08 parameters" in run("probe", f"hf:{bert}", code=2)[1]
+
+
+def test_pipes_and_devices_are_no_input(tmp_path: Path, bert: Path, run):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    assert "a pipe or a device" in run("probe", "bert", "--text", str(pipe), code=2)[1]
+    os.mkfifo(bert / "tokenizer.json")
+    assert "a pipe or a device" in run("probe", f"hf:{bert}", code=2)[1]
+    (folder := tmp_path / "images").mkdir()
+    os.mkfifo(folder / "a.png")
+    small = ("--depth", "1", "--width", "64", "--samples", "1")
+    assert "got 0;" in run("probe", "vit", *small, "--images", str(folder), code=2)[1]
+
+
+def test_what_is_no_png_or_jpeg_is_not_opened_whatever_its_name(tmp_path: Path, run):
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png", format="GIF")
+    small = ("--depth", "1", "--width", "64", "--samples", "1")
+    assert "a.png" in run("probe", "vit", *small, "--images", str(tmp_path), code=2)[1]
+
+
+def test_of_a_long_text_only_what_is_needed_is_tokenised(tmp_path: Path):
+    words = read_text(None).content
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_tokenizer(Text(words, "manual"), 2000))
+    (path := tmp_path / "long.txt").write_text(words * (16_000_000 // len(words) + 1))
+    began = time.monotonic()
+    tracemalloc.start()
+    pieces = cut(read_text(path), tokenizer, tokens=16, samples=4, spread=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [len(piece) for piece in pieces] == [16] * 4
+    assert len(set(map(tuple, pieces))) > 1
+    assert peak < 400e6
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_a_container_counts(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "memory/docker/x" if version == 1 else tmp_path / "docker/x"
+    folder.mkdir(parents=True)
+    limit, used = machine._LIMITS[2 - version]
+    (folder / limit).write_text("1000000\n")
+    (folder / used).write_text("600000\n")
+    (folder / "memory.stat").write_text("anon 5\ninactive_file 100000\n")
+    (folder.parent / limit).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
+    (own := tmp_path / "own").write_text("4:memory:/docker/x\n" if version == 1 else "0::/docker/x\n")
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "_OWN_CGROUPS", own)
+    assert machine.available_memory() == 500_000
+
+
+def test_weights_of_another_model_get_no_verdict(bert: Path, run):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(bert / "model.safetensors")
+    save_file(
+        {f"other.{name}x": value for name, value in weights.items()}, bert / "model.safetensors", {"format": "pt"}
+    )
+    _, err = run("probe", f"hf:{bert}", *SMALL, code=2)
+    assert "got none of them" in err
+
+
+def test_a_weight_that_is_no_number_is_no_health(bert: Path, text: Path, run):
+    model = BertModel.from_pretrained(bert)
+    model.encoder.layer[1].attention.self.query.weight.data[:] = float("nan")
+    model.save_pretrained(bert)
+    out, _ = run("probe", f"hf:{bert}", *SMALL, "--text", str(text), "--json", code=0)
+    diagnosis = json.loads(out)["diagnosis"]
+    assert diagnosis["verdict"] == "broken"
+    assert "encoder.layer.1.attention.self.query.weight" in diagnosis["headline"]
+
+
+def test_names_are_text_to_the_terminal(capsys: pytest.CaptureFixture[str]):
+    name = "[red]a[/red] \x1b[31mb\x07 \x9b2J \u202ec"
+    screen = Screen()
+    screen.print(name)
+    screen.say(name)
+    shown = capsys.readouterr().out
+    assert shown.count(r"[red]a[/red] \x1b[31mb\x07 \x9b2J \u202ec") == 2
+    assert visible("τ → é\n\t日本 👩‍👩‍👧") == "τ → é\n\t日本 👩‍👩‍👧"
+
+
+@pytest.mark.parametrize("name", ["a$b_{", "$x$", r"\$a$b_{$", "$$", "bell\x07"])
+def test_names_are_text_to_matplotlib(name: str, tmp_path: Path):
+    figure = draw_by_block({name: [Curve([0, 1], [0.0, 1.0], "red", name)]}, title=name)
+    figure.savefig(tmp_path / "x.png")
+    assert figure._suptitle.get_text().count("$") == name.count("$")
+
+
+def test_a_folder_with_a_name_like_mathematics_loses_no_work(tmp_path: Path, bert: Path, text: Path, run):
+    hostile = bert.rename(tmp_path / "a$b_{\x1b[31m$")
+    out, _ = run("probe", f"hf:{hostile}", *SMALL, "--text", str(text), "--out", str(tmp_path / "out"), code=0)
+    assert "\x1b[31m" not in out
+    assert r"a$b_{\x1b[31m$" in out
+    assert (tmp_path / "out" / "profile.png").stat().st_size
+
+
+@pytest.mark.parametrize(("command", "shown"), [("probe", "Verdict"), ("fix", "Verdict"), ("demo", "after each block")])
+def test_a_full_disk_costs_no_printout(command: str, shown: str, tmp_path: Path):
+    small = ["--depth", "2"]
+    if command != "demo":
+        small = ["encoder", "--depth", "2", "--width", "16", "--heads", "2", *SMALL]
+    result = subprocess.run(
+        [sys.executable, "-m", "depthscope", command, *small, "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    assert shown in result.stdout
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"depthscope: could not write {tmp_path / 'out'}")
+    assert "[Errno" not in result.stderr.splitlines()[-1]
+
+
+def test_a_home_in_text_and_images_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert (
+        str(tmp_path / "no.txt") in run("probe", "bert", "--depth", "1", "--width", "64", "--text=~/no.txt", code=2)[1]
+    )
+    assert str(tmp_path / "no") in run("probe", "vit", "--depth", "1", "--width", "64", "--images=~/no", code=2)[1]
