@@ -231,7 +231,7 @@ def test_a_run_that_ends_without_a_finite_loss_is_one_line_and_code_1(run, tmp_p
         (["vit-digits", "--set", "heads=5"], "heads that divide the width"),
         ([*SMALL, "--out", "/dev/null/x"], "can be written for --out, got '/dev/null/x': Not a directory"),
         ([*SMALL, "--out", "/proc/x"], "can be written for --out, got '/proc/x'"),
-        ([*SMALL, "--out=~nobody-of-this-name/x"], "expected a folder, got '~nobody-of-this-name/x'"),
+        ([*SMALL, "--out=~nobody-of-this-name/x"], "expected a file or a folder, got '~nobody-of-this-name/x'"),
         (["vit-digits", "--depth", "2000000000"], "fits into memory, got depth 2000000000, "),
         (["vit-digits", "--width", "999999996"], "width 999999996"),
         (["vit-digits", "--width", "4000000000"], "sizes that torch can count with, got width 4000000000"),
