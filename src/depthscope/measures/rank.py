@@ -118,11 +118,11 @@ def _composite_norm(x: Tensor) -> Tensor:
 
 def _scaled(x: TokenMatrix) -> tuple[Tensor, Tensor]:
     """X/‖X‖_F in float64, and where that has a meaning; elsewhere the matrix is 0, which LAPACK takes."""
-    x = x.rescaled
-    usable = x.norm.isfinite() & (x.norm > 0)
-    scale = torch.where(usable, x.norm, 1.0)
-    values = torch.where(usable[..., None, None], x.values / scale[..., None, None], 0.0)
-    return values, usable
+    values = x.rescaled.values
+    norm = torch.linalg.vector_norm(values, dim=(-2, -1))  # of the order of 1: its squares are safe
+    usable = norm.isfinite() & (norm > 0)
+    scale = torch.where(usable, norm, 1.0)
+    return torch.where(usable[..., None, None], values / scale[..., None, None], 0.0), usable
 
 
 def _gram_eigenvalues(x: TokenMatrix) -> Tensor:

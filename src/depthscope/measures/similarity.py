@@ -132,9 +132,7 @@ def growth(before: Tokens, after: Tokens, mask: Tensor | None = None) -> Growth:
     x, y = _step(before, after, mask)
     return Growth(
         mean=torch.where(x.has_mean, _finite_square(y.mean_norm / x.mean_norm), torch.nan),
-        diversity=torch.where(
-            x.deviation_norm > 0, _finite_square(y.deviation_norm / x.deviation_norm), torch.nan
-        ),
+        diversity=torch.where(x.deviation_norm > 0, _finite_square(y.deviation_norm / x.deviation_norm), torch.nan),
     )
 
 

@@ -357,9 +357,10 @@ class TokenMatrix:
 
 
 def _times_power_of_two(values: Tensor, exponent: Tensor) -> Tensor:
-    """2^k·x of float64 numbers, in two steps: 2^1074 is no float64."""
-    half = exponent // 2
-    return values * torch.exp2(half) * torch.exp2(exponent - half)
+    """2^k·x of float64 numbers; in two steps where 2^k is no normal float64."""
+    near = exponent.clamp(-1000, 1000)
+    scaled = values * torch.exp2(near)
+    return scaled if torch.equal(near, exponent) else scaled * torch.exp2(exponent - near)
 
 
 def _real_tokens(mask: Tensor, values: Tensor) -> Tensor:
