@@ -114,6 +114,22 @@ def test_gradient_norms_equal_backward():
     assert profile.frame.query("measure == 'output_gradient'").shape[0] == 3 * 2
 
 
+@pytest.mark.parametrize("scale", [0.0, 2.0**-700, 2.0**700])
+def test_gradients_of_any_size_have_a_norm(scale: float):
+    """Also none at all: the squares of float64 gradients would under- or overflow."""
+    model, tokens = Encoder(2, BlockConfig(16, 4), generator=seeded(0)).double(), TOKENS.double()
+    model.blocks[0].register_parameter("nothing", nn.Parameter(torch.empty(0, dtype=torch.float64)))
+    weights = torch.randn(tokens.shape, generator=seeded(1), dtype=torch.float64)
+    plain, scaled = (
+        probe(model, tokens, gradients=True, loss=lambda output, s=s: s * (weights * output).sum())
+        for s in (1.0, scale)
+    )
+    for measure in ("weight_gradient", "output_gradient"):
+        found, expected = (np.array(profile.curve(measure)[1:]) for profile in (scaled, plain))
+        assert (expected > 0).all()
+        np.testing.assert_allclose(found, scale * expected, rtol=1e-12)
+
+
 def test_gradients_of_the_default_loss_are_defined_after_a_norm():
     model, inputs = make("bert")
     both, outputs = (probe(model, inputs, gradients=which) for which in (True, "outputs"))

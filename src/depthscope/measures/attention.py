@@ -99,17 +99,17 @@ def attention_entropy(attention: Tensor, mask: Tensor | None = None) -> Tensor:
 def _transfer(
     attention: Tensor, tokens: Tensor | TokenMatrix, mask: Tensor | None
 ) -> tuple[TokenMatrix, Tensor, TokenMatrix]:
-    """X, the mean of P Π⊥X (…, d), and the tokens P Π⊥X, all float64.
+    """X, the mean of P Π⊥X (…, d), and the tokens P Π⊥X, all float64 and rescaled: ω and μ are free of scale.
 
     With P1 = 1, PX = 1x̄ᵀ + PΠ⊥X: the mean is carried over untouched and only the deviations are
     multiplied, so nothing cancels when they are small.
     """
-    x = TokenMatrix.of(tokens, mask)
+    x = TokenMatrix.of(tokens, mask).rescaled
     p = _rows(attention, x.mask)
     if p.values.shape[-1] != x.values.shape[-2]:
         shapes = f"{tuple(attention.shape)} and {tuple(x.values.shape)}"
         raise ValueError(f"expected attention (…, n, n) over the tokens (…, n, d), got {shapes}")
-    mixed = TokenMatrix(p.values.double() @ x.deviations.double(), p.mask)  # (…, n, d)
+    mixed = TokenMatrix(p.values.double() @ x.deviations, p.mask)  # (…, n, d)
     return x, mixed.values.sum(dim=-2) / x.count.unsqueeze(-1), mixed
 
 

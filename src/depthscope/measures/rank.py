@@ -96,16 +96,17 @@ def composite_residual(
     ‖·‖₁ is the largest absolute column sum, ‖·‖_∞ the largest absolute row sum. The paper's x
     minimises the residual. `centre="mean"`, the default, is what the authors' code does, at most a
     factor 2(1 − 1/n) above the least ‖·‖₁; `centre="median"` minimises ‖·‖₁ exactly.
+    Taken of the rescaled tokens, whose sums cannot overflow: right for any finite entries.
     """
-    x = TokenMatrix.of(tokens, mask)
-    residual = x.deviations.double()
+    x = TokenMatrix.of(tokens, mask).rescaled
+    residual = x.deviations
     if centre == "median":
         # Medians of the deviations: no large common part is left that could cancel.
         median = residual.masked_fill(~x.real.unsqueeze(-1), torch.nan).nanmedian(dim=-2, keepdim=True).values
         residual = torch.where(x.real.unsqueeze(-1), residual - median, 0.0)
     elif centre != "mean":
         raise ValueError(f'expected centre="mean" or "median", got {centre!r}')
-    ratio = _composite_norm(residual) / _composite_norm(x.values.double())
+    ratio = _composite_norm(residual) / _composite_norm(x.values)
     return torch.where(x.count > 0, ratio, torch.nan)
 
 
@@ -117,10 +118,11 @@ def _composite_norm(x: Tensor) -> Tensor:
 
 def _scaled(x: TokenMatrix) -> tuple[Tensor, Tensor]:
     """X/‖X‖_F in float64, and where that has a meaning; elsewhere the matrix is 0, which LAPACK takes."""
-    usable = x.norm.isfinite() & (x.norm > 0)
-    scale = torch.where(usable, x.norm, 1.0)
-    values = torch.where(usable[..., None, None], x.values.double() / scale[..., None, None], 0.0)
-    return values, usable
+    values = x.rescaled.values
+    norm = torch.linalg.vector_norm(values, dim=(-2, -1))  # of the order of 1: its squares are safe
+    usable = norm.isfinite() & (norm > 0)
+    scale = torch.where(usable, norm, 1.0)
+    return torch.where(usable[..., None, None], values / scale[..., None, None], 0.0), usable
 
 
 def _gram_eigenvalues(x: TokenMatrix) -> Tensor:

@@ -126,13 +126,13 @@ def growth(before: Tokens, after: Tokens, mask: Tensor | None = None) -> Growth:
     """ξ_i = ‖Π_i Y‖_F² / ‖Π_i X‖_F², i = 1, 2, of the step X → Y (Yu & Zhang 2024, eq. 7).
 
     ξ₁ is nan where the mean of X is zero or rounding noise (after de-escalation with τ = 1; see
-    `TokenMatrix.has_mean`), ξ₂ where the tokens of X are all equal.
+    `TokenMatrix.has_mean`), ξ₂ where the tokens of X are all equal; both where float64 cannot hold them.
     X and Y need the same tokens, not the same width.
     """
     x, y = _step(before, after, mask)
     return Growth(
-        mean=torch.where(x.has_mean, (y.mean_norm / x.mean_norm).square(), torch.nan),
-        diversity=torch.where(x.deviation_norm > 0, (y.deviation_norm / x.deviation_norm).square(), torch.nan),
+        mean=torch.where(x.has_mean, _finite_square(y.mean_norm / x.mean_norm), torch.nan),
+        diversity=torch.where(x.deviation_norm > 0, _finite_square(y.deviation_norm / x.deviation_norm), torch.nan),
     )
 
 
@@ -140,12 +140,19 @@ def escalation_rate(before: Tokens, after: Tokens, mask: Tensor | None = None) -
     """r(X, Y) = t_div(X) / t_div(Y) (Yu & Zhang 2024, eq. 5); r > 1: the step makes tokens more alike.
 
     r = 1 + (ξ₁/ξ₂ − 1) t_sim(X) (Prop. 2.3). nan where the tokens of Y are all equal: the rate has no
-    finite value there, and Def. 2.2 excludes it.
+    finite value there, and Def. 2.2 excludes it. nan also where float64 cannot hold it.
     """
     x, y = _step(before, after, mask)
-    # A ratio of norms, so that diversities below the smallest float64 still have a rate.
-    ratio = (x.deviation_norm / y.deviation_norm) * (y.norm / x.norm)
-    return torch.where(y.deviation_norm > 0, ratio.square(), torch.nan)
+    # A ratio of norms, so that diversities below the smallest float64 still have a rate; first within X and
+    # within Y, whose sizes may be far apart.
+    ratio = (x.deviation_norm / x.norm) / (y.deviation_norm / y.norm)
+    return torch.where(y.deviation_norm > 0, _finite_square(ratio), torch.nan)
+
+
+def _finite_square(ratio: Tensor) -> Tensor:
+    """ratio², nan where it is infinite."""
+    square = ratio.square()
+    return square + 0 * square
 
 
 def _step(before: Tokens, after: Tokens, mask: Tensor | None) -> tuple[TokenNorms, TokenNorms]:

@@ -10,6 +10,13 @@ happens here, once, in a form that stays right in the limit:
 
 A float32 input keeps five digits of its diversity at any degree of collapse, without a float64
 copy of the tokens (`benchmarks/measures.py` shows what that saves).
+
+The size of the tokens does not matter to that either. Differences below the smallest normal number are
+rounded to few bits, and sums can overflow: sequences so small or so large are done again in float64, scaled
+by a power of two (`TokenMatrix.rescaled`). What remains is that the norms themselves are float64. Float32
+and half precision are far inside its range. Float64 tokens keep their digits as long as ‖Π₁X‖ and ‖Π⊥X‖ are
+normal float64 numbers, 2.2e-308 to 1.8e308. Below, a norm is rounded to a multiple of 5e-324, and what is
+made of norms (t_sim, t_div, growth) has that error; above, it is nan.
 """
 
 from __future__ import annotations
@@ -81,8 +88,9 @@ class TokenNorms:
 
     @cached_property
     def norm(self) -> Tensor:
-        """‖X‖_F by Pythagoras, (…); nan where an entry is not finite (the product: hypot(inf, nan) is inf)."""
-        return torch.hypot(self.mean_norm, self.deviation_norm) + 0 * self.deviation_norm
+        """‖X‖_F by Pythagoras, (…); nan where an entry is not finite, or where float64 cannot hold the norm."""
+        norm = torch.hypot(self.mean_norm, self.deviation_norm)
+        return norm + 0 * norm  # an infinite one, also hypot(inf, nan), becomes nan
 
     @cached_property
     def has_mean(self) -> Tensor:
@@ -199,10 +207,37 @@ class TokenMatrix:
         mean, deviations = self._split(None if self._scratch is None else self._scratch.take("work", self.values))
         rows, safe = _norms_and_safety(deviations)
         norm = self._small_norm(rows)
-        overflow = not safe and self.values.dtype == torch.float32 and not norm.isfinite().all()
-        if overflow and self.values.isfinite().all():
-            return TokenMatrix(self.values.double(), self.mask)._mean_and_spread  # the sum has overflowed
+        if not safe:
+            low, high = _SAFE_NORMS[self.values.dtype]
+            doubtful = (norm != 0) & ~((norm > low) & (norm < high))  # overflow, or a mean without its last bits
+            if doubtful.any():
+                careful_mean, careful_norm = self._mean_and_spread_rescaled
+                mean = torch.where(doubtful.unsqueeze(-1), careful_mean, mean)
+                norm = torch.where(doubtful, careful_norm, norm)
         return mean, norm if self.mask is None else torch.where(self.count > 0, norm, torch.nan)
+
+    @property
+    def _mean_and_spread_rescaled(self) -> tuple[Tensor, Tensor]:
+        """The same, right for any finite input: in float64 and with the largest entry of each sequence near 1."""
+        mean, deviations = self.rescaled._split()
+        norm, k = norm_of_rows(norm_of_rows(deviations)), self._exponent
+        return _times_power_of_two(mean, k.unsqueeze(-1)), _times_power_of_two(norm, k)
+
+    @cached_property
+    def _exponent(self) -> Tensor:
+        """k with 2^(k−1) ≤ max |x_ij| < 2^k, as float64, (…); 0 for a zero matrix and where an entry is not finite."""
+        largest = self.values.detach().abs().amax(dim=(-2, -1)).double()
+        return torch.where(largest.isfinite(), torch.frexp(largest).exponent, 0).double()
+
+    @cached_property
+    def rescaled(self) -> TokenMatrix:
+        """2^(−k)·X in float64, with k for each sequence so that its largest entry is between 1/2 and 1.
+
+        For measures that are free of scale: nothing underflows that matters, and nothing overflows.
+        """
+        tokens = TokenMatrix(_times_power_of_two(self.values.double(), -self._exponent[..., None, None]), self.mask)
+        tokens.stored_dtype = self.stored_dtype
+        return tokens
 
     @property
     def mean(self) -> Tensor:
@@ -211,7 +246,10 @@ class TokenMatrix:
 
     @cached_property
     def deviations(self) -> Tensor:
-        """Π⊥X: the tokens minus their mean, (…, n, d); 0 at padding."""
+        """Π⊥X: the tokens minus their mean, in their own precision and range, (…, n, d); 0 at padding.
+
+        Those of `rescaled` are right at any size.
+        """
         return self._split()[1]
 
     @cached_property
@@ -235,7 +273,7 @@ class TokenMatrix:
 
     @property
     def norm(self) -> Tensor:
-        """‖X‖_F, float64, (…); nan where an entry is not finite."""
+        """‖X‖_F, float64, (…); nan where an entry is not finite, or where float64 cannot hold the norm."""
         return self.norms.norm
 
     @property
@@ -306,12 +344,23 @@ class TokenMatrix:
         else:
             low, high = _SAFE_NORMS[self.values.dtype]
             real = self.real & (norms != 0)  # nan stays, and makes the result nan
-            extreme = real & norms.isfinite() & ((norms < low) | (norms > high))
-            values = self.values.double() if extreme.any() else self.values
+            values = self.values
+            extreme = real & ((norms < low) | (norms > high)) & values.isfinite().all(dim=-1)
+            if extreme.any():
+                largest = values.abs().amax(dim=-1).double()
+                values = values.double() / torch.where(extreme, largest, 1.0).unsqueeze(-1)
+                norms = norm_of_rows(values)
             unit = values / torch.where(real, norms, 1.0).unsqueeze(-1).to(values.dtype)
             unit_tokens = TokenMatrix(unit, None if self.mask is None and real.all() else real)
         unit_tokens.stored_dtype = self.stored_dtype
         return unit_tokens
+
+
+def _times_power_of_two(values: Tensor, exponent: Tensor) -> Tensor:
+    """2^k·x of float64 numbers; in two steps where 2^k is no normal float64."""
+    near = exponent.clamp(-1000, 1000)
+    scaled = values * torch.exp2(near)
+    return scaled if torch.equal(near, exponent) else scaled * torch.exp2(exponent - near)
 
 
 def _real_tokens(mask: Tensor, values: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
+from depthscope.measures.tokens import norm_of_rows
 from depthscope.offloading import has_offloaded
 from depthscope.passes import Batch, Listen, Machine, Visit, call
 from depthscope.probing.reduction import Row
@@ -75,14 +76,15 @@ def gradient_norms(
         gradient = of_output.get(id(output))
         if gradient is not None:
             per_sample = gradient.transpose(0, 1) if axis == 0 else gradient
-            norms = torch.linalg.vector_norm(per_sample.double().flatten(1), dim=-1)
+            norms = norm_of_rows(per_sample.double().flatten(1))
             rows.append(Row(number, "output", -1, "output_gradient", first_sample, norms.tolist()))
     remaining = list(found[len(kept) :])
     for number, block in enumerate(weights, start=1):
         mine, remaining = remaining[: len(block)], remaining[len(block) :]
-        squares = [g.double().square().sum() for g in mine if g is not None]
-        if squares:
-            rows.append(Row(number, "output", -1, "weight_gradient", -1, [torch.stack(squares).sum().sqrt().item()]))
+        norms_of_block = [norm_of_rows(g.double().flatten()) for g in mine if g is not None and g.numel()]
+        if norms_of_block:
+            norm = norm_of_rows(torch.stack(norms_of_block)).item()
+            rows.append(Row(number, "output", -1, "weight_gradient", -1, [norm]))
     return rows
 
 
