@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from depthscope import machine
 from depthscope.cli.app import main
 from depthscope.measures import MEASURES
 from depthscope.probing import Profile
@@ -197,3 +198,41 @@ def test_a_saved_profile_without_sums_and_with_nonsense_in_it_is_refused(saved: 
         assert _load(tmp_path) is None, text[:9]
     (tmp_path / "profile.json").write_text(json.dumps(about))
     assert _load(tmp_path) is not None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["encoder", "--depth=1", "--width=16", "--heads=2", "--samples=1", "--tokens=200000", "--measures=all"],
+        ["encoder", "--depth=1", "--width=16", "--heads=2", "--samples=1", "--tokens=200000", "--measures=delta"],
+        ["t5", "--depth=1", "--width=64", "--samples=1", "--tokens=200000"],
+        ["encoder", "--depth=1", "--width=2000", "--heads=2", "--samples=4", "--tokens=500000"],
+    ],
+)
+def test_what_grows_with_the_square_of_the_tokens_is_counted_first(arguments: list[str], run, monkeypatch):
+    """Attention matrices, where there are any, and the activations of one block."""
+    monkeypatch.setattr(machine, "available_memory", lambda: 20 * 10**9)
+    began = time.monotonic()
+    code, out, err = run("probe", *arguments)
+    assert (code, out) == (2, "")
+    assert next(a for a in arguments if a.startswith("--tokens=")).partition("=")[2] in err
+    assert err.startswith("depthscope: expected input that fits into memory")
+    assert time.monotonic() - began < 10
+
+
+def test_long_sequences_cost_what_their_tokens_cost(run):
+    """Solved as for padded sequences, the split of the energy takes n³ steps: a minute and a half for 4000 tokens."""
+    began = time.monotonic()
+    code, out, _ = run("probe", "encoder", "--depth=1", "--width=16", "--heads=2", "--tokens=4000", "--samples=2")
+    assert code == 0
+    assert "4000 tokens" in out
+    assert time.monotonic() - began < 40
+
+
+@pytest.mark.parametrize("value", ["1e38", "1e300", "1001", "-1", "-1e-30", "nan", "inf"])
+@pytest.mark.parametrize("tau", ["recommended", "0.5"])
+def test_a_weight_that_cannot_be_meant_is_refused_also_where_no_remedy_is_put_in(value: str, tau: str, run):
+    small = [f"{name}={number}" for name, number in SMALL.items()]
+    code, out, err = run("fix", "encoder", *small, f"--alpha={value}", f"--tau={tau}")
+    assert (code, out) == (2, "")
+    assert "expected --alpha in [0, 1000], got " + str(float(value)) in err

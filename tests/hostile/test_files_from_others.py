@@ -104,6 +104,20 @@ def test_of_a_long_text_only_what_is_needed_is_tokenised(tmp_path: Path):
     assert time.monotonic() - began < 30
 
 
+def test_a_text_that_is_one_word_is_refused_soon(tmp_path: Path, run):
+    """The trainer of a tokenizer takes the square of a word's length."""
+    (path := tmp_path / "word.txt").write_text("a" * 1_000_000)
+    began = time.monotonic()
+    assert str(path) in run("probe", "bert", "--depth=1", "--width=64", *SMALL, "--text", str(path), code=2)[1]
+    assert time.monotonic() - began < 30
+
+
+def test_long_words_change_no_tokenizer_but_their_own():
+    words = read_text(None).content[:20_000]
+    known = train_tokenizer(Text(words, "manual"), 1000).get_vocab()
+    assert train_tokenizer(Text(f"{words} {'e' * 101}", "manual"), 1000).get_vocab() == known
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_limit_of_a_container_counts(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "memory/docker/x" if version == 1 else tmp_path / "docker/x"

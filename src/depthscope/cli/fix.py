@@ -13,6 +13,8 @@ from depthscope.cli.options import FixOptions, as_command
 if TYPE_CHECKING:
     from depthscope.diagnosis import Fixed
 
+MOST_ALPHA = 1000  # a remedy makes α smaller than 1; beyond this half precision overflows within a few blocks
+
 
 @as_command
 def fix(options: FixOptions) -> None:
@@ -20,6 +22,7 @@ def fix(options: FixOptions) -> None:
     from depthscope.cli.running import require_writable, say_where
 
     tau = chosen_tau(options)
+    require_alpha(options)
     if options.out is not None:
         require_writable(options.out)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
@@ -50,6 +53,12 @@ def chosen_tau(options: FixOptions) -> float | None:
     if not 0 <= tau <= 1:
         raise ValueError(f"expected --tau in [0, 1], got {options.tau}")
     return tau
+
+
+def require_alpha(options: FixOptions) -> None:
+    """Refused before a model is built, also where no remedy will be put in."""
+    if options.alpha is not None and not 0 <= options.alpha <= MOST_ALPHA:
+        raise ValueError(f"expected --alpha in [0, {MOST_ALPHA}], got {options.alpha}: it weighs both branches")
 
 
 def _fix(options: FixOptions, tau: float | None) -> Fixed:
