@@ -1,12 +1,17 @@
 """Files that others made: pipes, devices, weights of another model, names that a terminal or matplotlib would obey."""
 
+import io
 import json
 import os
 import resource
+import struct
 import subprocess
 import sys
 import time
 import tracemalloc
+import zlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,10 +88,47 @@ def test_pipes_and_devices_are_no_input(tmp_path: Path, bert: Path, run):
     assert "got 0;" in run("probe", "vit", *small, "--images", str(folder), code=2)[1]
 
 
-def test_what_is_no_png_or_jpeg_is_not_opened_whatever_its_name(tmp_path: Path, run):
-    Image.new("RGB", (9, 9)).save(tmp_path / "a.png", format="GIF")
+def png(width: int, height: int, text: bytes = b"") -> bytes:
+    """Black, of any size; a text of any length costs next to nothing in the file."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer = zlib.compressobj(9)
+    rows = b"".join(packer.compress(bytes(1 + 3 * width)) for _ in range(height)) + packer.flush()
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    remark = chunk(b"zTXt", b"k\0\0" + zlib.compress(text)) if text else b""
+    return b"\x89PNG\r\n\x1a\n" + header + remark + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def saved_as(format: str) -> bytes:
+    Image.new("RGB", (9, 9)).save(made := io.BytesIO(), format=format)
+    return made.getvalue()
+
+
+HOSTILE_IMAGES: dict[str, Callable[[], bytes]] = {
+    **{name: partial(saved_as, name) for name in ("EPS", "GIF", "TIFF", "WEBP", "BMP", "ICO", "PDF")},
+    "empty": bytes,
+    "zeros": lambda: bytes(100),
+    "half of one": lambda: (whole := png(64, 64))[: len(whole) // 2],
+    "900 million pixels": lambda: png(30_000, 30_000)[:100_000],  # its header is enough
+    "100 million pixels": lambda: png(10_000, 10_000),
+    "a text of 200 MB": lambda: png(9, 9, text=b"a" * 200_000_000),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_IMAGES)
+def test_no_program_is_started_for_an_image_and_none_is_read_at_length(
+    kind: str, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "a.png").write_bytes(HOSTILE_IMAGES[kind]())
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
     small = ("--depth", "1", "--width", "64", "--samples", "1")
-    assert "a.png" in run("probe", "vit", *small, "--images", str(tmp_path), code=2)[1]
+    began = time.monotonic()
+    err = run("probe", "vit", *small, "--images", str(tmp_path), code=2)[1]
+    assert err.count("\n") == 1
+    assert f"expected a PNG or JPEG image in '{tmp_path / 'a.png'}'" in err
+    assert time.monotonic() - began < 20
 
 
 def test_of_a_long_text_only_what_is_needed_is_tokenised(tmp_path: Path):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
 
 from depthscope.cli.models import LoadedModel
 from depthscope.cli.options import ModelOptions
@@ -292,12 +293,18 @@ def _read_images(folder: Path, samples: int, size: tuple[int, ...]) -> Tensor:
             "add images or give fewer --samples"
         )
     height, width = size
+    bombs = (image_module.DecompressionBombError, image_module.DecompressionBombWarning)
     pixels = torch.empty(samples, 3, height, width)
     for row, path in zip(pixels, paths, strict=False):
         try:
-            with image_module.open(path, formats=_IMAGE_FORMATS) as image:
-                small = image.convert("RGB").resize((width, height))
-        except (OSError, SyntaxError, image_module.DecompressionBombError) as error:
-            raise ValueError(f"expected an image in {str(path)!r}, but it cannot be read: {error}") from None
+            with catch_warnings():
+                simplefilter("error", image_module.DecompressionBombWarning)  # of sizes that no photograph has
+                with image_module.open(path, formats=_IMAGE_FORMATS) as image:
+                    small = image.convert("RGB").resize((width, height))
+        except (OSError, SyntaxError, ValueError, *bombs) as error:
+            reason = "it is neither" if isinstance(error, image_module.UnidentifiedImageError) else error
+            raise ValueError(
+                f"expected a PNG or JPEG image in {str(path)!r}, but it cannot be read: {reason}"
+            ) from None
         row.copy_(torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1).float() / 127.5 - 1)
     return pixels

@@ -18,8 +18,8 @@ _OF_EAGER_HEADS = 2  # matrices of all heads: scores, and their softmax
 def require_pass(model: nn.Module, options: ModelOptions, *, batch: int, tokens: int, width: int) -> None:
     """Refuses what the kernel's killer would end: one batch through one block, and its attention matrices.
 
-    Those are there one head at a time if a measure asks for them, and all at once in an eager implementation, or where a
-    bias of relative positions is added to them; other fused attention has none.
+    Those are there one head at a time if a measure asks for them, and all at once in an eager implementation, or where
+    a bias of relative positions is added to them; other fused attention has none.
     """
     from depthscope.machine import require_room
     from depthscope.measures import MEASURES, choose_measures
