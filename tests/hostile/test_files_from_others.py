@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from depthscope import machine
+from depthscope import files, machine
 from depthscope.cli.app import main
 from depthscope.cli.console import Screen
 from depthscope.drawing import Curve, draw_by_block
@@ -246,3 +246,36 @@ def test_a_home_in_text_and_images_is_expanded(tmp_path: Path, monkeypatch: pyte
         str(tmp_path / "no.txt") in run("probe", "bert", "--depth", "1", "--width", "64", "--text=~/no.txt", code=2)[1]
     )
     assert str(tmp_path / "no") in run("probe", "vit", "--depth", "1", "--width", "64", "--images=~/no", code=2)[1]
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("failing", ["fix.png", "fix.json", "after/profile.json", "before/profile.parquet"])
+def test_a_fix_replaces_an_older_one_as_a_whole_or_not_at_all(
+    failing: str, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+):
+    model = ("fix", "encoder", "--depth=2", "--width=16", "--heads=2", *SMALL, "--tau=0.5", "--out", str(tmp_path))
+    run(*model, code=0)
+    (tmp_path / "before" / "mine.txt").write_text("of the user")
+    older = everything_in(tmp_path)
+    assert {"fix.json", "fix.png", "before/profile.json", "after/sinks.parquet", "before/mine.txt"} <= older.keys()
+    naming = files._naming
+
+    def full(target: Path):
+        if target == tmp_path / failing:
+            raise OSError(f"could not write {target}: No space left on device")
+        return naming(target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "_naming", full)
+        out, err = run(*model, "--seed=1", code=2)
+    assert "Before" in out  # what was computed is shown all the same
+    assert str(tmp_path / failing) in err
+    assert everything_in(tmp_path) == older
+    run(*model, "--seed=1", code=0)
+    newer = everything_in(tmp_path)
+    assert newer.keys() == older.keys()
+    same = {name for name in newer if newer[name] == older[name]}
+    assert same <= {"before/mine.txt", "before/sinks.parquet", "after/sinks.parquet"}  # no outliers: empty tables

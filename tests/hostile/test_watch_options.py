@@ -29,7 +29,7 @@ OF_A_MODEL = [
 
 
 def refusal(act: Any) -> str:
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=r"\S") as refused:
         act()
     line = str(refused.value)
     assert "\n" not in line
@@ -58,6 +58,6 @@ def test_what_is_no_model_is_not_watched(model: Any):
 
 def test_a_folder_is_no_file_of_records(tmp_path: Path):
     model, _ = zoo.make("bert")
-    for path in (tmp_path, tmp_path / "no" / "such", "/dev/zero"):
+    for path in (tmp_path, tmp_path / "no" / "such"):
         assert str(path) in refusal(depthscope.watch(model, path=path).open)
     assert not model._forward_pre_hooks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,10 +115,18 @@ def as_json(fixed: Fixed) -> dict[str, Any]:
 
 
 def _save(fixed: Fixed, folder: Path) -> None:
+    """All of it or none: both profiles, the picture and what `--json` prints belong to one run."""
     from depthscope.cli.fix_display import draw
-    from depthscope.files import write_json, write_whole
+    from depthscope.files import write_folder
+    from depthscope.probing.saved import MADE_OF_A_PROFILE, writers
 
-    fixed.before.save(folder / "before")
-    fixed.after.save(folder / "after")
-    write_json(folder / "fix.json", as_json(fixed))
-    write_whole(folder / "fix.png", lambda path: draw(fixed).savefig(path, dpi=160))
+    text = json.dumps(as_json(fixed), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    profiles = {"before": fixed.before, "after": fixed.after}
+    files: dict[str, Callable[[Path], object]] = {
+        f"{when}/{name}": write
+        for when, profile in profiles.items()
+        for name, write in writers(profile.frame, profile.sinks, profile.metadata).items()
+    }
+    files["fix.png"] = lambda path: draw(fixed).savefig(path, dpi=160)
+    files["fix.json"] = lambda path: path.write_text(text, encoding="utf-8")
+    write_folder(folder, files, obsolete=[f"{when}/{name}" for when in profiles for name in MADE_OF_A_PROFILE])
