@@ -247,4 +247,6 @@ def require_writable(folder: Path) -> None:
             pass
     except OSError as error:
         reason = error.strerror or error
-        raise OSError(f"expected a folder that can be written for --out, got {str(folder)!r}: {reason}") from None
+        raise OSError(
+            f"expected a folder that can be written for --out, got {str(folder)!r}: {reason}; choose another"
+        ) from None
