@@ -226,9 +226,15 @@ def split_names(value: str) -> list[str]:
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
+def _some_names(option: str, value: str) -> list[str]:
+    if not (names := split_names(value)):
+        raise ValueError(f"expected {option} with names separated by commas, got {value!r}")
+    return names
+
+
 def chosen_measures(options: ProbeOptions) -> str | list[str]:
     """A group by its name, or a list; `spectral` comes on top of what the verdict asks for."""
-    names = split_names(options.measures)
+    names = _some_names("--measures", options.measures)
     if names == ["spectral"]:
         return ["verdict", "spectral"]
     return names[0] if len(names) == 1 else names
@@ -236,7 +242,7 @@ def chosen_measures(options: ProbeOptions) -> str | list[str]:
 
 def chosen_stations(options: ProbeOptions) -> str | list[str]:
     """A group by its name, or a list; `output`, which every summary reads, is always there."""
-    names = split_names(options.stations)
+    names = _some_names("--stations", options.stations)
     if len(names) == 1 and names[0] in ("output", "trunk", "all"):
         return names[0]
     return list(dict.fromkeys([*names, "output"]))

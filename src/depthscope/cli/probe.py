@@ -32,6 +32,7 @@ def probe(options: ProbeOptions) -> None:
     from depthscope.cli.condition import EXIT_CODE, failures
 
     conditions = _conditions(options)
+    chosen_stations(options)
     excluded_tokens(options)  # refused here, before a model is built
     if options.skip_run != 1 and not options.skip_loss:
         raise ValueError(f"--skip-run {options.skip_run} goes with --skip-loss; give both or neither")
