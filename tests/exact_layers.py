@@ -64,9 +64,7 @@ ACTIVATIONS = {
 def mlp(x: Matrix, weights) -> Matrix:
     hidden = plus_row(times(x, exact(weights.expand)), weights.expand_bias)
     phi = ACTIVATIONS[weights.activation]
-    return plus_row(
-        times([[phi(a) for a in row] for row in hidden], exact(weights.contract)), weights.contract_bias
-    )
+    return plus_row(times([[phi(a) for a in row] for row in hidden], exact(weights.contract)), weights.contract_bias)
 
 
 def deviations(x: Matrix) -> list[list[float]]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from depthscope.measures import composite_norm
-from depthscope.theory.residuals import Heads, Mlp, SplitTokens, activation_named, attend, split_scores
+from depthscope.theory.residuals import Heads, Mlp, SplitTokens, activation_named, attend_uncentred, split_scores
 
 PAPER_CONSTANT = 4.0
 LARGEST_RANGE = 1.2564312086261697  # the root of e^D − 1 = 2D: the proof's lemma is about D_i ≤ 1.256
@@ -120,7 +120,7 @@ class LayerContraction:
     """One attention layer, measured and bounded; tensors (…)."""
 
     before: Tensor  # e = ‖R‖_{1,∞}
-    after: Tensor  # e' = ‖R'‖_{1,∞}
+    after: Tensor  # e' = ‖R'‖_{1,∞}, R' as the proof has it or around the mean, whichever is smaller
     constant: Tensor  # e'/(e³·Σ_h ‖W_QK‖₁‖W_h‖_{1,∞}/√d_qk): what was needed where the theorem has 4γ
     gamma: Tensor  # the largest over the heads
     largest_range: Tensor  # max D_i over rows and heads
@@ -135,7 +135,8 @@ def layer_contraction(tokens: SplitTokens, heads: Heads) -> LayerContraction:
     The heads enter the measured constant by the sum of their ‖W_QK‖₁‖W_h‖, at most Hβ. nan for equal tokens.
     """
     width = heads.key.shape[-1]
-    before, after = composite_norm(tokens.residual), composite_norm(attend(tokens, heads).residual)
+    before, attended = composite_norm(tokens.residual), attend_uncentred(tokens, heads).residual
+    after = torch.minimum(composite_norm(attended), composite_norm(attended - attended.mean(dim=-2, keepdim=True)))
     ranges = score_ranges(tokens, heads)  # (…, h, n)
     gamma = range_evenness(ranges).amax(dim=-1)
     products = _weight_products(heads)

@@ -49,7 +49,12 @@ def silu_difference(a: Tensor, b: Tensor) -> Tensor:
 
 def gelu_difference(a: Tensor, b: Tensor) -> Tensor:
     """(a + b)Φ(a + b) − aΦ(a) = a(Φ(a + b) − Φ(a)) + bΦ(a + b), Φ the normal distribution function."""
-    return a * _normal_difference(a, b) + b * torch.special.ndtr(a + b)
+    return a * _normal_difference(a, b) + b * _normal(a + b)
+
+
+def _normal(x: Tensor) -> Tensor:
+    """Φ(x), right in the lower tail too: torch's own `ndtr` is 0 below −8.4."""
+    return torch.special.erfc(-x * math.sqrt(0.5)) / 2
 
 
 def _normal_difference(a: Tensor, b: Tensor) -> Tensor:
@@ -58,9 +63,9 @@ def _normal_difference(a: Tensor, b: Tensor) -> Tensor:
     near = torch.zeros_like(middle)
     for node, weight in zip(_NODES, _WEIGHTS, strict=True):
         near = near + weight * (_density(middle + node * half) + _density(middle - node * half))
-    end, root = a + b, math.sqrt(0.5)
-    upper = (torch.special.erfc(a * root) - torch.special.erfc(end * root)) / 2  # right where both are positive
-    lower = (torch.special.erfc(-end * root) - torch.special.erfc(-a * root)) / 2
+    end = a + b
+    upper = _normal(-a) - _normal(-end)  # right where both are positive
+    lower = _normal(end) - _normal(a)
     return torch.where(b.abs() * (1 + a.abs()) <= 1, near * half, torch.where((a > 0) & (end > 0), upper, lower))
 
 
@@ -80,6 +85,6 @@ class Activation(NamedTuple):
 ACTIVATIONS = {
     "relu": Activation(torch.relu, relu_difference, 1.0),
     "tanh": Activation(torch.tanh, tanh_difference, 1.0),
-    "gelu": Activation(lambda a: a * torch.special.ndtr(a), gelu_difference, 1.1289042),
+    "gelu": Activation(lambda a: a * _normal(a), gelu_difference, 1.1289042),
     "silu": Activation(lambda a: a * torch.sigmoid(a), silu_difference, 1.0998397),
 }

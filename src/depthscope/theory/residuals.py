@@ -25,7 +25,7 @@ from depthscope.theory.differences import ACTIVATIONS, Activation
 
 @dataclass(frozen=True)
 class SplitTokens:
-    """X = 1xᵀ + R. Every step returns R with mean 0, so that x is the mean of the tokens."""
+    """X = 1xᵀ + R. Every step but `attend_uncentred` keeps the mean of R at 0, so that x is the mean of the tokens."""
 
     shared: Tensor  # x (…, d)
     residual: Tensor  # R (…, n, d)
@@ -96,11 +96,17 @@ def attention_gap(scores: Scores) -> tuple[Tensor, Tensor]:
 
 
 def attend(tokens: SplitTokens, heads: Heads) -> SplitTokens:
-    """Σ_h P_h X W_h + 1bᵀ: x' = Σ_h(x + q_hᵀR)W_h + b, R' = Σ_h(P_h − 1q_hᵀ)RW_h."""
+    """Σ_h P_h X W_h + 1bᵀ, as `attend_uncentred`, with the mean of the new tokens as their shared part."""
+    attended = attend_uncentred(tokens, heads)
+    return _centred(attended.shared, attended.residual)
+
+
+def attend_uncentred(tokens: SplitTokens, heads: Heads) -> SplitTokens:
+    """x' = Σ_h(x + q_hᵀR)W_h + b, R' = Σ_h(P_h − 1q_hᵀ)RW_h: what the theorems of `theory.collapse` bound."""
     q, gap = attention_gap(split_scores(tokens, heads))
     r = tokens.residual.unsqueeze(-3)
     shared = ((tokens.shared[..., None, None, :] + q @ r) @ heads.value).sum(dim=-3).squeeze(-2)
-    return _centred(_plus(shared, heads.bias), (gap @ r @ heads.value).sum(dim=-3))
+    return SplitTokens(_plus(shared, heads.bias), (gap @ r @ heads.value).sum(dim=-3))
 
 
 def attend_causally(tokens: SplitTokens, heads: Heads) -> SplitTokens:
