@@ -56,6 +56,7 @@ def layer_norm(x: Matrix, gain: Tensor, bias: Tensor, eps: float) -> Matrix:
 ACTIVATIONS = {
     "relu": lambda a: max(a, mpf(0)),
     "tanh": mp.tanh,
+    "sine": mp.sin,
     "gelu": lambda a: a * mp.ncdf(a),
     "silu": lambda a: a / (1 + mp.exp(-a)),
 }

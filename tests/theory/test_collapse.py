@@ -120,7 +120,7 @@ def tilted_rows(count: int) -> tuple[float, float]:
     """A layer of 2·count + 1 tokens: its residual's lower bound over all centres, and the γ-free bound 4β/√d_qk·e³.
 
     Token 0 stands alone in feature 0 and has most of q. Each of `count` tokens stands in a feature of its own, where
-    only it is asked for, and turns to itself; `count` tokens are the shared one itself and do not turn. R = diag(1, …, 1)
+    only it is asked for, and turns to itself; `count` tokens are the shared one itself and do not turn. R = diag(1, …)
     and zeros, W_QK = M·I, W_V = I: e = 1, β/√d_qk = M. All rows of one kind are equal up to a permutation, so three
     numbers give all: the attention of a turning row to itself and to token 0, and q₀.
     """

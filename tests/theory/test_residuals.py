@@ -158,6 +158,8 @@ def test_differences_of_activations(name: str):
                     end = mpf(start_at) + mpf(step)
                     wanted = phi(end) - phi(mpf(start_at))
                     second = mpf(step) * phi(end) / end if name in ("gelu", "silu") and end != 0 else 0  # b·Φ(a + b)
+                    # A zero of the cosine between two floats is met to their rounding.
+                    second = min(abs(mpf(step)), 1) * 1e-2 if name == "sine" else second
                     scale = max(abs(wanted), abs(second))
                     assert abs(mpf(got) - wanted) <= 1e-12 * scale + 1e-300, (start_at, step)
 
@@ -171,7 +173,7 @@ def test_lipschitz_constants_are_reached_and_not_exceeded(name: str):
 
 
 def test_an_unknown_activation_is_refused():
-    with pytest.raises(ValueError, match="expected an activation among relu, tanh, gelu, silu, got 'selu'"):
+    with pytest.raises(ValueError, match="expected an activation among relu, tanh, sine, gelu, silu, got 'selu'"):
         activate(SplitTokens.of(torch.ones(2, 2, dtype=F64)), "selu")
 
 

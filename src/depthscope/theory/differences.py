@@ -1,7 +1,7 @@
 """φ(a + b) − φ(a) of activation functions, to full relative precision however small b is.
 
 Subtracting φ(a) from φ(a + b) loses every digit of b below 1e-16·a. These forms never subtract nearly equal
-numbers: identities for ReLU, tanh, the sigmoid and SiLU; for the exact GELU an integral of the density where b is
+numbers: identities for ReLU, tanh, sine, the sigmoid and SiLU; for the exact GELU an integral of the density where b is
 small, and a difference of tails where it is not. The error of each entry is a few roundings of the larger of the
 terms that are added; where these cancel (SiLU and GELU near their minimum) the derivative itself passes through 0.
 
@@ -35,6 +35,11 @@ def tanh_difference(a: Tensor, b: Tensor) -> Tensor:
     size = -2 * torch.sign(b) * torch.expm1(-2 * b.abs())
     tails = (1 + torch.exp(-2 * a.abs())) * (1 + torch.exp(-2 * end.abs()))
     return size * torch.exp(b.abs() - a.abs() - end.abs()) / tails
+
+
+def sine_difference(a: Tensor, b: Tensor) -> Tensor:
+    """sin(a + b) − sin(a) = 2 sin(b/2) cos(a + b/2)."""
+    return 2 * torch.sin(b / 2) * torch.cos(a + b / 2)
 
 
 def sigmoid_difference(a: Tensor, b: Tensor) -> Tensor:
@@ -85,6 +90,7 @@ class Activation(NamedTuple):
 ACTIVATIONS = {
     "relu": Activation(torch.relu, relu_difference, 1.0),
     "tanh": Activation(torch.tanh, tanh_difference, 1.0),
+    "sine": Activation(torch.sin, sine_difference, 1.0),
     "gelu": Activation(lambda a: a * _normal(a), gelu_difference, 1.1289042),
     "silu": Activation(lambda a: a * torch.sigmoid(a), silu_difference, 1.0998397),
 }
