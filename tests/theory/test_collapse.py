@@ -103,8 +103,29 @@ def test_gamma_may_be_left_out_where_the_condition_holds(contractions: list[Laye
 
 def test_our_constant_needs_no_condition(contractions: list[LayerContraction]):
     assert everywhere(contractions, lambda c: c.sharp)
-    assert all((c.sharp <= c.gamma).all() for c in contractions)
+    for (_, _, heads), c in zip(SHAPES, contractions, strict=True):
+        assert heads > 1 or (c.sharp <= c.gamma * (1 + 1e-12)).all()
     assert not everywhere(contractions, lambda c: c.sharp / 4)  # the mutant
+
+
+def test_the_composite_norm_is_not_a_norm():
+    """A column of ones and a row of ones: each has √9 = 3, their sum has 10."""
+    column, row = torch.zeros(2, 9, 9, dtype=F64)
+    column[:, 0] = row[0] = 1.0
+    assert composite_norm(column + row) > composite_norm(column) + composite_norm(row)
+
+
+def test_unbalanced_heads_are_covered_by_our_sum():
+    """Heads whose values are a column and a row: their ratios ‖·‖₁/‖·‖_∞ are d and 1/d."""
+    generator = seeded(8)
+    d = 32
+    value = torch.zeros(2, d, d, dtype=F64)
+    value[0, :, 0] = value[1, 0] = 1.0
+    for _ in range(50):
+        residual = 0.1 * normal(generator, 12, d) ** 3
+        tokens = SplitTokens(normal(generator, d), residual - residual.mean(dim=-2, keepdim=True))
+        found = layer_contraction(tokens, Heads(*normal(generator, 2, 2, d, 4) / 8, value))
+        assert found.constant <= found.sharp
 
 
 def test_one_half_is_reached_by_two_tokens():
@@ -114,6 +135,25 @@ def test_one_half_is_reached_by_two_tokens():
     found = layer_contraction(tokens, Heads(one, one, one))
     assert found.constant.item() == pytest.approx(0.5, rel=1e-5)
     assert found.gamma.item() == pytest.approx(math.sqrt(2))
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 2), (3, 2), (5, 4)])
+def test_gradient_ascent_finds_no_constant_above_one_half(n: int, d: int):
+    """No theorem: what was found. It comes near, so the search is not idle."""
+    generator = seeded(n + d)
+    parts = {"shared": (d,), "residual": (n, d), "query": (1, d, d), "value": (1, d, d)}
+    free = {name: normal(generator, 32, *shape).requires_grad_() for name, shape in parts.items()}
+    key, largest = torch.eye(d, dtype=F64).expand(32, 1, d, d), 0.0
+    optimiser = torch.optim.Adam(free.values(), lr=0.05)
+    for _ in range(300):
+        residual = free["residual"] - free["residual"].mean(dim=-2, keepdim=True)
+        tokens = SplitTokens(10 * free["shared"], residual)
+        constant = layer_contraction(tokens, Heads(free["query"], key, free["value"])).constant
+        largest = max(largest, constant.max().item())
+        optimiser.zero_grad()
+        (-constant.log().sum()).backward()
+        optimiser.step()
+    assert 0.25 < largest <= 0.5 + 1e-9
 
 
 def tilted_rows(count: int) -> tuple[float, float]:

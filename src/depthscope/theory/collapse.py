@@ -68,8 +68,12 @@ def weight_product(heads: Heads) -> Tensor:
 
 
 def _weight_products(heads: Heads) -> Tensor:
-    columns = (heads.query @ heads.key.mT).abs().sum(dim=-2).amax(dim=-1)  # ‖W_QK‖₁ (…, h)
-    return columns * composite_norm(heads.value)
+    return _column_norm(heads.query @ heads.key.mT) * composite_norm(heads.value)  # (…, h)
+
+
+def _column_norm(x: Tensor) -> Tensor:
+    """‖X‖₁, the largest absolute column sum."""
+    return x.abs().sum(dim=-2).amax(dim=-1)
 
 
 def lipschitz_bound(mlp: Mlp) -> Tensor:
@@ -93,7 +97,7 @@ def range_evenness(ranges: Tensor) -> Tensor:
 
 
 def sharp_constant(ranges: Tensor) -> Tensor:
-    """Ours: what may stand in place of the paper's 4γ, min(γ, c₀(D)), D = max_i D_i; (…, n) → (…).
+    """Ours: what may stand in place of the paper's 4γ for one head, min(γ, c₀(D)), D = max_i D_i; (…, n) → (…).
 
     Row i of R' is Σ_j(p_ij − q_j)r_j, where p_i is q tilted by E_i.
 
@@ -125,7 +129,7 @@ class LayerContraction:
     gamma: Tensor  # the largest over the heads
     largest_range: Tensor  # max D_i over rows and heads
     applies: Tensor  # max D_i ≤ 1.256: what the paper's proof needs
-    sharp: Tensor  # `sharp_constant`, the largest over the heads
+    sharp: Tensor  # what our proof allows there: `sharp_constant` for one head, its sum over heads for several
     paper: CollapseBound  # Thm 2.2 or 2.3 for this one layer, with γ
 
 
@@ -133,6 +137,10 @@ def layer_contraction(tokens: SplitTokens, heads: Heads) -> LayerContraction:
     """What one layer does to the residual, beside what Thm 2.2 (one head) or 2.3 says of it.
 
     The heads enter the measured constant by the sum of their ‖W_QK‖₁‖W_h‖, at most Hβ. nan for equal tokens.
+
+    ‖·‖_{1,∞} does not satisfy the triangle inequality, so heads cannot be added in it. What we prove of several heads
+    adds their column sums and their row sums: e' ≤ √(Σ_h s_h²u_h‖W_h‖₁ · Σ_h u_h‖W_h‖_∞)·e³/√d_qk, u = ‖W_QK‖₁,
+    s = `sharp_constant`. For heads whose W_h have the same ratio ‖·‖₁/‖·‖_∞ this is Thm 2.3 with s in place of 4γ.
     """
     width = heads.key.shape[-1]
     before, attended = composite_norm(tokens.residual), attend_uncentred(tokens, heads).residual
@@ -140,6 +148,9 @@ def layer_contraction(tokens: SplitTokens, heads: Heads) -> LayerContraction:
     ranges = score_ranges(tokens, heads)  # (…, h, n)
     gamma = range_evenness(ranges).amax(dim=-1)
     products = _weight_products(heads)
+    u = _column_norm(heads.query @ heads.key.mT)  # (…, h)
+    columns = (sharp_constant(ranges).square() * u * _column_norm(heads.value)).sum(dim=-1)
+    rows = (u * _column_norm(heads.value.mT)).sum(dim=-1)
     largest = ranges.amax(dim=(-2, -1))
     # After and before in this order: e³ alone leaves float64 at 1e-103.
     constant = after / before / before / before / products.sum(dim=-1) * math.sqrt(width)
@@ -150,7 +161,7 @@ def layer_contraction(tokens: SplitTokens, heads: Heads) -> LayerContraction:
         gamma=gamma,
         largest_range=largest,
         applies=largest <= LARGEST_RANGE,
-        sharp=sharp_constant(ranges).amax(dim=-1),
+        sharp=(columns * rows).sqrt() / products.sum(dim=-1),
         paper=collapse_bound(
             before, beta=products.amax(dim=-1), key_width=width, gamma=gamma, heads=products.shape[-1]
         ),

@@ -3,8 +3,8 @@
 A collapse cannot be followed in X: float64 rounds differences of tokens away at 1e-16 of the tokens, float32 at
 1e-7, while the theory of Dong et al. 2021 speaks of e, c·e³, c⁴·e⁹, … Here no step subtracts nearly equal numbers,
 so R keeps its relative precision down to about 1e-290, where float64 itself ends. The steps are exact; none is an
-expansion in R. An error of x of one rounding acts as a change of the input by one rounding: in a network that is chaotic
-in x (an MLP of large gain) it grows from layer to layer, and what is followed is a neighbouring network's residual.
+expansion in R. An error of x of one rounding acts as a change of the input by one rounding: in a network that is
+chaotic in x (an MLP of large gain) it grows from layer to layer, and what is followed is a neighbour's residual.
 
 Below R ≈ 1e-97 the next attention step, which is cubic, leaves the numbers of float64: R becomes 0, and stays 0.
 

@@ -87,8 +87,8 @@ def _parts(config: Config) -> Iterator[pd.DataFrame]:
     gains = torch.tensor(config.gains, dtype=torch.float64)
     grid = {"trial": np.repeat(trials, len(gains)), "gain": np.tile(config.gains, config.trials)}
     for name, kind in KINDS.items():
-        found = layers_until_ended(start, stack, kind, gains)
-        frame = pd.DataFrame({"part": "mlp", "case": name, **grid, "layers": found.flatten().numpy()})
+        needed = layers_until_ended(start, stack, kind, gains).flatten().numpy()
+        frame = pd.DataFrame({"part": "mlp", "case": name, **grid, "layers": needed})
         yield frame.assign(never=np.where(frame["layers"].isna(), float(config.mlp_depth), np.nan))
     name, kind = list(KINDS.items())[-1]
     critical = critical_residual(start, stack[: config.mlp_depth // 2], kind, gains)
@@ -131,11 +131,11 @@ def draw(frame: pd.DataFrame) -> Any:
     figure, (fall, order, until, critical) = panels(2, 2, width=4.9, height=4.1)
     depth = frame[frame["part"] == "depth"]
     for case, style in _STYLES.items():
-        rows = depth[depth["case"] == case].groupby("layer")
+        by_layer = depth[depth["case"] == case].groupby("layer")
         line = {"linewidth": 1.5, **style}
-        curve = rows["digits"].median()
+        curve = by_layer["digits"].median()
         fall.plot(curve.index, curve, label=case, **line)
-        curve = rows["order"].mean()
+        curve = by_layer["order"].mean()
         order.plot(curve.index, curve, **line)
     for case, dashes in zip(ROUNDED, ("-", "--"), strict=True):
         curve = depth[depth["case"] == case].groupby("layer")["digits"].median()
@@ -163,7 +163,7 @@ def draw(frame: pd.DataFrame) -> Any:
     critical.plot(curve.index, curve, color=BLUE, linewidth=1, label="least squares")
     curve = means["promised"].mean()
     critical.plot(curve.index, curve, color=GREY, linewidth=1.2, linestyle="--", label="promised by Cor. 3.2")
-    critical.axhline(rows["residual"].mean(), color=BLACK, linewidth=1, linestyle=":", label="N(0, 1) tokens")
+    critical.axhline(float(rows["residual"].mean()), color=BLACK, linewidth=1, linestyle=":", label="N(0, 1) tokens")
     critical.set_xscale("log", base=4)
     critical.set_yscale("log")
     label(critical, "Where the MLP stops the collapse", "gain g of the MLP: λ ∝ g", "‖res(X)‖ of the first tokens")

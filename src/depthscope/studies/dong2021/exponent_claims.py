@@ -137,7 +137,7 @@ def _norm_and_skip_claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 def _mlp_claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     depth, mlps = (frame[frame["part"] == part] for part in ("depth", "mlp"))
     needed = {  # mean over trials, nan where one never ends
-        case: rows.groupby("gain")["layers"].agg(lambda values: values.mean(skipna=False))
+        str(case): rows.groupby("gain")["layers"].agg(lambda values: values.mean(skipna=False))
         for case, rows in mlps.groupby("case")
     }
     least, most = min(config.gains), max(config.gains)

@@ -66,7 +66,8 @@ def layers(trials: int, width: int, heads: int, seed: tuple[int, ...]) -> Iterat
     while True:
         query, key, value, output = (matrix(width, width) for _ in range(4))
         yield Layer(
-            *(_cut(query, key, value, output, parts) for parts in (1, heads)),
+            one=_cut(query, key, value, output, 1),
+            many=_cut(query, key, value, output, heads),
             expand=matrix(width, 4 * width),
             contract=matrix(4 * width, width),
         )
