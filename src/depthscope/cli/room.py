@@ -9,7 +9,7 @@ from depthscope.cli.options import ModelOptions, ProbeOptions, chosen_measures
 if TYPE_CHECKING:
     from torch import nn
 
-# Each is a little less than what was measured: what is refused would not have fitted.
+# By arithmetic, each on the low side: what is refused would not have fitted.
 _WIDE = 8  # token matrices of a block that are there at once: trunk, q, k, v, branch, and the FFN's, 4 × as wide
 _OF_ONE_HEAD = 20  # bytes per entry: the matrix in float32, its deviations and their products in float64
 _OF_EAGER_HEADS = 2  # matrices of all heads: scores, and their softmax
