@@ -1,5 +1,6 @@
 """Tensors and numbers in, predictions out. Every statement is about random weights unless it says otherwise."""
 
+from depthscope.theory.dominance import Dominance, dominance_of, mean_wins, pair_eigenvalues, tokens_after
 from depthscope.theory.escalation import (
     Bound,
     asymptotic_rate,
@@ -32,6 +33,7 @@ from depthscope.theory.odds import (
 
 __all__ = [
     "Bound",
+    "Dominance",
     "OddsMap",
     "asymptotic_rate",
     "attention_map",
@@ -39,6 +41,7 @@ __all__ = [
     "bound_applies_causally",
     "causal_ramp",
     "causal_ratio",
+    "dominance_of",
     "eta",
     "expected_eta",
     "expected_growth",
@@ -48,12 +51,15 @@ __all__ = [
     "gamma",
     "level_to_hold",
     "lower_bound",
+    "mean_wins",
     "measure_map",
     "odds_of",
+    "pair_eigenvalues",
     "pre_norm_exponent",
     "pre_norm_odds",
     "similarity_of",
     "spectral_estimate",
     "token_odds",
+    "tokens_after",
     "uniform_causal_attention",
 ]
