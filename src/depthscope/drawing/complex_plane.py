@@ -21,7 +21,7 @@ def draw_spectra(
 
     `by_block` has the eigenvalues of a block, `shares` its negative share and after it those of its heads.
     """
-    shown = _evenly(sorted(by_block), _MOST)
+    shown = evenly(sorted(by_block), _MOST)
     columns = min(4, len(shown) + 2)
     rows = -(-(len(shown) + 2) // columns)
     figure, axes = panels(columns, rows, width=3.0, height=2.7)
@@ -72,7 +72,7 @@ def _draw_plane(ax: Any, values: Sequence[complex], title: str) -> None:
     ax.set_ylim(-reach, reach)
 
 
-def _evenly(blocks: list[int], most: int) -> list[int]:
+def evenly(blocks: list[int], most: int) -> list[int]:
     """At most so many of them, the first and the last among them."""
     if len(blocks) <= most:
         return blocks

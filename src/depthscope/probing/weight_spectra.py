@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, Projections, anatomy_of
+from depthscope.drawing import draw_spectra
 from depthscope.measures.weights import (
     asymmetry,
     mean_growth,
@@ -67,6 +68,23 @@ class Spectra:
         if rows.empty:
             raise ValueError(f"there is no block {block} with head {head}; blocks: {sorted(set(self.frame['block']))}")
         return rows["real"].to_numpy() + 1j * rows["imag"].to_numpy()
+
+    def plot(self) -> Any:
+        """A matplotlib figure: the negative share by block, a histogram, and spectra in the complex plane.
+
+        Where whole blocks were left out, the eigenvalues of their heads are shown together.
+        """
+        by_block: dict[int, list[complex]] = {}
+        shares: dict[int, list[float]] = {}
+        for block in sorted(set(self.frame["block"].tolist())):
+            rows = self.frame[self.frame["block"] == block]
+            whole = rows[rows["head"] == WHOLE]
+            shown = whole if len(whole) else rows
+            by_block[block] = (shown["real"].to_numpy() + 1j * shown["imag"].to_numpy()).tolist()
+            heads = rows[rows["head"] != WHOLE].drop_duplicates("head")["negative_share"].tolist()
+            shares[block] = [whole["negative_share"].iloc[0] if len(whole) else float(np.mean(heads)), *heads]
+        product = "W_Q W_Kᵀ" if self.metadata.get("product") == "query-key" else "W_V W_O"
+        return draw_spectra(by_block, shares, title=f"{self.metadata.get('model', '')}, eigenvalues of {product}")
 
     def __repr__(self) -> str:
         return f"<Spectra of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>"
