@@ -12,6 +12,7 @@ from depthscope.theory.collapse import (
     sharp_constant,
     weight_product,
 )
+from depthscope.theory.dominance import Dominance, dominance_of, mean_wins, pair_eigenvalues, tokens_after
 from depthscope.theory.escalation import (
     Bound,
     asymptotic_rate,
@@ -55,6 +56,7 @@ __all__ = [
     "Bound",
     "Bracket",
     "CollapseBound",
+    "Dominance",
     "Heads",
     "LayerContraction",
     "Mlp",
@@ -71,6 +73,7 @@ __all__ = [
     "collapse_bound",
     "column_centre",
     "composite_centre",
+    "dominance_of",
     "eta",
     "expected_eta",
     "expected_growth",
@@ -84,9 +87,11 @@ __all__ = [
     "lipschitz_bound",
     "lower_bound",
     "mean_factor",
+    "mean_wins",
     "measure_map",
     "normalise",
     "odds_of",
+    "pair_eigenvalues",
     "pre_norm_exponent",
     "pre_norm_odds",
     "range_evenness",
@@ -96,6 +101,7 @@ __all__ = [
     "similarity_of",
     "spectral_estimate",
     "token_odds",
+    "tokens_after",
     "uniform_causal_attention",
     "weight_product",
 ]
