@@ -228,7 +228,8 @@ class Watch:
         self._listens = False
 
     def _stop_listening(self) -> None:
-        self._machine.__exit__()
+        if self._machine.thread is not None:  # which is forgotten last, when it is closed
+            self._machine.__exit__()
         self._eager.close()
 
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
