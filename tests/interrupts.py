@@ -39,3 +39,18 @@ class LineCounter:
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return self._trace
+
+
+class Places(LineCounter):
+    """Counts, and notes which numbers each line of some files has had."""
+
+    def __init__(self, *files: str):
+        super().__init__()
+        self.files = files
+        self.found: dict[str, list[int]] = {}
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        traced = super()._trace(frame, event, argument)
+        if traced is not None and event == "line" and frame.f_code.co_filename.endswith(self.files):
+            self.found.setdefault(f"{frame.f_code.co_filename}:{frame.f_lineno}", []).append(self.lines)
+        return traced

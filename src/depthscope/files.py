@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,22 @@ def write_json(target: Path, value: Any, *, indent: int | None = 2) -> Path:
     """Strict JSON: nan and infinity are refused."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
     return write_whole(target, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def read_json(path: Path) -> Any:
+    """What is in a file of JSON; whatever else it holds is a ValueError."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def content_sum(value: Any) -> str:
+    """SHA-256 of what JSON says, however it is spelled; a ValueError for what is nested too deeply to be told."""
+    try:
+        return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def write_folder(

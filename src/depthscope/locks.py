@@ -94,5 +94,5 @@ def _holder(path: Path) -> str:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return f"process {int(found['pid'])} on {found['host']!r} since {found['since']!r}"
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, OverflowError, TypeError, KeyError, RecursionError):
         return "another process"

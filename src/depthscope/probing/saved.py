@@ -6,13 +6,12 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from depthscope.files import sum_of, write_folder
+from depthscope.files import content_sum, read_json, sum_of, write_folder
 
 COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
 SINK_COLUMNS = ["block", "sample", "token", "norm_ratio", "text"]
@@ -37,7 +36,7 @@ def writers(frame: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any
 
     def write_about(path: Path) -> None:
         known = {**about, "files": sums}
-        text = json.dumps({**known, "sha256": _sum(known)}, indent=2, ensure_ascii=False)
+        text = json.dumps({**known, "sha256": content_sum(known)}, indent=2, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf-8")
 
     tables = dict(zip(_TABLES, (frame, sinks), strict=True))
@@ -69,15 +68,15 @@ def _read_table(path: Path, written: Any) -> pd.DataFrame:
 
 def _read_about(source: Path) -> dict[str, Any]:
     try:
-        metadata = json.loads((source / "profile.json").read_text(encoding="utf-8"))
+        metadata = read_json(source / "profile.json")
     except FileNotFoundError:
         raise ValueError(f"no profile in {source}: profile.json is missing") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{source / 'profile.json'} is not a profile: {error}") from None
     if not isinstance(metadata, dict) or metadata.get("format") != _FORMAT:
         raise ValueError(f"{source} holds no profile of format {_FORMAT}")
     written = metadata.pop("sha256", None)
-    if ("files" in metadata or written is not None) and written != _sum(metadata):
+    if ("files" in metadata or written is not None) and written != content_sum(metadata):
         raise ValueError(f"{source / 'profile.json'} is damaged: it is not what was written")
     del metadata["format"]
     return metadata
@@ -95,7 +94,3 @@ def _check_blocks(source: Path, frame: pd.DataFrame, metadata: Mapping[str, Any]
 
 def _count(parts: Mapping[str, Any]) -> int | None:
     return sum(parts.values()) if all(type(count) is int and count > 0 for count in parts.values()) else None
-
-
-def _sum(about: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

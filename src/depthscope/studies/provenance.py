@@ -35,12 +35,12 @@ def short_hash(made_with: dict[str, Any]) -> str:
 
 def changes(before: Any, now: dict[str, Any], data: str | None) -> str:
     """What differs between two provenances, in words; empty if nothing does."""
-    if not isinstance(before, dict):
+    versions = before.get("libraries") if isinstance(before, dict) else None
+    if not isinstance(before, dict) or not isinstance(versions, dict):
         return "nothing says which code computed the earlier run"
     found = []
     if before.get("code") != now["code"]:
         found.append("the code has changed")
-    versions = before.get("libraries") or {}
     for name in sorted({*versions, *now["libraries"]}):
         old, new = versions.get(name), now["libraries"].get(name)
         if old != new:

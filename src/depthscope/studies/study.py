@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from depthscope.files import sum_of, write_folder, write_json
+from depthscope.files import read_json, sum_of, write_folder, write_json
 from depthscope.locks import owned
 from depthscope.progress import Share
 from depthscope.studies.provenance import changes, provenance, short_hash
@@ -110,11 +110,11 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     if missing:
         return Earlier(refused=f"{missing[0]} is missing")
     try:
-        before = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        before = read_json(folder / "config.json")
         made_with, sums = before.pop("made_with", None), before.pop("files", {})
-        claims = [Claim(**claim) for claim in json.loads((folder / "claims.json").read_text(encoding="utf-8"))]
+        claims = [Claim(**claim) for claim in read_json(folder / "claims.json")]
         damaged = [name for name in FILES[:-1] if sum_of(folder / name) != sums.get(name)]
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return Earlier(refused="config.json or claims.json cannot be read")
     if damaged:
         return Earlier(refused=f"{', '.join(damaged)}: not what the earlier run wrote")

@@ -15,7 +15,6 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from depthscope.files import sum_of, write_whole_folder
+from depthscope.files import content_sum, read_json, sum_of, write_whole_folder
 
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})")
@@ -72,7 +71,7 @@ def write_checkpoint(folder: Path, step: int, files: Files, record: Mapping[str,
             sums[path.name] = sum_of(path)
         place = target / _STATE
         state = json.loads(json.dumps({"format": FORMAT, "step": step, "files": sums, **record}))
-        text = json.dumps({"sha256": _state_sum(state), **state}, ensure_ascii=False) + "\n"
+        text = json.dumps({"sha256": content_sum(state), **state}, ensure_ascii=False) + "\n"
         (scratch / _STATE).write_text(text, encoding="utf-8")
         place = target
 
@@ -116,25 +115,21 @@ def read_checkpoint(path: Path) -> Checkpoint:
             if (found := sum_of(path / reading)) != expected:
                 raise ValueError(f"expected {expected['bytes']} bytes of known content, got {found['bytes']} others")
             files[reading.removesuffix(".safetensors")] = load_file(path / reading)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"the checkpoint {str(path)!r} is damaged: {reading}: {error}") from None
     return Checkpoint(path, state["step"], files, state)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
     """What a checkpoint says, as it was written: nothing else has its sum."""
-    state = json.loads(path.read_text(encoding="utf-8"))
+    state = read_json(path)
     if not isinstance(state, dict) or "format" not in state:
         raise ValueError("expected a record with its format")
     if state["format"] != FORMAT:
         raise ValueError(f"expected format {FORMAT}, got {state['format']!r}: another version of depthscope wrote it")
-    if state.pop("sha256", None) != _state_sum(state):
+    if state.pop("sha256", None) != content_sum(state):
         raise ValueError("its content is not what was written")
     return state
-
-
-def _state_sum(state: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def _step_of(path: Path) -> int:

@@ -6,7 +6,6 @@ what was stopped is continued.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from depthscope.files import sum_of, write_json
+from depthscope.files import content_sum, read_json, sum_of, write_json
 from depthscope.training.config import TrainingConfig
 from depthscope.training.metrics import METRICS, read_metrics
 from depthscope.training.recipes import RECIPES
@@ -173,7 +172,8 @@ def _end(cell: Cell, launch: Launch, code: int) -> Result:
     if code not in (0, NOT_FINITE) or (code == NOT_FINITE and "not finite" not in said):
         raise ValueError(f"the run {cell.name} ended with code {code}: {said} (all of it: {folder / 'log.txt'})")
     failed = said if code == NOT_FINITE else None
-    write_json(folder / "outcome.json", {**_identity(cell, launch), "failed": failed, "metrics": _metrics_sum(folder)})
+    outcome = {**_identity(cell, launch), "failed": failed, "metrics": _metrics_sum(folder)}
+    write_json(folder / "outcome.json", {**outcome, "sha256": content_sum(outcome)})
     return Result(cell, failed)
 
 
@@ -189,11 +189,13 @@ def _read_result(cell: Cell, launch: Launch) -> Result | None:
 def _read_outcome(cell: Cell, launch: Launch) -> dict[str, Any] | None:
     """What is known of the end of an earlier run of this very cell."""
     try:
-        found = json.loads((launch.run_folder(cell) / "outcome.json").read_text(encoding="utf-8"))
+        found = read_json(launch.run_folder(cell) / "outcome.json")
+        if not isinstance(found, dict) or found.pop("sha256", None) != content_sum(found):
+            return None  # not what was written: how the run ended is found out again
     except (FileNotFoundError, ValueError):
         return None
     identity = _identity(cell, launch)
-    return found if isinstance(found, dict) and {name: found.get(name) for name in identity} == identity else None
+    return found if {name: found.get(name) for name in identity} == identity else None
 
 
 def _forget_damaged(cell: Cell, launch: Launch) -> None:

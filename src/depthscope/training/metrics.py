@@ -65,4 +65,11 @@ def _row(line: str) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and type(row.get("step")) is int else None
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return None
+    return row if all(_is_kept(value) for name, value in row.items() if name != "curves") else None
+
+
+def _is_kept(value: Any) -> bool:
+    """Whether it is what `append_metrics` writes: a number, or null for one that was not finite."""
+    return value is None or type(value) is int or (type(value) is float and math.isfinite(value))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from depthscope import __version__
-from depthscope.files import remove_leftovers, write_json
+from depthscope.files import remove_leftovers, sum_of, write_json
 from depthscope.locks import owned
 from depthscope.training.building import recorded
 from depthscope.training.checkpoint import (
@@ -133,6 +133,9 @@ def begin(session: Session) -> None:
     step = session.position.step
     if engine.is_main:
         _tidy(session)
+        for name, written in (found.record.get("logs", {}) if found is not None else {}).items():
+            if _log_sums(run).get(name) != written:
+                session.display.say(f"{run.out / name} is not what this run wrote up to step {step}: do not trust it")
         write_json(run.out / "config.json", {**session.description, "versions": session.versions})
     if run.tracker != "none":
         engine.accelerator.init_trackers(
@@ -151,6 +154,11 @@ def _tidy(session: Session) -> None:
             session.display.say(f"{damaged} lines of {path} could not be read and are left out")
     if step == 0:
         run.picture.unlink(missing_ok=True)
+
+
+def _log_sums(run: Run) -> dict[str, Any]:
+    """Of what a run has written line by line until now."""
+    return {path.name: sum_of(path) for path in (run.metrics, run.depth) if path.exists()}
 
 
 def keep_metrics(session: Session, values: Mapping[str, float]) -> None:
@@ -205,6 +213,7 @@ def _write(session: Session, carry: Mapping[str, Tensor]) -> Path:
         "processes": engine.processes,
         "loss since last log": [position.loss_sum, position.loss_count],
         "metrics": position.metrics,
+        "logs": _log_sums(session.run),
     }
     files = {"model": weights, "optimizer": moments, **({"carry": carry} if carry else {})}
     return write_checkpoint(session.run.checkpoints, position.step, files, record, session.run.keep)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -81,15 +82,23 @@ class Record:
         try:
             content = json.loads(line)
             curves = {
-                str(station): {
-                    str(name): [math.nan if v is None else float(v) for v in values]
-                    for name, values in measures.items()
-                }
+                station: {name: [_value(v) for v in values] for name, values in measures.items()}
                 for station, measures in content["curves"].items()
             }
-            return cls(int(content["step"]), curves)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"not a record of a watched step: {line[:60]!r}") from error
+            if type(content["step"]) is not int:
+                raise TypeError("a step is a whole number")
+            return cls(content["step"], curves)
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError):
+            raise ValueError(f"not a record of a watched step: {line[:60]!r}") from None
+
+
+def _value(written: Any) -> float:
+    """A number that `Record.line` wrote; float() would also take texts, true and 1e999."""
+    if written is None:
+        return math.nan
+    if type(written) not in (int, float) or not math.isfinite(value := float(written)):
+        raise ValueError(f"expected a finite number or null, got {written!r}")
+    return value
 
 
 def _short(measure: str) -> str:
@@ -161,5 +170,7 @@ def _read(path: Path) -> list[Record]:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
     # Without its newline the last line is still being written, or a crash has cut it.
     return [Record.parse(line) for line in lines if line.endswith("\n")]

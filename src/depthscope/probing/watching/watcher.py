@@ -26,6 +26,7 @@ from depthscope.passes import (
     full_precision,
     pieces_of,
 )
+from depthscope.passes.undoing import undone, unhook
 from depthscope.probing.reduction import Reduction
 from depthscope.probing.watching.heat_map import heat_map
 from depthscope.probing.watching.records import Record, append, check_appendable, curves_of, frame_of_records
@@ -133,9 +134,10 @@ class Watch:
             hears_call=self._entrance is not self._model,
         )
         self._records: list[Record] = []
-        self._handle: Any = None
-        self._listening = ExitStack()  # what is open during a watched pass
-        self._ends: list[Any] = []  # the hooks that end it
+        self._is_open = False
+        self._listens = False  # a watched pass has begun and has not ended
+        self._eager = ExitStack()  # what keeps compiled parts from being called during it
+        self._gradients = True  # whether there were any when the watch was opened
         self._passes = 0  # training passes so far; unused once steps are announced
         self._announced: int | None = None  # the running step, if steps are announced
         self._due = False  # the announced step is to be watched, and has not been yet
@@ -168,25 +170,39 @@ class Watch:
         return self.open()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.close()
+        try:
+            self._leave()
+        except BaseException:
+            self._leave()  # Ctrl-C fell into it
+            raise
         if kind is None and self._passes == 0 and self._announced is None:
             warnings.warn("no training pass was seen: was the model in training mode (model.train())?", stacklevel=2)
 
     def open(self) -> Watch:
         """Begins to count; for loops without a `with`."""
-        if self._handle is not None:
+        if self._is_open:
             raise ValueError("this watch is open already")
         if self.path is not None and _is_first_process():
             check_appendable(self.path)
-        self._handle = self._entrance.register_forward_pre_hook(_Counter(self), with_kwargs=True)
-        return self
+        self._gradients = torch.is_grad_enabled()
+        try:
+            self._is_open = True
+            self._entrance.register_forward_pre_hook(_Counter(self), with_kwargs=True)
+            return self
+        except BaseException:
+            self.close()  # an interrupt: nobody would do it
+            raise
 
     def close(self) -> None:
         """Takes every hook out. May be called more than once."""
         self._end_pass()
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        unhook(self._entrance, lambda hook: isinstance(hook, _Counter) and hook.watch is self)
+        self._is_open = False
+
+    def _leave(self) -> None:
+        if self._listens:
+            torch.set_grad_enabled(self._gradients)  # the pass may have been broken off inside a no_grad of ours
+        self.close()
 
     def step(self, number: int | None = None) -> None:
         """A step begins: the one after the last, or `number`. Call it before each step's first pass, or never."""
@@ -204,7 +220,7 @@ class Watch:
         self._due = self._announced % self.every == 0
 
     def _before_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._ends:
+        if self._listens:
             self._end_pass()  # the pass before this one failed, or was interrupted
         if not self._model.training or _in_backward():
             return
@@ -225,33 +241,37 @@ class Watch:
             self._is_packed = True
             warnings.warn("sequences that are packed into one row (position_ids) are watched as one", stacklevel=2)
         self._reduction = self._new_reduction()
-        with ExitStack() as stack:
+        with undone(self._end_pass, only_after_failure=True):
+            self._listens = True
             if _has_compiled_parts(self._entrance):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(self._machine)
+                self._eager.enter_context(torch.compiler.set_stance("force_eager"))
+            self._machine.__enter__()
             if not self._machine.hears_call:
                 self._machine.begin_pass(args, kwargs)
-            self._listening = stack.pop_all()
-        self._ends = [
-            self._entrance.register_forward_hook(lambda *_: self._record(step)),
+            self._entrance.register_forward_hook(_End(self, lambda: self._record(step)))
             # After a failure. It must leave itself in place: torch iterates over the hooks themselves then.
-            self._entrance.register_forward_hook(lambda *_: self._listening.close(), always_call=True),
-        ]
+            self._entrance.register_forward_hook(_End(self, self._stop_listening), always_call=True)
 
     def _end_pass(self) -> None:
-        self._listening.close()
-        for handle in self._ends:
-            handle.remove()
-        self._ends.clear()
+        """May be called again, and begins anew what an interrupt has broken off."""
+        self._stop_listening()
+        unhook(self._entrance, lambda hook: isinstance(hook, _End) and hook.watch is self)
+        self._listens = False
+
+    def _stop_listening(self) -> None:
+        if self._machine.thread is not None:  # which is forgotten last, when it is closed
+            self._machine.__exit__()
+        self._eager.close()
 
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         with torch.no_grad(), full_precision(tokens):
             self._reduction.see_tokens(visit, station, tokens.detach(), source)
 
     def _record(self, step: int) -> None:
-        self._end_pass()
+        self._stop_listening()
         with torch.no_grad():
             self._reduction.end()
+        self._end_pass()
         rows, self._reduction = self._reduction.rows, self._new_reduction()
         if not rows:
             names = [block.name for block in self._machine.anatomy.blocks][:4]
@@ -277,17 +297,30 @@ class _Counter:
     """The hook on the model. A copy of the model (a moving average of its weights, say) is not watched."""
 
     def __init__(self, watch: Watch):
-        self._watch = watch
+        self.watch = watch
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._watch._before_pass(args, kwargs)
+        self.watch._before_pass(args, kwargs)
+
+    def __reduce__(self) -> tuple[type[_NotWatched], tuple[()]]:
+        return _NotWatched, ()
+
+
+class _End:
+    """A hook that ends a watched pass. In a copy of the model it does nothing."""
+
+    def __init__(self, watch: Watch, act: Callable[[], object]):
+        self.watch, self.act = watch, act
+
+    def __call__(self, _module: nn.Module, _args: object, _output: object) -> None:
+        self.act()
 
     def __reduce__(self) -> tuple[type[_NotWatched], tuple[()]]:
         return _NotWatched, ()
 
 
 class _NotWatched:
-    def __call__(self, _module: nn.Module, _args: object, _kwargs: object) -> None:
+    def __call__(self, *_given: object) -> None:
         pass
 
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from depthscope.extras import require
-from depthscope.files import write_whole_folder
+from depthscope.files import read_json, write_whole_folder
 from depthscope.text import read_text
 from depthscope.training.data.token_stream import UNKNOWN, Vocabulary, count_words
 
@@ -216,7 +216,9 @@ def _check_lengths(source: _Source, lengths: dict[str, int]) -> None:
 
 def _read(name: str, folder: Path) -> Corpus:
     try:
-        words = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+        words = read_json(folder / "vocabulary.json")
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ValueError("a vocabulary.json that is no list of words")
         streams = {s: np.load(folder / f"{s}.npy", mmap_mode="r", allow_pickle=False) for s in SPLITS}
     except (OSError, ValueError) as error:
         raise ValueError(f"expected a complete cache in {folder}, got {error}; remove the folder") from None
