@@ -36,6 +36,7 @@ _PUBLIC = {
     "remove": "remedies",
     "skip_loss": "probing",
     "watch": "probing",
+    "without": "passes",
 }
 
 __all__ = [
@@ -52,11 +53,13 @@ __all__ = [
     "remove",
     "skip_loss",
     "watch",
+    "without",
 ]
 
 if TYPE_CHECKING:
     from depthscope.anatomy import register_family
     from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
+    from depthscope.passes import without
     from depthscope.probing import DepthCallback, Profile, probe, skip_loss, watch
     from depthscope.remedies import apply, remove
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from depthscope.anatomy import anatomy_of
 from depthscope.models import BlockConfig, Encoder, pre_norm
-from depthscope.passes import Listen, Machine, Surgery, left_out_of, undisturbed, without
+from depthscope.passes import Listen, Machine, Surgery, open_surgery, undisturbed, without
 from depthscope.passes.left_out import choose_parts, in_words, removed_skips
 from samples import seeded
 from traces import hooks_of, state_of
@@ -228,9 +228,9 @@ def test_every_family_has_the_sums_without_their_parts(name: str):
             heard.clear()
 
         stations = {station for block in anatomy.blocks for station in block.spots}
-        with undisturbed(model), Surgery(model, anatomy, parts):
-            with Machine(model, anatomy, Listen(stations, hear), on_block_end=judge):
-                run(model, as_double(inputs))
+        listener = Machine(model, anatomy, Listen(stations, hear), on_block_end=judge)
+        with undisturbed(model), Surgery(model, anatomy, parts), listener:
+            run(model, as_double(inputs))
     shows = not ANATOMIES[name].hides >= {"attention_branch", "ffn_branch"}
     assert checked > 0 or not shows
 
@@ -251,12 +251,14 @@ def test_it_changes_the_model_and_leaves_no_trace(name: str):
     state = state_of(model)
     with without(model, *parts):
         changed = run(model, inputs)
-        assert left_out_of(model) == parts
+        surgery = open_surgery(model)
+        assert surgery is not None
+        assert surgery.parts == parts
     assert state_of(model) == state
     assert not torch.equal(changed, before)
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
     assert torch.equal(run(model, inputs), before)
-    assert left_out_of(model) == ()
+    assert open_surgery(model) is None
 
 
 class Broken(RuntimeError):
@@ -385,9 +387,9 @@ def test_what_a_family_does_not_have_is_refused(name: str, parts: tuple[str, ...
 
 
 def test_an_unknown_block_is_refused():
-    with pytest.raises(ValueError, match="adds its branches to the trunk is not known"):
-        with without(Strange(), "skips", blocks="layers.*", inputs=TOKENS):
-            pass
+    cut = without(Strange(), "skips", blocks="layers.*", inputs=TOKENS)
+    with pytest.raises(ValueError, match="adds its branches to the trunk is not known"), cut:
+        pass
 
 
 def test_a_station_that_is_not_shown_is_named():

@@ -60,7 +60,7 @@ def choose_parts(without: str | Iterable[str]) -> tuple[str, ...]:
 
 def in_words(parts: Sequence[str]) -> str:
     """What is left out, for a sentence: "skips and FFNs"."""
-    named = [IN_WORDS[name] for name in parts if not (name in SKIPS and "skips" in parts)]
+    named = [IN_WORDS.get(name, name) for name in parts if not (name in SKIPS and "skips" in parts)]
     return named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
 
 

@@ -59,21 +59,24 @@ def without(
     if hasattr(model, "_orig_mod") or any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
         raise ValueError("the model is compiled, and its graph would pass by what is changed: use it uncompiled")
     batch = None if inputs is None else next(batches(model, inputs, tokenizer), None)
+    chosen = choose_parts(parts)
+    if not chosen:
+        raise ValueError('expected what to leave out, such as without(model, "skips", "ffn"), got nothing')
     fast = torch.backends.mha.get_fastpath_enabled()
-    with undone(lambda: torch.backends.mha.set_fastpath_enabled(fast)):
-        with Surgery(model, anatomy_as_told(model, told, batch), choose_parts(parts)):
-            torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's fused layers call no module of theirs
-            yield model
+    surgery = Surgery(model, anatomy_as_told(model, told, batch), chosen)
+    with undone(lambda: torch.backends.mha.set_fastpath_enabled(fast)), surgery:
+        torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's fused layers call no module of theirs
+        yield model
 
 
-def left_out_of(model: nn.Module) -> tuple[str, ...]:
-    """The parts that an open `without` leaves out of this model now."""
+def open_surgery(model: nn.Module) -> Surgery | None:
+    """What leaves parts out of this model now; None: the model is whole."""
     for module in model.modules():
         for store in (module._forward_pre_hooks, module._forward_hooks):
             for hook in store.values():
                 if isinstance(owner := getattr(hook, "owner", None), Surgery):
-                    return owner.parts
-    return ()
+                    return owner
+    return None
 
 
 class Surgery(Machine):
@@ -87,23 +90,17 @@ class Surgery(Machine):
         self._of: Visit | None = None
         self._trunk: Tensor | None = None  # what the last sum of that block has become
         refuse_what_cannot_be(anatomy, parts)
-        self._refuse_a_changed(model)
+        _refuse_a_changed(model)
         super().__init__(model, anatomy, *self._sites(anatomy))
 
     @property
     def notes(self) -> list[str]:
         """What a reader must know of numbers that were taken meanwhile."""
-        found = [f"measured without its {in_words(self.parts)}: this is not the model as it is"] if self.parts else []
+        found = [f"measured without its {in_words(self.parts)}: this is not the model as it is"]
         if self.by_difference:
             named = ", ".join(sorted(self.by_difference))
             found.append(f"no module shows {named} as it is added: taken as a difference, with the trunk's rounding")
         return found
-
-    def _refuse_a_changed(self, model: nn.Module) -> None:
-        if self.parts and any(hook.remedy is not None for _, hook in hooks_in(model)):
-            raise ValueError("the model has remedies, whose effect could not be told apart: depthscope.remove(model)")
-        if self.parts and (before := left_out_of(model)):
-            raise ValueError(f"the model is without {', '.join(before)} already: name all that is left out at once")
 
     def _sites(self, anatomy: Anatomy) -> list[AnySite]:
         """Listening where trunk and branches are seen, a change at every sum; none where no sum is touched."""
@@ -196,6 +193,13 @@ class Surgery(Machine):
         if visit.block.placement != "post":
             return None
         return self._heard["ffn_input"].reshape(tokens.shape)
+
+
+def _refuse_a_changed(model: nn.Module) -> None:
+    if any(hook.remedy is not None for _, hook in hooks_in(model)):
+        raise ValueError("the model has remedies, whose effect could not be told apart: depthscope.remove(model)")
+    if (before := open_surgery(model)) is not None:
+        raise ValueError(f"the model is without {', '.join(before.parts)} already: name all that is left out at once")
 
 
 def _is_sum(summands: list[Tensor], total: Tensor, terms: list[Tensor]) -> bool:
