@@ -145,8 +145,8 @@ class ProbeOptions(ModelOptions):
         str | None,
         Option(
             metavar="PARTS",
-            help="Leave parts out of every block: skips, ffn, norms, or attention_skip, ffn_skip, cross_attention_skip, "
-            "ffn_step, ffn_linears; separated by commas.",
+            help="Leave parts out of every block: skips, ffn, norms, or attention_skip, ffn_skip, "
+            "cross_attention_skip, ffn_step, ffn_linears; separated by commas.",
             rich_help_panel=_PROBE,
         ),
     ] = None

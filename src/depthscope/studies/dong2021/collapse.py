@@ -1,7 +1,7 @@
 """Dong et al. 2021, the figures of BERT, ALBERT and XLNet: what is left beside the mean token, with and without skips.
 
-y = ‖X − 1x̄ᵀ‖_{1,∞}/‖X‖_{1,∞} of what leaves every block, for pure attention (SAN), with MLPs, with skips, with both. The
-base shapes with fresh weights, MiniLM as a real pretrained BERT where it is installed, and with `--data FOLDER` any
+y = ‖X − 1x̄ᵀ‖_{1,∞}/‖X‖_{1,∞} of what leaves every block, for pure attention (SAN), with MLPs, with skips, with both.
+The base shapes with fresh weights, MiniLM as a real pretrained BERT where it is installed, and with `--data FOLDER` any
 BERT, ALBERT or XLNet that a user has. Each in float32, as in the paper, and in float64. All four variants have the same
 weights; the paper draws new ones for each.
 """
