@@ -84,8 +84,8 @@ def _stays(frame: pd.DataFrame, family: str, variant: str, is_paper: bool) -> Cl
     return judge(
         f"{NAMES[family]} with fresh weights keeps its rank {'with all its parts' if variant == 'full' else variant}",
         paper=f"{theirs['value'].iloc[0]:.3f} → {theirs['value'].iloc[-1]:.3f} over 12 layers (Fig. 2)",
-        ours=f"{mean.iloc[0]:.3f} → {mean[end]:.3f}; {within:.0%} of the blocks within {SPREADS:g} standard deviations, "
-        f"the farthest {apart[worst]:.1f} at block {worst}",
+        ours=f"{mean.iloc[0]:.3f} → {mean[end]:.3f}; {within:.0%} of the blocks within {SPREADS:g} standard "
+        f"deviations, the farthest {apart[worst]:.1f} at block {worst}",
         tolerance=f"at least {LEFT} is left, and half of the blocks within {SPREADS:g} standard deviations: the spread "
         "over texts in the figure with that over draws of the weights, measured here",
         holds=bool(mean[end] > LEFT and within >= 0.5) if is_paper else None if mean[end] > LEFT else False,
@@ -173,7 +173,7 @@ def _albert_reading(frame: pd.DataFrame) -> Claim:
     whole = curve(frame, "albert", "SAN+skip, whole FFN step out", "float32 exact").iloc[-1]
     return judge(
         "for ALBERT it makes no difference that only the linear layers of its MLP were taken out",
-        paper="“SAN + skip” of ALBERT keeps an activation, a skip and a norm; BERT's and XLNet's keep none (their code)",
+        paper="“SAN + skip” of ALBERT keeps an activation, a skip and a norm, of BERT and XLNet none (their code)",
         ours=f"SAN+skip ends at {theirs:.3f} so, at {whole:.3f} with the whole step out, as in BERT and XLNet",
         tolerance="20 %",
         holds=bool(abs(whole / theirs - 1) < 0.2),
