@@ -154,7 +154,7 @@ def test_given_weights_are_measured_and_judged(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("depthscope.studies.dong2021.collapse.FAMILIES", ("bert",))
     monkeypatch.setattr("depthscope.studies.dong2021.collapse.minilm", list)
     study = load("dong2021-collapse")
-    config = Config(depth=2, width=64, tokens=8, samples=2, exact_samples=1, draws=0, data=str(saved(tmp_path / "b")))
+    config = Config(depth=2, width=64, tokens=8, samples=2, few=1, draws=0, data=str(saved(tmp_path / "b")))
     frame = study.compute(config, lambda _share: None)
     own = frame[(frame["model"] == "b") & (frame["source"] == "float32")]
     assert set(own["block"]) == {0, 1, 2, 3}
@@ -170,6 +170,8 @@ def test_quick_verdicts():
     assert found["in float64 the collapse goes on below the floor of float32"] == "reproduced"
     assert found["BERT without skips and MLPs loses rank doubly exponentially"] == "reproduced"
     assert found["XLNet without skips and MLPs loses rank doubly exponentially"] == "not reproduced"
+    alone = "XLNet without skips and MLPs, and without scores of relative positions, loses rank doubly exponentially"
+    assert found[alone] == "reproduced"
     assert sum(verdict == "not testable here" for verdict in found.values()) >= 9
 
 
@@ -180,7 +182,7 @@ def test_quick_verdicts():
         (
             {"variant": "SAN+MLP, no skip at all"},
             1e9,
-            "MLPs do not stop the collapse either where their own skip is gone too",
+            "MLPs without a skip of their own do not stop the collapse",
         ),
         (
             {"model": "bert", "variant": "SAN", "source": "float32"},

@@ -22,7 +22,7 @@ from torch import Tensor
 from depthscope.drawing import BLUE, GREEN, ORANGE, VERMILION, block_axis, label, line_with_band, panels, shared_legend
 from depthscope.models.families import build_family
 from depthscope.progress import Share, Tick
-from depthscope.studies.dong2021.collapse_claims import claims_of
+from depthscope.studies.dong2021.collapse_claims import NO_POSITIONS, claims_of
 from depthscope.studies.dong2021.pretrained import FAMILIES, Pretrained, given, minilm
 from depthscope.studies.dong2021.residuals import Residuals, residuals_of
 from depthscope.studies.dong2021.variants import VARIANTS, left_out, other_readings
@@ -41,9 +41,9 @@ class Config:
     depth: int = 12
     width: int = 768
     tokens: int = 128
-    samples: int = 16  # in float32; the paper has 32
-    exact_samples: int = 4  # in float64
-    draws: int = 4  # of other weights, in float32, of as many samples as in float64
+    samples: int = 8  # the paper has 32
+    few: int = 4  # samples of other draws of the weights, and of other readings of the variants
+    draws: int = 4  # of other weights, in float32
     data: str | None = None  # a folder with weights of BERT, ALBERT or XLNet
 
 
@@ -55,7 +55,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     """
     text = read_text(None)
     ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
-    few = ids[: config.exact_samples]
+    few = ids[: config.few]
     pretrained = [*minilm(), *given(config.data)]
     tick = _counter(config, len(pretrained), progress)
     frames = [_paper()]
@@ -73,13 +73,16 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 def _pretrained(found: Pretrained, text: Text, config: Config, tick: Tick) -> pd.DataFrame:
     model, ids = found.load(), found.ids(text, config.tokens, config.samples)
     about = {"model": found.name, "weights": "pretrained", "draw": 0, "family": found.family}
-    return pd.concat(_all_variants(model, found.family, ids, ids[: config.exact_samples], about, tick))
+    return pd.concat(_all_variants(model, found.family, ids, ids[: config.few], about, tick))
 
 
 def _all_variants(
     model: Any, family: str, ids: Tensor, few: Tensor, about: dict[str, Any], tick: Tick, *, only_float32: bool = False
 ) -> list[pd.DataFrame]:
-    """The authors' four variants in float32 and float64; other readings of them on few samples."""
+    """The authors' four variants in float32 and float64; other readings of them on few samples.
+
+    The model ends up in float64, and XLNet with fresh weights without the scores of its relative positions.
+    """
     about = {"family": family, **about}
     frames = []
     for variant in VARIANTS:
@@ -90,8 +93,12 @@ def _all_variants(
         frames += _rows(residuals_of(model, few, left_out(family, variant), _BATCH, tick), about, variant, "float32")
     model = model.double()
     for variant in VARIANTS:
-        found = residuals_of(model, few, left_out(family, variant), _BATCH, tick)
+        found = residuals_of(model, ids, left_out(family, variant), _BATCH, tick)
         frames += _rows(found, about, variant, "float64")[1:]
+    if family == "xlnet" and about["weights"] == "init":
+        for layer in model.layer:
+            layer.rel_attn.r.data.zero_()  # the keys of positions
+        frames += _rows(residuals_of(model, few, left_out(family, "SAN"), _BATCH), about, NO_POSITIONS, "float64")[1:]
     return frames
 
 
@@ -132,9 +139,9 @@ def _paper() -> pd.DataFrame:
 
 
 def _counter(config: Config, pretrained: int, progress: Share) -> Tick:
-    """Batches of _BATCH samples, those in float64 counted once more."""
-    big, small = (math.ceil(count / _BATCH) for count in (config.samples, config.exact_samples))
-    whole = 4 * big + 4 * small
+    """Batches of _BATCH samples."""
+    big, small = (math.ceil(count / _BATCH) for count in (config.samples, config.few))
+    whole = 8 * big
     work = len(FAMILIES) * (whole + 4 * config.draws * small) + (3 + 2) * small + pretrained * (whole + small)
     done = 0
 
@@ -195,7 +202,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 STUDY = Study(
     "dong2021-collapse",
     full=Config(),
-    quick=Config(width=64, tokens=24, samples=2, exact_samples=2, draws=1),
+    quick=Config(width=64, tokens=24, samples=2, few=2, draws=1),
     compute=compute,
     draw=draw,
     claims=claims,

@@ -12,6 +12,7 @@ NAMES = {"bert": "BERT", "albert": "ALBERT", "xlnet": "XLNet"}
 GONE = 1e-6  # a few times the floor of float32
 LEFT = 0.05  # of the tokens' size beside the mean: less is nearly one token
 SPREADS = 2.0  # standard deviations within which two numbers count as the same
+NO_POSITIONS = "SAN, no position scores"  # of XLNet
 CONSTANT = 1.5  # the largest factor between contractions that count as one rate; doubly exponential means a power of 3
 
 
@@ -23,6 +24,7 @@ def claims_of(frame: pd.DataFrame, *, is_paper: bool) -> list[Claim]:
         found += [_stays(frame, family, variant, is_paper) for variant in ("SAN+skip", "full")]
     found += [_floor(frame, is_paper), _below_the_floor(frame)]
     found += [_exponent(frame, family) for family in FAMILIES]
+    found.append(_exponent(frame, "xlnet", NO_POSITIONS))
     found += [_readings(frame), _albert_reading(frame)]
     return found + _of_pretrained(frame)
 
@@ -124,9 +126,10 @@ def _below_the_floor(frame: pd.DataFrame) -> Claim:
     )
 
 
-def _exponent(frame: pd.DataFrame, family: str) -> Claim:
+def _exponent(frame: pd.DataFrame, family: str, variant: str = "SAN") -> Claim:
     """Where the mean of a curve falls from block to block by a power or by a factor."""
-    values = curve(frame, family, "SAN", "float64").iloc[1:]
+    values = curve(frame, family, variant, "float64").iloc[1:]
+    of_positions = "" if variant == "SAN" else ", and without scores of relative positions,"
     clean = values[values > 1e-14]  # a hundred times the floor
     falls = np.log(np.asarray(clean)[:-1] / np.asarray(clean)[1:])
     growing = len(falls) > 0 and bool(falls[-1] > CONSTANT * falls[0]) if len(falls) > 1 else None
@@ -138,7 +141,7 @@ def _exponent(frame: pd.DataFrame, family: str) -> Claim:
     else:
         ours = f"y shrinks by {factors} from block 1 on"
     return judge(
-        f"{NAMES[family]} without skips and MLPs loses rank doubly exponentially",
+        f"{NAMES[family]} without skips and MLPs{of_positions} loses rank doubly exponentially",
         paper="Thm 2.3: ‖res‖ ≤ c^((3^L − 1)/2)·‖res(X)‖^(3^L); Fig. 2 is to verify it",
         ours=ours,
         tolerance=f"the contraction grows by more than {CONSTANT} from block to block; a constant one is exponential",
@@ -146,7 +149,7 @@ def _exponent(frame: pd.DataFrame, family: str) -> Claim:
         note=(
             "its scores have terms of relative positions, which do not fade as the tokens grow alike; the theorem's "
             "scores have none. Float32 ends before the difference shows"
-            if family == "xlnet"
+            if family == "xlnet" and variant == "SAN"
             else "the cancellation-free residual of depthscope.theory follows it further"
         ),
     )
@@ -160,7 +163,7 @@ def _readings(frame: pd.DataFrame) -> Claim:
         collapsed &= first > 0
         parts.append(f"{NAMES[family]} block {first} (with the MLP's skip: {kept})")
     return judge(
-        "MLPs do not stop the collapse either where their own skip is gone too",
+        "MLPs without a skip of their own do not stop the collapse",
         paper="not in the paper: its “SAN + MLP” keeps the MLP's skip",
         ours=f"below {GONE:g} at " + ", ".join(parts),
         tolerance=f"{GONE:g} is reached",
@@ -172,7 +175,7 @@ def _albert_reading(frame: pd.DataFrame) -> Claim:
     theirs = curve(frame, "albert", "SAN+skip", "float32 exact").iloc[-1]
     whole = curve(frame, "albert", "SAN+skip, whole FFN step out", "float32 exact").iloc[-1]
     return judge(
-        "for ALBERT it makes no difference that only the linear layers of its MLP were taken out",
+        "taking out the linear layers of ALBERT's MLP alone is as good as taking out the whole step",
         paper="“SAN + skip” of ALBERT keeps an activation, a skip and a norm, of BERT and XLNet none (their code)",
         ours=f"SAN+skip ends at {theirs:.3f} so, at {whole:.3f} with the whole step out, as in BERT and XLNet",
         tolerance="20 %",
@@ -210,7 +213,7 @@ def _trained_collapses(frame: pd.DataFrame, model: str) -> Claim:
     fresh = curve(frame, "bert", "SAN", "float32 exact")
     end = int(san.index[-1])
     return judge(
-        f"without skips and MLPs, {model} (pretrained) collapses too, and more slowly than fresh weights",
+        f"without skips and MLPs, {model} (pretrained) collapses, more slowly than fresh weights",
         paper="BERT .687, .676, .315, .139, .031, .0035, 2e-5, then the floor (Fig. 2)",
         ours=f"{', '.join(f'{value:.2g}' for value in san)}; whole {full.iloc[0]:.2f} → {full[end]:.2f}; fresh BERT "
         f"{fresh[2]:.2g} at block 2",

@@ -215,7 +215,7 @@ def _kind(means: dict[str, pd.DataFrame], config: Config) -> Claim:
     san = means["SAN"]["residual"]
     power = np.log(san.loc[2]) / np.log(san.loc[1])
     return judge(
-        "skips turn a doubly exponential collapse into an exponential one; they do not end it",
+        "skips turn a doubly exponential collapse into an exponential one, and do not end the collapse",
         paper="ours, from both papers' statements",
         ours="; ".join(parts) + f"; without skips ln y grows × {power:.2f} from block 1 to 2",
         tolerance="with skips the rate, in logarithms, changes by less than a factor of 2; without, it doubles or more",
