@@ -411,6 +411,16 @@ def test_twice_is_refused():
         pass
 
 
+def test_no_remedy_is_measured_or_put_in_meanwhile():
+    from depthscope.remedies import DeEscalate, apply, recommend
+
+    model, inputs = make("bert")
+    with without(model, "skips"):
+        for put_in in (lambda: apply(model, DeEscalate(0.5)), lambda: recommend(model, inputs)):
+            with pytest.raises(ValueError, match="without skips now"):
+                put_in()
+
+
 def test_a_model_with_remedies_is_refused():
     from depthscope.remedies import DeEscalate, apply
 

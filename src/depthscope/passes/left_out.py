@@ -126,5 +126,5 @@ def width_read(module: nn.Module) -> int | None:
     if isinstance(module, nn.Linear):
         return module.in_features
     if type(module).__name__ == "Conv1D":  # GPT-2's, of transformers: stored as (in, out)
-        return int(module.weight.shape[0])  # type: ignore[union-attr,arg-type]
+        return int(module.get_parameter("weight").shape[0])
     return None

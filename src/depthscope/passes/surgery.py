@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
 from typing import Any, Unpack
 
@@ -110,7 +111,7 @@ class Surgery(Machine):
         heard = {*BRANCHES, *(addition.trunk for addition in sums)}
         results = dict.fromkeys(addition.result for addition in sums)
         sites: list[AnySite] = [Listen(heard - {"input"}, self._hear)]
-        sites += [Change(result, lambda visit, tokens, at=result: self._sum(visit, at, tokens)) for result in results]
+        sites += [Change(result, partial(self._sum, result)) for result in results]
         if "ffn_step" in self.parts and "after_ffn" in results:
             sites.append(Change("output", self._leave))
         return sites
@@ -145,7 +146,7 @@ class Surgery(Machine):
         adds_in_place = visit.block.placement == "parallel"  # Falcon adds one branch into the other
         self._heard[station] = source.clone() if adds_in_place else source
 
-    def _sum(self, visit: Visit, station: str, total: Tensor) -> Tensor | None:
+    def _sum(self, station: str, visit: Visit, total: Tensor) -> Tensor | None:
         """What stands at a residual sum without what is left out; None: what the model has there."""
         self._begin(visit)
         addition = next((each for each in visit.block.all_additions if each.result == station), None)
@@ -193,6 +194,12 @@ class Surgery(Machine):
         if visit.block.placement != "post":
             return None
         return self._heard["ffn_input"].reshape(tokens.shape)
+
+
+def refuse_open_surgery(model: nn.Module) -> None:
+    """What is measured or put in while parts are left out would be of another model."""
+    if (before := open_surgery(model)) is not None:
+        raise ValueError(f"the model is without {', '.join(before.parts)} now: close depthscope.without first")
 
 
 def _refuse_a_changed(model: nn.Module) -> None:

@@ -29,19 +29,20 @@ def claims_of(frame: pd.DataFrame, *, is_paper: bool) -> list[Claim]:
     return found + _of_pretrained(frame)
 
 
-def curve(
-    frame: pd.DataFrame, model: str, variant: str, source: str, weights: str = "init", draw: int | None = 0
-) -> pd.Series:
-    """Mean over samples by block; with `draw=None` one column per draw."""
+def curve(frame: pd.DataFrame, model: str, variant: str, source: str, weights: str = "init") -> pd.Series:
+    """Mean over samples by block, of the first draw of the weights."""
+    return _by_draw(frame, model, variant, source, weights)[0]
+
+
+def _by_draw(frame: pd.DataFrame, model: str, variant: str, source: str, weights: str = "init") -> pd.DataFrame:
+    """Mean over samples: blocks × draws of the weights."""
     rows = frame[
         (frame["model"] == model)
         & (frame["variant"] == variant)
         & (frame["source"] == source)
         & (frame["weights"] == weights)
     ]
-    if draw is None:
-        return rows.pivot_table(index="block", columns="draw", values="value", aggfunc="mean")  # type: ignore[return-value]
-    return rows[rows["draw"] == draw].groupby("block")["value"].mean()
+    return rows.pivot_table(index="block", columns="draw", values="value", aggfunc="mean")
 
 
 def _paper_curve(frame: pd.DataFrame, family: str, variant: str, weights: str = "init") -> pd.DataFrame:
@@ -75,7 +76,7 @@ def _collapses(frame: pd.DataFrame, family: str, is_paper: bool) -> Claim:
 
 def _stays(frame: pd.DataFrame, family: str, variant: str, is_paper: bool) -> Claim:
     theirs, mean = _paper_curve(frame, family, variant), curve(frame, family, variant, "float32")
-    draws = curve(frame, family, variant, "float32", draw=None)
+    draws = _by_draw(frame, family, variant, "float32")
     both = mean.index.intersection(theirs.index)
     of_draws = np.asarray(draws.std(axis=1, ddof=1))[: len(both)]
     spread = np.sqrt(theirs.loc[both, "spread"] ** 2 + 2 * of_draws**2)  # theirs is one draw, ours is another
