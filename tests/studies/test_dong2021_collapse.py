@@ -192,7 +192,7 @@ def test_quick_verdicts():
         (
             {"model": "bert", "variant": "full", "source": "float32"},
             1e-3,
-            "BERT with fresh weights keeps its rank with all its parts",
+            "BERT with fresh weights keeps its rank as it is",
         ),
     ],
 )
@@ -212,7 +212,7 @@ def test_at_the_papers_shape_its_numbers_are_asked_for():
     keys = list(zip(mine["model"], mine["variant"], mine["block"], strict=True))
     mine["value"] = [means.get(key, value) for key, value in zip(keys, mine["value"], strict=True)]
     config = replace(study.quick, width=768, tokens=128)
-    claim = "ALBERT with fresh weights keeps its rank SAN+skip"
+    claim = "ALBERT with fresh weights keeps its rank with skips alone"
 
     def verdict(rows: pd.DataFrame) -> str:
         found = study.claims(pd.concat([rows, frame[frame["source"] == "paper"]]), config)

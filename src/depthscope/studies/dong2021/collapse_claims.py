@@ -85,7 +85,7 @@ def _stays(frame: pd.DataFrame, family: str, variant: str, is_paper: bool) -> Cl
     worst = int(apart.idxmax())
     within = float((apart <= SPREADS).mean())
     return judge(
-        f"{NAMES[family]} with fresh weights keeps its rank {'with all its parts' if variant == 'full' else variant}",
+        f"{NAMES[family]} with fresh weights keeps its rank {'as it is' if variant == 'full' else 'with skips alone'}",
         paper=f"{theirs['value'].iloc[0]:.3f} → {theirs['value'].iloc[-1]:.3f} over 12 layers (Fig. 2)",
         ours=f"{mean.iloc[0]:.3f} → {mean[end]:.3f}; {within:.0%} of the blocks within {SPREADS:g} standard "
         f"deviations, the farthest {apart[worst]:.1f} at block {worst}",
