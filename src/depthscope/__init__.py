@@ -38,6 +38,7 @@ _PUBLIC = {
     "skip_loss": "probing",
     "spectra": "probing",
     "watch": "probing",
+    "without": "passes",
 }
 
 __all__ = [
@@ -56,11 +57,13 @@ __all__ = [
     "skip_loss",
     "spectra",
     "watch",
+    "without",
 ]
 
 if TYPE_CHECKING:
     from depthscope.anatomy import register_family
     from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
+    from depthscope.passes import without
     from depthscope.probing import DepthCallback, Profile, Spectra, probe, skip_loss, spectra, watch
     from depthscope.remedies import apply, remove
 

@@ -106,29 +106,31 @@ class BlockAnatomy:
 
     @property
     def additions(self) -> tuple[Addition, ...]:
-        """The residual additions whose three stations can be seen, in order: attention's, cross-attention's, the FFN's.
+        """The residual additions whose stations can all be seen, in order: attention's, cross-attention's, the FFN's.
 
         Empty where the placement of the norms is not known.
         """
+        return tuple(a for a in self.all_additions if self.spots.keys() >= set(a.stations))
+
+    @property
+    def all_additions(self) -> tuple[Addition, ...]:
+        """The residual additions that the placement of the norms implies, whether they can be seen or not."""
         crosses = "after_cross_attention" in self.spots
         if self.placement == "post":
-            found = [
-                Addition("input", "attention_branch", "after_attention"),
-                Addition("cross_attention_input", "cross_attention_branch", "after_cross_attention"),
-                Addition("ffn_input", "ffn_branch", "after_ffn"),
-            ]
-        elif self.placement == "parallel":
-            found = [Addition("input", "attention_branch", "output", beside="ffn_branch")]
-        elif self.placement == "mixer":
-            found = [Addition("input", "attention_branch", "output")]
-        elif self.placement is not None:
             found = [Addition("input", "attention_branch", "after_attention")]
             if crosses:
-                found.append(Addition("after_attention", "cross_attention_branch", "after_cross_attention"))
-            found.append(Addition("after_cross_attention" if crosses else "after_attention", "ffn_branch", "output"))
-        else:
+                found.append(Addition("cross_attention_input", "cross_attention_branch", "after_cross_attention"))
+            return (*found, Addition("ffn_input", "ffn_branch", "after_ffn"))
+        if self.placement == "parallel":
+            return (Addition("input", "attention_branch", "output", beside="ffn_branch"),)
+        if self.placement == "mixer":
+            return (Addition("input", "attention_branch", "output"),)
+        if self.placement is None:
             return ()
-        return tuple(a for a in found if self.spots.keys() >= set(a.stations))
+        found = [Addition("input", "attention_branch", "after_attention")]
+        if crosses:
+            found.append(Addition("after_attention", "cross_attention_branch", "after_cross_attention"))
+        return (*found, Addition("after_cross_attention" if crosses else "after_attention", "ffn_branch", "output"))
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ def headline(metadata: dict[str, Any]) -> str:
         str(metadata.get("model")),
         f"{metadata.get('blocks')} blocks" if towers else f"{metadata.get('blocks')} blocks{_trunk(metadata)}",
         f"{metadata.get('dtype')} on {metadata.get('device')}",
+        *([f"without {', '.join(metadata['without'])}"] if metadata.get("without") else []),
     ]
     parts = [
         f"{name}: blocks {part['first_block']} to {part['last_block']}{_trunk(part)}" for name, part in towers.items()

@@ -164,6 +164,15 @@ class ProbeOptions(ModelOptions):
         str | None,
         Option(metavar="TOKENS", help="Tokens to leave out: outliers, or indices such as 0,1.", rich_help_panel=_PROBE),
     ] = None
+    without: Annotated[
+        str | None,
+        Option(
+            metavar="PARTS",
+            help="Leave parts out of every block: skips, ffn, norms, or attention_skip, ffn_skip, "
+            "cross_attention_skip, ffn_step, ffn_linears; separated by commas.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = None
     skip_loss: Annotated[
         bool, Option("--skip-loss", help="Also the loss without each block (language models).", rich_help_panel=_PROBE)
     ] = False
@@ -286,3 +295,10 @@ def excluded_tokens(options: ProbeOptions) -> Literal["outliers"] | list[int] | 
         raise ValueError(
             f"expected --exclude-tokens outliers, or indices such as 0,1, got {options.exclude_tokens!r}"
         ) from None
+
+
+def left_out_parts(options: ProbeOptions) -> tuple[str, ...]:
+    """What `--without` leaves out of every block; a name that does not exist is refused."""
+    from depthscope.passes.left_out import choose_parts
+
+    return () if options.without is None else choose_parts(options.without)

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from depthscope.cli.options import ProbeOptions, as_command, chosen_measures, chosen_stations, excluded_tokens
+from depthscope.cli.options import (
+    ProbeOptions,
+    as_command,
+    chosen_measures,
+    chosen_stations,
+    excluded_tokens,
+    left_out_parts,
+)
 from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where
 from depthscope.files import write_whole
 
@@ -36,6 +43,9 @@ def probe(options: ProbeOptions) -> None:
     excluded_tokens(options)  # refused here, before a model is built
     if options.skip_run != 1 and not options.skip_loss:
         raise ValueError(f"--skip-run {options.skip_run} goes with --skip-loss; give both or neither")
+    if options.without is not None and options.skip_loss:
+        raise ValueError("--skip-loss is of the whole model; leave it or --without out")
+    left_out_parts(options)
     if options.out is not None:
         require_writable(options.out)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
@@ -148,6 +158,7 @@ def _run(
         stations=chosen_stations(options),
         exclude_tokens=excluded_tokens(options),
         gradients=options.gradients,
+        without=left_out_parts(options),
         tokenizer=inputs.tokenizer,
         progress=progress("probing", depth * inputs.count if inputs.count and depth else None),
         **options.told,

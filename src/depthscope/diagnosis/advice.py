@@ -33,6 +33,10 @@ def advise(f: Facts, verdict: Verdict, measure: Callable[[], Recommendation] | N
 
     With `measure` the remedy is what was measured on the model, else an estimate from the profile's trend.
     """
+    if f.without:
+        return Recommendation(
+            f"nothing follows for the model as it is: it has its {f.without}. Probe it whole before you change it."
+        )
     if verdict not in COLLAPSES:
         return Recommendation(_NOTHING[verdict])
     if f.sink is not None and f.sink.is_there(f.last) and (measure is None or not f.about.get("causal")):

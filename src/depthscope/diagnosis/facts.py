@@ -19,6 +19,7 @@ from depthscope.diagnosis.references import reference_for
 from depthscope.diagnosis.steps import Attention, attention_step, log_odds, step_growth
 from depthscope.diagnosis.trend import Trend, fit_trend
 from depthscope.measures import EQUAL
+from depthscope.passes.left_out import in_words
 from depthscope.probing import Profile, Reference, Spectra
 from depthscope.probing.parts import most_alike
 from depthscope.stations import trunk_is_a_sum
@@ -41,6 +42,12 @@ class Facts:
         """What the profile says of the model, and, where that has several parts, of the one that is judged."""
         about = self.profile.metadata
         return about | about.get("towers", {}).get(self.span[0], {})
+
+    @property
+    def without(self) -> str:
+        """What was left out of the model while it was measured, in words; "" if it was whole."""
+        left_out = self.profile.metadata.get("without") or ()
+        return in_words(left_out) if left_out else ""
 
     @property
     def pre_norm(self) -> bool:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from depthscope.diagnosis.advice import advise
 from depthscope.diagnosis.facts import Facts
-from depthscope.diagnosis.rules import FINDINGS, VERDICTS, Rule
+from depthscope.diagnosis.rules import FINDINGS, OF_WHOLE_MODELS, VERDICTS, Rule
 from depthscope.diagnosis.verdict import Diagnosis, Finding
 from depthscope.probing import Profile, Spectra
 from depthscope.remedies import Recommendation
@@ -34,15 +34,22 @@ def diagnose(
     chosen = next(rule for rule in VERDICTS if rule.applies(facts))
     verdict = _finding(chosen, facts)
     unreadable = chosen.verdict in ("broken", "cannot tell")
-    findings = () if unreadable else tuple(_finding(rule, facts) for rule in FINDINGS if rule.applies(facts))
+    rules = [rule for rule in FINDINGS if not (facts.without and rule.name in OF_WHOLE_MODELS)]
+    findings = () if unreadable else tuple(_finding(rule, facts) for rule in rules if rule.applies(facts))
     return Diagnosis(
         chosen.verdict,
-        verdict.sentence,
+        f"Without its {facts.without}, which is not the model as it is: {_lowered(verdict.sentence)}"
+        if facts.without
+        else verdict.sentence,
         findings,
         advise(facts, chosen.verdict, measure),
         verdict.numbers,
         str(profile.metadata.get("model", "")),
     )
+
+
+def _lowered(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
 
 
 def _finding(rule: Rule, facts: Facts) -> Finding:

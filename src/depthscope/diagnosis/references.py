@@ -47,6 +47,7 @@ def _fits(item: dict[str, Any], profile: Profile) -> bool:
         and about.get("causal") == item["causal"]
         and about.get("width") == item["width"]
         and not about.get("excluded_tokens")
+        and not about.get("without")
         and 1 / _TOKENS_APART <= apart <= _TOKENS_APART
         and (item["any_depth"] or about.get("blocks") == item["blocks"])
     )

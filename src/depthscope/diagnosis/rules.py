@@ -268,3 +268,8 @@ FINDINGS: tuple[Rule, ...] = (
         "Not measured ({count:.0f} of 4): {missing}.", say.not_measured),
 )
 # fmt: on
+
+# What rests on theorems and laws for blocks with all their parts, or on other models: not said of a model without some.
+OF_WHOLE_MODELS = frozenset(
+    {"theory", "theory says nothing", "trend arrives", "trend settles", "trend passed", "no forecast", "normal"}
+)

@@ -13,6 +13,7 @@ from depthscope.passes.machine import Change, Listen, ListenToAttention, Machine
 from depthscope.passes.packing import are_apart, pieces_of, unpacked
 from depthscope.passes.quiet import full_precision, uncompiled, undisturbed
 from depthscope.passes.running import Pass
+from depthscope.passes.surgery import Surgery, open_surgery, refuse_open_surgery, without
 from depthscope.passes.tokens import batch_first, edit_tokens, exchange, first_tokens
 from depthscope.passes.told import Told, anatomy_as_told, check_told, refuse_tensor
 
@@ -24,6 +25,7 @@ __all__ = [
     "ListenToAttention",
     "Machine",
     "Pass",
+    "Surgery",
     "Tokenizer",
     "Told",
     "Visit",
@@ -41,9 +43,12 @@ __all__ = [
     "full_precision",
     "hidden_tokens_reach_others",
     "is_causal",
+    "open_surgery",
     "pieces_of",
+    "refuse_open_surgery",
     "refuse_tensor",
     "uncompiled",
     "undisturbed",
     "unpacked",
+    "without",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
@@ -22,6 +23,7 @@ from depthscope.passes import (
     Listen,
     ListenToAttention,
     Machine,
+    Surgery,
     Tokenizer,
     Told,
     Visit,
@@ -33,11 +35,13 @@ from depthscope.passes import (
     full_precision,
     hidden_tokens_reach_others,
     is_causal,
+    open_surgery,
     pieces_of,
     uncompiled,
     undisturbed,
     unpacked,
 )
+from depthscope.passes.left_out import choose_parts
 from depthscope.probing.final_norm import FinalNorm
 from depthscope.probing.finite_weights import weights_not_finite
 from depthscope.probing.gradients import Loss, gradient_norms
@@ -60,6 +64,7 @@ def probe(
     loss: Loss | None = None,
     tokenizer: Tokenizer | None = None,
     progress: Tick | None = None,
+    without: str | Iterable[str] = (),
     **told: Unpack[Told],
 ) -> Profile:
     """Measures a Transformer block by block, and leaves no trace in it.
@@ -71,7 +76,8 @@ def probe(
     above ten times the median). `gradients` adds the gradient norm per block (with
     "outputs" that of the blocks' outputs alone), of `loss(output)` or, by default, of the
     inner product of the last block's output with a fixed random matrix. `progress` is called after
-    every block.
+    every block. `without`: parts that are left out of every block meanwhile, such as ("skips", "ffn", "norms"); all
+    names are in `depthscope.passes.left_out`, and the profile's metadata says what was left out.
 
     What you may say of the model (`told`): `blocks`, a glob of module names ("encoder.layer.*") for models that are
     not recognised; `token_axis`, where their tokens stand, 1 for activations (batch, n, d) and 0 for (n, batch, d),
@@ -82,6 +88,7 @@ def probe(
     names = choose_measures(measures)
     wanted = at.choose_stations(stations)
     excluded = _excluded(exclude_tokens)
+    parts = choose_parts(without)
     model, notes = uncompiled(model)
     calls = batches(model, inputs, tokenizer)
     first = next(calls, None)
@@ -91,7 +98,8 @@ def probe(
     reduction = Reduction(names, wanted, excluded, only_at_outputs(measures), entrances=True)
     passes = _Passes(model, anatomy, reduction, progress)
     gradient_rows = []
-    with undisturbed(model):
+    surgery = Surgery(model, anatomy, parts) if parts else open_surgery(model)
+    with undisturbed(model), surgery if surgery is not None and parts else nullcontext():
         for given in chain([first], calls):
             batch = passes.one_to_a_row(given)
             if passes.samples == 0 and anatomy.causal is None and len(anatomy.parts) == 1:
@@ -101,7 +109,10 @@ def probe(
                 sample = passes.samples - passes.batch_size
                 of_weights = gradients != "outputs"
                 gradient_rows += gradient_norms(model, anatomy, batch, loss, sample, of_weights=of_weights)
-        metadata = _describe(model, anatomy, passes, names, wanted, excluded) | {"notes": notes + passes.notes(wanted)}
+        metadata = _describe(model, anatomy, passes, names, wanted, excluded)
+        if surgery is not None:
+            metadata["without"], notes = list(surgery.parts), notes + surgery.notes
+        metadata["notes"] = notes + passes.notes(wanted)
     rows = gather_heads(reduction.rows, passes.split_heads)
     return Profile(frame_of(rows + gradient_rows), metadata, sinks_of(reduction.sinks))
 

@@ -157,7 +157,8 @@ class Profile:
             if reference is not None and station == "output" and measure in reference.low:
                 normal = reference.low[measure], reference.high[measure]
                 references[measure] = ReferenceBand(range(len(normal[0])), *normal, name=reference.label)
-        title = f"{self.metadata.get('model', '')}, {self.depth} blocks"
+        left_out = ", ".join(self.metadata.get("without", ()))
+        title = f"{self.metadata.get('model', '')}, {self.depth} blocks" + (f", without {left_out}" if left_out else "")
         return draw_by_block(curves, references=references, title=title)
 
     def _curves_to_draw(self, measure: str, station: str) -> list[Curve]:

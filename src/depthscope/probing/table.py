@@ -48,6 +48,7 @@ def _headline(profile: Profile) -> str:
         "causal" if known.get("causal") else "",
         f"{known['samples']} x {known['tokens']} tokens" if known.get("samples") else "",
         f"{known['dtype']} on {known.get('device')}" if known.get("dtype") else "",
+        f"without {' and '.join(known['without'])}" if known.get("without") else "",
     ]
     return f"{known.get('model') or 'model'}: {', '.join(part for part in parts if part)}"
 

@@ -22,6 +22,7 @@ from depthscope.passes import (
     batches,
     is_causal,
     pieces_of,
+    refuse_open_surgery,
     refuse_tensor,
     undisturbed,
 )
@@ -80,6 +81,7 @@ def _put_in(
     if isinstance(inputs, Iterator):
         inputs = list(inputs)  # they are read more than once
     _refuse_wrapped(model, remedies)
+    refuse_open_surgery(model)
     refuse_tensor(told)
     batch = None if inputs is None else next(batches(model, inputs, tokenizer), None)
     if inputs is not None and batch is None:

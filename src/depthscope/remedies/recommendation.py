@@ -34,6 +34,7 @@ from depthscope.passes import (
     batches,
     call,
     pieces_of,
+    refuse_open_surgery,
     refuse_tensor,
     uncompiled,
     undisturbed,
@@ -135,6 +136,7 @@ def recommend(
     if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
     refuse_tensor(told)
+    refuse_open_surgery(model)
     model, _ = uncompiled(model)
     given = next(batches(model, inputs, tokenizer), None)
     if given is None:

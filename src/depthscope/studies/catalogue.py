@@ -50,6 +50,8 @@ STUDIES: Registry[Entry] = Registry(
         Entry("yu2024-rate", f"{_YU}.rate", "the local rate 1/(1 + α²) down to t_div of 1e-17 and below", "25 s"),
         Entry("yu2024-init", f"{_YU}.initialisation", "the same block under each initialiser", "14 s"),
         Entry("causal-rate", f"{_CAUSAL}.rate", "causal attention: rate .625, the ramp, δ against n", "21 s"),
+        Entry("dong2021-collapse", f"{_DONG}.collapse", "BERT, ALBERT and XLNet without skips, MLPs or both", "3 min"),
+        Entry("skips-two-measures", f"{_DONG}.two_measures", "do skips save 100 blocks? y and t_div", "1 min, 4 GB"),
         Entry("causal-leak", f"{_CAUSAL}.leak", "the sequence mean lets a causal model see the future", "3 min"),
         Entry(
             "dong2021-exponent",
