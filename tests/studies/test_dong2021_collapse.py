@@ -14,11 +14,11 @@ import transformers as hf
 from hypothesis import given
 from torch import Tensor
 
-from depthscope.measures import token_diversity
+from depthscope.measures import composite_norm, composite_residual, token_diversity
 from depthscope.studies import load
 from depthscope.studies.dong2021 import pretrained
 from depthscope.studies.dong2021.collapse import Config
-from depthscope.studies.dong2021.residuals import composite, exact_residual, plain_residual, residuals_of
+from depthscope.studies.dong2021.residuals import plain_residual, residuals_of
 from depthscope.studies.dong2021.two_measures import bounds_of_residual
 from depthscope.studies.dong2021.variants import VARIANTS, left_out, other_readings
 from depthscope.studies.study import Study
@@ -42,18 +42,20 @@ def verdicts(name: str, frame: pd.DataFrame | None = None) -> dict[str, str]:
 
 def test_the_composite_norm_by_hand():
     x = torch.tensor([[1.0, -2.0, 0.0], [3.0, 1.0, -1.0]])
-    assert float(composite(x)) == pytest.approx(np.sqrt(4 * 5))  # columns 4, 3, 1; rows 3, 5
+    assert float(composite_norm(x)) == pytest.approx(np.sqrt(4 * 5))  # columns 4, 3, 1; rows 3, 5
 
 
 @given(token_matrices())
 def test_the_composite_norm_is_numpys(x: Tensor):
     a = x.numpy()
-    assert float(composite(x)) == pytest.approx(np.sqrt(np.linalg.norm(a, 1) * np.linalg.norm(a, np.inf)), rel=1e-12)
+    assert float(composite_norm(x)) == pytest.approx(
+        np.sqrt(np.linalg.norm(a, 1) * np.linalg.norm(a, np.inf)), rel=1e-12
+    )
 
 
 def test_equal_tokens_have_no_residual():
     x = torch.randn(1, 16, generator=seeded(0)).expand(7, 16)
-    assert float(exact_residual(x)) == 0.0
+    assert float(composite_residual(x)) == 0.0
     assert 0 < float(plain_residual(x)) < 1e-6 or float(plain_residual(x)) == 0.0
 
 
@@ -75,7 +77,7 @@ def test_the_mutant_without_the_square_is_seen():
 @given(token_matrices(max_closeness=4))
 def test_both_measures_go_to_zero_together(x: Tensor):
     low, high = bounds_of_residual(*x.shape)
-    ratio = float(exact_residual(x)) / float(token_diversity(x)) ** 0.5
+    ratio = float(composite_residual(x)) / float(token_diversity(x)) ** 0.5
     assert low * (1 - 1e-9) <= ratio <= high * (1 + 1e-9)
 
 
@@ -88,7 +90,7 @@ def test_the_bounds_cannot_be_narrower_than_what_is_reached():
     flat[::2] = -1.0
     mixed = 50 * spike + flat
     low, high = bounds_of_residual(n, d)
-    ratios = [float(exact_residual(x)) / float(token_diversity(x)) ** 0.5 for x in (spike, flat, mixed)]
+    ratios = [float(composite_residual(x)) / float(token_diversity(x)) ** 0.5 for x in (spike, flat, mixed)]
     assert all(low < ratio < high for ratio in ratios)
     assert max(ratios) > 1.01 * min(ratios)  # no constant relates the two
 

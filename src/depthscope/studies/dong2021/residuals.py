@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import anatomy_of
+from depthscope.measures import composite_norm, composite_residual
 from depthscope.passes import Listen, Machine, Surgery, Visit, undisturbed
 from depthscope.progress import Tick
 
@@ -24,22 +25,9 @@ class Residuals(NamedTuple):
     exact: Tensor  # of the same tokens, without rounding of our own
 
 
-def composite(x: Tensor) -> Tensor:
-    """‖X‖_{1,∞} = √(largest column sum · largest row sum) of |X|, (…, n, d) → (…)."""
-    size = x.abs()
-    return torch.sqrt(size.sum(dim=-2).amax(dim=-1) * size.sum(dim=-1).amax(dim=-1))
-
-
 def plain_residual(x: Tensor) -> Tensor:
     """y as in the authors' code: the mean is rounded, and equal tokens keep a residual of some machine epsilons."""
-    return composite(x - x.mean(dim=-2, keepdim=True)) / composite(x)
-
-
-def exact_residual(x: Tensor) -> Tensor:
-    """y in float64, of differences to the first token: equal tokens give exactly 0."""
-    y = x.double()
-    shifted = y - y[..., :1, :]
-    return composite(shifted - shifted.mean(dim=-2, keepdim=True)) / composite(y)
+    return composite_norm(x - x.mean(dim=-2, keepdim=True)) / composite_norm(x)
 
 
 def residuals_of(
@@ -51,7 +39,7 @@ def residuals_of(
 
     def see(visit: Visit, station: str, tokens: Tensor, _source: Tensor) -> None:
         if station == "output" or visit.number == 1:
-            rows[-1].append((plain_residual(tokens).double(), exact_residual(tokens)))
+            rows[-1].append((plain_residual(tokens).double(), composite_residual(tokens)))
 
     cut = Surgery(model, anatomy, without) if without else nullcontext()
     with undisturbed(model), cut, Machine(model, anatomy, Listen({"input", "output"}, see)):

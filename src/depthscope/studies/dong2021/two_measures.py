@@ -20,11 +20,10 @@ from torch import Tensor
 
 from depthscope.anatomy import anatomy_of
 from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, block_axis, label, panels, shared_legend
-from depthscope.measures import EQUAL, token_diversity
+from depthscope.measures import EQUAL, composite_residual, token_diversity
 from depthscope.models.families import build_family
 from depthscope.passes import Listen, Machine, Surgery, Visit, undisturbed
 from depthscope.progress import Share, Tick
-from depthscope.studies.dong2021.residuals import exact_residual
 from depthscope.studies.dong2021.variants import left_out
 from depthscope.studies.study import Claim, Study, judge
 from depthscope.text import cut, read_text, train_tokenizer
@@ -89,7 +88,7 @@ def _measured(model: Any, ids: Tensor, variant: str, advance: Tick) -> pd.DataFr
         if station == "input" and visit.number > 1:
             return
         numbers = {
-            "residual": exact_residual(tokens).numpy(),
+            "residual": composite_residual(tokens).numpy(),
             "diversity": token_diversity(tokens).numpy(),
             "frobenius": _frobenius_residual(tokens).numpy(),
         }
