@@ -29,9 +29,19 @@ from depthscope.theory.odds import (
     token_odds,
     uniform_causal_attention,
 )
+from depthscope.theory.paths import (
+    FrozenAttention,
+    enumerate_paths,
+    path_counts,
+    path_length_shares,
+    path_term,
+    path_terms,
+    recomputed_paths,
+)
 
 __all__ = [
     "Bound",
+    "FrozenAttention",
     "OddsMap",
     "asymptotic_rate",
     "attention_map",
@@ -39,6 +49,7 @@ __all__ = [
     "bound_applies_causally",
     "causal_ramp",
     "causal_ratio",
+    "enumerate_paths",
     "eta",
     "expected_eta",
     "expected_growth",
@@ -50,8 +61,13 @@ __all__ = [
     "lower_bound",
     "measure_map",
     "odds_of",
+    "path_counts",
+    "path_length_shares",
+    "path_term",
+    "path_terms",
     "pre_norm_exponent",
     "pre_norm_odds",
+    "recomputed_paths",
     "similarity_of",
     "spectral_estimate",
     "token_odds",
