@@ -12,6 +12,7 @@ __version__ = version("depthscope")
 
 _ROOMS = (
     "anatomy",
+    "decomposition",
     "diagnosis",
     "drawing",
     "measures",
@@ -27,10 +28,12 @@ _PUBLIC = {
     "DepthCallback": "probing",
     "Diagnosis": "diagnosis",
     "Fixed": "diagnosis",
+    "PathShares": "decomposition",
     "Profile": "probing",
     "apply": "remedies",
     "diagnose": "diagnosis",
     "fix": "diagnosis",
+    "paths": "decomposition",
     "register_family": "anatomy",
     "probe": "probing",
     "remove": "remedies",
@@ -42,11 +45,13 @@ __all__ = [
     "DepthCallback",
     "Diagnosis",
     "Fixed",
+    "PathShares",
     "Profile",
     "__version__",
     "apply",
     "diagnose",
     "fix",
+    "paths",
     "probe",
     "register_family",
     "remove",
@@ -56,6 +61,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from depthscope.anatomy import register_family
+    from depthscope.decomposition import PathShares, paths
     from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
     from depthscope.probing import DepthCallback, Profile, probe, skip_loss, watch
     from depthscope.remedies import apply, remove
