@@ -194,7 +194,7 @@ class Following:
         turned = [self.machine.running.batch_first(x) for x in (tracks.whole(), found)]
         if visit.real is not None:
             turned = [x[visit.real] for x in turned]
-        if not bool(torch.isfinite(turned[1]).all()):
+        if not bool(torch.isfinite(turned[1].sum())):
             raise NotFollowed("it gives tokens that are not finite (NaN or infinity): paths of them mean nothing")
         error, allowed = relative_error(*turned), TOLERANCE[visit.entered.dtype]
         self.error = max(self.error, error)

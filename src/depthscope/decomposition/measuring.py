@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,8 +24,8 @@ class Row(NamedTuple):
     values: Tensor  # (1 + lengths, batch) float64, the constant part first
 
 
-def measured(terms: Tensor, whole: Tensor, real: Tensor | None) -> dict[str, Tensor]:
-    """Of terms (k, batch, n, d) in a whole Y (batch, n, d), over real tokens: (k, batch) float64 each.
+def measured(terms: Sequence[Tensor], whole: Tensor, real: Tensor | None) -> dict[str, Tensor]:
+    """Of k terms (batch, n, d) in a whole Y (batch, n, d), over real tokens: (k, batch) float64 each.
 
     | measure            | of a term A                                                                     |
     | ------------------ | ------------------------------------------------------------------------------- |
@@ -33,15 +34,19 @@ def measured(terms: Tensor, whole: Tensor, real: Tensor | None) -> dict[str, Ten
     | `cosine`           | ⟨A, Y⟩/(‖A‖_F‖Y‖_F); nan where A = 0                                             |
     """
     if real is not None:
-        terms, whole = terms * real.unsqueeze(-1), whole * real.unsqueeze(-1)
-    norms = torch.stack([torch.linalg.vector_norm(term, dim=(-2, -1), dtype=torch.float64) for term in terms])
-    dots = torch.stack([(term * whole).sum(dim=(-2, -1), dtype=torch.float64) for term in terms])
-    norm = torch.linalg.vector_norm(whole, dim=(-2, -1), dtype=torch.float64)
+        terms, whole = [term * real.unsqueeze(-1) for term in terms], whole * real.unsqueeze(-1)
+    norms = torch.stack([_norm(term) for term in terms])
+    dots = torch.stack([torch.einsum("bnd,bnd->b", term, whole) for term in terms]).double()
+    norm = _norm(whole)
     return {
         "norm_share": norms / norm,
         "projection_share": dots / norm.square(),
         "cosine": (dots / (norms * norm)).clamp(-1, 1),
     }
+
+
+def _norm(tokens: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tokens, dim=(-2, -1), dtype=torch.float64)
 
 
 def share_rows(split: Tensor, whole: Tensor, real: Tensor | None, block: int, first_sample: int) -> list[Row]:
@@ -50,7 +55,7 @@ def share_rows(split: Tensor, whole: Tensor, real: Tensor | None, block: int, fi
     Beside what is measured of every block, `composite_residual`, ‖A − 1aᵀ‖_{1,∞}/‖A‖_{1,∞} of the term by itself: 0 for
     a term of equal tokens, and nan for one that is 0.
     """
-    turned = torch.cat([split[-1:], split[:-1]])
-    found = measured(turned, whole, real)
+    turned = [split[-1].double(), *split[:-1].double()]
+    found = measured(turned, whole.double(), real)
     found["composite_residual"] = torch.stack([composite_residual(TokenMatrix.of(term, real)) for term in turned])
     return [Row("output", block, -1, name, first_sample, values) for name, values in found.items()]

@@ -136,7 +136,7 @@ def of_torch(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
         weight, bias = given.get("v_proj_weight"), given.get("in_proj_bias")
         weight = given["in_proj_weight"].chunk(3)[2] if weight is None else weight
         values = tracks_of(value).map(lambda each: F.linear(each, weight.detach()))
-        values = values if bias is None else values.plus(bias.detach().chunk(3)[2])
+        values = values if bias is None else values.with_constant(bias.detach().chunk(3)[2])
         alone = value.ndim == 2
         split = values.map(lambda each: _by_head(each.unsqueeze(2) if alone else each, heads))
         attention = attention.unsqueeze(0) if alone else attention
@@ -144,7 +144,7 @@ def of_torch(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
         longer = noted(context, log_of(value))
         joined = longer.map(lambda each: each.movedim(3, 1).flatten(-2))  # (k, n, batch, d)
         output = joined.map(lambda each: F.linear(each, given["out_proj_weight"].detach()))
-        output = output if given["out_proj_bias"] is None else output.plus(given["out_proj_bias"].detach())
+        output = output if given["out_proj_bias"] is None else output.with_constant(given["out_proj_bias"].detach())
         return [output.map(lambda each: each.squeeze(2)) if alone else output, None]
 
     return make, ""

@@ -28,113 +28,28 @@ from depthscope.decomposition.path_tensor import (
 )
 from depthscope.decomposition.tracks import Tracks, added, together, with_axes
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Linear in their one tensor, whatever the shape: applied to each track as it is.
-LINEAR = frozenset(
-    [
-        "view",
-        "reshape",
-        "transpose",
-        "permute",
-        "chunk",
-        "split",
-        "tensor_split",
-        "split_with_sizes",
-        "unbind",
-        "flatten",
-        "unflatten",
-        "squeeze",
-        "unsqueeze",
-        "expand",
-        "repeat",
-        "repeat_interleave",
-        "__getitem__",
-        "narrow",
-        "select",
-        "index_select",
-        "gather",
-        "roll",
-        "flip",
-        "neg",
-        "__neg__",
-        "mean",
-        "sum",
-        "T",
-        "mT",
-        "H",
-        "swapaxes",
-        "swapdims",
-        "movedim",
-        "view_as",
-        "reshape_as",
-        "expand_as",
-        "pad",
-        "cumsum",
-        "diagonal",
-        "take_along_dim",
-        "unfold",
-        "tile",
-        "broadcast_to",
-    ]
+VIEWS = _names("""
+    view reshape transpose permute chunk split tensor_split split_with_sizes unbind flatten unflatten squeeze unsqueeze
+    expand __getitem__ narrow select T mT H swapaxes swapdims movedim view_as reshape_as expand_as diagonal unfold
+    broadcast_to
+""")
+LINEAR = VIEWS | _names(
+    "repeat repeat_interleave tile index_select gather take_along_dim roll flip mean sum pad cumsum"
 )
-VIEWS = LINEAR - frozenset(
-    ["repeat", "repeat_interleave", "neg", "__neg__", "mean", "sum", "pad", "cumsum", "gather", "index_select"]
-)
-# The same of all tracks at once, since no axis is named.
-PASSED_ON = frozenset(
-    [
-        "to",
-        "type",
-        "type_as",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "clone",
-        "contiguous",
-        "detach",
-        "alias",
-        "positive",
-        "dropout",
-        "dropout1d",
-    ]
-) | {"feature_dropout", "alpha_dropout", "requires_grad_"}
-ACTIVATIONS = frozenset(
-    [
-        "gelu",
-        "relu",
-        "silu",
-        "leaky_relu",
-        "elu",
-        "celu",
-        "selu",
-        "mish",
-        "hardswish",
-        "relu6",
-        "tanh",
-        "prelu",
-        "rrelu",
-        "threshold",
-        "softsign",
-    ]
-)
-CLAMPS = frozenset(["clamp", "clip", "clamp_min", "clamp_max", "hardtanh"])
-GATES = frozenset(
-    ["sigmoid", "exp", "softplus", "logsigmoid", "erf", "hardsigmoid", "topk", "max", "min", "sort", "amax", "log"]
-)
-SCALES = frozenset(
-    [
-        "rsqrt",
-        "sqrt",
-        "reciprocal",
-        "norm",
-        "linalg_vector_norm",
-        "vector_norm",
-        "var",
-        "std",
-        "frobenius_norm",
-        "var_mean",
-    ]
-)
+LINEAR |= {"neg", "__neg__"}
+# The same numbers, but for rounding.
+PASSED_ON = _names("to type type_as float double half bfloat16 clone contiguous detach alias positive requires_grad_")
+PASSED_ON |= _names("dropout dropout1d dropout2d feature_dropout alpha_dropout")  # in eval mode
+ACTIVATIONS = _names("gelu relu silu leaky_relu elu celu selu mish hardswish relu6 tanh prelu threshold softsign")
+CLAMPS = _names("clamp clip clamp_min clamp_max hardtanh")
+GATES = _names("sigmoid exp softplus logsigmoid erf hardsigmoid topk max min sort amax log")
+SCALES = _names("rsqrt sqrt reciprocal norm linalg_vector_norm vector_norm var std frobenius_norm")
 ROUNDINGS = 64  # in a row that may add up in one direction, as in a norm
 IN_PLACE = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__idiv__": "div"}
 
@@ -153,7 +68,7 @@ def apply(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not made:
         return returned
-    make, kind = _rule_for(name)(func, args, kwargs, returned)
+    make, kind = rule_for(name)(func, args, kwargs, returned)
     return _carry(returned, _Once(make), kind, name, args, log_of((args, kwargs)))
 
 
@@ -218,7 +133,7 @@ def _name_of(func: Any) -> str:
 
 
 @cache
-def _rule_for(name: str) -> Rule:
+def rule_for(name: str) -> Rule:
     if name in LINEAR:
         return _linear_in_one
     if name in PASSED_ON:
@@ -248,6 +163,8 @@ def _product_of_tokens() -> Tracks:
 def _linear_in_one(func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
     source, others = args[0], plain(args[1:])
     if any(isinstance(leaf, PathTensor) for leaf in tree_leaves((args[1:], kwargs))) and func not in _SHAPE_OF_ANOTHER:
+        return _unknown(func, args, kwargs, None)
+    if func is F.pad and (kwargs.get("value") or (len(args) > 3 and args[3])):
         return _unknown(func, args, kwargs, None)
     function = Tensor.reshape if func is Tensor.view else func
 
@@ -304,10 +221,12 @@ def _activation(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Calla
 
     def make() -> Tracks:
         u = plain(source)
-        zero = u == 0
-        gate = torch.where(zero, 0, returned / torch.where(zero, 1, u))
+        gate, zero = returned / u, u == 0
+        if not bool(zero.any()):
+            return tracks_of(source).map(lambda values: values * gate)
+        gate = gate.masked_fill(zero, 0)
         scaled = tracks_of(source).map(lambda values: values * gate)
-        return scaled.plus(torch.where(zero, returned, 0)) if bool((zero & (returned != 0)).any()) else scaled
+        return scaled.with_constant(returned.masked_fill(~zero, 0))
 
     return make, _kind(source) if _name_of(func) in CLAMPS else "gate"
 
@@ -383,7 +302,7 @@ def _linear(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callabl
     def take(x: Any, weight: Any, bias: Any = None) -> tuple[Any, Any, Any]:
         return x, weight, bias
 
-    x, weight, bias = take(*args, **{("x" if key == "input" else key): value for key, value in kwargs.items()})
+    x, weight, bias = take(*args, **_renamed(kwargs))
     if isinstance(weight, PathTensor):
         return _product_of_tokens, ""
     return lambda: _with_bias(
@@ -408,16 +327,16 @@ def _layer_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Cal
 
     def take(
         x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, **_: Any
-    ) -> tuple[Any, tuple[int, ...], Any, Any, float]:
-        axes = tuple(range(-len(normalized_shape), 0))
-        return x, axes, weight, bias, eps
+    ) -> tuple[Any, list[int], Any, Any, float]:
+        return x, list(normalized_shape), weight, bias, eps
 
-    x, axes, weight, bias, eps = take(*args, **_renamed(kwargs))
+    x, shape, weight, bias, eps = take(*args, **_renamed(kwargs))
 
     def make() -> Tracks:
-        scale = (plain(x).var(dim=axes, keepdim=True, correction=0) + eps).rsqrt()
+        scale = torch.native_layer_norm(plain(x), shape, None, None, eps)[2]  # 1/σ₀
         scale = scale if weight is None else scale * weight.detach()
-        centred = tracks_of(x).map(lambda values: (values - values.mean(dim=axes, keepdim=True)) * scale)
+        axes = tuple(range(-len(shape), 0))
+        centred = tracks_of(x).map(lambda values: (values - values.mean(dim=axes, keepdim=True)).mul_(scale))
         return _with_bias(centred, bias)
 
     return make, ""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from depthscope.decomposition.leaving_out import LeftOut
 from depthscope.decomposition.measuring import CONSTANT, Row
+from depthscope.drawing import draw_path_shares
 from depthscope.files import sum_of, write_folder
 from depthscope.theory import path_counts
 
@@ -96,15 +97,9 @@ class PathShares:
 
     def plot(self) -> Any:
         """A matplotlib figure: share by length, and, where they were looked at, blocks × heads and losses."""
-        from depthscope.drawing import draw_path_shares
-
         title = f"{self.metadata.get('model', '')}, {self.depth} blocks"
-        heads = None if self.heads.empty else self._mean_length()
+        heads = None if self.heads.empty else self.by_head()
         return draw_path_shares(self.frame, self.blocks, heads, self.losses, title=title)
-
-    def _mean_length(self) -> pd.DataFrame:
-        """Blocks × heads: the projection share of all paths through a head."""
-        return self.by_head()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes a parquet file for each table and paths.json, all or none of them. Terms are not written."""

@@ -1,4 +1,4 @@
-"""Tokens split by the length of the paths that they came on: one tensor for all lengths, and the constant part first."""
+"""Tokens split by the length of the paths that they came on: one tensor for all lengths, the constant part first."""
 
 from __future__ import annotations
 
@@ -41,9 +41,12 @@ class Tracks:
     def plus(self, constant: Tensor) -> Tracks:
         """With something added that does not depend on what entered."""
         shape = torch.broadcast_shapes(self.values.shape[1:], constant.shape)
-        values = self.values.expand(-1, *shape).clone() if shape != self.values.shape[1:] else self.values.clone()
-        values[0] = values[0] + constant
-        return Tracks(values, self.start)
+        return Tracks(self.values.expand(-1, *shape).clone(), self.start).with_constant(constant)
+
+    def with_constant(self, constant: Tensor) -> Tracks:
+        """`plus` where nobody else has these values: they are changed in place."""
+        self.values[0] += constant
+        return self
 
     def longer(self) -> Tracks:
         """One step through attention: every path is one longer, and the constant part is constant."""
@@ -83,7 +86,16 @@ def added(a: Tracks, b: Tracks) -> Tracks:
     """A + B, of the same shape."""
     if (a.start, a.end) == (b.start, b.end):
         return Tracks(a.values + b.values, a.start)
-    return together(torch.add, a, b)
+    if a.end == a.start or (b.end != b.start and b.start < a.start):
+        a, b = b, a
+    if b.end == b.start:
+        return a.plus(b.values[0])
+    total = a.spanning(a.start, max(a.end, b.end))
+    total = Tracks(total.values.clone(), a.start) if total.values is a.values else total
+    place = 1 + b.start - a.start
+    total.values[0] += b.values[0]
+    total.values[place : place + b.end - b.start] += b.values[1:]
+    return total
 
 
 def with_axes(values: Tensor, axes: int) -> Tensor:
