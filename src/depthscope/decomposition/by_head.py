@@ -43,8 +43,15 @@ def segment_of(visit: Visit, entered: Tensor, log: Log) -> Segment:
     probe = torch.zeros_like(entered, requires_grad=True)
     own = Log(log.batch, contexts=[])
     with torch.enable_grad():
-        left = tracks_of(visit.again(carrying(entered, Tracks.entering(probe), own)))
-        _, passing, attending = left.spanning(0, 2).values
+        try:
+            again = visit.again(carrying(entered, Tracks.entering(probe), own))
+        except RuntimeError as error:
+            why = str(error).splitlines()[0]
+            raise NotFollowed(
+                f"it cannot be run once more, which by_head=True needs ({why}); if it keeps a cache of keys and "
+                "values, add use_cache=False to the inputs"
+            ) from None
+        _, passing, attending = tracks_of(again).spanning(0, 2).values
     assert own.contexts is not None
     return Segment(visit.number, log.contexts[0], probe, passing, attending, own.contexts[0].values)
 

@@ -113,6 +113,7 @@ class Following:
         self.segments: list[Segment] = []
         self._by_block: list[tuple[int, dict[str, Tensor]]] = []
         self._log = Log()
+        self._running = ""  # the block that runs, in words
 
     def run(self, batch: Batch) -> None:
         """Follows one batch."""
@@ -120,8 +121,11 @@ class Following:
         self.depth, self.heads = 0, []
         self.segments.clear()
         self._by_block.clear()
-        with self.machine:
-            call(self.model, batch)
+        try:
+            with self.machine:
+                call(self.model, batch)
+        except NotFollowed as error:
+            raise ValueError(f"block {self._running}: {error}") from None
         if self.left is None:
             raise ValueError(f"none of the blocks {self.names[:4]} ran; name them with blocks=")
 
@@ -150,6 +154,7 @@ class Following:
         ]
 
     def _enter(self, visit: Visit, tokens: Tensor) -> Tensor:
+        self._running = f"{visit.number} ({visit.block.name})"
         if visit.number == 1:
             if tokens.dtype not in TOLERANCE:
                 found = str(tokens.dtype).removeprefix("torch.")
@@ -164,20 +169,21 @@ class Following:
             )
         assert self.tracks is not None
         batch = self.machine.running.batch_first(tokens).shape[0]
+        attention = visit.block.attention
         self._log = Log(batch, contexts=[] if self.by_head else None)
+        if attention is not None:
+            self._log.attends = lambda: self.machine.inside is not None
         return carrying(tokens, self.tracks, self._log)
 
     def _leave(self, visit: Visit, tokens: Tensor) -> Tensor:
-        try:
-            if not isinstance(tokens, PathTensor):
-                raise NotFollowed("what leaves it is not made of what entered it by functions of PyTorch")
-            tracks = tracks_of(tokens)
-            found = plain(tokens)
-            self._check(visit, tracks, found)
-            if self.by_head:
-                self.segments.append(segment_of(visit, self.machine.running.batch_first(visit.entered), self._log))
-        except NotFollowed as error:
-            raise ValueError(f"block {visit.number} ({visit.block.name}): {error}") from None
+        if not isinstance(tokens, PathTensor):
+            raise NotFollowed("what leaves it is not made of what entered it by functions of PyTorch")
+        found = plain(tokens)
+        self._require_finite(visit, found)
+        tracks = tracks_of(tokens)
+        self._check(visit, tracks, found)
+        if self.by_head:
+            self.segments.append(segment_of(visit, self.machine.running.batch_first(visit.entered), self._log))
         self.tracks, self.left, self.real, self.depth = tracks, found, visit.real, visit.number
         self.heads += self._log.heads
         whole = self.machine.running.batch_first(found)
@@ -189,13 +195,16 @@ class Following:
             self.progress()
         return found
 
+    def _require_finite(self, visit: Visit, found: Tensor) -> None:
+        turned = self.machine.running.batch_first(found)
+        if not bool(torch.isfinite((turned if visit.real is None else turned[visit.real]).sum())):
+            raise NotFollowed("it gives tokens that are not finite (NaN or infinity): paths of them mean nothing")
+
     def _check(self, visit: Visit, tracks: Tracks, found: Tensor) -> None:
         """The terms add up to what the block gave, or the first step inside it that does not is named."""
         turned = [self.machine.running.batch_first(x) for x in (tracks.whole(), found)]
         if visit.real is not None:
             turned = [x[visit.real] for x in turned]
-        if not bool(torch.isfinite(turned[1].sum())):
-            raise NotFollowed("it gives tokens that are not finite (NaN or infinity): paths of them mean nothing")
         error, allowed = relative_error(*turned), TOLERANCE[visit.entered.dtype]
         self.error = max(self.error, error)
         if not error <= allowed:
@@ -211,7 +220,7 @@ def _refuse(anatomy: Anatomy) -> None:
     if len(anatomy.parts) > 1:
         named = ", ".join(anatomy.parts)
         raise ValueError(
-            f"this model has several parts ({named}): say which with part=, as in part={anatomy.parts[-1]!r}"
+            f"this model has several parts ({named}): say which one with part=, as in part={anatomy.parts[-1]!r}"
         )
     for block in anatomy.blocks:
         leaves = block.spots.get("output")

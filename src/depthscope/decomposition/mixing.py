@@ -47,7 +47,7 @@ def product(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
     if func is Tensor.__rmatmul__:
         args = (args[1], args[0])
     a, b = args[0], args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("mat2"))
-    if isinstance(a, PathTensor) and a.state.kind == "weights":
+    if _is_attention(a):
         if not isinstance(b, PathTensor):  # of an encoder
             return lambda: Tracks.constant(plain(returned)), ""
         return lambda: mixed(plain(a), tracks_of(b), a.state.log), ""
@@ -56,6 +56,11 @@ def product(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
     if isinstance(a, PathTensor):
         return lambda: tracks_of(a).map(lambda values: with_axes(values, b.ndim) @ b.detach()), ""
     return lambda: tracks_of(b).map(lambda values: a.detach() @ with_axes(values, a.ndim)), ""
+
+
+def _is_attention(operand: Any) -> bool:
+    """Whether it is what a softmax gave, while attention runs: that of a router is none."""
+    return isinstance(operand, PathTensor) and operand.state.kind == "weights" and operand.state.log.attends()
 
 
 def _of_tokens() -> Tracks:
@@ -68,7 +73,7 @@ def einsum(func: Any, args: Any, _kwargs: Any, _returned: Any) -> Made:
     split = [operand for operand in operands if isinstance(operand, PathTensor)]
     if len(split) == 1 and split[0].state.kind != "weights":
         return lambda: _by_track(func, equation, operands, split[0]), ""
-    if len(operands) != 2 or not isinstance(operands[0], PathTensor) or operands[0].state.kind != "weights":
+    if len(operands) != 2 or not _is_attention(operands[0]):
         return _of_tokens, ""
     attention, values = operands
     left, right = equation.replace(" ", "").split("->")

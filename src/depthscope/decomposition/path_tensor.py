@@ -35,6 +35,7 @@ class Log:
     batch: int = 1
     heads: list[int] = field(default_factory=list)  # of every self-attention that was passed
     contexts: list[Tracks] | None = None  # P_h V_h of every self-attention (k, batch, h, n, d_v), where wanted
+    attends: Callable[[], bool] = lambda: True  # whether attention runs now: a softmax elsewhere is none
     tolerance: float | None = None  # where set, every step must add up, and the first that does not is named
 
 
@@ -58,7 +59,7 @@ class PathTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from depthscope.decomposition.rules import apply
+        from depthscope.decomposition.dispatch import apply
 
         return apply(func, args, kwargs or {})
 

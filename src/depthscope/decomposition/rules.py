@@ -17,11 +17,9 @@ from torch.utils._pytree import tree_leaves
 from depthscope.decomposition import mixing
 from depthscope.decomposition.path_tensor import (
     Kind,
-    Log,
     NotFollowed,
     PathTensor,
     State,
-    log_of,
     plain,
     tracks_of,
     wrapped,
@@ -51,89 +49,19 @@ CLAMPS = _names("clamp clip clamp_min clamp_max hardtanh")
 GATES = _names("sigmoid exp softplus logsigmoid erf hardsigmoid topk max min sort amax log")
 SCALES = _names("rsqrt sqrt reciprocal norm linalg_vector_norm vector_norm var std frobenius_norm")
 ROUNDINGS = 64  # in a row that may add up in one direction, as in a norm
-IN_PLACE = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__idiv__": "div"}
 
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Callable[[], Any], Kind]]
 
 
-def apply(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a function of PyTorch as the model does, and gives its result the paths that its arguments have."""
-    name = _name_of(func)
-    if name in IN_PLACE or (name.endswith("_") and not name.endswith("__") and name not in PASSED_ON):
-        return _in_place(func, name, args, kwargs)
-    if name == "__setitem__":
-        return _in_place(func, name, args, kwargs)
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        returned = func(*plain(args), **plain(kwargs))
-    made = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    if not made:
-        return returned
-    make, kind = rule_for(name)(func, args, kwargs, returned)
-    return _carry(returned, _Once(make), kind, name, args, log_of((args, kwargs)))
-
-
-class _Once:
-    """Makes what several results share only once."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self.make: Callable[[], Any] | None = make
-        self.made: Any = None
-
-    def __call__(self) -> Any:
-        if self.make is not None:
-            self.made, self.make = self.make(), None
-        return self.made
-
-
-def _carry(returned: Any, made: _Once, kind: Kind, name: str, args: Any, log: Log) -> Any:
-    source = args[0] if name in VIEWS and isinstance(args[0], PathTensor) else None
-
-    def one(value: Any, make: Callable[[], Tracks]) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return value
-        return wrapped(value, State(make, log, name, kind, source))
-
-    if isinstance(returned, Tensor):
-        return one(returned, made)
-    items = [one(value, lambda place=place: made()[place]) for place, value in enumerate(returned)]  # type: ignore[misc]
-    return type(returned)(items)
-
-
-def _in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As the function that gives a new tensor, which then takes the place of the old one.
-
-    What is written into a part of a tensor is not followed: the whole has no tracks from then on.
-    """
-    target, base = args[0], IN_PLACE.get(name, name.removesuffix("_"))
-    if not isinstance(target, PathTensor):
-        raise NotFollowed(f"{name!r} writes tokens into a tensor without paths, where they are not followed")
-    if target.state.base is not None or not hasattr(Tensor, base):
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            func(*plain(args), **plain(kwargs))
-        _forget(target, name)
-        return target
-    before = wrapped(plain(target), target.state)
-    new = apply(getattr(Tensor, base), (before, *args[1:]), kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
-        target.data = new.as_subclass(Tensor)
-    target.state = new.state
-    return target
-
-
-def _forget(written: PathTensor, name: str) -> None:
-    part: PathTensor | None = written
-    while part is not None:
-        part.state.written = name
-        part = part.state.base
-
-
-def _name_of(func: Any) -> str:
+def name_of(func: Any) -> str:
+    """Of a function, a method or a property of tensors."""
     name = getattr(func, "__name__", str(func))
     return func.__self__.__name__ if name == "__get__" else name
 
 
 @cache
 def rule_for(name: str) -> Rule:
+    """The rule of a function of this name."""
     if name in LINEAR:
         return _linear_in_one
     if name in PASSED_ON:
@@ -148,7 +76,7 @@ def _kind(value: Any) -> Kind:
 
 
 def _unknown(func: Any, args: tuple[Any, ...], _kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
-    name = _name_of(func)
+    name = name_of(func)
 
     def refuse() -> Tracks:
         raise NotFollowed(f"{name!r} is not linear in the tokens, or not known: paths are not followed through it")
@@ -185,12 +113,15 @@ _SHAPE_OF_ANOTHER = (Tensor.view_as, Tensor.reshape_as, Tensor.expand_as)
 
 def _passed_on(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
     source = args[0] if args else kwargs["input"]
-    if "dropout" in _name_of(func):
-        with torch._C.DisableTorchFunctionSubclass():
-            if not torch.equal(returned, plain(source)):
-                raise NotFollowed("dropout is at work, although the model is in eval mode")
-        return lambda: tracks_of(source), _kind(source)
+    if "dropout" in name_of(func):
+        return lambda: _not_dropped(source, returned), _kind(source)
     return lambda: _cast(tracks_of(source), plain(source), returned), _kind(source)
+
+
+def _not_dropped(source: Tensor, returned: Tensor) -> Tracks:
+    if not torch.equal(returned, plain(source)):
+        raise NotFollowed("dropout is at work, although the model is in eval mode")
+    return tracks_of(source)
 
 
 def _cast(tracks: Tracks, before: Tensor, after: Tensor) -> Tracks:
@@ -228,7 +159,7 @@ def _activation(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Calla
         scaled = tracks_of(source).map(lambda values: values * gate)
         return scaled.with_constant(returned.masked_fill(~zero, 0))
 
-    return make, _kind(source) if _name_of(func) in CLAMPS else "gate"
+    return make, _kind(source) if name_of(func) in CLAMPS else "gate"
 
 
 def _sum(sign: int) -> Rule:
@@ -292,7 +223,7 @@ def _over(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[]
 
 def _power(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
     """uᵖ = u₀^(p−1)·u for whole p ≥ 1; a root is what a norm divides by."""
-    power = 2 if _name_of(func) == "square" else args[1] if len(args) > 1 else kwargs["exponent"]
+    power = 2 if name_of(func) == "square" else args[1] if len(args) > 1 else kwargs["exponent"]
     if not isinstance(args[0], PathTensor) or isinstance(power, Tensor) or power < 1 or power != int(power):
         return _unknown(func, args, kwargs, returned)[0], "scale"
     return lambda: _scaled(args[0], plain(args[0]) ** (int(power) - 1), returned), "gate"

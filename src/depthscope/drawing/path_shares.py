@@ -1,4 +1,4 @@
-"""What attention paths of each length are of a model's output: by length, by block, by head, and what they are worth."""
+"""What attention paths of each length are of a model's output: by length, block and head, and what they are worth."""
 
 from __future__ import annotations
 
