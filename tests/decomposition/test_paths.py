@@ -363,7 +363,7 @@ def test_a_softmax_outside_of_attention_is_no_step_of_a_path():
 
     model, inputs = ready("encoder")
     model.blocks[1].ffn = Soft()
-    with pytest.raises(ValueError, match="block 2 .*a product of tokens with tokens"):
+    with pytest.raises(ValueError, match=r"block 2 .*a product of tokens with tokens"):
         paths(model, inputs)
 
 

@@ -75,7 +75,10 @@ def _heads_in_words(shares: PathShares) -> str:
     rows = shares.heads[shares.heads["length"] == 1]
     means = rows.groupby(["block", "head"])["projection_share"].mean()
     chosen = means.reindex(means.abs().sort_values(ascending=False).index)[:_HEADS]
-    named = ", ".join(f"block {block} head {head} ({share:+.1%})" for (block, head), share in chosen.items())
+    rows = chosen.reset_index()
+    named = ", ".join(
+        f"block {block} head {head} ({share:+.1%})" for block, head, share in rows.itertuples(index=False, name=None)
+    )
     return f"Heads that carry most of the paths of length 1: {named}."
 
 

@@ -77,7 +77,7 @@ def paths(
     following = Following(model, anatomy, by_head, progress)
     rows: list[Row] = []
     terms: list[Tensor] = []
-    without: list[LeftOut] = []
+    without: list[list[LeftOut]] = []
     samples = 0
     with undisturbed(model):
         for batch in calls:
@@ -94,7 +94,7 @@ def paths(
                 terms.append(split)
             samples += split.shape[1]
     metadata = _describe(model, anatomy, following, samples) | {"notes": [*notes, *anatomy.notes, *anatomy.left_out]}
-    return PathShares(*frames_of(rows, without), metadata, _joined(terms) if keep_terms else None)
+    return PathShares(*frames_of(rows, without), metadata=metadata, terms=_joined(terms) if keep_terms else None)
 
 
 class Following:
@@ -187,10 +187,8 @@ class Following:
         self.tracks, self.left, self.real, self.depth = tracks, found, visit.real, visit.number
         self.heads += self._log.heads
         whole = self.machine.running.batch_first(found)
-        values = torch.stack(
-            [self.machine.running.batch_first(track) for track in tracks.spanning(0, tracks.end).values]
-        )
-        self._by_block.append((visit.number, measured(values, whole, visit.real)))
+        terms = [self.machine.running.batch_first(track) for track in tracks.spanning(0, tracks.end).values]
+        self._by_block.append((visit.number, measured(terms, whole, visit.real)))
         if self.progress is not None:
             self.progress()
         return found

@@ -123,11 +123,15 @@ def fused(_func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
     return make, ""
 
 
+_OF_TORCH = (
+    *("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias"),
+    *("bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias"),
+)
+
+
 def of_torch(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
     """`multi_head_attention_forward`, what PyTorch's `nn.MultiheadAttention` calls, tokens first: (n, batch, d)."""
-    names = ("query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias", "bias_k")
-    names += ("bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = dict(zip(_OF_TORCH, args, strict=False)) | kwargs
     value, heads = given["value"], given["num_heads"]
     if not isinstance(value, PathTensor):
         return lambda: [Tracks.constant(plain(returned[0])), None], ""

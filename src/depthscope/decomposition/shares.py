@@ -133,10 +133,13 @@ class PathShares:
             raise ValueError(f"no path shares in {source}: {Path(error.filename).name} is missing") from None
         except (ValueError, KeyError, OSError, RecursionError) as error:
             raise ValueError(f"{source} holds no path shares: {' '.join(str(error).split())[:200]}") from None
-        return cls(*tables, metadata)
+        frame, blocks, heads, losses = tables
+        return cls(frame, blocks, heads, losses, metadata)
 
 
-def frames_of(rows: Sequence[Row], without: Sequence[Sequence[LeftOut]]) -> tuple[pd.DataFrame, ...]:
+def frames_of(
+    rows: Sequence[Row], without: Sequence[Sequence[LeftOut]]
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """The four tables of what was measured."""
     frame = _table(rows, "output", ["sample", "length"])
     blocks = _table(rows, "block", ["block", "sample", "length"])

@@ -78,12 +78,16 @@ def _draw_map(figure: Figure, ax: Axes, table: pd.DataFrame, title: str, x: str,
     """Colours from the least to the largest share, rows upwards."""
     ax.grid(False)
     ax.set_facecolor(LIGHT_GREY)
-    edges: list[Any] = [np.append(axis.to_numpy() - 0.5, axis.max() + 0.5) for axis in (table.columns, table.index)]
+    edges = [_edges(axis.to_numpy(dtype=float)) for axis in (table.columns, table.index)]
     colours = ax.pcolormesh(*edges, np.ma.masked_invalid(table.to_numpy(dtype=float)), cmap=HEAT, rasterized=True)
     figure.colorbar(colours, ax=ax).ax.tick_params(labelsize=SMALL)
     label(ax, title, x, y)
     whole_numbers(ax.xaxis)
     whole_numbers(ax.yaxis)
+
+
+def _edges(centres: Any) -> Any:
+    return np.append(centres - 0.5, centres[-1] + 0.5)
 
 
 def _draw_losses(ax: Axes, losses: pd.DataFrame) -> None:
