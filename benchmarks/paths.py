@@ -25,7 +25,7 @@ from depthscope.decomposition import paths
 from depthscope.models import BlockConfig, Encoder
 from depthscope.theory import FrozenAttention, enumerate_paths, path_counts, path_term, path_terms
 
-ROUNDS = 5
+ROUNDS = 3
 DEPTHS = (4, 8, 16, 32)
 SHAPE = (4, 64, 256)  # of the tokens where depth varies
 

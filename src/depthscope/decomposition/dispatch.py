@@ -28,6 +28,9 @@ def apply(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not made:
         return returned
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, PathTensor):
+            leaf.state.uses += 1
     make, kind = rules.rule_for(name)(func, args, kwargs, returned)
     return _carry(returned, _Once(make), kind, name, args, log_of((args, kwargs)))
 

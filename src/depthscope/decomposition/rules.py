@@ -20,6 +20,7 @@ from depthscope.decomposition.path_tensor import (
     NotFollowed,
     PathTensor,
     State,
+    consumed,
     plain,
     tracks_of,
     wrapped,
@@ -153,11 +154,10 @@ def _activation(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Calla
     def make() -> Tracks:
         u = plain(source)
         gate, zero = returned / u, u == 0
-        if not bool(zero.any()):
-            return tracks_of(source).map(lambda values: values * gate)
-        gate = gate.masked_fill(zero, 0)
-        scaled = tracks_of(source).map(lambda values: values * gate)
-        return scaled.with_constant(returned.masked_fill(~zero, 0))
+        some = bool(zero.any())
+        gate = gate.masked_fill(zero, 0) if some else gate
+        scaled = consumed(source, lambda values: values.mul_(gate), lambda values: values * gate)
+        return scaled.with_constant(returned.masked_fill(~zero, 0)) if some else scaled
 
     return make, _kind(source) if name_of(func) in CLAMPS else "gate"
 
@@ -267,7 +267,11 @@ def _layer_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Cal
         scale = torch.native_layer_norm(plain(x), shape, None, None, eps)[2]  # 1/σ₀
         scale = scale if weight is None else scale * weight.detach()
         axes = tuple(range(-len(shape), 0))
-        centred = tracks_of(x).map(lambda values: (values - values.mean(dim=axes, keepdim=True)).mul_(scale))
+
+        def overwrite(values: Tensor) -> Tensor:
+            return values.sub_(values.mean(dim=axes, keepdim=True)).mul_(scale)
+
+        centred = consumed(x, overwrite, lambda values: (values - values.mean(dim=axes, keepdim=True)).mul_(scale))
         return _with_bias(centred, bias)
 
     return make, ""
