@@ -16,6 +16,7 @@ import depthscope
 from decomposition import naive as oracle
 from depthscope.decomposition import CONSTANT, PathShares, paths, rules
 from depthscope.decomposition.tracks import Tracks
+from depthscope.decomposition.weights import through_weights
 from depthscope.passes import anatomy_as_told, batches
 from depthscope.theory import path_counts
 from samples import seeded
@@ -365,6 +366,18 @@ def test_a_softmax_outside_of_attention_is_no_step_of_a_path():
     model.blocks[1].ffn = Soft()
     with pytest.raises(ValueError, match=r"block 2 .*a product of tokens with tokens"):
         paths(model, inputs)
+
+
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_the_track_that_is_left_over_is_that_track(place: int):
+    generator = seeded(0)
+    values, weight = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((6, 3, 4), (5, 4)))
+    tracks, whole = Tracks(values, start=1), values.sum(dim=0) @ weight.T
+    found = through_weights(tracks, weight, whole, place)
+    assert_close(found.values, values @ weight.T, **EXACT)
+    assert found.start == 1
+    with pytest.raises(ValueError, match="'linear' does not add up"):
+        through_weights(tracks, weight, whole + 0.01, place)
 
 
 def test_tracks_of_several_lengths_add_up():

@@ -170,10 +170,14 @@ class Following:
         assert self.tracks is not None
         batch = self.machine.running.batch_first(tokens).shape[0]
         attention = visit.block.attention
-        self._log = Log(batch, contexts=[] if self.by_head else None)
+        self._log = Log(batch, contexts=[] if self.by_head else None, left_over=self._largest())
         if attention is not None:
             self._log.attends = lambda: self.machine.inside is not None
         return carrying(tokens, self.tracks, self._log)
+
+    def _largest(self) -> int:
+        """The place of the largest track that enters a block; what enters the first is all of length 0."""
+        return int(self._by_block[-1][1]["norm_share"].mean(dim=1).argmax()) if self._by_block else 1
 
     def _leave(self, visit: Visit, tokens: Tensor) -> Tensor:
         if not isinstance(tokens, PathTensor):

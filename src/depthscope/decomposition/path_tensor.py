@@ -35,6 +35,7 @@ class Log:
     batch: int = 1
     heads: list[int] = field(default_factory=list)  # of every self-attention that was passed
     contexts: list[Tracks] | None = None  # P_h V_h of every self-attention (k, batch, h, n, d_v), where wanted
+    left_over: int | None = None  # the place of a track that need not go through weights: see `weights.py`
     attends: Callable[[], bool] = lambda: True  # whether attention runs now: a softmax elsewhere is none
     tolerance: float | None = None  # where set, every step must add up, and the first that does not is named
 

@@ -21,11 +21,13 @@ from depthscope.decomposition.path_tensor import (
     PathTensor,
     State,
     consumed,
+    log_of,
     plain,
     tracks_of,
     wrapped,
 )
 from depthscope.decomposition.tracks import Tracks, added, together, with_axes
+from depthscope.decomposition.weights import through_weights
 
 
 def _names(text: str) -> frozenset[str]:
@@ -229,20 +231,23 @@ def _power(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[
     return lambda: _scaled(args[0], plain(args[0]) ** (int(power) - 1), returned), "gate"
 
 
-def _linear(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
+def _linear(_func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
     def take(x: Any, weight: Any, bias: Any = None) -> tuple[Any, Any, Any]:
         return x, weight, bias
 
     x, weight, bias = take(*args, **_renamed(kwargs))
-    if isinstance(weight, PathTensor):
+    if isinstance(weight, PathTensor) or isinstance(bias, PathTensor):
         return _product_of_tokens, ""
-    return lambda: _with_bias(
-        tracks_of(x).map(lambda values: F.linear(values, weight.detach().to(values.dtype))), bias
-    ), ""
+
+    def make() -> Tracks:
+        whole = returned if bias is None else returned - bias.detach()
+        return _with_bias(through_weights(tracks_of(x), weight.detach(), whole, log_of(x).left_over), bias)
+
+    return make, ""
 
 
-def _with_bias(tracks: Tracks, bias: Any) -> Tracks:
-    return tracks if bias is None else tracks.plus(bias.detach())
+def _with_bias(new: Tracks, bias: Any) -> Tracks:
+    return new if bias is None else new.with_constant(bias.detach())
 
 
 def _addmm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
