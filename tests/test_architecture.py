@@ -19,6 +19,7 @@ FLOORS = (
     {"anatomy"},
     {"passes"},
     {"probing"},
+    {"decomposition"},
     {"remedies"},
     {"diagnosis"},
     {"training"},

@@ -12,6 +12,7 @@ __version__ = version("depthscope")
 
 _ROOMS = (
     "anatomy",
+    "decomposition",
     "diagnosis",
     "drawing",
     "measures",
@@ -27,11 +28,13 @@ _PUBLIC = {
     "DepthCallback": "probing",
     "Diagnosis": "diagnosis",
     "Fixed": "diagnosis",
+    "PathShares": "decomposition",
     "Profile": "probing",
     "Spectra": "probing",
     "apply": "remedies",
     "diagnose": "diagnosis",
     "fix": "diagnosis",
+    "paths": "decomposition",
     "register_family": "anatomy",
     "probe": "probing",
     "remove": "remedies",
@@ -45,12 +48,14 @@ __all__ = [
     "DepthCallback",
     "Diagnosis",
     "Fixed",
+    "PathShares",
     "Profile",
     "Spectra",
     "__version__",
     "apply",
     "diagnose",
     "fix",
+    "paths",
     "probe",
     "register_family",
     "remove",
@@ -62,6 +67,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from depthscope.anatomy import register_family
+    from depthscope.decomposition import PathShares, paths
     from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
     from depthscope.passes import without
     from depthscope.probing import DepthCallback, Profile, Spectra, probe, skip_loss, spectra, watch

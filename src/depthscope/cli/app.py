@@ -13,6 +13,7 @@ from depthscope.cli.compare import compare
 from depthscope.cli.demo import demo
 from depthscope.cli.fix import fix
 from depthscope.cli.letters import write_legibly
+from depthscope.cli.paths import paths
 from depthscope.cli.probe import probe
 from depthscope.cli.reproduce import reproduce
 from depthscope.cli.spectra import spectra
@@ -35,6 +36,7 @@ app.command()(demo)
 app.command()(probe)
 app.command()(fix)
 app.command()(spectra)
+app.command()(paths)
 app.command()(reproduce)
 app.command()(train)
 app.command()(compare)

@@ -236,6 +236,28 @@ class FixOptions(ModelOptions):
         return "if causal"
 
 
+@dataclass(frozen=True)
+class PathsOptions(ModelOptions):
+    """What a user asks of `depthscope paths`."""
+
+    by_head: Annotated[
+        bool, Option("--by-head", help="Also which heads carry the paths of each length.", rich_help_panel=_PROBE)
+    ] = False
+    with_loss: Annotated[
+        bool,
+        Option(
+            "--loss",
+            help="Also the change of the loss when paths of a length are left out (language models).",
+            rich_help_panel=_PROBE,
+        ),
+    ] = False
+
+    @property
+    def loss(self) -> Literal["no", "if causal", "required"]:
+        """Leaving out paths changes a loss."""
+        return "required" if self.with_loss else "no"
+
+
 def as_command(body: Callable[[Any], None]) -> Callable[..., None]:
     """A function for typer whose parameters are the fields of the options that `body` takes."""
     options = get_type_hints(body)["options"]

@@ -37,6 +37,7 @@ from depthscope.drawing.panels import (
     shared_legend,
     similarity_axis,
 )
+from depthscope.drawing.path_shares import draw_path_shares
 from depthscope.drawing.training_curves import draw_training_curves
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "block_axis",
     "draw_by_block",
     "draw_heat_map",
+    "draw_path_shares",
     "draw_spectra",
     "draw_training_curves",
     "empty",

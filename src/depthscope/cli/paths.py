@@ -1,0 +1,85 @@
+"""`depthscope paths MODEL`: what attention paths of each length make of a Transformer's output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from depthscope.cli.options import PathsOptions, as_command
+from depthscope.cli.running import finite, prepared, require_writable, say_where
+from depthscope.files import write_whole
+
+if TYPE_CHECKING:
+    from depthscope.decomposition import PathShares
+
+
+@as_command
+def paths(options: PathsOptions) -> None:
+    """Split a Transformer's output by the length of the attention paths that led to it (Dong et al. 2021)."""
+    if options.out is not None:
+        require_writable(options.out)
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
+        shares = _split(options)
+    if options.json:
+        print(json.dumps(as_json(shares), allow_nan=False), flush=True)
+    else:
+        from depthscope.cli.paths_display import show
+
+        show(shares)
+    if options.out is not None:  # shown first: a save that fails must not cost what was computed
+        _save(shares, options.out)
+        say_where(options.out, options.json)
+
+
+def as_json(shares: PathShares) -> dict[str, Any]:
+    """What `--json` prints: means over samples by length, −1 for the constant part; what is undefined is null."""
+    found = {
+        "model": shares.metadata["model"],
+        "blocks": shares.depth,
+        "paths": {str(length): count for length, count in shares.counts.items()},
+        "lengths": shares.summary().reset_index().to_dict("records"),
+        "metadata": shares.metadata,
+    }
+    if not shares.heads.empty:
+        keys = ["block", "head", "length"]
+        means = shares.heads.groupby(keys)["projection_share"].mean().reset_index()
+        found["heads"] = means.to_dict("records")
+    if not shares.losses.empty:
+        found["losses"] = shares.losses.to_dict("records")
+    return finite(found)
+
+
+def _split(options: PathsOptions) -> PathShares:
+    from depthscope import decomposition
+    from depthscope.passes import anatomy_as_told
+
+    with prepared(options) as (loaded, inputs, progress):
+        model: Any = loaded.model
+        try:
+            found = len(anatomy_as_told(model, options.told).blocks)
+        except ValueError:  # blocks that no list holds are seen when the model runs
+            found = 0
+        depth = max(found, getattr(getattr(model, "config", None), "num_hidden_layers", 0))
+        pieces = depth + (3 * depth + 3 if options.with_loss else 0)
+        shares = decomposition.paths(
+            model,
+            inputs.batches,
+            by_head=options.by_head,
+            loss=options.with_loss,
+            tokenizer=inputs.tokenizer,
+            progress=progress("following paths", pieces * inputs.count if inputs.count and depth else None),
+            **options.told,
+        )
+        notes = [*shares.metadata.get("notes", []), *loaded.notes, *inputs.notes]
+        shares.metadata.update({"model": options.model, "seed": options.seed, **inputs.metadata}, notes=notes)
+    return shares
+
+
+def _save(shares: PathShares, folder: Path) -> None:
+    """The tables first: a picture that fails must not cost them."""
+    shares.save(folder)
+    write_whole(folder / "paths.csv", lambda path: shares.summary().to_csv(path))
+    write_whole(folder / "paths.png", lambda path: shares.plot().savefig(path, dpi=160))

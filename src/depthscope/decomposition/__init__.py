@@ -1,0 +1,7 @@
+"""A model's output split into what came on attention paths of each length (Dong et al. 2021), exactly."""
+
+from depthscope.decomposition.driver import paths
+from depthscope.decomposition.measuring import CONSTANT
+from depthscope.decomposition.shares import PathShares
+
+__all__ = ["CONSTANT", "PathShares", "paths"]

@@ -1,0 +1,262 @@
+"""`paths`: a model and inputs in, what paths of each length make of its output out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy
+from depthscope.decomposition.by_head import Adjoint, Segment, segment_of
+from depthscope.decomposition.leaving_out import LeftOut, losses_without
+from depthscope.decomposition.measuring import Row, measured, share_rows
+from depthscope.decomposition.path_tensor import (
+    Log,
+    NotFollowed,
+    PathTensor,
+    carrying,
+    plain,
+    relative_error,
+    tracks_of,
+)
+from depthscope.decomposition.shares import PathShares, frames_of
+from depthscope.decomposition.tracks import Tracks
+from depthscope.passes import (
+    Batch,
+    Change,
+    Machine,
+    Tokenizer,
+    Told,
+    Visit,
+    anatomy_as_told,
+    batches,
+    call,
+    uncompiled,
+    undisturbed,
+)
+from depthscope.probing.gradients import Loss
+from depthscope.progress import Tick
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of the sum of terms, in units of the largest entry
+
+
+def paths(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    keep_terms: bool = False,
+    by_head: bool = False,
+    loss: bool | Loss = False,
+    tokenizer: Tokenizer | None = None,
+    progress: Tick | None = None,
+    **told: Unpack[Told],
+) -> PathShares:
+    """Splits the last block's output by the length of the attention paths that led there (Dong et al. 2021, Thm 2.1).
+
+    With attention, the scales of norms, the gates of activations and the routing of experts frozen as they are in this
+    pass, every block is an affine map, and the output is the sum, over all paths, of what each makes of the tokens that
+    enter block 1, and a constant part (biases; what a decoder reads of its encoder). At each block a path takes one of
+    the heads or the skip; its length is the number of heads. FFNs and norms belong to every path. All paths of each
+    length are summed exactly, by dynamic programming, in one pass of the model's own code. That the terms add up to the
+    output is checked behind every block.
+
+    `keep_terms` keeps the terms themselves. `by_head` adds what paths through each head contribute: twice the time or
+    more, and the memory of a training step and of O(L²) token matrices. `loss` adds the change of the loss when paths
+    of a length, or all above or below it, are left out: `True` for the model's own (labels in the batch) or that of
+    the next token, or a function of what the model returns; it costs about 3L passes. `inputs` and `told` as for
+    `probe`: of a model with several parts, `part` says which. Leaves no trace in the model.
+    """
+    model, notes = uncompiled(model)
+    calls = list(batches(model, inputs, tokenizer))
+    if not calls:
+        raise ValueError("expected at least one batch, got none")
+    anatomy = anatomy_as_told(model, told, calls[0])
+    _refuse(anatomy)
+    following = Following(model, anatomy, by_head, progress)
+    rows: list[Row] = []
+    terms: list[Tensor] = []
+    without: list[list[LeftOut]] = []
+    samples = 0
+    with undisturbed(model):
+        for batch in calls:
+            following.run(batch)
+            split = following.split()
+            rows += share_rows(split, following.whole, following.real, following.depth, samples)
+            rows += following.rows_of_blocks(samples)
+            if by_head:
+                rows += Adjoint(following.segments, following.whole, following.real).rows(samples)
+            if loss is not False:
+                made = None if loss is True else loss
+                without.append(losses_without(model, anatomy, batch, following.in_layout(), made, progress))
+            if keep_terms:
+                terms.append(split)
+            samples += split.shape[1]
+    metadata = _describe(model, anatomy, following, samples) | {"notes": [*notes, *anatomy.notes, *anatomy.left_out]}
+    return PathShares(*frames_of(rows, without), metadata=metadata, terms=_joined(terms) if keep_terms else None)
+
+
+class Following:
+    """One pass in which the tokens carry their paths from the first block to the last."""
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy, by_head: bool = False, progress: Tick | None = None):
+        self.model, self.by_head, self.progress = model, by_head, progress
+        self.machine = Machine(model, anatomy, Change("input", self._enter), Change("output", self._leave))
+        self.names = [block.name for block in anatomy.blocks]
+        self.tracks: Tracks | None = None
+        self.left: Tensor | None = None  # what the last block gave, in the layout of the model
+        self.real: Tensor | None = None
+        self.depth = 0
+        self.error = 0.0
+        self.heads: list[int] = []
+        self.segments: list[Segment] = []
+        self._by_block: list[tuple[int, dict[str, Tensor]]] = []
+        self._log = Log()
+        self._running = ""  # the block that runs, in words
+
+    def run(self, batch: Batch) -> None:
+        """Follows one batch."""
+        self.tracks = self.left = None
+        self.depth, self.heads = 0, []
+        self.segments.clear()
+        self._by_block.clear()
+        try:
+            with self.machine:
+                call(self.model, batch)
+        except NotFollowed as error:
+            raise ValueError(f"block {self._running}: {error}") from None
+        if self.left is None:
+            raise ValueError(f"none of the blocks {self.names[:4]} ran; name them with blocks=")
+
+    @property
+    def whole(self) -> Tensor:
+        """The last block's output, (batch, n, d)."""
+        assert self.left is not None
+        return self.machine.running.batch_first(self.left)
+
+    def split(self) -> Tensor:
+        """The terms by length 0, …, L, and the constant part last: (L + 2, batch, n, d)."""
+        return torch.stack([self.machine.running.batch_first(term) for term in self.in_layout()])
+
+    def in_layout(self) -> list[Tensor]:
+        """The same, each in the layout of the model."""
+        assert self.tracks is not None
+        constant, *lengths = self.tracks.spanning(0, self.tracks.end).values
+        return [*lengths, constant]
+
+    def rows_of_blocks(self, first_sample: int) -> list[Row]:
+        """How much of each block's output came on paths of each length."""
+        return [
+            Row("block", block, -1, name, first_sample, values)
+            for block, found in self._by_block
+            for name, values in found.items()
+        ]
+
+    def _enter(self, visit: Visit, tokens: Tensor) -> Tensor:
+        self._running = f"{visit.number} ({visit.block.name})"
+        if visit.number == 1:
+            if tokens.dtype not in TOLERANCE:
+                found = str(tokens.dtype).removeprefix("torch.")
+                raise ValueError(
+                    f"expected a model in float32 or float64, whose terms add up to its output, got {found}"
+                )
+            self.tracks = Tracks.entering(tokens)
+        elif self.left is None or tokens.shape != self.left.shape or not torch.equal(tokens, self.left):
+            raise ValueError(
+                f"something else changes the tokens between blocks {visit.number - 1} and {visit.number}, where their "
+                "paths are not followed; name blocks that follow each other with blocks=, or one part with part="
+            )
+        assert self.tracks is not None
+        batch = self.machine.running.batch_first(tokens).shape[0]
+        attention = visit.block.attention
+        self._log = Log(batch, contexts=[] if self.by_head else None, left_over=self._largest())
+        if attention is not None:
+            self._log.attends = lambda: self.machine.inside is not None
+        return carrying(tokens, self.tracks, self._log)
+
+    def _largest(self) -> int:
+        """The place of the largest track that enters a block; what enters the first is all of length 0."""
+        return int(self._by_block[-1][1]["norm_share"].mean(dim=1).argmax()) if self._by_block else 1
+
+    def _leave(self, visit: Visit, tokens: Tensor) -> Tensor:
+        if not isinstance(tokens, PathTensor):
+            raise NotFollowed("what leaves it is not made of what entered it by functions of PyTorch")
+        found = plain(tokens)
+        self._require_finite(visit, found)
+        tracks = tracks_of(tokens)
+        self._check(visit, tracks, found)
+        if self.by_head:
+            self.segments.append(segment_of(visit, self.machine.running.batch_first(visit.entered), self._log))
+        self.tracks, self.left, self.real, self.depth = tracks, found, visit.real, visit.number
+        self.heads += self._log.heads
+        whole = self.machine.running.batch_first(found)
+        terms = [self.machine.running.batch_first(track) for track in tracks.spanning(0, tracks.end).values]
+        self._by_block.append((visit.number, measured(terms, whole, visit.real)))
+        if self.progress is not None:
+            self.progress()
+        return found
+
+    def _require_finite(self, visit: Visit, found: Tensor) -> None:
+        turned = self.machine.running.batch_first(found)
+        if not bool(torch.isfinite((turned if visit.real is None else turned[visit.real]).sum())):
+            raise NotFollowed("it gives tokens that are not finite (NaN or infinity): paths of them mean nothing")
+
+    def _check(self, visit: Visit, tracks: Tracks, found: Tensor) -> None:
+        """The terms add up to what the block gave, or the first step inside it that does not is named."""
+        turned = [self.machine.running.batch_first(x) for x in (tracks.whole(), found)]
+        if visit.real is not None:
+            turned = [x[visit.real] for x in turned]
+        error, allowed = relative_error(*turned), TOLERANCE[visit.entered.dtype]
+        self.error = max(self.error, error)
+        if not error <= allowed:
+            assert self.tracks is not None
+            log = Log(self._log.batch, tolerance=allowed)
+            split = self.tracks.map(torch.vmap(self.machine.running.batch_first))
+            entered = self.machine.running.batch_first(visit.entered)
+            tracks_of(visit.again(carrying(entered, split, log)))  # names the step
+            raise NotFollowed(f"its terms differ from its output by {error:.1e} of it, more than {allowed:.0e}")
+
+
+def _refuse(anatomy: Anatomy) -> None:
+    if len(anatomy.parts) > 1:
+        named = ", ".join(anatomy.parts)
+        raise ValueError(
+            f"this model has several parts ({named}): say which one with part=, as in part={anatomy.parts[-1]!r}"
+        )
+    for block in anatomy.blocks:
+        leaves = block.spots.get("output")
+        if leaves is None or "input" not in block.spots or leaves.added_to is not None:
+            raise ValueError(
+                f"{block.name!r} does not show what enters and leaves it, so that paths cannot be followed through it; "
+                "name modules that return the tokens of the trunk with blocks="
+            )
+
+
+def _joined(terms: Sequence[Tensor]) -> Tensor:
+    shapes = {tuple(term.shape[2:]) for term in terms}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"expected batches of one shape for keep_terms=True, got tokens {sorted(shapes)}: pad them alike, or pass "
+            "them one by one"
+        )
+    return torch.cat(list(terms), dim=1)
+
+
+def _describe(model: nn.Module, anatomy: Anatomy, following: Following, samples: int) -> dict[str, Any]:
+    config = getattr(model, "config", None)
+    whole = following.whole
+    return {
+        "model": getattr(config, "name_or_path", "") or type(model).__name__,
+        "class": type(model).__name__,
+        "family": anatomy.family,
+        "part": anatomy.parts[0],
+        "blocks": following.depth,
+        "heads": following.heads,
+        "samples": samples,
+        "tokens": whole.shape[1],
+        "width": whole.shape[2],
+        "dtype": str(whole.dtype).removeprefix("torch."),
+        "device": str(whole.device),
+        "largest_error": following.error,
+    }

@@ -1,0 +1,75 @@
+"""What paths of a length are worth: the loss when their term is taken out of the last block's output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy
+from depthscope.decomposition.measuring import CONSTANT
+from depthscope.passes import Batch, Change, Machine, Visit, call
+from depthscope.probing.gradients import Loss
+from depthscope.probing.losses import causal_by_trying, default_loss, with_all_logits
+from depthscope.progress import Tick
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The loss of one batch without some terms: "nothing", "length" (of this one), "above" it, "below" it."""
+
+    left_out: str
+    length: int
+    loss: float
+
+
+def losses_without(
+    model: nn.Module,
+    anatomy: Anatomy,
+    batch: Batch,
+    terms: Sequence[Tensor],
+    loss: Loss | None = None,
+    progress: Tick | None = None,
+) -> list[LeftOut]:
+    """Runs the model once for each choice, the last block's output exchanged for what is left of it.
+
+    `terms` by length 0, …, L, and the constant part last, in the layout of the model. Nothing is run anew inside the
+    blocks: the others' attention stays as it was.
+    """
+    causal = loss is None and causal_by_trying(model, anatomy, batch)
+    asked = with_all_logits(model, batch) if causal else batch
+    last: list[Visit] = []
+    missing: list[Tensor] = []
+    depth = 0
+
+    def exchange(visit: Visit, tokens: Tensor) -> Tensor | None:
+        last[:] = [visit]
+        return tokens - missing[0] if missing and visit.number == depth else None
+
+    found = []
+    with Machine(model, anatomy, Change("output", exchange)):
+        for name, length, chosen in _choices(len(terms) - 2):
+            missing[:] = [torch.stack([terms[k] for k in chosen]).sum(dim=0)] if chosen else []
+            returned = call(model, asked)
+            depth = last[0].number  # known from the first run, in which nothing is left out
+            value = loss(returned) if loss is not None else default_loss(model, batch, returned, last[0], causal=causal)
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise ValueError("expected loss to return one number, got " + type(value).__name__)
+            found.append(LeftOut(name, length, float(value)))
+            if progress is not None:
+                progress()
+    return found
+
+
+def _choices(longest: int) -> Iterator[tuple[str, int, list[int]]]:
+    """Nothing first; then each length, the constant part, and all lengths above and below each."""
+    yield "nothing", CONSTANT, []
+    for length in range(longest + 1):
+        yield "length", length, [length]
+    yield "constant", CONSTANT, [longest + 1]
+    for length in range(longest):
+        yield "above", length, list(range(length + 1, longest + 1))
+    for length in range(1, longest + 1):
+        yield "below", length, list(range(length))

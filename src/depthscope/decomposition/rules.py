@@ -1,0 +1,382 @@
+"""What becomes of the paths of a tensor in the functions of PyTorch that Transformers are made of: one rule each.
+
+A rule is given the call and what it returned, and says how the tracks of the result are made of those of its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+
+from depthscope.decomposition import mixing
+from depthscope.decomposition.path_tensor import (
+    Kind,
+    NotFollowed,
+    PathTensor,
+    State,
+    consumed,
+    log_of,
+    plain,
+    tracks_of,
+    wrapped,
+)
+from depthscope.decomposition.tracks import Tracks, added, together, with_axes
+from depthscope.decomposition.weights import through_weights
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Linear in their one tensor, whatever the shape: applied to each track as it is.
+VIEWS = _names("""
+    view reshape transpose permute chunk split tensor_split split_with_sizes unbind flatten unflatten squeeze unsqueeze
+    expand __getitem__ narrow select T mT H swapaxes swapdims movedim view_as reshape_as expand_as diagonal unfold
+    broadcast_to
+""")
+LINEAR = VIEWS | _names(
+    "repeat repeat_interleave tile index_select gather take_along_dim roll flip mean sum pad cumsum"
+)
+LINEAR |= {"neg", "__neg__"}
+# The same numbers, but for rounding.
+PASSED_ON = _names("to type type_as float double half bfloat16 clone contiguous detach alias positive requires_grad_")
+PASSED_ON |= _names("dropout dropout1d dropout2d feature_dropout alpha_dropout")  # in eval mode
+ACTIVATIONS = _names("gelu relu silu leaky_relu elu celu selu mish hardswish relu6 tanh prelu threshold softsign")
+CLAMPS = _names("clamp clip clamp_min clamp_max hardtanh")
+GATES = _names("sigmoid exp softplus logsigmoid erf hardsigmoid topk max min sort amax log")
+SCALES = _names("rsqrt sqrt reciprocal norm linalg_vector_norm vector_norm var std frobenius_norm")
+ROUNDINGS = 64  # in a row that may add up in one direction, as in a norm
+
+Rule = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Callable[[], Any], Kind]]
+
+
+def name_of(func: Any) -> str:
+    """Of a function, a method or a property of tensors."""
+    name = getattr(func, "__name__", str(func))
+    return func.__self__.__name__ if name == "__get__" else name
+
+
+@cache
+def rule_for(name: str) -> Rule:
+    """The rule of a function of this name."""
+    if name in LINEAR:
+        return _linear_in_one
+    if name in PASSED_ON:
+        return _passed_on
+    if name in ACTIVATIONS or name in CLAMPS:
+        return _activation
+    return RULES.get(name.strip("_"), _unknown)
+
+
+def _kind(value: Any) -> Kind:
+    return value.state.kind if isinstance(value, PathTensor) else ""
+
+
+def _unknown(func: Any, args: tuple[Any, ...], _kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
+    name = name_of(func)
+
+    def refuse() -> Tracks:
+        raise NotFollowed(f"{name!r} is not linear in the tokens, or not known: paths are not followed through it")
+
+    return refuse, "gate" if name in GATES else "scale" if name in SCALES else ""
+
+
+def _product_of_tokens() -> Tracks:
+    raise NotFollowed("a product of tokens with tokens is not linear: paths are not followed through it")
+
+
+def _linear_in_one(func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
+    source, others = args[0], plain(args[1:])
+    if any(isinstance(leaf, PathTensor) for leaf in tree_leaves((args[1:], kwargs))) and func not in _SHAPE_OF_ANOTHER:
+        return _unknown(func, args, kwargs, None)
+    if func is F.pad and (kwargs.get("value") or (len(args) > 3 and args[3])):
+        return _unknown(func, args, kwargs, None)
+    function = Tensor.reshape if func is Tensor.view else func
+
+    def make() -> Any:
+        tracks = tracks_of(source)
+        mapped = torch.vmap(lambda track: function(track, *others, **plain(kwargs)))(tracks.values)
+        return (
+            Tracks(mapped, tracks.start)
+            if isinstance(mapped, Tensor)
+            else [Tracks(each, tracks.start) for each in mapped]
+        )
+
+    return make, _kind(source)
+
+
+_SHAPE_OF_ANOTHER = (Tensor.view_as, Tensor.reshape_as, Tensor.expand_as)
+
+
+def _passed_on(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
+    source = args[0] if args else kwargs["input"]
+    if "dropout" in name_of(func):
+        return lambda: _not_dropped(source, returned), _kind(source)
+    return lambda: _cast(tracks_of(source), plain(source), returned), _kind(source)
+
+
+def _not_dropped(source: Tensor, returned: Tensor) -> Tracks:
+    if not torch.equal(returned, plain(source)):
+        raise NotFollowed("dropout is at work, although the model is in eval mode")
+    return tracks_of(source)
+
+
+def _cast(tracks: Tracks, before: Tensor, after: Tensor) -> Tracks:
+    """Where a model rounds for a while (norms in float32 inside a float64 model), its terms are not rounded with it.
+
+    What the rounding has added is constant: it is taken in when the tensor becomes wide again, if it is no more than
+    rounding.
+    """
+    wide = torch.promote_types(tracks.values.dtype, after.dtype)
+    tracks = Tracks(tracks.values.to(after.device, wide), tracks.start)
+    narrower = torch.finfo(before.dtype).eps > torch.finfo(wide).eps
+    if not narrower or after.dtype != wide:
+        return tracks
+    rounding = after - tracks.whole()
+    small = bool(rounding.abs().amax() <= ROUNDINGS * torch.finfo(before.dtype).eps * after.abs().amax())
+    return tracks.plus(rounding) if small else tracks
+
+
+def _as_wide(tensor: Tensor, returned: Tensor) -> Tracks:
+    """The tracks of a tensor that becomes as wide as the result of an operation with a wider one."""
+    tracks, before = tracks_of(tensor), plain(tensor)
+    return tracks if before.dtype == returned.dtype else _cast(tracks, before, before.to(returned.dtype))
+
+
+def _activation(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
+    """φ(u) = (φ(u₀)/u₀)·u with the gate φ(u₀)/u₀ frozen. Where u₀ = 0, φ(0) is constant, and the gate 0."""
+    source = args[0] if args else kwargs["input"]
+
+    def make() -> Tracks:
+        u = plain(source)
+        gate, zero = returned / u, u == 0
+        some = bool(zero.any())
+        gate = gate.masked_fill(zero, 0) if some else gate
+        scaled = consumed(source, lambda values: values.mul_(gate), lambda values: values * gate)
+        return scaled.with_constant(returned.masked_fill(~zero, 0)) if some else scaled
+
+    return make, _kind(source) if name_of(func) in CLAMPS else "gate"
+
+
+def _sum(sign: int) -> Rule:
+    def rule(_func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
+        a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
+        weight = sign * kwargs.get("alpha", 1)
+        kinds = {_kind(x) for x in (a, b) if isinstance(x, PathTensor)}
+
+        def part(x: Any, factor: float) -> Tracks:
+            if not isinstance(x, PathTensor):
+                return Tracks.constant((factor * torch.as_tensor(x, dtype=returned.dtype)).expand(returned.shape))
+            tracks = _as_wide(x, returned).map(lambda each: with_axes(each, returned.ndim).expand(-1, *returned.shape))
+            return tracks if factor == 1 else tracks.map(lambda values: factor * values)
+
+        def make() -> Tracks:
+            if isinstance(a, PathTensor) and isinstance(b, PathTensor):
+                return added(part(a, 1), part(b, weight))
+            tensor, other, factor = (a, b, 1) if isinstance(a, PathTensor) else (b, a, weight)
+            return part(tensor, factor).plus(part(other, weight if tensor is a else 1).values[0])
+
+        return make, kinds.pop() if len(kinds) == 1 else ""
+
+    return rule
+
+
+def _reversed(rule: Rule) -> Rule:
+    return lambda func, args, kwargs, returned: rule(func, (args[1], args[0]), kwargs, returned)
+
+
+def _times(_func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
+    a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
+    if not (isinstance(a, PathTensor) and isinstance(b, PathTensor)):
+        tensor, factor = (a, b) if isinstance(a, PathTensor) else (b, a)
+        return lambda: _scaled(tensor, factor, returned), _kind(tensor)
+    kinds = _kind(a), _kind(b)
+    if a is b:
+        return lambda: _scaled(a, plain(a), returned), "gate"
+    for tensor, factor, (of_tensor, of_factor) in ((a, b, kinds), (b, a, kinds[::-1])):
+        if of_factor == "scale" and of_tensor != "scale":
+            return lambda t=tensor, f=factor: _scaled(t, plain(f), returned), of_tensor
+        if of_factor in ("gate", "weights") and of_tensor == "":
+            return lambda t=tensor, f=factor: _scaled(t, plain(f), returned), "gate"
+    return _product_of_tokens, kinds[0]
+
+
+def _scaled(tensor: Tensor, factor: Any, returned: Tensor) -> Tracks:
+    factor = factor.detach() if isinstance(factor, Tensor) else factor
+    return _as_wide(tensor, returned).map(lambda values: with_axes(values, returned.ndim) * factor)
+
+
+def _over(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
+    a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
+    if not isinstance(b, PathTensor):
+        inverse = 1 / b if not isinstance(b, Tensor) else b.reciprocal()
+        return lambda: _scaled(a, inverse, returned), _kind(a)
+    if not isinstance(a, PathTensor):
+        return _unknown(func, args, kwargs, returned)[0], _kind(b)
+    inverse = wrapped(plain(b).reciprocal(), State(_product_of_tokens, b.state.log, "div", b.state.kind))
+    return _times(func, (a, inverse), {}, returned)
+
+
+def _power(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
+    """uᵖ = u₀^(p−1)·u for whole p ≥ 1; a root is what a norm divides by."""
+    power = 2 if name_of(func) == "square" else args[1] if len(args) > 1 else kwargs["exponent"]
+    if not isinstance(args[0], PathTensor) or isinstance(power, Tensor) or power < 1 or power != int(power):
+        return _unknown(func, args, kwargs, returned)[0], "scale"
+    return lambda: _scaled(args[0], plain(args[0]) ** (int(power) - 1), returned), "gate"
+
+
+def _linear(_func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
+    def take(x: Any, weight: Any, bias: Any = None) -> tuple[Any, Any, Any]:
+        return x, weight, bias
+
+    x, weight, bias = take(*args, **_renamed(kwargs))
+    if isinstance(weight, PathTensor) or isinstance(bias, PathTensor):
+        return _product_of_tokens, ""
+
+    def make() -> Tracks:
+        whole = returned if bias is None else returned - bias.detach()
+        return _with_bias(through_weights(tracks_of(x), weight.detach(), whole, log_of(x).left_over), bias)
+
+    return make, ""
+
+
+def _with_bias(new: Tracks, bias: Any) -> Tracks:
+    return new if bias is None else new.with_constant(bias.detach())
+
+
+def _addmm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
+    bias, x, weight = args
+    usual = kwargs.get("beta", 1) == kwargs.get("alpha", 1) == 1
+    if isinstance(weight, PathTensor) or isinstance(bias, PathTensor) or not usual:
+        return _product_of_tokens, ""
+    return lambda: _with_bias(tracks_of(x).map(lambda values: values @ weight.detach()), bias), ""
+
+
+def _layer_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
+    """LN with its deviation frozen: (u − mean(u))·γ/σ₀, and β, which is constant."""
+
+    def take(
+        x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, **_: Any
+    ) -> tuple[Any, list[int], Any, Any, float]:
+        return x, list(normalized_shape), weight, bias, eps
+
+    x, shape, weight, bias, eps = take(*args, **_renamed(kwargs))
+
+    def make() -> Tracks:
+        scale = torch.native_layer_norm(plain(x), shape, None, None, eps)[2]  # 1/σ₀
+        scale = scale if weight is None else scale * weight.detach()
+        axes = tuple(range(-len(shape), 0))
+
+        def overwrite(values: Tensor) -> Tensor:
+            return values.sub_(values.mean(dim=axes, keepdim=True)).mul_(scale)
+
+        centred = consumed(x, overwrite, lambda values: (values - values.mean(dim=axes, keepdim=True)).mul_(scale))
+        return _with_bias(centred, bias)
+
+    return make, ""
+
+
+def _rms_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
+    """u·γ/rms₀."""
+
+    def take(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> tuple[Any, Any, Any, Any]:
+        return x, tuple(range(-len(normalized_shape), 0)), weight, eps
+
+    x, axes, weight, eps = take(*args, **_renamed(kwargs))
+
+    def make() -> Tracks:
+        u = plain(x)
+        scale = (u.square().mean(dim=axes, keepdim=True) + (torch.finfo(u.dtype).eps if eps is None else eps)).rsqrt()
+        scale = scale if weight is None else scale * weight.detach()
+        return tracks_of(x).map(lambda values: values * scale)
+
+    return make, ""
+
+
+def _renamed(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {("x" if key == "input" else key): value for key, value in kwargs.items()}
+
+
+def _joined(func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
+    parts, others = list(args[0] if args else kwargs["tensors"]), args[1:]
+    rest = {key: value for key, value in kwargs.items() if key != "tensors"}
+    kinds = {_kind(part) for part in parts if isinstance(part, PathTensor)}
+
+    def make() -> Tracks:
+        return together(lambda *tracks: func(tracks, *others, **rest), *map(tracks_of, parts))
+
+    return make, kinds.pop() if len(kinds) == 1 else ""
+
+
+def _masked_fill(_func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
+    x, mask, value = args if len(args) == 3 else (*args, kwargs["value"])
+
+    def make() -> Tracks:
+        kept = tracks_of(x).map(lambda values: values.masked_fill(mask, 0))
+        return kept.plus(torch.where(mask, value, 0).to(returned.dtype))
+
+    return make, _kind(x)
+
+
+def _where(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
+    if func is Tensor.where:
+        args = (args[1], args[0], *args[2:])
+    condition, a, b = args if len(args) == 3 else (*args, kwargs["other"])
+    kinds = {_kind(x) for x in (a, b) if isinstance(x, PathTensor)}
+
+    def part(x: Any, chosen: Tensor) -> Tracks:
+        tracks = tracks_of(x if isinstance(x, Tensor) else torch.tensor(x, dtype=returned.dtype))
+        return tracks.map(lambda values: torch.where(chosen, with_axes(values, returned.ndim), 0))
+
+    return lambda: added(part(a, condition), part(b, ~condition)), kinds.pop() if len(kinds) == 1 else ""
+
+
+def _like(_func: Any, _args: Any, _kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
+    return lambda: Tracks.constant(returned), ""
+
+
+def _index_add(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
+    target, dim, index, source = args if len(args) == 4 else (*args[:3], kwargs["source"])
+
+    def make() -> Tracks:
+        return together(lambda a, b: a.index_add(dim, index, b), tracks_of(target), tracks_of(source))
+
+    return make, ""
+
+
+def _softmax(_func: Any, _args: Any, _kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
+    def refuse() -> Tracks:
+        raise NotFollowed("what a softmax gives is not linear in the tokens: paths are not followed through it")
+
+    return refuse, "weights"
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("add", "radd"), _sum(1)),
+    **dict.fromkeys(("sub", "subtract"), _sum(-1)),
+    "rsub": _reversed(_sum(-1)),
+    **dict.fromkeys(("mul", "rmul", "multiply"), _times),
+    **dict.fromkeys(("div", "truediv", "true_divide", "divide"), _over),
+    **dict.fromkeys(("rdiv", "rtruediv"), _reversed(_over)),
+    **dict.fromkeys(("pow", "square"), _power),
+    "linear": _linear,
+    "addmm": _addmm,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _joined),
+    "masked_fill": _masked_fill,
+    "where": _where,
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"), _like),
+    "index_add": _index_add,
+    "softmax": _softmax,
+    **dict.fromkeys(("matmul", "rmatmul", "bmm", "mm"), mixing.product),
+    "einsum": mixing.einsum,
+    "scaled_dot_product_attention": mixing.fused,
+    "multi_head_attention_forward": mixing.of_torch,
+}

@@ -1,0 +1,190 @@
+"""What `paths` returns: tidy tables, metadata, and ways to look at them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from depthscope.decomposition.leaving_out import LeftOut
+from depthscope.decomposition.measuring import CONSTANT, Row
+from depthscope.drawing import draw_path_shares
+from depthscope.files import sum_of, write_folder
+from depthscope.theory import path_counts
+
+_TABLES = ("frame", "blocks", "heads", "losses")
+_ABOUT = "paths.json"
+_FORMAT = 1
+_LOSS_COLUMNS = ["left_out", "length", "loss", "change"]
+
+
+@dataclass(frozen=True)
+class PathShares:
+    """What attention paths of each length are of a model's output.
+
+    `length` is the number of heads on a path; −1 is the constant part, which comes from biases and not from the tokens.
+    Every table has one row per sample and length:
+
+    | table    | columns beside sample and length                                                                  |
+    | -------- | ------------------------------------------------------------------------------------------------- |
+    | `frame`  | of the last block's output: norm_share, projection_share (these add up to 1), cosine,              |
+    |          | composite_residual                                                                                |
+    | `blocks` | block: the same of every block's output, without the residual                                     |
+    | `heads`  | block, head (from 0): projection_share of the paths of this length through that head; over all     |
+    |          | heads they add up to length × that of the length. Empty unless asked for                          |
+    | `losses` | left_out ("nothing", "length", "above", "below", "constant"), loss, change: means over batches, no |
+    |          | samples. Empty unless asked for                                                                   |
+
+    `terms`, if kept: (L + 2, batch, n, d), lengths 0 to L and then the constant part; they add up to the output.
+    """
+
+    frame: pd.DataFrame
+    blocks: pd.DataFrame
+    heads: pd.DataFrame
+    losses: pd.DataFrame
+    metadata: dict[str, Any] = field(default_factory=dict)
+    terms: Tensor | None = None
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return int(self.metadata["blocks"])
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """How many paths have each length, exactly."""
+        return dict(enumerate(path_counts(len(self.metadata["heads"]), self.metadata["heads"])))
+
+    def summary(self) -> pd.DataFrame:
+        """Lengths × measures, mean over samples; the constant part last."""
+        table = self.frame.drop(columns="sample").groupby("length").mean()
+        return table.reindex([*sorted(set(table.index) - {CONSTANT}), CONSTANT])
+
+    def by_head(self, length: int | None = None) -> pd.DataFrame:
+        """Blocks × heads: the projection share of paths of this length, or of any, mean over samples."""
+        if self.heads.empty:
+            raise ValueError("the heads were not looked at: paths(…, by_head=True)")
+        rows = self.heads if length is None else self.heads[self.heads["length"] == length]
+        sums = rows.groupby(["block", "head", "sample"])["projection_share"].sum().groupby(["block", "head"]).mean()
+        return sums.unstack("head")
+
+    def __repr__(self) -> str:
+        return f"<PathShares of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>"
+
+    def __str__(self) -> str:
+        """The shares of each length."""
+        known, total = self.metadata, sum(self.counts.values())
+        number = f"{total:.1e}" if total >= 10**6 else str(total)
+        head = f"{known.get('model') or 'model'}: {self.depth} blocks, {number} paths, {known['samples']} samples"
+        lines = [head, f"{'length':<10}{'paths':>10}{'projection':>12}{'norm':>10}{'cosine':>10}{'residual':>10}"]
+        for length, row in self.summary().iterrows():
+            name = "constant" if length == CONSTANT else str(length)
+            count = "" if length == CONSTANT else f"{self.counts[int(str(length))]:.3g}"
+            numbers = (row[name] for name in ("projection_share", "norm_share", "cosine", "composite_residual"))
+            shown = "".join(
+                f"{_number(value):>{width}}" for value, width in zip(numbers, (12, 10, 10, 10), strict=True)
+            )
+            lines.append(f"{name:<10}{count:>10}{shown}")
+        return "\n".join([*lines, f"the terms add up to the output within {known['largest_error']:.0e} of it"])
+
+    def plot(self) -> Any:
+        """A matplotlib figure: share by length, and, where they were looked at, blocks × heads and losses."""
+        title = f"{self.metadata.get('model', '')}, {self.depth} blocks"
+        heads = None if self.heads.empty else self.by_head()
+        return draw_path_shares(self.frame, self.blocks, heads, self.losses, title=title)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes a parquet file for each table and paths.json, all or none of them. Terms are not written."""
+        sums: dict[str, Any] = {}
+
+        def write_table(name: str, path: Path) -> None:
+            getattr(self, name).to_parquet(path, index=False)
+            sums[name] = sum_of(path)
+
+        def write_about(path: Path) -> None:
+            about = {"format": _FORMAT, **self.metadata, "files": sums}
+            path.write_text(json.dumps(about, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+        writers = {_file(name): lambda path, name=name: write_table(name, path) for name in _TABLES}
+        return write_folder(Path(folder), {**writers, _ABOUT: write_about}, obsolete=("paths.png", "paths.csv"))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> PathShares:
+        """Reads what `save` wrote; refuses what is damaged."""
+        source = Path(folder)
+        try:
+            metadata = json.loads((source / _ABOUT).read_text(encoding="utf-8"))
+            if not isinstance(metadata, dict) or metadata.pop("format", None) != _FORMAT:
+                raise ValueError("another format")
+            sums, tables = metadata.pop("files"), []
+            for name in _TABLES:
+                if sum_of(source / _file(name)) != sums[name]:
+                    raise ValueError(f"{_file(name)} is not what was written")
+                tables.append(pd.read_parquet(source / _file(name)))
+        except FileNotFoundError as error:
+            raise ValueError(f"no path shares in {source}: {Path(error.filename).name} is missing") from None
+        except (ValueError, KeyError, OSError, RecursionError) as error:
+            raise ValueError(f"{source} holds no path shares: {' '.join(str(error).split())[:200]}") from None
+        frame, blocks, heads, losses = tables
+        return cls(frame, blocks, heads, losses, metadata)
+
+
+def frames_of(
+    rows: Sequence[Row], without: Sequence[Sequence[LeftOut]]
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """The four tables of what was measured."""
+    frame = _table(rows, "output", ["sample", "length"])
+    blocks = _table(rows, "block", ["block", "sample", "length"])
+    heads = _table(rows, "head", ["block", "head", "sample", "length"])
+    return frame, blocks, heads, _loss_table(without)
+
+
+def _table(rows: Sequence[Row], name: str, keys: list[str]) -> pd.DataFrame:
+    parts: dict[tuple[int, int, int], dict[str, Tensor]] = {}
+    for row in rows:
+        if row.table == name:
+            parts.setdefault((row.block, row.head, row.first_sample), {})[row.measure] = row.values
+    tables = []
+    for (block, head, first), measures in parts.items():
+        lengths, batch = next(iter(measures.values())).shape
+        columns: dict[str, Any] = {
+            "block": np.full(lengths * batch, block, dtype=np.int32),
+            "head": np.full(lengths * batch, head, dtype=np.int32),
+            "sample": np.tile(np.arange(first, first + batch, dtype=np.int32), lengths),
+            "length": np.repeat(np.arange(CONSTANT, lengths - 1, dtype=np.int32), batch),
+        }
+        columns = {key: columns[key] for key in keys}
+        tables.append(pd.DataFrame(columns | {key: value.flatten().cpu().numpy() for key, value in measures.items()}))
+    if not tables:
+        return pd.DataFrame(columns=[*keys, "projection_share"])
+    joined = pd.concat(tables)
+    if name == "head":
+        joined = joined[joined["length"] > 0]  # shorter paths take no head
+    return joined.sort_values(keys, ignore_index=True)
+
+
+def _loss_table(without: Sequence[Sequence[LeftOut]]) -> pd.DataFrame:
+    if not without:
+        return pd.DataFrame(columns=_LOSS_COLUMNS)
+    rows = [(item.left_out, item.length, item.loss) for batch in without for item in batch]
+    means = pd.DataFrame(rows, columns=_LOSS_COLUMNS[:3]).groupby(["left_out", "length"], sort=False)["loss"].mean()
+    table = means.reset_index()
+    return table.assign(change=table["loss"] - table["loss"].iloc[0])
+
+
+def _file(name: str) -> str:
+    return "paths.parquet" if name == "frame" else f"{name}.parquet"
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.1e}"

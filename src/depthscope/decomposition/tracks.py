@@ -1,0 +1,104 @@
+"""Tokens split by the length of the paths that they came on: one tensor for all lengths, the constant part first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tracks:
+    """Σ_k A_k + b: what came on paths of each length k, and b, which does not depend on what entered.
+
+    Lengths below `start` have nothing, so that a step through attention costs no copy: it only moves the start.
+    """
+
+    values: Tensor  # (1 + lengths, …): b, then A_start, A_start+1, …
+    start: int = 0
+
+    @classmethod
+    def constant(cls, value: Tensor) -> Tracks:
+        """What does not depend on what entered."""
+        return cls(value.unsqueeze(0))
+
+    @classmethod
+    def entering(cls, tokens: Tensor) -> Tracks:
+        """What enters: the path of length 0."""
+        return cls(torch.stack([torch.zeros_like(tokens), tokens]))
+
+    @property
+    def end(self) -> int:
+        """The first length behind the last one that is here."""
+        return self.start + len(self.values) - 1
+
+    def map(self, linear: Callable[[Tensor], Tensor]) -> Tracks:
+        """The same linear map of every track; `linear` takes all of them at once."""
+        return Tracks(linear(self.values), self.start)
+
+    def plus(self, constant: Tensor) -> Tracks:
+        """With something added that does not depend on what entered."""
+        shape = torch.broadcast_shapes(self.values.shape[1:], constant.shape)
+        return Tracks(self.values.expand(-1, *shape).clone(), self.start).with_constant(constant)
+
+    def with_constant(self, constant: Tensor) -> Tracks:
+        """`plus` where nobody else has these values: they are changed in place."""
+        self.values[0] += constant
+        return self
+
+    def longer(self) -> Tracks:
+        """One step through attention: every path is one longer, and the constant part is constant."""
+        return Tracks(self.values, self.start + 1)
+
+    def spanning(self, start: int, end: int) -> Tracks:
+        """The same with room for these lengths, where there is nothing."""
+        if len(self.values) == 1:
+            before, after = 0, end - start
+        else:
+            before, after = self.start - start, end - self.end
+        if before == after == 0:
+            return Tracks(self.values, start)
+        room = [self.values.new_zeros(count, *self.values.shape[1:]) for count in (before, after)]
+        return Tracks(torch.cat([self.values[:1], room[0], self.values[1:], room[1]]), start)
+
+    def whole(self) -> Tensor:
+        """Their sum: the tokens themselves."""
+        return self.values.sum(dim=0)
+
+
+def aligned(*all_tracks: Tracks) -> list[Tracks]:
+    """The same lengths in each."""
+    full = [tracks for tracks in all_tracks if len(tracks.values) > 1]
+    start = min((tracks.start for tracks in full), default=0)
+    end = max((tracks.end for tracks in full), default=start)
+    return [tracks.spanning(start, end) for tracks in all_tracks]
+
+
+def together(combine: Callable[..., Tensor], *all_tracks: Tracks) -> Tracks:
+    """A linear map of several at once, such as their sum: `combine` takes one track of each."""
+    same = aligned(*all_tracks)
+    return Tracks(torch.vmap(combine)(*(tracks.values for tracks in same)), same[0].start)
+
+
+def added(a: Tracks, b: Tracks) -> Tracks:
+    """A + B, of the same shape."""
+    if (a.start, a.end) == (b.start, b.end):
+        return Tracks(a.values + b.values, a.start)
+    if a.end == a.start or (b.end != b.start and b.start < a.start):
+        a, b = b, a
+    if b.end == b.start:
+        return a.plus(b.values[0])
+    total = a.spanning(a.start, max(a.end, b.end))
+    total = Tracks(total.values.clone(), a.start) if total.values is a.values else total
+    place = 1 + b.start - a.start
+    total.values[0] += b.values[0]
+    total.values[place : place + b.end - b.start] += b.values[1:]
+    return total
+
+
+def with_axes(values: Tensor, axes: int) -> Tensor:
+    """The tracks (k, …) with as many axes behind the first as another tensor has, so that both broadcast."""
+    missing = axes - (values.ndim - 1)
+    return values.reshape(values.shape[0], *[1] * missing, *values.shape[1:]) if missing > 0 else values

@@ -1,0 +1,100 @@
+"""What attention paths of each length are of a model's output: by length, block and head, and what they are worth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from depthscope.drawing.palette import BLACK, BLUE, GREEN, GREY, HEAT, LIGHT_GREY, ORANGE, VERMILION
+from depthscope.drawing.panels import (
+    LARGE,
+    SMALL,
+    band,
+    block_axis,
+    label,
+    legend_inside,
+    line_with_band,
+    panels,
+    plain,
+    whole_numbers,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_CURVES = {"projection_share": BLUE, "norm_share": ORANGE, "cosine": GREEN, "composite_residual": VERMILION}
+_NAMES = {"composite_residual": "composite residual of the term"}
+_LEFT_OUT = {"length": (BLACK, "this length"), "above": (BLUE, "all above it"), "below": (ORANGE, "all below it")}
+
+
+def draw_path_shares(
+    frame: pd.DataFrame,
+    blocks: pd.DataFrame,
+    heads: pd.DataFrame | None = None,
+    losses: pd.DataFrame | None = None,
+    *,
+    title: str = "",
+) -> Figure:
+    """`frame` has the columns sample, length (−1: the constant part) and the measures; `blocks` also block; `heads` is
+    blocks × heads; `losses` has left_out, length, change. Lines: mean over samples; bands: their range.
+    """
+    drawn = 2 + (heads is not None) + bool(losses is not None and len(losses))
+    figure, axes = panels(drawn, width=4.2, height=3.4)
+    rest = iter(axes)
+    _draw_lengths(next(rest), frame)
+    _draw_map(figure, next(rest), _by_block(blocks), "share of each block's output", "length of path", "block")
+    if heads is not None:
+        _draw_map(figure, next(rest), heads, "share of the paths through a head", "head", "block")
+    if losses is not None and len(losses):
+        _draw_losses(next(rest), losses)
+    if title:
+        figure.suptitle(plain(title), fontsize=LARGE + 1)
+    return figure
+
+
+def _draw_lengths(ax: Axes, frame: pd.DataFrame) -> None:
+    lengths = frame[frame["length"] >= 0]
+    for measure, colour in _CURVES.items():
+        by_length = lengths.groupby("length")[measure].agg(["mean", "min", "max"])
+        name = _NAMES.get(measure, measure.replace("_", " "))
+        line_with_band(ax, by_length.index, by_length["mean"], colour=colour, name=name, marker="o", markersize=3)
+        band(ax, by_length.index, by_length["min"], by_length["max"], colour=colour)
+    constant = frame.loc[frame["length"] < 0, "projection_share"].mean()
+    ax.axhline(constant, color=GREY, linestyle=":", label=plain("projection share of the constant part"))
+    label(ax, "terms of the output", "length of path", "")
+    block_axis(ax, int(lengths["length"].max()), first=0)
+    legend_inside(ax)
+
+
+def _by_block(blocks: pd.DataFrame) -> pd.DataFrame:
+    lengths = blocks[blocks["length"] >= 0]
+    return lengths.groupby(["block", "length"])["projection_share"].mean().unstack("length")
+
+
+def _draw_map(figure: Figure, ax: Axes, table: pd.DataFrame, title: str, x: str, y: str) -> None:
+    """Colours from the least to the largest share, rows upwards."""
+    ax.grid(False)
+    ax.set_facecolor(LIGHT_GREY)
+    edges = [_edges(axis.to_numpy(dtype=float)) for axis in (table.columns, table.index)]
+    colours = ax.pcolormesh(*edges, np.ma.masked_invalid(table.to_numpy(dtype=float)), cmap=HEAT, rasterized=True)
+    figure.colorbar(colours, ax=ax).ax.tick_params(labelsize=SMALL)
+    label(ax, title, x, y)
+    whole_numbers(ax.xaxis)
+    whole_numbers(ax.yaxis)
+
+
+def _edges(centres: Any) -> Any:
+    return np.append(centres - 0.5, centres[-1] + 0.5)
+
+
+def _draw_losses(ax: Axes, losses: pd.DataFrame) -> None:
+    for kind, (colour, name) in _LEFT_OUT.items():
+        rows = losses[losses["left_out"] == kind]
+        line_with_band(ax, rows["length"], rows["change"], colour=colour, name=name, marker="o", markersize=3)
+    ax.axhline(0, color=GREY, linewidth=1)
+    label(ax, "change of the loss without …", "length of path", "")
+    whole_numbers(ax.xaxis)
+    legend_inside(ax)
