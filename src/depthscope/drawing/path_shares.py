@@ -13,6 +13,7 @@ from depthscope.drawing.panels import (
     band,
     block_axis,
     label,
+    legend_below,
     legend_inside,
     line_with_band,
     panels,
@@ -42,7 +43,7 @@ def draw_path_shares(
     blocks × heads; `losses` has left_out, length, change. Lines: mean over samples; bands: their range.
     """
     drawn = 2 + (heads is not None) + bool(losses is not None and len(losses))
-    figure, axes = panels(drawn, width=4.2, height=3.4)
+    figure, axes = panels(drawn, width=4.2, height=3.8)
     rest = iter(axes)
     _draw_lengths(next(rest), frame)
     _draw_map(figure, next(rest), _by_block(blocks), "share of each block's output", "length of path", "block")
@@ -66,7 +67,7 @@ def _draw_lengths(ax: Axes, frame: pd.DataFrame) -> None:
     ax.axhline(constant, color=GREY, linestyle=":", label=plain("projection share of the constant part"))
     label(ax, "terms of the output", "length of path", "")
     block_axis(ax, int(lengths["length"].max()), first=0)
-    legend_inside(ax)
+    legend_below(ax)
 
 
 def _by_block(blocks: pd.DataFrame) -> pd.DataFrame:
