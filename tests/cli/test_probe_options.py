@@ -135,3 +135,11 @@ def test_a_folder_that_sentence_transformers_saved(program, tmp_path: Path, shor
     found = json.loads(program("probe", f"hf:{tmp_path}", "--tokens", "16", "--samples", "2", "--json").out)
     assert found["blocks"] == 2
     assert any("reads the mean of the last tokens" in note for note in found["metadata"]["notes"])
+
+
+@pytest.mark.parametrize("text", ["{", "[3]", '{"a": 1}', '[{"type": "x"}]', "[" * 50_000, "null"])
+def test_a_modules_file_of_another_kind_ends_in_one_line(program, tmp_path: Path, text: str):
+    (tmp_path / "modules.json").write_text(text)
+    printed = program("probe", f"hf:{tmp_path}", code=2)
+    assert "as sentence-transformers writes it" in printed.err
+    assert printed.err.count("\n") == 1

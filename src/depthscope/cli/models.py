@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from depthscope.cli.folders import folder as expanded
 from depthscope.cli.options import WeightOptions
 from depthscope.extras import MissingExtra, require
+from depthscope.files import read_json
 from depthscope.half_precision import require_half_precision
 from depthscope.naming import did_you_mean, unknown_name
 
@@ -160,11 +160,17 @@ def _in_sentence_transformer(folder: Path) -> tuple[Path, tuple[str, ...]]:
     """Where the Transformer is in a folder that sentence-transformers saved, and what follows it; else the folder."""
     if not (folder / "modules.json").is_file():
         return folder, ()
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    paths = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
-    pooling = paths.get("Pooling", folder) / "config.json"
-    how = json.loads(pooling.read_text(encoding="utf-8")) if "Pooling" in paths and pooling.is_file() else {}
-    averages = how.get("pooling_mode_mean_tokens") is True or "mean" in how.get("pooling_mode", ())
+    try:
+        modules = read_json(folder / "modules.json")
+        paths = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
+        pooling = paths.get("Pooling", folder) / "config.json"
+        how = read_json(pooling) if "Pooling" in paths and pooling.is_file() else {}
+        averages = how.get("pooling_mode_mean_tokens") is True or "mean" in how.get("pooling_mode", ())
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError(
+            f"expected modules.json in {str(folder)!r} as sentence-transformers writes it, got another; remove it to "
+            "load the folder as a plain model"
+        ) from None
     note = "saved by sentence-transformers, which reads the mean of the last tokens: τ = 1 at the last output erases it"
     return paths.get("Transformer", folder), (note,) if averages else ()
 
