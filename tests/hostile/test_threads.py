@@ -1,6 +1,8 @@
-"""Measurements in several threads: of different models one after the other, of one model refused."""
+"""Several threads: measurements of different models come one after the other, of one model they are refused; a model
+that has a remedy can be called from all of them."""
 
 import copy
+import pickle
 import threading
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 
 import depthscope
 import zoo
+from depthscope.remedies import DeEscalate
 from traces import state_of
 
 
@@ -107,3 +110,64 @@ def test_what_another_thread_runs_is_not_heard():
     finally:
         stop.set()
         thread.join()
+
+
+# --- models with remedies -----------------------------------------------------------------------------
+
+
+def padded(lengths: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """Two sequences of ids, each real up to its length."""
+    mask = (torch.arange(zoo.IDS.shape[1]) < torch.tensor(lengths).unsqueeze(-1)).long()
+    return {"input_ids": zoo.IDS, "attention_mask": mask}
+
+
+@pytest.mark.parametrize(("name", "station"), [("bert", "input"), ("llama", "after_attention"), ("gpt2", "ffn_input")])
+def test_a_model_with_a_remedy_is_called_from_several_threads(name: str, station: str):
+    model, _ = zoo.make(name)
+    depthscope.apply(model.eval(), DeEscalate(0.9, at=station))
+    calls = [padded(lengths) for lengths in ((2, 5), (5, 3), (4, 4))]
+
+    def outputs(call: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [model(**call)[0] for _ in range(40)]
+
+    alone = [outputs(call)[0] for call in calls]
+    assert not torch.equal(alone[0], alone[1])
+    found = in_threads(*((lambda c=call: outputs(c)) for call in calls))
+    for mine, expected in zip(found, alone, strict=True):
+        assert not isinstance(mine, BaseException), mine
+        assert all(torch.equal(output, expected) for output in mine)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_block_finds_the_mask_of_its_pass_in_another_thread(reentrant: bool):
+    """Of a model on a GPU the backward pass runs in a thread of autograd's own."""
+
+    def gradients(checkpointed: bool) -> list[torch.Tensor]:
+        model, _ = zoo.make("bert")
+        depthscope.apply(model, DeEscalate(0.7))
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        model.train()
+        loss = sum(model(**padded(lengths))[0].square().sum() for lengths in ((2, 5), (5, 3)))
+        (failed,) = in_threads(loss.backward)
+        assert failed is None
+        return [p.grad for p in model.encoder.parameters()]
+
+    for recomputed, plain in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_thread_knows_of_its_pass_is_neither_copied_nor_pickled():
+    model, _ = zoo.make("bert")
+    depthscope.apply(model.eval(), DeEscalate(0.9))
+    expected = model(**padded((2, 5)))[0]
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        running = next(hook.running for m in twin.modules() for hook in m._forward_pre_hooks.values())
+        assert running.now.real is None
+        assert running.now.block == ""
+        assert torch.equal(twin(**padded((2, 5)))[0], expected)

@@ -238,13 +238,13 @@ class Machine:
             return
         path = block.spots["input"].path if "input" in block.spots else None
         self.running.enter(block.name, place, block.module, args, kwargs, path)
-        tokens, shape = tokens_at((args, kwargs), path), self.running.shape
+        tokens, shape = tokens_at((args, kwargs), path), self.running.now.shape
         assert tokens is not None
         assert shape is not None
         self.blocks_run += 1
         again = partial(self._run_again, block, args, kwargs)
         part = self._name_of_part(block.part)
-        self.visit = Visit(self.blocks_run, block, self.running.real, shape, tokens, again, part)
+        self.visit = Visit(self.blocks_run, block, self.running.now.real, shape, tokens, again, part)
         self._given = (args, kwargs)
 
     def _name_of_part(self, part: str) -> str:
