@@ -2,8 +2,13 @@
 that has a remedy can be called from all of them."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +17,7 @@ from torch.nn import functional as F
 
 import depthscope
 import zoo
+from depthscope.passes import quiet
 from depthscope.remedies import DeEscalate
 from traces import state_of
 
@@ -110,6 +116,76 @@ def test_what_another_thread_runs_is_not_heard():
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_hook_that_waits_for_a_thread_that_measures_ends_in_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quiet, "PATIENCE", 0.5)
+    model, inputs = zoo.make("gpt2")
+    other, others = zoo.make("bert")
+    found = []
+    handle = model.register_forward_hook(lambda *_: found.extend(in_threads(lambda: frame(other, others))))
+    before = state_of(other)
+    frame(model, inputs)
+    handle.remove()
+    assert found
+    for error in found:
+        assert isinstance(error, ValueError)
+        assert "a GPT2LMHeadModel is being measured in another thread, which has waited for something" in str(error)
+    assert state_of(other) == before
+    assert not frame(other, others).empty
+
+
+def test_whoever_waits_for_one_that_computes_waits_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quiet, "PATIENCE", 0.05)
+    slow, inputs = zoo.make("gpt2")
+    other, others = zoo.make("bert")
+    expected = frame(other, others)
+    handle = slow.register_forward_hook(lambda *_: time.sleep(0.5))
+    for found in in_threads(lambda: frame(slow, inputs), lambda: frame(other, others)):
+        assert not isinstance(found, BaseException), found
+    assert found.equals(expected)
+    handle.remove()
+
+
+FORKED = """
+import os, signal, sys, threading
+sys.path.insert(0, sys.argv[1])
+import depthscope, torch, zoo
+from torch.nn import functional as F
+
+(slow, inputs), (other, others) = zoo.make("bert"), zoo.make("gpt2")
+slow.train()
+functions, fast = (F.softmax, F.scaled_dot_product_attention), torch.backends.mha.get_fastpath_enabled()
+inside, forked = threading.Event(), threading.Event()
+slow.encoder.layer[0].register_forward_hook(lambda *_: (inside.set(), forked.wait(60)))
+thread = threading.Thread(target=depthscope.probe, args=(slow, inputs))
+thread.start()
+assert inside.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    forked.set()
+    code = 1
+    try:
+        assert (F.softmax, F.scaled_dot_product_attention) == functions
+        assert torch.backends.mha.get_fastpath_enabled() == fast
+        assert slow.training and torch.is_grad_enabled()
+        depthscope.probe(other, others)
+        depthscope.probe(slow, inputs)  # which is measured in the parent only
+        code = 0
+    finally:
+        os._exit(code)
+forked.set()
+thread.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_process_that_is_forked_while_another_thread_measures_can_measure():
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(Path(__file__).parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
 
 
 # --- models with remedies -----------------------------------------------------------------------------
