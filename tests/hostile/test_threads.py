@@ -157,13 +157,13 @@ from torch.nn import functional as F
 slow.train()
 functions, fast = (F.softmax, F.scaled_dot_product_attention), torch.backends.mha.get_fastpath_enabled()
 inside, forked = threading.Event(), threading.Event()
-slow.encoder.layer[0].register_forward_hook(lambda *_: (inside.set(), forked.wait(60)))
+slow.encoder.layer[0].register_forward_hook(lambda *_: (inside.set(), forked.wait(60)) and None)
 thread = threading.Thread(target=depthscope.probe, args=(slow, inputs))
 thread.start()
 assert inside.wait(60)
 child = os.fork()
 if child == 0:
-    signal.alarm(60)
+    signal.alarm(40)
     forked.set()
     code = 1
     try:
