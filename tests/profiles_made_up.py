@@ -4,8 +4,9 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope.probing import Profile
+from depthscope.probing import Profile, Spectra
 from depthscope.probing.profile import COLUMNS, SINK_COLUMNS
+from depthscope.probing.weight_spectra import SUMMARIES
 
 ABOUT: dict[str, Any] = {
     "model": "made up",
@@ -43,6 +44,18 @@ def made_up(
     metadata = ABOUT | {"blocks": depth} | about
     spelled = [(*sink, " the") for sink in sinks or []]
     return Profile(pd.DataFrame(rows, columns=COLUMNS), metadata, pd.DataFrame(spelled, columns=SINK_COLUMNS))
+
+
+def made_up_spectra(*shares: float) -> Spectra:
+    """Blocks with these shares of negative eigenvalues, in two heads each."""
+    rows = [
+        {"part": "", "block": block, "head": head, "real": 0.0, "imag": 0.0}
+        | dict.fromkeys(SUMMARIES, 0.0)
+        | {"negative_share": share}
+        for block, share in enumerate(shares, start=1)
+        for head in (0, 1)
+    ]
+    return Spectra(pd.DataFrame(rows))
 
 
 def by_map(rho: float, feed: float, start: float, depth: int) -> list[float]:

@@ -28,6 +28,7 @@ _PUBLIC = {
     "Diagnosis": "diagnosis",
     "Fixed": "diagnosis",
     "Profile": "probing",
+    "Spectra": "probing",
     "apply": "remedies",
     "diagnose": "diagnosis",
     "fix": "diagnosis",
@@ -35,6 +36,7 @@ _PUBLIC = {
     "probe": "probing",
     "remove": "remedies",
     "skip_loss": "probing",
+    "spectra": "probing",
     "watch": "probing",
 }
 
@@ -43,6 +45,7 @@ __all__ = [
     "Diagnosis",
     "Fixed",
     "Profile",
+    "Spectra",
     "__version__",
     "apply",
     "diagnose",
@@ -51,13 +54,14 @@ __all__ = [
     "register_family",
     "remove",
     "skip_loss",
+    "spectra",
     "watch",
 ]
 
 if TYPE_CHECKING:
     from depthscope.anatomy import register_family
     from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
-    from depthscope.probing import DepthCallback, Profile, probe, skip_loss, watch
+    from depthscope.probing import DepthCallback, Profile, Spectra, probe, skip_loss, spectra, watch
     from depthscope.remedies import apply, remove
 
 

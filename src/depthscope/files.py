@@ -54,7 +54,8 @@ def write_folder(
     comes last, so that a reader never takes files of two writings for one. `obsolete` are names that go with the files
     they belong to. `existing`: whether the last one replaces what is in its place by then; "keep" is for content that
     is always the same, where another process may have been faster. `forced`: all of it reaches the disk before it
-    counts, and its places before this function ends.
+    counts, and its places before this function ends. A name may lead into a folder ("before/x.json"), whose other files
+    stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
@@ -64,13 +65,13 @@ def write_folder(
             (new / part).mkdir(parents=True)
         for name in set(obsolete) - writers.keys():
             _refuse_obstacle(folder / name, is_folder=False)
-            (new / _GONE / name).touch()
+            (new / _GONE / _flat(name)).touch()
         *_, last = writers
         for name, write in writers.items():
             part = _FIRST if name != last else _LAST if existing == "replace" else _MISSING
             with _naming(folder / name):
-                write(new / part / name)
-            _refuse_obstacle(folder / name, is_folder=(new / part / name).is_dir())
+                write(new / part / _flat(name))
+            _refuse_obstacle(folder / name, is_folder=(new / part / _flat(name)).is_dir())
         if forced:
             for path in [*new.rglob("*"), new]:
                 force_to_disk(path)
@@ -199,9 +200,11 @@ def _settle(scratch: Path) -> None:
     if ready.is_dir():
         gone, first, last, missing = ([*(ready / part).iterdir()] for part in _PARTS)
         for path in [*(last if first or gone else []), *gone]:
-            (folder / path.name).unlink(missing_ok=True)
+            (folder / _deep(path.name)).unlink(missing_ok=True)
         for path in [*first, *last]:
-            _put(path, folder / path.name, aside=scratch / f"old-{path.name}")
+            target = folder / _deep(path.name)
+            target.parent.mkdir(exist_ok=True)
+            _put(path, target, aside=scratch / f"old-{path.name}")
         for path in missing:
             try:
                 os.rename(path, folder / path.name)  # which replaces no folder that has something in it
@@ -210,6 +213,16 @@ def _settle(scratch: Path) -> None:
                     raise
         os.rename(ready, scratch / _DONE)
     _remove(scratch)
+
+
+def _flat(name: str) -> str:
+    """A name that leads into a folder, as one without: `before/x` is `before%2Fx` in a scratch folder."""
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
+def _deep(name: str) -> str:
+    """What `_flat` was given."""
+    return name.replace("%2F", "/").replace("%25", "%")
 
 
 def _remove(scratch: Path) -> None:
@@ -272,4 +285,6 @@ def require_writable(folder: Path) -> None:
                 Path(scratch, *names).mkdir(parents=True)
     except (OSError, UnicodeEncodeError) as error:
         reason = (error.strerror or error) if isinstance(error, OSError) else "its name is no UTF-8"
-        raise OSError(f"expected a folder that can be written for --out, got {str(folder)!r}: {reason}") from None
+        raise OSError(
+            f"expected a folder that can be written for --out, got {str(folder)!r}: {reason}; choose another"
+        ) from None

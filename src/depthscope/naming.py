@@ -48,5 +48,16 @@ def unknown_name(
     return ValueError(f"{what}: {meant}expected {expected} {', '.join(names)}")
 
 
+def as_names(given: object, what: str) -> list[str]:
+    """One name, or a list of names, as a list: "output" → ["output"]. Anything else is refused."""
+    names = [given] if isinstance(given, str) else given
+    if isinstance(names, bytes) or not isinstance(names, Iterable):
+        raise ValueError(f"expected {what} as a name or a list of names, got {given!r}")
+    names = list(names)
+    if strange := [name for name in names if not isinstance(name, str)]:
+        raise ValueError(f"expected {what} as a name or a list of names, got {strange[0]!r} among them")
+    return names
+
+
 def _as_written(lowered: str, known: Iterable[str]) -> str:
     return next(item for item in known if item.lower() == lowered)

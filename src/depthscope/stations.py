@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from depthscope.naming import unknown_name
+from depthscope.naming import as_names, unknown_name
 
 Placement = Literal["post", "pre", "sandwich", "branch", "parallel", "mixer"]
 
@@ -85,9 +85,9 @@ def choose_stations(stations: str | Sequence[str]) -> frozenset[str]:
     """The names behind a group ("trunk", "all"), a name, or a list of names and groups."""
     groups = {"trunk": TRUNK, "all": ALL}
     chosen: set[str] = set()
-    for name in [stations] if isinstance(stations, str) else stations:
+    for name in as_names(stations, "stations"):
         if name not in groups and name not in ALL:
-            raise unknown_name("station", str(name), ALL, expected="'trunk', 'all', or names of")
+            raise unknown_name("station", name, ALL, expected="'trunk', 'all', or names of")
         chosen.update(groups.get(name, (name,)))
     if not chosen:
         raise ValueError("expected at least one station, got an empty list")

@@ -17,6 +17,7 @@ _PER_TOKEN = 16  # characters, more than any usual text has
 _VOCABULARY = 8192
 _SPECIAL = 8  # tokens that a tokenizer may add to a piece of text
 _UNKNOWN = "[UNK]"
+_LONGEST_WORD = 100  # characters: WordPiece spells a longer one as unknown, and the trainer's time is its square
 # Models give ids below 8 a meaning of their own (padding, start, end); no word of a text may have one of them.
 _RESERVED = [f"[reserved {i}]" for i in range(7)]
 
@@ -108,7 +109,7 @@ def _too_short(text: Text, tokens: int, samples: int, got: str) -> ValueError:
 def train_tokenizer(text: Text, vocabulary: int) -> Any:
     """A WordPiece tokenizer for this text with ids below `vocabulary`, the same in every run.
 
-    It is made for the first million characters.
+    It is made for the first million characters, without the words that WordPiece takes for unknown by their length.
 
     The trainer numbers letters in the order in which it meets them, which changes from run to run, and
     breaks ties by number; given to it as special tokens, they are numbered beforehand. The tokenizer that
@@ -128,9 +129,16 @@ def train_tokenizer(text: Text, vocabulary: int) -> Any:
         initial_alphabet=letters,
         show_progress=False,
     )
-    trained.train_from_iterator([content], trainer)
+    trained.train_from_iterator(_spellable(content, trained.pre_tokenizer), trainer)
     pieces = {piece: number for piece, number in trained.get_vocab().items() if number < vocabulary}
     return _word_piece(tokenizers, pieces)
+
+
+def _spellable(content: str, pre_tokenizer: Any) -> list[str]:
+    """The text as it is, or, where it has long words (a file without a space is one), its other words."""
+    if max(map(len, content.split()), default=0) <= _LONGEST_WORD:
+        return [content]
+    return [word for word, _ in pre_tokenizer.pre_tokenize_str(content) if len(word) <= _LONGEST_WORD]
 
 
 def _word_piece(tokenizers: Any, pieces: dict[str, int] | None) -> Any:

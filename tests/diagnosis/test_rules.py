@@ -8,7 +8,7 @@ import pytest
 from depthscope.diagnosis import diagnose
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.rules import FINDINGS, VERDICTS
-from profiles_made_up import INITIALISED, TRAINED, by_map, made_up
+from profiles_made_up import INITIALISED, TRAINED, by_map, made_up, made_up_spectra
 
 NAN = float("nan")
 COLLAPSE = by_map(1.5, 0.05, 0.1, 20)  # s = 1.5ˡ(1/9 + 0.1) − 0.1 passes 99 at l = 15.2
@@ -185,6 +185,11 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
         ("count", 1),
         (sim(LEVEL, angular_distance=[NAN] + [0.1] * 8), {}),
     ),
+    "value weights": (
+        (sim(SLOW), {"weights": TRAINED, "spectra": made_up_spectra(*[0.9] * (len(SLOW) - 1))}),
+        ("share", 0.9),
+        (sim(SLOW), {"weights": TRAINED, "spectra": made_up_spectra(*[0.5] * (len(SLOW) - 1))}),
+    ),
     "spare blocks": (
         (sim(SLOW), {"weights": TRAINED, "skip_loss": SKIPPED}),
         ("change_2", 0.001),
@@ -205,8 +210,8 @@ VERDICT_OF = {rule.name: rule.verdict for rule in VERDICTS}
 def judged(case: tuple[dict[str, list[float]], dict[str, Any]]):
     curves, about = case
     about = dict(about)
-    skipped = about.pop("skip_loss", None)
-    return diagnose(made_up(curves, about.pop("sinks", None), **about), skipped)
+    skipped, weights = about.pop("skip_loss", None), about.pop("spectra", None)
+    return diagnose(made_up(curves, about.pop("sinks", None), **about), skipped, spectra=weights)
 
 
 def rule_of_verdict(case: tuple[dict[str, list[float]], dict[str, Any]]) -> str:

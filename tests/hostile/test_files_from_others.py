@@ -1,12 +1,17 @@
 """Files that others made: pipes, devices, weights of another model, names that a terminal or matplotlib would obey."""
 
+import io
 import json
 import os
 import resource
+import struct
 import subprocess
 import sys
 import time
 import tracemalloc
+import zlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +19,7 @@ import torch
 from PIL import Image
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from depthscope import machine
+from depthscope import files, machine
 from depthscope.cli.app import main
 from depthscope.cli.console import Screen
 from depthscope.drawing import Curve, draw_by_block
@@ -83,10 +88,47 @@ def test_pipes_and_devices_are_no_input(tmp_path: Path, bert: Path, run):
     assert "got 0;" in run("probe", "vit", *small, "--images", str(folder), code=2)[1]
 
 
-def test_what_is_no_png_or_jpeg_is_not_opened_whatever_its_name(tmp_path: Path, run):
-    Image.new("RGB", (9, 9)).save(tmp_path / "a.png", format="GIF")
+def png(width: int, height: int, text: bytes = b"") -> bytes:
+    """Black, of any size; a text of any length costs next to nothing in the file."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer = zlib.compressobj(9)
+    rows = b"".join(packer.compress(bytes(1 + 3 * width)) for _ in range(height)) + packer.flush()
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    remark = chunk(b"zTXt", b"k\0\0" + zlib.compress(text)) if text else b""
+    return b"\x89PNG\r\n\x1a\n" + header + remark + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def saved_as(format: str) -> bytes:
+    Image.new("RGB", (9, 9)).save(made := io.BytesIO(), format=format)
+    return made.getvalue()
+
+
+HOSTILE_IMAGES: dict[str, Callable[[], bytes]] = {
+    **{name: partial(saved_as, name) for name in ("EPS", "GIF", "TIFF", "WEBP", "BMP", "ICO", "PDF")},
+    "empty": bytes,
+    "zeros": lambda: bytes(100),
+    "half of one": lambda: (whole := png(64, 64))[: len(whole) // 2],
+    "900 million pixels": lambda: png(30_000, 30_000)[:100_000],  # its header is enough
+    "100 million pixels": lambda: png(10_000, 10_000),
+    "a text of 200 MB": lambda: png(9, 9, text=b"a" * 200_000_000),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_IMAGES)
+def test_no_program_is_started_for_an_image_and_none_is_read_at_length(
+    kind: str, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "a.png").write_bytes(HOSTILE_IMAGES[kind]())
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
     small = ("--depth", "1", "--width", "64", "--samples", "1")
-    assert "a.png" in run("probe", "vit", *small, "--images", str(tmp_path), code=2)[1]
+    began = time.monotonic()
+    err = run("probe", "vit", *small, "--images", str(tmp_path), code=2)[1]
+    assert err.count("\n") == 1
+    assert f"expected a PNG or JPEG image in '{tmp_path / 'a.png'}'" in err
+    assert time.monotonic() - began < 20
 
 
 def test_of_a_long_text_only_what_is_needed_is_tokenised(tmp_path: Path):
@@ -102,6 +144,20 @@ def test_of_a_long_text_only_what_is_needed_is_tokenised(tmp_path: Path):
     assert len(set(map(tuple, pieces))) > 1
     assert peak < 400e6
     assert time.monotonic() - began < 30
+
+
+def test_a_text_that_is_one_word_is_refused_soon(tmp_path: Path, run):
+    """The trainer of a tokenizer takes the square of a word's length."""
+    (path := tmp_path / "word.txt").write_text("a" * 1_000_000)
+    began = time.monotonic()
+    assert str(path) in run("probe", "bert", "--depth=1", "--width=64", *SMALL, "--text", str(path), code=2)[1]
+    assert time.monotonic() - began < 30
+
+
+def test_long_words_change_no_tokenizer_but_their_own():
+    words = read_text(None).content[:20_000]
+    known = train_tokenizer(Text(words, "manual"), 1000).get_vocab()
+    assert train_tokenizer(Text(f"{words} {'e' * 101}", "manual"), 1000).get_vocab() == known
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -190,3 +246,36 @@ def test_a_home_in_text_and_images_is_expanded(tmp_path: Path, monkeypatch: pyte
         str(tmp_path / "no.txt") in run("probe", "bert", "--depth", "1", "--width", "64", "--text=~/no.txt", code=2)[1]
     )
     assert str(tmp_path / "no") in run("probe", "vit", "--depth", "1", "--width", "64", "--images=~/no", code=2)[1]
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("failing", ["fix.png", "fix.json", "after/profile.json", "before/profile.parquet"])
+def test_a_fix_replaces_an_older_one_as_a_whole_or_not_at_all(
+    failing: str, tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch
+):
+    model = ("fix", "encoder", "--depth=2", "--width=16", "--heads=2", *SMALL, "--tau=0.5", "--out", str(tmp_path))
+    run(*model, code=0)
+    (tmp_path / "before" / "mine.txt").write_text("of the user")
+    older = everything_in(tmp_path)
+    assert {"fix.json", "fix.png", "before/profile.json", "after/sinks.parquet", "before/mine.txt"} <= older.keys()
+    naming = files._naming
+
+    def full(target: Path):
+        if target == tmp_path / failing:
+            raise OSError(f"could not write {target}: No space left on device")
+        return naming(target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "_naming", full)
+        out, err = run(*model, "--seed=1", code=2)
+    assert "Before" in out  # what was computed is shown all the same
+    assert str(tmp_path / failing) in err
+    assert everything_in(tmp_path) == older
+    run(*model, "--seed=1", code=0)
+    newer = everything_in(tmp_path)
+    assert newer.keys() == older.keys()
+    same = {name for name in newer if newer[name] == older[name]}
+    assert same <= {"before/mine.txt", "before/sinks.parquet", "after/sinks.parquet"}  # no outliers: empty tables

@@ -15,6 +15,7 @@ from depthscope.cli.fix import fix
 from depthscope.cli.letters import write_legibly
 from depthscope.cli.probe import probe
 from depthscope.cli.reproduce import reproduce
+from depthscope.cli.spectra import spectra
 from depthscope.cli.train import train
 from depthscope.extras import MissingExtra
 from depthscope.naming import visible
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(probe)
 app.command()(fix)
+app.command()(spectra)
 app.command()(reproduce)
 app.command()(train)
 app.command()(compare)

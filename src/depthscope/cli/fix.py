@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from depthscope.cli.options import FixOptions, as_command
 if TYPE_CHECKING:
     from depthscope.diagnosis import Fixed
 
+MOST_ALPHA = 1000  # a remedy makes α smaller than 1; beyond this half precision overflows within a few blocks
+
 
 @as_command
 def fix(options: FixOptions) -> None:
@@ -20,6 +23,7 @@ def fix(options: FixOptions) -> None:
     from depthscope.cli.running import require_writable, say_where
 
     tau = chosen_tau(options)
+    require_alpha(options)
     if options.out is not None:
         require_writable(options.out)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
@@ -50,6 +54,12 @@ def chosen_tau(options: FixOptions) -> float | None:
     if not 0 <= tau <= 1:
         raise ValueError(f"expected --tau in [0, 1], got {options.tau}")
     return tau
+
+
+def require_alpha(options: FixOptions) -> None:
+    """Refused before a model is built, also where no remedy will be put in."""
+    if options.alpha is not None and not 0 <= options.alpha <= MOST_ALPHA:
+        raise ValueError(f"expected --alpha in [0, {MOST_ALPHA}], got {options.alpha}: it weighs both branches")
 
 
 def _fix(options: FixOptions, tau: float | None) -> Fixed:
@@ -105,10 +115,18 @@ def as_json(fixed: Fixed) -> dict[str, Any]:
 
 
 def _save(fixed: Fixed, folder: Path) -> None:
+    """All of it or none: both profiles, the picture and what `--json` prints belong to one run."""
     from depthscope.cli.fix_display import draw
-    from depthscope.files import write_json, write_whole
+    from depthscope.files import write_folder
+    from depthscope.probing.saved import MADE_OF_A_PROFILE, writers
 
-    fixed.before.save(folder / "before")
-    fixed.after.save(folder / "after")
-    write_json(folder / "fix.json", as_json(fixed))
-    write_whole(folder / "fix.png", lambda path: draw(fixed).savefig(path, dpi=160))
+    text = json.dumps(as_json(fixed), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    profiles = {"before": fixed.before, "after": fixed.after}
+    files: dict[str, Callable[[Path], object]] = {
+        f"{when}/{name}": write
+        for when, profile in profiles.items()
+        for name, write in writers(profile.frame, profile.sinks, profile.metadata).items()
+    }
+    files["fix.png"] = lambda path: draw(fixed).savefig(path, dpi=160)
+    files["fix.json"] = lambda path: path.write_text(text, encoding="utf-8")
+    write_folder(folder, files, obsolete=[f"{when}/{name}" for when in profiles for name in MADE_OF_A_PROFILE])

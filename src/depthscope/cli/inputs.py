@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
 
 from depthscope.cli.models import LoadedModel
 from depthscope.cli.options import ModelOptions
+from depthscope.cli.room import require_pass
 from depthscope.extras import require
 from depthscope.text import Text, cut, read_text, require_length, train_tokenizer
 
@@ -125,10 +127,11 @@ def _given(inputs: Any, model: nn.Module, options: ModelOptions) -> Inputs:
 def _random_tokens(model: nn.Module, width: int, options: ModelOptions) -> Inputs:
     from depthscope.machine import require_room
 
-    samples, _ = _shape(options)
+    samples, batch = _shape(options)
     tokens = TOKENS if options.tokens is None else options.tokens
     what = f"{samples} samples of {tokens} tokens of width {width}"
     require_room(4 * samples * tokens * width, what, "give fewer --samples or --tokens")
+    require_pass(model, options, batch=batch, tokens=tokens, width=width)
     made = _batches(options, x=_noise(options, samples, tokens, width).to(_floats(model)))
     return replace(made, metadata={"stand_in": "random normal tokens"})
 
@@ -150,6 +153,8 @@ def _text(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     tokens = min(TOKENS, most or TOKENS) if options.tokens is None else options.tokens
     if most is not None and tokens > most:
         raise ValueError(f"expected at most {most} tokens, the model's positions, got --tokens {tokens}")
+    width = model.embedding.embedding_dim if ours else getattr(config.get_text_config(), "hidden_size", 1)
+    require_pass(model, options, batch=_shape(options)[1], tokens=tokens, width=width)
     text = _read_text(options, tokens)
     vocabulary = model.embedding.num_embeddings if ours else config.get_text_config().vocab_size
     tokenizer = loaded.tokenizer or train_tokenizer(text, vocabulary)
@@ -288,12 +293,18 @@ def _read_images(folder: Path, samples: int, size: tuple[int, ...]) -> Tensor:
             "add images or give fewer --samples"
         )
     height, width = size
+    bombs = (image_module.DecompressionBombError, image_module.DecompressionBombWarning)
     pixels = torch.empty(samples, 3, height, width)
     for row, path in zip(pixels, paths, strict=False):
         try:
-            with image_module.open(path, formats=_IMAGE_FORMATS) as image:
-                small = image.convert("RGB").resize((width, height))
-        except (OSError, SyntaxError, image_module.DecompressionBombError) as error:
-            raise ValueError(f"expected an image in {str(path)!r}, but it cannot be read: {error}") from None
+            with catch_warnings():
+                simplefilter("error", image_module.DecompressionBombWarning)  # of sizes that no photograph has
+                with image_module.open(path, formats=_IMAGE_FORMATS) as image:
+                    small = image.convert("RGB").resize((width, height))
+        except (OSError, SyntaxError, ValueError, *bombs) as error:
+            reason = "it is neither" if isinstance(error, image_module.UnidentifiedImageError) else error
+            raise ValueError(
+                f"expected a PNG or JPEG image in {str(path)!r}, but it cannot be read: {reason}"
+            ) from None
         row.copy_(torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1).float() / 127.5 - 1)
     return pixels

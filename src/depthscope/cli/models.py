@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthscope.cli.folders import expanded
-from depthscope.cli.options import ModelOptions
+from depthscope.cli.options import WeightOptions
 from depthscope.extras import MissingExtra, require
 from depthscope.half_precision import require_half_precision
 from depthscope.naming import did_you_mean, unknown_name
@@ -34,7 +34,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()  # what a reader of the profile must know
 
 
-def load_model(options: ModelOptions) -> LoadedModel:
+def load_model(options: WeightOptions) -> LoadedModel:
     """The model that MODEL names, on the device and in the dtype asked for."""
     from depthscope.models.families import FAMILIES, build_family, library_of
     from depthscope.offloading import has_offloaded
@@ -45,7 +45,7 @@ def load_model(options: ModelOptions) -> LoadedModel:
     name = options.model
     if ":" not in name and name in FAMILIES:
         if library_of(name) == "transformers":
-            _quiet_transformers()
+            quiet_transformers()
         model = build_family(
             name,
             options.depth,
@@ -57,7 +57,7 @@ def load_model(options: ModelOptions) -> LoadedModel:
         )
         loaded = LoadedModel(model)
     else:
-        _refuse_a_shape(options)
+        refuse_a_shape(options)
         if name.startswith("hf:"):
             loaded = _from_hugging_face(name.removeprefix("hf:"), options)
         elif ":" in name:
@@ -74,7 +74,7 @@ def load_model(options: ModelOptions) -> LoadedModel:
     return loaded
 
 
-def chosen_device(options: ModelOptions) -> torch.device:
+def chosen_device(options: WeightOptions) -> torch.device:
     """The device, tried with one number: a name can be right where there is no such machine."""
     import torch
 
@@ -88,7 +88,7 @@ def chosen_device(options: ModelOptions) -> torch.device:
     return device
 
 
-def chosen_dtype(options: ModelOptions) -> torch.dtype | None:
+def chosen_dtype(options: WeightOptions) -> torch.dtype | None:
     """The dtype asked for; None keeps the model's own."""
     import torch
 
@@ -106,13 +106,13 @@ def _unknown_name(name: str, families: tuple[str, ...]) -> ValueError:
     return unknown_name("model", name, families, f"{FORMS}; families:")
 
 
-def _refuse_a_shape(options: ModelOptions) -> None:
+def refuse_a_shape(options: WeightOptions) -> None:
     for option in ("depth", "width", "heads"):
         if getattr(options, option) is not None:
             raise ValueError(f"expected --{option} with a family's name only: {options.model!r} has a shape of its own")
 
 
-def _quiet_transformers() -> Any:
+def quiet_transformers() -> Any:
     """The package, silent: what matters of its warnings becomes notes of the profile."""
     transformers: Any = require("transformers", "huggingface")
     transformers.logging.set_verbosity_error()
@@ -123,9 +123,9 @@ def _quiet_transformers() -> Any:
 # --- hf: ----------------------------------------------------------------------------------------------
 
 
-def _from_hugging_face(name: str, options: ModelOptions) -> LoadedModel:
+def _from_hugging_face(name: str, options: WeightOptions) -> LoadedModel:
     """A folder, a GGUF file, or a name: from the cache if it is there, else from the hub."""
-    transformers = _quiet_transformers()
+    transformers = quiet_transformers()
     folder = expanded(name)
     _refuse_pipes(folder)
     if folder.is_file() and folder.suffix == ".gguf":
@@ -189,7 +189,7 @@ def _ask_the_hub(name: str) -> None:
         ) from None
 
 
-def _pretrained(transformers: Any, name: str, options: ModelOptions, **where: Any) -> LoadedModel:
+def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: Any) -> LoadedModel:
     import torch
 
     from depthscope.cli.configurations import require_depth, size_of

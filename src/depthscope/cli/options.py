@@ -20,8 +20,8 @@ _REMEDY = "Remedy"
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """Which model, and what it reads. `None` means not asked for, so that what does not fit can be refused."""
+class WeightOptions:
+    """Which model. `None` means not asked for, so that what does not fit can be refused."""
 
     model: Annotated[
         str,
@@ -34,34 +34,9 @@ class ModelOptions:
     depth: Annotated[int | None, Option(help="Number of blocks.", rich_help_panel=_SHAPE)] = None
     width: Annotated[int | None, Option(help="Width of a token.", rich_help_panel=_SHAPE)] = None
     heads: Annotated[int | None, Option(help="Attention heads per block.", rich_help_panel=_SHAPE)] = None
-    tokens: Annotated[
-        int | None, Option(min=1, help="Tokens per sequence; 128 if the model takes as many.", rich_help_panel=_INPUT)
-    ] = None
-    samples: Annotated[int | None, Option(min=1, help="Sequences or images in all.  [8]", rich_help_panel=_INPUT)] = (
-        None
-    )
-    batch: Annotated[int | None, Option(min=1, help="Sequences at a time.  [8]", rich_help_panel=_INPUT)] = None
     seed: Annotated[
         int, Option(min=0, max=2**63 - 1, help="Seed of random weights and random input.", rich_help_panel=_INPUT)
     ] = 0
-    text: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            parser=folder,
-            help="Text to read, UTF-8; else Python's own manual.",
-            rich_help_panel=_INPUT,
-        ),
-    ] = None
-    images: Annotated[
-        Path | None,
-        Option(
-            metavar="DIR",
-            parser=folder,
-            help="Images to see (png, jpg); else random ones.",
-            rich_help_panel=_INPUT,
-        ),
-    ] = None
     device: Annotated[str, Option(help="Where to compute: cpu, cuda, cuda:1, mps.", rich_help_panel=_PROBE)] = "cpu"
     dtype: Annotated[
         Literal["float32", "float64", "bfloat16", "float16"] | None,
@@ -83,6 +58,52 @@ class ModelOptions:
             rich_help_panel=_PROBE,
         ),
     ] = None
+    out: Annotated[
+        Path | None,
+        Option(metavar="DIR", parser=folder, help="Save the numbers and a picture there.", rich_help_panel=_RESULT),
+    ] = None
+    json: Annotated[bool, Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_RESULT)] = (
+        False
+    )
+    trust_remote_code: Annotated[
+        bool, Option("--trust-remote-code", help="Run code that comes with an hf: model.", rich_help_panel=_INPUT)
+    ] = False
+
+    @property
+    def loss(self) -> Literal["no", "if causal", "required"]:
+        """Whether a language model is to be built with its head, so that it has a loss."""
+        return "no"
+
+
+@dataclass(frozen=True)
+class ModelOptions(WeightOptions):
+    """Which model, and what it reads."""
+
+    tokens: Annotated[
+        int | None, Option(min=1, help="Tokens per sequence; 128 if the model takes as many.", rich_help_panel=_INPUT)
+    ] = None
+    samples: Annotated[int | None, Option(min=1, help="Sequences or images in all.  [8]", rich_help_panel=_INPUT)] = (
+        None
+    )
+    batch: Annotated[int | None, Option(min=1, help="Sequences at a time.  [8]", rich_help_panel=_INPUT)] = None
+    text: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            parser=folder,
+            help="Text to read, UTF-8; else Python's own manual.",
+            rich_help_panel=_INPUT,
+        ),
+    ] = None
+    images: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            parser=folder,
+            help="Images to see (png, jpg); else random ones.",
+            rich_help_panel=_INPUT,
+        ),
+    ] = None
     token_axis: Annotated[
         int | None,
         Option(
@@ -100,26 +121,28 @@ class ModelOptions:
             rich_help_panel=_PROBE,
         ),
     ] = None
-    out: Annotated[
-        Path | None,
-        Option(metavar="DIR", parser=folder, help="Save the profile and profile.png there.", rich_help_panel=_RESULT),
-    ] = None
-    json: Annotated[bool, Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_RESULT)] = (
-        False
-    )
-    trust_remote_code: Annotated[
-        bool, Option("--trust-remote-code", help="Run code that comes with an hf: model.", rich_help_panel=_INPUT)
-    ] = False
 
     @property
     def told(self) -> Told:
         """What the user says of the model, in the words of `probe` and `apply`."""
         return {"blocks": self.blocks, "part": self.part, "token_axis": self.token_axis, "mask": self.mask}
 
-    @property
-    def loss(self) -> Literal["no", "if causal", "required"]:
-        """Whether a language model is to be built with its head, so that it has a loss."""
-        return "no"
+
+@dataclass(frozen=True)
+class SpectraOptions(WeightOptions):
+    """What a user asks of `depthscope spectra`."""
+
+    product: Annotated[
+        Literal["value-output", "query-key"],
+        Option(help="Which product of weights: W_V W_O, or W_Q W_K\u1d40.", rich_help_panel=_PROBE),
+    ] = "value-output"
+    fold_norm: Annotated[
+        bool, Option("--fold-norm", help="With the norm before attention (pre-norm models).", rich_help_panel=_PROBE)
+    ] = False
+    heads_only: Annotated[
+        bool,
+        Option("--heads-only", help="Leave out the whole block, which takes most of the time.", rich_help_panel=_PROBE),
+    ] = False
 
 
 @dataclass(frozen=True)
@@ -226,9 +249,15 @@ def split_names(value: str) -> list[str]:
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
+def _some_names(option: str, value: str) -> list[str]:
+    if not (names := split_names(value)):
+        raise ValueError(f"expected {option} with names separated by commas, got {value!r}")
+    return names
+
+
 def chosen_measures(options: ProbeOptions) -> str | list[str]:
     """A group by its name, or a list; `spectral` comes on top of what the verdict asks for."""
-    names = split_names(options.measures)
+    names = _some_names("--measures", options.measures)
     if names == ["spectral"]:
         return ["verdict", "spectral"]
     return names[0] if len(names) == 1 else names
@@ -236,7 +265,7 @@ def chosen_measures(options: ProbeOptions) -> str | list[str]:
 
 def chosen_stations(options: ProbeOptions) -> str | list[str]:
     """A group by its name, or a list; `output`, which every summary reads, is always there."""
-    names = split_names(options.stations)
+    names = _some_names("--stations", options.stations)
     if len(names) == 1 and names[0] in ("output", "trunk", "all"):
         return names[0]
     return list(dict.fromkeys([*names, "output"]))

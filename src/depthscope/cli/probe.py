@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from depthscope.cli.condition import Condition
     from depthscope.cli.inputs import Inputs
     from depthscope.diagnosis import Diagnosis
-    from depthscope.probing import Profile
+    from depthscope.probing import Profile, Spectra
 
 _GRADIENTS = ("output_gradient", "weight_gradient")
 
@@ -32,6 +32,7 @@ def probe(options: ProbeOptions) -> None:
     from depthscope.cli.condition import EXIT_CODE, failures
 
     conditions = _conditions(options)
+    chosen_stations(options)
     excluded_tokens(options)  # refused here, before a model is built
     if options.skip_run != 1 and not options.skip_loss:
         raise ValueError(f"--skip-run {options.skip_run} goes with --skip-loss; give both or neither")
@@ -97,7 +98,24 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagn
             tick = progress("measuring the remedy", None)
             return recommend(loaded.model, inputs.batches, progress=tick, **options.told)
 
-        return profile, skipped, diagnose(profile, skipped, measure=None if options.estimate else measure)
+        weights = _spectra(loaded.model, profile, options)
+        return (
+            profile,
+            skipped,
+            diagnose(profile, skipped, spectra=weights, measure=None if options.estimate else measure),
+        )
+
+
+def _spectra(model: nn.Module, profile: Profile, options: ProbeOptions) -> Spectra | None:
+    """Of trained weights, head by head; random ones lean to no side. None where the blocks show no projections."""
+    from depthscope import probing
+
+    if profile.metadata.get("weights", {}).get("look") == "initialised":
+        return None
+    try:
+        return probing.spectra(model, whole=False, blocks=options.blocks, part=options.part)
+    except ValueError:
+        return None
 
 
 def _saved_remedies(model: nn.Module) -> list[str]:

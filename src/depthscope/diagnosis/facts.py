@@ -19,7 +19,7 @@ from depthscope.diagnosis.references import reference_for
 from depthscope.diagnosis.steps import Attention, attention_step, log_odds, step_growth
 from depthscope.diagnosis.trend import Trend, fit_trend
 from depthscope.measures import EQUAL
-from depthscope.probing import Profile, Reference
+from depthscope.probing import Profile, Reference, Spectra
 from depthscope.probing.parts import most_alike
 from depthscope.stations import trunk_is_a_sum
 
@@ -32,6 +32,7 @@ class Facts:
 
     profile: Profile
     skip_loss: pd.DataFrame | None = None
+    spectra: Spectra | None = None
 
     # --- what was measured, of what -----------------------------------------------------------------
 

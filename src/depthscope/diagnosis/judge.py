@@ -10,7 +10,7 @@ from depthscope.diagnosis.advice import advise
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.rules import FINDINGS, VERDICTS, Rule
 from depthscope.diagnosis.verdict import Diagnosis, Finding
-from depthscope.probing import Profile
+from depthscope.probing import Profile, Spectra
 from depthscope.remedies import Recommendation
 
 
@@ -18,17 +18,19 @@ def diagnose(
     profile: Profile,
     skip_loss: pd.DataFrame | None = None,
     *,
+    spectra: Spectra | None = None,
     measure: Callable[[], Recommendation] | None = None,
 ) -> Diagnosis:
     """Whether tokens collapse, why, how fast, and what to do; every sentence with its numbers.
 
-    `skip_loss` is what `depthscope.skip_loss` returned for the same model. What was not measured is said
-    and not guessed: `stations="trunk"` shows which step is to blame, `measures="all"` the rest.
+    `skip_loss` is what `depthscope.skip_loss` returned for the same model, and `spectra` what `depthscope.spectra` did.
+    What was not measured is said and not guessed: `stations="trunk"` shows which step is to blame, `measures="all"` the
+    rest.
 
     From a profile alone the strength of a remedy is an estimate, and is called one. `measure` gives the measured one
     where the model is at hand (`lambda: recommend(model, inputs)`); it is called only if a remedy is called for.
     """
-    facts = Facts(profile, skip_loss)
+    facts = Facts(profile, skip_loss, spectra)
     chosen = next(rule for rule in VERDICTS if rule.applies(facts))
     verdict = _finding(chosen, facts)
     unreadable = chosen.verdict in ("broken", "cannot tell")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from depthscope.diagnosis import outlier_wording
+from depthscope.diagnosis import outlier_wording, value_weights
 from depthscope.diagnosis import wording as say
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.verdict import Verdict
@@ -245,6 +245,10 @@ FINDINGS: tuple[Rule, ...] = (
     Rule("spectra", lambda f: not math.isnan(f.mean_gap),
         "Attention's spectral gap 1 − |λ₂| is {gap:.3f} on average; near 1 a head passes on little but a mean{caveat}.",
         say.spectra),
+    Rule("value weights", lambda f: value_weights.leaning(f) is not None,
+        "The value weights of {where} {does} ({share:.0%} of the eigenvalues of W_V W_O are negative); for one "
+        "attention matrix, applied again and again, theory says {theory}. Measured over {where}: {before:.3f} to "
+        "{after:.3f}, {rest}.", value_weights.values),
     Rule("quiet blocks", lambda f: bool(f.quiet_blocks(TURN)),
         "{count:.0f} of {blocks:.0f} blocks turn their tokens by less than {degrees:.1f}° (blocks {where}).",
         lambda f: say.quiet(f, TURN)),

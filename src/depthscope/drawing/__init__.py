@@ -5,6 +5,7 @@ matplotlib (`pip install 'depthscope[figures]'`), and imports it on first use.
 """
 
 from depthscope.drawing.by_block import Curve, ReferenceBand, draw_by_block
+from depthscope.drawing.complex_plane import draw_spectra
 from depthscope.drawing.heat_map import draw_heat_map
 from depthscope.drawing.palette import (
     AFTER,
@@ -59,6 +60,7 @@ __all__ = [
     "block_axis",
     "draw_by_block",
     "draw_heat_map",
+    "draw_spectra",
     "draw_training_curves",
     "empty",
     "label",

@@ -18,6 +18,7 @@ from depthscope.measures.given import OF_OUTLIERS, PARTS, HeadInput, MissingNeed
 from depthscope.measures.operators import AttentionOperator, DenseAttention, ScoredAttention, TransposedAttention
 from depthscope.measures.rank import (
     LeadingDirection,
+    composite_norm,
     composite_residual,
     effective_rank,
     leading_direction,
@@ -71,6 +72,7 @@ __all__ = [
     "angular_distance",
     "attention_entropy",
     "choose_measures",
+    "composite_norm",
     "composite_residual",
     "cosine_similarity",
     "delta",

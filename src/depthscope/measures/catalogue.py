@@ -41,7 +41,7 @@ from depthscope.measures.similarity import (
     token_similarity,
 )
 from depthscope.measures.tokens import TokenMatrix
-from depthscope.naming import unknown_name
+from depthscope.naming import as_names, unknown_name
 from depthscope.registry import Registry
 
 Kind = Literal["station", "tokens", "batch", "step", "block", "branch", "attention"]
@@ -184,7 +184,7 @@ def group(name: Group) -> tuple[str, ...]:
 
 def choose_measures(measures: str | Sequence[str]) -> tuple[str, ...]:
     """The names behind a group, a name, or a list of names and groups."""
-    wanted = [measures] if isinstance(measures, str) else list(measures)
+    wanted = as_names(measures, "measures")
     chosen: dict[str, None] = {}
     for name in wanted:
         if name in GROUP_NAMES:
@@ -192,7 +192,7 @@ def choose_measures(measures: str | Sequence[str]) -> tuple[str, ...]:
         elif name in MEASURES:
             chosen[name] = None
         else:
-            raise unknown_name("measure", str(name), (*GROUP_NAMES, *MEASURES), expected="a group or a name of")
+            raise unknown_name("measure", name, (*GROUP_NAMES, *MEASURES), expected="a group or a name of")
     if not chosen:
         raise ValueError("expected at least one measure, got an empty list")
     return tuple(chosen)

@@ -81,12 +81,9 @@ def energy_split(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> En
     sequence = (per_sequence * a.square().sum(dim=-1)).sum(dim=-1)
     rest = torch.where(unit.real[..., None], rest - a[..., None, :], 0.0)
 
-    # Position vectors by least squares after the sequences: solve (D − Σ_s m_s m_sᵀ/n_s) b = Σ_s rest_s.
-    # The matrix is a graph Laplacian: singular along shifts of b, which explain nothing.
-    laplacian = torch.diag_embed(m.sum(dim=-2)) - torch.einsum("...sp,...sq->...pq", m, m / per_sequence[..., None])
     target = rest.sum(dim=-3)  # (…, n, d)
     usable = target.isfinite().all(dim=-1).all(dim=-1)
-    b = torch.linalg.pinv(laplacian, hermitian=True) @ torch.where(usable[..., None, None], target, 0.0)
+    b = _positions(torch.where(usable[..., None, None], target, 0.0), m, per_sequence)
     position = (b * target).sum(dim=(-2, -1)).clamp(min=0)
     fitted = b[..., None, :, :] - torch.einsum("...sp,...pd->...sd", m / per_sequence[..., None], b)[..., None, :]
     token = torch.where(unit.real[..., None], rest - fitted, 0.0).square().sum(dim=(-3, -2, -1))
@@ -95,3 +92,16 @@ def energy_split(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> En
     parts[3] = torch.where(usable, parts[3], torch.nan)
     enough = (unit.count > 0).sum(dim=-1) > 1
     return EnergySplit(*(torch.where(enough & usable, part / total, torch.nan) for part in parts))
+
+
+def _positions(target: Tensor, m: Tensor, per_sequence: Tensor) -> Tensor:
+    """Position vectors b by least squares after the sequences: (D − Σ_s m_s m_sᵀ/n_s) b = Σ_s rest_s, (…, n, d).
+
+    The matrix is a graph Laplacian: singular along shifts of b, which explain nothing. Without padding it is
+    S(I − 11ᵀ/n), and the right side, of rests without a mean, is left as it is: b = target / S. That takes no n²
+    numbers and no n³ steps, which a long context does not have.
+    """
+    if bool((m == 1).all()):
+        return target / m.shape[-2]
+    laplacian = torch.diag_embed(m.sum(dim=-2)) - torch.einsum("...sp,...sq->...pq", m, m / per_sequence[..., None])
+    return torch.linalg.pinv(laplacian, hermitian=True) @ target

@@ -91,10 +91,9 @@ def _leading_direction(x: TokenMatrix) -> LeadingDirection:
 def composite_residual(
     tokens: Tensor | TokenMatrix, mask: Tensor | None = None, *, centre: Literal["mean", "median"] = "mean"
 ) -> Tensor:
-    """‖X − 1xᵀ‖_{1,∞} / ‖X‖_{1,∞}, with ‖·‖_{1,∞} = √(‖·‖₁ ‖·‖_∞) (Dong et al. 2021, §2).
+    """‖X − 1xᵀ‖_{1,∞} / ‖X‖_{1,∞} (Dong et al. 2021, §2; `composite_norm`).
 
-    ‖·‖₁ is the largest absolute column sum, ‖·‖_∞ the largest absolute row sum. The paper's x
-    minimises the residual. `centre="mean"`, the default, is what the authors' code does, at most a
+    The paper's x minimises the residual. `centre="mean"`, the default, is what the authors' code does, at most a
     factor 2(1 − 1/n) above the least ‖·‖₁; `centre="median"` minimises ‖·‖₁ exactly.
     Taken of the rescaled tokens, whose sums cannot overflow: right for any finite entries.
     """
@@ -106,11 +105,16 @@ def composite_residual(
         residual = torch.where(x.real.unsqueeze(-1), residual - median, 0.0)
     elif centre != "mean":
         raise ValueError(f'expected centre="mean" or "median", got {centre!r}')
-    ratio = _composite_norm(residual) / _composite_norm(x.values)
+    ratio = composite_norm(residual) / composite_norm(x.values)
     return torch.where(x.count > 0, ratio, torch.nan)
 
 
-def _composite_norm(x: Tensor) -> Tensor:
+def composite_norm(x: Tensor) -> Tensor:
+    """‖X‖_{1,∞} = √(‖X‖₁ ‖X‖_∞), of a matrix as it is: (…, n, d) → (…) (Dong et al. 2021, §2).
+
+    ‖·‖₁ is the largest absolute column sum, ‖·‖_∞ the largest absolute row sum. The roots are taken first, so that
+    entries of 1e-280 give a number of that size and not 0.
+    """
     absolute = x.abs()
     columns, rows = absolute.sum(dim=-2).amax(dim=-1), absolute.sum(dim=-1).amax(dim=-1)
     return columns.sqrt() * rows.sqrt()

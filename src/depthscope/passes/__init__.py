@@ -14,7 +14,7 @@ from depthscope.passes.packing import are_apart, pieces_of, unpacked
 from depthscope.passes.quiet import full_precision, uncompiled, undisturbed
 from depthscope.passes.running import Pass
 from depthscope.passes.tokens import batch_first, edit_tokens, exchange, first_tokens
-from depthscope.passes.told import Told, anatomy_as_told, refuse_tensor
+from depthscope.passes.told import Told, anatomy_as_told, check_told, refuse_tensor
 
 __all__ = [
     "Batch",
@@ -32,6 +32,7 @@ __all__ = [
     "batch_first",
     "batches",
     "call",
+    "check_told",
     "device_of",
     "edit_tokens",
     "exchange",

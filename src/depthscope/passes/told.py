@@ -27,20 +27,27 @@ class Told(TypedDict, total=False):
     mask: Tensor | str | None  # (batch, n) true for real tokens, or the argument that has it ("~pad": true for padding)
 
 
-def anatomy_as_told(model: nn.Module, told: Mapping[str, Any], batch: Batch | None = None) -> Anatomy:
-    """The anatomy of a model with what the user says of it. A batch finds out the blocks and the token axis of an
-    unknown model."""
+def check_told(told: Mapping[str, Any]) -> None:
+    """Refuses an option that there is not, as Python does."""
     for name in told:
         if name not in Told.__annotations__:
             meant, known = did_you_mean(name, Told.__annotations__), ", ".join(Told.__annotations__)
             raise TypeError(f"unexpected option {name!r}: {meant}what can be said of a model is {known}")
+
+
+def anatomy_as_told(model: nn.Module, told: Mapping[str, Any], batch: Batch | None = None) -> Anatomy:
+    """The anatomy of a model with what the user says of it. A batch finds out the blocks and the token axis of an
+    unknown model."""
+    check_told(told)
+    if (blocks := told.get("blocks")) is not None and not (isinstance(blocks, str) and blocks):
+        raise ValueError(f"expected blocks= with the names of modules, such as 'encoder.layer.*', got {blocks!r}")
     anatomy = find_anatomy(model, batch, told.get("blocks"))
     if (part := told.get("part")) is not None:
         anatomy = only_part(anatomy, part)
     if (mask := told.get("mask")) is not None:
         anatomy = replace(anatomy, told_mask=_checked(mask, model))
     if (axis := told.get("token_axis")) is not None:
-        if axis not in (0, 1):
+        if type(axis) is not int or axis not in (0, 1):
             raise ValueError(f"expected token_axis 1 for (batch, n, d) or 0 for (n, batch, d), got {axis!r}")
         if anatomy.family != "unknown" and {anatomy.axis_of(block) for block in anatomy.blocks} != {axis}:
             there = "(batch, n, d)" if axis == 0 else "(n, batch, d)"

@@ -7,16 +7,19 @@ from depthscope.probing.skipping import mean_loss, skip_loss
 from depthscope.probing.watching.callbacks import DepthCallback
 from depthscope.probing.watching.records import load_records
 from depthscope.probing.watching.watcher import Watch, watch
+from depthscope.probing.weight_spectra import Spectra, spectra
 
 __all__ = [
     "DepthCallback",
     "NoLoss",
     "Profile",
     "Reference",
+    "Spectra",
     "Watch",
     "load_records",
     "mean_loss",
     "probe",
     "skip_loss",
+    "spectra",
     "watch",
 ]

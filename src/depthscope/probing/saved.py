@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,32 +17,31 @@ from depthscope.files import sum_of, write_folder
 COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
 SINK_COLUMNS = ["block", "sample", "token", "norm_ratio", "text"]
 _FORMAT = 1
+MADE_OF_A_PROFILE = ("profile.png", "skip_loss.csv")
 _TABLES = ("profile.parquet", "sinks.parquet")
 
 
 def write_saved(folder: Path, frame: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any]) -> Path:
     """All files or none. What was made of a profile that is replaced (`profile.png`, `skip_loss.csv`) goes with it."""
+    return write_folder(folder, writers(frame, sinks, metadata), obsolete=MADE_OF_A_PROFILE)
+
+
+def writers(frame: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any]) -> dict[str, Callable[[Path], None]]:
+    """By name, what writes each file to a path, for `write_folder`: in this order, since the last has the sums."""
     about = json.loads(json.dumps({"format": _FORMAT, **metadata}, ensure_ascii=False, allow_nan=False))
     sums: dict[str, Any] = {}
 
-    def write_table(table: pd.DataFrame, path: Path) -> None:
+    def write_table(name: str, table: pd.DataFrame, path: Path) -> None:
         table.to_parquet(path, index=False)
-        sums[path.name] = sum_of(path)
+        sums[name] = sum_of(path)
 
     def write_about(path: Path) -> None:
         known = {**about, "files": sums}
         text = json.dumps({**known, "sha256": _sum(known)}, indent=2, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf-8")
 
-    return write_folder(
-        folder,
-        {
-            "profile.parquet": lambda path: write_table(frame, path),
-            "sinks.parquet": lambda path: write_table(sinks, path),
-            "profile.json": write_about,
-        },
-        obsolete=("profile.png", "skip_loss.csv"),
-    )
+    tables = dict(zip(_TABLES, (frame, sinks), strict=True))
+    return {name: partial(write_table, name, table) for name, table in tables.items()} | {"profile.json": write_about}
 
 
 def read_saved(folder: str | os.PathLike[str]) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:

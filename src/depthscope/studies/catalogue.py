@@ -34,6 +34,7 @@ def _check(entry: Entry) -> None:
 
 
 _YU, _CAUSAL = "depthscope.studies.yu2024", "depthscope.studies.causal"
+_DONG = "depthscope.studies.dong2021"
 STUDIES: Registry[Entry] = Registry(
     "study",
     "depthscope.studies",
@@ -50,6 +51,12 @@ STUDIES: Registry[Entry] = Registry(
         Entry("yu2024-init", f"{_YU}.initialisation", "the same block under each initialiser", "14 s"),
         Entry("causal-rate", f"{_CAUSAL}.rate", "causal attention: rate .625, the ramp, δ against n", "21 s"),
         Entry("causal-leak", f"{_CAUSAL}.leak", "the sequence mean lets a causal model see the future", "3 min"),
+        Entry(
+            "dong2021-exponent",
+            f"{_DONG}.exponent",
+            "rank collapse to 1e-290: the exponent 3, and what changes it",
+            "1 min",
+        ),
     ],
     check=_check,
 )

@@ -9,7 +9,7 @@ from torch import nn, tensor
 
 from depthscope.anatomy import anatomy_of
 from depthscope.extras import require
-from depthscope.probing.watching.watcher import Watch, watch
+from depthscope.probing.watching.watcher import Watch, check_options, watch
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -34,6 +34,9 @@ class DepthCallback(Callback):
     def __init__(self, every: int = 50, *, module: str | None = None, **options: Any):
         if module is None and options.get("blocks") is not None:
             raise ValueError("blocks= names modules inside the module that is called: pass its name too, module=")
+        if module is not None and not (isinstance(module, str) and module):
+            raise ValueError(f"expected module= with the name of the module that is called, got {module!r}")
+        check_options(every, **options)  # refused here, not when training begins
         self._every, self._module, self._options = every, module, options
         self._watch: Watch | None = None
         self._begun: int | None = None

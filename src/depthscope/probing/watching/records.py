@@ -137,6 +137,8 @@ def check_appendable(path: Path) -> None:
     """Refuses a file that is not of a watch, and cuts off a last line that a crash has left unfinished."""
     if not path.parent.is_dir():
         raise ValueError(f"cannot write {path}: the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise ValueError(f"cannot write {path}: it is a folder; give the path of a file")
     if not path.exists() or path.stat().st_size == 0:
         return
     text = path.read_bytes()

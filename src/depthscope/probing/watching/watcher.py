@@ -15,7 +15,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from depthscope.measures import MEASURES, choose_measures
-from depthscope.passes import Listen, Machine, Told, Visit, anatomy_as_told, device_of, full_precision, pieces_of
+from depthscope.passes import (
+    Listen,
+    Machine,
+    Told,
+    Visit,
+    anatomy_as_told,
+    check_told,
+    device_of,
+    full_precision,
+    pieces_of,
+)
 from depthscope.probing.reduction import Reduction
 from depthscope.probing.watching.heat_map import heat_map
 from depthscope.probing.watching.records import Record, append, check_appendable, curves_of, frame_of_records
@@ -66,7 +76,32 @@ def watch(
     `path` gets one line of JSON per watched step, appended (by the first process only, if there are several);
     `load_records(path)` reads it.
     """
+    check_options(every, measures=measures, stations=stations, on_record=on_record, path=path)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a model, a torch.nn.Module, to watch, got {model!r}")
     return Watch(model, every, choose_measures(measures), choose_stations(stations), told, on_record, path)
+
+
+def check_options(
+    every: object,
+    *,
+    measures: str | Sequence[str] = "token_similarity",
+    stations: str | Sequence[str] = "output",
+    on_record: object = None,
+    path: object = None,
+    **told: object,
+) -> None:
+    """Refuses wrong options of `watch` that can be known as such without the model; what `told` says needs it."""
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"expected every= to be a whole number of steps, 1 or more, got {every!r}")
+    if of_attention := [name for name in choose_measures(measures) if MEASURES[name].of == "attention"]:
+        raise ValueError(f"{', '.join(of_attention)}: attention matrices are not watched; use depthscope.probe")
+    choose_stations(stations)
+    if on_record is not None and not callable(on_record):
+        raise ValueError(f"expected on_record= to be a function of (step, scalars), got {on_record!r}")
+    if path is not None and (not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path)):
+        raise ValueError(f"expected path= to be the path of a file, got {path!r}")
+    check_told(told)
 
 
 class Watch:
@@ -82,10 +117,6 @@ class Watch:
         on_record: OnRecord | None,
         path: str | os.PathLike[str] | None,
     ):
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"expected every= to be a whole number of steps, 1 or more, got {every!r}")
-        if of_attention := [name for name in measures if MEASURES[name].of == "attention"]:
-            raise ValueError(f"{', '.join(of_attention)}: attention matrices are not watched; use depthscope.probe")
         self.every = every
         self.on_record = on_record
         self.path = None if path is None else Path(path)

@@ -1,0 +1,42 @@
+"""Whether a pass fits into this machine, asked before its input is made: what grows with the tokens, and with n²."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from depthscope.cli.options import ModelOptions, ProbeOptions, chosen_measures
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# By arithmetic, each on the low side: what is refused would not have fitted.
+_WIDE = 8  # token matrices of a block that are there at once: trunk, q, k, v, branch, and the FFN's, 4 × as wide
+_OF_ONE_HEAD = 20  # bytes per entry: the matrix in float32, its deviations and their products in float64
+_OF_EAGER_HEADS = 2  # matrices of all heads: scores, and their softmax
+
+
+def require_pass(model: nn.Module, options: ModelOptions, *, batch: int, tokens: int, width: int) -> None:
+    """Refuses what the kernel's killer would end: one batch through one block, and its attention matrices.
+
+    Those are there one head at a time if a measure asks for them, and all at once in an eager implementation, or where
+    a bias of relative positions is added to them; other fused attention has none.
+    """
+    from depthscope.machine import require_room
+    from depthscope.measures import MEASURES, choose_measures
+
+    size = next(model.parameters()).element_size()
+    what = f"{batch} × {tokens} tokens (--batch, --tokens) of width {width}"
+    instead = "give fewer --tokens or a smaller --batch"
+    needed = _WIDE * batch * tokens * width * size
+    config: Any = getattr(model, "config", None)
+    eager = getattr(config, "_attn_implementation", None) == "eager"
+    if eager or getattr(config, "relative_attention_num_buckets", None):
+        heads = getattr(config.get_text_config(), "num_attention_heads", 1)
+        needed += _OF_EAGER_HEADS * batch * heads * tokens**2 * size
+        what += f", with attention matrices of {heads} heads"
+    if isinstance(options, ProbeOptions):
+        names = [n for n in choose_measures(chosen_measures(options)) if "matrix" in MEASURES[n].needs]
+        if names:
+            needed += _OF_ONE_HEAD * batch * tokens**2
+            what += f", with the attention matrix that --measures {options.measures} reads"
+    require_room(needed, what, instead)

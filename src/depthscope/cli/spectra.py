@@ -1,0 +1,174 @@
+"""`depthscope spectra MODEL`: what the value weights do to tokens, block by block, without running the model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from depthscope.cli.folders import folder as expanded
+from depthscope.cli.options import SpectraOptions, as_command
+from depthscope.cli.running import finite, require_writable, say_where, show_progress
+from depthscope.files import write_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from depthscope.probing import Spectra
+
+_SHOWN = ("negative_share", "spectral_radius", "asymmetry", "mimetic_score")
+_ROWS = 24  # of the table: of a deeper model some blocks are left out, evenly
+
+
+@as_command
+def spectra(options: SpectraOptions) -> None:
+    """Show the eigenvalues of W_V W_O in every block: do the weights push tokens apart or together? Runs no model."""
+    if options.out is not None:
+        require_writable(options.out)
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        found = _read(options)
+    if options.json:
+        print(json.dumps(as_json(found), allow_nan=False), flush=True)
+    else:
+        _show(found)
+    if options.out is not None:
+        _save(found, options.out)
+        say_where(options.out, options.json)
+
+
+def as_json(found: Spectra) -> dict[str, Any]:
+    """What `--json` prints: the metadata, a record per block and head, and the eigenvalues as [real, imag]."""
+    keys = ["block", "head"]
+    values = {key: group[["real", "imag"]].to_numpy().tolist() for key, group in found.frame.groupby(keys, sort=False)}
+    records = found.summary.to_dict("records")
+    for record in records:
+        record["eigenvalues"] = values[record["block"], record["head"]]
+    return finite({"metadata": found.metadata, "blocks": found.depth, "spectra": records})
+
+
+def _read(options: SpectraOptions) -> Spectra:
+    """From disk where there are safetensors; else the model is loaded."""
+    from depthscope import probing
+    from depthscope.cli.models import load_model
+    from depthscope.probing.from_disk import is_on_disk
+
+    asked: dict[str, Any] = {
+        "product": options.product,
+        "fold_norm": options.fold_norm,
+        "whole": not options.heads_only,
+        "blocks": options.blocks,
+        "part": options.part,
+    }
+    with show_progress(not options.json) as progress:
+        progress("reading", None)
+        place = expanded(options.model.removeprefix("hf:"))
+        if options.model.startswith("hf:") and place.is_dir() and is_on_disk(place):
+            _check_configuration(place, options)
+            tick = progress("eigenvalues", None)
+            found = probing.spectra(place, progress=tick, trust_remote_code=options.trust_remote_code, **asked)
+        else:
+            loaded = load_model(options)
+            tick = progress("eigenvalues", None)
+            found = probing.spectra(loaded.model, progress=tick, **asked)
+            found.metadata["notes"] += loaded.notes
+    found.metadata["model"] = options.model
+    return found
+
+
+def _check_configuration(place: Path, options: SpectraOptions) -> None:
+    """A depth that no machine holds is refused before the model is built, if only without its weights."""
+    from depthscope.cli.configurations import require_depth
+    from depthscope.cli.models import quiet_transformers, refuse_a_shape
+
+    refuse_a_shape(options)
+    transformers = quiet_transformers()
+    known = {"trust_remote_code": options.trust_remote_code, "local_files_only": True}
+    require_depth(transformers.PretrainedConfig.get_config_dict(str(place), **known)[0], repr(options.model))
+
+
+def sentences(found: Spectra) -> list[str]:
+    """What the spectra say, with their numbers; and what they do not."""
+    shares = _by_block(found.summary)["negative_share"]
+    leaning = {
+        "push tokens apart (at least 3 of 4 eigenvalues negative)": shares[shares >= 0.75],
+        "pull tokens together (at most 1 of 4 negative)": shares[shares <= 0.25],
+    }
+    product = "W_Q W_Kᵀ" if found.metadata["product"] == "query-key" else "W_V W_O"
+    said = [
+        f"In all blocks together {shares.mean():.0%} of the eigenvalues of {product} have a negative real part; "
+        "random weights have one half."
+    ]
+    if found.metadata["product"] == "query-key":
+        return said
+    for what, blocks in leaning.items():
+        if len(blocks):
+            said.append(f"The weights of {len(blocks)} of {len(shares)} blocks {what}: {_named(list(blocks.index))}.")
+    if not any(len(blocks) for blocks in leaning.values()):
+        said.append("No block leans far to either side.")
+    said.append(
+        "This is what the value weights would do if one attention matrix were applied again and again; norms, FFNs and "
+        "attention that changes can undo it. `depthscope probe` measures what happens."
+    )
+    return said
+
+
+def _by_block(summary: pd.DataFrame) -> pd.DataFrame:
+    """The whole blocks; where they were left out, the mean over heads."""
+    whole = summary[summary["head"] == -1]
+    chosen = whole if len(whole) else summary
+    return chosen.drop(columns=["part", "head"]).groupby("block").mean()
+
+
+def _named(blocks: list[int]) -> str:
+    """1, 2, 3, 7 → 1 to 3, 7."""
+    runs: list[list[int]] = []
+    for block in blocks:
+        if runs and block == runs[-1][-1] + 1:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _show(found: Spectra) -> None:
+    from rich.table import Table
+
+    from depthscope.cli.console import Screen
+    from depthscope.drawing.complex_plane import evenly
+
+    console = Screen(soft_wrap=True)
+    of_heads = "" if -1 in set(found.frame["head"]) else ", mean over heads"
+    console.print()
+    about = found.metadata
+    console.say(f"{about['model']} · {found.depth} blocks · eigenvalues of {about['product']}{of_heads}")
+    console.print()
+    names = ("block", "negative\nshare", "largest\n|λ|", "asymmetry", "cosine\nwith I", "heads:\nnegative share")
+    table = Table(*names, box=None, header_style="bold")
+    for column in table.columns[:-1]:
+        column.justify = "right"
+    summary = found.summary
+    rows = _by_block(summary)
+    for block in evenly(list(rows.index), _ROWS):
+        row, heads = rows.loc[block], summary[(summary["block"] == block) & (summary["head"] >= 0)]["negative_share"]
+        spread = f"{heads.min():.2f} to {heads.max():.2f}" if len(heads) else ""
+        share, radius, skew, cosine = (row[name] for name in _SHOWN)
+        table.add_row(str(block), f"{share:.2f}", f"{radius:.3g}", f"{skew:.2f}", f"{cosine:+.3f}", spread)
+    console.print(table)
+    console.print()
+    for sentence in sentences(found):
+        console.say(sentence, "- ")
+    for note in about["notes"]:
+        console.say(f"Note: {note}")
+
+
+def _save(found: Spectra, folder: Path) -> None:
+    figure = found.plot()
+    write_folder(
+        folder,
+        {
+            "spectra.parquet": lambda path: found.frame.to_parquet(path, index=False),
+            "spectra.png": lambda path: figure.savefig(path, dpi=160),
+        },
+    )

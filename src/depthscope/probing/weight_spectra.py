@@ -1,0 +1,242 @@
+"""`spectra`: the eigenvalues of H = W_V W_O in every block and head, from the weights alone (Dovonon et al. 2025)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy, BlockAnatomy, Projections, anatomy_of
+from depthscope.drawing import draw_spectra
+from depthscope.measures.weights import (
+    asymmetry,
+    mean_growth,
+    mimetic_score,
+    negative_share,
+    negative_trace,
+    positive_trace,
+    product_eigenvalues,
+    spectral_radius,
+)
+from depthscope.naming import unknown_name
+from depthscope.probing.from_disk import Checkpoint, empty_model, is_on_disk, read_for
+from depthscope.progress import Tick
+
+Product = Literal["value-output", "query-key"]
+_OF_EIGENVALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "negative_share": negative_share,
+    "positive_trace": positive_trace,
+    "negative_trace": negative_trace,
+    "spectral_radius": spectral_radius,
+    "mean_growth": mean_growth,
+}
+_OF_WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"asymmetry": asymmetry, "mimetic_score": mimetic_score}
+SUMMARIES = (*_OF_EIGENVALUES, *_OF_WEIGHTS)
+WHOLE = -1
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """`frame` has one row per eigenvalue: part, block (from 1), head (from 0; -1 is the whole block), real, imag, and
+    beside them what is said of the whole spectrum of that head, the same in each of its rows."""
+
+    frame: pd.DataFrame
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row per block and head, without its eigenvalues."""
+        kept = ["part", "block", "head", *SUMMARIES]
+        return self.frame[kept].drop_duplicates(["block", "head"]).reset_index(drop=True)
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks with attention whose weights were read."""
+        return int(self.frame["block"].nunique())
+
+    def of(self, block: int, head: int = WHOLE) -> np.ndarray[Any, np.dtype[np.complex128]]:
+        """The eigenvalues of one block, or of one head of it."""
+        rows = self.frame[(self.frame["block"] == block) & (self.frame["head"] == head)]
+        if rows.empty:
+            raise ValueError(f"there is no block {block} with head {head}; blocks: {sorted(set(self.frame['block']))}")
+        return rows["real"].to_numpy() + 1j * rows["imag"].to_numpy()
+
+    def plot(self) -> Any:
+        """A matplotlib figure: the negative share by block, a histogram, and spectra in the complex plane.
+
+        Where whole blocks were left out, the eigenvalues of their heads are shown together.
+        """
+        by_block: dict[int, list[complex]] = {}
+        shares: dict[int, list[float]] = {}
+        for block in sorted(set(self.frame["block"].tolist())):
+            rows = self.frame[self.frame["block"] == block]
+            whole = rows[rows["head"] == WHOLE]
+            shown = whole if len(whole) else rows
+            by_block[block] = (shown["real"].to_numpy() + 1j * shown["imag"].to_numpy()).tolist()
+            heads = rows[rows["head"] != WHOLE].drop_duplicates("head")["negative_share"].tolist()
+            shares[block] = [whole["negative_share"].iloc[0] if len(whole) else float(np.mean(heads)), *heads]
+        product = "W_Q W_Kᵀ" if self.metadata.get("product") == "query-key" else "W_V W_O"
+        return draw_spectra(by_block, shares, title=f"{self.metadata.get('model', '')}, eigenvalues of {product}")
+
+    def __repr__(self) -> str:
+        return f"<Spectra of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>"
+
+
+def spectra(
+    model: nn.Module | str | os.PathLike[str],
+    *,
+    product: Product = "value-output",
+    fold_norm: bool = False,
+    whole: bool = True,
+    blocks: str | None = None,
+    part: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Tick = lambda: None,
+) -> Spectra:
+    """The eigenvalues of H = W_V W_O of every block and head, and what they say; no forward pass, no data.
+
+    `model` is a model, or a folder with a config.json and safetensors: from a folder one block's attention is in memory
+    at a time. `product="query-key"` reads W_Q W_Kᵀ instead. `fold_norm=True` takes in the norm that stands before
+    attention in a pre-norm block, (I − 11ᵀ/d)diag(γ)H, or diag(γ)H for one that does not centre. `whole=False` leaves
+    out the d × d eigenvalues of a whole block: they take most of the time (d³), those of heads take next to none.
+    `progress` is called after each block.
+    """
+    if product not in ("value-output", "query-key"):
+        raise unknown_name("product", product, ("value-output", "query-key"))
+    if isinstance(model, nn.Module):
+        module, checkpoint, name = model, None, type(model).__name__
+    else:
+        folder = Path(model).expanduser()
+        if not is_on_disk(folder):
+            raise ValueError(f"expected a folder with config.json and safetensors, got {str(folder)!r}")
+        module = empty_model(folder, trust_remote_code=trust_remote_code)
+        checkpoint, name = Checkpoint(folder, module), folder.name
+    anatomy = _chosen(anatomy_of(module, blocks), part)
+    tables, notes = [], list(anatomy.notes)
+    for number, block in enumerate(anatomy.blocks, start=1):
+        if (why := _unreadable(block)) is None:
+            compute = partial(_of_block, block, number, product, fold_norm, whole)
+            tables += compute() if checkpoint is None else read_for(compute, block.module, block.name, checkpoint)
+        else:
+            notes.append(f"block {number}: {why}")
+        progress()
+    if not tables:
+        raise ValueError(f"this model shows no projections of attention in any block: {notes[-1]}")
+    said = {"model": name, "product": product, "fold_norm": fold_norm, "notes": notes, "family": anatomy.family}
+    return Spectra(pd.concat(tables, ignore_index=True), said)
+
+
+def _chosen(anatomy: Anatomy, part: str | None) -> Anatomy:
+    if part is None:
+        return anatomy
+    if part not in anatomy.parts:
+        raise unknown_name("part", part, anatomy.parts)
+    return replace(anatomy, blocks=anatomy.of_part(part))
+
+
+def _unreadable(block: BlockAnatomy) -> str | None:
+    """Why a block has no product of projections."""
+    if block.projections is None:
+        return f"{type(block.module).__name__} shows no projections"
+    return None
+
+
+def _of_block(block: BlockAnatomy, number: int, product: Product, fold_norm: bool, whole: bool) -> list[pd.DataFrame]:
+    assert block.projections is not None
+    left, right = factors(block.projections(), product, where=f"block {number}")
+    if fold_norm:
+        left = _folded(block, left, number)
+    if left.is_meta:  # a look at which weights are used
+        return []
+    kinds: Iterator[tuple[int, Tensor, Tensor]] = ((head, left[head], right[head]) for head in range(len(left)))
+    tables = [_table(block.part, number, head, own, other) for head, own, other in kinds]
+    if whole:
+        tables.insert(0, _table(block.part, number, WHOLE, *_whole(left, right)))
+    return tables
+
+
+def _whole(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """(d, g·k) and (g·k, d) with the product Σ_h L_h R_h. Neighbouring heads that share L (grouped queries) are one."""
+    heads = len(left)
+    starts = [head for head in range(heads) if head == 0 or not torch.equal(left[head], left[head - 1])]
+    ends = [*starts[1:], heads]
+    summed = torch.stack([right[start:end].double().sum(dim=0) for start, end in zip(starts, ends, strict=True)])
+    return left[starts].transpose(0, 1).flatten(1), summed.flatten(0, 1)
+
+
+def factors(projections: Projections, product: Product, where: str) -> tuple[Tensor, Tensor]:
+    """(h, d, k) and (h, k, d) whose products are W_V W_O, or W_Q W_Kᵀ, of every head."""
+    if product == "query-key":
+        if projections.query is None or projections.key is None:
+            raise ValueError(f"{where} has no matrix W_Q W_Kᵀ: something stands between the tokens and its queries")
+        return projections.query, projections.key.mT
+    if projections.latent is not None:
+        raise ValueError(f"{where} has no matrix W_V W_O of tokens: a norm stands between the tokens and its values")
+    value = projections.value
+    if projections.output is not None:
+        return value, projections.output
+    heads, _, width = value.shape  # concatenated: head h fills columns h·width … of the branch
+    return value, torch.eye(heads * width, dtype=value.dtype, device=value.device).unflatten(0, (heads, width))
+
+
+def _folded(block: BlockAnatomy, left: Tensor, number: int) -> Tensor:
+    """The norm before attention, frozen in its scale, multiplied into the left factor."""
+    if block.placement not in ("pre", "sandwich", "parallel") or not block.norms:
+        raise ValueError(
+            f"block {number} has no norm before its attention ({block.placement or 'unknown'}-norm): "
+            "leave fold_norm out"
+        )
+    gain, centres = norm_map(block.norms[0], left.shape[1])
+    if left.is_meta:
+        return left
+    scaled = gain.to(left.dtype)[:, None] * left
+    return scaled - scaled.mean(dim=1, keepdim=True) if centres else scaled
+
+
+def norm_map(norm: nn.Module, width: int) -> tuple[Tensor, bool]:
+    """What a norm multiplies each feature by, and whether it takes out the mean over features first.
+
+    Found by running it on two tokens, whatever its class: a norm that centres gives the same for x and x + 1. Its bias
+    is what x and −x have in common.
+    """
+    weight = next(iter(norm.parameters()), None)
+    x = torch.linspace(100, 200, width)  # so large that the norm's ε does not matter
+    if weight is not None:
+        x = x.to(weight)
+    with torch.no_grad():
+        odd = (norm(x) - norm(-x)) / 2
+        moved = (norm(x + 100) - norm(-x - 100)) / 2
+    if odd.is_meta:
+        return odd, False
+    centres = bool(torch.allclose(odd, moved, rtol=1e-2, atol=1e-3 * odd.abs().max().item()))
+    base = x - x.mean() if centres else x
+    base = base.double() / base.double().square().mean().sqrt()
+    return odd.double() / base, centres
+
+
+def _table(part: str, number: int, head: int, left: Tensor, right: Tensor) -> pd.DataFrame:
+    try:
+        values = product_eigenvalues(left, right)
+    except ValueError as error:
+        raise ValueError(f"block {number}{'' if head < 0 else f', head {head}'}: {error}") from None
+    summaries = {name: of(values).item() for name, of in _OF_EIGENVALUES.items()}
+    summaries |= {name: of(left, right).item() for name, of in _OF_WEIGHTS.items()}
+    order = values.real.argsort()
+    return pd.DataFrame(
+        {
+            "part": part,
+            "block": np.int32(number),
+            "head": np.int32(head),
+            "real": values.real[order].cpu().numpy(),
+            "imag": values.imag[order].cpu().numpy(),
+            **summaries,
+        }
+    )

@@ -1,0 +1,66 @@
+"""`depthscope spectra`: the table, the JSON, what is saved, what is refused."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import transformers as hf
+from typer.testing import CliRunner
+
+import depthscope
+from depthscope.cli.app import app
+from depthscope.cli.spectra import sentences
+from zoo import GROUPED
+
+LLAMA = ("spectra", "llama", "--depth", "2", "--width", "32", "--heads", "4")
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, arguments)
+    if code == 0 and result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_it_shows_every_block_and_says_what_that_means():
+    shown = run(*LLAMA)
+    assert "2 blocks" in shown
+    assert "have a negative real" in shown
+    assert "`depthscope probe` measures what happens" in " ".join(shown.split())
+
+
+def test_json_has_every_eigenvalue(tmp_path: Path):
+    hf.LlamaModel(hf.LlamaConfig(**GROUPED)).save_pretrained(tmp_path)
+    found = json.loads(run("spectra", f"hf:{tmp_path}", "--json"))
+    ours = depthscope.spectra(tmp_path)
+    assert found["blocks"] == 3
+    assert sum(len(record["eigenvalues"]) for record in found["spectra"]) == len(ours.frame)
+    assert found["spectra"][0]["eigenvalues"][0] == ours.frame.loc[0, ["real", "imag"]].tolist()
+
+
+def test_out_keeps_the_rows_and_a_picture(tmp_path: Path):
+    run(*LLAMA, "--heads-only", "--out", str(tmp_path / "kept"))
+    kept = pd.read_parquet(tmp_path / "kept" / "spectra.parquet")
+    assert set(kept["head"]) == {0, 1, 2, 3}
+    assert (tmp_path / "kept" / "spectra.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("spectra", "bert", "--depth", "1", "--width", "32", "--heads", "4", "--fold-norm"), "has no norm before"),
+        ((*LLAMA, "--part", "decoder"), "unknown part 'decoder'"),
+    ],
+)
+def test_what_it_cannot_read_is_said(arguments: tuple[str, ...], expected: str):
+    with pytest.raises(ValueError, match=expected):
+        run(*arguments)
+
+
+def test_a_block_that_leans_is_named():
+    model = hf.BertModel(hf.BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=4, vocab_size=9))
+    for layer in list(model.encoder.layer)[1:3]:
+        layer.attention.output.dense.weight.data = -layer.attention.self.value.weight.data.T.contiguous()
+    said = " ".join(sentences(depthscope.spectra(model)))
+    assert "The weights of 2 of 4 blocks push tokens apart (at least 3 of 4 eigenvalues negative): 2 to 3." in said
