@@ -112,10 +112,8 @@ def _run(recipe: str, cells: list[Cell], launch: Launch) -> dict[str, Any]:
         with _bar(len(cells), launch) as watching:
             results = run_cells(cells, launch, watching)
     except KeyboardInterrupt:
-        print(
-            f"depthscope: interrupted; the runs in {visible(str(out))} are saved, and the same command goes on",
-            file=sys.stderr,
-        )
+        kept = f"the runs in {visible(str(out))} are saved"
+        print(f"depthscope: interrupted; {kept}, and the same command goes on", file=sys.stderr)
         sys.exit(INTERRUPTED)  # past the line that the program itself would print
 
     from depthscope.training.comparison_results import curves, summarise

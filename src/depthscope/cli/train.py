@@ -138,15 +138,16 @@ def _place_among_processes() -> tuple[int, int]:
 
 
 def _show_outcome(outcome: Outcome) -> None:
+    place = visible(str(outcome.checkpoint))
     if outcome.signal is not None:
         print(
-            f"depthscope: stopped at step {outcome.step} of {outcome.total_steps}, saved in {visible(str(outcome.checkpoint))}; "
+            f"depthscope: stopped at step {outcome.step} of {outcome.total_steps}, saved in {place}; "
             "the same command with --resume goes on",
             file=sys.stderr,
         )
         return
     numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in outcome.metrics.items())
-    print(f"done: {outcome.step} steps, {numbers}; {visible(str(outcome.checkpoint))}")
+    print(f"done: {outcome.step} steps, {numbers}; {place}")
 
 
 def _show_estimate(config: TrainingConfig, run: Run, processes: int, data: str | None, allow_incomplete: bool) -> None:

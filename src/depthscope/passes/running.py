@@ -135,12 +135,12 @@ class Pass:
 
     def _refuse_turned(self, block: str, tokens: Tensor) -> None:
         """Nobody has looked where the tokens stand, and ids (batch, n) say that they stand on the first axis."""
-        shape = tuple(tokens.shape)
-        if self.now.ids is None or self._axes[block] == 0 or len(shape) != 3:
+        shape, ids = tuple(tokens.shape), self.now.ids
+        if ids is None or self._axes[block] == 0 or len(shape) != 3:
             return
-        if shape[:2] == self.now.ids[::-1] != self.now.ids:
+        if shape[:2] == ids[::-1] != ids:
             raise ValueError(
-                f"ids are {self.now.ids}, and the tokens that enter {block!r} {shape}, as if the batch came second: say "
+                f"ids are {ids}, and the tokens that enter {block!r} {shape}, as if the batch came second: say "
                 "token_axis=0, or pass inputs= to apply"
             )
 
