@@ -5,10 +5,7 @@ load on first use.
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-
-__version__ = version("depthscope")
 
 _ROOMS = (
     "anatomy",
@@ -66,6 +63,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    __version__: str
     from depthscope.anatomy import register_family
     from depthscope.decomposition import PathShares, paths
     from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
@@ -75,6 +73,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("depthscope")
     if name in _ROOMS:
         return import_module(f"depthscope.{name}")
     if name in _PUBLIC:

@@ -7,9 +7,12 @@ place, if its process was killed by the next one that writes there. What is not 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -38,9 +41,9 @@ def write_json(target: Path, value: Any, *, indent: int | None = 2) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """What is in a file of JSON; whatever else it holds is a ValueError."""
+    """What is in a file of JSON; whatever else it holds is a ValueError; a pipe, which has no end, is refused."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(require_file(path).read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -77,12 +80,14 @@ def write_folder(
         for part in _PARTS:
             (new / part).mkdir(parents=True)
         for name in set(obsolete) - writers.keys():
+            _refuse_obstacle(folder / name, is_folder=False)
             (new / _GONE / _flat(name)).touch()
         *_, last = writers
         for name, write in writers.items():
             part = _FIRST if name != last else _LAST if existing == "replace" else _MISSING
             with _naming(folder / name):
                 write(new / part / _flat(name))
+            _refuse_obstacle(folder / name, is_folder=(new / part / _flat(name)).is_dir())
         if forced:
             for path in [*new.rglob("*"), new]:
                 force_to_disk(path)
@@ -112,6 +117,13 @@ def write_whole_folder(
     return target
 
 
+def _refuse_obstacle(target: Path, *, is_folder: bool) -> None:
+    """A folder cannot be replaced by a file, nor a file by a folder."""
+    if target.is_dir() != is_folder and os.path.lexists(target):
+        there = "a file" if is_folder else "a folder"
+        raise OSError(f"could not write {target}: there is {there} in its place; remove it, or choose another --out")
+
+
 @contextmanager
 def _naming(target: Path) -> Iterator[None]:
     """An error of the disk names the file that could not be written, not the scratch file."""
@@ -121,9 +133,13 @@ def _naming(target: Path) -> Iterator[None]:
         first = error
         while isinstance(first.__cause__, OSError):  # of a file inside a file
             first = first.__cause__
-        raise OSError(
-            f"could not write {target}: {first.strerror or first}; make room there, or check --out"
-        ) from first
+        raise OSError(f"could not write {target}: {in_words(first)}; make room there, or check --out") from first
+
+
+def in_words(error: Exception) -> str:
+    """What the system says, without the numbers that libraries put around it: [Errno 28], (os error 28)."""
+    said = str((error.strerror if isinstance(error, OSError) else None) or error)
+    return re.sub(r" *[\[(](?:os error|errno) \d+[\])]", "", said, flags=re.IGNORECASE).strip()
 
 
 def append_line(path: Path, line: str) -> None:
@@ -168,7 +184,15 @@ def _scratch_in(folder: Path) -> Iterator[Path]:
         _remove(scratch)
         raise
     else:
-        _settle(scratch)
+        try:
+            _settle(scratch)
+        except OSError as error:
+            if not any(
+                scratch.glob("old-*")
+            ):  # else it has what was there before, and the next one that writes ends it
+                _remove(scratch)
+            place = error.filename2 or error.filename or folder
+            raise OSError(f"could not write {place}: {in_words(error)}; check --out") from error
     finally:
         if handle is not None:
             os.close(handle)
@@ -239,8 +263,16 @@ def _put(path: Path, target: Path, aside: Path) -> None:
         raise
 
 
+def require_file(path: Path) -> Path:
+    """The path; refused if it is no file: a pipe or a device has no end, and reading it would wait for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "expected a file, got a folder, a pipe or a device", str(path))
+    return path
+
+
 def sum_of(path: Path) -> dict[str, Any]:
     """Length and SHA-256 of a file."""
+    require_file(path)
     with path.open("rb") as file:
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": file_digest(file, "sha256").hexdigest()}
 
@@ -257,12 +289,18 @@ def force_to_disk(path: Path) -> None:
 def require_writable(folder: Path) -> None:
     """Tries the folder, or, where it is not there yet, the one that it would be in: minutes of computing are not spent
     on results that cannot be kept. Nothing is left behind."""
-    there = next((path for path in (folder, *folder.absolute().parents) if os.path.lexists(path)), folder)
+    wanted = folder.absolute()
+    there = next((path for path in (wanted, *wanted.parents) if os.path.lexists(path)), wanted)
+    names = [name for name in wanted.relative_to(there).parts if name != ".."]
     try:
+        str(folder).encode()  # libraries that write our files take no other names
         with tempfile.TemporaryFile(dir=there):
             pass
-    except OSError as error:
-        reason = error.strerror or error
+        if names:  # each is tried elsewhere: another process may be making the same folders
+            with tempfile.TemporaryDirectory(dir=there, prefix=_SCRATCH) as scratch:
+                Path(scratch, *names).mkdir(parents=True)
+    except (OSError, UnicodeEncodeError) as error:
+        reason = (error.strerror or error) if isinstance(error, OSError) else "its name is no UTF-8"
         raise OSError(
             f"expected a folder that can be written for --out, got {str(folder)!r}: {reason}; choose another"
         ) from None

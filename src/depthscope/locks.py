@@ -7,9 +7,11 @@ nobody out, and that is said. A process that was forked, not started anew, holds
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import stat
 import time
 import warnings
 from collections.abc import Iterator
@@ -35,6 +37,9 @@ def lock(path: Path) -> int:
         raise NoLocks(f"{os.name} has no flock") from None
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise OSError(errno.EINVAL, "expected a file, got a pipe or a device", str(path))
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -61,7 +66,7 @@ def owned(folder: Path) -> Iterator[None]:
             f"{str(folder)!r} is in use by {_holder(path)}: wait until that ends, or choose another --out"
         ) from None
     except NoLocks as error:
-        warnings.warn(f"{folder} cannot be locked ({error}): nothing keeps a second run out of it", stacklevel=3)
+        warnings.warn(f"{str(folder)!r} cannot be locked ({error}): nothing keeps a second run out of it", stacklevel=3)
         yield
         return
     try:

@@ -91,9 +91,10 @@ def require_memory(parameters: int, dtype: torch.dtype = torch.float32, *, what:
     """
     needed, available = _SPARE * parameters * dtype.itemsize + _BLOCK * blocks, available_memory()
     if needed > available:
+        sizes = [*([what] if what else []), *([f"{parameters:.3g} parameters in {_name(dtype)}"] if parameters else [])]
         raise ValueError(
-            f"expected a model that fits into memory, got {what}{', ' if what else ''}{parameters:.3g} parameters in "
-            f"{_name(dtype)}: {needed / 1e9:.1f} GB needed, {available / 1e9:.1f} GB available; "
+            f"expected a model that fits into memory, got {', '.join(sizes)}: "
+            f"{needed / 1e9:.1f} GB needed, {available / 1e9:.1f} GB available; "
             "take fewer blocks, a smaller width or a smaller dtype"
         )
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from depthscope.cli import main
+from depthscope.cli.app import main
 from depthscope.studies import STUDIES, Entry
 from depthscope.studies.study import FILES, Study, judge
 

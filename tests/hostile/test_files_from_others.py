@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import resource
 import struct
@@ -68,7 +69,18 @@ def test_a_configuration_of_a_million_layers_is_refused_at_once(layers: float, b
     began = time.monotonic()
     _, err = run("probe", f"hf:{bert}", code=2)
     assert str(int(layers)) in err
+    assert "parameters" not in err  # none were counted
     assert time.monotonic() - began < 10
+
+
+def test_only_what_counts_layers_is_a_number_of_layers(bert: Path, text: Path, run):
+    probe = ("probe", f"hf:{bert}", "--text", str(text), "--tokens", "16")
+    change(bert, layer_norm_eps=math.nan)
+    assert json.loads(run(*probe, "--json", code=0)[0])["diagnosis"]["verdict"] == "broken"
+    change(bert, layer_norm_eps=1e-12, hidden_size_per_layer_input=10**9)
+    run(*probe, code=0)
+    change(bert, num_hidden_layers=math.nan)
+    assert f"expected a number of layers as num_hidden_layers of '{bert}', got nan" in run(*probe, code=2)[1]
 
 
 def test_a_deep_configuration_is_counted_from_two_shallow_ones(bert: Path, run, monkeypatch: pytest.MonkeyPatch):

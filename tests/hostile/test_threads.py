@@ -1,7 +1,14 @@
-"""Measurements in several threads: of different models one after the other, of one model refused."""
+"""Several threads: measurements of different models come one after the other, of one model they are refused; a model
+that has a remedy can be called from all of them."""
 
 import copy
+import os
+import pickle
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +17,8 @@ from torch.nn import functional as F
 
 import depthscope
 import zoo
+from depthscope.passes import quiet
+from depthscope.remedies import DeEscalate
 from traces import state_of
 
 
@@ -107,3 +116,134 @@ def test_what_another_thread_runs_is_not_heard():
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_hook_that_waits_for_a_thread_that_measures_ends_in_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quiet, "PATIENCE", 0.5)
+    model, inputs = zoo.make("gpt2")
+    other, others = zoo.make("bert")
+    found = []
+    handle = model.register_forward_hook(lambda *_: found.extend(in_threads(lambda: frame(other, others))))
+    before = state_of(other)
+    frame(model, inputs)
+    handle.remove()
+    assert found
+    for error in found:
+        assert isinstance(error, ValueError)
+        assert "a GPT2LMHeadModel is being measured in another thread, which has waited for something" in str(error)
+    assert state_of(other) == before
+    assert not frame(other, others).empty
+
+
+def test_whoever_waits_for_one_that_computes_waits_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quiet, "PATIENCE", 0.05)
+    slow, inputs = zoo.make("gpt2")
+    other, others = zoo.make("bert")
+    expected = frame(other, others)
+    handle = slow.register_forward_hook(lambda *_: time.sleep(0.5))
+    for found in in_threads(lambda: frame(slow, inputs), lambda: frame(other, others)):
+        assert not isinstance(found, BaseException), found
+    assert found.equals(expected)
+    handle.remove()
+
+
+FORKED = """
+import os, signal, sys, threading
+sys.path.insert(0, sys.argv[1])
+import depthscope, torch, zoo
+from torch.nn import functional as F
+
+(slow, inputs), (other, others) = zoo.make("bert"), zoo.make("gpt2")
+slow.train()
+functions, fast = (F.softmax, F.scaled_dot_product_attention), torch.backends.mha.get_fastpath_enabled()
+inside, forked = threading.Event(), threading.Event()
+slow.encoder.layer[0].register_forward_hook(lambda *_: (inside.set(), forked.wait(60)) and None)
+thread = threading.Thread(target=depthscope.probe, args=(slow, inputs))
+thread.start()
+assert inside.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(40)
+    forked.set()
+    code = 1
+    try:
+        assert (F.softmax, F.scaled_dot_product_attention) == functions
+        assert torch.backends.mha.get_fastpath_enabled() == fast
+        assert slow.training and torch.is_grad_enabled()
+        depthscope.probe(other, others)
+        depthscope.probe(slow, inputs)  # which is measured in the parent only
+        code = 0
+    finally:
+        os._exit(code)
+forked.set()
+thread.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_process_that_is_forked_while_another_thread_measures_can_measure():
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(Path(__file__).parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+# --- models with remedies -----------------------------------------------------------------------------
+
+
+def padded(lengths: tuple[int, int]) -> dict[str, torch.Tensor]:
+    """Two sequences of ids, each real up to its length."""
+    mask = (torch.arange(zoo.IDS.shape[1]) < torch.tensor(lengths).unsqueeze(-1)).long()
+    return {"input_ids": zoo.IDS, "attention_mask": mask}
+
+
+@pytest.mark.parametrize(("name", "station"), [("bert", "input"), ("llama", "after_attention"), ("gpt2", "ffn_input")])
+def test_a_model_with_a_remedy_is_called_from_several_threads(name: str, station: str):
+    model, _ = zoo.make(name)
+    depthscope.apply(model.eval(), DeEscalate(0.9, at=station))
+    calls = [padded(lengths) for lengths in ((2, 5), (5, 3), (4, 4))]
+
+    def outputs(call: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [model(**call)[0] for _ in range(40)]
+
+    alone = [outputs(call)[0] for call in calls]
+    assert not torch.equal(alone[0], alone[1])
+    found = in_threads(*((lambda c=call: outputs(c)) for call in calls))
+    for mine, expected in zip(found, alone, strict=True):
+        assert not isinstance(mine, BaseException), mine
+        assert all(torch.equal(output, expected) for output in mine)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_block_finds_the_mask_of_its_pass_in_another_thread(reentrant: bool):
+    """Of a model on a GPU the backward pass runs in a thread of autograd's own."""
+
+    def gradients(checkpointed: bool) -> list[torch.Tensor]:
+        model, _ = zoo.make("bert")
+        depthscope.apply(model, DeEscalate(0.7))
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        model.train()
+        loss = sum(model(**padded(lengths))[0].square().sum() for lengths in ((2, 5), (5, 3)))
+        (failed,) = in_threads(loss.backward)
+        assert failed is None
+        return [p.grad for p in model.encoder.parameters()]
+
+    for recomputed, plain in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(recomputed, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_thread_knows_of_its_pass_is_neither_copied_nor_pickled():
+    model, _ = zoo.make("bert")
+    depthscope.apply(model.eval(), DeEscalate(0.9))
+    expected = model(**padded((2, 5)))[0]
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        running = next(hook.running for m in twin.modules() for hook in m._forward_pre_hooks.values())
+        assert running.now.real is None
+        assert running.now.block == ""
+        assert torch.equal(twin(**padded((2, 5)))[0], expected)

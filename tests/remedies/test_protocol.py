@@ -152,4 +152,4 @@ def test_a_copy_does_not_carry_the_running_difference():
     hooks = [h for m in model.modules() for h in (*m._forward_pre_hooks.values(), *m._forward_hooks.values())]
     scaled = [hook for hook in hooks if isinstance(hook, Scaled)]
     assert len(scaled) == 3
-    assert all(hook.is_copy and hook.difference is None for hook in scaled)  # let go at the end of each block
+    assert all(hook.is_copy and hook.carried.difference is None for hook in scaled)  # let go at the end of each block

@@ -1,5 +1,37 @@
 """The command line: one thin file per command. Nothing heavy is imported before a command runs."""
 
-from depthscope.cli.app import main
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
 
 __all__ = ["main"]
+INTERRUPTED = 130  # exit code after Ctrl-C: 128 + the number of its signal
+
+
+def main() -> None:
+    """Runs the program. Ctrl-C ends it in one line also while it is being imported, and a second one adds nothing."""
+    own = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else somebody else's, or ignored
+    if own:
+        signal.signal(signal.SIGINT, _leave)
+    from depthscope.cli.app import main as run
+
+    try:
+        if own:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        run()
+    except (KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code != INTERRUPTED:
+            raise
+        if own:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # while libraries' exit functions run
+        sys.exit(INTERRUPTED)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+    """At once: there is nothing to undo yet, and a library that is being imported may swallow an exception."""
+    os.write(2, b"depthscope: interrupted\n")
+    os._exit(INTERRUPTED)

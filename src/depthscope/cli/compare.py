@@ -30,6 +30,7 @@ from depthscope.cli.settings import (
 from depthscope.extras import require
 from depthscope.files import require_writable, write_folder
 from depthscope.locks import owned
+from depthscope.naming import visible
 from depthscope.progress import bar
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
 from depthscope.training.notation import split
@@ -111,7 +112,8 @@ def _run(recipe: str, cells: list[Cell], launch: Launch) -> dict[str, Any]:
         with _bar(len(cells), launch) as watching:
             results = run_cells(cells, launch, watching)
     except KeyboardInterrupt:
-        print(f"depthscope: interrupted; the runs in {out} are saved, and the same command goes on", file=sys.stderr)
+        kept = f"the runs in {visible(str(out))} are saved"
+        print(f"depthscope: interrupted; {kept}, and the same command goes on", file=sys.stderr)
         sys.exit(INTERRUPTED)  # past the line that the program itself would print
 
     from depthscope.training.comparison_results import curves, summarise
@@ -234,5 +236,5 @@ def _show_plan(cells: list[Cell], launch: Launch, as_json: bool) -> None:
         print(json.dumps({"runs": {cell.name: cell.config.as_json() for cell in cells}}))
         return
     for cell in cells:
-        print(launch.run_folder(cell))
+        print(visible(str(launch.run_folder(cell))))
     print(f"{len(cells)} runs; nothing was trained")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
+import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
+# num_hidden_layers, encoder_layers, n_layer, and not layer_norm_eps
+_COUNTS_LAYERS = re.compile(r"layers$|(?:^|_)n(?:um)?_layer$")
 _DEEP = 256  # layers: fewer are built on the meta device in no time
 
 
@@ -15,15 +17,17 @@ def require_depth(raw: Any, name: str) -> None:
     """Refuses a configuration file with more layers than this machine can hold, whatever their width."""
     from depthscope.machine import require_memory
 
-    depth = max(_layers_in_file(raw), default=0)
+    depth = max(_layers_in_file(raw, name), default=0)
     require_memory(0, what=f"{name} with {depth} layers", blocks=depth)
 
 
-def _layers_in_file(raw: Any) -> Iterator[int]:
+def _layers_in_file(raw: Any, owner: str) -> Iterator[int]:
     for name, value in raw.items() if isinstance(raw, dict) else ():
-        if type(value) in (int, float) and "layer" in name:
-            yield int(value) if math.isfinite(value) else sys.maxsize
-        yield from _layers_in_file(value)
+        if type(value) in (int, float) and _COUNTS_LAYERS.search(name):
+            if not math.isfinite(value):
+                raise ValueError(f"expected a number of layers as {name} of {owner}, got {value}")
+            yield int(value)
+        yield from _layers_in_file(value, owner)
 
 
 def size_of(config: Any, build: Callable[[Any], Any], name: str) -> tuple[int, int]:
@@ -47,7 +51,7 @@ def size_of(config: Any, build: Callable[[Any], Any], name: str) -> tuple[int, i
 def _layers(config: Any) -> Iterator[tuple[Any, str, int]]:
     """Every number of layers in a configuration and in those inside it: where it stands, its name, the number."""
     for name, value in vars(config).items():
-        if type(value) is int and "layer" in name:
+        if type(value) is int and _COUNTS_LAYERS.search(name):
             yield config, name, value
         elif hasattr(value, "model_type"):
             yield from _layers(value)

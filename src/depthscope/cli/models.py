@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.folders import folder as expanded
+from depthscope.cli.folders import expanded
 from depthscope.cli.options import WeightOptions
 from depthscope.extras import MissingExtra, require
 from depthscope.files import read_json

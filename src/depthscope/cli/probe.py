@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from depthscope.cli.options import (
     left_out_parts,
 )
 from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where
-from depthscope.files import write_whole
+from depthscope.files import write_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,12 +172,20 @@ def _run(
 
 
 def _save(profile: Profile, skipped: pd.DataFrame | None, folder: Path) -> None:
-    """The profile first: a picture that fails must not cost it."""
+    """All files or, on a full disk, none; a picture that cannot be drawn does not cost the profile."""
     from depthscope.diagnosis import reference_for
+    from depthscope.probing.saved import MADE_OF_A_PROFILE, writers
 
-    profile.save(folder)
+    *tables, about = writers(profile.frame, profile.sinks, profile.metadata).items()
+    made: dict[str, Callable[[Path], object]] = {
+        "profile.png": lambda path: profile.plot(reference=reference_for(profile)).savefig(path, dpi=160)
+    }
     if skipped is not None:
-        write_whole(folder / "skip_loss.csv", lambda path: skipped.to_csv(path, index=False))
-    write_whole(
-        folder / "profile.png", lambda path: profile.plot(reference=reference_for(profile)).savefig(path, dpi=160)
-    )
+        made["skip_loss.csv"] = lambda path: skipped.to_csv(path, index=False)
+    try:
+        write_folder(folder, dict([*tables, *made.items(), about]), obsolete=MADE_OF_A_PROFILE)
+    except OSError:
+        raise
+    except Exception:
+        profile.save(folder)
+        raise

@@ -16,7 +16,7 @@ from depthscope.cli.folders import data as data_folder
 from depthscope.cli.folders import folder
 from depthscope.extras import require
 from depthscope.files import require_writable
-from depthscope.naming import unknown_name
+from depthscope.naming import unknown_name, visible
 from depthscope.progress import Share, bar
 from depthscope.studies import STUDIES
 
@@ -78,7 +78,7 @@ def reproduce(
             if not as_json:
                 _show(console, study.name, found[study.name])
     except KeyboardInterrupt:
-        there = f"{len(found)} of {len(chosen)} studies are in {place}"
+        there = f"{len(found)} of {len(chosen)} studies are in {visible(str(place))}"
         print(f"depthscope: interrupted; {there}, and the same command goes on from there", file=sys.stderr)
         sys.exit(INTERRUPTED)  # past the line that the program itself would print
     kept = "a folder per study with data, figure, config and claims"

@@ -26,6 +26,7 @@ from depthscope.cli.settings import (
     setting,
 )
 from depthscope.files import require_writable
+from depthscope.naming import visible
 from depthscope.training.config import TrainingConfig, field_help
 from depthscope.training.recipes import RECIPES
 from depthscope.training.run import NonFiniteLoss, Run
@@ -115,7 +116,7 @@ def _run(
         outcome = train(task, config, run, display=display)
     except NonFiniteLoss as error:
         if main:
-            print("depthscope:", error, file=sys.stderr)
+            print("depthscope:", visible(str(error)), file=sys.stderr)
         raise typer.Exit(FAILED) from None
     if main:
         _show_outcome(outcome)
@@ -137,15 +138,16 @@ def _place_among_processes() -> tuple[int, int]:
 
 
 def _show_outcome(outcome: Outcome) -> None:
+    place = visible(str(outcome.checkpoint))
     if outcome.signal is not None:
         print(
-            f"depthscope: stopped at step {outcome.step} of {outcome.total_steps}, saved in {outcome.checkpoint}; "
+            f"depthscope: stopped at step {outcome.step} of {outcome.total_steps}, saved in {place}; "
             "the same command with --resume goes on",
             file=sys.stderr,
         )
         return
     numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in outcome.metrics.items())
-    print(f"done: {outcome.step} steps, {numbers}; {outcome.checkpoint}")
+    print(f"done: {outcome.step} steps, {numbers}; {place}")
 
 
 def _show_estimate(config: TrainingConfig, run: Run, processes: int, data: str | None, allow_incomplete: bool) -> None:

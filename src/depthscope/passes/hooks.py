@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, Path, Side
+from depthscope.passes.by_thread import ByThread
 from depthscope.passes.caches import settle
 from depthscope.passes.running import Pass
 from depthscope.passes.tokens import edit_tokens, tokens_at
@@ -51,6 +52,12 @@ class Hook:
         RemovableHandle.next_id = max(RemovableHandle.next_id, self.key + 1)
 
 
+class Carried(ByThread):
+    """What was added to the copy that runs in this thread, until it has reached the end of the block."""
+
+    difference: Tensor | None = None
+
+
 class TokenHook(Hook):
     """A site of the kind *change*: exchanges the tokens that go into a module or come out of it.
 
@@ -62,7 +69,7 @@ class TokenHook(Hook):
     path: Path | None = None  # to the tokens, as in a `Spot`
     added_to: Path | None = None
     is_copy: bool = False
-    difference: Tensor | None = None  # of the copy that runs, until it has reached the end of the block
+    carried: Carried  # of a copy
 
     def change(self, tokens: Tensor) -> Tensor:
         """The new tokens, in the layout of the model."""
@@ -72,9 +79,6 @@ class TokenHook(Hook):
         """The new tokens, and what was added to the old ones; a hook that knows it exactly says it itself."""
         new = self.change(tokens)
         return new, new - tokens
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"difference": None}
 
     def __call__(self, module: nn.Module, args: Any, last: Any) -> Any:
         if self.added_to is not None:
@@ -90,7 +94,7 @@ class TokenHook(Hook):
     def _edit(self, tokens: Tensor) -> Tensor:
         if not self.is_copy:
             return self.change(tokens)
-        new, self.difference = self.changed_and_difference(tokens)
+        new, self.carried.difference = self.changed_and_difference(tokens)
         return new
 
 
@@ -102,10 +106,10 @@ class CarriedChange(TokenHook):
         self.side = side
 
     def change(self, tokens: Tensor) -> Tensor:
-        difference = self.first.difference
+        difference = self.first.carried.difference
         assert difference is not None
         if self.side == "out":  # the end of the block
-            self.first.difference = None
+            self.first.carried.difference = None
         return tokens + difference.reshape(tokens.shape)
 
 
@@ -121,12 +125,13 @@ class PassEntry(Hook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         running = self.running
         if not torch.compiler.is_compiling():
-            if running.calls == 1 and not running.block:
+            now = running.now
+            if now.calls == 1 and not now.block:
                 raise ValueError(
                     f"{self.first_block!r} and the other blocks were not called in the pass before this one, so that "
                     "what was put into them does nothing: depthscope.remove(model), and name what is called by blocks="
                 )
-            running.calls = min(running.calls + 1, 2)
+            now.calls = min(now.calls + 1, 2)
             running.see_ids(args, kwargs)
         running.begin()
 
@@ -184,9 +189,10 @@ class LastBlockExit(Hook):
         self.running = running
 
     def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
-        if self.running.cache is not None:
-            settle(self.running.cache)
-            self.running.cache = None
+        now = self.running.now
+        if now.cache is not None:
+            settle(now.cache)
+            now.cache = None
 
 
 def hang(module: nn.Module, hook: Hook, side: Side) -> None:
@@ -226,7 +232,7 @@ def change_trunk(block: BlockAnatomy, station: str, hook: TokenHook) -> None:
         if after.module is not spot.module:
             hang(after.module, CarriedChange(hook, "in"), "in")
         hang(block.module, CarriedChange(hook, "out"), "out")
-        hook.is_copy = True
+        hook.is_copy, hook.carried = True, Carried()
 
 
 def install(model: nn.Module, anatomy: Anatomy) -> Pass:

@@ -25,6 +25,7 @@ from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
 from depthscope.measures import DenseAttention
 from depthscope.naming import unknown_name
 from depthscope.passes.attention import AttentionListener, Head
+from depthscope.passes.by_thread import ByThread
 from depthscope.passes.hooks import cache_places, reads_copy, refuse_copy
 from depthscope.passes.running import Pass
 from depthscope.passes.tokens import edit_tokens, tokens_at
@@ -231,20 +232,20 @@ class Machine:
 
     def _runs(self, block: BlockAnatomy) -> bool:
         """Whether the block is the one that is running: its parts may belong to other blocks too, or run alone."""
-        return id(block.module) not in _REPEATED and self.visit is not None and self.visit.block is block
+        return id(block.module) not in _REPEATED.blocks and self.visit is not None and self.visit.block is block
 
     def _begin_block(self, block: BlockAnatomy, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if id(block.module) in _REPEATED:
+        if id(block.module) in _REPEATED.blocks:
             return
         path = block.spots["input"].path if "input" in block.spots else None
         self.running.enter(block.name, place, block.module, args, kwargs, path)
-        tokens, shape = tokens_at((args, kwargs), path), self.running.shape
+        tokens, shape = tokens_at((args, kwargs), path), self.running.now.shape
         assert tokens is not None
         assert shape is not None
         self.blocks_run += 1
         again = partial(self._run_again, block, args, kwargs)
         part = self._name_of_part(block.part)
-        self.visit = Visit(self.blocks_run, block, self.running.real, shape, tokens, again, part)
+        self.visit = Visit(self.blocks_run, block, self.running.now.real, shape, tokens, again, part)
         self._given = (args, kwargs)
 
     def _name_of_part(self, part: str) -> str:
@@ -254,7 +255,7 @@ class Machine:
         return part if times == 1 else f"{part} ({times})"
 
     def _end_block(self, block: BlockAnatomy, _output: Any) -> None:
-        if id(block.module) in _REPEATED:
+        if id(block.module) in _REPEATED.blocks:
             return
         if self.visit is not None and self.on_block_end is not None:
             self.on_block_end(self.visit)
@@ -266,11 +267,11 @@ class Machine:
 
         entrance, leaves = block.spots["input"], block.spots["output"]
         changed_args, changed_kwargs = edit_tokens((args, kwargs), exchanged, entrance.path)
-        _REPEATED.add(id(block.module))
+        _REPEATED.blocks.add(id(block.module))
         try:
             output = tokens_at(block.module(*changed_args, **changed_kwargs), leaves.path)
         finally:
-            _REPEATED.discard(id(block.module))
+            _REPEATED.blocks.discard(id(block.module))
         assert output is not None
         found = self.running.batch_first(output)
         return found if leaves.added_to is None else found + tokens
@@ -327,7 +328,7 @@ class Machine:
     def _is_attention(self, shape: tuple[int, ...]) -> bool:
         """Whether a softmax of this shape, (batch, h, n, m), is over the tokens of the running block."""
         visit = self.visit
-        if visit is None or id(visit.block.module) in _REPEATED or len(shape) != 4:
+        if visit is None or id(visit.block.module) in _REPEATED.blocks or len(shape) != 4:
             return False
         batch, n = visit.shape[:2] if self.running.token_axis == 1 else (visit.shape[1], visit.shape[0])
         if len(visit.shape) == 4:  # a map (batch, height, width, d)
@@ -348,7 +349,14 @@ class Machine:
         site.hear(self.visit, self.inside or "attention", heads, values)
 
 
-_REPEATED: set[int] = set()  # modules of blocks that run again for `Visit.again`: no machine hears them
+class _Repeated(ByThread):
+    """Blocks that run again in this thread, for `Visit.again`: no machine hears them."""
+
+    def __init__(self) -> None:
+        self.blocks: set[int] = set()  # the `id` of their modules
+
+
+_REPEATED = _Repeated()
 
 
 def _stations_of(site: Listen | Change) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.passes.by_thread import ByThread
 from depthscope.passes.mask_names import Names, is_cross, is_padding, looks_like_a_mask, meant_for, side_of
 
 LARGE = 100.0  # of what is added to scores: Swin takes −100, BERT −10 000, others the largest number there is
@@ -36,6 +37,14 @@ class Level(NamedTuple):
 
     path: str
     names: Names
+
+
+class Seen(ByThread):
+    """The masks of the pass that runs in this thread."""
+
+    def __init__(self) -> None:
+        self.masks: dict[str, dict[str, Tensor | None]] = {}  # by the path of the module that was given them
+        self.readable: dict[int, bool] = {}  # by the id of a tensor
 
 
 class MaskFinder:
@@ -59,8 +68,7 @@ class MaskFinder:
         self._blocks = {path for path, module in modules.items() if id(module) in blocks}
         self._strangers = {path for path, module in modules.items() if not _has_contract(module)}
         self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
-        self._current: dict[str, dict[str, Tensor | None]] = {}
-        self._readable: dict[int, bool] = {}  # by the id of a tensor of this pass
+        self._seen = Seen()
 
     # --- before a pass --------------------------------------------------------------------------------
 
@@ -94,8 +102,8 @@ class MaskFinder:
     # --- during a pass --------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self._current.clear()
-        self._readable.clear()
+        self._seen.masks.clear()
+        self._seen.readable.clear()
 
     def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One of the modules around the blocks is called."""
@@ -112,7 +120,7 @@ class MaskFinder:
         for name, value in named.items():  # what a forward with **kwargs passes on, or a dictionary of inputs holds
             if name not in positions and isinstance(name, str) and self._is_asked_for(name):
                 given[name] = value
-        self._current[path] = {name: v for name, v in given.items() if v is None or isinstance(v, Tensor)}
+        self._seen.masks[path] = {name: v for name, v in given.items() if v is None or isinstance(v, Tensor)}
 
     def real(self, block: str, batch: int, n: int, *, past: int = 0) -> Tensor | None:
         """True for real tokens, (batch, n), or (batch, past + n) if it covers cached tokens too; None if all are."""
@@ -136,7 +144,7 @@ class MaskFinder:
         found: list[Given] = []
         settled: set[str] = set()  # names of which a module further inside was told that there is none
         for path, names in self._levels[block]:
-            given = self._current.get(path, {})
+            given = self._seen.masks.get(path, {})
             nothing_else = all(value is None or is_cross(name) for name, value in given.items())
             for name, value in given.items():
                 if value is None:
@@ -157,9 +165,9 @@ class MaskFinder:
             # One row of numbers per sequence is multiplied with what is seen, or added to it: 0 or −∞ is hidden.
             return _is_row(value) and value.dtype != torch.bool and not side_of(name) and "pad" not in name
         if value.ndim == 2 and value.is_floating_point() and not torch.compiler.is_compiling():
-            if id(value) not in self._readable:
-                self._readable[id(value)] = _is_readable(mask)
-            if not self._readable[id(value)]:
+            if id(value) not in self._seen.readable:
+                self._seen.readable[id(value)] = _is_readable(mask)
+            if not self._seen.readable[id(value)]:
                 self.unused.add(name)
                 return False
         if not path and value.ndim > 2 and not _is_row(value):
@@ -186,7 +194,7 @@ class MaskFinder:
             name, value = "mask=", self.told
         else:
             is_padding = str(self.told).startswith("~")
-            given = [self._current.get(path, {}).get(name) for path, _ in reversed(self._levels[block])]
+            given = [self._seen.masks.get(path, {}).get(name) for path, _ in reversed(self._levels[block])]
             masks = [value for value in given if value is not None]
             if not masks:
                 raise ValueError(f"mask={self.told!r}: no module around {block!r} was given an argument {name!r}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -63,7 +65,11 @@ class _Before:
         self.remembers = False
 
     def wait_for_turn(self) -> None:
-        """One thread measures at a time, in the order in which they came; an interrupt could leave a lock locked."""
+        """One thread measures at a time, in the order in which they came; an interrupt could leave a lock locked.
+
+        A thread that measures may take as long as it computes. If it stands still, waiting in its turn for something
+        (a hook of its model may have begun this very thread, and wait for its end), neither would ever go on.
+        """
         _MEASURING.append(self)
         earlier = _MEASURING[: _MEASURING.index(self)]
         mine = set(map(id, self.modules))
@@ -74,7 +80,16 @@ class _Before:
                     f"this {type(self.model).__name__} is being measured already, {where}: "
                     "measure it afterwards, or measure a copy.deepcopy of it"
                 )
-        while _MEASURING[0].thread != self.thread:
+        place, since = None, 0.0
+        while (first := _MEASURING[0]).thread != self.thread:
+            if (now_at := _waits_at(first.thread)) is None or now_at != place:
+                place, since = now_at, time.monotonic()
+            elif time.monotonic() - since > PATIENCE:
+                raise ValueError(
+                    f"a {type(first.model).__name__} is being measured in another thread, which has waited for "
+                    f"something for {PATIENCE} seconds and keeps this {type(self.model).__name__} from being measured: "
+                    "does a hook of it wait for this thread? Measure from one thread, or one after the other"
+                )
             time.sleep(0.005)
 
     def remember_what_is_global(self) -> None:
@@ -88,15 +103,10 @@ class _Before:
 
     def restore(self) -> None:
         if self.remembers:
-            torch.set_grad_enabled(self.gradients)
+            if self.thread == threading.get_ident():
+                self._restore_what_is_this_thread_s()
             torch.backends.mha.set_fastpath_enabled(self.fast_path)
-            while len(_get_current_function_mode_stack()) > self.modes:
-                _pop_mode()
             F.scaled_dot_product_attention, F.softmax = self.functions  # type: ignore[assignment]
-            torch.set_rng_state(self.random[0])
-            torch.cuda.set_rng_state_all(self.random[1])
-            random.setstate(self.other_random[0])
-            np.random.set_state(self.other_random[1])  # noqa: NPY002
             for module, implementation in self.compiled:
                 module._compiled_call_impl = implementation
             for module in self.training:
@@ -106,8 +116,39 @@ class _Before:
         if self in _MEASURING:
             _MEASURING.remove(self)
 
+    def _restore_what_is_this_thread_s(self) -> None:
+        """And the random state, which a process that was forked must not ask for: its locks may be locked for ever."""
+        torch.set_grad_enabled(self.gradients)
+        while len(_get_current_function_mode_stack()) > self.modes:
+            _pop_mode()
+        torch.set_rng_state(self.random[0])
+        torch.cuda.set_rng_state_all(self.random[1])
+        random.setstate(self.other_random[0])
+        np.random.set_state(self.other_random[1])  # noqa: NPY002
 
+
+PATIENCE = 60  # seconds that one who measures may stand still while another waits for it
 _MEASURING: list[_Before] = []  # those of the first one's thread measure; one more if a hook measures another model
+
+
+def _waits_at(thread: int) -> tuple[int, int] | None:
+    """Where a thread waits for another one: which frame, and where in it. None if it computes."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return (0, 0)  # it has ended, and its measurement has not
+    if frame.f_code.co_filename != threading.__file__:
+        return None
+    return id(frame), frame.f_lasti
+
+
+def _end_what_other_threads_measured() -> None:
+    """In a process that was forked: the one thread that it has is the only one that can measure."""
+    for other in [other for other in _MEASURING if other.thread != threading.get_ident()]:
+        other.restore()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_end_what_other_threads_measured)
 
 
 def full_precision(tokens: Tensor) -> AbstractContextManager[object]:

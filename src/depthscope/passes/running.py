@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, Path
+from depthscope.passes.by_thread import ByThread
 from depthscope.passes.caches import cache_in, past_length
 from depthscope.passes.masks import MaskFinder
 from depthscope.passes.tokens import as_given, batch_first, count_ways, distinct, floating_in, refuse_spread, tokens_at
@@ -22,19 +23,10 @@ from depthscope.passes.tokens import as_given, batch_first, count_ways, distinct
 REMEMBERED = 256  # passes whose masks are kept for activation checkpointing
 
 
-class Pass:
-    """The pass that is running. It holds names and numbers only, and no tensor of it is copied or pickled."""
+class Now(ByThread):
+    """The pass that runs in this thread."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy):
-        self.masks = MaskFinder(model, anatomy)
-        self.token_axis = anatomy.token_axis  # of the block that runs
-        self.maps, self.guessed = anatomy.maps, anatomy.guessed
-        self._axes = {block.name: anatomy.axis_of(block) for block in anatomy.blocks}
-        self._causal_arguments = {block.name: dict(block.causal_arguments) for block in anatomy.blocks}
-        self._warned = False
-        self._forget()
-
-    def _forget(self) -> None:
+    def __init__(self) -> None:
         self.calls = 0  # of the model, counted up to 2
         self.block = ""  # the name of the block that began last, in this pass
         self.real: Tensor | None = None  # (batch, n) true for real tokens; None: all are
@@ -43,36 +35,49 @@ class Pass:
         self.bidirectional: bool | None = None  # what this call says; None: the call says nothing
         self.cache: Any = None  # keys and values of earlier tokens
         self.past = 0  # how many tokens are in the cache
-        self._entered: tuple[weakref.ref[Tensor], int] | None = None  # what the block before was given, and its version
-        self._given: list[weakref.ref[Tensor]] = []  # to the block before, where several tensors could be its tokens
-        self._ids: tuple[int, ...] | None = None  # the shape of the ids that the model is called with
-        self._passed: tuple[Tensor, Tensor | None] | None = None  # in the first pass: what entered and left a block
-        self.masks.begin()
-        # Activation checkpointing runs a block again during the backward pass, when another pass may have been here:
-        # the processed mask that the block is given, the same memory both times, leads to the mask of its pass.
+        self.entered: tuple[weakref.ref[Tensor], int] | None = None  # what the block before was given, and its version
+        self.given: list[weakref.ref[Tensor]] = []  # to the block before, where several tensors could be its tokens
+        self.ids: tuple[int, ...] | None = None  # the shape of the ids that the model is called with
+        self.passed: tuple[Tensor, Tensor | None] | None = None  # in the first pass: what entered and left a block
+
+
+class Pass:
+    """The pass that is running: what is known of the model, and `now`, which every thread has for itself.
+
+    It holds names and numbers only, and no tensor of it is copied or pickled.
+    """
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy):
+        self.masks = MaskFinder(model, anatomy)
+        self.now = Now()
+        self.maps, self.guessed = anatomy.maps, anatomy.guessed
+        self._token_axis = anatomy.token_axis
+        self._axes = {block.name: anatomy.axis_of(block) for block in anatomy.blocks}
+        self._causal_arguments = {block.name: dict(block.causal_arguments) for block in anatomy.blocks}
+        self._warned = False
+        # Activation checkpointing runs a block again during the backward pass, when another pass may have been here,
+        # and maybe in a thread of autograd's own: the processed mask that the block is given, the same memory both
+        # times, leads to the mask of its pass. All threads share it, as memory is shared.
         self._by_processed: OrderedDict[int, Tensor | None] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = self.__dict__.copy()
-        running = ("calls", "block", "real", "position", "shape", "bidirectional", "cache", "past")
-        for name in (*running, "_entered", "_given", "_ids", "_passed", "_by_processed"):
-            kept.pop(name)
-        return kept
+        return self.__dict__ | {"_by_processed": OrderedDict()}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+    @property
+    def token_axis(self) -> int:
+        """Of the block that runs."""
+        return self._axes.get(self.now.block, self._token_axis)
 
     def begin(self) -> None:
         """The model is called: masks of an earlier pass count no longer, and no block has run yet."""
         self.masks.begin()
-        self.block = ""
-        self._given, self._entered, self._passed = [], None, None
+        self.now.block = ""
+        self.now.given, self.now.entered, self.now.passed = [], None, None
 
     def see_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is called with these: ids (batch, n) tell where the tokens of blocks that were guessed stand."""
         ids = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim == 2 and v.dtype == torch.long]
-        self._ids = tuple(ids[0].shape) if ids else None
+        self.now.ids = tuple(ids[0].shape) if ids else None
 
     def enter(
         self,
@@ -97,21 +102,22 @@ class Pass:
         if self.guessed and not torch.compiler.is_compiling() and not recomputed:
             self._refuse_turned(block, tokens)
             self._refuse_branch(block, tokens)
-        self.cache = cache_in(args, kwargs)
-        self.past = past_length(self.cache, index, self.past if self.block else None)
-        self.block, self.shape, self.token_axis = block, tokens.shape, self._axes[block]
-        self.bidirectional = _says_bidirectional(self._causal_arguments[block], args, kwargs)
+        now = self.now
+        now.cache = cache_in(args, kwargs)
+        now.past = past_length(now.cache, index, now.past if now.block else None)
+        now.block, now.shape = block, tokens.shape
+        now.bidirectional = _says_bidirectional(self._causal_arguments[block], args, kwargs)
         batch, n = self.batch_first(tokens).shape[:2]
-        self.real = self.masks.real(block, batch, n, past=self.past)
+        now.real = self.masks.real(block, batch, n, past=now.past)
         if not torch.compiler.is_compiling():
             self._recognise_pass(next((v for v in values if isinstance(v, Tensor) and v.ndim == 4), None), recomputed)
-        self.position = None
-        if self.real is not None:
-            counted = self.real.long().cumsum(dim=-1)[:, -n:] - 1
-            self.position = counted if self.real.shape[1] > n else counted + self.past
-            self.real = self.real[:, -n:]
-        elif self.past:
-            self.position = torch.arange(self.past, self.past + n, device=tokens.device).expand(batch, n)
+        now.position = None
+        if now.real is not None:
+            counted = now.real.long().cumsum(dim=-1)[:, -n:] - 1
+            now.position = counted if now.real.shape[1] > n else counted + now.past
+            now.real = now.real[:, -n:]
+        elif now.past:
+            now.position = torch.arange(now.past, now.past + n, device=tokens.device).expand(batch, n)
 
     def leave(self, block: str, entrance: Path | None, leaves: Path | None, given: Any, returned: Any) -> None:
         """A block of no known family has run: refuses one that returns another shape than it was given."""
@@ -129,19 +135,19 @@ class Pass:
 
     def _refuse_turned(self, block: str, tokens: Tensor) -> None:
         """Nobody has looked where the tokens stand, and ids (batch, n) say that they stand on the first axis."""
-        shape = tuple(tokens.shape)
-        if self._ids is None or self._axes[block] == 0 or len(shape) != 3:
+        shape, ids = tuple(tokens.shape), self.now.ids
+        if ids is None or self._axes[block] == 0 or len(shape) != 3:
             return
-        if shape[:2] == self._ids[::-1] != self._ids:
+        if shape[:2] == ids[::-1] != ids:
             raise ValueError(
-                f"ids are {self._ids}, and the tokens that enter {block!r} {shape}, as if the batch came second: say "
+                f"ids are {ids}, and the tokens that enter {block!r} {shape}, as if the batch came second: say "
                 "token_axis=0, or pass inputs= to apply"
             )
 
     def _refuse_branch(self, block: str, tokens: Tensor) -> None:
         """In the first pass: what a block returns must not be added to what it was given, outside the block."""
-        entered, left = self._passed or (None, None)
-        self._passed = (tokens.detach(), None) if self.calls <= 1 else None
+        entered, left = self.now.passed or (None, None)
+        self.now.passed = (tokens.detach(), None) if self.now.calls <= 1 else None
         if entered is None or left is None or not tokens.shape == entered.shape == left.shape:
             return
         with torch.no_grad():
@@ -153,8 +159,8 @@ class Pass:
 
     def see_left(self, tokens: Tensor | None) -> None:
         """What leaves a block that was guessed, behind all remedies."""
-        if self._passed is not None and tokens is not None:
-            self._passed = self._passed[0], tokens.detach()
+        if self.now.passed is not None and tokens is not None:
+            self.now.passed = self.now.passed[0], tokens.detach()
 
     def _refuse_guess(self, block: str, before: Tensor, given: Any, returned: Any) -> None:
         """Several tensors could be the tokens. What every block is given unchanged is not."""
@@ -162,7 +168,7 @@ class Pass:
         left = [tensor.shape for tensor in distinct(tensor for _, tensor in floating_in(returned))]
         ways = count_ways([tensor.shape for tensor in entered], left)
         if ways > 1 and not torch.compiler.is_compiling():
-            known, self._given = self._given, [weakref.ref(tensor) for tensor in entered]
+            known, self.now.given = self.now.given, [weakref.ref(tensor) for tensor in entered]
             new = [tensor for tensor in entered if not any(tensor is ref() for ref in known)]
             if not known or any(before is tensor for tensor in new):
                 ways = count_ways([tensor.shape for tensor in (new if known else [before])], left)
@@ -175,28 +181,28 @@ class Pass:
     def _refuse_side_by_side(self, block: str, before: Tensor, after: Tensor) -> None:
         """The same tokens have entered the block before, and it has made others of them: these blocks are no chain."""
         entered = None if before.is_inference() else (weakref.ref(before), before._version)
-        if self._entered is not None and self._entered[0]() is before and self._entered == entered:
+        if self.now.entered is not None and self.now.entered[0]() is before and self.now.entered == entered:
             raise ValueError(
                 f"{block!r} is given the same tokens as the block before it, and not what that one returned: these are "
                 "no blocks that follow each other; depthscope.remove(model), and name the blocks with blocks="
             )
-        self._entered = entered if after is not before else None
+        self.now.entered = entered if after is not before else None
 
     def _recognise_pass(self, processed: Tensor | None, recomputed: bool) -> None:
         if processed is None:
             return
         key = processed.data_ptr()
         if not recomputed:
-            self._by_processed[key] = self.real
-            self._by_processed.move_to_end(key)
+            self._by_processed.pop(key, None)  # the newest stands last
+            self._by_processed[key] = self.now.real
             if len(self._by_processed) > REMEMBERED:
                 self._by_processed.popitem(last=False)
-        elif self.real is None:  # else the block itself is given the mask
+        elif self.now.real is None:  # else the block itself is given the mask
             if key not in self._by_processed:
                 raise ValueError(
                     f"more than {REMEMBERED} checkpointed passes before a backward pass: their masks are forgotten"
                 )
-            self.real = self._by_processed[key]
+            self.now.real = self._by_processed[key]
 
     def warn_of_masks(self) -> None:
         """Once: arguments that look like masks and are not understood."""
@@ -213,10 +219,10 @@ class Pass:
 
     def batch_first(self, tokens: Tensor) -> Tensor:
         """(batch, n, d), whatever the model's layout."""
-        found = batch_first(tokens, self.token_axis, self.shape, self.maps)
+        found = batch_first(tokens, self.token_axis, self.now.shape, self.maps)
         if found is None or found.is_nested:
             raise ValueError(
-                f"expected tokens (batch, n, d) in {self.block!r}, got shape {tuple(tokens.shape)}; "
+                f"expected tokens (batch, n, d) in {self.now.block!r}, got shape {tuple(tokens.shape)}; "
                 "name the blocks that pass tokens with blocks='path.to.layers.*'"
             )
         return found

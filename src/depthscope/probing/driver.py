@@ -233,7 +233,7 @@ class _Passes:
             begins = visit.number == 1 or visit.part != self._running
             self._running = visit.part
             self.batch_size = max(self.batch_size, tokens.shape[0])
-            self.past = max(self.past, self.machine.running.past)
+            self.past = max(self.past, self.machine.running.now.past)
             self.is_masked |= visit.real is not None
             if visit.real is not None and not bool(visit.real.any()):
                 raise ValueError(

@@ -205,7 +205,7 @@ class RefusePairs(Hook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(self.names, args, strict=False)) | kwargs
         if (why := self._why_not(given)) is not None:
-            self.running.calls = 0  # a pass that is refused says nothing about the blocks
+            self.running.now.calls = 0  # a pass that is refused says nothing about the blocks
             raise ValueError(why)
 
     def _why_not(self, given: dict[str, Any]) -> str | None:

@@ -292,21 +292,21 @@ class SubtractMean(TokenHook):
         return self.running.as_given(x - shift, tokens), self.running.as_given((-shift).expand_as(x), tokens)
 
     def _shift(self, x: Tensor) -> Tensor:
-        running, remedy = self.running, self.remedy
+        now, remedy = self.running.now, self.remedy
         mean = self._mean_of_this_call()
-        counted = _without(remedy.skip_in_mean, x, running.real, running.position)
-        touched = _without(remedy.leave_alone, x, running.real, running.position)
-        if isinstance(mean, Full) or running.cache is None:
+        counted = _without(remedy.skip_in_mean, x, now.real, now.position)
+        touched = _without(remedy.leave_alone, x, now.real, now.position)
+        if isinstance(mean, Full) or now.cache is None:
             return _shift(x, self.tau(), mean.mean(x, counted), touched)
         site = (self.block, self.station)
-        before = recall(running.cache, site, running.past)
+        before = recall(now.cache, site, now.past)
         found, after = mean.running_mean(x, counted, before)
-        remember(running.cache, site, running.past + x.shape[1], after)
+        remember(now.cache, site, now.past + x.shape[1], after)
         return _shift(x, self.tau(), found, touched)
 
     def _mean_of_this_call(self) -> TokenMean:
         if self.mean is None:
-            return NAMED["full" if self.running.bidirectional else "prefix"]
-        if self.mean.kind == "full" and self.running.bidirectional is False and not self.remedy.allow_leak:
+            return NAMED["full" if self.running.now.bidirectional else "prefix"]
+        if self.mean.kind == "full" and self.running.now.bidirectional is False and not self.remedy.allow_leak:
             raise ValueError(f"mixing='full' with a src_mask or tgt_mask, which may be causal: {leak(self.remedy)}")
         return self.mean

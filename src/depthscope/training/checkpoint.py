@@ -11,6 +11,7 @@ used.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from depthscope.files import content_sum, read_json, sum_of, write_whole_folder
+from depthscope.files import content_sum, in_words, read_json, sum_of, write_whole_folder
 
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})")
@@ -79,8 +80,9 @@ def write_checkpoint(folder: Path, step: int, files: Files, record: Mapping[str,
         # One that is there was left by a run that went on from before it, e.g. because it is damaged.
         write_whole_folder(target, write, existing="replace", forced=True)
     except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise CheckpointNotWritten(f"could not write the checkpoint of step {step}: {place}: {reason}") from error
+        raise CheckpointNotWritten(
+            f"could not write the checkpoint of step {step}: {place}: {in_words(error)}"
+        ) from error
     _remove_others(folder, step, keep)
     return target
 
@@ -92,12 +94,26 @@ def require_finite(tensors: Mapping[str, Tensor]) -> None:
             raise NotFinite(name)
 
 
-def read_newest(folder: Path, say: Callable[[str], object]) -> Checkpoint | None:
-    """The newest whole checkpoint, or None if there never was one; `say` is told of each damaged one."""
+def refuse_obstacles(folder: Path) -> None:
+    """What stands where a checkpoint will be written would cost the work until then."""
+    for path in [folder, *checkpoints_in(folder)]:
+        if os.path.lexists(path) and not path.is_dir():
+            raise ValueError(f"expected a folder in {str(path)!r}, got a file: remove it, or choose another --out")
+
+
+def read_newest(
+    folder: Path, say: Callable[[str], object], check: Callable[[Checkpoint], object] = lambda _: None
+) -> Checkpoint | None:
+    """The newest whole checkpoint, or None if there never was one; `say` is told of each damaged one.
+
+    `check` refuses, by a ValueError, one that nobody can go on from.
+    """
     found = checkpoints_in(folder)
     for path in reversed(found):
         try:
-            return read_checkpoint(path)
+            newest = read_checkpoint(path)
+            check(newest)
+            return newest
         except ValueError as error:
             say(f"{error}; trying the one before")
     if found:
@@ -110,13 +126,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     reading = _STATE
     try:
         state = _read_state(path / _STATE)
+        if state["step"] != _step_of(path):
+            raise ValueError(f"it is of step {state['step']!r}, and its folder was renamed or copied")
         files = {}
         for reading, expected in state["files"].items():
             if (found := sum_of(path / reading)) != expected:
-                raise ValueError(f"expected {expected['bytes']} bytes of known content, got {found['bytes']} others")
+                raise ValueError(f"its {found['bytes']} bytes are not what was written")
             files[reading.removesuffix(".safetensors")] = load_file(path / reading)
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"the checkpoint {str(path)!r} is damaged: {reading}: {error}") from None
+        raise ValueError(f"the checkpoint {str(path)!r} is damaged: {reading}: {in_words(error)}") from None
     return Checkpoint(path, state["step"], files, state)
 
 
@@ -129,6 +147,8 @@ def _read_state(path: Path) -> dict[str, Any]:
         raise ValueError(f"expected format {FORMAT}, got {state['format']!r}: another version of depthscope wrote it")
     if state.pop("sha256", None) != content_sum(state):
         raise ValueError("its content is not what was written")
+    if not isinstance(state.get("files"), dict) or "step" not in state:
+        raise ValueError("it does not say its step and its files")
     return state
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol, Self
 
+from depthscope.naming import visible
 from depthscope.progress import bar
 
 
@@ -81,7 +82,7 @@ class Terminal:
         self._open.close()
 
     def say(self, message: str) -> None:
-        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(visible(message), markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, step: int, total: int) -> None:
         self._total = total

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from depthscope.files import append_line, write_whole
+from depthscope.files import append_line, require_file, write_whole
 
 METRICS = "metrics.jsonl"
 WATCHED = "token_similarity"  # of the last block's tokens, in a step that was watched
@@ -56,7 +56,7 @@ def _precedes(row: Mapping[str, Any], step: int) -> bool:
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return require_file(path).read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
 
 
 def _row(line: str) -> dict[str, Any] | None:

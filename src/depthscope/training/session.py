@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from depthscope.training.building import recorded
 from depthscope.training.checkpoint import (
     Checkpoint,
     CheckpointNotWritten,
+    Files,
     NotFinite,
     checkpoints_in,
     read_newest,
+    refuse_obstacles,
     require_finite,
     write_checkpoint,
 )
@@ -88,6 +90,9 @@ class Session:
         return {"config": recorded(self.config), "data": self.task.describe()}
 
 
+_RECORD = {"config", "data", "versions", "tied", "optimizer", "scaler", "processes", "loss since last log", "metrics"}
+
+
 def total_steps(task: Task, config: TrainingConfig) -> int:
     """`steps`, or as many as the epochs have."""
     return config.steps or config.epochs * task.steps_per_epoch
@@ -118,12 +123,13 @@ def owning(engine: Engine, run: Run) -> Iterator[None]:
 def begin(session: Session) -> None:
     """From the newest whole checkpoint if asked to continue, else from the start in an unused folder."""
     run, engine = session.run, session.engine
+    refuse_obstacles(run.checkpoints)
     there = checkpoints_in(run.checkpoints)
     if there and not run.resume:
         raise ValueError(
             f"{str(run.out)!r} has a run up to {there[-1].name}: --resume continues it, or choose another --out"
         )
-    found = read_newest(run.checkpoints, session.display.say) if run.resume else None
+    found = read_newest(run.checkpoints, session.display.say, partial(_check, session)) if run.resume else None
     if found is None:
         session.position.carries = [None] * session.config.accumulate
         if run.resume:
@@ -199,10 +205,8 @@ def _write(session: Session, carry: Mapping[str, Tensor]) -> Path:
     engine, position = session.engine, session.position
     weights, tied = model_tensors(engine.plain)
     moments, rest = optimizer_tensors(engine.optimizer)
-    named = dict(engine.plain.named_parameters())  # without buffers: a mask may well be infinite
-    require_finite({f"the weight {name}": weight for name, weight in named.items()})
-    require_finite({f"the optimizer's {name}": tensor for name, tensor in moments.items()})
-    require_finite({f"the memory {name}": tensor for name, tensor in carry.items()})
+    files = {"model": weights, "optimizer": moments, **({"carry": carry} if carry else {})}
+    _require_finite(session, files)
     record = {
         **session.description,
         "versions": session.versions,
@@ -215,8 +219,26 @@ def _write(session: Session, carry: Mapping[str, Tensor]) -> Path:
         "metrics": position.metrics,
         "logs": _log_sums(session.run),
     }
-    files = {"model": weights, "optimizer": moments, **({"carry": carry} if carry else {})}
     return write_checkpoint(session.run.checkpoints, position.step, files, record, session.run.keep)
+
+
+def _require_finite(session: Session, files: Files) -> None:
+    """Of the weights without buffers: a mask may well be infinite."""
+    buffers = {name for name, _ in session.engine.plain.named_buffers(remove_duplicate=False)}
+    weights = {name: weight for name, weight in files.get("model", {}).items() if name not in buffers}
+    require_finite({f"the weight {name}": weight for name, weight in weights.items()})
+    require_finite({f"the optimizer's {name}": tensor for name, tensor in files.get("optimizer", {}).items()})
+    require_finite({f"the memory {name}": tensor for name, tensor in files.get("carry", {}).items()})
+
+
+def _check(session: Session, found: Checkpoint) -> None:
+    """Refuses a checkpoint that was not written by `_write`, whatever its sums say."""
+    if missing := sorted(_RECORD - found.record.keys()):
+        raise ValueError(f"the checkpoint {str(found.path)!r} is damaged: its record has no {', '.join(missing)}")
+    try:
+        _require_finite(session, found.files)
+    except NotFinite as error:
+        raise ValueError(f"the checkpoint {str(found.path)!r} is damaged: {error} is not finite") from None
 
 
 def _restore(session: Session, found: Checkpoint) -> None:
