@@ -92,6 +92,14 @@ class ModelOptions:
             rich_help_panel=_PROBE,
         ),
     ] = None
+    causal: Annotated[
+        bool | None,
+        Option(
+            "--causal/--no-causal",
+            help="Whether no token sees a later one; else known of the family, or found by trying.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = None
     mask: Annotated[
         str | None,
         Option(
@@ -114,7 +122,13 @@ class ModelOptions:
     @property
     def told(self) -> Told:
         """What the user says of the model, in the words of `probe` and `apply`."""
-        return {"blocks": self.blocks, "part": self.part, "token_axis": self.token_axis, "mask": self.mask}
+        return {
+            "blocks": self.blocks,
+            "part": self.part,
+            "token_axis": self.token_axis,
+            "causal": self.causal,
+            "mask": self.mask,
+        }
 
     @property
     def loss(self) -> Literal["no", "if causal", "required"]:
