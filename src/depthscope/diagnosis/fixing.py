@@ -79,8 +79,8 @@ def fix(
 
     `fixed = depthscope.fix(model, batch); fixed.apply_to(model)` puts the remedies in to stay. `tau` puts de-escalation
     in with that strength, also against the verdict; `wishes` are the other options of `recommend` (`level`, `alpha`,
-    `at`, `mixing`), and what you may say of the model (`blocks`, `part`, `token_axis`, `causal`, `mask`). `doing(what)` is told
-    what is being done. `about` is added to the profiles' metadata.
+    `at`, `mixing`), and what you may say of the model (`blocks`, `part`, `token_axis`, `causal`, `mask`). `doing(what)`
+    is told what is being done. `about` is added to the profiles' metadata.
     """
     told: Any = {name: wishes.pop(name) for name in Told.__annotations__ if name in wishes}
     refuse_tensor(told)

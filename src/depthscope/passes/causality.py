@@ -97,9 +97,9 @@ def with_sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, again: bool 
     """The anatomy with what a batch shows of its causality, if it is one trunk and nobody has said more.
 
     What is known to be causal is believed. `again` tries also what is known not to be (somebody may have changed the
-    library's own functions), in two or three passes: it counts only if tokens are then seen to see earlier ones and not
-    all later ones. PyTorch's layers are told by each call: they are tried `again` in the same way, and found causal only
-    if the call did not say so.
+    library's own functions), in two or three passes: it counts only if tokens are then seen to see earlier ones and
+    not all later ones. PyTorch's layers are told by each call: they are tried `again` in the same way, and found causal
+    only if the call did not say so.
     """
     if anatomy.causal_by == "told" or anatomy.causal or len(anatomy.parts) > 1:
         return anatomy

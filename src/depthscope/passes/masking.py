@@ -1,7 +1,7 @@
 """Who masks the tokens of a block: whether what is known of its causality can be believed without trying.
 
-A library's layer does not know what it is given. `BertLayer` is bidirectional because `BertModel`, which calls it, makes
-such a mask; in somebody else's module the same layer may be given a causal one. So "not causal" is believed only
+A library's layer does not know what it is given. `BertLayer` is bidirectional because `BertModel`, which calls it,
+makes such a mask; in somebody else's module the same layer may be given a causal one. So "not causal" is believed only
 of a block that is reached from a whole model of its library through the library's own modules, all of them as the
 library wrote them: no forward of its own on an instance, no hook of somebody else's. "Causal" is always believed.
 """
@@ -24,27 +24,30 @@ WHOLE = "save_pretrained"  # what a whole model of transformers has, and its enc
 
 
 def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
-    """The anatomy with "not causal" taken back to "not known" where somebody else may mask the tokens.
+    """The anatomy with "not causal" taken back to "not known" in the parts where somebody else may mask the tokens.
 
     The same holds for PyTorch's layers, whose calls say whether they are causal: not if something stands between the
     call and the attention.
     """
     if anatomy.family == "unknown":
         return anatomy
-    blocks = tuple(_believed(model, anatomy, block) for block in anatomy.blocks)
-    doubted = anatomy.causal is False and any(block.causal is None for block in blocks)
-    return replace(anatomy, blocks=blocks, causal=None if doubted else anatomy.causal)
+    doubted = {block.part for block in anatomy.blocks if _is_doubted(model, anatomy, block)}
+    blocks = tuple(_in_doubt(block) if block.part in doubted else block for block in anatomy.blocks)
+    if anatomy.causal is not False or not doubted:
+        return replace(anatomy, blocks=blocks)
+    believed_parts = (b if b.part in doubted or b.causal is not None else replace(b, causal=False) for b in blocks)
+    return replace(anatomy, blocks=tuple(believed_parts), causal=None)
 
 
-def _believed(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> BlockAnatomy:
+def _is_doubted(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> bool:
     if block.causal_arguments:
-        inside = list(_down_to_attention(block))[1:]
-        as_written = not _has_own_forward(block.module) and all(map(_is_as_written, inside))
-        return block if as_written else replace(block, causal_arguments={})
+        return _has_own_forward(block.module) or not all(map(_is_as_written, list(_down_to_attention(block))[1:]))
     causal = anatomy.causal if block.causal is None else block.causal
-    if causal is False:
-        return replace(block, causal=False if _makes_its_masks(model, anatomy, block) else None)
-    return block
+    return causal is False and not _makes_its_masks(model, anatomy, block)
+
+
+def _in_doubt(block: BlockAnatomy) -> BlockAnatomy:
+    return replace(block, causal_arguments={}, causal=True if block.causal else None)
 
 
 def entrance_of(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> nn.Module | None:

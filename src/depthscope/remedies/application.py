@@ -47,9 +47,10 @@ def apply(
 
     `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles what the blocks of a model of no
     known family are, and whether a model is causal. What you may say of the model (`told`): `causal` wins over all that
-    is known or tried; `blocks` names the blocks of a model of no known family ("encoder.layer.*"); `token_axis=0` says that its activations are (n, batch, d) and
-    not (batch, n, d), and with `inputs` that is found out; `mask` names the argument that is true for real tokens
-    ("~name": for padding); `part` puts the remedies into one part of a model with several ("encoder", "decoder", …).
+    is known or tried; `blocks` names the blocks of a model of no known family ("encoder.layer.*"); `token_axis=0` says
+    that its activations are (n, batch, d) and not (batch, n, d), and with `inputs` that is found out; `mask` names the
+    argument that is true for real tokens ("~name": for padding); `part` puts the remedies into one part of a model with
+    several ("encoder", "decoder", …).
     Without `part` all parts have them, each with the mean that its own causality allows; `blocks` and the remedy's own
     `blocks` choose too, and a warning says what is covered.
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,

@@ -130,9 +130,9 @@ def recommend(
     say of the model, as for `apply` (`blocks`, `part`, `token_axis`, `causal`, `mask`). Whether the model is causal is
     tried, and what is found stands in the recommended line.
 
-    Costs eight to fourteen forward passes, and up to four forward and back to find α. A statement about random weights: in
-    trained ones W aligns with the mean, and ρ and c say what these blocks do, not what training with the remedy will
-    lead to. With a causal mean the threshold lies a little higher (.30–.35 where the full mean has .29).
+    Costs eight to fourteen forward passes, and up to four forward and back to find α. A statement about random
+    weights: in trained ones W aligns with the mean, and ρ and c say what these blocks do, not what training with the
+    remedy will lead to. With a causal mean the threshold lies a little higher (.30–.35 where the full mean has .29).
     """
     if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
@@ -272,7 +272,7 @@ def _apply_options(profile: Profile, told: Told) -> dict[str, Any]:
     options: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     if profile.metadata.get("family") == "unknown" and profile.metadata["token_axis"] == 0:
         options["token_axis"] = 0
-    return options
+    return options | ({"causal": options.pop("causal")} if "causal" in options else {})  # the last to be read
 
 
 def _can_be_weighed(anatomy: Anatomy) -> bool:
