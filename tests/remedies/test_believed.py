@@ -1,4 +1,4 @@
-"""Whose word on causality is believed: ordinary use keeps the paper's mean, and a trial wins over what is only known."""
+"""Whose word on causality is believed: ordinary use keeps the paper's mean, and a trial wins over what is known."""
 
 import warnings
 from collections.abc import Callable
@@ -116,7 +116,7 @@ BIDIRECTIONAL: dict[str, Callable[[], nn.Module]] = {
     "a wrapper of a model with a head": lambda: Pooled(hf.BertForMaskedLM(bert())),
     "data parallel": lambda: nn.DataParallel(hf.BertModel(bert())),
     "sequential": lambda: nn.Sequential(Pooled(hf.BertModel(bert()))),
-    "a subclass that leaves forward alone": lambda: type("Own", (hf.BertForMaskedLM,), {})(bert()),
+    "a subclass that adds something": lambda: type("Own", (hf.BertModel,), {"pooled": lambda self: None})(bert()),
     "roberta": lambda: hf.RobertaModel(hf.RobertaConfig(**zoo.TEXT | {"pad_token_id": 1})),
     "distilbert": lambda: zoo.make("distilbert")[0],
     "our encoder": lambda: zoo.make("encoder-pre")[0],
@@ -237,8 +237,12 @@ def test_somebody_elses_hook_or_forward_makes_causality_unknown():
     def hooked(model: Any) -> None:
         model.encoder.layer[1].attention.self.register_forward_hook(lambda *_: None)
 
-    for change in (exchanged, hooked):
-        model = hf.BertModel(bert()).eval()
+    class Own(hf.BertModel):
+        def _create_attention_masks(self, *args: Any, **kwargs: Any) -> Any:
+            return super()._create_attention_masks(*args, **kwargs)
+
+    for change, make in ((exchanged, hf.BertModel), (hooked, hf.BertModel), (lambda _: None, Own)):
+        model = make(bert()).eval()
         change(model)
         with pytest.warns(UserWarning, match="cannot tell whether this model is causal"):
             depthscope.apply(model, DeEscalate(0.5))

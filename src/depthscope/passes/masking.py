@@ -60,9 +60,9 @@ def entrance_of(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> nn.M
     found = None
     for count in reversed(range(len(words) + 1)):
         module = model.get_submodule(".".join(words[:count]))
-        if not _is_of(module, library) or not _is_as_written(module):
+        if not _wrote(type(module), library) or not _is_as_written(module):
             break
-        if hasattr(module, WHOLE) or (library != "transformers" and not _is_of(module, "torch")):
+        if hasattr(module, WHOLE) or (library != "transformers" and not _wrote(type(module), "torch")):
             found = module
     return found
 
@@ -74,7 +74,7 @@ def is_wrapped(model: nn.Module, anatomy: Anatomy) -> bool:
 
 def _makes_its_masks(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> bool:
     library = _library_of(anatomy, block)
-    inside = all(_is_of(module, library) and _is_as_written(module) for module in _down_to_attention(block))
+    inside = all(_wrote(type(module), library) and _is_as_written(module) for module in _down_to_attention(block))
     return inside and entrance_of(model, anatomy, block) is not None
 
 
@@ -90,9 +90,15 @@ def _library_of(anatomy: Anatomy, block: BlockAnatomy) -> str:
     return FAMILIES[block.family or anatomy.family].library
 
 
-def _is_of(module: nn.Module, library: str) -> bool:
-    """Whether a library wrote the class, or PyTorch, whose containers hand on what they are given."""
-    return _package(type(module)) in (library, "torch")
+def _wrote(kind: type[nn.Module], library: str) -> bool:
+    """Whether a library wrote a class, or PyTorch, whose containers hand on what they are given. A subclass that puts
+    no function in the place of one of theirs, but to build itself, is theirs too."""
+    own: dict[str, Any] = {}
+    for parent in kind.__mro__:
+        if _package(parent) in (library, "torch"):
+            return not any(callable(value) and hasattr(parent, name) for name, value in own.items())
+        own |= {name: value for name, value in vars(parent).items() if name != "__init__"}
+    return False
 
 
 def _is_as_written(module: nn.Module) -> bool:
