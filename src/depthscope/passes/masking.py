@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from inspect import isroutine
 from typing import Any
 
 from torch import nn
@@ -96,9 +97,13 @@ def _wrote(kind: type[nn.Module], library: str) -> bool:
     own: dict[str, Any] = {}
     for parent in kind.__mro__:
         if _package(parent) in (library, "torch"):
-            return not any(callable(value) and hasattr(parent, name) for name, value in own.items())
+            return not any(_is_a_function(value) and hasattr(parent, name) for name, value in own.items())
         own |= {name: value for name, value in vars(parent).items() if name != "__init__"}
     return False
+
+
+def _is_a_function(value: Any) -> bool:
+    return isroutine(value) or isinstance(value, property | classmethod | staticmethod)
 
 
 def _is_as_written(module: nn.Module) -> bool:
