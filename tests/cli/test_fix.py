@@ -220,3 +220,12 @@ def test_every_part_has_its_own_curves_and_rows(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     for row in ("token_similarity encoder", "token_similarity decoder", "decoder in", "decoder 6"):
         assert row in out
+
+
+@pytest.mark.parametrize("said", ["--causal", "--no-causal"])
+def test_what_is_said_of_causality_wins(run, program, said: str):
+    causal = said == "--causal"
+    found = json.loads(run("encoder", "--depth", "4", *SMALL, "--tau", "0.5", said, "--json").out)
+    assert f"causal={causal}" in found["python"]
+    printed = program("probe", "gpt2", "--depth", "2", *SMALL, said, "--json").out
+    assert json.loads(printed)["metadata"]["causal"] is causal

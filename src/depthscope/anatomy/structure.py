@@ -148,6 +148,9 @@ class Anatomy:
     spelled: str | None = None  # what `blocks=` must say to find these blocks without inputs; None: nothing
     applications: int | None = None  # of the blocks in the pass in which they were found
     guessed: bool = False  # these are blocks by their looks, and nobody has seen them run
+    causal_by: Literal["", "told", "tried"] = ""  # who says whether it is causal: the family, the user, or a trial
+    sees_some_later: bool = False  # by trial: tokens see some later ones, but not all; it counts as causal
+    right_to_left: bool = False  # by trial: tokens see later ones, and no earlier ones
     between: tuple[int, ...] | None = None  # applications before which something else stands; None: not looked for
 
     @property
@@ -163,6 +166,10 @@ class Anatomy:
         """The same with tokens on this axis in every block."""
         blocks = tuple(replace(block, token_axis=None) for block in self.blocks)
         return replace(self, token_axis=token_axis, blocks=blocks)
+
+    def with_causality(self, causal: bool) -> Anatomy:
+        """The same with this causality in every block."""
+        return replace(self, causal=causal, blocks=tuple(replace(block, causal=causal) for block in self.blocks))
 
     def of_part(self, part: str) -> tuple[BlockAnatomy, ...]:
         """The blocks of one part."""

@@ -113,6 +113,14 @@ class ModelOptions(WeightOptions):
             rich_help_panel=_PROBE,
         ),
     ] = None
+    causal: Annotated[
+        bool | None,
+        Option(
+            "--causal/--no-causal",
+            help="Whether no token sees a later one; else known of the family, or found by trying.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = None
     mask: Annotated[
         str | None,
         Option(
@@ -125,7 +133,13 @@ class ModelOptions(WeightOptions):
     @property
     def told(self) -> Told:
         """What the user says of the model, in the words of `probe` and `apply`."""
-        return {"blocks": self.blocks, "part": self.part, "token_axis": self.token_axis, "mask": self.mask}
+        return {
+            "blocks": self.blocks,
+            "part": self.part,
+            "token_axis": self.token_axis,
+            "causal": self.causal,
+            "mask": self.mask,
+        }
 
 
 @dataclass(frozen=True)

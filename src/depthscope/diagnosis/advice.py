@@ -11,6 +11,7 @@ import numpy as np
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.verdict import COLLAPSES, Verdict
 from depthscope.remedies import DeEscalate, Recommendation
+from depthscope.remedies.remedy import RIGHT_TO_LEFT
 from depthscope.theory import level_to_hold, odds_of, similarity_of
 
 CAUTION = 0.9  # τ holds for nine of ten fits that the data allow
@@ -39,6 +40,8 @@ def advise(f: Facts, verdict: Verdict, measure: Callable[[], Recommendation] | N
         )
     if verdict not in COLLAPSES:
         return Recommendation(_NOTHING[verdict])
+    if f.about.get("right_to_left"):
+        return Recommendation(f"no de-escalation: {RIGHT_TO_LEFT}.")
     if f.sink is not None and f.sink.is_there(f.last) and (measure is None or not f.about.get("causal")):
         return Recommendation(
             f"no de-escalation as it stands: token {f.sink.token}, up to {f.sink.largest.peak:.0f} times as large as "
@@ -49,8 +52,9 @@ def advise(f: Facts, verdict: Verdict, measure: Callable[[], Recommendation] | N
         found = measure()
         return replace(found, reason=_measured(f, found)) if found.measured and found.remedies else found
     tau, critical, expected = _strength(f)
-    # Of a model of no known family `apply` cannot tell by itself what the probe has found out.
-    told = {"causal": False} if f.about.get("family") == "unknown" and not f.may_leak else {}
+    # `apply` cannot tell by itself what the probe has tried, or was told.
+    tried = f.about.get("family") == "unknown" or f.about.get("causal_by")
+    told = {"causal": False} if tried and not f.may_leak else {}
     return Recommendation(
         reason=_estimated(f, tau, critical, expected),
         remedies=(DeEscalate(tau, mixing="prefix" if f.may_leak else "auto", blocks=f.remedied),),

@@ -79,8 +79,8 @@ def fix(
 
     `fixed = depthscope.fix(model, batch); fixed.apply_to(model)` puts the remedies in to stay. `tau` puts de-escalation
     in with that strength, also against the verdict; `wishes` are the other options of `recommend` (`level`, `alpha`,
-    `at`, `mixing`), and what you may say of the model (`blocks`, `part`, `token_axis`, `mask`). `doing(what)` is told
-    what is being done. `about` is added to the profiles' metadata.
+    `at`, `mixing`), and what you may say of the model (`blocks`, `part`, `token_axis`, `causal`, `mask`). `doing(what)`
+    is told what is being done. `about` is added to the profiles' metadata.
     """
     told: Any = {name: wishes.pop(name) for name in Told.__annotations__ if name in wishes}
     refuse_tensor(told)
@@ -91,17 +91,19 @@ def fix(
     if applied(model):
         raise ValueError("the model has remedies already: depthscope.remove(model) takes them out")
 
-    def measured(what: str) -> Profile:
-        found = probe(model, inputs, measures="verdict", tokenizer=tokenizer, progress=doing(what), **told)
+    def measured(what: str, **found_out: Any) -> Profile:
+        options = told | found_out
+        found = probe(model, inputs, measures="verdict", tokenizer=tokenizer, progress=doing(what), **options)
         found.metadata.update(about or {})
         return found
 
     before = measured("probing")
+    tried = {"causal": before.metadata["causal"]} if before.metadata["causal_by"] == "tried" else {}
     notes: tuple[str, ...] = ()
 
     def recommended() -> Recommendation:
         tick = doing("measuring the odds")
-        return recommend(model, inputs, tau=tau, tokenizer=tokenizer, progress=tick, **wishes, **told)
+        return recommend(model, inputs, tau=tau, tokenizer=tokenizer, progress=tick, **wishes, **told | tried)
 
     verdict = diagnose(before, measure=recommended)
     found = verdict.recommendation
@@ -112,8 +114,9 @@ def fix(
         notes = (f"put in as asked for, against the verdict; what to do: {found.reason}",)
         found = recommended()
     loss_before = _loss(model, inputs, tokenizer, told)
-    with temporarily(model, *found.remedies, inputs=inputs, tokenizer=tokenizer, **told):
-        after = measured("probing again")
+    options = dict(found.apply_options)
+    with temporarily(model, *found.remedies, inputs=inputs, tokenizer=tokenizer, **options):
+        after = measured("probing again", **options)
         loss_after = _loss(model, inputs, tokenizer, told)
     losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
     return Fixed(before, after, found, losses, notes)

@@ -6,10 +6,11 @@ same way. Masks, caches, the token axis and what a block was called with are kno
 
 from depthscope.offloading import device_of
 from depthscope.passes.attention import Head
-from depthscope.passes.causality import hidden_tokens_reach_others, is_causal
+from depthscope.passes.causality import hidden_tokens_reach_others, is_causal, with_sight
 from depthscope.passes.inputs import Batch, Tokenizer, batches, call
 from depthscope.passes.layout import find_token_axis
 from depthscope.passes.machine import Change, Listen, ListenToAttention, Machine, Visit
+from depthscope.passes.masking import entrance_of, is_wrapped
 from depthscope.passes.packing import are_apart, pieces_of, unpacked
 from depthscope.passes.quiet import full_precision, uncompiled, undisturbed
 from depthscope.passes.running import Pass
@@ -37,12 +38,14 @@ __all__ = [
     "check_told",
     "device_of",
     "edit_tokens",
+    "entrance_of",
     "exchange",
     "find_token_axis",
     "first_tokens",
     "full_precision",
     "hidden_tokens_reach_others",
     "is_causal",
+    "is_wrapped",
     "open_surgery",
     "pieces_of",
     "refuse_open_surgery",
@@ -50,5 +53,6 @@ __all__ = [
     "uncompiled",
     "undisturbed",
     "unpacked",
+    "with_sight",
     "without",
 ]

@@ -15,6 +15,7 @@ from depthscope.passes.by_structure import seen_by_structure
 from depthscope.passes.discovery import find_anatomy
 from depthscope.passes.inputs import Batch
 from depthscope.passes.layout import find_token_axis
+from depthscope.passes.masking import believed
 from depthscope.passes.quiet import undisturbed
 
 
@@ -24,6 +25,7 @@ class Told(TypedDict, total=False):
     blocks: str | None  # a glob of module names, such as "encoder.layer.*"
     part: str | None  # of a model with several, the only one that is looked at: "encoder", "decoder", …
     token_axis: int | None  # 1 for activations (batch, n, d), 0 for (n, batch, d)
+    causal: bool | None  # whether no token sees a later one
     mask: Tensor | str | None  # (batch, n) true for real tokens, or the argument that has it ("~pad": true for padding)
 
 
@@ -37,13 +39,15 @@ def check_told(told: Mapping[str, Any]) -> None:
 
 def anatomy_as_told(model: nn.Module, told: Mapping[str, Any], batch: Batch | None = None) -> Anatomy:
     """The anatomy of a model with what the user says of it. A batch finds out the blocks and the token axis of an
-    unknown model."""
+    unknown model, and not whether it is causal: `with_sight` does."""
     check_told(told)
     if (blocks := told.get("blocks")) is not None and not (isinstance(blocks, str) and blocks):
         raise ValueError(f"expected blocks= with the names of modules, such as 'encoder.layer.*', got {blocks!r}")
-    anatomy = find_anatomy(model, batch, told.get("blocks"))
+    anatomy = believed(model, find_anatomy(model, batch, told.get("blocks")))
     if (part := told.get("part")) is not None:
         anatomy = only_part(anatomy, part)
+    if (causal := told.get("causal")) is not None:
+        anatomy = _with_causality(anatomy, causal)
     if (mask := told.get("mask")) is not None:
         anatomy = replace(anatomy, told_mask=_checked(mask, model))
     if (axis := told.get("token_axis")) is not None:
@@ -79,6 +83,19 @@ def only_part(anatomy: Anatomy, part: str) -> Anatomy:
         causal=causal.pop() if len(causal) == 1 and None not in causal else anatomy.causal,
         notes=(*anatomy.notes, f"only the part {part} is looked at, not {others}"),
     )
+
+
+def _with_causality(anatomy: Anatomy, causal: object) -> Anatomy:
+    """What the user says wins; `causal=False` for a model of several parts would let those leak that are known to be
+    causal."""
+    if not isinstance(causal, bool):
+        raise ValueError(f"expected causal=True or False, got {causal!r}")
+    known = [part for part in anatomy.parts if any(block.causal for block in anatomy.of_part(part))]
+    if not causal and known and len(anatomy.parts) > 1:
+        raise ValueError(
+            f"causal=False, but {known[0]} is causal: choose the other blocks with blocks='path.to.layers.*'"
+        )
+    return replace(anatomy.with_causality(causal), causal_by="told")
 
 
 def refuse_tensor(told: Mapping[str, Any]) -> None:

@@ -35,11 +35,13 @@ from depthscope.passes import (
     full_precision,
     hidden_tokens_reach_others,
     is_causal,
+    is_wrapped,
     open_surgery,
     pieces_of,
     uncompiled,
     undisturbed,
     unpacked,
+    with_sight,
 )
 from depthscope.passes.left_out import choose_parts
 from depthscope.probing.final_norm import FinalNorm
@@ -83,7 +85,7 @@ def probe(
     not recognised; `token_axis`, where their tokens stand, 1 for activations (batch, n, d) and 0 for (n, batch, d),
     which is else found by trying; `mask`, a tensor (batch, n) true for real tokens, or the name of the argument that
     has it or the lengths ("~name" if it is true for padding); `part`, of a model with several ("encoder", "decoder",
-    …) the only one to measure.
+    …) the only one to measure; `causal`, which is else known of the family, or found by trying.
     """
     names = choose_measures(measures)
     wanted = at.choose_stations(stations)
@@ -102,8 +104,8 @@ def probe(
     with undisturbed(model), surgery if surgery is not None and parts else nullcontext():
         for given in chain([first], calls):
             batch = passes.one_to_a_row(given)
-            if passes.samples == 0 and anatomy.causal is None and len(anatomy.parts) == 1:
-                passes.causal = is_causal(model, anatomy, batch)
+            if passes.samples == 0:
+                passes.find_causality(batch)
             passes.run(batch, tokenizer)
             if gradients:
                 sample = passes.samples - passes.batch_size
@@ -124,6 +126,7 @@ class _Passes:
         self.model, self.anatomy, self.reduction, self.progress = model, anatomy, reduction, progress
         self.samples = self.batch_size = self.depth = self.past = 0
         self.causal: bool | None = anatomy.causal
+        self.causal_by: str = anatomy.causal_by
         self.are_apart: bool | None = None  # whether sequences that share a row do not see each other; None: none do
         self.is_masked = self.leaks_through_mask = False
         self.parts: dict[str, PartSeen] = {}  # in the order in which they ran
@@ -148,6 +151,16 @@ class _Passes:
         if self.are_apart is None:
             self.are_apart = are_apart(self.model, self.anatomy, batch, pieces)
         return unpacked(batch, pieces) if self.are_apart else batch
+
+    def find_causality(self, batch: Batch) -> None:
+        """Tries what is not known, and what somebody's module around a library's model may have changed. Of PyTorch's
+        layers, which each call tells, what is found is true of calls such as this one."""
+        if any(block.causal_arguments for block in self.anatomy.blocks) and self.causal is None:
+            self.causal = is_causal(self.model, self.anatomy, batch) if len(self.anatomy.parts) == 1 else None
+            return
+        again = is_wrapped(self.model, self.anatomy)
+        self.anatomy = with_sight(self.model, self.anatomy, batch, again=again)
+        self.causal, self.causal_by = self.anatomy.causal, self.anatomy.causal_by
 
     def run(self, batch: Batch, tokenizer: Tokenizer | None = None) -> None:
         self.batch_size = 0
@@ -184,6 +197,10 @@ class _Passes:
             notes.append(f"position_ids begin again within a row: the sequences packed there {how}")
         if self.leaks_through_mask:
             notes.append("tokens that the mask hides change the others: does it mark real tokens? mask= says what does")
+        if self.anatomy.sees_some_later:
+            notes.append("tokens see some later ones, but not all (chunks, a look ahead, a window): counted as causal")
+        if self.anatomy.right_to_left:
+            notes.append("tokens see later ones and not earlier ones (right to left): no remedy has a mean for that")
         notes += self._order_notes()
         between = sorted(self.reduction.between) if self.anatomy.between is None else self.anatomy.between
         if between:
@@ -304,6 +321,8 @@ def _describe(
         "placement": placements.pop() if len(placements) == 1 else None,
         "final_norm": passes.final_norm.name,
         "causal": passes.causal,
+        "causal_by": passes.causal_by,
+        "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(p.numel() for p in model.parameters()),
         "weights": look_of_weights(anatomy),
         "weights_not_finite": weights_not_finite(model),

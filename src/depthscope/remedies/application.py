@@ -20,16 +20,17 @@ from depthscope.passes import (
     Told,
     anatomy_as_told,
     batches,
-    is_causal,
+    entrance_of,
     pieces_of,
     refuse_open_surgery,
     refuse_tensor,
     undisturbed,
+    with_sight,
 )
 from depthscope.passes.hooks import GuessedExit, Hook, LastBlockExit, hang, hooks_in, install, take_down
 from depthscope.passes.undoing import undone
 from depthscope.remedies.record import keep_record, records_of, set_records
-from depthscope.remedies.remedy import Remedy, Site, refuse_leak
+from depthscope.remedies.remedy import Remedy, Site, refuse_leak, refuse_right_to_left
 from depthscope.remedies.selection import chosen_blocks
 
 if TYPE_CHECKING:
@@ -41,23 +42,23 @@ def apply(
     *remedies: Remedy,
     inputs: Any = None,
     tokenizer: Tokenizer | None = None,
-    causal: bool | None = None,
     **told: Unpack[Told],
 ) -> nn.Module:
     """Puts remedies into a model, in place, and returns it. Either all of them are in, or none.
 
     `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles what the blocks of a model of no
-    known family are, and whether it is causal; `causal` says so. What else you may say of the model (`told`): `blocks`
-    names the blocks of such a model ("encoder.layer.*"); `token_axis=0` says that its activations are (n, batch, d) and
-    not (batch, n, d), and with `inputs` that is found out; `mask` names the argument that is true for real tokens
-    ("~name": for padding); `part` puts the remedies into one part of a model with several ("encoder", "decoder", …).
+    known family are, and whether a model is causal. What you may say of the model (`told`): `causal` wins over all that
+    is known or tried; `blocks` names the blocks of a model of no known family ("encoder.layer.*"); `token_axis=0` says
+    that its activations are (n, batch, d) and not (batch, n, d), and with `inputs` that is found out; `mask` names the
+    argument that is true for real tokens ("~name": for padding); `part` puts the remedies into one part of a model with
+    several ("encoder", "decoder", …).
     Without `part` all parts have them, each with the mean that its own causality allows; `blocks` and the remedy's own
     `blocks` choose too, and a warning says what is covered.
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
     pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
     """
     with undone(_as_it_was(model), only_after_failure=True):
-        anatomy = _put_in(model, *remedies, inputs=inputs, tokenizer=tokenizer, causal=causal, **told)
+        anatomy = _put_in(model, *remedies, inputs=inputs, tokenizer=tokenizer, **told)
         said = [f"what the remedy covers: {left_out}" for left_out in anatomy.left_out]
         if any(remedy.blocks is None for remedy in remedies):
             said += _coverage(model, anatomy)
@@ -71,7 +72,6 @@ def _put_in(
     *remedies: Remedy,
     inputs: Any = None,
     tokenizer: Tokenizer | None = None,
-    causal: bool | None = None,
     **told: Unpack[Told],
 ) -> Anatomy:
     """As `apply`, without a word, and without undoing what was begun if it fails."""
@@ -89,15 +89,11 @@ def _put_in(
     anatomy = anatomy_as_told(model, told, batch)
     if anatomy.spelled is not None:
         told["blocks"] = anatomy.spelled
-    family_is_unknown = anatomy.family == "unknown"
-    each_call_says = any(block.causal_arguments for block in anatomy.blocks)
-    can_be_tried = batch is not None and len(anatomy.parts) == 1 and not each_call_says
-    is_wrapped = anatomy.causal is False and anatomy.family != "unknown" and not _is_of_a_library(model)
-    if can_be_tried and causal is None and (anatomy.causal is None or is_wrapped):
-        assert batch is not None
+    if batch is not None:
         with undisturbed(model):
-            tried = is_causal(model, anatomy, batch)
-        causal = tried if not is_wrapped else True if tried else None
+            anatomy = with_sight(model, anatomy, batch, again=True)
+    if anatomy.causal_by and anatomy.causal is not None:
+        told["causal"] = anatomy.causal
 
     def measure(**options: Any) -> Recommendation:
         if inputs is None:
@@ -107,33 +103,28 @@ def _put_in(
         return recommend(model, inputs, tokenizer=tokenizer, **options, **told)
 
     chosen = [found for remedy in remedies for found in remedy.settled(measure, remedies)]
-    _refuse_to_unsay(anatomy, causal)
     _unnest(model)
     running = install(model, anatomy)
     hang(model, RefusePairs(running, model, is_outermost=True), "in")
     blocks = {id(block.module) for block in anatomy.blocks}
-    entrances = _entrances(model, running.masks.around)
+    entrances = _entrances(model, anatomy, running.masks.around)
     for module in (m for m in running.masks.around if m is not model and id(m) not in blocks):
         hang(module, RefusePairs(running, module, is_outermost=module in entrances), "in")
     for remedy in chosen:
         for number, block in chosen_blocks(anatomy, _depth(model, anatomy), remedy.blocks, remedy.every):
-            site = Site(model, anatomy, block, number, _causal(anatomy, block, causal), running)
+            site = Site(model, anatomy, block, number, _causal(anatomy, block), running)
             _refuse_twice(model, remedy, block)
             refuse_leak(remedy, site)
+            refuse_right_to_left(remedy, site)
             remedy.install(site)
     for part in anatomy.parts:
         hang(anatomy.of_part(part)[-1].module, LastBlockExit(running), "out")  # behind the remedies
     for block in anatomy.blocks if anatomy.guessed else ():
         hang(block.module, GuessedExit(running), "out")
-    axis = {"token_axis": anatomy.token_axis} if family_is_unknown else {}
-    said = {"causal": causal, **told, **axis}
+    axis = {"token_axis": anatomy.token_axis} if anatomy.family == "unknown" else {}
+    said = {**told, **axis}
     keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
     return anatomy
-
-
-def _is_of_a_library(model: nn.Module) -> bool:
-    """Whether the model is called as its library means it; whoever wraps one may hide later tokens."""
-    return type(model).__module__.split(".")[0] in ("transformers", "torch", "depthscope")
 
 
 def _as_it_was(model: nn.Module) -> Callable[[], None]:
@@ -227,14 +218,15 @@ class RefusePairs(Hook):
         return None
 
 
-def _entrances(model: nn.Module, around: list[nn.Module]) -> list[nn.Module]:
+def _entrances(model: nn.Module, anatomy: Anatomy, around: list[nn.Module]) -> set[nn.Module]:
     """The models of a library that stand in somebody's own module: they are given the masks that it makes."""
-    found: list[nn.Module] = []
+    found = {entrance for block in anatomy.blocks if (entrance := entrance_of(model, anatomy, block)) is not None}
+    outermost: list[nn.Module] = []
     for module in around:
-        inside = any(module is part for outer in found for part in outer.modules())
+        inside = any(module is part for outer in outermost for part in outer.modules())
         if hasattr(module, "save_pretrained") and not inside:
-            found.append(module)
-    return [module for module in found if module is not model]
+            outermost.append(module)
+    return found.union(outermost) - {model}
 
 
 class Unnested(Hook):
@@ -272,15 +264,6 @@ def _refuse_twice(model: nn.Module, remedy: Remedy, block: BlockAnatomy) -> None
             )
 
 
-def _refuse_to_unsay(anatomy: Anatomy, told: bool | None) -> None:
-    """`causal=False` for a model of several parts would let those leak that are known to be causal."""
-    known = [part for part in anatomy.parts if any(block.causal for block in anatomy.of_part(part))]
-    if told is False and known and len(anatomy.parts) > 1:
-        raise ValueError(
-            f"causal=False, but {known[0]} is causal: choose the other blocks with blocks='path.to.layers.*'"
-        )
-
-
 def _coverage(model: nn.Module, anatomy: Anatomy) -> list[str]:
     """Which towers have the remedies, in one line; nothing to say of an encoder-decoder, where both are meant."""
     if len(anatomy.parts) < 2 or len(roots_of(anatomy.blocks)) < 2 or set(anatomy.parts) <= {"encoder", "decoder"}:
@@ -299,9 +282,7 @@ def _coverage(model: nn.Module, anatomy: Anatomy) -> list[str]:
     ]
 
 
-def _causal(anatomy: Anatomy, block: BlockAnatomy, told: bool | None) -> bool | None:
-    if told is not None:
-        return told
+def _causal(anatomy: Anatomy, block: BlockAnatomy) -> bool | None:
     return anatomy.causal if block.causal is None else block.causal
 
 

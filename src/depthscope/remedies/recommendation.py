@@ -39,6 +39,7 @@ from depthscope.passes import (
     uncompiled,
     undisturbed,
     unpacked,
+    with_sight,
 )
 from depthscope.probing import Profile, probe
 from depthscope.probing.parts import most_alike
@@ -47,7 +48,7 @@ from depthscope.remedies import expression
 from depthscope.remedies.application import temporarily
 from depthscope.remedies.deescalation import DeEscalate
 from depthscope.remedies.record import to_dict
-from depthscope.remedies.remedy import Remedy
+from depthscope.remedies.remedy import RIGHT_TO_LEFT, Remedy
 from depthscope.remedies.residual_weight import ResidualWeight
 from depthscope.theory import OddsMap, level_to_hold, measure_map, odds_of
 
@@ -127,11 +128,12 @@ def recommend(
     0.1 and at most 0.5. A `tau` or an `alpha` that is given is taken as it is. In a causal model, positions whose token
     is an outlier in most sequences (attention sinks) are left alone. A weight of the branches is looked for if
     `weigh_branches`, if the model shows its branches, and if its weights do not look trained. `told` is what you may
-    say of the model, as for `apply` (`blocks`, `part`, `token_axis`, `mask`).
+    say of the model, as for `apply` (`blocks`, `part`, `token_axis`, `causal`, `mask`). Whether the model is causal is
+    tried, and what is found stands in the recommended line.
 
-    Costs six to nine forward passes, and up to four forward and back to find α. A statement about random weights: in
-    trained ones W aligns with the mean, and ρ and c say what these blocks do, not what training with the remedy will
-    lead to. With a causal mean the threshold lies a little higher (.30–.35 where the full mean has .29).
+    Costs eight to fourteen forward passes, and up to four forward and back to find α. A statement about random
+    weights: in trained ones W aligns with the mean, and ρ and c say what these blocks do, not what training with the
+    remedy will lead to. With a causal mean the threshold lies a little higher (.30–.35 where the full mean has .29).
     """
     if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
@@ -145,6 +147,12 @@ def recommend(
     if anatomy.spelled is not None:
         told["blocks"] = anatomy.spelled
     batch = _one_to_a_row(model, anatomy, given)
+    with undisturbed(model):
+        anatomy = with_sight(model, anatomy, batch, again=True)
+    if anatomy.right_to_left:
+        raise ValueError(f"no de-escalation for {type(model).__name__}: {RIGHT_TO_LEFT}")
+    if anatomy.causal_by and anatomy.causal is not None:
+        told["causal"] = anatomy.causal  # so that nothing below tries again, and `apply` is told
     profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], **told)
     options = _apply_options(profile, told)
     part = most_alike(profile)
@@ -262,12 +270,11 @@ def _inputs_of(batch: Batch) -> Any:
 
 
 def _apply_options(profile: Profile, told: Told) -> dict[str, Any]:
-    """What `apply` must be told of this model: what the user said, and what was found of no known family."""
+    """What `apply` must be told of this model: what the user said, and what was tried and `apply` cannot know."""
     options: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     if profile.metadata.get("family") == "unknown" and profile.metadata["token_axis"] == 0:
         options["token_axis"] = 0
-    causal = profile.metadata.get("causal")
-    return options | ({"causal": causal} if profile.metadata.get("family") == "unknown" and causal is not None else {})
+    return options | ({"causal": options.pop("causal")} if "causal" in options else {})  # the last to be read
 
 
 def _can_be_weighed(anatomy: Anatomy) -> bool:

@@ -132,6 +132,18 @@ def refuse_leak(remedy: Remedy, site: Site) -> None:
         raise ValueError(f"{remedy.name} with full mixing in a model that {which}: {leak(remedy)}")
 
 
+RIGHT_TO_LEFT = (
+    "its tokens see later ones and not earlier ones (right to left), and every mean of a remedy would show them the "
+    "earlier ones; let the model read its sequences turned round, from left to right"
+)
+
+
+def refuse_right_to_left(remedy: Remedy, site: Site) -> None:
+    """Means are over all tokens, or over those so far: where tokens see only later ones, both would leak."""
+    if site.anatomy.right_to_left and remedy.mixing_in(site) != "none" and not remedy.allow_leak:
+        raise ValueError(f"{remedy.name} in {site.block.name!r}: {RIGHT_TO_LEFT}, or allow_leak=True does it")
+
+
 def leak(remedy: Remedy) -> str:
     """Why full mixing is refused in a causal model, and what to do instead."""
     instead = f"{remedy.without_leak}, or " if remedy.without_leak else ""

@@ -72,7 +72,7 @@ def watch(
     from compiled code of a model that was given without its wrapper.
 
     `measures` and `stations` are those of `probe`, and so is what you may say of the model (`told`: `blocks`, `part`,
-    `token_axis`, `mask`); measures of attention matrices are refused.
+    `token_axis`, `causal`, `mask`); measures of attention matrices are refused.
     `on_record(step, scalars)` is called after each watched pass, e.g. with a tracker's log function.
     `path` gets one line of JSON per watched step, appended (by the first process only, if there are several);
     `load_records(path)` reads it.
