@@ -50,9 +50,7 @@ STUDIES: Registry[Entry] = Registry(
         Entry("yu2024-rate", f"{_YU}.rate", "the local rate 1/(1 + α²) down to t_div of 1e-17 and below", "25 s"),
         Entry("yu2024-init", f"{_YU}.initialisation", "the same block under each initialiser", "14 s"),
         Entry("dong2021-lengths", f"{_DONG}.lengths", "how many paths of each length architectures have", "2 s"),
-        Entry(
-            "dong2021-toy", f"{_DONG}.toy", "one attention layer applied again and again: two arcs of a circle", "5 min"
-        ),
+        Entry("dong2021-toy", f"{_DONG}.toy", "one attention layer, applied again and again to two points", "5 min"),
         Entry("dong2021-paths", f"{_DONG}.paths", "accuracy by length of path, frozen and recomputed", "30 min"),
         Entry("causal-rate", f"{_CAUSAL}.rate", "causal attention: rate .625, the ramp, δ against n", "21 s"),
         Entry("causal-leak", f"{_CAUSAL}.leak", "the sequence mean lets a causal model see the future", "3 min"),

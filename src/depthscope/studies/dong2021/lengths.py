@@ -1,8 +1,9 @@
 """Dong et al. 2021, Fig. 5: how many paths of each length an architecture has; the paper's, and some that came later.
 
-A path takes one of H heads or the skip at each of L layers: C(L, k)H^k paths have length k. Drawn at random, a path takes
-each layer's skip with probability 1/(H + 1), so that its length is Binomial(L, H/(H + 1)), and the number of layers
-that it skips, for many heads, nearly Poisson with mean L/(H + 1). This counts paths; it does not say what they carry.
+A path takes one of H heads or the skip at each of L layers: C(L, k)H^k paths have length k. Drawn at random, a path
+takes each layer's skip with probability 1/(H + 1), so that its length is Binomial(L, H/(H + 1)), and the number of
+layers that it skips, for many heads, nearly Poisson with mean L/(H + 1). This counts paths; it does not say what they
+carry.
 """
 
 from __future__ import annotations
@@ -212,8 +213,8 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             judge(
                 "the MobileBERT of Fig. 5 is the published one",
                 paper=f"Fig. 5: L = {drawn['layers']:.0f}, H = {drawn['heads']:.0f}",
-                ours=f"the published model has L = {published['layers']:.0f}, H = {published['heads']:.0f}: mean length "
-                f"{published['mean']:.1f}, not {drawn['mean']:.1f}",
+                ours=f"the published model has L = {published['layers']:.0f}, H = {published['heads']:.0f}: "
+                f"mean length {published['mean']:.1f}, not {drawn['mean']:.1f}",
                 tolerance="the same number of layers",
                 holds=bool(drawn["layers"] == published["layers"]),
             )

@@ -67,7 +67,7 @@ def _behind_attention(block: Block) -> list[Callable[[Tensor, Tensor], tuple[Ten
 
 
 def frozen_norm(norm: nn.Module, terms: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """LayerNorm with the scale 1/σ of each token frozen: (A − mean(A))·γ/σ of every term; β goes to the constant part."""
+    """LayerNorm with the scale 1/σ of each token frozen: (A − mean(A))·γ/σ of every term; β is constant."""
     assert isinstance(norm, nn.LayerNorm)
     scale = (x.var(dim=-1, keepdim=True, correction=0) + norm.eps).rsqrt()
     terms = (terms - terms.mean(dim=-1, keepdim=True)) * scale * norm.weight
@@ -89,7 +89,7 @@ def frozen_ffn(ffn: nn.Module, terms: Tensor, x: Tensor) -> tuple[Tensor, Tensor
 
 
 def plain_norm(x: Tensor) -> Tensor:
-    """LayerNorm without learnt weights: what the authors put behind every head of a path, and behind the sum of paths."""
+    """LayerNorm without learnt weights: what the authors put behind each head of a path and behind the sum."""
     return F.layer_norm(x, x.shape[-1:])
 
 
@@ -139,7 +139,7 @@ def sampled_sum(network: Network, inputs: Tensor, length: int, paths: int, gener
 
 @dataclass(frozen=True)
 class Reading:
-    """What of the paths is given to the readout. `lengths` (L + 1) says which lengths, by the one that is asked about."""
+    """Which of the frozen terms are given to the readout, when one length is asked about."""
 
     name: str
     keeps: Callable[[int, int], bool]  # (length, asked about)

@@ -1,10 +1,10 @@
 """Dong et al. 2021, Fig. 4: how well do the paths of one length solve a task on which the whole network was trained?
 
-The paper trains attention with skips to sort, to find convex hulls and to memorise, evaluates a few sampled paths of each
-length, and finds that short ones do best. Its paths compute their attention anew from their own tokens, and are not
-the terms of its Thm 2.1. Here both are evaluated, over all paths of a length: the theorem's terms (attention, norms and
-gates frozen at those of the whole network), and the recomputed paths. Beside it, ours: the shares of the terms while the
-network learns to sort.
+The paper trains attention with skips to sort, to find convex hulls and to memorise, evaluates a few sampled paths of
+each length, and finds that short ones do best. Its paths compute their attention anew from their own tokens, and are
+not the terms of its Thm 2.1. Here both are evaluated, over all paths of a length: the theorem's terms (attention, norms
+and gates frozen at those of the whole network), and the recomputed paths. Beside it, ours: the shares of the terms
+while the network learns to sort.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Config:
             "memorisation": Recipe(
                 Size(500, 0, 100, tokens=32),
                 Shape(6, 2, 250, ffn=True),
-                epochs=30,
+                epochs=14,
                 batch=8,
                 rate=3e-4,
                 paper_rate=3e-4,
@@ -100,10 +100,11 @@ class Config:
 def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     """Tidy rows: part, task, seed, step, mode, reading, length (−1 where none), value, error.
 
-    `accuracy`: on the test set, by mode (`whole`, `frozen`, `recomputed`, `baseline`, `validation`) and reading; `error`
-    is the standard error over sequences, or for sampled paths the standard deviation over samples. `share`: what terms
-    of each length (−1: the constant part) add to the whole, at the end and, for sorting, while it is trained (`moving`,
-    with the accuracy as reading `whole`). `as printed`: trained at the paper's rate.
+    `accuracy`: on the test set, by mode and reading; modes are `frozen`, `recomputed`, `baseline` and, for the whole
+    network, `whole` (`validation` and `training` on those sets). `error` is the standard error over sequences, or for
+    sampled paths the standard deviation over samples. `share`: what terms of each length (−1: the constant part) add
+    to the whole, at the end and, for sorting, while it is trained (`moving`, with the accuracy as reading `whole`).
+    `as printed`: trained at the paper's rate. `check`: how far the terms are from adding up.
     """
     work = [(task, config.seed + trial) for task in config.recipes for trial in range(config.trials)]
     rows: list[Row] = []
@@ -201,25 +202,29 @@ def _score(scores: Tensor, labels: Tensor) -> Row:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Above: accuracy by length of path. Below: what the terms of each length add to the whole, and while it trains."""
+    """Above: accuracy by length of path. Below: the shares of the lengths, each length left out, shares in training."""
     tasks = list(frame["task"].unique())
-    figure, axes = drawing.panels(len(tasks), rows=2, width=4.1, height=3.7)
+    columns = max(3, len(tasks))
+    figure, axes = drawing.panels(columns, rows=2, width=4.1, height=3.6)
+    accuracies = frame[frame["part"] == "accuracy"]
     for ax, task in zip(axes, tasks, strict=False):
-        _draw_accuracy(ax, frame[(frame["part"] == "accuracy") & (frame["task"] == task)], task)
-    shares = axes[len(tasks)]
-    for task, colour in zip(tasks, drawing.PALETTE, strict=False):
-        found = frame[(frame["part"] == "share") & (frame["task"] == task)].groupby("length")["value"]
-        drawing.line_with_band(
-            shares, found.mean().index, found.mean(), found.std(), colour=colour, name=task, marker="o", markersize=3
-        )
+        _draw_accuracy(ax, accuracies[accuracies["task"] == task], task)
+    shares, omitted, moving = axes[columns : columns + 3]
+    parts = (
+        (shares, frame[frame["part"] == "share"]),
+        (omitted, accuracies[(accuracies["mode"] == "frozen") & (accuracies["reading"] == "without")]),
+    )
+    for ax, part in parts:
+        for task, colour in zip(tasks, drawing.PALETTE, strict=False):
+            found = part[part["task"] == task].groupby("length")["value"]
+            drawing.band(ax, found.min().index, found.min(), found.max(), colour=colour)
+            ax.plot(found.mean().index, found.mean(), color=colour, marker="o", markersize=3, label=task)
+        drawing.legend_below(ax, columns=3)
     shares.axhline(0, color=drawing.GREY, linewidth=0.8)
+    omitted.set_ylim(0, 1.02)
     drawing.label(shares, "Share of each length in the output", "length (−1: constant part)", "⟨A_k, X⟩ / ⟨X, X⟩")
-    drawing.legend_below(shares, columns=3)
-    moving = frame[frame["part"] == "moving"]
-    for ax in axes[len(tasks) + 1 :]:
-        ax.set_visible(len(moving) > 0)
-    if len(axes) > len(tasks) + 1:
-        _draw_moving(axes[len(tasks) + 1], moving)
+    drawing.label(omitted, "One length of the theorem's terms left out", "length that is left out", "accuracy")
+    _draw_moving(moving, frame[frame["part"] == "moving"])
     return figure
 
 
@@ -239,9 +244,8 @@ def _draw_accuracy(ax: Axes, found: pd.DataFrame, task: str) -> None:
 def _draw_moving(ax: Axes, moving: pd.DataFrame) -> None:
     shares = moving[moving["reading"] == "share"].groupby(["length", "step"])["value"].mean().unstack()
     for (length, row), colour in zip(shares.iterrows(), (drawing.GREY, *drawing.PALETTE), strict=False):
-        ax.plot(
-            row.index, row, color=colour, marker="o", markersize=3, label=f"{length}" if length >= 0 else "constant"
-        )
+        name = f"length {length}" if length >= 0 else "constant part"
+        ax.plot(row.index, row, color=colour, marker="o", markersize=3, label=name)
     whole = moving[moving["reading"] == "whole"].groupby("step")["value"].mean()
     ax.plot(whole.index, whole, color=drawing.BLACK, linestyle=":", label="accuracy")
     ax.set_xscale("symlog", linthresh=10)
