@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ROUNDING = 1e-12  # relative, of float64 in a product of up to 126 factors
 RARE = 0.01
 VISIBLE = 1e-3  # smaller shares are not drawn
+BERT, GPT = "BERT-base, ViT-B", "GPT-3"
 MOBILEBERT, PUBLISHED_MOBILEBERT = "MobileBERT", "MobileBERT as published"
 
 _LOOKS = [(colour, line) for line in ("-", ":") for colour in drawing.PALETTE]
@@ -47,12 +48,12 @@ ARCHITECTURES = (
     Architecture("DistilBERT", 6, 12, "Fig. 5"),
     Architecture("DeiT-T", 12, 3, "Fig. 5"),
     Architecture(MOBILEBERT, 12, 4, "Fig. 5"),
-    Architecture("BERT-base, ViT-B", 12, 12, "Fig. 5"),
+    Architecture(BERT, 12, 12, "Fig. 5"),
     Architecture("BERT-large, ViT-L", 24, 16, "Fig. 5"),
     Architecture("ViT-H", 32, 16, "Fig. 5"),
     Architecture("T5-3B", 24, 32, "Fig. 5, encoder"),
     Architecture("T5-11B", 24, 128, "Fig. 5, encoder"),
-    Architecture("GPT-3", 96, 96, "Fig. 5"),
+    Architecture(GPT, 96, 96, "Fig. 5"),
     Architecture(PUBLISHED_MOBILEBERT, 24, 4, "Sun et al. 2020, Table 1: 24 blocks", "corrected"),
     Architecture("ModernBERT-base", 22, 12, "Warner et al. 2024, Table 4", "later"),
     Architecture("Gemma 2 9B", 42, 16, "Gemma Team 2024, Table 1", "later"),
@@ -122,9 +123,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     rest = frame[frame["group"] == "later"]
     _draw_group(later, rest if len(rest) else frame, "Later ones" if len(rest) else "The same, plain axis")
     for (name, found), colour in zip(
-        frame[frame["architecture"].isin(("DeiT-T", "BERT-base, ViT-B", "GPT-3", "DeepSeek-V3"))].groupby(
-            "architecture", sort=False
-        ),
+        frame[frame["architecture"].isin(("DeiT-T", BERT, GPT, "DeepSeek-V3"))].groupby("architecture", sort=False),
         drawing.PALETTE,
         strict=False,
     ):
@@ -165,12 +164,12 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     modes = ((one["layers"] + 1) * one["heads"]) // (one["heads"] + 1)
     error = float(((frame["share"] - frame["exact"]) / frame["exact"]).abs().max())
     apart = _distances(frame)
-    bert, gpt = "BERT-base, ViT-B", "GPT-3"
+    bert, gpt = (one.loc[name].to_dict() for name in (BERT, GPT))
     many = one[one["heads"] >= 8]
     found = [
         judge(
             "the share of each length is Binomial(L, H/(H + 1))",
-            paper="§4.3, Fig. 5: C(L, k)H^k paths of length k",
+            paper="Fig. 5: C(L, k)H^k paths of length k",
             ours=f"{len(frame)} shares by recursion in float64 against exact integers: largest relative difference "
             f"{error:.0e}",
             tolerance=f"{ROUNDING:g}, relative: also where a share is {frame['exact'].min():.0e}",
@@ -179,15 +178,15 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         judge(
             "the mean length is LH/(H + 1), and the most frequent one ⌊(L + 1)H/(H + 1)⌋",
             paper="follows from Fig. 5's law",
-            ours=f"mean {one.loc[bert, 'mean']:.2f} of 12 (BERT-base), {one.loc[gpt, 'mean']:.2f} of 96 (GPT-3); most "
-            f"frequent {one.loc[bert, 'mode']:.0f} and {one.loc[gpt, 'mode']:.0f}",
+            ours=f"mean {bert['mean']:.2f} of 12 (BERT-base), {gpt['mean']:.2f} of 96 (GPT-3); most "
+            f"frequent {bert['mode']:.0f} and {gpt['mode']:.0f}",
             tolerance="mean to 1e-12, relative; the most frequent length exactly (of two the longer)",
             holds=bool(((one["mean"] - expected).abs() < 1e-12 * expected).all() and (one["mode"] == modes).all()),
         ),
         judge(
             "an architecture has (H + 1)^L paths in all",
-            paper="§2, Thm 2.1 with skips",
-            ours=f"10^{one.loc[bert, 'digits']:.2f} for BERT-base, 10^{one.loc[gpt, 'digits']:.1f} for GPT-3",
+            paper="Thm 2.1, with skips",
+            ours=f"10^{bert['digits']:.2f} for BERT-base, 10^{gpt['digits']:.1f} for GPT-3",
             tolerance="exact integers",
             holds=bool((one["whole"] == 1).all()),
         ),
@@ -202,7 +201,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         judge(
             "the number of layers that a path skips is nearly Poisson with mean L/(H + 1)",
             paper="not in the paper; ours (Le Cam 1960: at most L/(H + 1)² apart in total variation)",
-            ours=f"total variation {apart.loc[gpt]:.4f} for GPT-3, {apart.max():.3f} at most ({apart.idxmax()})",
+            ours=f"total variation {apart.loc[GPT]:.4f} for GPT-3, {apart.max():.3f} at most ({apart.idxmax()})",
             tolerance="Le Cam's bound, for every architecture",
             holds=bool((apart <= one["layers"] / (one["heads"] + 1.0) ** 2).all()),
         ),

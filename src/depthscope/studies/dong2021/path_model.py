@@ -1,4 +1,4 @@
-"""The networks of Dong et al. 2021, §4.2, of our blocks: embedding, attention with skips and norms, a readout."""
+"""The networks of Dong et al. 2021, Fig. 4, of our blocks: embedding, attention with skips and norms, a readout."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ def _judge_task(found: pd.DataFrame, task: str, config: Any) -> list[Claim]:
         judge(
             f"{task}: the path of length 0, which has no attention, does best",
             paper=f"Fig. 4: {_CAPTION}; its code begins with length 0",
-            ours=f"recomputed {recomputed.loc[0].mean():.2f}, length 1 {recomputed.loc[1].mean():.2f}; as the theorem's "
-            f"term {frozen.loc[0].mean():.2f}, length 1 {frozen.loc[1].mean():.2f}",
+            ours=f"recomputed {recomputed.loc[0].mean():.2f}, length 1 {recomputed.loc[1].mean():.2f}; as a term of "
+            f"the theorem {frozen.loc[0].mean():.2f}, length 1 {frozen.loc[1].mean():.2f}",
             tolerance="at least as good as every other length, in both modes, mean over seeds",
             holds=all(modes.mean(axis=1).idxmax() == 0 for modes in (recomputed, frozen)) if learnt else None,
             note=untrained,

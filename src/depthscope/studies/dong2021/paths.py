@@ -243,7 +243,9 @@ def _draw_accuracy(ax: Axes, found: pd.DataFrame, task: str) -> None:
 
 def _draw_moving(ax: Axes, moving: pd.DataFrame) -> None:
     shares = moving[moving["reading"] == "share"].groupby(["length", "step"])["value"].mean().unstack()
-    for (length, row), colour in zip(shares.iterrows(), (drawing.GREY, *drawing.PALETTE), strict=False):
+    lengths = sorted(moving.loc[moving["reading"] == "share", "length"].unique())
+    for length, colour in zip(lengths, (drawing.GREY, *drawing.PALETTE), strict=False):
+        row = shares.loc[length]
         name = f"length {length}" if length >= 0 else "constant part"
         ax.plot(row.index, row, color=colour, marker="o", markersize=3, label=name)
     whole = moving[moving["reading"] == "whole"].groupby("step")["value"].mean()

@@ -1,4 +1,4 @@
-"""The three tasks of Dong et al. 2021, §4.2: sorting, convex hull, memorisation, and what can be had without attention.
+"""The three tasks of Dong et al. 2021, Fig. 4: sorting, convex hull, memorisation, and what can be had without attention.
 
 Every token has a label of its own. Validation is a split of its own, which nothing here but the choice of a learning
 rate has seen; memorising has none, and is tested on what was learnt, as its name says.
@@ -59,7 +59,8 @@ def sorting(size: Size, seed: int) -> Data:
         letters = torch.randint(size.classes, (count, size.tokens), generator=generator)
         return Examples(letters, letters.sort(dim=-1).values)
 
-    return Data(*map(examples, (size.train, size.validation, size.test)), size.classes, size.classes)
+    train, validation, test = map(examples, (size.train, size.validation, size.test))
+    return Data(train, validation, test, size.classes, size.classes)
 
 
 def convex_hull(size: Size, seed: int) -> Data:
@@ -71,7 +72,8 @@ def convex_hull(size: Size, seed: int) -> Data:
         points = points + SPREAD * torch.randn(count, 1, 2, generator=generator, dtype=torch.float64)
         return Examples(points.float(), on_hull(points).long())
 
-    return Data(*map(examples, (size.train, size.validation, size.test)), 2)
+    train, validation, test = map(examples, (size.train, size.validation, size.test))
+    return Data(train, validation, test, 2)
 
 
 def on_hull(points: Tensor) -> Tensor:
