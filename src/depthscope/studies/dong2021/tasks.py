@@ -1,4 +1,4 @@
-"""The three tasks of Dong et al. 2021, Fig. 4: sorting, convex hull, memorisation, and what can be had without attention.
+"""The three tasks of Dong et al. 2021, Fig. 4: sorting, convex hull, memorisation; and what needs no attention.
 
 Every token has a label of its own. Validation is a split of its own, which nothing here but the choice of a learning
 rate has seen; memorising has none, and is tested on what was learnt, as its name says.

@@ -118,22 +118,19 @@ def fall(distances: list[float]) -> int:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """As Fig. 3, of the last training: variants from left to right, widths below each other; last, counts of runs."""
+    """As Fig. 3, of the last training: variants from left to right, widths below each other.
+
+    The title of a panel ends with how many of its runs have fallen together.
+    """
     runs, arc = frame[frame["part"] == "run"], frame[frame["part"] == "arc"]
-    trainings = list(runs["training"].unique())
-    widths, variants = sorted(runs["width"].unique()), list(runs["variant"].unique())
-    columns = len(variants)
-    figure, axes = drawing.panels(columns, rows=len(widths) + 1, width=2.4, height=2.5)
-    shown = runs[runs["training"] == trainings[-1]]
-    for row, width in enumerate(widths):
-        for column, variant in enumerate(variants):
-            chosen = shown[(shown["variant"] == variant) & (shown["width"] == width)]
-            _draw_tracks(axes[row * columns + column], arc, chosen, f"{variant}, d = {width:.0f}")
-    below = axes[len(widths) * columns :]
-    for ax in below:
-        ax.set_visible(False)
-    for ax, training in zip(below[1::2], trainings, strict=False):  # the panel before each is room for names
-        _draw_counts(ax, runs[(runs["training"] == training) & (runs["step"] == 0)], variants, f"Runs {training}")
+    shown = runs[runs["training"] == runs["training"].iloc[-1]]
+    widths, variants = sorted(shown["width"].unique()), list(shown["variant"].unique())
+    figure, axes = drawing.panels(len(variants), rows=len(widths), width=2.5, height=2.7)
+    places = [(width, variant) for width in widths for variant in variants]
+    for ax, (width, variant) in zip(axes, places, strict=True):
+        chosen = shown[(shown["variant"] == variant) & (shown["width"] == width)]
+        ends = chosen.loc[chosen["step"] == 0, "together"]
+        _draw_tracks(ax, arc, chosen, f"{variant}, d {width:.0f}: {(ends >= 0).sum()}/{len(ends)}")
     return figure
 
 
@@ -149,26 +146,6 @@ def _draw_tracks(ax: Axes, arc: pd.DataFrame, runs: pd.DataFrame, title: str) ->
                 ax.plot(run[x].iloc[-1:], run[y].iloc[-1:], color=drawing.BLACK, marker="x", markersize=6, zorder=3)
     ax.set(xlim=(-_WINDOW, _WINDOW), ylim=(-_WINDOW, _WINDOW), aspect="equal")
     drawing.label(ax, title, "x", "y")
-
-
-def _draw_counts(ax: Axes, starts: pd.DataFrame, variants: list[str], title: str) -> None:
-    ax.set_visible(True)
-    widths = sorted(starts["width"].unique())
-    fallen = starts.assign(fallen=starts["together"] >= 0).groupby(["variant", "width"])["fallen"].mean()
-    for place, (width, colour) in enumerate(zip(widths, drawing.PALETTE, strict=False)):
-        heights = [number + 0.26 * (place - 1) for number in range(len(variants))]
-        ax.barh(
-            heights,
-            [fallen[variant, width] for variant in variants],
-            height=0.24,
-            color=colour,
-            label=f"d = {width:.0f}",
-        )
-    ax.set_yticks(range(len(variants)), variants)
-    ax.invert_yaxis()
-    ax.set_xlim(0, 1.02)
-    drawing.label(ax, title, "share of runs that fall together", "")
-    drawing.legend_below(ax, columns=3)
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
