@@ -5,14 +5,15 @@ from functools import cache
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from depthscope.models.attention import Attention, split_heads
 from depthscope.studies.dong2021.path_model import Network, Shape
 from depthscope.studies.dong2021.path_modes import (
     READINGS,
     accuracy,
-    frozen_attention,
     frozen_terms,
     in_parts,
     projection_shares,
@@ -21,6 +22,7 @@ from depthscope.studies.dong2021.path_modes import (
     sampled_sum,
 )
 from depthscope.studies.dong2021.tasks import TASKS, Size, baselines, on_hull, table_accuracy
+from depthscope.theory import FrozenAttention
 
 SHAPES = {"attention alone": Shape(3, 2, 8, positions=True), "with an FFN": Shape(3, 2, 8, ffn=True)}
 
@@ -36,6 +38,18 @@ def network(name: str) -> Network:
 
 
 IDS = torch.randint(5, (6, 4), generator=torch.Generator().manual_seed(1))
+
+
+def frozen_attention(attention: Attention, x: Tensor) -> FrozenAttention:
+    """A layer with its attention as it is for these tokens (batch, n, d), and its matrices by head."""
+    q, k = (split_heads(project(x), attention.heads) for project in (attention.query, attention.key))
+    return FrozenAttention(
+        torch.softmax(q @ k.mT * attention.scale, dim=-1),
+        attention.value.weight.unflatten(0, (attention.heads, -1)).mT,  # (h, d, d_v)
+        attention.output.weight.mT.unflatten(0, (attention.heads, -1)),  # (h, d_v, d)
+        attention.value.bias.unflatten(0, (attention.heads, -1)),
+        attention.output.bias,
+    )
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -18,74 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from depthscope.decomposition import paths
 from depthscope.models import Block
-from depthscope.models.attention import Attention, split_heads
 from depthscope.studies.dong2021.path_model import Network
-from depthscope.theory import FrozenAttention, recomputed_paths
-
-
-def frozen_attention(attention: Attention, x: Tensor) -> FrozenAttention:
-    """A layer with its attention as it is for these tokens (batch, n, d), and its matrices by head."""
-    q, k = (split_heads(project(x), attention.heads) for project in (attention.query, attention.key))
-    assert isinstance(attention.output, nn.Linear)
-    return FrozenAttention(
-        torch.softmax(q @ k.mT * attention.scale, dim=-1),
-        attention.value.weight.unflatten(0, (attention.heads, -1)).mT,  # (h, d, d_v)
-        attention.output.weight.mT.unflatten(0, (attention.heads, -1)),  # (h, d_v, d)
-        attention.value.bias.unflatten(0, (attention.heads, -1)),
-        attention.output.bias,
-    )
+from depthscope.theory import recomputed_paths
 
 
 @torch.no_grad()
 def frozen_terms(network: Network, inputs: Tensor) -> Tensor:
-    """The sum of all paths of each length 0, …, L, and last the constant part: (L + 2, batch, n, d).
-
-    Per block: A_k ← A_k + Σ_h P_h A_{k−1} W_h, then the norm with its scale frozen, and the FFN with its gates frozen
-    (`frozen_norm`, `frozen_ffn`), neither of which makes a path longer. They add up to the encoder's output.
-    """
-    x = network.embed(inputs)
-    terms = torch.stack([x, torch.zeros_like(x)])  # length 0, constant
-    for block in network.blocks:
-        layer = frozen_attention(block.attention, x)
-        moved = layer.all_heads(terms)
-        zero = torch.zeros_like(terms[:1])
-        terms = torch.cat([terms[:-1], zero, terms[-1:]]) + torch.cat([zero, moved])
-        terms[-1] += layer.constant(x)
-        x = x + block.attention(x)
-        for step in _behind_attention(block):
-            terms, x = step(terms, x)
+    """The sum of all paths of each length 0, …, L, and last the constant part: (L + 2, batch, n, d)."""
+    terms = paths(network.encoder, network.embed(inputs), keep_terms=True).terms
+    assert terms is not None
     return terms
-
-
-def _behind_attention(block: Block) -> list[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """The steps of a block behind the attention's skip, each on (terms, tokens)."""
-    steps: list[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = [partial(frozen_norm, block.norm1)]
-    if not isinstance(block.ffn, nn.Identity):
-        steps += [partial(frozen_ffn, block.ffn), partial(frozen_norm, block.norm2)]
-    return steps
-
-
-def frozen_norm(norm: nn.Module, terms: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """LayerNorm with the scale 1/σ of each token frozen: (A − mean(A))·γ/σ of every term; β is constant."""
-    assert isinstance(norm, nn.LayerNorm)
-    scale = (x.var(dim=-1, keepdim=True, correction=0) + norm.eps).rsqrt()
-    terms = (terms - terms.mean(dim=-1, keepdim=True)) * scale * norm.weight
-    terms[-1] += norm.bias
-    return terms, norm(x)
-
-
-def frozen_ffn(ffn: nn.Module, terms: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A + W₂(g ∘ W₁A) of every term with the gates g = φ(u)/u, u = W₁x + b₁, frozen; ½ at u = 0, the limit of GELU."""
-    assert isinstance(ffn, nn.Sequential)
-    first, activation, second = ffn
-    assert isinstance(first, nn.Linear)
-    assert isinstance(second, nn.Linear)
-    u = first(x)
-    gates = torch.where(u == 0, 0.5, activation(u) / u)
-    made = (gates * (terms @ first.weight.mT)) @ second.weight.mT
-    made[-1] += (gates * first.bias) @ second.weight.mT + second.bias
-    return terms + made, x + ffn(x)
 
 
 def plain_norm(x: Tensor) -> Tensor:
