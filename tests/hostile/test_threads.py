@@ -130,17 +130,26 @@ def test_a_hook_that_waits_for_a_thread_that_measures_ends_in_an_error(monkeypat
     assert found
     for error in found:
         assert isinstance(error, ValueError)
-        assert "a GPT2LMHeadModel is being measured in another thread, which has waited for something" in str(error)
+        assert (
+            "a GPT2LMHeadModel is being measured in another thread, which has computed nothing for 0.5 seconds"
+            in str(error)
+        )
     assert state_of(other) == before
     assert not frame(other, others).empty
 
 
+def _compute_for(seconds: float) -> None:
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        pass
+
+
 def test_whoever_waits_for_one_that_computes_waits_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(quiet, "PATIENCE", 0.05)
+    monkeypatch.setattr(quiet, "PATIENCE", 0.5)
     slow, inputs = zoo.make("gpt2")
     other, others = zoo.make("bert")
     expected = frame(other, others)
-    handle = slow.register_forward_hook(lambda *_: time.sleep(0.5))
+    handle = slow.register_forward_hook(lambda *_: _compute_for(2.5))
     for found in in_threads(lambda: frame(slow, inputs), lambda: frame(other, others)):
         assert not isinstance(found, BaseException), found
     assert found.equals(expected)

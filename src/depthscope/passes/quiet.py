@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -57,7 +56,7 @@ class _Before:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.thread = threading.get_ident()
+        self.thread, self.system_thread = threading.get_ident(), threading.get_native_id()
         self.modules = list(model.modules())
         self.training = [module for module in self.modules if module.training]
         self.compiled = [(module, module._compiled_call_impl) for module in self.modules if _is_compiled(module)]
@@ -80,16 +79,17 @@ class _Before:
                     f"this {type(self.model).__name__} is being measured already, {where}: "
                     "measure it afterwards, or measure a copy.deepcopy of it"
                 )
-        place, since = None, 0.0
+        used, since = (0, -1), time.monotonic()
         while (first := _MEASURING[0]).thread != self.thread:
-            if (now_at := _waits_at(first.thread)) is None or now_at != place:
-                place, since = now_at, time.monotonic()
-            elif time.monotonic() - since > PATIENCE:
-                raise ValueError(
-                    f"a {type(first.model).__name__} is being measured in another thread, which has waited for "
-                    f"something for {PATIENCE} seconds and keeps this {type(self.model).__name__} from being measured: "
-                    "does a hook of it wait for this thread? Measure from one thread, or one after the other"
-                )
+            if time.monotonic() - since > PATIENCE:
+                if (now := (first.system_thread, _computed(first.system_thread))) == used:
+                    raise ValueError(
+                        f"a {type(first.model).__name__} is being measured in another thread, which has computed "
+                        f"nothing for {PATIENCE} seconds and keeps this {type(self.model).__name__} from being "
+                        "measured: does a hook of it wait for this thread? Measure from one thread, or one after the "
+                        "other"
+                    )
+                used, since = now, time.monotonic()
             time.sleep(0.005)
 
     def remember_what_is_global(self) -> None:
@@ -131,14 +131,20 @@ PATIENCE = 60  # seconds that one who measures may stand still while another wai
 _MEASURING: list[_Before] = []  # those of the first one's thread measure; one more if a hook measures another model
 
 
-def _waits_at(thread: int) -> tuple[int, int] | None:
-    """Where a thread waits for another one: which frame, and where in it. None if it computes."""
-    frame = sys._current_frames().get(thread)
-    if frame is None:
-        return (0, 0)  # it has ended, and its measurement has not
-    if frame.f_code.co_filename != threading.__file__:
-        return None
-    return id(frame), frame.f_lasti
+def _computed(thread: int) -> int:
+    """Processor time that a thread of this process has used, in the system's ticks; 0 if it has ended.
+
+    Asked of the system: `sys._current_frames` can lock up a process whose other threads allocate. Where the system does
+    not say (outside Linux), time goes on, so that nobody is taken to stand still.
+    """
+    if not os.path.isdir("/proc/self/task"):
+        return time.monotonic_ns()
+    try:
+        with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])  # in user and in system mode
 
 
 def _end_what_other_threads_measured() -> None:
