@@ -59,6 +59,7 @@ STUDIES: Registry[Entry] = Registry(
         Entry("dong2021-paths", f"{_DONG}.paths", "accuracy by length of path, frozen and recomputed", "30 min"),
         Entry("dong2021-toy", f"{_DONG}.toy", "one attention layer, applied again and again to two points", "5 min"),
         Entry("dong2021-lengths", f"{_DONG}.lengths", "how many paths of each length architectures have", "2 s"),
+        Entry("path-shares", f"{_DONG}.shares", "which lengths of path make the output of real models", "30 s"),
         Entry("skips-two-measures", f"{_DONG}.two_measures", "do skips save 100 blocks? y and t_div", "1 min, 4 GB"),
         Entry("causal-rate", f"{_CAUSAL}.rate", "causal attention: rate .625, the ramp, δ against n", "21 s"),
         Entry("causal-leak", f"{_CAUSAL}.leak", "the sequence mean lets a causal model see the future", "3 min"),

@@ -29,6 +29,7 @@ class Pretrained:
     def load(self) -> Any:
         """The model in float32, in eval mode; nothing is downloaded."""
         transformers: Any = require("transformers", "huggingface")
+        transformers.logging.disable_progress_bar()
         return transformers.AutoModel.from_pretrained(self.folder, local_files_only=True).float().eval()
 
     def ids(self, text: Text, tokens: int, samples: int) -> Tensor:
@@ -48,17 +49,18 @@ def minilm() -> list[Pretrained]:
     return [Pretrained("MiniLM", "bert", folder) for folder in (Path(p) / "model" for p in places) if folder.is_dir()]
 
 
-def given(data: str | None) -> list[Pretrained]:
-    """The models in a folder, or in the folders in it; refuses a folder without any BERT, ALBERT or XLNet."""
+def given(data: str | None, families: tuple[str, ...] | None = FAMILIES) -> list[Pretrained]:
+    """The models in a folder, or in the folders in it; refuses a folder without any of these families (None: all)."""
     if data is None:
         return []
     root = Path(data)
     folders = sorted(path.parent for path in (*root.glob("config.json"), *root.glob("*/config.json")))
     found = [Pretrained(folder.name, _config(folder).get("model_type", ""), folder) for folder in folders]
-    known = [model for model in found if model.family in FAMILIES]
+    known = [model for model in found if families is None or model.family in families]
     if not known:
         there = ", ".join(f"{model.name} ({model.family or 'no model_type'})" for model in found) or "no config.json"
-        raise ValueError(f"expected weights of {', '.join(FAMILIES)} in {data!r}, or in folders in it; got {there}")
+        what = "a model" if families is None else ", ".join(families)
+        raise ValueError(f"expected weights of {what} in {data!r}, or in folders in it; got {there}")
     return known
 
 
