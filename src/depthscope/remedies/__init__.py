@@ -2,6 +2,7 @@
 
 from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.remedies.application import Applied, applied, apply, remove
+from depthscope.remedies.attn_scale import AttnScale
 from depthscope.remedies.deescalation import DeEscalate, LearnableTau, deescalate
 from depthscope.remedies.recommendation import Recommendation, recommend
 from depthscope.remedies.record import restore
@@ -11,6 +12,7 @@ from depthscope.remedies.residual_weight import ResidualWeight
 __all__ = [
     "REMEDIES",
     "Applied",
+    "AttnScale",
     "DeEscalate",
     "Ema",
     "Full",
