@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import depthscope
 from depthscope.models import BlockConfig, Encoder, VisionTransformer
-from depthscope.remedies import AttnScale, DeEscalate, ResidualWeight, deescalate
+from depthscope.remedies import AttnScale, DeEscalate, FeatScale, ResidualWeight, deescalate
 
 FORMS = {
     "full mean": DeEscalate(1.0, mixing="full"),
@@ -31,6 +31,7 @@ FORMS = {
     "EMA": DeEscalate(1.0, mixing="ema"),
     "residual weight": ResidualWeight(0.5),
     "AttnScale": AttnScale(),
+    "FeatScale": FeatScale(),
 }
 
 

@@ -18,6 +18,7 @@ from depthscope.passes import batches
 from depthscope.passes.hooks import hooks_in
 from depthscope.remedies import AttnScale, applied, restore
 from depthscope.remedies.attn_scale import scaled_context
+from oracles import uniform_matrix
 from samples import seeded
 from zoo import run
 
@@ -29,15 +30,6 @@ SHOWN = [
     if "context" not in specimen.hides and specimen.attending is None and name != "xlnet"
 ]
 HIDDEN = [name for name in zoo.ZOO if name not in SHOWN]
-
-
-def uniform_matrix(n: int, causal: bool, real: Tensor | None = None) -> Tensor:
-    """Uniform attention written out, (n, n) or (batch, n, n): rows of equal weights over the real tokens that may be
-    seen; rows of zeros where there are none."""
-    seen = torch.ones(n, n, dtype=torch.float64).tril() if causal else torch.ones(n, n, dtype=torch.float64)
-    if real is not None:
-        seen = seen * real[:, None, :].double()
-    return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import depthscope
 import zoo
-from depthscope.remedies import REMEDIES, AttnScale, DeEscalate, Ema, Prefix, ResidualWeight
+from depthscope.remedies import REMEDIES, AttnScale, DeEscalate, Ema, FeatScale, Prefix, ResidualWeight
 
 CAUSAL: dict[str, Any] = {
     "causal-lm": lambda: zoo.make("causal-lm")[0],
@@ -50,9 +50,10 @@ FORMS = {
     ],
     "residual-weight": [ResidualWeight(0.5)],
     "attn-scale": [AttnScale(0.7), AttnScale(-0.4, mixing="prefix", learnable=False)],
+    "feat-scale": [FeatScale(0.6, -0.3), FeatScale(-0.5, 0.8, mixing="prefix", learnable=False)],
 }
 
-OF_ATTENTION = ("attn-scale",)
+OF_ATTENTION = ("attn-scale", "feat-scale")
 
 
 def build(name: str) -> nn.Module:

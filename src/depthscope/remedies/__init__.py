@@ -4,6 +4,7 @@ from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.remedies.application import Applied, applied, apply, remove
 from depthscope.remedies.attn_scale import AttnScale
 from depthscope.remedies.deescalation import DeEscalate, LearnableTau, deescalate
+from depthscope.remedies.feat_scale import FeatScale
 from depthscope.remedies.recommendation import Recommendation, recommend
 from depthscope.remedies.record import restore
 from depthscope.remedies.remedy import REMEDIES, Remedy, Site, register_remedy
@@ -15,6 +16,7 @@ __all__ = [
     "AttnScale",
     "DeEscalate",
     "Ema",
+    "FeatScale",
     "Full",
     "LearnableTau",
     "Prefix",

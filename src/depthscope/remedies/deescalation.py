@@ -156,7 +156,7 @@ class DeEscalate(Remedy):
         hook = SubtractMean(self, site, station, mean)
         site.put(self, hook, station)  # first: taking it down takes the parameter out
         if isinstance(self.tau, LearnableTau):
-            site.block.module.register_parameter(hook.parameter_name, self.tau.parameter(_gain(site.block)))
+            site.block.module.register_parameter(hook.parameter_name, self.tau.parameter(gain_of(site.block)))
 
     def station_in(self, block: BlockAnatomy) -> str:
         """Where it acts in a block. Where no norm stands on the trunk, `ffn_input` is a copy of it, normed or not; the
@@ -231,14 +231,14 @@ def _modes(module: nn.Module) -> tuple[str, ...]:
     return (modes,) if isinstance(modes, str) else tuple(modes) if isinstance(modes, tuple | list) else ()
 
 
-def _gain(block: BlockAnatomy) -> Tensor:
+def gain_of(block: BlockAnatomy) -> Tensor:
     """The gain of a norm: as wide as a token, on the block's device."""
     norms = [*block.norms, *(m for m in block.module.modules() if "norm" in type(m).__name__.lower())]
     gains = [
         weight for norm in norms if isinstance(weight := getattr(norm, "weight", None), Tensor) and weight.ndim == 1
     ]
     if not gains:
-        raise ValueError(f"a learnable τ needs the width of a token, and {block.name!r} has no norm that shows it")
+        raise ValueError(f"what is learned needs the width of a token, and {block.name!r} has no norm that shows it")
     return max(gains, key=Tensor.numel)  # norms of queries and keys are as narrow as a head
 
 
