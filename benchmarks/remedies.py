@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import depthscope
 from depthscope.models import BlockConfig, Encoder, VisionTransformer
-from depthscope.remedies import AttnScale, DeEscalate, FeatScale, ResidualWeight, deescalate
+from depthscope.remedies import AttnScale, DeEscalate, FeatScale, Reparameterise, ResidualWeight, deescalate
 
 FORMS = {
     "full mean": DeEscalate(1.0, mixing="full"),
@@ -32,6 +32,7 @@ FORMS = {
     "residual weight": ResidualWeight(0.5),
     "AttnScale": AttnScale(),
     "FeatScale": FeatScale(),
+    "H = VΛV⁻¹": Reparameterise(start="fresh"),
 }
 
 

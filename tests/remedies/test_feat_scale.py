@@ -92,7 +92,7 @@ def test_where_there_is_no_branch_it_is_refused_by_name(name: str):
 
 def test_a_hybrid_has_it_where_it_attends():
     model, _ = zoo.make("jamba")
-    with pytest.raises(ValueError, match="has no attention for feat-scale to scale; blocks= chooses others"):
+    with pytest.raises(ValueError, match="has no attention for feat-scale; blocks= chooses others"):
         depthscope.apply(model, FeatScale())
     depthscope.apply(model, FeatScale(blocks=(2,)))
     assert [entry.block for entry in applied(model)] == ["model.layers.1"]

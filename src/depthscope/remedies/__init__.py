@@ -8,6 +8,7 @@ from depthscope.remedies.feat_scale import FeatScale
 from depthscope.remedies.recommendation import Recommendation, recommend
 from depthscope.remedies.record import restore
 from depthscope.remedies.remedy import REMEDIES, Remedy, Site, register_remedy
+from depthscope.remedies.reparameterise import Reparameterise, bake
 from depthscope.remedies.residual_weight import ResidualWeight
 
 __all__ = [
@@ -22,10 +23,12 @@ __all__ = [
     "Prefix",
     "Recommendation",
     "Remedy",
+    "Reparameterise",
     "ResidualWeight",
     "Site",
     "applied",
     "apply",
+    "bake",
     "deescalate",
     "recommend",
     "register_remedy",

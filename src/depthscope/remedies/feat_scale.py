@@ -35,8 +35,8 @@ def feat_scaled(branch: Tensor, mean: Tensor, s: Tensor | float, t: Tensor | flo
 class FeatScale(Remedy):
     """Weighs what the attention branch gives to all tokens alike (`s`) and what it gives beyond that (`t`).
 
-    `s` and `t` are where the two start, 0 in the paper. They are trained, one number per feature each (each block gains
-    `feat_scale_s` and `feat_scale_t`), unless `learnable=False`, which keeps them. The branch is taken where it is added
+    `s` and `t` are where the two start, 0 in the paper. They are trained, one number per feature each (each block gets
+    `feat_scale_s` and `feat_scale_t`) unless `learnable=False`, which keeps them. The branch is taken where it is added
     to the trunk: behind a norm of its own, where there is one. `mixing`: "auto" takes the mean of all tokens in
     bidirectional models and of the tokens so far in causal ones ("prefix"); "full" would let a token see later ones
     there, and `allow_leak=True` permits it. Padding neither counts nor changes.
@@ -77,9 +77,7 @@ class FeatScale(Remedy):
         block = site.block
         if BRANCH in block.spots and block.attention is None:
             kind = type(block.module).__name__
-            raise ValueError(
-                f"{block.name!r} ({kind}) has no attention for feat-scale to scale; blocks= chooses others"
-            )
+            raise ValueError(f"{block.name!r} ({kind}) has no attention for feat-scale; blocks= chooses others")
         if BRANCH not in block.spots:
             raise ValueError(
                 f"{block.name!r} does not show its {BRANCH}, so that feat-scale cannot be put in; "
