@@ -39,7 +39,7 @@ def real_form(matrix: Tensor, low: float, high: float) -> Form:
     clipped = values.real.clamp(low, high)
     try:
         made = (vectors * clipped) @ torch.linalg.inv(vectors)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         raise ValueError("H has too few eigenvectors to be written as VΛV⁻¹; use start='fresh'") from None
     return Form(vectors, clipped, _error(made, h), int((values.imag != 0).sum()))
 
@@ -119,7 +119,7 @@ class Eigenform:
     def _inverse(self, vectors: Tensor) -> Tensor:
         try:
             inverse = torch.linalg.inv(vectors)
-        except torch.linalg.LinAlgError:
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             raise ValueError(f"{self.block!r}: V of H = VΛV⁻¹ is singular; vectors='orthogonal' cannot be") from None
         if not (self.has_warned or torch.compiler.is_compiling() or vectors.is_meta):
             self._watch(vectors.detach(), inverse.detach())

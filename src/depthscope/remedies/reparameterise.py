@@ -152,7 +152,8 @@ def _layers(block: BlockAnatomy) -> Layers:
     spot = block.values or (fused.spot if fused is not None else None)
     if spot is None or block.context is None or block.projections is None:
         raise ValueError(f"{what} does not show the layers of W_V and W_O, so that H cannot be reparameterised")
-    value, output = spot.module, block.context.module
+    value: Any = spot.module
+    output: Any = block.context.module
     cut: Any = None if block.values is not None or fused is None else fused.cut
     known = cut is None or (cut.func is stacked_values and type(value).__name__ == "Conv1D")
     if not known or steered_kind(value) is None or type(value) is not type(output):
@@ -181,7 +182,7 @@ def _bias_of_values(layer: Any, width: int) -> Tensor | None:
 class Kept(NamedTuple):
     """A layer as it was."""
 
-    layer: nn.Module
+    layer: Any
     kind: type[nn.Module]
     order: tuple[str, ...]  # of its parameters
     weight: nn.Parameter
@@ -247,7 +248,7 @@ class Steering(Hook):
     def keep_present(self) -> None:
         """What was kept of the layers becomes what they have now."""
         with torch.no_grad():
-            now = [(kept, kept.layer.weight.clone(), kept.layer.bias) for kept in self.kept]  # type: ignore[operator]
+            now = [(kept, kept.layer.weight.clone(), kept.layer.bias) for kept in self.kept]
             for kept, weight, bias in now:
                 kept.weight.data = weight.contiguous()
                 if kept.bias is not None:
@@ -260,7 +261,7 @@ class Steering(Hook):
             owner._parameters.pop(name, None)
         for kept in self.kept:
             if not isinstance(kept.layer, Steered):
-                continue
+                continue  # it may be taken down again
             layer: Any = kept.layer
             layer.__class__ = kept.kind
             del layer.form, layer.role

@@ -8,7 +8,7 @@ from transformers.pytorch_utils import Conv1D
 from depthscope.remedies.steered_layers import Steered
 
 
-class SteeredConv1D(Steered, Conv1D):
+class SteeredConv1D(Steered, Conv1D):  # type: ignore[misc]
     """In the place of Hugging Face's."""
 
     transposed = False

@@ -46,7 +46,7 @@ class Steered:
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
 
-class SteeredLinear(Steered, nn.Linear):
+class SteeredLinear(Steered, nn.Linear):  # type: ignore[override]
     """In the place of PyTorch's."""
 
     transposed = True
