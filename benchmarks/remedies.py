@@ -23,13 +23,16 @@ from torch import Tensor, nn
 
 import depthscope
 from depthscope.models import BlockConfig, Encoder, VisionTransformer
-from depthscope.remedies import DeEscalate, ResidualWeight, deescalate
+from depthscope.remedies import AttnScale, DeEscalate, FeatScale, Reparameterise, ResidualWeight, deescalate
 
 FORMS = {
     "full mean": DeEscalate(1.0, mixing="full"),
     "prefix mean": DeEscalate(1.0, mixing="prefix"),
     "EMA": DeEscalate(1.0, mixing="ema"),
     "residual weight": ResidualWeight(0.5),
+    "AttnScale": AttnScale(),
+    "FeatScale": FeatScale(),
+    "H = VΛV⁻¹": Reparameterise(start="fresh"),
 }
 
 

@@ -46,3 +46,12 @@ def entropy_rank(x: Tensor) -> Tensor:
 
 def composite_norm(x: Tensor) -> Tensor:
     return (torch.linalg.matrix_norm(x, 1) * torch.linalg.matrix_norm(x, torch.inf)).sqrt()
+
+
+def uniform_matrix(n: int, causal: bool, real: Tensor | None = None) -> Tensor:
+    """Uniform attention written out, (n, n) or (batch, n, n): rows of equal weights over the real tokens that may be
+    seen; rows of zeros where there are none."""
+    seen = torch.ones(n, n, dtype=torch.float64).tril() if causal else torch.ones(n, n, dtype=torch.float64)
+    if real is not None:
+        seen = seen * real[:, None, :].double()
+    return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)

@@ -28,7 +28,7 @@ def test_a_record_is_json_and_comes_back(remedy):
 
 
 def test_a_bad_record_is_refused():
-    with pytest.raises(ValueError, match="unknown remedy 'magic': expected one of de-escalation, residual-weight"):
+    with pytest.raises(ValueError, match=r"unknown remedy 'magic': expected one of .*de-escalation, .*residual-weight"):
         from_dict({"remedy": "magic"})
     with pytest.raises(
         ValueError, match=r"has no option 'taw': did you mean 'tau'\? expected some of .*tau, at, mixing"

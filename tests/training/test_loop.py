@@ -58,6 +58,18 @@ def test_a_run_is_continued_bit_by_bit(tmp_path: Path, task, changes):
     assert curves[0] == curves[1]
 
 
+@pytest.mark.parametrize("remedy", ["attn-scale", "feat-scale", "reparameterise(interval=smooth, start=fresh)"])
+def test_what_a_remedy_has_learned_is_continued_too(tmp_path: Path, remedy: str):
+    config = tiny_config(variant=f"post+{remedy}", steps=8)
+    _, losses = run_in(tmp_path / "whole", config)
+    display = crash_at(6)
+    with pytest.raises(Crash):
+        run_in(tmp_path / "parts", config, display=display, checkpoint_every=4)
+    _, rest = run_in(tmp_path / "parts", config, resume=True)
+    assert display.losses[:4] + rest == losses
+    assert_bitwise_equal(saved(tmp_path / "parts"), saved(tmp_path / "whole"))
+
+
 def test_the_memory_matters_and_is_saved(tmp_path: Path):
     config = tiny_config(steps=4)
     run_in(tmp_path, config, task=MemoryTask(config))

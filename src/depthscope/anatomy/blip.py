@@ -7,12 +7,15 @@ say neither: a remedy is careful then, and what stands behind a cross-attention 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from depthscope.anatomy import bert
+from depthscope.anatomy.fused import stacked_values
 from depthscope.anatomy.structure import (
     BlockAnatomy,
     Family,
+    FusedValues,
     Spot,
     always,
     branch_spots,
@@ -33,6 +36,9 @@ def describe_vision(name: str, layer: Any) -> BlockAnatomy:
         attention=attention,
         norms=(layer.layer_norm1, layer.layer_norm2),
         context=Spot(attention.projection, "in"),
+        fused_values=FusedValues(
+            Spot(attention.qkv, "out"), partial(stacked_values, heads=attention.num_heads, groups=attention.num_heads)
+        ),
         ffn=(layer.mlp,),
         projections=lambda: fused_projections(
             attention.qkv.weight.T,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from depthscope.anatomy.fused import interleaved_projections
+from depthscope.anatomy.fused import interleaved_projections, interleaved_values
 from depthscope.anatomy.structure import (
     BlockAnatomy,
     Family,
+    FusedValues,
     Spot,
     branch_spots,
     causal_unless_told,
@@ -29,6 +31,10 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         attention=attention,
         norms=norms,
         context=Spot(attention.dense, "in"),
+        fused_values=FusedValues(
+            Spot(attention.query_key_value, "out"),
+            partial(interleaved_values, heads=attention.num_heads, groups=attention.num_heads),
+        ),
         ffn=(ffn.dense_h_to_4h, ffn.dense_4h_to_h),
         projections=lambda: interleaved_projections(
             attention.query_key_value, attention.dense, attention.num_heads, attention.num_heads

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from depthscope.anatomy import layouts
-from depthscope.anatomy.fused import latent_projections
-from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, causal_unless_told
+from depthscope.anatomy.fused import latent_projections, latent_values
+from depthscope.anatomy.structure import BlockAnatomy, Family, FusedValues, Spot, causal_unless_told
 
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
@@ -19,6 +20,10 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         layer.mlp,
         lambda: latent_projections(attention),
         context=Spot(attention.o_proj, "in"),
+        fused_values=FusedValues(
+            Spot(attention.kv_b_proj, "out"),
+            partial(latent_values, heads=attention.config.num_attention_heads, width=attention.v_head_dim),
+        ),
     )
 
 

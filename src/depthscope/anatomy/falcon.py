@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from depthscope.anatomy import layouts
-from depthscope.anatomy.fused import interleaved_projections
-from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, causal_unless_told
+from depthscope.anatomy.fused import interleaved_projections, interleaved_values
+from depthscope.anatomy.structure import BlockAnatomy, Family, FusedValues, Spot, causal_unless_told
 
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
@@ -21,6 +22,10 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
             attention.query_key_value, attention.dense, attention.num_heads, attention.num_kv_heads
         ),
         context=Spot(attention.dense, "in"),
+        fused_values=FusedValues(
+            Spot(attention.query_key_value, "out"),
+            partial(interleaved_values, heads=attention.num_heads, groups=attention.num_kv_heads),
+        ),
     )
 
 

@@ -48,6 +48,23 @@ def latent_projections(attention: Any) -> Projections:
     )
 
 
+def stacked_values(returned: Tensor, heads: int, groups: int) -> Tensor:
+    """What `stacked_projections` calls values, of what the fused layer returns: (…, n, (h + 2g)·k) → (…, n, g·k)."""
+    return returned.unflatten(-1, (heads + 2 * groups, -1))[..., -groups:, :].flatten(-2)
+
+
+def interleaved_values(returned: Tensor, heads: int, groups: int) -> Tensor:
+    """What `interleaved_projections` calls values: (…, n, (h + 2g)·k) → (…, n, g·k)."""
+    return returned.unflatten(-1, (groups, heads // groups + 2, -1))[..., -1, :].flatten(-2)
+
+
+def latent_values(returned: Tensor, heads: int, width: int) -> Tensor:
+    """What `latent_projections` calls values: (batch, n, h·(k + v)) → (batch, n, h·v); an axis of one head may stand
+    before n, since the narrow keys and values are shared by all."""
+    one_head = returned.squeeze(1) if returned.ndim == 4 else returned
+    return one_head.unflatten(-1, (heads, -1))[..., -width:].flatten(-2)
+
+
 def _rows(layer: nn.Linear, heads: int) -> tuple[Tensor, ...]:
     """Weight (heads, k, d) and, if there is one, bias (heads, k), by head."""
     parts = (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)

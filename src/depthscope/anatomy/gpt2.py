@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from depthscope.anatomy.fused import stacked_values
 from depthscope.anatomy.structure import (
     BlockAnatomy,
     Family,
+    FusedValues,
     Spot,
     always,
     branch_spots,
@@ -31,6 +34,10 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         cross_attention=cross,
         norms=(layer.ln_1, layer.ln_2),
         context=Spot(attention.c_proj, "in"),
+        fused_values=FusedValues(
+            Spot(attention.c_attn, "out"),
+            partial(stacked_values, heads=attention.num_heads, groups=attention.num_heads),
+        ),
         ffn=(layer.mlp,),
         projections=lambda: fused_projections(
             attention.c_attn.weight,

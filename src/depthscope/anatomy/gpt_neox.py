@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from depthscope.anatomy import layouts
-from depthscope.anatomy.fused import interleaved_projections
-from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, branch_spots, causal_unless_told
+from depthscope.anatomy.fused import interleaved_projections, interleaved_values
+from depthscope.anatomy.structure import BlockAnatomy, Family, FusedValues, Spot, branch_spots, causal_unless_told
 
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
@@ -21,6 +22,9 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         layer.mlp,
         lambda: interleaved_projections(attention.query_key_value, attention.dense, heads, heads),
         context=Spot(attention.dense, "in"),
+        fused_values=FusedValues(
+            Spot(attention.query_key_value, "out"), partial(interleaved_values, heads=heads, groups=heads)
+        ),
     )
     return replace(block, spots={**block.spots, **branch_spots(layer.post_attention_dropout, layer.post_mlp_dropout)})
 

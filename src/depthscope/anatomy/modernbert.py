@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from depthscope.anatomy.fused import stacked_values
 from depthscope.anatomy.structure import (
     BlockAnatomy,
     Family,
+    FusedValues,
     Spot,
     always,
     branch_spots,
@@ -26,6 +29,7 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         attention=attention,
         norms=(layer.attn_norm, layer.mlp_norm),
         context=Spot(attention.Wo, "in"),
+        fused_values=FusedValues(Spot(attention.Wqkv, "out"), partial(stacked_values, heads=heads, groups=heads)),
         ffn=(layer.mlp,),
         projections=lambda: fused_projections(
             attention.Wqkv.weight.T, attention.Wqkv.bias, attention.Wo.weight.T, attention.Wo.bias, heads

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from depthscope.anatomy import layouts
-from depthscope.anatomy.fused import stacked_projections
-from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, branch_spots, causal_unless_told
+from depthscope.anatomy.fused import stacked_projections, stacked_values
+from depthscope.anatomy.structure import BlockAnatomy, Family, FusedValues, Spot, branch_spots, causal_unless_told
 
 
 def describe(name: str, layer: Any) -> BlockAnatomy:
@@ -22,6 +23,10 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
             attention.qkv_proj, attention.o_proj, config.num_attention_heads, config.num_key_value_heads
         ),
         context=Spot(attention.o_proj, "in"),
+        fused_values=FusedValues(
+            Spot(attention.qkv_proj, "out"),
+            partial(stacked_values, heads=config.num_attention_heads, groups=config.num_key_value_heads),
+        ),
     )
     return replace(block, spots={**block.spots, **branch_spots(layer.resid_attn_dropout, layer.resid_mlp_dropout)})
 

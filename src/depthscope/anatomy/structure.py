@@ -50,6 +50,15 @@ class Projections:
 
 
 @dataclass(frozen=True)
+class FusedValues:
+    """The values among what one module returns for queries, keys and values: `cut` takes them out of what stands at
+    `spot`, (…, n, width) → (…, n, g·d_v), side by side. It is a function that can be imported, or a partial of one."""
+
+    spot: Spot
+    cut: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
 class Addition:
     """A residual addition, by stations: what `trunk` has and what `branch` has add up to what `result` has."""
 
@@ -89,6 +98,7 @@ class BlockAnatomy:
     family: str = ""  # where the model has blocks of several
     token_axis: int | None = None  # where the model has blocks of several layouts
     values: Spot | None = None  # None where query, key and value are fused in one module
+    fused_values: FusedValues | None = None  # where they are fused in a way that is known
     context: Spot | None = None
     ffn: tuple[nn.Module, ...] = ()
     extra_keys: int = 0  # last columns of attention's softmax that stand for no token (the sink of gpt-oss)

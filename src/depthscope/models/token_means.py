@@ -26,6 +26,11 @@ class Running(NamedTuple):
     total: Tensor  # (…, 1, d) Σ_j β^(i−j) x_j
     weight: Tensor  # (…, 1, 1) Σ_j β^(i−j)
 
+    @property
+    def last(self) -> Running:
+        """Where these are of several tokens: those of the last one, which the next tokens need."""
+        return Running(self.total[..., -1:, :], self.weight[..., -1:, :])
+
 
 class Stretch(NamedTuple):
     """What the causal means of n tokens in a row are made of, if all of them count: the same for every sequence."""
@@ -105,6 +110,12 @@ class CausalMean:
         self, tokens: Tensor, counted: Tensor | None = None, before: Running | None = None
     ) -> tuple[Tensor, Running]:
         """The same after the tokens that `before` stands for, and what the next ones need."""
+        inside = True if counted is None else counted.unsqueeze(-1)
+        found = self.running_totals(tokens, counted, before)
+        return self._divided(*found, inside), found.last
+
+    def running_totals(self, tokens: Tensor, counted: Tensor | None = None, before: Running | None = None) -> Running:
+        """What the mean of each token is made of, (…, n, d) and (…, n, 1), after those that `before` stands for."""
         working = tokens.to(accumulator(tokens))
         if counted is None:
             counted = torch.ones_like(tokens[..., 0], dtype=torch.bool)
@@ -117,7 +128,7 @@ class CausalMean:
             fade = _fade(tokens.shape[-2], self.beta, tokens.device, working.dtype)
             total = total + fade * before.total
             weight = weight + fade * before.weight
-        return self._divided(total, weight, inside), Running(total[..., -1:, :], weight[..., -1:, :])
+        return Running(total, weight)
 
     def _divided(self, total: Tensor, weight: Tensor, inside: Tensor | bool) -> Tensor:
         if self.shrink is not None:
@@ -146,6 +157,18 @@ class Ema(CausalMean):
     def beta(self) -> float:
         """How fast earlier tokens are forgotten."""
         return self.decay
+
+
+def uniform_causal(
+    tokens: Tensor, counted: Tensor | None = None, before: Running | None = None
+) -> tuple[Tensor, Running]:
+    """What causal attention with equal weights makes of tokens (…, n, d): token i becomes the mean of tokens 1 … i.
+
+    Unlike `Prefix`, which leaves the first token alone, the first one is its own mean here. 0 where no token has come
+    yet. `counted` (…, n) is true for tokens in the mean, `before` stands for earlier ones; the second result for all.
+    """
+    found = Prefix().running_totals(tokens, counted, before)
+    return found.total / found.weight.clamp(min=1), found.last
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -51,7 +51,7 @@ def _carrying(kind: Any) -> Any:
         def crop(self, tokens_to_remove: int) -> None:
             if tokens_to_remove:
                 raise ValueError(
-                    "a running mean cannot forget tokens again: de-escalation with mixing='prefix' or 'ema' does not "
+                    "a running mean cannot forget tokens again: a remedy with a causal mean does not "
                     "go with decoding that crops its cache (assisted or speculative decoding)"
                 )
 
@@ -101,7 +101,7 @@ def recall(cache: Any, site: tuple[str, str], past: int) -> Any:
     seen, statistics = _sites(cache).get(site, (0, None))
     if seen != past:
         raise ValueError(
-            f"the cache holds {past} tokens, of which de-escalation saw {seen}: it was filled before the remedy was "
+            f"the cache holds {past} tokens, of which the remedy saw {seen}: it was filled before the remedy was "
             "put in, by a compiled pass, or cropped; start again without a cache"
         )
     return statistics

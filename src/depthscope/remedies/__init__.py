@@ -2,26 +2,33 @@
 
 from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.remedies.application import Applied, applied, apply, remove
+from depthscope.remedies.attn_scale import AttnScale
 from depthscope.remedies.deescalation import DeEscalate, LearnableTau, deescalate
+from depthscope.remedies.feat_scale import FeatScale
 from depthscope.remedies.recommendation import Recommendation, recommend
 from depthscope.remedies.record import restore
 from depthscope.remedies.remedy import REMEDIES, Remedy, Site, register_remedy
+from depthscope.remedies.reparameterise import Reparameterise, bake
 from depthscope.remedies.residual_weight import ResidualWeight
 
 __all__ = [
     "REMEDIES",
     "Applied",
+    "AttnScale",
     "DeEscalate",
     "Ema",
+    "FeatScale",
     "Full",
     "LearnableTau",
     "Prefix",
     "Recommendation",
     "Remedy",
+    "Reparameterise",
     "ResidualWeight",
     "Site",
     "applied",
     "apply",
+    "bake",
     "deescalate",
     "recommend",
     "register_remedy",

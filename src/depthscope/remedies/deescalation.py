@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -15,7 +14,7 @@ from depthscope.anatomy import BlockAnatomy
 from depthscope.models.token_means import NAMED, Ema, Full, Prefix, TokenMean
 from depthscope.passes.caches import recall, remember
 from depthscope.passes.hooks import TokenHook
-from depthscope.remedies.remedy import Mixing, Remedy, Site, leak, register_remedy
+from depthscope.remedies.remedy import Mixing, Remedy, Site, leak, register_remedy, warn_of_the_prefix_mean
 from depthscope.stations import trunk_is_a_sum
 
 if TYPE_CHECKING:
@@ -152,16 +151,12 @@ class DeEscalate(Remedy):
             raise ValueError(f"{what}; stations that can be changed: {seen}{site.unseen}")
         mean = self._mean(site)
         if self.mixing == "auto" and mean is not None and site.causal is None and site.is_first:
-            warnings.warn(
-                "cannot tell whether this model is causal: the prefix mean is used, which is safe in both cases; "
-                "pass causal=False to apply for the full mean, or inputs= to find out",
-                stacklevel=3,
-            )
+            warn_of_the_prefix_mean(stacklevel=4)
         self._refuse_mean_pooling(site, mean)
         hook = SubtractMean(self, site, station, mean)
         site.put(self, hook, station)  # first: taking it down takes the parameter out
         if isinstance(self.tau, LearnableTau):
-            site.block.module.register_parameter(hook.parameter_name, self.tau.parameter(_gain(site.block)))
+            site.block.module.register_parameter(hook.parameter_name, self.tau.parameter(gain_of(site.block)))
 
     def station_in(self, block: BlockAnatomy) -> str:
         """Where it acts in a block. Where no norm stands on the trunk, `ffn_input` is a copy of it, normed or not; the
@@ -173,7 +168,7 @@ class DeEscalate(Remedy):
     def mixing_in(self, site: Site) -> Mixing:
         """That of its mean. Where a call decides (PyTorch's encoder layers), a full mean is judged call by call."""
         mean = self._mean(site)
-        if mean is None or (mean.kind == "full" and _call_decides(site)):
+        if mean is None or (mean.kind == "full" and site.call_decides):
             return "by call"
         return mean.kind
 
@@ -205,7 +200,7 @@ class DeEscalate(Remedy):
         """The mean to use; None: each call of the block tells."""
         if self.mixing != "auto":
             return token_mean(self.mixing)
-        if _call_decides(site):
+        if site.call_decides:
             return None
         return NAMED["full" if site.causal is False else "prefix"]
 
@@ -216,11 +211,6 @@ class DeEscalate(Remedy):
                 f"τ = 1 at the last output makes the mean of the tokens zero for every input, and {pooling} reads "
                 "just that mean: use tau below 1, blocks without the last, at='input', or a class token"
             )
-
-
-def _call_decides(site: Site) -> bool:
-    """Whether causality is an argument of each call, and nobody has said more."""
-    return bool(site.block.causal_arguments) and site.causal is None
 
 
 def _mean_pooling(model: nn.Module) -> str | None:
@@ -241,14 +231,14 @@ def _modes(module: nn.Module) -> tuple[str, ...]:
     return (modes,) if isinstance(modes, str) else tuple(modes) if isinstance(modes, tuple | list) else ()
 
 
-def _gain(block: BlockAnatomy) -> Tensor:
+def gain_of(block: BlockAnatomy) -> Tensor:
     """The gain of a norm: as wide as a token, on the block's device."""
     norms = [*block.norms, *(m for m in block.module.modules() if "norm" in type(m).__name__.lower())]
     gains = [
         weight for norm in norms if isinstance(weight := getattr(norm, "weight", None), Tensor) and weight.ndim == 1
     ]
     if not gains:
-        raise ValueError(f"a learnable τ needs the width of a token, and {block.name!r} has no norm that shows it")
+        raise ValueError(f"what is learned needs the width of a token, and {block.name!r} has no norm that shows it")
     return max(gains, key=Tensor.numel)  # norms of queries and keys are as narrow as a head
 
 

@@ -7,6 +7,7 @@ other packages add theirs with `register_remedy` or an entry point in the group 
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, is_dataclass
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import nn
 
-from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
 from depthscope.passes import Pass
-from depthscope.passes.hooks import TokenHook, change_trunk
+from depthscope.passes.hooks import Hook, TokenHook, change_trunk, hang
 from depthscope.registry import Registry
 from depthscope.remedies.selection import check_selection
 
@@ -44,8 +45,23 @@ class Site:
         What it changes is the trunk, also where a pre-norm model shows only the copy that a norm reads; on a branch, it
         is the branch.
         """
-        hook.remedy, hook.block, hook.part, hook.station = remedy, self.block.name, self.block.part, station
+        self._note(remedy, hook, station)
         change_trunk(self.block, station, hook)
+
+    def put_inside(self, remedy: Remedy, hook: Hook, spot: Spot, station: str) -> None:
+        """Hangs a hook of a remedy at a spot inside the block that is no station of it, such as attention's context."""
+        self._note(remedy, hook, station)
+        if isinstance(hook, TokenHook):
+            hook.side, hook.path = spot.side, spot.path
+        hang(spot.module, hook, spot.side)
+
+    def _note(self, remedy: Remedy, hook: Hook, station: str) -> None:
+        hook.remedy, hook.block, hook.part, hook.station = remedy, self.block.name, self.block.part, station
+
+    @property
+    def call_decides(self) -> bool:
+        """Whether causality is an argument of each call of the block, and nobody has said more."""
+        return bool(self.block.causal_arguments) and self.causal is None
 
     @property
     def unseen(self) -> str:
@@ -142,6 +158,15 @@ def refuse_right_to_left(remedy: Remedy, site: Site) -> None:
     """Means are over all tokens, or over those so far: where tokens see only later ones, both would leak."""
     if site.anatomy.right_to_left and remedy.mixing_in(site) != "none" and not remedy.allow_leak:
         raise ValueError(f"{remedy.name} in {site.block.name!r}: {RIGHT_TO_LEFT}, or allow_leak=True does it")
+
+
+def warn_of_the_prefix_mean(stacklevel: int) -> None:
+    """Doubt counts as causal, and whoever has a bidirectional model should know."""
+    warnings.warn(
+        "cannot tell whether this model is causal: the prefix mean is used, which is safe in both cases; "
+        "pass causal=False to apply for the full mean, or inputs= to find out",
+        stacklevel=stacklevel,
+    )
 
 
 def leak(remedy: Remedy) -> str:

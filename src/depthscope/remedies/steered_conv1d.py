@@ -1,0 +1,14 @@
+"""The layer of GPT-2 (a linear one, stored transposed) with a computed weight; a module of its own, as it needs
+transformers."""
+
+from __future__ import annotations
+
+from transformers.pytorch_utils import Conv1D
+
+from depthscope.remedies.steered_layers import Steered
+
+
+class SteeredConv1D(Steered, Conv1D):  # type: ignore[misc]
+    """In the place of Hugging Face's."""
+
+    transposed = False

@@ -1,0 +1,356 @@
+"""H = VΛV⁻¹: the spectrum stays in its interval, also after training; what was there comes back, or is baked in."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import depthscope
+import zoo
+from depthscope.anatomy import anatomy_of
+from depthscope.models import BlockConfig, Encoder
+from depthscope.passes import batches
+from depthscope.passes.hooks import hooks_in
+from depthscope.remedies import DeEscalate, Reparameterise, applied, bake, restore
+from depthscope.remedies.eigenform import orthogonal, real_form, symmetric_form
+from samples import seeded
+from zoo import run
+
+SQUARE = ["encoder", "encoder-pre", "causal-lm", "transformer-xl", "bert", "roberta", "albert", "distilbert", "vit",
+          "deit", "gpt2", "opt", "t5-encoder", "t5", "bart", "deberta", "clip", "gptj"]  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore:the remedy goes into")  # said of models with several towers
+
+
+def products(model: nn.Module) -> list[Tensor]:
+    """H_h of each block, (h, d, d) in float64, from the projections that the anatomy shows."""
+    shown = [block.projections() for block in anatomy_of(model).blocks]
+    return [p.value.double() @ p.output.double() for p in shown]
+
+
+def assert_in(values: Tensor, low: float, high: float, precision: float) -> None:
+    assert values.imag.abs().max() < precision
+    assert low - precision < values.real.min()
+    assert values.real.max() < high + precision
+
+
+def trained(model: nn.Module, inputs: Any, steps: int = 5, lr: float = 0.01) -> None:
+    optimiser = torch.optim.Adam(model.parameters(), lr=lr)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        run(model, inputs).square().mean().backward()
+        optimiser.step()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 12), st.integers(0, 10**6))
+def test_the_real_form_has_the_real_parts(width: int, seed: int):
+    """On each invariant plane α ± iβ becomes α: the trace stays, and what is real and inside is kept exactly."""
+    h = torch.randn(width, width, generator=seeded(seed), dtype=torch.float64)
+    form = real_form(h, -100.0, 100.0)
+    made = form.vectors @ form.eigenvalues.diag() @ torch.linalg.inv(form.vectors)
+    expected = torch.linalg.eigvals(h).real.sort().values
+    assert_close(form.eigenvalues.sort().values, expected, rtol=0, atol=1e-9)
+    assert_close(form.error, ((made - h).norm() / h.norm()).item(), rtol=1e-9, atol=1e-12)
+    assert_close(made.trace(), h.trace(), rtol=0, atol=1e-6)
+    assert (form.error < 1e-6) == (form.complex_eigenvalues == 0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 8), st.integers(0, 10**6))
+def test_the_symmetric_form_is_the_nearest(width: int, seed: int):
+    """No other symmetric matrix with its spectrum in the interval is nearer, and going on towards H changes nothing."""
+    h = torch.randn(width, width, generator=seeded(seed), dtype=torch.float64)
+    form = symmetric_form(h, -1.0, 0.0)
+    nearest = form.error * h.norm()
+    for other in range(20):
+        q = orthogonal(torch.randn(width, width, generator=seeded(seed + other), dtype=torch.float64))
+        values = -torch.rand(width, generator=seeded(seed - other - 1), dtype=torch.float64)
+        assert ((q * values) @ q.mT - h).norm() >= nearest
+    made = (form.vectors * form.eigenvalues) @ form.vectors.mT
+    for step in (0.1, 0.01):  # towards H itself, projected back: it stays
+        moved = symmetric_form(made + step * (h - made), -1.0, 0.0)
+        assert_close((moved.vectors * moved.eigenvalues) @ moved.vectors.mT, made, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("start", ["present", "fresh"])
+@pytest.mark.parametrize("vectors", ["free", "orthogonal"])
+@pytest.mark.parametrize("interval", ["sharpen", "smooth", (-0.5, 0.25)])
+def test_the_spectrum_is_in_the_interval_before_and_after_training(interval: Any, vectors: Any, start: Any):
+    model, inputs = zoo.make("bert")
+    model.double().eval()
+    remedy = Reparameterise(interval, vectors=vectors, start=start)
+    depthscope.apply(model, remedy)
+    low, high = remedy.bounds
+    before = run(model, inputs)
+    for training in (False, True):
+        if training:
+            trained(model, inputs)
+            assert not torch.allclose(run(model, inputs), before)
+        for entry, heads in zip(applied(model), products(model), strict=True):
+            whole = torch.linalg.eigvals(heads.sum(dim=0))
+            own = torch.tensor(entry.values["eigenvalues"], dtype=torch.float64)
+            assert_in(whole, low, high, 1e-6)  # ties split by the square root of rounding
+            assert_close(whole.real.sort().values, own.sort().values, rtol=0, atol=1e-6)
+            assert own.min() >= low
+            assert own.max() <= high
+            for head, share in zip(heads, own.unflatten(0, (4, 4)), strict=True):
+                values = torch.linalg.eigvals(head)  # the share of this head, and twelve zeros
+                expected = torch.cat([share, torch.zeros(12, dtype=torch.float64)]).sort().values
+                assert_close(values.real.sort().values, expected, rtol=0, atol=1e-6)
+            if vectors == "orthogonal":
+                assert_close(heads.sum(dim=0), heads.sum(dim=0).mT, rtol=0, atol=1e-12)
+                assert entry.values["condition"] == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", SQUARE)
+def test_families_measure_and_train_what_they_compute(name: str):
+    """`spectra` reads the weights of this moment, also right after a step; V and Λ learn, in every block."""
+    model, inputs = zoo.make(name)
+    model.eval()
+    keys = list(model.state_dict())
+    reference = run(model, inputs)
+    depthscope.apply(model, Reparameterise("sharpen", start="fresh"))
+    assert set(model.state_dict()) > set(keys)
+    trained(model, inputs, steps=2)
+    for parameter_name, parameter in model.named_parameters():
+        if "reparameterised" in parameter_name and name != "clip":
+            assert parameter.grad is not None
+            assert (parameter.grad != 0).any()
+    found = depthscope.spectra(model).frame
+    assert found["real"].between(-1 - 1e-4, 1e-4).all()
+    assert found["imag"].abs().max() < 1e-2  # zeros of a head that are split by the root of float32's rounding
+    changed = run(model, inputs)
+    assert torch.equal(run(copy.deepcopy(model), inputs), changed)
+    loaded = pickle.loads(pickle.dumps(model))
+    assert torch.equal(run(loaded, inputs), changed)
+    twin = bake(copy.deepcopy(model))
+    assert set(twin.state_dict()) == set(keys)
+    assert list(twin.state_dict()) == keys
+    assert_close(run(twin, inputs), changed, rtol=1e-5, atol=1e-5)
+    assert not list(hooks_in(twin))
+    fresh, _ = zoo.make(name)
+    fresh.eval()
+    before = fresh.state_dict()
+    kept = {key: value.clone() for key, value in before.items()}
+    depthscope.remove(depthscope.apply(fresh, Reparameterise()))
+    assert list(fresh.state_dict()) == keys
+    assert all(torch.equal(value, kept[key]) for key, value in fresh.state_dict().items())
+    assert torch.equal(run(fresh, inputs), reference)
+
+
+def test_remove_gives_back_what_was_there_and_the_parameters_themselves():
+    model, inputs = zoo.make("gpt2")
+    model.eval()
+    attention = model.transformer.h[0].attn
+    layers = (attention.c_attn, attention.c_proj)
+    weights = [(layer.weight, layer.weight.clone(), layer.bias.clone(), type(layer)) for layer in layers]
+    depthscope.apply(model, Reparameterise("smooth"))
+    trained(model, inputs)
+    assert not isinstance(attention.c_attn.weight, nn.Parameter)
+    depthscope.remove(model)
+    for layer, (parameter, weight, bias, kind) in zip(layers, weights, strict=True):
+        assert layer.weight is parameter
+        assert torch.equal(parameter, weight)
+        assert torch.equal(layer.bias, bias)
+        assert type(layer) is kind
+        assert "form" not in vars(layer)
+
+
+def test_present_weights_with_a_real_spectrum_inside_are_kept():
+    """One head: then H alone says what the branch is, and the bias of the values goes through the old W_O."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Encoder(2, BlockConfig(8, 1)).double().eval()
+    x = torch.randn(2, 5, 8, generator=seeded(1), dtype=torch.float64)
+    with torch.no_grad():
+        for block in model.blocks:
+            v = torch.randn(8, 8, generator=seeded(2), dtype=torch.float64)
+            values = torch.linspace(-0.9, -0.1, 8, dtype=torch.float64)
+            w_v = torch.randn(8, 8, generator=seeded(3), dtype=torch.float64)
+            h = v @ values.diag() @ torch.linalg.inv(v)
+            block.attention.value.weight.copy_(w_v.T)
+            block.attention.output.weight.copy_((torch.linalg.inv(w_v) @ h).T)
+            nn.init.normal_(block.attention.value.bias)
+    before = model(x)
+    depthscope.apply(model, Reparameterise("sharpen", max_error=1e-8))
+    assert_close(model(x), before, rtol=0, atol=1e-9)
+    assert all(entry.values["error"] < 1e-9 for entry in applied(model))
+    assert (model.blocks[0].attention.value.bias == 0).all()
+    bake(model)
+    assert_close(model(x), before, rtol=0, atol=1e-9)
+    depthscope.apply(model, Reparameterise("smooth"))
+    assert not torch.allclose(model(x), before, atol=1e-2)  # all of it is clipped
+    assert [entry.values["error"] for entry in applied(model)] == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("vectors", ["free", "orthogonal"])
+def test_gradients(vectors: Any):
+    """With respect to V and Λ, against finite differences."""
+    model, inputs = zoo.make("causal-lm")
+    depthscope.apply(model.double().eval(), Reparameterise((-1.5, 0.5), vectors=vectors, start="fresh"))
+    block = model.encoder.blocks[1] if hasattr(model, "encoder") else anatomy_of(model).blocks[1].module
+
+    def loss() -> Tensor:
+        return run(model, inputs).sin().sum()
+
+    for parameter in (block.reparameterised_vectors, block.reparameterised_eigenvalues):
+        (gradient,) = torch.autograd.grad(loss(), parameter)
+        direction = torch.randn(parameter.shape, generator=seeded(3), dtype=torch.float64)
+        step, ends = 1e-6, []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.add_(sign * step * direction)
+                ends.append(loss())
+                parameter.sub_(sign * step * direction)
+        assert_close((gradient * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_saved_models_come_back_with_and_without_it(name: str, tmp_path):
+    model, inputs = zoo.make(name)
+    model.eval()
+    depthscope.apply(model, Reparameterise("sharpen", start="fresh"))
+    trained(model, inputs)
+    expected = run(model, inputs)
+    model.save_pretrained(tmp_path)
+    plain = type(model).from_pretrained(tmp_path).eval()
+    assert_close(run(plain, inputs), expected, rtol=1e-5, atol=1e-5)  # what is saved are the weights in force
+    loaded = restore(type(model).from_pretrained(tmp_path).eval(), tmp_path)
+    assert torch.equal(run(loaded, inputs), expected)
+    assert [e.values["eigenvalues"] for e in applied(loaded)] == [e.values["eigenvalues"] for e in applied(model)]
+
+
+def test_training_goes_on_where_it_stopped(tmp_path):
+    """A state_dict and the optimiser's, into a model that was built and treated anew."""
+
+    def build() -> tuple[nn.Module, Any, torch.optim.Optimizer]:
+        model, inputs = zoo.make("vit")
+        depthscope.apply(model.eval(), Reparameterise("smooth", vectors="orthogonal", start="fresh"))
+        return model, inputs, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(model: nn.Module, inputs: Any, optimiser: torch.optim.Optimizer) -> None:
+        optimiser.zero_grad()
+        run(model, inputs).square().mean().backward()
+        optimiser.step()
+
+    first, inputs, optimiser = build()
+    step(first, inputs, optimiser)
+    torch.save((first.state_dict(), optimiser.state_dict()), tmp_path / "state.pt")
+    step(first, inputs, optimiser)
+    second, _, again = build()
+    weights, state = torch.load(tmp_path / "state.pt")
+    assert second.load_state_dict(weights) == ([], [])  # nothing missing, nothing too much
+    again.load_state_dict(state)
+    step(second, inputs, again)
+    assert torch.equal(run(first, inputs), run(second, inputs))
+
+
+def test_other_remedies_stay_when_it_is_baked():
+    model, inputs = zoo.make("bert")
+    depthscope.apply(model.eval(), DeEscalate(0.5), Reparameterise("smooth"))
+    expected = run(model, inputs)
+    bake(model)
+    assert_close(run(model, inputs), expected, rtol=1e-5, atol=1e-6)
+    assert {entry.remedy.name for entry in applied(model)} == {"de-escalation"}
+    assert [record["remedy"] for record in model.config.depthscope_remedies] == ["de-escalation"]
+    with pytest.raises(ValueError, match="expected a model with reparameterise"):
+        bake(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@pytest.mark.parametrize("name", ["encoder", "gpt2"])
+def test_compiles_without_graph_breaks(name: str):
+    model, inputs = zoo.make(name)
+    depthscope.apply(model.eval(), Reparameterise(start="fresh"))
+    batch = next(batches(model, inputs))
+    eager = run(model, inputs)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(*batch.args, **batch.kwargs)
+    compiled = compiled if isinstance(compiled, Tensor) else compiled[0]
+    assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+    compiled.sum().backward()
+
+
+def test_half_precision_and_autocast():
+    model, inputs = zoo.make("bert")
+    depthscope.apply(model.eval(), Reparameterise(start="fresh"))
+    exact = run(model, inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_close(run(model, inputs).float(), exact, rtol=0.1, atol=0.1)  # 8 bits, over three blocks
+    model.bfloat16()
+    assert run(model, inputs).dtype == torch.bfloat16
+
+
+def test_a_nearly_singular_v_is_told_of_once_with_its_number():
+    model, inputs = zoo.make("encoder")
+    depthscope.apply(model.eval(), Reparameterise(start="fresh"))
+    vectors = model.blocks[1].reparameterised_vectors
+    with torch.no_grad():
+        vectors[:, 0] = vectors[:, 1] + 1e-6 * vectors[:, 0]
+    with pytest.warns(
+        UserWarning, match=r"'blocks.1': V of H = VΛV⁻¹ is nearly singular \(condition number \d\.\de\+0\d"
+    ):
+        run(model, inputs)
+    run(model, inputs)  # a warning is an error here
+    assert applied(model)[1].values["condition"] > 1e5 > 10 > applied(model)[0].values["condition"]
+    with torch.no_grad():
+        vectors.zero_()
+    with pytest.raises(ValueError, match=r"'blocks.1': V of H = VΛV⁻¹ is singular"):
+        run(model, inputs)
+
+
+def test_what_cannot_be_done_is_refused_in_one_line():
+    def refused(name: str, message: str, change: Any = None, **options: Any) -> None:
+        model, _ = zoo.make(name)
+        if change is not None:
+            change(model)
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        with pytest.raises(ValueError, match=message) as error:
+            depthscope.apply(model, Reparameterise(**options))
+        assert "\n" not in str(error.value)
+        assert not list(hooks_in(model))
+        assert all(torch.equal(value, before[key]) or value.isnan().any() for key, value in model.state_dict().items())
+
+    refused("llama", "no grouped queries")
+    refused("qwen3", "needs a square V")
+    refused("gpt-neox", "separate nn.Linear layers, and the fused Conv1D of GPT-2")
+    refused("torch", "does not show the layers of W_V and W_O")
+    refused("mamba", "does not show the layers of W_V and W_O")
+    refused("bert", r"block 1: \d+ of 16 eigenvalues of H are complex, .* more than max_error=0.01", max_error=0.01)
+    broken = lambda model: model.encoder.layer[1].attention.self.value.weight.data.fill_(torch.nan)  # noqa: E731
+    refused("bert", "block 2: expected finite weights, got nan or inf in W_V or W_O", broken)
+    plain = Encoder(1, BlockConfig(8, 1, output_projection=False))
+    with pytest.raises(ValueError, match="cannot tell them apart"):
+        depthscope.apply(plain, Reparameterise())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"interval": "sharp"}, "interval='sharpen', 'smooth' or"),
+        ({"interval": (1, 0)}, "low ≤ high, got"),
+        ({"interval": (0, float("inf"))}, "finite numbers"),
+        ({"interval": 3}, "or \\(low, high\\), got 3"),
+        ({"vectors": "any"}, "vectors='free' or 'orthogonal', got 'any'"),
+        ({"start": "now"}, "start='present' or 'fresh', got 'now'"),
+        ({"max_error": -1}, "max_error of at least 0"),
+        ({"seed": 0.5}, "seed to be a whole number"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        Reparameterise(**options)
+
+
+def test_transformers_is_not_imported_for_it():
+    code = "import sys, depthscope.remedies; assert 'transformers' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
