@@ -65,35 +65,54 @@ class Heads(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What softmax sees of the tokens, without what it drops: score_ij = common_j + varying_ij."""
+    """What softmax sees of the tokens, relative to what it sees of one of them, j*: score_ij = common_j + varying_ij.
+
+    Of that token both parts are 0. Softmax drops what is the same in a row, so that any token may be j*.
+    """
 
     common: Tensor  # (…, h, 1, n): the same for every row
-    varying: Tensor  # E = R W_Q W_Kᵀ Rᵀ/√d_qk (…, h, n, n): quadratic in R
+    varying: Tensor  # E_ij = r_i W_Q W_Kᵀ(r_j − r_j*)/√d_qk (…, h, n, n): quadratic in R
+    apart: Tensor  # r_j − r_j* (…, h, n, d)
 
 
-def split_scores(tokens: SplitTokens, heads: Heads) -> Scores:
-    """The scores, up to what is the same in a row: (x + r_i)W_Q·(x + r_j)W_K without (x + r_i)W_Q·xW_K."""
+def split_scores(tokens: SplitTokens, heads: Heads, *, seen_from: int | None = None) -> Scores:
+    """The scores relative to token `seen_from`; without it, to the one that the shared token attends to most.
+
+    (x + r_i)W_Q·(r_j − r_j*)W_K: tokens that are equal to j* have scores of exactly 0.
+    """
     r = tokens.residual.unsqueeze(-3)  # (…, 1, n, d)
     asked = tokens.shared[..., None, None, :] @ heads.query  # (…, h, 1, d_qk)
     if heads.query_bias is not None:
         asked = asked + heads.query_bias.unsqueeze(-2)
-    keys = r @ heads.key  # (…, h, n, d_qk)
+    if seen_from is None:
+        most = (asked @ (r @ heads.key).mT).argmax(dim=-1, keepdim=True)  # j* (…, h, 1, 1)
+        apart = r - r.take_along_dim(most, dim=-2)
+    else:
+        apart = r - r[..., seen_from, None, :]
+    keys = apart @ heads.key  # (…, h, n, d_qk)
     scale = 1 / math.sqrt(heads.key.shape[-1])
-    return Scores(scale * asked @ keys.mT, scale * (r @ heads.query) @ keys.mT)
+    return Scores(scale * asked @ keys.mT, scale * (r @ heads.query) @ keys.mT, apart)
 
 
 def attention_gap(scores: Scores) -> tuple[Tensor, Tensor]:
     """q (…, h, 1, n) and P − 1qᵀ (…, h, n, n), q = softmax(common), without cancellation.
 
-    p_ij − q_j = q_j(expm1(E_ij) − z_i)/(1 + z_i), z_i = Σ_m q_m expm1(E_im). Rows with a score above 1 in size are
-    far from q: there the difference is taken as it is, which cannot overflow.
+    p_ij − q_j = (u_ij − q_j z_i)/(1 + z_i), u_ij = q_j expm1(E_ij), z_i = Σ_m u_im. The scores are relative to the
+    token j* of the largest q: u_ij* = 0, and z_i is a sum over the others, however close q_j* is to 1.
+
+    A row that prefers another token to j* by more than 30 is far from q: there the difference is taken as it is,
+    which cannot overflow.
     """
+    total = scores.common + scores.varying
     q = torch.softmax(scores.common, dim=-1)
-    small = scores.varying.abs().amax(dim=-1, keepdim=True) <= 1  # (…, h, n, 1)
-    rise = torch.expm1(torch.where(small, scores.varying, 0.0))
-    z = rise @ q.mT  # (…, h, n, 1)
-    plain = torch.softmax(scores.common + scores.varying, dim=-1) - q
-    return q, torch.where(small, q * (rise - z) / (1 + z), plain)
+    calm = total.amax(dim=-1, keepdim=True) <= 30  # (…, h, n, 1)
+    near = scores.varying <= 1
+    small = q * torch.expm1(torch.where(near, scores.varying, 0.0))
+    large = torch.exp(torch.where(calm, total, 0.0) - torch.logsumexp(scores.common, dim=-1, keepdim=True)) - q
+    u = torch.where(near, small, large)
+    z = torch.where(calm, u.sum(dim=-1, keepdim=True), 0.0)
+    gap = torch.where(calm, (u - q * z) / (1 + z), torch.softmax(total, dim=-1) - q)
+    return q, torch.where(calm, (u - q * z) / (1 + z), torch.softmax(total, dim=-1) - q)
 
 
 def attend(tokens: SplitTokens, heads: Heads) -> SplitTokens:
@@ -103,20 +122,30 @@ def attend(tokens: SplitTokens, heads: Heads) -> SplitTokens:
 
 
 def attend_uncentred(tokens: SplitTokens, heads: Heads) -> SplitTokens:
-    """x' = Σ_h(x + q_hᵀR)W_h + b, R' = Σ_h(P_h − 1q_hᵀ)RW_h: what the theorems of `theory.collapse` bound."""
-    q, gap = attention_gap(split_scores(tokens, heads))
+    """x' = Σ_h(x + q_hᵀR)W_h + b, R' = Σ_h(P_h − 1q_hᵀ)RW_h: what the theorems of `theory.collapse` bound.
+
+    The rows of P − 1qᵀ sum to 0, so R may be taken relative to the token of the largest q: where all rows attend to
+    one token, what is left are the others, small, and not the one twice, large.
+    """
+    scores = split_scores(tokens, heads)
+    q, gap = attention_gap(scores)
     r = tokens.residual.unsqueeze(-3)
     shared = ((tokens.shared[..., None, None, :] + q @ r) @ heads.value).sum(dim=-3).squeeze(-2)
-    return SplitTokens(_plus(shared, heads.bias), (gap @ r @ heads.value).sum(dim=-3))
+    return SplitTokens(_plus(shared, heads.bias), (gap @ scores.apart @ heads.value).sum(dim=-3))
 
 
 def attend_causally(tokens: SplitTokens, heads: Heads) -> SplitTokens:
-    """The same with a causal mask: R' = Σ_h P_h R W_h, because P1 = 1. No q is common to all rows here."""
-    scores = split_scores(tokens, heads)
+    """The same with a causal mask: P_h X = 1(x + r_1)ᵀ + P_h(R − 1r_1ᵀ), because P1 = 1.
+
+    No q is common to all rows here. They can become equal only by attending to what the first token is, which has
+    nothing else to attend to: relative to it, what is left is small.
+    """
+    scores = split_scores(tokens, heads, seen_from=0)
     later = torch.ones(scores.varying.shape[-2:], dtype=torch.bool, device=scores.varying.device).triu(1)
     p = torch.softmax((scores.common + scores.varying).masked_fill(later, -math.inf), dim=-1)
-    shared = (tokens.shared[..., None, None, :] @ heads.value).sum(dim=-3).squeeze(-2)
-    return _centred(_plus(shared, heads.bias), (p @ tokens.residual.unsqueeze(-3) @ heads.value).sum(dim=-3))
+    first = tokens.shared + tokens.residual[..., 0, :]
+    shared = (first[..., None, None, :] @ heads.value).sum(dim=-3).squeeze(-2)
+    return _centred(_plus(shared, heads.bias), (p @ scores.apart @ heads.value).sum(dim=-3))
 
 
 def normalise(
