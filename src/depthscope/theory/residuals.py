@@ -111,7 +111,6 @@ def attention_gap(scores: Scores) -> tuple[Tensor, Tensor]:
     large = torch.exp(torch.where(calm, total, 0.0) - torch.logsumexp(scores.common, dim=-1, keepdim=True)) - q
     u = torch.where(near, small, large)
     z = torch.where(calm, u.sum(dim=-1, keepdim=True), 0.0)
-    gap = torch.where(calm, (u - q * z) / (1 + z), torch.softmax(total, dim=-1) - q)
     return q, torch.where(calm, (u - q * z) / (1 + z), torch.softmax(total, dim=-1) - q)
 
 
