@@ -53,8 +53,8 @@ def collapse_bound(
     β bounds ‖W_QK‖₁‖W_h‖_{1,∞} of every head and layer (`weight_product`), γ that of every layer (`range_evenness`),
     λ the Lipschitz constant of the MLP in the norm ‖·‖_{1,∞} (`lipschitz_bound`). γ = 1 is the paper's first version.
 
-    Residual 0 gives bound 0, and so does c = 0 (logarithm −∞); without layers the bound is the residual. From 647 layers
-    on 3^L is infinite in float64: the logarithm is then −∞ where the bound contracts, ∞ where it grows.
+    Residual 0 gives bound 0, and so does c = 0 (logarithm −∞); without layers the bound is the residual. From 647
+    layers on 3^L is infinite in float64: the logarithm is then −∞ where the bound contracts, ∞ where it grows.
     """
     _refuse_impossible(layers, key_width, heads)
     e = residual.double()
@@ -66,7 +66,7 @@ def collapse_bound(
 
 
 def _log_bound(log_e: Tensor, log_c: Tensor, layers: int) -> Tensor:
-    """(3^L − 1)/2·log c + 3^L·log e = 3^L(log e + ½ log c) − ½ log c: the distance from the threshold, tripled L times."""
+    """(3^L − 1)/2·log c + 3^L·log e = 3^L(log e + ½ log c) − ½ log c: each layer triples the way from the threshold."""
     if layers == 0:
         return log_e + torch.zeros_like(log_c)
     gone = (log_e == -math.inf) | (log_c == -math.inf)

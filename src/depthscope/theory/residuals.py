@@ -6,6 +6,10 @@ so R keeps its relative precision down to about 1e-290, where float64 itself end
 expansion in R. An error of x of one rounding acts as a change of the input by one rounding: in a network that is
 chaotic in x (an MLP of large gain) it grows from layer to layer, and what is followed is a neighbour's residual.
 
+R holds its largest differences to a rounding of themselves, smaller ones to a rounding of the largest. So tokens that
+stand in groups, each much narrower than the distance of the groups, lose what tells the tokens of a group apart, and a
+next layer in which all rows attend to one group needs it: `theory.pairs` keeps it.
+
 Below R ≈ 1e-97 the next attention step, which is cubic, leaves the numbers of float64: R becomes 0, and stays 0.
 
 Tokens (…, n, d), weights in the layout x ↦ xW: (…, in, out), with leading axes that broadcast. Use float64.
@@ -81,17 +85,28 @@ def split_scores(tokens: SplitTokens, heads: Heads, *, seen_from: int | None = N
     (x + r_i)W_Q·(r_j − r_j*)W_K: tokens that are equal to j* have scores of exactly 0.
     """
     r = tokens.residual.unsqueeze(-3)  # (…, 1, n, d)
-    asked = tokens.shared[..., None, None, :] @ heads.query  # (…, h, 1, d_qk)
-    if heads.query_bias is not None:
-        asked = asked + heads.query_bias.unsqueeze(-2)
     if seen_from is None:
-        most = (asked @ (r @ heads.key).mT).argmax(dim=-1, keepdim=True)  # j* (…, h, 1, 1)
-        apart = r - r.take_along_dim(most, dim=-2)
-    else:
-        apart = r - r[..., seen_from, None, :]
+        return scores_of(tokens, heads, apart=r - r.take_along_dim(most_attended(tokens, heads), dim=-2))
+    return scores_of(tokens, heads, apart=r - r[..., seen_from, None, :])
+
+
+def most_attended(tokens: SplitTokens, heads: Heads) -> Tensor:
+    """j*, the token of the largest q, (…, h, 1, 1)."""
+    return (_asked(tokens, heads) @ (tokens.residual.unsqueeze(-3) @ heads.key).mT).argmax(dim=-1, keepdim=True)
+
+
+def scores_of(tokens: SplitTokens, heads: Heads, *, apart: Tensor) -> Scores:
+    """The scores, given r_j − r_j* (…, h or 1, n, d)."""
     keys = apart @ heads.key  # (…, h, n, d_qk)
     scale = 1 / math.sqrt(heads.key.shape[-1])
-    return Scores(scale * asked @ keys.mT, scale * (r @ heads.query) @ keys.mT, apart)
+    varying = scale * (tokens.residual.unsqueeze(-3) @ heads.query) @ keys.mT
+    return Scores(scale * _asked(tokens, heads) @ keys.mT, varying, apart)
+
+
+def _asked(tokens: SplitTokens, heads: Heads) -> Tensor:
+    """xW_Q + b_Q (…, h, 1, d_qk)."""
+    asked = tokens.shared[..., None, None, :] @ heads.query
+    return asked if heads.query_bias is None else asked + heads.query_bias.unsqueeze(-2)
 
 
 def attention_gap(scores: Scores) -> tuple[Tensor, Tensor]:
@@ -126,7 +141,11 @@ def attend_uncentred(tokens: SplitTokens, heads: Heads) -> SplitTokens:
     The rows of P − 1qᵀ sum to 0, so R may be taken relative to the token of the largest q: where all rows attend to
     one token, what is left are the others, small, and not the one twice, large.
     """
-    scores = split_scores(tokens, heads)
+    return attend_by(split_scores(tokens, heads), tokens, heads)
+
+
+def attend_by(scores: Scores, tokens: SplitTokens, heads: Heads) -> SplitTokens:
+    """`attend_uncentred`, given the scores."""
     q, gap = attention_gap(scores)
     r = tokens.residual.unsqueeze(-3)
     shared = ((tokens.shared[..., None, None, :] + q @ r) @ heads.value).sum(dim=-3).squeeze(-2)
@@ -156,6 +175,14 @@ def normalise(
 
     nan where x has equal features and ε = 0: LN(x) has no meaning there.
     """
+    normed = normalise_uncentred(tokens, gain, bias, eps=eps)
+    return _centred(normed.shared, normed.residual)
+
+
+def normalise_uncentred(
+    tokens: SplitTokens, gain: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
+) -> SplitTokens:
+    """x' = LN(x), as `normalise` has it."""
     a = tokens.shared - tokens.shared.mean(dim=-1, keepdim=True)  # (…, d)
     b = tokens.residual - tokens.residual.mean(dim=-1, keepdim=True)  # (…, n, d)
     variance = a.square().mean(dim=-1, keepdim=True) + eps  # (…, 1)
@@ -167,7 +194,7 @@ def normalise(
     shared = unit.squeeze(-2)
     if gain is not None:
         shared, residual = shared * gain, residual * gain.unsqueeze(-2)
-    return _centred(_plus(shared, bias), residual)
+    return SplitTokens(_plus(shared, bias), residual)
 
 
 def linear(tokens: SplitTokens, weight: Tensor, bias: Tensor | None = None) -> SplitTokens:
@@ -178,8 +205,14 @@ def linear(tokens: SplitTokens, weight: Tensor, bias: Tensor | None = None) -> S
 
 def activate(tokens: SplitTokens, activation: str) -> SplitTokens:
     """φ(X) = 1φ(x)ᵀ + (φ(x + r_i) − φ(x)), by `theory.differences`."""
+    activated = activate_uncentred(tokens, activation)
+    return _centred(activated.shared, activated.residual)
+
+
+def activate_uncentred(tokens: SplitTokens, activation: str) -> SplitTokens:
+    """x' = φ(x)."""
     phi = activation_named(activation)
-    return _centred(phi.function(tokens.shared), phi.difference(tokens.shared.unsqueeze(-2), tokens.residual))
+    return SplitTokens(phi.function(tokens.shared), phi.difference(tokens.shared.unsqueeze(-2), tokens.residual))
 
 
 def activation_named(name: str) -> Activation:
