@@ -50,7 +50,7 @@ def test_groups_of_tokens_keep_what_tells_them_apart():
     group = torch.tensor([0, 0, 0, 1, 1, 1])
     apart = (centres[group][None] - centres[group][:, None]) + (inside[None] - inside[:, None])
     pairs = SplitTokens(centres[group] + inside, apart)
-    query, key, value = normal(generator, 3, 2, 3, 3)
+    query, value = normal(generator, 2, 2, 3, 3)
     asked = 200 * (centres[0] - centres[1]) / (centres[0] - centres[1]).square().sum()
     heads = Heads(query, torch.eye(3, dtype=F64).expand(2, 3, 3), value, query_bias=asked.expand(2, 3) * 3**0.5)
     found = around_mean(attend_pairs(pairs, Heads(*(None if part is None else part[None] for part in heads))))
