@@ -5,8 +5,8 @@ one token or to another makes such groups, of width e^−s if it does so by s na
 lost beside those of the groups; and a layer whose rows all attend to one group makes the tokens as equal as that group
 is narrow. Here a centre stands in every group. It costs n times the memory and time.
 
-Each x_k is carried by itself. In a network that is chaotic in x the x_k drift apart by their own roundings, and differences
-around one are then not exactly those around another.
+Each x_k is carried by itself. In a network that is chaotic in x they drift apart by their own roundings, and the
+differences around one are then not exactly those around another.
 
 Pairs are `SplitTokens` with one more axis: shared x_k (…, n, d), residual x_i − x_k (…, n, n, d), k before i. Weights
 need the same axis: (…, 1, h, d, d_qk), (…, 1, d, f).
