@@ -68,6 +68,10 @@ def mlp(x: Matrix, weights) -> Matrix:
     return plus_row(times([[phi(a) for a in row] for row in hidden], exact(weights.contract)), weights.contract_bias)
 
 
+def mean(x: Matrix) -> list[float]:
+    return [float(mp.fsum(column) / len(x)) for column in zip(*x, strict=True)]
+
+
 def deviations(x: Matrix) -> list[list[float]]:
     """X − 1x̄ᵀ, rounded only now."""
     means = [mp.fsum(column) / len(x) for column in zip(*x, strict=True)]

@@ -327,3 +327,55 @@ def test_equal_tokens_have_no_constant():
     assert found.after == 0
     assert found.constant.isnan()
     assert found.gamma.isnan()
+
+
+def test_a_head_that_tells_no_tokens_apart_leaves_the_bound():
+    """Its ranges are all 0: γ is that of the other heads, or nan if there is none."""
+    generator = seeded(6)
+    tokens, query, key, value = SplitTokens.of(0.3 * normal(generator, 5, 4)), *normal(generator, 3, 3, 4, 4)
+    query[1] = 0.0
+    found = layer_contraction(tokens, Heads(query, key, value))
+    others = layer_contraction(tokens, Heads(*(part[[0, 2]] for part in (query, key, value))))
+    assert found.gamma == others.gamma
+    assert found.after.item() == pytest.approx(others.after.item())
+    assert found.after <= found.paper.bound
+    assert found.constant <= found.sharp
+    dead = layer_contraction(tokens, Heads(0 * query, key, value))
+    assert dead.gamma.isnan()
+    assert dead.after == 0
+    assert dead.paper.bound == 0
+
+
+def test_a_bound_over_more_layers_than_float64_can_count():
+    """c = 4, threshold ½."""
+    e = torch.tensor([0.0, 0.4, 0.5, 0.6], dtype=F64)
+    for layers in (646, 647, 700, 10_000):
+        found = collapse_bound(e, beta=1.0, key_width=1, layers=layers)
+        assert not found.log_bound.isnan().any()
+        assert found.bound.tolist() == [0.0, 0.0, 0.5, math.inf]
+    kept = collapse_bound(e[1], beta=1.0, key_width=1, layers=600).log_bound.item()
+    assert kept == pytest.approx(3.0**600 * math.log(0.4 / 0.5))
+
+
+def test_a_bound_without_layers_is_the_residual():
+    e = torch.tensor([0.0, 0.3, 2.0], dtype=F64)
+    for beta in (0.0, 1.0):
+        assert_close(collapse_bound(e, beta=beta, key_width=1, layers=0).bound, e)
+    found = collapse_bound(e, beta=0.0, key_width=1, layers=2)
+    assert found.bound.tolist() == [0.0, 0.0, 0.0]
+    assert found.contracts.all()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"layers": -1}, "expected layers to be a whole number of 0 or more, got -1"),
+        ({"layers": 2.5}, "expected layers to be a whole number of 0 or more, got 2.5"),
+        ({"key_width": 0}, "expected key_width to be a whole number of 1 or more, got 0"),
+        ({"heads": 0}, "expected heads to be a whole number of 1 or more, got 0"),
+        ({"beta": -1.0}, "expected a bound on norms of weights, 0 or more, got a factor c = -4"),
+    ],
+)
+def test_a_bound_of_what_cannot_be_is_refused(options: dict, said: str):
+    with pytest.raises(ValueError, match=said):
+        collapse_bound(torch.ones(1), **{"beta": 1.0, "key_width": 1, **options})

@@ -126,6 +126,73 @@ def test_huge_scores_do_not_overflow():
     assert_close(attend(tokens, heads).tokens, expected, rtol=1e-9, atol=1e-9)
 
 
+def in_front(generator: torch.Generator, nats: float, *, n: int = 6, heads: int = 1) -> tuple[SplitTokens, Heads]:
+    """Tokens and heads whose query bias puts token 0 in front of all others by `nats`.
+
+    It asks for the last feature, which only token 0 has; what else is asked for is of the order of 1.
+    """
+    residual = normal(generator, n, D)
+    residual[:, -1] = 0.0
+    residual[0, -1] = 1.0
+    residual = residual - residual.mean(dim=-2, keepdim=True)
+    query, key = (normal(generator, heads, D, K, deviation=0.5) for _ in range(2))
+    query[..., 0] = key[..., 0] = 0.0
+    key[:, -1, 0] = 1.0
+    bias = torch.zeros(heads, K, dtype=F64)
+    bias[:, 0] = nats * math.sqrt(K)
+    return (
+        SplitTokens(normal(generator, D), residual),
+        Heads(query, key, normal(generator, heads, D, D), query_bias=bias, bias=normal(generator, D)),
+    )
+
+
+def both_ways(tokens: SplitTokens, heads: Heads, causal: bool) -> tuple[SplitTokens, exact.Matrix]:
+    whole = exact.plus_row(exact.exact(tokens.residual), tokens.shared)
+    step = attend_causally if causal else attend
+    return step(tokens, heads), exact.attention(whole, heads, causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_token_that_all_rows_attend_to_leaves_ten_digits(causal: bool, heads: int):
+    """0 to 620 nats: what is left of the residual falls below 1e-260."""
+    smallest = math.inf
+    with exact.workdps(exact.DIGITS + 300):
+        for nats in (0.0, 1.0, 10.0, 20.0, 40.0, 80.0, 120.0, 200.0, 400.0, 620.0):
+            for size in (1.0, 1e-2):
+                tokens, weights = in_front(seeded(int(nats)), nats / size, heads=heads)
+                tokens = tokens.scaled(size)
+                found, expected = both_ways(tokens, weights, causal)
+                smallest = min(smallest, composite_norm(found.residual).item())
+                assert agree(found, expected), (nats, size)
+                assert_close(found.shared, torch.tensor(exact.mean(expected), dtype=F64), rtol=1e-12, atol=1e-12)
+    assert 1e-285 < smallest < 1e-260
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_of_a_trained_size_leave_ten_digits(causal: bool):
+    """Scores of some hundred, in which each row attends to a token of its own or all to one, as it happens."""
+    with exact.workdps(exact.DIGITS):
+        for seed in range(12):
+            generator = seeded(seed)
+            tokens, weights = SplitTokens.of(normal(generator, 5, D)), heads_of(generator, 3)
+            tokens = tokens.scaled(10 ** (-1.0 * (seed % 3)))
+            found, expected = both_ways(tokens, weights._replace(query=(1 + 8 * seed) * weights.query), causal)
+            if composite_norm(found.residual) >= 1e-280:
+                assert agree(found, expected), seed
+
+
+def test_tokens_that_are_nearly_the_one_all_rows_attend_to():
+    """Of three tokens a, a + δ and b, the first two have all of the attention: what is left is of the order of δ²."""
+    with exact.workdps(exact.DIGITS):
+        for delta in (0.0, 1e-3, 1e-9):
+            generator = seeded(3)
+            tokens, weights = in_front(generator, 60.0, n=3)
+            residual = tokens.residual.clone()
+            residual[1] = residual[0] + delta * normal(generator, D)
+            assert agree(*both_ways(SplitTokens(tokens.shared, residual), weights, causal=False))
+
+
 def test_each_entry_of_the_gap_is_right():
     """p_ij − q_j, entry by entry, and rows that sum to 0 to rounding."""
     generator = seeded(5)

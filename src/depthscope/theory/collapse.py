@@ -52,14 +52,37 @@ def collapse_bound(
 
     β bounds ‖W_QK‖₁‖W_h‖_{1,∞} of every head and layer (`weight_product`), γ that of every layer (`range_evenness`),
     λ the Lipschitz constant of the MLP in the norm ‖·‖_{1,∞} (`lipschitz_bound`). γ = 1 is the paper's first version.
-    Residual 0 gives bound 0.
+
+    Residual 0 gives bound 0, and so does c = 0 (logarithm −∞); without layers the bound is the residual. From 647
+    layers on 3^L is infinite in float64: the logarithm is then −∞ where the bound contracts, ∞ where it grows.
     """
+    _refuse_impossible(layers, key_width, heads)
     e = residual.double()
     factor = torch.as_tensor(constant * gamma * beta * heads * lipschitz / math.sqrt(key_width), dtype=e.dtype)
-    power = 3.0**layers
-    log_bound = (power - 1) / 2 * factor.log() + power * e.log()
+    if bool((factor < 0).any()):
+        raise ValueError(f"expected a bound on norms of weights, 0 or more, got a factor c = {factor.min().item():g}")
     threshold = factor.rsqrt()
-    return CollapseBound(factor, log_bound, threshold, e < threshold)
+    return CollapseBound(factor, _log_bound(e.log(), factor.log(), layers), threshold, e < threshold)
+
+
+def _log_bound(log_e: Tensor, log_c: Tensor, layers: int) -> Tensor:
+    """(3^L − 1)/2·log c + 3^L·log e = 3^L(log e + ½ log c) − ½ log c: each layer triples the way from the threshold."""
+    if layers == 0:
+        return log_e + torch.zeros_like(log_c)
+    gone = (log_e == -math.inf) | (log_c == -math.inf)
+    distance = torch.where(gone, 0.0, log_e + log_c / 2)
+    tripled = torch.where(distance == 0, distance, _power_of_three(layers) * distance)  # ∞·0 is on the threshold: 0
+    return torch.where(gone, -math.inf, tripled - torch.where(gone, 0.0, log_c / 2))
+
+
+def _power_of_three(layers: int) -> float:
+    return 3.0**layers if layers < 647 else math.inf  # 3^646 is the last that float64 can hold
+
+
+def _refuse_impossible(layers: int, key_width: int, heads: int) -> None:
+    for name, value, least in (("layers", layers, 0), ("key_width", key_width, 1), ("heads", heads, 1)):
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"expected {name} to be a whole number of {least} or more, got {value!r}")
 
 
 def weight_product(heads: Heads) -> Tensor:
@@ -91,7 +114,8 @@ def score_ranges(tokens: SplitTokens, heads: Heads) -> Tensor:
 def range_evenness(ranges: Tensor) -> Tensor:
     """γ = √(Σ_i D_i / max_i D_i) ∈ [1, √n]: 1 if one row has all of the range, √n if all rows have the same; (…).
 
-    Later versions of the paper have it, the first one not. nan for equal tokens, whose ranges are all 0.
+    Later versions of the paper have it, the first one not. nan where all ranges are 0: for equal tokens, and for a head
+    whose queries or keys do not tell tokens apart.
     """
     return (ranges.sum(dim=-1) / ranges.amax(dim=-1)).sqrt()
 
@@ -126,7 +150,7 @@ class LayerContraction:
     before: Tensor  # e = ‖R‖_{1,∞}
     after: Tensor  # e' = ‖R'‖_{1,∞}, R' as the proof has it or around the mean, whichever is smaller
     constant: Tensor  # e'/(e³·Σ_h ‖W_QK‖₁‖W_h‖_{1,∞}/√d_qk): what was needed where the theorem has 4γ
-    gamma: Tensor  # the largest over the heads
+    gamma: Tensor  # the largest over the heads that have a range; nan if none has
     largest_range: Tensor  # max D_i over rows and heads
     applies: Tensor  # max D_i ≤ 1.256: what the paper's proof needs
     sharp: Tensor  # what our proof allows there: `sharp_constant` for one head, its sum over heads for several
@@ -138,6 +162,10 @@ def layer_contraction(tokens: SplitTokens, heads: Heads) -> LayerContraction:
 
     The heads enter the measured constant by the sum of their ‖W_QK‖₁‖W_h‖, at most Hβ. nan for equal tokens.
 
+    A head without a range (all D_i = 0) gives all rows the same attention and adds nothing to R'. It has no γ, and that
+    of the layer is the largest of the others'. If no head has one, R' = 0: γ is nan, and the paper's bound is taken
+    with γ = 1, the least that it can be.
+
     ‖·‖_{1,∞} does not satisfy the triangle inequality, so heads cannot be added in it. What we prove of several heads
     adds their column sums and their row sums: e' ≤ √(Σ_h s_h²u_h‖W_h‖₁ · Σ_h u_h‖W_h‖_∞)·e³/√d_qk, u = ‖W_QK‖₁,
     s = `sharp_constant`. For heads whose W_h have the same ratio ‖·‖₁/‖·‖_∞ this is Thm 2.3 with s in place of 4γ.
@@ -146,7 +174,9 @@ def layer_contraction(tokens: SplitTokens, heads: Heads) -> LayerContraction:
     before, attended = composite_norm(tokens.residual), attend_uncentred(tokens, heads).residual
     after = torch.minimum(composite_norm(attended), composite_norm(attended - attended.mean(dim=-2, keepdim=True)))
     ranges = score_ranges(tokens, heads)  # (…, h, n)
-    gamma = range_evenness(ranges).amax(dim=-1)
+    gammas = range_evenness(ranges)  # (…, h)
+    known = gammas.nan_to_num(nan=0.0).amax(dim=-1)
+    gamma = torch.where(known > 0, known, torch.nan)
     products = _weight_products(heads)
     u = _column_norm(heads.query @ heads.key.mT)  # (…, h)
     columns = (sharp_constant(ranges).square() * u * _column_norm(heads.value)).sum(dim=-1)
@@ -163,6 +193,6 @@ def layer_contraction(tokens: SplitTokens, heads: Heads) -> LayerContraction:
         applies=largest <= LARGEST_RANGE,
         sharp=(columns * rows).sqrt() / products.sum(dim=-1),
         paper=collapse_bound(
-            before, beta=products.amax(dim=-1), key_width=width, gamma=gamma, heads=products.shape[-1]
+            before, beta=products.amax(dim=-1), key_width=width, gamma=known.clamp(min=1.0), heads=products.shape[-1]
         ),
     )

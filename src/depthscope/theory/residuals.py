@@ -6,6 +6,10 @@ so R keeps its relative precision down to about 1e-290, where float64 itself end
 expansion in R. An error of x of one rounding acts as a change of the input by one rounding: in a network that is
 chaotic in x (an MLP of large gain) it grows from layer to layer, and what is followed is a neighbour's residual.
 
+R holds its largest differences to a rounding of themselves, smaller ones to a rounding of the largest. So tokens that
+stand in groups, each much narrower than the distance of the groups, lose what tells the tokens of a group apart, and a
+next layer in which all rows attend to one group needs it: `theory.pairs` keeps it.
+
 Below R ≈ 1e-97 the next attention step, which is cubic, leaves the numbers of float64: R becomes 0, and stays 0.
 
 Tokens (…, n, d), weights in the layout x ↦ xW: (…, in, out), with leading axes that broadcast. Use float64.
@@ -65,35 +69,64 @@ class Heads(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What softmax sees of the tokens, without what it drops: score_ij = common_j + varying_ij."""
+    """What softmax sees of the tokens, relative to what it sees of one of them, j*: score_ij = common_j + varying_ij.
+
+    Of that token both parts are 0. Softmax drops what is the same in a row, so that any token may be j*.
+    """
 
     common: Tensor  # (…, h, 1, n): the same for every row
-    varying: Tensor  # E = R W_Q W_Kᵀ Rᵀ/√d_qk (…, h, n, n): quadratic in R
+    varying: Tensor  # E_ij = r_i W_Q W_Kᵀ(r_j − r_j*)/√d_qk (…, h, n, n): quadratic in R
+    apart: Tensor  # r_j − r_j* (…, h, n, d)
 
 
-def split_scores(tokens: SplitTokens, heads: Heads) -> Scores:
-    """The scores, up to what is the same in a row: (x + r_i)W_Q·(x + r_j)W_K without (x + r_i)W_Q·xW_K."""
+def split_scores(tokens: SplitTokens, heads: Heads, *, seen_from: int | None = None) -> Scores:
+    """The scores relative to token `seen_from`; without it, to the one that the shared token attends to most.
+
+    (x + r_i)W_Q·(r_j − r_j*)W_K: tokens that are equal to j* have scores of exactly 0.
+    """
     r = tokens.residual.unsqueeze(-3)  # (…, 1, n, d)
-    asked = tokens.shared[..., None, None, :] @ heads.query  # (…, h, 1, d_qk)
-    if heads.query_bias is not None:
-        asked = asked + heads.query_bias.unsqueeze(-2)
-    keys = r @ heads.key  # (…, h, n, d_qk)
+    if seen_from is None:
+        return scores_of(tokens, heads, apart=r - r.take_along_dim(most_attended(tokens, heads), dim=-2))
+    return scores_of(tokens, heads, apart=r - r[..., seen_from, None, :])
+
+
+def most_attended(tokens: SplitTokens, heads: Heads) -> Tensor:
+    """j*, the token of the largest q, (…, h, 1, 1)."""
+    return (_asked(tokens, heads) @ (tokens.residual.unsqueeze(-3) @ heads.key).mT).argmax(dim=-1, keepdim=True)
+
+
+def scores_of(tokens: SplitTokens, heads: Heads, *, apart: Tensor) -> Scores:
+    """The scores, given r_j − r_j* (…, h or 1, n, d)."""
+    keys = apart @ heads.key  # (…, h, n, d_qk)
     scale = 1 / math.sqrt(heads.key.shape[-1])
-    return Scores(scale * asked @ keys.mT, scale * (r @ heads.query) @ keys.mT)
+    varying = scale * (tokens.residual.unsqueeze(-3) @ heads.query) @ keys.mT
+    return Scores(scale * _asked(tokens, heads) @ keys.mT, varying, apart)
+
+
+def _asked(tokens: SplitTokens, heads: Heads) -> Tensor:
+    """xW_Q + b_Q (…, h, 1, d_qk)."""
+    asked = tokens.shared[..., None, None, :] @ heads.query
+    return asked if heads.query_bias is None else asked + heads.query_bias.unsqueeze(-2)
 
 
 def attention_gap(scores: Scores) -> tuple[Tensor, Tensor]:
     """q (…, h, 1, n) and P − 1qᵀ (…, h, n, n), q = softmax(common), without cancellation.
 
-    p_ij − q_j = q_j(expm1(E_ij) − z_i)/(1 + z_i), z_i = Σ_m q_m expm1(E_im). Rows with a score above 1 in size are
-    far from q: there the difference is taken as it is, which cannot overflow.
+    p_ij − q_j = (u_ij − q_j z_i)/(1 + z_i), u_ij = q_j expm1(E_ij), z_i = Σ_m u_im. The scores are relative to the
+    token j* of the largest q: u_ij* = 0, and z_i is a sum over the others, however close q_j* is to 1.
+
+    A row that prefers another token to j* by more than 30 is far from q: there the difference is taken as it is,
+    which cannot overflow.
     """
+    total = scores.common + scores.varying
     q = torch.softmax(scores.common, dim=-1)
-    small = scores.varying.abs().amax(dim=-1, keepdim=True) <= 1  # (…, h, n, 1)
-    rise = torch.expm1(torch.where(small, scores.varying, 0.0))
-    z = rise @ q.mT  # (…, h, n, 1)
-    plain = torch.softmax(scores.common + scores.varying, dim=-1) - q
-    return q, torch.where(small, q * (rise - z) / (1 + z), plain)
+    calm = total.amax(dim=-1, keepdim=True) <= 30  # (…, h, n, 1)
+    near = scores.varying <= 1
+    small = q * torch.expm1(torch.where(near, scores.varying, 0.0))
+    large = torch.exp(torch.where(calm, total, 0.0) - torch.logsumexp(scores.common, dim=-1, keepdim=True)) - q
+    u = torch.where(near, small, large)
+    z = torch.where(calm, u.sum(dim=-1, keepdim=True), 0.0)
+    return q, torch.where(calm, (u - q * z) / (1 + z), torch.softmax(total, dim=-1) - q)
 
 
 def attend(tokens: SplitTokens, heads: Heads) -> SplitTokens:
@@ -103,20 +136,34 @@ def attend(tokens: SplitTokens, heads: Heads) -> SplitTokens:
 
 
 def attend_uncentred(tokens: SplitTokens, heads: Heads) -> SplitTokens:
-    """x' = Σ_h(x + q_hᵀR)W_h + b, R' = Σ_h(P_h − 1q_hᵀ)RW_h: what the theorems of `theory.collapse` bound."""
-    q, gap = attention_gap(split_scores(tokens, heads))
+    """x' = Σ_h(x + q_hᵀR)W_h + b, R' = Σ_h(P_h − 1q_hᵀ)RW_h: what the theorems of `theory.collapse` bound.
+
+    The rows of P − 1qᵀ sum to 0, so R may be taken relative to the token of the largest q: where all rows attend to
+    one token, what is left are the others, small, and not the one twice, large.
+    """
+    return attend_by(split_scores(tokens, heads), tokens, heads)
+
+
+def attend_by(scores: Scores, tokens: SplitTokens, heads: Heads) -> SplitTokens:
+    """`attend_uncentred`, given the scores."""
+    q, gap = attention_gap(scores)
     r = tokens.residual.unsqueeze(-3)
     shared = ((tokens.shared[..., None, None, :] + q @ r) @ heads.value).sum(dim=-3).squeeze(-2)
-    return SplitTokens(_plus(shared, heads.bias), (gap @ r @ heads.value).sum(dim=-3))
+    return SplitTokens(_plus(shared, heads.bias), (gap @ scores.apart @ heads.value).sum(dim=-3))
 
 
 def attend_causally(tokens: SplitTokens, heads: Heads) -> SplitTokens:
-    """The same with a causal mask: R' = Σ_h P_h R W_h, because P1 = 1. No q is common to all rows here."""
-    scores = split_scores(tokens, heads)
+    """The same with a causal mask: P_h X = 1(x + r_1)ᵀ + P_h(R − 1r_1ᵀ), because P1 = 1.
+
+    No q is common to all rows here. They can become equal only by attending to what the first token is, which has
+    nothing else to attend to: relative to it, what is left is small.
+    """
+    scores = split_scores(tokens, heads, seen_from=0)
     later = torch.ones(scores.varying.shape[-2:], dtype=torch.bool, device=scores.varying.device).triu(1)
     p = torch.softmax((scores.common + scores.varying).masked_fill(later, -math.inf), dim=-1)
-    shared = (tokens.shared[..., None, None, :] @ heads.value).sum(dim=-3).squeeze(-2)
-    return _centred(_plus(shared, heads.bias), (p @ tokens.residual.unsqueeze(-3) @ heads.value).sum(dim=-3))
+    first = tokens.shared + tokens.residual[..., 0, :]
+    shared = (first[..., None, None, :] @ heads.value).sum(dim=-3).squeeze(-2)
+    return _centred(_plus(shared, heads.bias), (p @ scores.apart @ heads.value).sum(dim=-3))
 
 
 def normalise(
@@ -128,6 +175,14 @@ def normalise(
 
     nan where x has equal features and ε = 0: LN(x) has no meaning there.
     """
+    normed = normalise_uncentred(tokens, gain, bias, eps=eps)
+    return _centred(normed.shared, normed.residual)
+
+
+def normalise_uncentred(
+    tokens: SplitTokens, gain: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
+) -> SplitTokens:
+    """x' = LN(x), as `normalise` has it."""
     a = tokens.shared - tokens.shared.mean(dim=-1, keepdim=True)  # (…, d)
     b = tokens.residual - tokens.residual.mean(dim=-1, keepdim=True)  # (…, n, d)
     variance = a.square().mean(dim=-1, keepdim=True) + eps  # (…, 1)
@@ -139,7 +194,7 @@ def normalise(
     shared = unit.squeeze(-2)
     if gain is not None:
         shared, residual = shared * gain, residual * gain.unsqueeze(-2)
-    return _centred(_plus(shared, bias), residual)
+    return SplitTokens(_plus(shared, bias), residual)
 
 
 def linear(tokens: SplitTokens, weight: Tensor, bias: Tensor | None = None) -> SplitTokens:
@@ -150,8 +205,14 @@ def linear(tokens: SplitTokens, weight: Tensor, bias: Tensor | None = None) -> S
 
 def activate(tokens: SplitTokens, activation: str) -> SplitTokens:
     """φ(X) = 1φ(x)ᵀ + (φ(x + r_i) − φ(x)), by `theory.differences`."""
+    activated = activate_uncentred(tokens, activation)
+    return _centred(activated.shared, activated.residual)
+
+
+def activate_uncentred(tokens: SplitTokens, activation: str) -> SplitTokens:
+    """x' = φ(x)."""
     phi = activation_named(activation)
-    return _centred(phi.function(tokens.shared), phi.difference(tokens.shared.unsqueeze(-2), tokens.residual))
+    return SplitTokens(phi.function(tokens.shared), phi.difference(tokens.shared.unsqueeze(-2), tokens.residual))
 
 
 def activation_named(name: str) -> Activation:

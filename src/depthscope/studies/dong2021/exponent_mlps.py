@@ -21,6 +21,8 @@ from depthscope.theory import (
     normalise,
     weight_product,
 )
+from depthscope.theory.pairs import around_each, around_mean, attend_pairs, feed_forward_pairs
+from depthscope.theory.residuals import normalise_uncentred
 
 ENDED = 1e-100  # a residual that is gone: the next layers leave float64
 
@@ -60,6 +62,16 @@ def with_mlp(start: SplitTokens, stack: list[Layer], kind: MlpKind, gains: Tenso
         yield x
 
 
+def pairs_with_mlp(start: SplitTokens, stack: list[Layer], kind: MlpKind, gain: Tensor) -> Iterator[SplitTokens]:
+    """The same for one gain, (trials, n, d), by `theory.pairs`: a large gain makes groups of tokens."""
+    x = around_each(start)
+    for layer in stack:
+        heads = Heads(*(None if part is None else part.unsqueeze(1) for part in layer.many))  # type: ignore[arg-type]
+        x = feed_forward_pairs(attend_pairs(x, heads), kind.weights(layer, gain[None]))
+        x = normalise_uncentred(x) if kind.norm else x
+        yield around_mean(x)
+
+
 def spread(tokens: SplitTokens, gains: Tensor) -> SplitTokens:
     """The same tokens for every gain."""
     shared, residual = tokens.shared.unsqueeze(1), tokens.residual.unsqueeze(1)
@@ -70,11 +82,11 @@ def spread(tokens: SplitTokens, gains: Tensor) -> SplitTokens:
 def layers_until_ended(start: SplitTokens, stack: list[Layer], kind: MlpKind, gains: Tensor) -> Tensor:
     """The first layer behind which the residual is below 1e-100, (trials, gains); nan if there is none."""
     found = torch.full((len(start.shared), len(gains)), torch.nan, dtype=torch.float64)
-    for place, x in enumerate(with_mlp(spread(start, gains), stack, kind, gains), start=1):
-        ended = composite_norm(x.residual) < ENDED
-        found = torch.where(found.isnan() & ended, float(place), found)
-        if not found.isnan().any():
-            break
+    for column, gain in zip(found.unbind(dim=-1), gains, strict=True):
+        for place, x in enumerate(pairs_with_mlp(start, stack, kind, gain), start=1):
+            column[column.isnan() & (composite_norm(x.residual) < ENDED)] = float(place)
+            if not column.isnan().any():
+                break
     return found
 
 
