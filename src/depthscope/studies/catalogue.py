@@ -34,7 +34,7 @@ def _check(entry: Entry) -> None:
 
 
 _YU, _CAUSAL = "depthscope.studies.yu2024", "depthscope.studies.causal"
-_DONG = "depthscope.studies.dong2021"
+_DONG, _DOVONON = "depthscope.studies.dong2021", "depthscope.studies.dovonon2025"
 STUDIES: Registry[Entry] = Registry(
     "study",
     "depthscope.studies",
@@ -59,6 +59,7 @@ STUDIES: Registry[Entry] = Registry(
             "rank collapse to 1e-290: the exponent 3, and what changes it",
             "1 min",
         ),
+        Entry("dovonon2025-theory", f"{_DOVONON}.theory", "which eigenvalues dominate: theory, simulated", "30 s"),
     ],
     check=_check,
 )

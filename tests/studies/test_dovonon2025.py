@@ -1,0 +1,124 @@
+"""Dovonon et al.'s figures: columns, claims and pictures of the quick forms; claims fail where they should."""
+
+import pandas as pd
+import pytest
+import torch
+
+from depthscope.studies.dovonon2025 import theory
+from depthscope.studies.dovonon2025.repeated import (
+    attend,
+    draw_attention,
+    draw_normal,
+    measured_rate,
+    repeat,
+    with_spectrum,
+)
+from depthscope.studies.dovonon2025.theory_cases import SETS
+from depthscope.studies.study import Claim, Study
+
+F64 = torch.float64
+STUDIES = (theory.STUDY,)
+NOT_REPRODUCED: dict[str, set[str]] = {}  # in the quick form; everything else is reproduced
+NOT_TESTABLE: dict[str, set[str]] = {}
+
+
+@pytest.fixture(scope="module")
+def frames() -> dict[str, pd.DataFrame]:
+    return {study.name: study.compute(study.quick, lambda _share: None) for study in STUDIES}
+
+
+def judged(study: Study, frame: pd.DataFrame) -> dict[str, Claim]:
+    return {claim.claim: claim for claim in study.claims(frame, study.quick)}
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_the_quick_form_has_its_claims_and_figure(study: Study, frames: dict[str, pd.DataFrame]):
+    frame = frames[study.name]
+    found = judged(study, frame)
+    for claim in found.values():
+        assert any(character.isdigit() for character in claim.ours), claim
+        assert claim.paper
+        assert claim.tolerance
+    by_verdict = {
+        verdict: {name for name, claim in found.items() if claim.verdict == verdict}
+        for verdict in ("not reproduced", "not testable here")
+    }
+    assert by_verdict["not reproduced"] == NOT_REPRODUCED.get(study.name, set())
+    assert by_verdict["not testable here"] == NOT_TESTABLE.get(study.name, set())
+    before = frame.copy()
+    figure = study.draw(frame)
+    figure.canvas.draw()
+    pd.testing.assert_frame_equal(frame, before)
+    assert sum(bool(ax.get_xlabel()) for ax in figure.axes) >= 2
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_progress_ends_at_one(study: Study, frames: dict[str, pd.DataFrame]):
+    shares: list[float] = []
+    again = study.compute(study.quick, shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
+    pd.testing.assert_frame_equal(again, frames[study.name])  # a seed fixes the numbers
+
+
+# --- the theory -----------------------------------------------------------------------------------
+
+
+def verdict_of(study: Study, frame: pd.DataFrame, words: str) -> str:
+    (claim,) = (claim for claim in study.claims(frame, study.quick) if words in claim.claim)
+    return claim.verdict
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: f.assign(apart=1e-3), "in closed form"),
+        (lambda f: f.assign(ratio=1 / f["ratio"]), "a positive H smooths"),
+        (lambda f: f.assign(ratio=1 / f["ratio"]), "between −1 and 0 sharpens"),
+        (lambda f: f.assign(ratio=1 / f["ratio"]), "too negative H"),
+        (lambda f: f.assign(inside=f["inside"] == False), "outside the disc"),  # noqa: E712
+        (lambda f: f.assign(edge=f["edge"] + 0.5), "for s between"),
+        (lambda f: f.assign(input_seen=True), "never makes tokens equal"),
+        (lambda f: f.assign(rate_seen=f["rate_seen"] ** 1.2), "at the rate"),
+        (lambda f: f.assign(limit_seen=f["limit_seen"] * 1.01), "does not raise"),
+        *((lambda f: f.assign(agrees=False), f"if {name}") for name in SETS),
+    ],
+)
+def test_a_theory_that_fails_is_seen(frames: dict[str, pd.DataFrame], change, words: str):
+    frame = frames["dovonon2025-theory"]
+    assert verdict_of(theory.STUDY, frame, words) == "reproduced"
+    assert verdict_of(theory.STUDY, change(frame), words) == "not reproduced"
+
+
+def test_the_drawn_matrices_are_what_they_are_called():
+    for kind in ("similar", "free", "causal"):
+        a = draw_attention(kind, 20, 6, (1,))
+        torch.testing.assert_close(a.sum(dim=-1), torch.ones(20, 6, dtype=F64))
+        values = torch.linalg.eigvals(a)
+        if kind == "similar":
+            assert values.imag.abs().max() < 1e-9
+            assert values.real.min() > -1e-9
+        if kind == "free":
+            assert values.imag.abs().max() > 0.01
+        if kind == "causal":
+            assert (a.triu(1) == 0).all()
+    wanted = torch.tensor([[-1.0, -0.5, 0.0, 2.0]], dtype=F64)
+    torch.testing.assert_close(torch.linalg.eigvalsh(with_spectrum(wanted, (2,))), wanted)
+
+
+def test_the_rate_of_a_known_curve_is_found_within_what_can_be_seen():
+    depths = tuple(range(0, 200, 2))
+    at = torch.tensor(depths, dtype=F64)
+    falling, short, flat = 0.9**at, 0.001**at, torch.full_like(at, torch.nan)
+    falling[60:] = torch.nan  # beyond it the ratio is rounding noise
+    found = measured_rate(depths, torch.stack([falling, short, flat], dim=1))
+    assert found[0].item() == pytest.approx(0.9)
+    assert found[1:].isnan().all()  # two points of the second are within range, none of the third
+
+
+def test_rescaling_changes_no_ratio():
+    a, x = draw_attention("free", 3, 5, (3,)), draw_normal(3, 5, 4, seed=(4,))
+    step = attend(a, 0.3 * torch.eye(4, dtype=F64))
+    (plain,), (scaled,) = (repeat(step, x, (20,), rescale=rescale) for rescale in (False, True))
+    unit = [y / torch.linalg.matrix_norm(y, keepdim=True) for y in (plain, scaled)]
+    torch.testing.assert_close(*unit)
