@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from depthscope.studies.dovonon2025 import theory
+from depthscope.studies.dovonon2025 import fig4, theory
 from depthscope.studies.dovonon2025.repeated import (
     attend,
     draw_attention,
@@ -17,8 +17,13 @@ from depthscope.studies.dovonon2025.theory_cases import SETS
 from depthscope.studies.study import Claim, Study
 
 F64 = torch.float64
-STUDIES = (theory.STUDY,)
-NOT_REPRODUCED: dict[str, set[str]] = {}  # in the quick form; everything else is reproduced
+STUDIES = (theory.STUDY, fig4.STUDY)
+NOT_REPRODUCED: dict[str, set[str]] = {  # in the quick form; everything else is reproduced
+    "dovonon2025-fig4": {
+        "in pre-norm, A fixed, the sign of LN's weights decides whether a positive H smooths",
+        "in post-norm, A fixed, a positive H smooths and a negative one does not",
+    },
+}
 NOT_TESTABLE: dict[str, set[str]] = {}
 
 
@@ -122,3 +127,39 @@ def test_rescaling_changes_no_ratio():
     (plain,), (scaled,) = (repeat(step, x, (20,), rescale=rescale) for rescale in (False, True))
     unit = [y / torch.linalg.matrix_norm(y, keepdim=True) for y in (plain, scaled)]
     torch.testing.assert_close(*unit)
+
+
+# --- layer norm -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("placement", "sign", "words"),
+    [
+        ("pre", "γ < 0", "the same as a negated H"),
+        ("post", "γ < 0", "without bias, A fixed, free, the sign of LN's weights changes nothing"),
+        ("pre", "γ > 0", "in pre-norm, A of the tokens, the sign of LN's weights decides"),
+        ("post", "γ > 0", "in post-norm, A of the tokens, a positive H smooths"),
+    ],
+)
+def test_a_sign_that_matters_otherwise_is_seen(frames: dict[str, pd.DataFrame], placement: str, sign: str, words: str):
+    frame = frames["dovonon2025-fig4"]
+    chosen = (frame["placement"] == placement) & (frame["sign"] == sign)
+    other = frame.assign(ratio=frame["ratio"].where(~chosen, 1000 * frame["ratio"] + 1))
+    assert verdict_of(fig4.STUDY, frame, words) == "reproduced"
+    assert verdict_of(fig4.STUDY, other, words) == "not reproduced"
+
+
+def test_without_bias_the_post_norm_layer_is_odd_and_with_one_it_is_not():
+    drawn = fig4.draw_all(fig4.Config(trials=3))
+    for setting in fig4.SETTINGS:
+        layer = fig4.layer(drawn, "post", setting, 1, 1)
+        odd = torch.allclose(layer(-drawn.tokens), -layer(drawn.tokens), atol=1e-12, rtol=0)
+        assert odd == (setting in fig4.WITHOUT_BIAS)
+
+
+def test_the_effective_weights_are_what_acts_on_normed_tokens():
+    drawn = fig4.draw_all(fig4.Config(trials=3))
+    x = drawn.tokens
+    normed = fig4.layer_norm(x, -drawn.gain, None)
+    by_hand = (x / (x.var(dim=-1, correction=0, keepdim=True) + 1e-5).sqrt()) @ fig4.effective_weights(drawn, -1, 1)
+    torch.testing.assert_close(normed @ drawn.weights, by_hand)

@@ -1,8 +1,8 @@
 """Dovonon et al. 2025, the theory: which eigenvalues 1 + λμ dominate X → X + AXH, against simulation at finite depth.
 
 λ are the eigenvalues of the attention A, μ those of H = W_V W_O. Four parts: H = sI over the first 24 blocks against
-the closed form; the plane of complex μ with the disc |μ + 1/(1+λ_n)| ≤ 1/(1+λ_n) inside which tokens do not become equal;
-the factor per block over s, with the place −2/(1+λ_n) where a too negative H smooths again; and random A, H and X₀ of
+the closed form; the plane of complex μ with the disc |μ + 1/(1+λ_n)| ≤ 1/(1+λ_n) inside which tokens stay different;
+the ratio per block over s, with the place −2/(1+λ_n) where a too negative H smooths again; and random A, H and X₀ of
 every kind against the table of dominating sets.
 """
 

@@ -92,7 +92,7 @@ def _edge(sweep: pd.DataFrame, near: float) -> Claim:
     clear = last[last["rate_said"] < 1 - near].dropna(subset="rate_seen")
     off = float((np.log(clear["rate_seen"]) / np.log(clear["rate_said"]) - 1).abs().max())
     return judge(
-        "tokens stay different under H = sI for s between −2/(1+λ_n) and 0, elsewhere become equal at the predicted rate",
+        "tokens stay different under H = sI for s between −2/(1+λ_n) and 0, else become equal at the predicted rate",
         paper="ours, from the exact condition",
         ours=f"after {int(sweep['depth'].max())} blocks different from s = {kept.min():.2f} to {kept.max():.2f}; "
         f"−2/(1+λ_n) = {edge:.2f}; elsewhere the factor per block is the predicted one to {off:.1%} (in logarithms)",
