@@ -1,10 +1,13 @@
 """Dovonon et al.'s figures: columns, claims and pictures of the quick forms; claims fail where they should."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 import torch
 
-from depthscope.studies.dovonon2025 import fig4, theory
+from depthscope.models.families import build_family
+from depthscope.studies.dovonon2025 import fig2, fig4, subjects, theory
 from depthscope.studies.dovonon2025.repeated import (
     attend,
     draw_attention,
@@ -15,9 +18,10 @@ from depthscope.studies.dovonon2025.repeated import (
 )
 from depthscope.studies.dovonon2025.theory_cases import SETS
 from depthscope.studies.study import Claim, Study
+from depthscope.text import read_text
 
 F64 = torch.float64
-STUDIES = (theory.STUDY, fig4.STUDY)
+STUDIES = (theory.STUDY, fig4.STUDY, fig2.STUDY)
 NOT_REPRODUCED: dict[str, set[str]] = {  # in the quick form; everything else is reproduced
     "dovonon2025-fig4": {
         "in pre-norm, A fixed, the sign of LN's weights decides whether a positive H smooths",
@@ -163,3 +167,50 @@ def test_the_effective_weights_are_what_acts_on_normed_tokens():
     normed = fig4.layer_norm(x, -drawn.gain, None)
     by_hand = (x / (x.var(dim=-1, correction=0, keepdim=True) + 1e-5).sqrt()) @ fig4.effective_weights(drawn, -1, 1)
     torch.testing.assert_close(normed @ drawn.weights, by_hand)
+
+
+# --- the three definitions over depth -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: f.assign(frequency_ratio=1.0 / (1 + f["block"])), "tokens do not grow alike"),
+        (lambda f: f.assign(frequency_ratio=1.0 + f["block"]), "there are models in which tokens grow alike"),
+        (lambda f: f.assign(token_similarity=f["token_similarity"] * 1.001), "Yu & Zhang's token similarity"),
+        (lambda f: f.assign(stable_rank=f["stable_rank"] + f["frequency_ratio"] ** 2), "implies rank collapse"),
+        (lambda f: f.assign(effective_rank=-f["effective_rank"]), "nearly the same order"),
+    ],
+)
+def test_other_curves_are_seen(frames: dict[str, pd.DataFrame], change, words: str):
+    frame = frames["dovonon2025-fig2"]
+    assert verdict_of(fig2.STUDY, frame, words) == "reproduced"
+    assert verdict_of(fig2.STUDY, change(frame), words) == "not reproduced"
+
+
+def test_photographs_are_real_and_differ():
+    pixels = subjects.photographs(4, 32)["pixel_values"]
+    assert pixels.shape == (4, 3, 32, 32)
+    assert abs(pixels.mean().item()) < 1e-5
+    assert pixels.std().item() == pytest.approx(1, abs=1e-5)
+    for one in range(4):
+        for other in range(one):
+            assert (pixels[one] - pixels[other]).abs().mean() > 0.1
+
+
+def test_a_folder_without_models_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"expected a model's folder with a config\.json"):
+        subjects.pretrained(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"expected a config\.json that can be read"):
+        subjects.pretrained(str(tmp_path))
+
+
+def test_a_given_vision_model_is_looked_at_with_photographs(tmp_path: Path):
+    build_family("vit", 2, 64, seed=3).save_pretrained(tmp_path / "mine")
+    found = subjects.pretrained(str(tmp_path))[-1]
+    frame = fig2.measured(subjects.loaded(found, read_text(None), 16, 2))
+    assert set(frame["field"]) == {"vision"}
+    assert set(frame["model"]) == {"mine"}
+    assert frame["block"].max() == 2
+    assert frame["frequency_ratio"].notna().all()

@@ -60,6 +60,7 @@ STUDIES: Registry[Entry] = Registry(
             "1 min",
         ),
         Entry("dovonon2025-theory", f"{_DOVONON}.theory", "which eigenvalues dominate: theory, simulated", "30 s"),
+        Entry("dovonon2025-fig2", f"{_DOVONON}.fig2", "three definitions of smoothing over depth", "1 min"),
         Entry("dovonon2025-fig4", f"{_DOVONON}.fig4", "the sign of layer norm's weights, pre- and post-norm", "15 s"),
     ],
     check=_check,
