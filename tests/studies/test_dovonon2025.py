@@ -1,13 +1,15 @@
 """Dovonon et al.'s figures: columns, claims and pictures of the quick forms; claims fail where they should."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
+from depthscope.anatomy import anatomy_of
 from depthscope.models.families import build_family
-from depthscope.studies.dovonon2025 import fig2, fig4, subjects, theory
+from depthscope.studies.dovonon2025 import fig2, fig4, fig5, subjects, theory, three_papers
 from depthscope.studies.dovonon2025.repeated import (
     attend,
     draw_attention,
@@ -21,14 +23,27 @@ from depthscope.studies.study import Claim, Study
 from depthscope.text import read_text
 
 F64 = torch.float64
-STUDIES = (theory.STUDY, fig4.STUDY, fig2.STUDY)
+STUDIES = (theory.STUDY, fig4.STUDY, fig2.STUDY, three_papers.STUDY, fig5.STUDY)
 NOT_REPRODUCED: dict[str, set[str]] = {  # in the quick form; everything else is reproduced
     "dovonon2025-fig4": {
         "in pre-norm, A fixed, the sign of LN's weights decides whether a positive H smooths",
         "in post-norm, A fixed, a positive H smooths and a negative one does not",
     },
 }
-NOT_TESTABLE: dict[str, set[str]] = {}
+NOT_TESTABLE: dict[str, set[str]] = {
+    "three-papers": {
+        "Yu & Zhang and Dovonon et al. agree on the direction: fresh weights smooth",
+        "skips delay the collapse without ending the collapse: Dong et al.'s own residual shrinks with depth",
+        "Dovonon et al.'s update with each block's own A and H gives the measured rate, without norms and FFNs",
+        *three_papers.RATES.values(),
+    },
+    "dovonon2025-fig5": {
+        "both models that are trained here have learned",
+        "training on digits moves the eigenvalues of H to the negative side (vision)",
+        "training on Python's manual leaves the eigenvalues of H symmetric (language)",
+        "pretrained models of vision skew to the negatives",
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +229,72 @@ def test_a_given_vision_model_is_looked_at_with_photographs(tmp_path: Path):
     assert set(frame["model"]) == {"mine"}
     assert frame["block"].max() == 2
     assert frame["frequency_ratio"].notna().all()
+
+
+# --- where the three papers meet ------------------------------------------------------------------
+
+
+def curves(bert: float, albert: float, alone: float) -> pd.DataFrame:
+    """A frame of 60 blocks whose ratio shrinks by these factors; Yu & Zhang say .95, Dovonon et al. .77."""
+    frames = []
+    for model, factor in zip(three_papers.MODELS, (bert, albert, alone), strict=True):
+        blocks = pd.Series(range(61), dtype=float)
+        ratio = factor**blocks
+        root = (ratio**2 / (1 + ratio**2)) ** 0.5
+        columns = {"ratio": ratio, "residual": root, "similarity": 1 / (1 + ratio**2), "dong": 1.0, "smooths": True}
+        update = factor**blocks
+        frame = pd.DataFrame({**columns, "yu": 0.95**blocks, "dovonon": 0.77**blocks, "update": update})
+        frames.append(frame.assign(model=model, block=range(61), sample=0))
+    return pd.concat(frames, ignore_index=True)
+
+
+def test_who_is_right_hangs_on_the_numbers():
+    def verdicts(frame: pd.DataFrame) -> list[str]:
+        return [claim.verdict for claim in three_papers.claims(frame, three_papers.STUDY.full)]
+
+    assert verdicts(curves(0.95, 0.77, 0.77)) == ["reproduced"] * 7
+    swapped = verdicts(curves(0.77, 0.95, 0.95))
+    assert swapped[3:6] == ["not reproduced"] * 3
+    assert verdicts(curves(1.0, 1.0, 1.0))[1:3] == ["not reproduced"] * 2
+    apart = curves(0.95, 0.77, 0.77).assign(update=1.0, similarity=0.5)
+    assert verdicts(apart)[0] == verdicts(apart)[6] == "not reproduced"
+
+
+def test_the_value_weights_are_what_the_branch_does_to_equal_tokens():
+    """Equal tokens are their own mean under any attention: the branch is x(Σ_h W_V W_O) and biases."""
+    model = build_family("bert", 1, 64, seed=1).double()
+    attention = model.encoder.layer[0].attention
+    for module in attention.modules():
+        if getattr(module, "bias", None) is not None:
+            module.bias.data.zero_()
+    x = draw_normal(1, 1, 64, seed=(1,)).expand(1, 5, 64)
+    branch = attention.output.dense(attention.self(x)[0])
+    expected = x @ three_papers.value_weights(anatomy_of(model).blocks[0])
+    torch.testing.assert_close(branch, expected)
+
+
+# --- eigenvalues of H -----------------------------------------------------------------------------
+
+
+def test_spectra_that_skew_are_seen(frames: dict[str, pd.DataFrame]):
+    frame = frames["dovonon2025-fig5"]
+
+    def verdicts(share: float, score: float) -> dict[str, str]:
+        trained = frame["state"] == "trained"
+        changed = frame.assign(
+            negative_share=frame["negative_share"].where(~trained, share), score=frame["score"].where(~trained, score)
+        )
+        return {c.claim: c.verdict for c in fig5.claims(changed, replace(fig5.STUDY.quick, training=fig5.Training()))}
+
+    negative, even = verdicts(0.8, 0.95), verdicts(0.5, 0.5)
+    vision, language = (next(name for name in even if f"({kind})" in name) for kind in ("vision", "language"))
+    assert (negative[vision], negative[language]) == ("reproduced", "not reproduced")
+    assert (even[vision], even[language]) == ("not reproduced", "reproduced")
+    assert even["both models that are trained here have learned"] == "not reproduced"
+    skewed = frame.assign(negative_share=0.9)
+    assert verdict_of(fig5.STUDY, skewed, "fresh weights are symmetric") == "not reproduced"
+
+
+def test_the_histogram_holds_every_eigenvalue(frames: dict[str, pd.DataFrame]):
+    sums = frames["dovonon2025-fig5"].groupby(["model", "state", "seed", "block"])["share"].sum()
+    assert sums.between(1 - 1e-9, 1 + 1e-9).all()

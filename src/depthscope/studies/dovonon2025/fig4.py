@@ -116,7 +116,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: placement, setting, spectrum, sign, block, trial, ratio (‖HFC‖/‖LFC‖), negative (share of the
     eigenvalues with Re < 0 of the effective H, those that are zero left out; pre-norm only)."""
     drawn = draw_all(config)
-    depths = sorted({*range(min(config.depth, 40)), *range(0, config.depth + 1, 10), config.depth})
+    depths = sorted({*range(0, min(config.depth, 40), 4), *range(0, config.depth + 1, 20), config.depth})
     frames, done = [], 0
     for placement in PLACEMENTS:
         for setting in SETTINGS:
@@ -274,7 +274,7 @@ def _post(cases: Cases, config: Config, setting: str) -> Claim:
 STUDY = Study(
     "dovonon2025-fig4",
     full=Config(),
-    quick=Config(trials=20, depth=60),
+    quick=Config(trials=10, depth=60),
     compute=compute,
     draw=draw,
     claims=claims,
