@@ -211,8 +211,8 @@ def test_trials_and_draws_are_independent_with_the_stated_variance():
 
 
 def test_the_short_form_of_omega_is_omega():
-    weights = Sampler("theorem", trials=4, width=32, heads=4, seed=3).draw()
-    x = standard_normal_tokens(4, 1, 10, 32, 2)
+    weights = Sampler("theorem", trials=4, width=32, heads=4, seed=3, dtype=torch.float64).draw()
+    x = standard_normal_tokens(4, 1, 10, 32, 2, torch.float64)  # omega is taken in float64 of whatever it is given
     p = post_norm_block(weights, x, heads=4).attention.squeeze(1)
     torch.testing.assert_close(feed(p, TokenMatrix(x.squeeze(1))), omega(p, x), rtol=1e-9, atol=0)
 
