@@ -53,7 +53,8 @@ def _pure_claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"where the theorem has 4γ, γ to {held['gamma'].max():.2f}",
             tolerance="none",
             holds=above == 0,
-            note="random weights are far from the worst case; the largest constant we could construct is 0.5",
+            note="random weights are far from the worst case; around the mean, the largest constant we could construct "
+            "is 0.5",
         ),
         judge(
             "tokens collapse of which the theorem promises nothing",
