@@ -137,23 +137,34 @@ def test_one_half_is_reached_by_two_tokens():
     assert found.gamma.item() == pytest.approx(math.sqrt(2))
 
 
-@pytest.mark.parametrize(("n", "d"), [(2, 2), (3, 2), (5, 4)])
-def test_gradient_ascent_finds_no_constant_above_one_half(n: int, d: int):
-    """No theorem: what was found. It comes near, so the search is not idle."""
+def largest_constant(n: int, d: int, *, around_the_mean: bool) -> float:
+    """What gradient ascent finds, from 32 starts."""
     generator = seeded(n + d)
     parts = {"shared": (d,), "residual": (n, d), "query": (1, d, d), "value": (1, d, d)}
     free = {name: normal(generator, 32, *shape).requires_grad_() for name, shape in parts.items()}
     key, largest = torch.eye(d, dtype=F64).expand(32, 1, d, d), 0.0
     optimiser = torch.optim.Adam(free.values(), lr=0.05)
     for _ in range(300):
-        residual = free["residual"] - free["residual"].mean(dim=-2, keepdim=True)
+        residual = free["residual"]
+        residual = residual - residual.mean(dim=-2, keepdim=True) if around_the_mean else residual
         tokens = SplitTokens(10 * free["shared"], residual)
         constant = layer_contraction(tokens, Heads(free["query"], key, free["value"])).constant
         largest = max(largest, constant.max().item())
         optimiser.zero_grad()
         (-constant.log().sum()).backward()
         optimiser.step()
-    assert 0.25 < largest <= 0.5 + 1e-9
+    return largest
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 2), (3, 2), (5, 4)])
+def test_gradient_ascent_finds_no_constant_above_one_half_around_the_mean(n: int, d: int):
+    """No theorem: what was found. It comes near, so the search is not idle."""
+    assert 0.25 < largest_constant(n, d, around_the_mean=True) <= 0.5 + 1e-9
+
+
+def test_around_another_centre_the_constant_is_larger():
+    """The theorems allow any centre; ours allows 1."""
+    assert 0.55 < largest_constant(3, 2, around_the_mean=False) < 1
 
 
 def tilted_rows(count: int) -> tuple[float, float]:

@@ -53,7 +53,8 @@ def _pure_claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"where the theorem has 4γ, γ to {held['gamma'].max():.2f}",
             tolerance="none",
             holds=above == 0,
-            note="random weights are far from the worst case; the largest constant we could construct is 0.5",
+            note="random weights are far from the worst case; around the mean, the largest constant we could construct "
+            "is 0.5",
         ),
         judge(
             "tokens collapse of which the theorem promises nothing",
@@ -172,7 +173,8 @@ def _mlp_claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             + f" layers to 1e-100, g = {least:g} → {most:g}",
             tolerance="more layers at the largest g than at the smallest, for each of the four",
             holds=all(not rows[most] <= rows[least] for rows in needed.values()),
-            note="ReLU: the shared token grows too, and all rows attend to one token; LN divides by g; tanh saturates",
+            note="ReLU: scores grow with the tokens, rows that attend to the same token become equal, and the groups "
+            "of equal tokens become fewer; LN divides by g; tanh saturates, and makes such groups too",
         ),
     ]
 
