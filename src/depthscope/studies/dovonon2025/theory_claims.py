@@ -39,9 +39,10 @@ def _closed_form(scale: pd.DataFrame) -> Claim:
 
 
 def _scales(scale: pd.DataFrame) -> list[Claim]:
-    told, held = {}, {}
-    for s, rows in scale.groupby("s", sort=False):
-        curve = rows.set_index("block")["ratio"]
+    told: dict[float, str] = {}
+    held: dict[float, bool] = {}
+    for s in scale["s"].unique().tolist():
+        curve = scale[scale["s"] == s].set_index("block")["ratio"]
         told[s] = f"s = {s:g}: " + " ".join(f"{curve.loc[block]:.3g}" for block in SHOWN)
         falls = bool(curve.loc[SHOWN[-1]] < 1 and (curve.loc[list(SHOWN)].diff().dropna() < 0).all())
         held[s] = falls if s > 0 or s < -2 else bool(curve.loc[SHOWN[-1]] > 1)
@@ -130,7 +131,8 @@ def _row(rows: pd.DataFrame, name: str) -> Claim:
 
 def _rate(settled: pd.DataFrame) -> Claim:
     rows = settled[settled["input_said"].astype(bool)].dropna(subset=["rate_said", "rate_seen"])
-    off = (np.log(rows["rate_seen"].astype(float)) / np.log(rows["rate_said"].astype(float)) - 1).abs()
+    logs = rows[["rate_seen", "rate_said"]].astype(float).apply(np.log)
+    off = (logs["rate_seen"] / logs["rate_said"] - 1).abs()
     return judge(
         "tokens become equal at the rate (second eigenvalue over first)^L",
         paper="ours, from Def. 4",
