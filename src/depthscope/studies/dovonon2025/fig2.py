@@ -116,9 +116,9 @@ def _ends(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per model: what enters, what leaves."""
     rows = []
     for (model, weights, field), own in frame.groupby(["model", "weights", "field"], sort=False):
-        curve = own.groupby("block")[["frequency_ratio", "cosine_similarity", "effective_rank"]].mean()
+        curve = own.groupby("block")[list(TITLES)].mean()
         first, last = curve.iloc[0], curve.iloc[-1]
-        rows.append((model, weights, field, *(float(end[str(name)]) for name in curve for end in (first, last))))
+        rows.append((model, weights, field, *(end[name] for name in TITLES for end in (first, last))))
     names = [f"{name}_{end}" for name in ("ratio", "cosine", "rank") for end in ("start", "end")]
     return pd.DataFrame(rows, columns=["model", "weights", "field", *names])
 
@@ -188,8 +188,9 @@ def _implied(frame: pd.DataFrame) -> Claim:
 def _together(frame: pd.DataFrame) -> Claim:
     """Over all blocks of all models: how well the three orders agree."""
     means = frame.groupby(["model", "weights", "block"])[list(TITLES)].mean()
-    ranks = means.rank().corr()["frequency_ratio"]
-    angle, rank = -float(ranks["cosine_similarity"]), float(ranks["effective_rank"])
+    ranks = means.rank()
+    angle = -float(ranks["frequency_ratio"].corr(ranks["cosine_similarity"]))
+    rank = float(ranks["frequency_ratio"].corr(ranks["effective_rank"]))
     return judge(
         "the three definitions put models and blocks into nearly the same order",
         paper="Fig. 2 shows all three side by side",

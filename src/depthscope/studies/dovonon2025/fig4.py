@@ -151,10 +151,10 @@ def draw(frame: pd.DataFrame) -> Any:
     places = [(placement, setting) for placement in PLACEMENTS for setting in SETTINGS]
     for ax, (placement, setting) in zip(axes, places, strict=True):
         own = frame[(frame["placement"] == placement) & (frame["setting"] == setting)]
-        for (spectrum, sign), rows in own.groupby(["spectrum", "sign"], sort=False):
-            curve = rows.groupby("block")["ratio"].median()
+        for spectrum, sign in ((spectrum, sign) for spectrum in SPECTRA for sign in SIGNS):
+            curve = own[(own["spectrum"] == spectrum) & (own["sign"] == sign)].groupby("block")["ratio"].median()
             style = {"linewidth": 3.2, "alpha": 0.55} if sign == "γ > 0" else {"linewidth": 1.4, "linestyle": "--"}
-            ax.plot(curve.index, curve, color=colours[str(spectrum)], label=f"H in {spectrum}, {sign}", **style)
+            ax.plot(curve.index, curve, color=colours[spectrum], label=f"H in {spectrum}, {sign}", **style)
         ax.set_yscale("log")
         ax.set_ylim(SHOWN[placement])
         block_axis(ax, int(frame["block"].max()), first=0)
@@ -220,7 +220,7 @@ def _spectrum(frame: pd.DataFrame) -> Claim:
 def _influence(cases: Cases, config: Config, setting: str) -> Claim:
     """At the last layer: medians of the two signs, and in how many draws the order holds."""
     smooth, kept = (cases["pre", setting, "[0, 1]", sign].loc[config.depth] for sign in SIGNS)
-    share = float(np.mean(np.asarray(kept) > np.asarray(smooth)))
+    share = float(np.mean(kept > smooth))
     return judge(
         f"in pre-norm, {setting}, the sign of LN's weights decides whether a positive H smooths",
         paper="Fig. 4 and abstract; its numbers are not known to us",

@@ -41,9 +41,8 @@ def _closed_form(scale: pd.DataFrame) -> Claim:
 def _scales(scale: pd.DataFrame) -> list[Claim]:
     told: dict[float, str] = {}
     held: dict[float, bool] = {}
-    for s in dict.fromkeys(scale["s"].astype(float)):
-        rows = scale[scale["s"] == s]
-        curve = rows.set_index("block")["ratio"]
+    for s in scale["s"].unique().tolist():
+        curve = scale[scale["s"] == s].set_index("block")["ratio"]
         told[s] = f"s = {s:g}: " + " ".join(f"{curve.loc[block]:.3g}" for block in SHOWN)
         falls = bool(curve.loc[SHOWN[-1]] < 1 and (curve.loc[list(SHOWN)].diff().dropna() < 0).all())
         held[s] = falls if s > 0 or s < -2 else bool(curve.loc[SHOWN[-1]] > 1)
@@ -132,8 +131,8 @@ def _row(rows: pd.DataFrame, name: str) -> Claim:
 
 def _rate(settled: pd.DataFrame) -> Claim:
     rows = settled[settled["input_said"].astype(bool)].dropna(subset=["rate_said", "rate_seen"])
-    seen, said = (np.log(rows[name].to_numpy(dtype=float)) for name in ("rate_seen", "rate_said"))
-    off = pd.Series(seen / said - 1).abs()
+    logs = rows[["rate_seen", "rate_said"]].astype(float).apply(np.log)
+    off = (logs["rate_seen"] / logs["rate_said"] - 1).abs()
     return judge(
         "tokens become equal at the rate (second eigenvalue over first)^L",
         paper="ours, from Def. 4",
