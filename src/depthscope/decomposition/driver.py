@@ -23,6 +23,7 @@ from depthscope.decomposition.path_tensor import (
 )
 from depthscope.decomposition.shares import PathShares, frames_of
 from depthscope.decomposition.tracks import Tracks
+from depthscope.decomposition.watch import Watch, ours
 from depthscope.passes import (
     Batch,
     Change,
@@ -113,6 +114,7 @@ class Following:
         self.segments: list[Segment] = []
         self._by_block: list[tuple[int, dict[str, Tensor]]] = []
         self._log = Log()
+        self._watch = Watch()
         self._running = ""  # the block that runs, in words
 
     def run(self, batch: Batch) -> None:
@@ -121,8 +123,9 @@ class Following:
         self.depth, self.heads = 0, []
         self.segments.clear()
         self._by_block.clear()
+        self._watch = Watch()
         try:
-            with self.machine:
+            with self.machine, self._watch:
                 call(self.model, batch)
         except NotFollowed as error:
             raise ValueError(f"block {self._running}: {error}") from None
@@ -154,6 +157,14 @@ class Following:
         ]
 
     def _enter(self, visit: Visit, tokens: Tensor) -> Tensor:
+        with ours():
+            return self._entering(visit, tokens)
+
+    def _leave(self, visit: Visit, tokens: Tensor) -> Tensor:
+        with ours():
+            return self._leaving(visit, tokens)
+
+    def _entering(self, visit: Visit, tokens: Tensor) -> Tensor:
         self._running = f"{visit.number} ({visit.block.name})"
         if visit.number == 1:
             if tokens.dtype not in TOLERANCE:
@@ -170,7 +181,8 @@ class Following:
         assert self.tracks is not None
         batch = self.machine.running.batch_first(tokens).shape[0]
         attention = visit.block.attention
-        self._log = Log(batch, contexts=[] if self.by_head else None, left_over=self._largest())
+        self._watch.block = visit.number
+        self._log = Log(batch, contexts=[] if self.by_head else None, left_over=self._largest(), watch=self._watch)
         if attention is not None:
             self._log.attends = lambda: self.machine.inside is not None
         return carrying(tokens, self.tracks, self._log)
@@ -179,7 +191,10 @@ class Following:
         """The place of the largest track that enters a block; what enters the first is all of length 0."""
         return int(self._by_block[-1][1]["norm_share"].mean(dim=1).argmax()) if self._by_block else 1
 
-    def _leave(self, visit: Visit, tokens: Tensor) -> Tensor:
+    def _leaving(self, visit: Visit, tokens: Tensor) -> Tensor:
+        self._watch.block, self._log.ended = 0, True
+        if self._watch.refusal:
+            raise NotFollowed(self._watch.refusal)
         if not isinstance(tokens, PathTensor):
             raise NotFollowed("what leaves it is not made of what entered it by functions of PyTorch")
         found = plain(tokens)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from depthscope.decomposition.tracks import Tracks
+from depthscope.decomposition.watch import Watch, ours
 
 # What a tensor may stand for in a product: "" only what is split; "gate", an activation, and "weights", a softmax, are
 # frozen beside it; so is "scale", what a norm divides by, which leaves what it scales a plain tensor.
@@ -38,6 +39,8 @@ class Log:
     left_over: int | None = None  # the place of a track that need not go through weights: see `weights.py`
     attends: Callable[[], bool] = lambda: True  # whether attention runs now: a softmax elsewhere is none
     tolerance: float | None = None  # where set, every step must add up, and the first that does not is named
+    watch: Watch | None = None  # sees who else reads tokens
+    ended: bool = False  # whether the block that this is of has ended
 
 
 @dataclass
@@ -73,15 +76,17 @@ def carrying(tokens: Tensor, tracks: Tracks, log: Log) -> PathTensor:
 
 def wrapped(primal: Tensor, state: State) -> PathTensor:
     """A tensor of the model with what is known of it."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), ours():
         made = primal.as_subclass(PathTensor)
+        if state.log.watch is not None:
+            state.log.watch.know(primal)
     made.state = state
     return made
 
 
 def plain(value: Any) -> Any:
     """What the model would have without us: tensors without their paths, in whatever holds them."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), ours():
         return tree_map(lambda x: x.as_subclass(Tensor) if isinstance(x, PathTensor) else x, value)
 
 
@@ -97,7 +102,7 @@ def tracks_of(tensor: Tensor) -> Tracks:
         around = around.state.base
     if state.tracks is None:
         assert state.make is not None
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass(), ours():
             state.tracks, state.make = state.make(), None
             if state.log.tolerance is not None:
                 _require_sum(tensor.as_subclass(Tensor), state)
