@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
 from depthscope.decomposition.by_head import Adjoint, Segment, segment_of
+from depthscope.decomposition.counting import heads_passed
 from depthscope.decomposition.leaving_out import LeftOut, losses_without
 from depthscope.decomposition.measuring import Row, measured, share_rows
 from depthscope.decomposition.path_tensor import (
@@ -94,6 +95,9 @@ def paths(
             if keep_terms:
                 terms.append(split)
             samples += split.shape[1]
+    if following.without_attention:
+        named = ", ".join(map(str, following.without_attention))
+        notes.append(f"blocks {named} have no self-attention: paths become no longer there")
     metadata = _describe(model, anatomy, following, samples) | {"notes": [*notes, *anatomy.notes, *anatomy.left_out]}
     return PathShares(*frames_of(rows, without), metadata=metadata, terms=_joined(terms) if keep_terms else None)
 
@@ -105,12 +109,14 @@ class Following:
         self.model, self.by_head, self.progress = model, by_head, progress
         self.machine = Machine(model, anatomy, Change("input", self._enter), Change("output", self._leave))
         self.names = [block.name for block in anatomy.blocks]
+        self.family = anatomy.family
         self.tracks: Tracks | None = None
         self.left: Tensor | None = None  # what the last block gave, in the layout of the model
         self.real: Tensor | None = None
         self.depth = 0
         self.error = 0.0
-        self.heads: list[int] = []
+        self.heads: list[int] = []  # of every block that has attention
+        self.without_attention: list[int] = []  # blocks
         self.segments: list[Segment] = []
         self._by_block: list[tuple[int, dict[str, Tensor]]] = []
         self._log = Log()
@@ -120,7 +126,7 @@ class Following:
     def run(self, batch: Batch) -> None:
         """Follows one batch."""
         self.tracks = self.left = None
-        self.depth, self.heads = 0, []
+        self.depth, self.heads, self.without_attention = 0, [], []
         self.segments.clear()
         self._by_block.clear()
         self._watch = Watch()
@@ -131,6 +137,8 @@ class Following:
             raise ValueError(f"block {self._running}: {error}") from None
         if self.left is None:
             raise ValueError(f"none of the blocks {self.names[:4]} ran; name them with blocks=")
+        if not self.heads:
+            raise ValueError("none of the blocks has self-attention: all paths have length 0")
 
     @property
     def whole(self) -> Tensor:
@@ -201,16 +209,26 @@ class Following:
         self._require_finite(visit, found)
         tracks = tracks_of(tokens)
         self._check(visit, tracks, found)
+        self._count(visit, tracks, found)
         if self.by_head:
             self.segments.append(segment_of(visit, self.machine.running.batch_first(visit.entered), self._log))
         self.tracks, self.left, self.real, self.depth = tracks, found, visit.real, visit.number
-        self.heads += self._log.heads
         whole = self.machine.running.batch_first(found)
         terms = [self.machine.running.batch_first(track) for track in tracks.spanning(0, tracks.end).values]
         self._by_block.append((visit.number, measured(terms, whole, visit.real)))
         if self.progress is not None:
             self.progress()
         return found
+
+    def _count(self, visit: Visit, tracks: Tracks, found: Tensor) -> None:
+        assert self.tracks is not None
+        grown = tracks.end - self.tracks.end
+        known = self.family != "unknown" and visit.block.attention is None
+        tokens = self.machine.running.batch_first(found).shape[1]
+        if heads := heads_passed(self._log.seen, tokens, grown, may_have_none=known):
+            self.heads.append(heads)
+        else:
+            self.without_attention.append(visit.number)
 
     def _require_finite(self, visit: Visit, found: Tensor) -> None:
         turned = self.machine.running.batch_first(found)

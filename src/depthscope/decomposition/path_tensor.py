@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,12 +29,21 @@ class NotFollowed(ValueError):
     """Paths do not lead through this: it is not linear, or not known."""
 
 
+class Attended(NamedTuple):
+    """One call of self-attention, of some heads of a block or of all."""
+
+    heads: int
+    queries: int
+    start: int  # the shortest path that entered
+    sizes: Tensor  # ‖P_h‖² of each, by which heads are told apart (batch, h) or (batch·h)
+
+
 @dataclass
 class Log:
     """What is noted while tensors are split."""
 
     batch: int = 1
-    heads: list[int] = field(default_factory=list)  # of every self-attention that was passed
+    seen: list[Attended] = field(default_factory=list)  # every self-attention that was passed
     contexts: list[Tracks] | None = None  # P_h V_h of every self-attention (k, batch, h, n, d_v), where wanted
     left_over: int | None = None  # the place of a track that need not go through weights: see `weights.py`
     attends: Callable[[], bool] = lambda: True  # whether attention runs now: a softmax elsewhere is none

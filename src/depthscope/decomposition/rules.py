@@ -202,9 +202,23 @@ def _times(_func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[
     for tensor, factor, (of_tensor, of_factor) in ((a, b, kinds), (b, a, kinds[::-1])):
         if of_factor == "scale" and of_tensor != "scale":
             return lambda t=tensor, f=factor: _scaled(t, plain(f), returned), of_tensor
+        if (
+            of_factor == "weights"
+            and of_tensor == ""
+            and factor.state.log.attends()
+            and returned.numel() > tensor.numel()
+        ):
+            return _spread, ""
         if of_factor in ("gate", "weights") and of_tensor == "":
             return lambda t=tensor, f=factor: _scaled(t, plain(f), returned), "gate"
     return _product_of_tokens, kinds[0]
+
+
+def _spread() -> Tracks:
+    raise NotFollowed(
+        "tokens are spread and weighted by what a softmax gave, which may be attention that is not written as a product "
+        "of matrices: paths are not followed through it"
+    )
 
 
 def _scaled(tensor: Tensor, factor: Any, returned: Tensor) -> Tracks:

@@ -29,9 +29,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.block = 0  # that runs; 0: none
         self.refusal = ""  # of the block that runs: why its paths are not known
-        self._known: dict[
-            int, tuple[StorageWeakRef, int]
-        ] = {}  # where tokens are: whether still, and since which block
+        self._known: dict[int, tuple[StorageWeakRef, int]] = {}  # where tokens are, and since when
 
     def know(self, tokens: Tensor) -> None:
         """These are tokens, or made of them."""
