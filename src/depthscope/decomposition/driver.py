@@ -12,6 +12,7 @@ from depthscope.anatomy import Anatomy
 from depthscope.decomposition.by_head import Adjoint, Segment, segment_of
 from depthscope.decomposition.counting import heads_passed
 from depthscope.decomposition.leaving_out import LeftOut, losses_without
+from depthscope.decomposition.leftovers import unwrap
 from depthscope.decomposition.measuring import Row, measured, share_rows
 from depthscope.decomposition.path_tensor import (
     Log,
@@ -28,16 +29,20 @@ from depthscope.decomposition.watch import Watch, ours
 from depthscope.passes import (
     Batch,
     Change,
+    Listen,
     Machine,
     Tokenizer,
     Told,
     Visit,
     anatomy_as_told,
     batches,
-    call,
+    refuse_open_surgery,
     uncompiled,
     undisturbed,
 )
+from depthscope.passes.hooks import hooks_in
+from depthscope.passes.inputs import call_alike
+from depthscope.passes.undoing import undone
 from depthscope.probing.gradients import Loss
 from depthscope.progress import Tick
 
@@ -71,6 +76,11 @@ def paths(
     `probe`: of a model with several parts, `part` says which. Leaves no trace in the model.
     """
     model, notes = uncompiled(model)
+    refuse_open_surgery(model)
+    if remedies := {type(hook.remedy).__name__ for _, hook in hooks_in(model) if hook.remedy is not None}:
+        notes.append(
+            f"the model has remedies ({', '.join(sorted(remedies))}): the paths are those of the changed model"
+        )
     calls = list(batches(model, inputs, tokenizer))
     if not calls:
         raise ValueError("expected at least one batch, got none")
@@ -108,6 +118,7 @@ class Following:
     def __init__(self, model: nn.Module, anatomy: Anatomy, by_head: bool = False, progress: Tick | None = None):
         self.model, self.by_head, self.progress = model, by_head, progress
         self.machine = Machine(model, anatomy, Change("input", self._enter), Change("output", self._leave))
+        self.ordinary = Machine(model, anatomy, Listen({"output"}, self._see))
         self.names = [block.name for block in anatomy.blocks]
         self.family = anatomy.family
         self.tracks: Tracks | None = None
@@ -121,6 +132,7 @@ class Following:
         self._by_block: list[tuple[int, dict[str, Tensor]]] = []
         self._log = Log()
         self._watch = Watch()
+        self._expected: list[Tensor] = []  # what each block gives when nobody follows
         self._running = ""  # the block that runs, in words
 
     def run(self, batch: Batch) -> None:
@@ -129,10 +141,13 @@ class Following:
         self.depth, self.heads, self.without_attention = 0, [], []
         self.segments.clear()
         self._by_block.clear()
+        self._expected.clear()
         self._watch = Watch()
+        with self.ordinary:
+            call_alike(self.model, batch)
         try:
-            with self.machine, self._watch:
-                call(self.model, batch)
+            with undone(lambda: unwrap(self.model)), self.machine, self._watch:
+                call_alike(self.model, batch)
         except NotFollowed as error:
             raise ValueError(f"block {self._running}: {error}") from None
         if self.left is None:
@@ -206,7 +221,7 @@ class Following:
         if not isinstance(tokens, PathTensor):
             raise NotFollowed("what leaves it is not made of what entered it by functions of PyTorch")
         found = plain(tokens)
-        self._require_finite(visit, found)
+        self._require_the_usual(visit, found)
         tracks = tracks_of(tokens)
         self._check(visit, tracks, found)
         self._count(visit, tracks, found)
@@ -230,10 +245,27 @@ class Following:
         else:
             self.without_attention.append(visit.number)
 
-    def _require_finite(self, visit: Visit, found: Tensor) -> None:
-        turned = self.machine.running.batch_first(found)
-        if not bool(torch.isfinite((turned if visit.real is None else turned[visit.real]).sum())):
-            raise NotFollowed("it gives tokens that are not finite (NaN or infinity): paths of them mean nothing")
+    def _see(self, visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
+        finite = torch.isfinite(tokens).all(dim=-1)  # (batch, n)
+        if not bool(finite.all()):
+            padding = visit.real is not None and bool(finite[visit.real].all())
+            where = (
+                "in rows of padding, which later blocks may read" if padding else "so that paths of them mean nothing"
+            )
+            raise ValueError(
+                f"block {visit.number} ({visit.block.name}): the model itself gives numbers that are not finite (NaN or "
+                f"infinity) there, {where}"
+            )
+        self._expected.append(tokens.clone())
+
+    def _require_the_usual(self, visit: Visit, found: Tensor) -> None:
+        """What writes into the memory of another tensor does not do so where both are followed."""
+        error = relative_error(self.machine.running.batch_first(found), self._expected[visit.number - 1], visit.real)
+        if not error <= TOLERANCE[visit.entered.dtype]:
+            raise NotFollowed(
+                f"it gives other numbers when its paths are followed, {error:.1e} from the usual ones: something in it "
+                "writes in place into tokens that another tensor shares"
+            )
 
     def _check(self, visit: Visit, tracks: Tracks, found: Tensor) -> None:
         """The terms add up to what the block gave, or the first step inside it that does not is named."""

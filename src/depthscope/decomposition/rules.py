@@ -202,12 +202,8 @@ def _times(_func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[
     for tensor, factor, (of_tensor, of_factor) in ((a, b, kinds), (b, a, kinds[::-1])):
         if of_factor == "scale" and of_tensor != "scale":
             return lambda t=tensor, f=factor: _scaled(t, plain(f), returned), of_tensor
-        if (
-            of_factor == "weights"
-            and of_tensor == ""
-            and factor.state.log.attends()
-            and returned.numel() > tensor.numel()
-        ):
+        spreads = of_factor == "weights" and returned.numel() > tensor.numel()
+        if spreads and of_tensor == "" and factor.state.log.attends():
             return _spread, ""
         if of_factor in ("gate", "weights") and of_tensor == "":
             return lambda t=tensor, f=factor: _scaled(t, plain(f), returned), "gate"
@@ -216,8 +212,8 @@ def _times(_func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[
 
 def _spread() -> Tracks:
     raise NotFollowed(
-        "tokens are spread and weighted by what a softmax gave, which may be attention that is not written as a product "
-        "of matrices: paths are not followed through it"
+        "tokens are spread and weighted by what a softmax gave, which may be attention that is not written as a "
+        "product of matrices: paths are not followed through it"
     )
 
 
