@@ -78,9 +78,8 @@ def paths(
     model, notes = uncompiled(model)
     refuse_open_surgery(model)
     if remedies := {type(hook.remedy).__name__ for _, hook in hooks_in(model) if hook.remedy is not None}:
-        notes.append(
-            f"the model has remedies ({', '.join(sorted(remedies))}): the paths are those of the changed model"
-        )
+        named = ", ".join(sorted(remedies))
+        notes.append(f"the model has remedies ({named}): the paths are those of the changed model")
     calls = list(batches(model, inputs, tokenizer))
     if not calls:
         raise ValueError("expected at least one batch, got none")
@@ -125,6 +124,7 @@ class Following:
         self.left: Tensor | None = None  # what the last block gave, in the layout of the model
         self.real: Tensor | None = None
         self.depth = 0
+        self.longest = 0  # tokens of a batch
         self.error = 0.0
         self.heads: list[int] = []  # of every block that has attention
         self.without_attention: list[int] = []  # blocks
@@ -152,6 +152,7 @@ class Following:
             raise ValueError(f"block {self._running}: {error}") from None
         if self.left is None:
             raise ValueError(f"none of the blocks {self.names[:4]} ran; name them with blocks=")
+        self.longest = max(self.longest, self.whole.shape[1])
         if not self.heads:
             raise ValueError("none of the blocks has self-attention: all paths have length 0")
 
@@ -249,12 +250,10 @@ class Following:
         finite = torch.isfinite(tokens).all(dim=-1)  # (batch, n)
         if not bool(finite.all()):
             padding = visit.real is not None and bool(finite[visit.real].all())
-            where = (
-                "in rows of padding, which later blocks may read" if padding else "so that paths of them mean nothing"
-            )
+            where = "in rows of padding, which later blocks read" if padding else "so that their paths mean nothing"
             raise ValueError(
-                f"block {visit.number} ({visit.block.name}): the model itself gives numbers that are not finite (NaN or "
-                f"infinity) there, {where}"
+                f"block {visit.number} ({visit.block.name}): the model itself gives numbers that are not finite (NaN "
+                f"or infinity) there, {where}"
             )
         self._expected.append(tokens.clone())
 
@@ -319,7 +318,7 @@ def _describe(model: nn.Module, anatomy: Anatomy, following: Following, samples:
         "blocks": following.depth,
         "heads": following.heads,
         "samples": samples,
-        "tokens": whole.shape[1],
+        "tokens": following.longest,
         "width": whole.shape[2],
         "dtype": str(whole.dtype).removeprefix("torch."),
         "device": str(whole.device),

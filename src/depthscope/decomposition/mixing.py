@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from depthscope.decomposition.path_tensor import Attended, Kind, Log, NotFollowed, PathTensor, log_of, plain, tracks_of
+from depthscope.decomposition.path_tensor import (
+    Attended,
+    Kind,
+    Log,
+    NotFollowed,
+    PathTensor,
+    log_of,
+    plain,
+    product_of_tokens,
+    tracks_of,
+)
 from depthscope.decomposition.tracks import Tracks, with_axes
 from depthscope.passes.attention import attention_by_head
 
@@ -53,7 +63,7 @@ def product(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
             return lambda: Tracks.constant(plain(returned)), ""
         return lambda: mixed(plain(a), tracks_of(b), a.state.log), ""
     if isinstance(a, PathTensor) and isinstance(b, PathTensor):
-        return _of_tokens, ""
+        return product_of_tokens, ""
     if isinstance(a, PathTensor):
         return lambda: tracks_of(a).map(lambda values: with_axes(values, b.ndim) @ b.detach()), ""
     return lambda: tracks_of(b).map(lambda values: a.detach() @ with_axes(values, a.ndim)), ""
@@ -64,10 +74,6 @@ def _is_attention(operand: Any) -> bool:
     return isinstance(operand, PathTensor) and operand.state.kind == "weights" and operand.state.log.attends()
 
 
-def _of_tokens() -> Tracks:
-    raise NotFollowed("a product of tokens with tokens is not linear: paths are not followed through it")
-
-
 def einsum(func: Any, args: Any, _kwargs: Any, _returned: Any) -> Made:
     """As `product`, with the axes of P in the order (batch, h, n, m)."""
     equation, operands = args[0], list(args[1:] if len(args) > 2 or isinstance(args[1], Tensor) else args[1])
@@ -75,7 +81,7 @@ def einsum(func: Any, args: Any, _kwargs: Any, _returned: Any) -> Made:
     if len(split) == 1 and split[0].state.kind != "weights":
         return lambda: _by_track(func, equation, operands, split[0]), ""
     if len(operands) != 2 or not _is_attention(operands[0]):
-        return _of_tokens, ""
+        return product_of_tokens, ""
     attention, values = operands
     left, right = equation.replace(" ", "").split("->")
     of_attention, of_values = left.split(",")

@@ -134,6 +134,11 @@ def _overwritten() -> Tracks:
     raise NotFollowed("these tracks have been overwritten")
 
 
+def product_of_tokens() -> Tracks:
+    """Refuses."""
+    raise NotFollowed("a product of tokens with tokens is not linear: paths are not followed through it")
+
+
 def log_of(value: Any) -> Log:
     """That of the first tensor with paths."""
     return next(leaf.state.log for leaf in tree_leaves(value) if isinstance(leaf, PathTensor))
