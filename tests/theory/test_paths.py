@@ -229,10 +229,10 @@ def test_bad_input_is_refused():
     for depth, heads in ((3, 2.0), (3.0, 2), (2, [2, 1.5]), (0, 2.0)):
         with pytest.raises(ValueError, match="expected a depth and numbers of heads that are whole"):
             path_counts(depth, heads)
+    assert path_counts(0, []) == path_counts(0, 2) == (1,)
+    weights = torch.ones(1, 4, 4)
     with pytest.raises(ValueError, match=r"layer 1 has the attention of sequences \(2,\), .* got \(5, 4\): expand"):
-        path_terms(
-            torch.zeros(5, 4), [FrozenAttention(torch.ones(2, 1, 5, 5), torch.ones(1, 4, 4), torch.ones(1, 4, 4))]
-        )
+        path_terms(torch.zeros(5, 4), [FrozenAttention(torch.ones(2, 1, 5, 5), weights, weights)])
     with pytest.raises(ValueError, match="at least 0"):
         path_counts(3, -1)
     with pytest.raises(ValueError, match="the skip of each of 2 layers"):

@@ -64,9 +64,8 @@ def _split(options: PathsOptions) -> PathShares:
         except ValueError:  # blocks that no list holds are seen when the model runs
             found, parts = 0, ()
         if len(parts) > 1:
-            raise ValueError(
-                f"this model has several parts ({', '.join(parts)}): say which one, as in --part {parts[-1]}"
-            )
+            named = ", ".join(parts)
+            raise ValueError(f"this model has several parts ({named}): say which one, as in --part {parts[-1]}")
         depth = max(found, getattr(getattr(model, "config", None), "num_hidden_layers", 0))
         pieces = depth + (3 * depth + 3 if options.with_loss else 0)
         shares = decomposition.paths(

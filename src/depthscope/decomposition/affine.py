@@ -1,4 +1,4 @@
-"""The rules of what multiplies by weights and adds a bias: linear maps, grouped experts, norms with their scale frozen."""
+"""The rules of what multiplies by weights and adds a bias: linear maps, experts, norms with their scale frozen."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def addmm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
 
 
 def grouped(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
-    """Rows (s, d) sorted by expert, each group by its expert's weights (experts, d, d'): `offs` says where groups end."""
+    """Rows (s, d) sorted by expert, each by the weights of its own (experts, d, d'): `offs` says where groups end."""
 
     def take(x: Any, weight: Any, offs: Any = None, bias: Any = None, **_: Any) -> tuple[Any, Any, Any, Any]:
         return x, weight, offs, bias
@@ -84,9 +84,7 @@ def grouped(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
 
 
 def _other_groups() -> Tracks:
-    raise NotFollowed(
-        "paths are followed through 'grouped_mm' only of rows (s, d) with weights for each group, no bias"
-    )
+    raise NotFollowed("paths are followed through 'grouped_mm' of rows (s, d) with weights for each group, no bias")
 
 
 def layer_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:

@@ -196,12 +196,10 @@ def _counted(widths: Sequence[int], skip: bool, path: Path = ()) -> Iterator[Pat
 
 
 def _heads_of_layers(depth: int, heads: int | Sequence[int]) -> list[int]:
-    widths = (
-        list(heads) if isinstance(heads, Iterable) else [heads] * (depth if isinstance(depth, SupportsIndex) else 0)
-    )
-    if not all(isinstance(number, SupportsIndex) for number in (depth, *widths, *([] if widths else [heads]))):
+    given = list(heads) if isinstance(heads, Iterable) else [heads]
+    if not all(isinstance(number, SupportsIndex) for number in (depth, *given)):
         raise ValueError(f"expected a depth and numbers of heads that are whole, got {depth} and {heads}")
-    widths = [width.__index__() for width in widths]
+    widths = given if isinstance(heads, Iterable) else given * depth
     if depth < 0 or any(width < 0 for width in widths):
         raise ValueError(f"expected a depth and numbers of heads of at least 0, got {depth} and {heads}")
     if len(widths) != depth:
