@@ -57,7 +57,7 @@ def not_attention() -> tuple[nn.Module, torch.Tensor]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["t5", *SMALL], "this model has several parts (encoder, decoder): say which one with part="),
+        (["t5", *SMALL], "this model has several parts (encoder, decoder): say which one, as in --part decoder"),
         (["bert", *SMALL, "--dtype", "bfloat16"], "expected a model in float32 or float64"),
         (["bert", *SMALL, "--loss"], "expected a family with a causal language model"),
         (["cli.test_paths:not_attention", "--blocks", "[0-9]"], "a product of tokens with tokens is not linear"),

@@ -193,6 +193,7 @@ def test_batches_are_samples_one_after_the_other():
     whole, split = paths(model, inputs, keep_terms=True), paths(model, halves, keep_terms=True)
     assert_close(split.terms, whole.terms, **EXACT)
     pd.testing.assert_frame_equal(split.frame, whole.frame, rtol=1e-9)
+    assert paths(model, [IDS, IDS[:, :5]]).metadata["tokens"] == IDS.shape[1]
     with pytest.raises(ValueError, match="batches of one shape"):
         paths(model, [IDS, IDS[:, :5]], keep_terms=True)
 

@@ -226,6 +226,13 @@ def test_bad_input_is_refused():
         replace(layers[0], value_bias=torch.zeros(3))
     with pytest.raises(ValueError, match="number of heads of each of 3 layers"):
         path_counts(3, [1, 2])
+    for depth, heads in ((3, 2.0), (3.0, 2), (2, [2, 1.5]), (0, 2.0)):
+        with pytest.raises(ValueError, match="expected a depth and numbers of heads that are whole"):
+            path_counts(depth, heads)
+    assert path_counts(0, []) == path_counts(0, 2) == (1,)
+    weights = torch.ones(1, 4, 4)
+    with pytest.raises(ValueError, match=r"layer 1 has the attention of sequences \(2,\), .* got \(5, 4\): expand"):
+        path_terms(torch.zeros(5, 4), [FrozenAttention(torch.ones(2, 1, 5, 5), weights, weights)])
     with pytest.raises(ValueError, match="at least 0"):
         path_counts(3, -1)
     with pytest.raises(ValueError, match="the skip of each of 2 layers"):

@@ -59,9 +59,13 @@ def _split(options: PathsOptions) -> PathShares:
     with prepared(options) as (loaded, inputs, progress):
         model: Any = loaded.model
         try:
-            found = len(anatomy_as_told(model, options.told).blocks)
+            anatomy = anatomy_as_told(model, options.told)
+            found, parts = len(anatomy.blocks), anatomy.parts
         except ValueError:  # blocks that no list holds are seen when the model runs
-            found = 0
+            found, parts = 0, ()
+        if len(parts) > 1:
+            named = ", ".join(parts)
+            raise ValueError(f"this model has several parts ({named}): say which one, as in --part {parts[-1]}")
         depth = max(found, getattr(getattr(model, "config", None), "num_hidden_layers", 0))
         pieces = depth + (3 * depth + 3 if options.with_loss else 0)
         shares = decomposition.paths(

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
 from depthscope.decomposition.by_head import Adjoint, Segment, segment_of
+from depthscope.decomposition.counting import heads_passed
 from depthscope.decomposition.leaving_out import LeftOut, losses_without
+from depthscope.decomposition.leftovers import unwrap
 from depthscope.decomposition.measuring import Row, measured, share_rows
 from depthscope.decomposition.path_tensor import (
     Log,
@@ -23,19 +25,24 @@ from depthscope.decomposition.path_tensor import (
 )
 from depthscope.decomposition.shares import PathShares, frames_of
 from depthscope.decomposition.tracks import Tracks
+from depthscope.decomposition.watch import Watch, ours
 from depthscope.passes import (
     Batch,
     Change,
+    Listen,
     Machine,
     Tokenizer,
     Told,
     Visit,
     anatomy_as_told,
     batches,
-    call,
+    refuse_open_surgery,
     uncompiled,
     undisturbed,
 )
+from depthscope.passes.hooks import hooks_in
+from depthscope.passes.inputs import call_alike
+from depthscope.passes.undoing import undone
 from depthscope.probing.gradients import Loss
 from depthscope.progress import Tick
 
@@ -69,6 +76,10 @@ def paths(
     `probe`: of a model with several parts, `part` says which. Leaves no trace in the model.
     """
     model, notes = uncompiled(model)
+    refuse_open_surgery(model)
+    if remedies := {type(hook.remedy).__name__ for _, hook in hooks_in(model) if hook.remedy is not None}:
+        named = ", ".join(sorted(remedies))
+        notes.append(f"the model has remedies ({named}): the paths are those of the changed model")
     calls = list(batches(model, inputs, tokenizer))
     if not calls:
         raise ValueError("expected at least one batch, got none")
@@ -93,6 +104,9 @@ def paths(
             if keep_terms:
                 terms.append(split)
             samples += split.shape[1]
+    if following.without_attention:
+        named = ", ".join(map(str, following.without_attention))
+        notes.append(f"blocks {named} have no self-attention: paths become no longer there")
     metadata = _describe(model, anatomy, following, samples) | {"notes": [*notes, *anatomy.notes, *anatomy.left_out]}
     return PathShares(*frames_of(rows, without), metadata=metadata, terms=_joined(terms) if keep_terms else None)
 
@@ -103,31 +117,44 @@ class Following:
     def __init__(self, model: nn.Module, anatomy: Anatomy, by_head: bool = False, progress: Tick | None = None):
         self.model, self.by_head, self.progress = model, by_head, progress
         self.machine = Machine(model, anatomy, Change("input", self._enter), Change("output", self._leave))
+        self.ordinary = Machine(model, anatomy, Listen({"output"}, self._see))
         self.names = [block.name for block in anatomy.blocks]
+        self.family = anatomy.family
         self.tracks: Tracks | None = None
         self.left: Tensor | None = None  # what the last block gave, in the layout of the model
         self.real: Tensor | None = None
         self.depth = 0
+        self.longest = 0  # tokens of a batch
         self.error = 0.0
-        self.heads: list[int] = []
+        self.heads: list[int] = []  # of every block that has attention
+        self.without_attention: list[int] = []  # blocks
         self.segments: list[Segment] = []
         self._by_block: list[tuple[int, dict[str, Tensor]]] = []
         self._log = Log()
+        self._watch = Watch()
+        self._expected: list[Tensor] = []  # what each block gives when nobody follows
         self._running = ""  # the block that runs, in words
 
     def run(self, batch: Batch) -> None:
         """Follows one batch."""
         self.tracks = self.left = None
-        self.depth, self.heads = 0, []
+        self.depth, self.heads, self.without_attention = 0, [], []
         self.segments.clear()
         self._by_block.clear()
+        self._expected.clear()
+        self._watch = Watch()
+        with self.ordinary:
+            call_alike(self.model, batch)
         try:
-            with self.machine:
-                call(self.model, batch)
+            with undone(lambda: unwrap(self.model)), self.machine, self._watch:
+                call_alike(self.model, batch)
         except NotFollowed as error:
             raise ValueError(f"block {self._running}: {error}") from None
         if self.left is None:
             raise ValueError(f"none of the blocks {self.names[:4]} ran; name them with blocks=")
+        self.longest = max(self.longest, self.whole.shape[1])
+        if not self.heads:
+            raise ValueError("none of the blocks has self-attention: all paths have length 0")
 
     @property
     def whole(self) -> Tensor:
@@ -154,6 +181,14 @@ class Following:
         ]
 
     def _enter(self, visit: Visit, tokens: Tensor) -> Tensor:
+        with ours():
+            return self._entering(visit, tokens)
+
+    def _leave(self, visit: Visit, tokens: Tensor) -> Tensor:
+        with ours():
+            return self._leaving(visit, tokens)
+
+    def _entering(self, visit: Visit, tokens: Tensor) -> Tensor:
         self._running = f"{visit.number} ({visit.block.name})"
         if visit.number == 1:
             if tokens.dtype not in TOLERANCE:
@@ -170,7 +205,8 @@ class Following:
         assert self.tracks is not None
         batch = self.machine.running.batch_first(tokens).shape[0]
         attention = visit.block.attention
-        self._log = Log(batch, contexts=[] if self.by_head else None, left_over=self._largest())
+        self._watch.block = visit.number
+        self._log = Log(batch, contexts=[] if self.by_head else None, left_over=self._largest(), watch=self._watch)
         if attention is not None:
             self._log.attends = lambda: self.machine.inside is not None
         return carrying(tokens, self.tracks, self._log)
@@ -179,17 +215,20 @@ class Following:
         """The place of the largest track that enters a block; what enters the first is all of length 0."""
         return int(self._by_block[-1][1]["norm_share"].mean(dim=1).argmax()) if self._by_block else 1
 
-    def _leave(self, visit: Visit, tokens: Tensor) -> Tensor:
+    def _leaving(self, visit: Visit, tokens: Tensor) -> Tensor:
+        self._watch.block, self._log.ended = 0, True
+        if self._watch.refusal:
+            raise NotFollowed(self._watch.refusal)
         if not isinstance(tokens, PathTensor):
             raise NotFollowed("what leaves it is not made of what entered it by functions of PyTorch")
         found = plain(tokens)
-        self._require_finite(visit, found)
+        self._require_the_usual(visit, found)
         tracks = tracks_of(tokens)
         self._check(visit, tracks, found)
+        self._count(visit, tracks, found)
         if self.by_head:
             self.segments.append(segment_of(visit, self.machine.running.batch_first(visit.entered), self._log))
         self.tracks, self.left, self.real, self.depth = tracks, found, visit.real, visit.number
-        self.heads += self._log.heads
         whole = self.machine.running.batch_first(found)
         terms = [self.machine.running.batch_first(track) for track in tracks.spanning(0, tracks.end).values]
         self._by_block.append((visit.number, measured(terms, whole, visit.real)))
@@ -197,10 +236,35 @@ class Following:
             self.progress()
         return found
 
-    def _require_finite(self, visit: Visit, found: Tensor) -> None:
-        turned = self.machine.running.batch_first(found)
-        if not bool(torch.isfinite((turned if visit.real is None else turned[visit.real]).sum())):
-            raise NotFollowed("it gives tokens that are not finite (NaN or infinity): paths of them mean nothing")
+    def _count(self, visit: Visit, tracks: Tracks, found: Tensor) -> None:
+        assert self.tracks is not None
+        grown = tracks.end - self.tracks.end
+        known = self.family != "unknown" and visit.block.attention is None
+        tokens = self.machine.running.batch_first(found).shape[1]
+        if heads := heads_passed(self._log.seen, tokens, grown, may_have_none=known):
+            self.heads.append(heads)
+        else:
+            self.without_attention.append(visit.number)
+
+    def _see(self, visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
+        finite = torch.isfinite(tokens).all(dim=-1)  # (batch, n)
+        if not bool(finite.all()):
+            padding = visit.real is not None and bool(finite[visit.real].all())
+            where = "in rows of padding, which later blocks read" if padding else "so that their paths mean nothing"
+            raise ValueError(
+                f"block {visit.number} ({visit.block.name}): the model itself gives numbers that are not finite (NaN "
+                f"or infinity) there, {where}"
+            )
+        self._expected.append(tokens.clone())
+
+    def _require_the_usual(self, visit: Visit, found: Tensor) -> None:
+        """What writes into the memory of another tensor does not do so where both are followed."""
+        error = relative_error(self.machine.running.batch_first(found), self._expected[visit.number - 1], visit.real)
+        if not error <= TOLERANCE[visit.entered.dtype]:
+            raise NotFollowed(
+                f"it gives other numbers when its paths are followed, {error:.1e} from the usual ones: something in it "
+                "writes in place into tokens that another tensor shares"
+            )
 
     def _check(self, visit: Visit, tracks: Tracks, found: Tensor) -> None:
         """The terms add up to what the block gave, or the first step inside it that does not is named."""
@@ -254,7 +318,7 @@ def _describe(model: nn.Module, anatomy: Anatomy, following: Following, samples:
         "blocks": following.depth,
         "heads": following.heads,
         "samples": samples,
-        "tokens": whole.shape[1],
+        "tokens": following.longest,
         "width": whole.shape[2],
         "dtype": str(whole.dtype).removeprefix("torch."),
         "device": str(whole.device),

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from depthscope.decomposition.path_tensor import Kind, Log, NotFollowed, PathTensor, log_of, plain, tracks_of
+from depthscope.decomposition.path_tensor import (
+    Attended,
+    Kind,
+    Log,
+    NotFollowed,
+    PathTensor,
+    log_of,
+    plain,
+    product_of_tokens,
+    tracks_of,
+)
 from depthscope.decomposition.tracks import Tracks, with_axes
 from depthscope.passes.attention import attention_by_head
 
@@ -25,14 +35,15 @@ def mixed(attention: Tensor, tracks: Tracks, log: Log) -> Tracks:
     by_column = tracks.values.movedim(0, -2)  # (…, m, k, d_v): one product for all tracks
     count, width = by_column.shape[-2:]
     context = (attention @ by_column.flatten(-2)).unflatten(-1, (count, width)).movedim(-2, 0)  # (k, …, n, d_v)
-    return noted(Tracks(context, tracks.start), log)
+    return noted(Tracks(context, tracks.start), attention, log)
 
 
-def noted(context: Tracks, log: Log) -> Tracks:
+def noted(context: Tracks, attention: Tensor, log: Log) -> Tracks:
     """What the heads give, one step longer; kept by head where that is wanted."""
     values = context.values
     together = values.ndim == 4  # (k, batch·h, n, d_v)
-    log.heads.append(values.shape[1] // log.batch if together else values.shape[2])
+    count = values.shape[1] // log.batch if together else values.shape[2]
+    log.seen.append(Attended(count, values.shape[-2], context.start, attention.square().sum(dim=(-2, -1))))
     if log.contexts is None:
         return context.longer()
     by_head = values.unflatten(1, (log.batch, -1)) if together else values
@@ -52,7 +63,7 @@ def product(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
             return lambda: Tracks.constant(plain(returned)), ""
         return lambda: mixed(plain(a), tracks_of(b), a.state.log), ""
     if isinstance(a, PathTensor) and isinstance(b, PathTensor):
-        return _of_tokens, ""
+        return product_of_tokens, ""
     if isinstance(a, PathTensor):
         return lambda: tracks_of(a).map(lambda values: with_axes(values, b.ndim) @ b.detach()), ""
     return lambda: tracks_of(b).map(lambda values: a.detach() @ with_axes(values, a.ndim)), ""
@@ -63,10 +74,6 @@ def _is_attention(operand: Any) -> bool:
     return isinstance(operand, PathTensor) and operand.state.kind == "weights" and operand.state.log.attends()
 
 
-def _of_tokens() -> Tracks:
-    raise NotFollowed("a product of tokens with tokens is not linear: paths are not followed through it")
-
-
 def einsum(func: Any, args: Any, _kwargs: Any, _returned: Any) -> Made:
     """As `product`, with the axes of P in the order (batch, h, n, m)."""
     equation, operands = args[0], list(args[1:] if len(args) > 2 or isinstance(args[1], Tensor) else args[1])
@@ -74,7 +81,7 @@ def einsum(func: Any, args: Any, _kwargs: Any, _returned: Any) -> Made:
     if len(split) == 1 and split[0].state.kind != "weights":
         return lambda: _by_track(func, equation, operands, split[0]), ""
     if len(operands) != 2 or not _is_attention(operands[0]):
-        return _of_tokens, ""
+        return product_of_tokens, ""
     attention, values = operands
     left, right = equation.replace(" ", "").split("->")
     of_attention, of_values = left.split(",")
@@ -87,7 +94,7 @@ def einsum(func: Any, args: Any, _kwargs: Any, _returned: Any) -> Made:
         ordered = of_attention[:3] + width  # (batch, h, n, d_v)
         tracks = tracks_of(values)
         context = torch.einsum(f"{of_attention},Z{of_values}->Z{ordered}", plain(attention), tracks.values)
-        longer = noted(Tracks(context, tracks.start), log)
+        longer = noted(Tracks(context, tracks.start), plain(attention), log)
         return longer.map(lambda each: torch.einsum(f"Z{ordered}->Z{right}", each))
 
     return make, ""
@@ -150,7 +157,7 @@ def of_torch(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
         split = values.map(lambda each: _by_head(each.unsqueeze(2) if alone else each, heads))
         attention = attention.unsqueeze(0) if alone else attention
         context = Tracks((attention @ split.values), split.start)
-        longer = noted(context, log_of(value))
+        longer = noted(context, attention, log_of(value))
         joined = longer.map(lambda each: each.movedim(3, 1).flatten(-2))  # (k, n, batch, d)
         output = joined.map(lambda each: F.linear(each, given["out_proj_weight"].detach()))
         output = output if given["out_proj_bias"] is None else output.with_constant(given["out_proj_bias"].detach())

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from depthscope.decomposition.tracks import Tracks
+from depthscope.decomposition.watch import Watch, ours
 
 # What a tensor may stand for in a product: "" only what is split; "gate", an activation, and "weights", a softmax, are
 # frozen beside it; so is "scale", what a norm divides by, which leaves what it scales a plain tensor.
@@ -28,16 +29,27 @@ class NotFollowed(ValueError):
     """Paths do not lead through this: it is not linear, or not known."""
 
 
+class Attended(NamedTuple):
+    """One call of self-attention, of some heads of a block or of all."""
+
+    heads: int
+    queries: int
+    start: int  # the shortest path that entered
+    sizes: Tensor  # ‖P_h‖² of each, by which heads are told apart (batch, h) or (batch·h)
+
+
 @dataclass
 class Log:
     """What is noted while tensors are split."""
 
     batch: int = 1
-    heads: list[int] = field(default_factory=list)  # of every self-attention that was passed
+    seen: list[Attended] = field(default_factory=list)  # every self-attention that was passed
     contexts: list[Tracks] | None = None  # P_h V_h of every self-attention (k, batch, h, n, d_v), where wanted
     left_over: int | None = None  # the place of a track that need not go through weights: see `weights.py`
     attends: Callable[[], bool] = lambda: True  # whether attention runs now: a softmax elsewhere is none
     tolerance: float | None = None  # where set, every step must add up, and the first that does not is named
+    watch: Watch | None = None  # sees who else reads tokens
+    ended: bool = False  # whether the block that this is of has ended
 
 
 @dataclass
@@ -73,15 +85,17 @@ def carrying(tokens: Tensor, tracks: Tracks, log: Log) -> PathTensor:
 
 def wrapped(primal: Tensor, state: State) -> PathTensor:
     """A tensor of the model with what is known of it."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), ours():
         made = primal.as_subclass(PathTensor)
+        if state.log.watch is not None:
+            state.log.watch.know(primal)
     made.state = state
     return made
 
 
 def plain(value: Any) -> Any:
     """What the model would have without us: tensors without their paths, in whatever holds them."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), ours():
         return tree_map(lambda x: x.as_subclass(Tensor) if isinstance(x, PathTensor) else x, value)
 
 
@@ -97,7 +111,7 @@ def tracks_of(tensor: Tensor) -> Tracks:
         around = around.state.base
     if state.tracks is None:
         assert state.make is not None
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass(), ours():
             state.tracks, state.make = state.make(), None
             if state.log.tolerance is not None:
                 _require_sum(tensor.as_subclass(Tensor), state)
@@ -118,6 +132,11 @@ _FRESH = frozenset({"linear", "add", "__add__"})  # what makes tracks in memory 
 
 def _overwritten() -> Tracks:
     raise NotFollowed("these tracks have been overwritten")
+
+
+def product_of_tokens() -> Tracks:
+    """Refuses."""
+    raise NotFollowed("a product of tokens with tokens is not linear: paths are not followed through it")
 
 
 def log_of(value: Any) -> Log:

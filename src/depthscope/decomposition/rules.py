@@ -14,20 +14,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from depthscope.decomposition import mixing
+from depthscope.decomposition import affine, mixing
 from depthscope.decomposition.path_tensor import (
     Kind,
     NotFollowed,
     PathTensor,
     State,
     consumed,
-    log_of,
     plain,
+    product_of_tokens,
     tracks_of,
     wrapped,
 )
 from depthscope.decomposition.tracks import Tracks, added, together, with_axes
-from depthscope.decomposition.weights import through_weights
 
 
 def _names(text: str) -> frozenset[str]:
@@ -85,10 +84,6 @@ def _unknown(func: Any, args: tuple[Any, ...], _kwargs: Any, _returned: Any) -> 
         raise NotFollowed(f"{name!r} is not linear in the tokens, or not known: paths are not followed through it")
 
     return refuse, "gate" if name in GATES else "scale" if name in SCALES else ""
-
-
-def _product_of_tokens() -> Tracks:
-    raise NotFollowed("a product of tokens with tokens is not linear: paths are not followed through it")
 
 
 def _linear_in_one(func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
@@ -202,9 +197,19 @@ def _times(_func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[
     for tensor, factor, (of_tensor, of_factor) in ((a, b, kinds), (b, a, kinds[::-1])):
         if of_factor == "scale" and of_tensor != "scale":
             return lambda t=tensor, f=factor: _scaled(t, plain(f), returned), of_tensor
+        spreads = of_factor == "weights" and returned.numel() > tensor.numel()
+        if spreads and of_tensor == "" and factor.state.log.attends():
+            return _spread, ""
         if of_factor in ("gate", "weights") and of_tensor == "":
             return lambda t=tensor, f=factor: _scaled(t, plain(f), returned), "gate"
-    return _product_of_tokens, kinds[0]
+    return product_of_tokens, kinds[0]
+
+
+def _spread() -> Tracks:
+    raise NotFollowed(
+        "tokens are spread and weighted by what a softmax gave, which may be attention that is not written as a "
+        "product of matrices: paths are not followed through it"
+    )
 
 
 def _scaled(tensor: Tensor, factor: Any, returned: Tensor) -> Tracks:
@@ -219,7 +224,7 @@ def _over(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[]
         return lambda: _scaled(a, inverse, returned), _kind(a)
     if not isinstance(a, PathTensor):
         return _unknown(func, args, kwargs, returned)[0], _kind(b)
-    inverse = wrapped(plain(b).reciprocal(), State(_product_of_tokens, b.state.log, "div", b.state.kind))
+    inverse = wrapped(plain(b).reciprocal(), State(product_of_tokens, b.state.log, "div", b.state.kind))
     return _times(func, (a, inverse), {}, returned)
 
 
@@ -229,78 +234,6 @@ def _power(func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[
     if not isinstance(args[0], PathTensor) or isinstance(power, Tensor) or power < 1 or power != int(power):
         return _unknown(func, args, kwargs, returned)[0], "scale"
     return lambda: _scaled(args[0], plain(args[0]) ** (int(power) - 1), returned), "gate"
-
-
-def _linear(_func: Any, args: Any, kwargs: Any, returned: Any) -> tuple[Callable[[], Any], Kind]:
-    def take(x: Any, weight: Any, bias: Any = None) -> tuple[Any, Any, Any]:
-        return x, weight, bias
-
-    x, weight, bias = take(*args, **_renamed(kwargs))
-    if isinstance(weight, PathTensor) or isinstance(bias, PathTensor):
-        return _product_of_tokens, ""
-
-    def make() -> Tracks:
-        whole = returned if bias is None else returned - bias.detach()
-        return _with_bias(through_weights(tracks_of(x), weight.detach(), whole, log_of(x).left_over), bias)
-
-    return make, ""
-
-
-def _with_bias(new: Tracks, bias: Any) -> Tracks:
-    return new if bias is None else new.with_constant(bias.detach())
-
-
-def _addmm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
-    bias, x, weight = args
-    usual = kwargs.get("beta", 1) == kwargs.get("alpha", 1) == 1
-    if isinstance(weight, PathTensor) or isinstance(bias, PathTensor) or not usual:
-        return _product_of_tokens, ""
-    return lambda: _with_bias(tracks_of(x).map(lambda values: values @ weight.detach()), bias), ""
-
-
-def _layer_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
-    """LN with its deviation frozen: (u − mean(u))·γ/σ₀, and β, which is constant."""
-
-    def take(
-        x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, **_: Any
-    ) -> tuple[Any, list[int], Any, Any, float]:
-        return x, list(normalized_shape), weight, bias, eps
-
-    x, shape, weight, bias, eps = take(*args, **_renamed(kwargs))
-
-    def make() -> Tracks:
-        scale = torch.native_layer_norm(plain(x), shape, None, None, eps)[2]  # 1/σ₀
-        scale = scale if weight is None else scale * weight.detach()
-        axes = tuple(range(-len(shape), 0))
-
-        def overwrite(values: Tensor) -> Tensor:
-            return values.sub_(values.mean(dim=axes, keepdim=True)).mul_(scale)
-
-        centred = consumed(x, overwrite, lambda values: (values - values.mean(dim=axes, keepdim=True)).mul_(scale))
-        return _with_bias(centred, bias)
-
-    return make, ""
-
-
-def _rms_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
-    """u·γ/rms₀."""
-
-    def take(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> tuple[Any, Any, Any, Any]:
-        return x, tuple(range(-len(normalized_shape), 0)), weight, eps
-
-    x, axes, weight, eps = take(*args, **_renamed(kwargs))
-
-    def make() -> Tracks:
-        u = plain(x)
-        scale = (u.square().mean(dim=axes, keepdim=True) + (torch.finfo(u.dtype).eps if eps is None else eps)).rsqrt()
-        scale = scale if weight is None else scale * weight.detach()
-        return tracks_of(x).map(lambda values: values * scale)
-
-    return make, ""
-
-
-def _renamed(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {("x" if key == "input" else key): value for key, value in kwargs.items()}
 
 
 def _joined(func: Any, args: Any, kwargs: Any, _returned: Any) -> tuple[Callable[[], Any], Kind]:
@@ -365,10 +298,11 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("div", "truediv", "true_divide", "divide"), _over),
     **dict.fromkeys(("rdiv", "rtruediv"), _reversed(_over)),
     **dict.fromkeys(("pow", "square"), _power),
-    "linear": _linear,
-    "addmm": _addmm,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
+    "linear": affine.linear,
+    "addmm": affine.addmm,
+    **dict.fromkeys(("grouped_mm", "grouped_mm_fallback"), affine.grouped),
+    "layer_norm": affine.layer_norm,
+    "rms_norm": affine.rms_norm,
     **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _joined),
     "masked_fill": _masked_fill,
     "where": _where,

@@ -14,8 +14,9 @@ linear, and its results are not the terms of the theorem: `recomputed_paths`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -195,7 +196,10 @@ def _counted(widths: Sequence[int], skip: bool, path: Path = ()) -> Iterator[Pat
 
 
 def _heads_of_layers(depth: int, heads: int | Sequence[int]) -> list[int]:
-    widths = [heads] * depth if isinstance(heads, int) else list(heads)
+    given = list(heads) if isinstance(heads, Iterable) else [heads]
+    if not all(isinstance(number, SupportsIndex) for number in (depth, *given)):
+        raise ValueError(f"expected a depth and numbers of heads that are whole, got {depth} and {heads}")
+    widths = given if isinstance(heads, Iterable) else given * depth
     if depth < 0 or any(width < 0 for width in widths):
         raise ValueError(f"expected a depth and numbers of heads of at least 0, got {depth} and {heads}")
     if len(widths) != depth:
@@ -217,5 +221,12 @@ def _require_tokens(tokens: Tensor, layers: Sequence[FrozenAttention]) -> None:
         n, d = layer.attention.shape[-1], layer.value.shape[1]
         if tokens.ndim < 2 or tokens.shape[-2:] != (n, d):
             raise ValueError(f"layer {place} takes tokens (…, {n}, {d}), got {tuple(tokens.shape)}")
+        given, frozen = tuple(tokens.shape[:-2]), tuple(layer.attention.shape[:-3])
+        fits = len(frozen) <= len(given) and all(b in (1, a) for a, b in zip(given[::-1], frozen[::-1], strict=False))
+        if not fits:
+            raise ValueError(
+                f"layer {place} has the attention of sequences {frozen}, which takes tokens {(*frozen, n, d)}, got "
+                f"{tuple(tokens.shape)}: expand the tokens, or take the attention of one sequence"
+            )
     if not bool(torch.isfinite(tokens).all()):
         raise ValueError("the tokens have entries that are not finite (NaN or infinity): paths of them mean nothing")
