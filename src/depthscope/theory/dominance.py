@@ -32,7 +32,8 @@ class Dominance:
 
     pairs: tuple[tuple[int, int], ...]  # (i, j), from 0, of the dominating γ_ij; λ_0 is the eigenvalue 1 of A
     modulus: float  # |γ| of these
-    rate: float  # of ‖HFC‖/‖LFC‖ per block: max|γ_ij| over i ≥ 1 by max_j|γ_0j|; below 1 the tokens become equal
+    rate: float  # max|γ_ij| over i ≥ 1 by max_j|γ_0j|: below 1, ‖HFC‖/‖LFC‖ shrinks by it per block; above 1 it does
+    # not grow for ever, since modes of an unsymmetric A have a mean of their own
     input_convergence: bool
     angle_convergence: bool | None  # None: it depends on X_0
     rank: int | None  # in the limit, after scaling; 0 if all vanishes; None: Jordan blocks
