@@ -5,7 +5,7 @@ matplotlib (`pip install 'depthscope[figures]'`), and imports it on first use.
 """
 
 from depthscope.drawing.by_block import Curve, ReferenceBand, draw_by_block
-from depthscope.drawing.complex_plane import draw_spectra
+from depthscope.drawing.complex_plane import circle, draw_spectra
 from depthscope.drawing.heat_map import draw_heat_map
 from depthscope.drawing.palette import (
     AFTER,
@@ -59,6 +59,7 @@ __all__ = [
     "ReferenceBand",
     "band",
     "block_axis",
+    "circle",
     "draw_by_block",
     "draw_heat_map",
     "draw_path_shares",

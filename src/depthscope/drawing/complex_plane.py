@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from depthscope.drawing.palette import BLUE, GREY, LIGHT_GREY, VERMILION
 from depthscope.drawing.panels import LARGE, SMALL, label, panels, plain
+from depthscope.extras import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,6 +71,12 @@ def _draw_plane(ax: Any, values: Sequence[complex], title: str) -> None:
     reach = 1.08 * max((abs(value) for value in values), default=1.0) or 1.0
     ax.set_xlim(-reach, reach)
     ax.set_ylim(-reach, reach)
+
+
+def circle(ax: Any, centre: float, radius: float, *, colour: str, name: str) -> None:
+    """A circle around a point of the real axis."""
+    patches: Any = require("matplotlib.patches", "figures")
+    ax.add_patch(patches.Circle((centre, 0), radius, fill=False, color=colour, linewidth=1.4, label=plain(name)))
 
 
 def evenly(blocks: list[int], most: int) -> list[int]:

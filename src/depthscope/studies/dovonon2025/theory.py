@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from depthscope.drawing import BLACK, BLUE, GREY, PALETTE, VERMILION, block_axis, label, legend_below, panels
+from depthscope.drawing import BLACK, BLUE, GREY, PALETTE, VERMILION, block_axis, circle, label, legend_below, panels
 from depthscope.measures import frequency_ratio
 from depthscope.progress import Share
 from depthscope.studies.dovonon2025.repeated import (
@@ -152,17 +152,13 @@ def _draw_scales(ax: Any, rows: pd.DataFrame) -> None:
 
 
 def _draw_plane(ax: Any, rows: pd.DataFrame) -> None:
-    from matplotlib.patches import Circle
-
     centre = rows["centre"].iloc[0]
     for chosen, colour, name in (
         (rows["equal"] == True, BLUE, "simulated: tokens become equal"),  # noqa: E712 of mixed columns
         (rows["equal"] == False, VERMILION, "simulated: not"),  # noqa: E712
     ):
         ax.plot(rows["real"][chosen], rows["imag"][chosen], ".", color=colour, markersize=4, label=name)
-    ax.add_patch(
-        Circle((centre, 0), -centre, fill=False, color=BLACK, linewidth=1.4, label="|μ + 1/(1+λₙ)| = 1/(1+λₙ)")
-    )
+    circle(ax, centre, -centre, colour=BLACK, name="|μ + 1/(1+λₙ)| = 1/(1+λₙ)")
     ax.set_aspect("equal")
     label(ax, "Eigenvalues μ of H, λ real", "Re μ", "Im μ")
     legend_below(ax, columns=1)
