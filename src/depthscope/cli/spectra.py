@@ -14,8 +14,6 @@ from depthscope.cli.running import finite, require_writable, say_where, show_pro
 from depthscope.files import write_folder
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from depthscope.probing import Spectra
 
 _SHOWN = ("negative_share", "spectral_radius", "asymmetry", "mimetic_score")
@@ -90,7 +88,7 @@ def _check_configuration(place: Path, options: SpectraOptions) -> None:
 
 def sentences(found: Spectra) -> list[str]:
     """What the spectra say, with their numbers; and what they do not."""
-    shares = _by_block(found.summary)["negative_share"]
+    shares = found.by_block["negative_share"]
     leaning = {
         "push tokens apart (at least 3 of 4 eigenvalues negative)": shares[shares >= 0.75],
         "pull tokens together (at most 1 of 4 negative)": shares[shares <= 0.25],
@@ -114,22 +112,11 @@ def sentences(found: Spectra) -> list[str]:
     return said
 
 
-def _by_block(summary: pd.DataFrame) -> pd.DataFrame:
-    """The whole blocks; where they were left out, the mean over heads."""
-    whole = summary[summary["head"] == -1]
-    chosen = whole if len(whole) else summary
-    return chosen.drop(columns=["part", "head"]).groupby("block").mean()
-
-
 def _named(blocks: list[int]) -> str:
     """1, 2, 3, 7 → 1 to 3, 7."""
-    runs: list[list[int]] = []
-    for block in blocks:
-        if runs and block == runs[-1][-1] + 1:
-            runs[-1].append(block)
-        else:
-            runs.append([block])
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    from depthscope.diagnosis.outliers import runs_of
+
+    return ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in runs_of(blocks))
 
 
 def _show(found: Spectra) -> None:
@@ -149,7 +136,7 @@ def _show(found: Spectra) -> None:
     for column in table.columns[:-1]:
         column.justify = "right"
     summary = found.summary
-    rows = _by_block(summary)
+    rows = found.by_block
     for block in evenly(list(rows.index), _ROWS):
         row, heads = rows.loc[block], summary[(summary["block"] == block) & (summary["head"] >= 0)]["negative_share"]
         spread = f"{heads.min():.2f} to {heads.max():.2f}" if len(heads) else ""

@@ -28,9 +28,7 @@ def leaning(f: Facts) -> Leaning | None:
     """The longest run in the part that is judged; None if no block leans, or no spectra were read."""
     if f.spectra is None:
         return None
-    summary = f.spectra.summary
-    whole = summary[summary["head"] < 0]
-    shares = (whole if len(whole) else summary).groupby("block")["negative_share"].mean()
+    shares = f.spectra.by_block["negative_share"]
     inside = shares[(shares.index > f.first) & (shares.index <= f.last)]
     found: list[Leaning] = []
     for says, chosen in (("apart", inside[inside >= SIDE]), ("together", inside[inside <= 1 - SIDE])):

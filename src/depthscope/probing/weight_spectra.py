@@ -58,6 +58,13 @@ class Spectra:
         return self.frame[kept].drop_duplicates(["block", "head"]).reset_index(drop=True)
 
     @property
+    def by_block(self) -> pd.DataFrame:
+        """One row per block: of the whole block or, where whole blocks were left out, the mean over its heads."""
+        summary = self.summary
+        whole = summary[summary["head"] == WHOLE]
+        return (whole if len(whole) else summary).groupby("block")[list(SUMMARIES)].mean()
+
+    @property
     def depth(self) -> int:
         """Number of blocks with attention whose weights were read."""
         return int(self.frame["block"].nunique())
