@@ -46,12 +46,13 @@ def made_up(
     return Profile(pd.DataFrame(rows, columns=COLUMNS), metadata, pd.DataFrame(spelled, columns=SINK_COLUMNS))
 
 
-def made_up_spectra(*shares: float) -> Spectra:
-    """Blocks with these shares of negative eigenvalues, in two heads each."""
+def made_up_spectra(*shares: float, growth: float | None = None) -> Spectra:
+    """Blocks with these shares of negative eigenvalues, in two heads each; max |1 + μ| is 0.9 where three of four are
+    negative and 1.5 elsewhere, unless it is given."""
     rows = [
         {"part": "", "block": block, "head": head, "real": 0.0, "imag": 0.0}
         | dict.fromkeys(SUMMARIES, 0.0)
-        | {"negative_share": share}
+        | {"negative_share": share, "mean_growth": growth or (0.9 if share >= 0.75 else 1.5)}
         for block, share in enumerate(shares, start=1)
         for head in (0, 1)
     ]

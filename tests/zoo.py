@@ -550,3 +550,10 @@ def run(model: nn.Module, inputs: Any) -> torch.Tensor:
     batch = next(batches(model, inputs))
     output = model(*batch.args, **batch.kwargs)
     return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def doubled(inputs: Any) -> Any:
+    """The same with its floats in float64."""
+    if isinstance(inputs, torch.Tensor):
+        return inputs.double() if inputs.is_floating_point() else inputs
+    return {key: doubled(value) for key, value in inputs.items()}

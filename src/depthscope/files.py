@@ -48,6 +48,17 @@ def read_json(path: Path) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def require_format(found: Any, known: Iterable[int]) -> int:
+    """The number of a format that can be read here; what a later version of depthscope has written says so."""
+    formats = sorted(known)
+    if type(found) is int and found in formats:
+        return found
+    named = " or ".join(map(str, formats))
+    if type(found) is int and found > formats[-1]:
+        raise ValueError(f"expected format {named}, got {found}: a later version of depthscope wrote it; update")
+    raise ValueError(f"expected format {named}, got {found!r}")
+
+
 def content_sum(value: Any) -> str:
     """SHA-256 of what JSON says, however it is spelled; a ValueError for what is nested too deeply to be told."""
     try:

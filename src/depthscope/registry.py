@@ -75,6 +75,10 @@ class Registry(Mapping[str, T], Generic[T]):
             return default
         return self[name]
 
+    def ours(self) -> list[str]:
+        """The names that depthscope itself has; nothing is loaded for them."""
+        return [name for name, owner in self._owners.items() if owner == "depthscope"]
+
     def owner(self, name: str) -> str:
         """The package that a thing comes from."""
         self[name]

@@ -158,6 +158,11 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
     ),
     "idle depth": ((sim(COLLAPSE), {}), ("idle", 4), (sim(COLLAPSE[:17]), {})),
     "rank": ((sim(LEVEL, effective_rank=[20.0] * 9), {}), ("rank_end", 20), (sim(LEVEL), {})),
+    "three definitions": (
+        (sim(COLLAPSE, effective_rank=[20.0] * 10 + [1.5] * (len(COLLAPSE) - 10)), {}),
+        ("input_start", 3.0),  # t_sim .1: √(.9/.1)
+        (sim(LEVEL, effective_rank=[20.0] * 8 + [1.1]), {"sinks": LASTING_SINK}),  # which is the outlier's rank
+    ),
     "rank beside a sink": (
         (sim(LEVEL, effective_rank=[20.0] * 8 + [1.1]), {"sinks": LASTING_SINK}),
         ("rank_end", 1.1),
@@ -420,3 +425,16 @@ def test_a_feature_that_each_sequence_has_for_itself_is_no_rogue_dimension():
     other = (profile.frame["measure"] == "largest_feature") & (profile.frame["sample"] == 1)
     profile.frame.loc[other, "value"] = 3.0
     assert diagnose(profile).finding("rogue feature") is None
+
+
+def test_the_three_definitions_are_told_with_their_blocks():
+    ranks = [20.0] * 10 + [1.5] * (len(COLLAPSE) - 10)
+    said = judged((sim(COLLAPSE, cosine_similarity=[0.1] * len(COLLAPSE), effective_rank=ranks), {}))
+    found = said.finding("three definitions").sentence
+    assert "Input convergence is reached at block 16 (‖HFC‖/‖LFC‖ 3 → 0.0" in found
+    assert "angle convergence follows from it with more blocks (mean cosine 0.100 → 0.100)" in found
+    assert "rank convergence reached at block 10 (effective rank 20.0 → 1.5)" in found
+    slow = judged((sim(COLLAPSE, effective_rank=[20.0] * len(COLLAPSE)), {})).finding("three definitions").sentence
+    assert "rank convergence follows from it with more blocks (effective rank 20.0 → 20.0)" in slow
+    level = judged((sim(LEVEL, effective_rank=[20.0] * 9), {})).finding("three definitions").sentence
+    assert level.count("not reached") == 3

@@ -212,7 +212,7 @@ def test_the_end_of_a_compared_run_is_what_was_written_or_found_out_again(
     (folder := launch.run_folder(cell)).mkdir(parents=True)
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     (folder / "log.txt").write_text(f"depthscope: {failed}\n")
-    assert _end(cell, launch, 0 if failed is None else 1) == _read_result(cell, launch) == Result(cell, failed)
+    assert _end(cell, launch, 0 if failed is None else 4) == _read_result(cell, launch) == Result(cell, failed)
     for given in spoil(folder / "outcome.json", kind):
         assert _read_result(cell, launch) in (None, Result(cell, failed)), given
 

@@ -119,13 +119,38 @@ def test_the_norm_is_folded_in():
         depthscope.spectra(hf.BertModel(hf.BertConfig(**TEXT)), fold_norm=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [8, 15])
 @pytest.mark.parametrize("centres", [True, False])
-def test_a_norm_is_known_by_what_it_does(centres: bool):
-    norm = nn.LayerNorm(8) if centres else nn.RMSNorm(8)
+def test_a_norm_is_known_by_what_it_does(centres: bool, width: int, dtype: torch.dtype):
+    """In half precision too, and where the middle one of evenly spread features would be their mean."""
+    norm = nn.LayerNorm(width) if centres else nn.RMSNorm(width)
     nn.init.normal_(norm.weight, generator=seeded(0))
-    gain, found = norm_map(norm, 8)
+    norm.to(dtype)
+    gain, found = norm_map(norm, width)
     assert found == centres
-    assert torch.allclose(gain, norm.weight.double(), rtol=1e-4)
+    assert torch.allclose(gain, norm.weight.double(), rtol=1e-6)
+
+
+def test_the_norm_is_folded_in_from_disk_and_beside_remedies(tmp_path: Path):
+    model = hf.GPT2Model(hf.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=4))
+    for block in model.h:
+        nn.init.normal_(block.ln_1.weight, 1, 0.3, generator=seeded(0))
+    model.bfloat16().save_pretrained(tmp_path)
+    in_memory = depthscope.spectra(model, fold_norm=True)
+    assert in_memory.frame.equals(depthscope.spectra(tmp_path, fold_norm=True).frame)
+    exact = depthscope.spectra(model.double(), fold_norm=True)
+    same(in_memory.of(2), exact.of(2))
+    depthscope.apply(model, depthscope.remedies.DeEscalate(0.5, at="ffn_input"))
+    assert depthscope.spectra(model, fold_norm=True).frame.equals(exact.frame)
+
+
+def test_norms_of_queries_are_told_of():
+    plain, normed = (hf.LlamaModel(hf.LlamaConfig(**GROUPED)), hf.Qwen3Model(hf.Qwen3Config(**GROUPED, head_dim=4)))
+    said = [depthscope.spectra(model, product="query-key").metadata["notes"] for model in (plain, normed)]
+    assert said[0] == []
+    assert "norms its queries and keys" in said[1][0]
+    assert depthscope.spectra(normed).metadata["notes"] == []
 
 
 def test_queries_and_keys_are_read_too():
@@ -153,7 +178,20 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(damaged[:-100])
     with pytest.raises(ValueError, match="damaged or cut off"):
         depthscope.spectra(tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"num_attention_heads": 4', '"num_attention_heads": 3'))
+    with pytest.raises(ValueError, match=r"no model can be made of '.*config\.json': .* multiple of") as error:
+        depthscope.spectra(tmp_path)
+    assert "\n" not in str(error.value)
     hf.BertModel(hf.BertConfig(**(TEXT | {"hidden_size": 8}))).config.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(damaged)
     with pytest.raises(ValueError, match=r"to be \(8, 8\) numbers, got F32 \(16, 16\); check that config.json"):
+        depthscope.spectra(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{nope", '{"a": 1}', '{"weight_map": 3}', "[]"])
+def test_a_damaged_list_of_shards_is_refused_in_one_line(tmp_path: Path, text: str):
+    hf.BertModel(hf.BertConfig(**TEXT)).save_pretrained(tmp_path, max_shard_size="20KB")
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"a list of weights and their files in '.*index\.json', got another"):
         depthscope.spectra(tmp_path)

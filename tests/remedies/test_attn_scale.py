@@ -14,13 +14,12 @@ import depthscope
 import zoo
 from depthscope.anatomy import anatomy_of
 from depthscope.models import BlockConfig, Encoder
-from depthscope.passes import batches
 from depthscope.passes.hooks import hooks_in
 from depthscope.remedies import AttnScale, applied, restore
 from depthscope.remedies.attn_scale import scaled_context
 from oracles import uniform_matrix
 from samples import seeded
-from zoo import run
+from zoo import doubled, run
 
 OMEGA = torch.tensor([0.5, -0.3, 1.0, 0.0], dtype=torch.float64)
 pytestmark = pytest.mark.filterwarnings("ignore:the remedy goes into")  # said of models with several towers
@@ -73,12 +72,6 @@ def heard(model: nn.Module, inputs: Any) -> dict[tuple[str, str], Tensor]:
     for handle in handles:
         handle.remove()
     return found
-
-
-def doubled(inputs: Any) -> Any:
-    if isinstance(inputs, Tensor):
-        return inputs.double() if inputs.is_floating_point() else inputs
-    return {key: doubled(value) for key, value in inputs.items()}
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -181,7 +174,7 @@ def test_a_fixed_omega_adds_no_keys_and_is_listed():
     assert list(model.state_dict()) == keys
     fixed = run(model, inputs)
     assert not torch.allclose(fixed, reference, atol=1e-3)
-    assert [entry.values["omega"] for entry in applied(model)] == [[0.5] * 4] * 3
+    assert [entry.values["omega"] for entry in applied(model)] == [0.5] * 3
     assert [entry.station for entry in applied(model)] == ["context"] * 3
     depthscope.apply(depthscope.remove(model), AttnScale(0.5))
     assert torch.equal(run(model, inputs), fixed)
@@ -201,34 +194,6 @@ def test_save_pretrained_and_restore(tmp_path):
     assert_close(torch.tensor(applied(loaded)[1].values["omega"]), OMEGA.float())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
-def test_a_cache_gives_what_full_passes_give(name: str):
-    builders = {
-        "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**zoo.GROUPED)),
-        "t5": lambda: hf.T5ForConditionalGeneration(
-            hf.T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=24, num_layers=3, num_heads=4, decoder_start_token_id=0)
-        ),
-    }
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = builders.get(name, zoo.ZOO[name].build)().double().eval()
-    depthscope.apply(model, AttnScale(0.8))
-    options: dict[str, Any] = {
-        "attention_mask": zoo.MASK.flip(1),  # padding on the left
-        "max_new_tokens": 5,
-        "do_sample": False,
-        "pad_token_id": 0,
-        "eos_token_id": None,
-        "output_logits": True,
-        "return_dict_in_generate": True,
-    }
-    for beams in (1, 3):
-        cached, plain = (model.generate(zoo.IDS, use_cache=use, num_beams=beams, **options) for use in (True, False))
-        assert torch.equal(cached.sequences, plain.sequences)
-        for one, other in zip(cached.logits, plain.logits, strict=True):
-            assert_close(one, other, rtol=1e-5, atol=1e-5)  # generate hands out float32
-
-
 def test_values_that_are_computed_anew_from_a_cache_are_refused():
     """DeepSeek keeps narrow keys and values, and makes the values of all tokens of them in each call."""
     model, _ = zoo.make("deepseek")
@@ -237,19 +202,6 @@ def test_values_that_are_computed_anew_from_a_cache_are_refused():
     with pytest.raises(ValueError, match="with use_cache=False"):
         model.generate(zoo.IDS, use_cache=True, **options)
     assert model.generate(zoo.IDS, use_cache=False, **options).shape == (2, 10)
-
-
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
-@pytest.mark.parametrize("name", ["encoder", "causal-lm", "bert", "gpt2"])
-def test_compiles_without_graph_breaks(name: str):
-    model, inputs = zoo.make(name)
-    depthscope.apply(model.eval(), AttnScale(0.5))
-    batch = next(batches(model, inputs))
-    eager = run(model, inputs)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(*batch.args, **batch.kwargs)
-    compiled = compiled if isinstance(compiled, Tensor) else compiled[0]
-    assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
 
 
 def test_it_sharpens():
@@ -267,24 +219,3 @@ def test_it_sharpens():
     sharp = similarity()
     depthscope.apply(depthscope.remove(model), AttnScale(-1.0, learnable=False))
     assert sharp < plain < similarity()  # ω = −1: every token gets the mean
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"omega": float("nan")}, "omega to be a finite number, got nan"),
-        ({"omega": True}, "omega to be a finite number, got True"),
-        ({"mixing": "ema"}, "mixing='auto', 'full' or 'prefix', got 'ema'"),
-        ({"learnable": 1}, "learnable to be true or false, got 1"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        AttnScale(**options)
-
-
-def test_full_mixing_in_a_causal_model_is_refused():
-    model, _ = zoo.make("gpt2")
-    with pytest.raises(ValueError, match=r"attn-scale with full mixing in a model that is causal.*'prefix'"):
-        depthscope.apply(model, AttnScale(mixing="full"))
-    depthscope.apply(model, AttnScale(mixing="full", allow_leak=True))

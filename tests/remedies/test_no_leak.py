@@ -12,7 +12,8 @@ import depthscope
 import zoo
 from depthscope.anatomy import anatomy_of
 from depthscope.passes import batches, is_causal, undisturbed
-from depthscope.remedies import DeEscalate, applied
+from depthscope.remedies import AttnScale, DeEscalate, FeatScale, applied
+from depthscope.remedies.remedy import Remedy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # DeBERTa, of transformers
 TEXT = {
@@ -197,6 +198,26 @@ def test_a_causal_model_stays_causal(name: str, with_inputs: bool):
             depthscope.apply(model, DeEscalate(0.5), inputs=arguments(model, ids) if with_inputs else None)
         assert applied(model)
         assert change_of_earlier_tokens(model, ids) < 1e-5
+
+
+WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon-mamba", "jamba")  # in some blocks at least
+
+
+@pytest.mark.parametrize("remedy", [AttnScale(0.8), FeatScale(0.8, -0.5)], ids=["attn-scale", "feat-scale"])
+@pytest.mark.parametrize("name", [name for name in CAUSAL if name not in WITHOUT_ATTENTION])
+def test_scaled_attention_stays_causal(name: str, remedy: Remedy):
+    if name == "granite-weighted" and isinstance(remedy, FeatScale):
+        pytest.skip("does not show its branch")
+    model = build(CAUSAL[name], 0)
+    ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    before = change_of_earlier_tokens(model, ids)
+    with torch.no_grad():
+        plain = tokens_of(model(**arguments(model, ids)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "cannot tell", without inputs
+            depthscope.apply(model, remedy)
+        assert not torch.allclose(tokens_of(model(**arguments(model, ids))), plain, atol=1e-3)
+    assert max(before, change_of_earlier_tokens(model, ids)) < 1e-5
 
 
 @pytest.mark.parametrize("make", [Noisy, broken], ids=["always dropping out", "a weight that is nan"])

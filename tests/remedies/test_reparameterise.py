@@ -6,11 +6,13 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.testing import assert_close
 
 import depthscope
@@ -20,7 +22,7 @@ from depthscope.models import BlockConfig, Encoder
 from depthscope.passes import batches
 from depthscope.passes.hooks import hooks_in
 from depthscope.remedies import DeEscalate, Reparameterise, applied, bake, restore
-from depthscope.remedies.eigenform import orthogonal, real_form, symmetric_form
+from depthscope.remedies.eigenform import clipped, orthogonal, real_form, symmetric_form
 from samples import seeded
 from zoo import run
 
@@ -213,6 +215,63 @@ def test_gradients(vectors: Any):
         assert_close((gradient * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-6)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.floats(-3, 3), st.floats(-3, 3), st.floats(-1, 0), st.floats(0, 1))
+def test_a_clipped_eigenvalue_is_at_rest_only_where_its_bound_is_best(at: float, best: float, low: float, high: float):
+    """Least squares in an interval: beyond a bound there is a gradient exactly if the best point is not that bound. A
+    plain clip, the mutant, has none there."""
+
+    def slope(clip: Any) -> float:
+        x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
+        (gradient,) = torch.autograd.grad((clip(x, low, high) - best).square() / 2, x)
+        return gradient.item()
+
+    expected = max(high - best, 0.0) if at > high else min(low - best, 0.0) if at < low else at - best
+    assert slope(clipped) == pytest.approx(expected)
+    assert at == pytest.approx(min(max(at, low), high)) or slope(torch.clamp) == 0
+
+
+def test_eigenvalues_that_were_carried_over_a_bound_come_back():
+    model, inputs = zoo.make("bert")
+    depthscope.apply(model.eval(), Reparameterise("sharpen", start="fresh"))
+    eigenvalues = model.encoder.layer[0].reparameterised_eigenvalues
+    with torch.no_grad():
+        eigenvalues.fill_(0.01)
+    assert set(applied(model)[0].values["eigenvalues"]) == {0.0}
+    optimiser = torch.optim.Adam([eigenvalues], lr=0.01)
+    for _ in range(10):
+        optimiser.zero_grad()
+        run(model, inputs).sin().sum().backward()
+        optimiser.step()
+    back = torch.tensor(applied(model)[0].values["eigenvalues"])
+    assert 0 < (back < 0).sum() < 16  # those whose gradient leads inwards, and only those
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_gradients_move_with_their_weights(name: str):
+    model, inputs = zoo.make(name)
+    run(model, inputs).sum().backward()
+    expected = {
+        key: parameter.grad.double() for key, parameter in model.named_parameters() if parameter.grad is not None
+    }
+    depthscope.remove(depthscope.apply(model, Reparameterise()).double())
+    found = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
+    assert {gradient.dtype for gradient in found.values()} == {torch.float64}
+    assert all(torch.equal(found[key], gradient) for key, gradient in expected.items())
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_what_is_frozen_meanwhile_stays_frozen(name: str):
+    for undo in (bake, depthscope.remove):
+        model, _ = zoo.make(name)
+        depthscope.apply(model, Reparameterise())
+        undo(model.requires_grad_(False))
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+        depthscope.apply(model, Reparameterise())
+        undo(model.requires_grad_(True))
+        assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_saved_models_come_back_with_and_without_it(name: str, tmp_path):
     model, inputs = zoo.make(name)
@@ -266,6 +325,7 @@ def test_other_remedies_stay_when_it_is_baked():
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*function.Function'> should not be:DeprecationWarning")  # Dynamo makes one itself
 @pytest.mark.parametrize("name", ["encoder", "gpt2"])
 def test_compiles_without_graph_breaks(name: str):
     model, inputs = zoo.make(name)
@@ -305,6 +365,10 @@ def test_a_nearly_singular_v_is_told_of_once_with_its_number():
         vectors.zero_()
     with pytest.raises(ValueError, match=r"'blocks.1': V of H = VΛV⁻¹ is singular"):
         run(model, inputs)
+    assert applied(model)[1].values["condition"] == torch.inf
+    with torch.no_grad():
+        vectors.fill_(torch.nan)  # training has diverged, and somebody looks
+    assert np.isnan(applied(model)[1].values["condition"])
 
 
 def test_what_cannot_be_done_is_refused_in_one_line():
@@ -327,6 +391,15 @@ def test_what_cannot_be_done_is_refused_in_one_line():
     refused("bert", r"block 1: \d+ of 16 eigenvalues of H are complex, .* more than max_error=0.01", max_error=0.01)
     broken = lambda model: model.encoder.layer[1].attention.self.value.weight.data.fill_(torch.nan)  # noqa: E731
     refused("bert", "block 2: expected finite weights, got nan or inf in W_V or W_O", broken)
+
+    def tied(model: nn.Module) -> None:
+        model.encoder.layer[0].attention.self.key.weight = model.encoder.layer[0].attention.self.value.weight
+
+    def pruned(model: nn.Module) -> None:
+        prune.l1_unstructured(model.encoder.layer[1].attention.self.value, "weight", 0.5)
+
+    refused("bert", "shares a weight of its attention with 'encoder.layer.0.attention.self.key'", tied)
+    refused("bert", r"'encoder.layer.1' \(BertLayer\) has a W_V or W_O that is computed and no parameter", pruned)
     plain = Encoder(1, BlockConfig(8, 1, output_projection=False))
     with pytest.raises(ValueError, match="cannot tell them apart"):
         depthscope.apply(plain, Reparameterise())

@@ -9,7 +9,7 @@ import torch
 
 from depthscope.anatomy import anatomy_of
 from depthscope.models.families import build_family
-from depthscope.studies.dovonon2025 import fig2, fig4, fig5, subjects, theory, three_papers
+from depthscope.studies.dovonon2025 import fig2, fig3, fig4, fig5, subjects, theory, three_papers
 from depthscope.studies.dovonon2025.repeated import (
     attend,
     draw_attention,
@@ -23,7 +23,7 @@ from depthscope.studies.study import Claim, Study
 from depthscope.text import read_text
 
 F64 = torch.float64
-STUDIES = (theory.STUDY, fig4.STUDY, fig2.STUDY, three_papers.STUDY, fig5.STUDY)
+STUDIES = (theory.STUDY, fig4.STUDY, fig2.STUDY, three_papers.STUDY, fig5.STUDY, fig3.STUDY)
 NOT_REPRODUCED: dict[str, set[str]] = {  # in the quick form; everything else is reproduced
     "dovonon2025-fig4": {
         "in pre-norm, A fixed, the sign of LN's weights decides whether a positive H smooths",
@@ -36,6 +36,17 @@ NOT_TESTABLE: dict[str, set[str]] = {
         "skips delay the collapse without ending the collapse: Dong et al.'s own residual shrinks with depth",
         "Dovonon et al.'s update with each block's own A and H gives the measured rate, without norms and FFNs",
         *three_papers.RATES.values(),
+    },
+    "dovonon2025-fig3": {
+        "after training, tokens stay more different if H sharpens than if it smooths (input convergence)",
+        "after training, the other two definitions agree: smaller angles and a lower rank if H smooths",
+        "after training, a model whose H smooths makes tokens more alike over its depth",
+        "after training, a model whose H sharpens makes tokens more different over its depth",
+        "all three kinds have learned",
+        "smoothing helps images: it raises the test accuracy",
+        "sharpening raises the test accuracy",
+        "the learning rates are compared fairly: the best of each kind lies inside the grid",
+        "training does not turn the steering round by the sign of layer norm's weights",
     },
     "dovonon2025-fig5": {
         "both models that are trained here have learned",
@@ -214,7 +225,7 @@ def test_photographs_are_real_and_differ():
 
 
 def test_a_folder_without_models_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"expected a model's folder with a config\.json"):
+    with pytest.raises(ValueError, match=r"expected weights of a model in .* got no config\.json"):
         subjects.pretrained(str(tmp_path))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"expected a config\.json that can be read"):

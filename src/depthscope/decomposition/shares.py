@@ -17,7 +17,7 @@ from torch import Tensor
 from depthscope.decomposition.leaving_out import LeftOut
 from depthscope.decomposition.measuring import CONSTANT, Row
 from depthscope.drawing import draw_path_shares
-from depthscope.files import sum_of, write_folder
+from depthscope.files import read_json, require_format, sum_of, write_folder
 from depthscope.theory import path_counts
 
 _TABLES = ("frame", "blocks", "heads", "losses")
@@ -121,9 +121,10 @@ class PathShares:
         """Reads what `save` wrote; refuses what is damaged."""
         source = Path(folder)
         try:
-            metadata = json.loads((source / _ABOUT).read_text(encoding="utf-8"))
-            if not isinstance(metadata, dict) or metadata.pop("format", None) != _FORMAT:
-                raise ValueError("another format")
+            metadata = read_json(source / _ABOUT)
+            if not isinstance(metadata, dict):
+                raise ValueError(f"{_ABOUT} is no record")
+            require_format(metadata.pop("format", None), (_FORMAT,))
             sums, tables = metadata.pop("files"), []
             for name in _TABLES:
                 if sum_of(source / _file(name)) != sums[name]:
@@ -131,7 +132,7 @@ class PathShares:
                 tables.append(pd.read_parquet(source / _file(name)))
         except FileNotFoundError as error:
             raise ValueError(f"no path shares in {source}: {Path(error.filename).name} is missing") from None
-        except (ValueError, KeyError, OSError, RecursionError) as error:
+        except (ValueError, KeyError, OSError) as error:
             raise ValueError(f"{source} holds no path shares: {' '.join(str(error).split())[:200]}") from None
         frame, blocks, heads, losses = tables
         return cls(frame, blocks, heads, losses, metadata)

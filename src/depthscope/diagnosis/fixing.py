@@ -48,7 +48,10 @@ class Fixed:
     @cached_property
     def verdicts(self) -> tuple[Diagnosis, Diagnosis]:
         """Before and after."""
-        return diagnose(self.before, measure=lambda: self.recommendation), diagnose(self.after)
+        before = diagnose(self.before, measure=lambda: self.recommendation)
+        if before.verdict in COLLAPSES and self.remedies:  # its reason is in the verdict's words already
+            before = replace(before, recommendation=self.recommendation)
+        return before, diagnose(self.after)
 
     def apply_to(self, model: nn.Module, inputs: Any = None) -> nn.Module:
         """Puts the remedies into a model, to stay, and returns it."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from depthscope.diagnosis import outlier_wording, value_weights
+from depthscope.diagnosis import convergence, outlier_wording, value_weights
 from depthscope.diagnosis import wording as say
+from depthscope.diagnosis.convergence import LINE
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.verdict import Verdict
 from depthscope.measures import ALIKE, EQUAL
@@ -26,7 +27,6 @@ HALF = 0.5  # mean and differences weigh the same; below it nothing is called a 
 RISE = 1.5  # the odds must grow by this factor, or the tokens came in as alike as they leave
 SOON = 2  # a trend that passes EQUAL before this many times the depth: the next doubling would be spent on it
 LATE = 0.25  # a trained encoder that pools its tokens brings them together in its last quarter of blocks
-LINE = 2.0  # effective rank: two directions carry all tokens
 MINE = 0.1  # of the energy: a sequence's own part that is more than the noise of a mean of some ten tokens
 SHARED = 0.9  # of what tokens have in common: held by all sequences alike
 UNEVEN = 0.05  # two similarities differ in the second digit: of tokens and directions, of the trunk and what is read
@@ -210,6 +210,10 @@ FINDINGS: tuple[Rule, ...] = (
         say.rank),
     Rule("rank beside a sink", lambda f: f.has(f.rank) and f.rank_is_spoilt,
         "Effective rank {rank_start:.1f} → {rank_end:.1f} is the outlier's doing as well and is not judged.", say.rank),
+    Rule("three definitions", convergence.measured,
+        "Input convergence is {input_said} (‖HFC‖/‖LFC‖ {input_start:.3g} → {input_end:.3g}), angle convergence "
+        "{angle_said} (mean cosine {angle_start:.3f} → {angle_end:.3f}), rank convergence {rank_said} (effective rank"
+        "{without} {rank_start:.1f} → {rank_end:.1f}).", convergence.definitions),
     Rule("shared by all", lambda f: end(f) >= HALF and anisotropic(f) and not (f.look == "trained" and looks_alike(f)),
         "What the tokens share is mostly common to all sequences: {shared:.0%} of the unit tokens' energy at block "
         "{last:.0f} ({shared_start:.0%} {where}); {sequence:.1%} is a sequence's own.", say.energy),
@@ -246,9 +250,10 @@ FINDINGS: tuple[Rule, ...] = (
         "Attention's spectral gap 1 − |λ₂| is {gap:.3f} on average; near 1 a head passes on little but a mean{caveat}.",
         say.spectra),
     Rule("value weights", lambda f: value_weights.leaning(f) is not None,
-        "The value weights of {where} {does} ({share:.0%} of the eigenvalues of W_V W_O are negative); for one "
-        "attention matrix, applied again and again, theory says {theory}. Measured over {where}: {before:.3f} to "
-        "{after:.3f}, {rest}.", value_weights.values),
+        "The value weights of {where} mostly {does} ({share:.0%} of the eigenvalues μ of W_V W_O are negative). The "
+        "largest |1 + μ| decides in the end, and is above 1 in {growing:.0%} of the heads: for one attention matrix, "
+        "applied again and again, theory says {theory}. Measured over {where}: {before:.3f} to {after:.3f}, {rest}.",
+        value_weights.values),
     Rule("quiet blocks", lambda f: bool(f.quiet_blocks(TURN)),
         "{count:.0f} of {blocks:.0f} blocks turn their tokens by less than {degrees:.1f}° (blocks {where}).",
         lambda f: say.quiet(f, TURN)),

@@ -27,7 +27,16 @@ class Attention:
 def step_growth(profile: Profile, similarity: str, span: tuple[str, int, int]) -> dict[str, float] | None:
     """Growth of the log-odds by kind of step, summed over a part's blocks after the first; mean over samples.
 
-    `span` is the part's name, its first block (what enters it) and its last.
+    `span` is the part's name, its first block (what enters it) and its last. None as for `growth_by_block`.
+    """
+    found = growth_by_block(profile, similarity, span)
+    if found is None:
+        return None
+    return {str(step): float(total) for step, total in found.groupby("step", sort=False)["growth"].sum().items()}
+
+
+def growth_by_block(profile: Profile, similarity: str, span: tuple[str, int, int]) -> pd.DataFrame | None:
+    """Growth of the log-odds in every step: block, step, growth; a step whose odds cannot be read has 0.
 
     None where the trunk inside the blocks was not measured, the placement of the norms is unknown, or a block is one
     step (parallel branches).
@@ -42,16 +51,16 @@ def step_growth(profile: Profile, similarity: str, span: tuple[str, int, int]) -
     if part == "decoder" and "after_cross_attention" not in measured:
         order = tuple((station, "cross-attention with FFN" if step == "FFN" else step) for station, step in order)
     at = {station: log_odds(profile, similarity, station) for station in (*measured, "output")}
-    growth: dict[str, float] = {}
+    rows: list[tuple[int, str, float]] = []
     for block in range(first + 1, last + 1):
         here = at["input"][block] if "input" in at else np.nan
         here = at["output"][block - 1] if np.isnan(here) else here
         for station, step in order:
             if station not in at or np.isnan(at[station][block]):
                 continue
-            growth[step] = growth.get(step, 0.0) + float(np.nan_to_num(at[station][block] - here))
+            rows.append((block, step, float(np.nan_to_num(at[station][block] - here))))
             here = at[station][block]
-    return growth
+    return pd.DataFrame(rows, columns=["block", "step", "growth"])
 
 
 def has_steps(placement: Any) -> bool:
@@ -81,8 +90,28 @@ def attention_step(
 ) -> Attention | None:
     """The measured rate of the attention step beside Thm 2.6 and Cor. 2.7; None if something was not measured.
 
+    Means over the blocks of `attention_rates`, whose arguments these are.
+    """
+    rates = attention_rates(profile, placement, entering, span)
+    if rates is None:
+        return None
+    return Attention(
+        rate=_geometric_mean(rates["rate"].to_numpy()),
+        estimate=_geometric_mean(rates["estimate"].to_numpy()),
+        bound=_geometric_mean(rates["bound"].to_numpy()),
+        omega_delta=_omega_delta(profile, span),
+        branch_energy=float(rates["branch_energy"].mean()),
+    )
+
+
+def attention_rates(
+    profile: Profile, placement: str | None, entering: np.ndarray, span: tuple[int, int]
+) -> pd.DataFrame | None:
+    """By block, the measured rate of the attention step, the bound of Thm 2.6, the estimate of Cor. 2.7 and α²g.
+
     `entering` is the similarity of what enters block b + 1, by b; `span` the number before the part's first block, and
-    that of its last.
+    that of its last. Blocks where one of them has no meaning are left out; None if none is left, or if something was
+    not measured.
 
     The theorems are for branches αP X W with dσ² = 1. α²dσ² is taken from the branch's measured size:
     ‖αPXW‖²/‖X‖² = α²g(μ₁²t_sim + μ₂²t_div) in expectation. Post-norm only: in pre-norm the branch reads
@@ -114,15 +143,15 @@ def attention_step(
     usable = np.isfinite(rate) & np.isfinite(bound) & np.isfinite(estimate) & (bound > 0)
     if not usable.any():
         return None
-    size = float(a[usable].mean())
-    omega_delta = (heads["omega"] + heads["delta"]).groupby("block").max()
-    return Attention(
-        rate=_geometric_mean(rate[usable]),
-        estimate=_geometric_mean(estimate[usable]),
-        bound=_geometric_mean(bound[usable]),
-        omega_delta=float(omega_delta.reindex(range(first + 1, last + 1)).max()),
-        branch_energy=size,
-    )
+    found = pd.DataFrame({"rate": rate, "bound": bound, "estimate": estimate, "branch_energy": a})
+    return found.assign(block=range(first + 1, last + 1))[usable].reset_index(drop=True)
+
+
+def _omega_delta(profile: Profile, span: tuple[int, int]) -> float:
+    """The largest ω + δ of a head in these blocks."""
+    first, last = span
+    sums = (_heads(profile, "omega") + _heads(profile, "delta")).groupby("block").max()
+    return float(sums.reindex(range(first + 1, last + 1)).max())
 
 
 def _geometric_mean(values: np.ndarray) -> float:

@@ -10,7 +10,9 @@ from depthscope.diagnosis.outliers import runs_of
 
 if TYPE_CHECKING:
     from depthscope.diagnosis.facts import Facts
+    from depthscope.probing import Spectra
 
+ROUNDING = 1e-9  # of |1 + μ|
 SIDE = 0.75  # of the eigenvalues on one side of 0: three of four, where random weights have two
 
 
@@ -37,24 +39,81 @@ def leaning(f: Facts) -> Leaning | None:
     return max(found, key=lambda run: run.last - run.first, default=None)
 
 
+def growing_heads(f: Facts, run: Leaning) -> float:
+    """The share of the heads in a run with max_j |1 + μ_j| > 1.
+
+    Of those the theory says that tokens become equal, where attention has no negative eigenvalue: the mean outgrows
+    all else, however few eigenvalues do it. Of the others it says that they do not: what a head narrower than a token
+    does not read (the kernel of its H) stays as it is.
+    """
+    assert f.spectra is not None
+    summary = f.spectra.summary
+    rows = summary[summary["block"].between(run.first, run.last)]
+    heads = rows[rows["head"] >= 0]
+    return float(((heads if len(heads) else rows)["mean_growth"] > 1 + ROUNDING).mean())
+
+
 def values(f: Facts) -> dict[str, float | str]:
-    """What the sentence is filled with: does what was measured agree?"""
+    """What the sentence is filled with: does what was measured agree with the theory?"""
     run = leaning(f)
     assert run is not None
     before, after = float(f.similarity[run.first - 1]), float(f.similarity[run.last])
     grown = float(f.log_odds[run.last] - f.log_odds[run.first - 1])
     rises = after > before if math.isnan(grown) else grown > 0
-    agrees = rises == (run.says == "together")
-    where = f"block {run.first}" if run.first == run.last else f"blocks {run.first} to {run.last}"
-    does = "push tokens apart" if run.says == "apart" else "pull tokens together"
-    theory = "that they do not grow alike" if run.says == "apart" else "that they grow alike"
-    rest = "which agrees" if agrees else "which does not agree: norms, FFNs and attention that changes weigh more there"
+    growing = growing_heads(f, run)
+    alike = growing > 0.5
+    but = " all the same" if alike and run.says == "apart" else ""
+    theory = f"that they grow alike{but}" if alike else "that they do not grow alike"
+    rest = "norms, FFNs, attention that changes and a depth that is finite weigh more there"
     return {
-        "where": where,
-        "does": does,
+        "where": f"block {run.first}" if run.first == run.last else f"blocks {run.first} to {run.last}",
+        "does": "push tokens apart" if run.says == "apart" else "pull tokens together",
         "share": run.negative_share,
+        "growing": growing,
         "theory": theory,
         "before": before,
         "after": after,
-        "rest": rest,
+        "rest": "which agrees" if rises == alike else f"which does not agree: {rest}",
     }
+
+
+def sentences(found: Spectra) -> list[str]:
+    """What the spectra of a whole model say, with their numbers; and what they do not."""
+    shares, growth = (found.by_block[name].dropna() for name in ("negative_share", "mean_growth"))
+    product = "W_Q W_Kᵀ" if found.metadata["product"] == "query-key" else "W_V W_O"
+    if not len(shares):
+        return [f"All eigenvalues of {product} are 0 in all {found.depth} blocks."]
+    said = [
+        f"In all blocks together {shares.mean():.0%} of the eigenvalues μ of {product} have a negative real part; "
+        "random weights have one half."
+    ]
+    if found.metadata["product"] == "query-key":
+        return said
+    leanings = {
+        "mostly push tokens apart (at least 3 of 4 eigenvalues negative)": shares[shares >= SIDE],
+        "mostly pull tokens together (at most 1 of 4 negative)": shares[shares <= 1 - SIDE],
+    }
+    for what, blocks in leanings.items():
+        if len(blocks):
+            said.append(f"The weights of {len(blocks)} of {len(shares)} blocks {what}: {_named(list(blocks.index))}.")
+    if not any(len(blocks) for blocks in leanings.values()):
+        said.append("No block leans far to either side.")
+    growing = growth[growth > 1 + 1e-9]
+    if len(growing):
+        said.append(
+            f"The largest |1 + μ| is above 1 in {len(growing)} of {len(growth)} blocks ({growing.median():.2f} in the "
+            "middle): were one attention matrix with eigenvalues from 0 to 1 applied again and again, tokens would "
+            "become alike there in the end."
+        )
+    else:
+        said.append(
+            "No |1 + μ| is above 1: were one attention matrix with eigenvalues from 0 to 1 applied again and again, "
+            "tokens would not become alike."
+        )
+    said.append("Norms, FFNs and attention that changes can undo it. `depthscope probe` measures what happens.")
+    return said
+
+
+def _named(blocks: list[int]) -> str:
+    """1, 2, 3, 7 → 1 to 3, 7."""
+    return ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in runs_of(blocks))

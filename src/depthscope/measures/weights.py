@@ -54,9 +54,10 @@ def spectral_radius(eigenvalues: Tensor) -> Tensor:
 def mean_growth(eigenvalues: Tensor) -> Tensor:
     """max_j |1 + μ_j|: what X → X + AXH multiplies the mean of the tokens by, block for block, in the limit.
 
-    Where attention has no negative eigenvalue (λ_n ≥ 0), tokens become alike if it is above 1, which is the largest
-    |1 + λ_n μ| can be for μ that do not smooth (Dovonon et al. 2025; `theory.dominance_of` has the exact statement).
-    The zeros that a thin product has besides give 1.
+    Where attention has no negative eigenvalue (λ_n ≥ 0), tokens become alike if it is above 1: no |1 + λμ| with
+    0 ≤ λ < 1 is as large. At 1 or below they do not if λ_n = 0, or if the product is thin: its other eigenvalues are 0
+    and give 1 for every λ. Else μ below −2/(1 + λ_n) smooth too (Dovonon et al. 2025; `theory.dominance_of` has the
+    exact statement).
     """
     return (1 + eigenvalues).abs().amax(dim=-1)
 

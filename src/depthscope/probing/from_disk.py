@@ -95,8 +95,11 @@ def _files_of(folder: Path) -> list[Path]:
     if (whole := folder / "model.safetensors").is_file():
         return [whole]
     if index.is_file():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        return [folder / Path(name).name for name in dict.fromkeys(names)]
+        try:
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            return [folder / Path(name).name for name in dict.fromkeys(names)]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise ValueError(f"expected a list of weights and their files in {str(index)!r}, got another") from None
     return []
 
 
@@ -120,11 +123,17 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 def empty_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
     """The model of a folder's configuration without its weights."""
     transformers: Any = require("transformers", "huggingface")
-    config = transformers.AutoConfig.from_pretrained(
-        str(folder), local_files_only=True, trust_remote_code=trust_remote_code
-    )
-    with torch.device("meta"):
-        model: nn.Module = transformers.AutoModel.from_config(config, trust_remote_code=trust_remote_code)
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        with torch.device("meta"):
+            model: nn.Module = transformers.AutoModel.from_config(config, trust_remote_code=trust_remote_code)
+    except (OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:  # whatever a configuration that does not fit makes of the library's code
+        why = " ".join(str(error).split())
+        raise ValueError(f"no model can be made of {str(folder / 'config.json')!r}: {why}") from None
     return model
 
 

@@ -179,7 +179,8 @@ class Profile:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes profile.parquet, sinks.parquet and profile.json, all or none of them.
 
-        What was made of a profile that is replaced (`profile.png`, `skip_loss.csv`) goes with it.
+        What was made of a profile that is replaced (`profile.png`, `skip_loss.csv`, its verdict and its page) goes
+        with it.
         """
         return write_saved(Path(folder), self.frame, self.sinks, self.metadata)
 

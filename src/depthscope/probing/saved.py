@@ -11,17 +11,17 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope.files import content_sum, read_json, sum_of, write_folder
+from depthscope.files import content_sum, read_json, require_format, sum_of, write_folder
 
 COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
 SINK_COLUMNS = ["block", "sample", "token", "norm_ratio", "text"]
 _FORMAT = 1
-MADE_OF_A_PROFILE = ("profile.png", "skip_loss.csv")
+MADE_OF_A_PROFILE = ("profile.png", "skip_loss.csv", "diagnosis.json", "report.html")
 _TABLES = ("profile.parquet", "sinks.parquet")
 
 
 def write_saved(folder: Path, frame: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any]) -> Path:
-    """All files or none. What was made of a profile that is replaced (`profile.png`, `skip_loss.csv`) goes with it."""
+    """All files or none. What was made of a profile that is replaced (picture, verdict, page) goes with it."""
     return write_folder(folder, writers(frame, sinks, metadata), obsolete=MADE_OF_A_PROFILE)
 
 
@@ -73,8 +73,12 @@ def _read_about(source: Path) -> dict[str, Any]:
         raise ValueError(f"no profile in {source}: profile.json is missing") from None
     except ValueError as error:
         raise ValueError(f"{source / 'profile.json'} is not a profile: {error}") from None
-    if not isinstance(metadata, dict) or metadata.get("format") != _FORMAT:
+    if not isinstance(metadata, dict):
         raise ValueError(f"{source} holds no profile of format {_FORMAT}")
+    try:
+        require_format(metadata.get("format"), (_FORMAT,))
+    except ValueError as error:
+        raise ValueError(f"{source} holds no profile that can be read here: {error}") from None
     written = metadata.pop("sha256", None)
     if ("files" in metadata or written is not None) and written != content_sum(metadata):
         raise ValueError(f"{source / 'profile.json'} is damaged: it is not what was written")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from depthscope.measures.weights import (
 )
 from depthscope.naming import unknown_name
 from depthscope.probing.from_disk import Checkpoint, empty_model, is_on_disk, read_for
+from depthscope.probing.saved_spectra import read_spectra, write_spectra
 from depthscope.progress import Tick
 
 Product = Literal["value-output", "query-key"]
@@ -93,6 +95,15 @@ class Spectra:
         product = "W_Q W_Kᵀ" if self.metadata.get("product") == "query-key" else "W_V W_O"
         return draw_spectra(by_block, shares, title=f"{self.metadata.get('model', '')}, eigenvalues of {product}")
 
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes spectra.parquet and spectra.json, both or none. A picture of spectra that are replaced goes."""
+        return write_spectra(Path(folder), self.frame, self.metadata)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Spectra:
+        """Reads what `save` wrote; refuses what is damaged."""
+        return cls(*read_spectra(Path(folder), ["part", "block", "head", "real", "imag", *SUMMARIES]))
+
     def __repr__(self) -> str:
         return f"<Spectra of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>"
 
@@ -135,6 +146,8 @@ def spectra(
         else:
             notes.append(f"block {number}: {why}")
         progress()
+    if product == "query-key" and any(map(_norms_queries, anatomy.blocks)):
+        notes.append("attention norms its queries and keys by head: what it compares is more than W_Q W_Kᵀ")
     if not tables:
         raise ValueError(f"this model shows no projections of attention in any block: {notes[-1]}")
     said = {"model": name, "product": product, "fold_norm": fold_norm, "notes": notes, "family": anatomy.family}
@@ -154,6 +167,12 @@ def _unreadable(block: BlockAnatomy) -> str | None:
     if block.projections is None:
         return f"{type(block.module).__name__} shows no projections"
     return None
+
+
+def _norms_queries(block: BlockAnatomy) -> bool:
+    """Whether attention has norms of its own, as in Qwen3 (between queries or keys and their scores)."""
+    inside = () if block.attention is None else block.attention.modules()
+    return any("norm" in type(module).__name__.lower() for module in inside)
 
 
 def _of_block(block: BlockAnatomy, number: int, product: Product, fold_norm: bool, whole: bool) -> list[pd.DataFrame]:
@@ -204,29 +223,32 @@ def _folded(block: BlockAnatomy, left: Tensor, number: int) -> Tensor:
     gain, centres = norm_map(block.norms[0], left.shape[1])
     if left.is_meta:
         return left
-    scaled = gain.to(left.dtype)[:, None] * left
+    scaled = gain[:, None] * left.double()
     return scaled - scaled.mean(dim=1, keepdim=True) if centres else scaled
 
 
 def norm_map(norm: nn.Module, width: int) -> tuple[Tensor, bool]:
     """What a norm multiplies each feature by, and whether it takes out the mean over features first.
 
-    Found by running it on two tokens, whatever its class: a norm that centres gives the same for x and x + 1. Its bias
-    is what x and −x have in common.
+    Found by running a float64 copy of it, without its hooks, on two tokens, whatever its class: a norm that centres
+    gives the same for x and x + 100. Its bias is what x and −x have in common.
     """
-    weight = next(iter(norm.parameters()), None)
-    x = torch.linspace(100, 200, width)  # so large that the norm's ε does not matter
-    if weight is not None:
-        x = x.to(weight)
+    x = 100.0 + 100.0 * (torch.arange(width) % 2)  # so large that the norm's ε does not matter, and never their mean
+    twin = copy(norm)
+    twin._parameters = {
+        name: None if given is None else given.detach().double()  # type: ignore[misc]
+        for name, given in norm._parameters.items()
+    }
+    like = next((given for given in twin._parameters.values() if given is not None), x)
+    x = x.to(like.device, torch.float64)
     with torch.no_grad():
-        odd = (norm(x) - norm(-x)) / 2
-        moved = (norm(x + 100) - norm(-x - 100)) / 2
+        odd = (twin.forward(x) - twin.forward(-x)).double() / 2
+        moved = (twin.forward(x + 100) - twin.forward(-x - 100)).double() / 2
     if odd.is_meta:
         return odd, False
     centres = bool(torch.allclose(odd, moved, rtol=1e-2, atol=1e-3 * odd.abs().max().item()))
     base = x - x.mean() if centres else x
-    base = base.double() / base.double().square().mean().sqrt()
-    return odd.double() / base, centres
+    return odd / (base / base.square().mean().sqrt()), centres
 
 
 def _table(part: str, number: int, head: int, left: Tensor, right: Tensor) -> pd.DataFrame:

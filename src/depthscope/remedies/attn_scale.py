@@ -8,8 +8,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,10 +16,10 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy, Spot
 from depthscope.passes.by_thread import ByThread
-from depthscope.passes.hooks import Hook, TokenHook, hang
+from depthscope.passes.hooks import Hook, hang
 from depthscope.passes.tokens import tokens_at
-from depthscope.remedies.remedy import Mixing, Remedy, Site, register_remedy
-from depthscope.remedies.uniform import UniformAttention, check_mixing, learned, mixing_for, real_only
+from depthscope.remedies.remedy import Site, register_remedy
+from depthscope.remedies.uniform import Scaling, ScalingHook, UniformAttention
 
 CONTEXT = "context"
 
@@ -42,7 +41,7 @@ def scaled_context(context: Tensor, uniform: Tensor, omega: Tensor) -> Tensor:
 
 @register_remedy
 @dataclass(frozen=True)
-class AttnScale(Remedy):
+class AttnScale(Scaling):
     """Scales attention's difference from uniform attention by 1 + ω, one ω per head and block.
 
     `omega` is where ω starts, 0 in the paper. It is trained (the state_dict of each block gains `attn_scale_omega`, one
@@ -53,32 +52,14 @@ class AttnScale(Remedy):
     """
 
     omega: float = 0.0
-    mixing: str = "auto"
-    learnable: bool = True
 
     name: ClassVar[str] = "attn-scale"
     always_shown: ClassVar[tuple[str, ...]] = ("omega",)
-    without_leak: ClassVar[str] = "use mixing='auto' or 'prefix'"
-
-    def __post_init__(self) -> None:
-        if isinstance(self.omega, bool) or not math.isfinite(self.omega):
-            raise ValueError(f"expected omega to be a finite number, got {self.omega}")
-        if not isinstance(self.learnable, bool):
-            raise ValueError(f"expected learnable to be true or false, got {self.learnable!r}")
-        object.__setattr__(self, "omega", float(self.omega))
-        check_mixing(self.mixing)
-        super().__post_init__()
+    numbers: ClassVar[Mapping[str, str]] = {"omega": "attn_scale_omega"}
 
     def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
         """It changes what the output projection reads, inside the attention branch."""
         return (CONTEXT,)
-
-    def mixing_in(self, site: Site) -> Mixing:
-        return mixing_for(self.mixing, site)
-
-    @property
-    def learns(self) -> bool:
-        return self.learnable
 
     def install(self, site: Site) -> None:
         """Puts its hooks into one block, or refuses."""
@@ -93,11 +74,10 @@ class AttnScale(Remedy):
         listener = ValueListener(uniform, spot, cut)
         listener.block = block.name
         hang(spot.module, listener, spot.side)
-        start = learned(block, self.omega, (block.projections().value.shape[0],))
-        hook = ScaleContext(self, site, listener, heads=len(start))
-        site.put_inside(self, hook, block.context, CONTEXT)
-        if self.learnable:
-            block.module.register_parameter(hook.parameter_name, start)
+        heads = block.projections().value.shape[0]
+        hook = ScaleContext(self, site, listener, heads)
+        site.put_inside(self, hook, block.context, CONTEXT)  # first: taking it down takes the parameters out
+        hook.add_parameters(heads)
 
 
 def _values(block: BlockAnatomy) -> tuple[Spot | None, Callable[[Tensor], Tensor] | None]:
@@ -137,31 +117,18 @@ class ValueListener(Hook):
         return found
 
 
-class ScaleContext(TokenHook):
+class ScaleContext(ScalingHook):
     """AttnScale on what the output projection of one block reads."""
 
-    parameter_name = "attn_scale_omega"
-
     def __init__(self, remedy: AttnScale, site: Site, values: ValueListener, heads: int):
-        self.remedy, self.values, self.heads = remedy, values, heads
-        self.running, self.owner = site.running, site.block.module
+        super().__init__(remedy, site)
+        self.values, self.heads = values, heads
 
-    def taken_down(self, module: nn.Module) -> None:
-        self.owner._parameters.pop(self.parameter_name, None)
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        return {self.parameter_name: getattr(self.owner, self.parameter_name)} if self.remedy.learnable else {}
-
-    def values_in_force(self) -> dict[str, float | list[float]]:
-        return {"omega": [self.remedy.omega] * self.heads if not self.remedy.learnable else self._learned().tolist()}
-
-    def _learned(self) -> nn.Parameter:
-        return getattr(self.owner, self.parameter_name)
-
-    def change(self, tokens: Tensor) -> Tensor:
-        x = self.running.batch_first(tokens)
+    def scaled(self, tokens: Tensor) -> Tensor:
         uniform = self.values.taken()
-        if uniform.shape[1] > x.shape[1]:
-            uniform = uniform[:, -x.shape[1] :]  # the first ones belong to a memory that attention also reads
-        omega = self._learned() if self.remedy.learnable else uniform.new_full((self.heads,), self.remedy.omega)
-        return self.running.as_given(real_only(scaled_context(x, uniform, omega), x, self.running), tokens)
+        if uniform.shape[1] > tokens.shape[1]:
+            uniform = uniform[:, -tokens.shape[1] :]  # the first ones belong to a memory that attention also reads
+        omega = self.in_force("omega")
+        return scaled_context(
+            tokens, uniform, omega if isinstance(omega, Tensor) else uniform.new_full((self.heads,), omega)
+        )

@@ -233,10 +233,12 @@ def _modes(module: nn.Module) -> tuple[str, ...]:
 
 def gain_of(block: BlockAnatomy) -> Tensor:
     """The gain of a norm: as wide as a token, on the block's device."""
-    norms = [*block.norms, *(m for m in block.module.modules() if "norm" in type(m).__name__.lower())]
-    gains = [
-        weight for norm in norms if isinstance(weight := getattr(norm, "weight", None), Tensor) and weight.ndim == 1
-    ]
+    inside = [module for module in block.module.modules() if "norm" in type(module).__name__.lower()]
+    known, others = (
+        [weight for norm in norms if isinstance(weight := getattr(norm, "weight", None), Tensor) and weight.ndim == 1]
+        for norms in (block.norms, inside)
+    )
+    gains = known or others  # an FFN may have a norm of its own, which is wider
     if not gains:
         raise ValueError(f"what is learned needs the width of a token, and {block.name!r} has no norm that shows it")
     return max(gains, key=Tensor.numel)  # norms of queries and keys are as narrow as a head

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,37 @@ def _error(made: Tensor, matrix: Tensor) -> float:
     return ((made - matrix).norm() / matrix.norm()).item()
 
 
+class Clipped(torch.autograd.Function):
+    """x clipped to [low, high]. Beyond a bound the gradient of a clip is 0, and what a step of training has carried
+    over it would stay there for ever: here it passes where descending would lead back, and is 0 where it would lead
+    further out. So x is at rest beyond a bound only where the best point of the interval is that bound (the condition
+    of Karush, Kuhn and Tucker).
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, low: float, high: float) -> Tensor:  # type: ignore[override]
+        return x.clamp(low, high)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+        x, ctx.low, ctx.high = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        outward = ((x < ctx.low) & (gradient > 0)) | ((x > ctx.high) & (gradient < 0))
+        return torch.where(outward, 0.0, gradient), None, None
+
+
+def clipped(x: Tensor, low: float, high: float) -> Tensor:
+    """x in [low, high], with a gradient that leads back into it: see `Clipped`."""
+    found: Tensor = Clipped.apply(x, low, high)  # type: ignore[no-untyped-call]
+    return found
+
+
 class Eigenform:
     """What V and Λ of one block are now: the parameters that `owner` has, as they are used."""
 
@@ -102,8 +133,8 @@ class Eigenform:
         return orthogonal(free.to(accumulator(free))).to(free.dtype) if self.is_orthogonal else free
 
     def eigenvalues(self) -> Tensor:
-        """The diagonal of Λ (d). At a bound the gradient still passes; beyond it there is none."""
-        return getattr(self.owner, self.eigenvalues_name).clamp(*self.bounds)
+        """The diagonal of Λ (d)."""
+        return clipped(getattr(self.owner, self.eigenvalues_name), *self.bounds)
 
     def output(self) -> Tensor:
         """ΛV⁻¹ (d, d), computed in float32 or better."""
@@ -113,8 +144,13 @@ class Eigenform:
         return (self.eigenvalues().unsqueeze(-1) * inverse).to(free.dtype)
 
     def condition(self) -> float:
-        """The condition number of V in the 2-norm, in which an orthogonal one has 1; infinite if it is singular."""
-        return torch.linalg.cond(self.vectors().detach().to(F64)).item()
+        """The condition number of V in the 2-norm, in which an orthogonal one has 1; infinite if it is singular, nan if
+        it is not finite."""
+        vectors = self.vectors().detach().to(F64)
+        if not vectors.isfinite().all():
+            return float("nan")
+        stretches = torch.linalg.svdvals(vectors)
+        return (stretches[0] / stretches[-1]).item() if stretches[-1] > 0 else float("inf")
 
     def _inverse(self, vectors: Tensor) -> Tensor:
         try:

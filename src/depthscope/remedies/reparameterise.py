@@ -45,6 +45,9 @@ class Reparameterise(Remedy):
     interval (`seed`), as for training from the start. The bias of the values, whose meaning lay in the old
     W_V, moves through the old W_O into the output's, and is 0 after it; "fresh" only makes it 0.
 
+    Λ is clipped where it is used: an eigenvalue that training has carried over a bound stays at it, and comes back when
+    its gradient leads back (the gradient of a plain clip is 0 there, so that it never would).
+
     V and Λ are trained in the place of W_V and W_O: make the optimiser after `apply`. `remove` gives back the weights
     and biases that both projections had before; `bake(model)` leaves those that have been reached, as plain weights.
     """
@@ -90,6 +93,7 @@ class Reparameterise(Remedy):
     def install(self, site: Site) -> None:
         """Takes the place of the projections of one block, or refuses."""
         layers = _layers(site.block)
+        _refuse_tied(site, layers)
         form = self._form(layers, site)
         hook = Steering(self, site, layers, form.error)
         site.put_inside(self, hook, Spot(site.block.module, "out"), BRANCH)  # first: taking it down undoes the rest
@@ -162,6 +166,8 @@ def _layers(block: BlockAnatomy) -> Layers:
             f"{what} has W_V and W_O in layers ({kinds}) from which reparameterise cannot tell them apart: it knows "
             "separate nn.Linear layers, and the fused Conv1D of GPT-2"
         )
+    if any(not isinstance(layer._parameters.get("weight"), nn.Parameter) for layer in (value, output)):
+        raise ValueError(f"{what} has a W_V or W_O that is computed and no parameter (as pruning leaves it): undo that")
     shapes = block.projections()
     heads, width, own = shapes.value.shape
     columns = value.weight.shape[0] if cut is None else heads * own
@@ -173,6 +179,17 @@ def _layers(block: BlockAnatomy) -> Layers:
     if _bias_of_values(value, width) is not None and output.bias is None:
         raise ValueError(f"{what} has a bias on its values and none on its output to take it over")
     return Layers(value, output, cut is not None, heads, width)
+
+
+def _refuse_tied(site: Site, layers: Layers) -> None:
+    """A weight that another module has too would be two from then on."""
+    for layer in (layers.value, layers.output):
+        for name, module in site.model.named_modules():
+            if module is not layer and any(given is layer.weight for given in module._parameters.values()):
+                raise ValueError(
+                    f"{site.block.name!r} shares a weight of its attention with {name!r}: reparameterise parts the "
+                    "two; blocks= chooses others"
+                )
 
 
 def _bias_of_values(layer: Any, width: int) -> Tensor | None:
@@ -256,7 +273,7 @@ class Steering(Hook):
 
     def taken_down(self, module: nn.Module) -> None:
         owner = self.form.owner
-        vectors = owner._parameters.get(self.form.vectors_name)
+        vectors, others = (owner._parameters.get(name) for name in (self.form.vectors_name, QUERY_KEY))
         for name in (self.form.vectors_name, self.form.eigenvalues_name, QUERY_KEY):
             owner._parameters.pop(name, None)
         for kept in self.kept:
@@ -268,8 +285,11 @@ class Steering(Hook):
             if kept.bias is not None:
                 with torch.no_grad():
                     layer.bias.copy_(kept.bias)
-            if vectors is not None:  # the model may have been moved since
-                kept.weight.data = kept.weight.data.to(vectors.device, vectors.dtype)
+            if vectors is not None:  # the model may have been moved since, or frozen
+                gradient, like = kept.weight.grad, (vectors.device, vectors.dtype)
+                kept.weight.data = kept.weight.data.to(*like)
+                kept.weight.grad = None if gradient is None else gradient.to(*like)
+                kept.weight.requires_grad_(vectors.requires_grad or (others is not None and others.requires_grad))
             present = dict(layer._parameters) | {"weight": kept.weight}
             layer._parameters.clear()
             layer._parameters.update({name: present[name] for name in kept.order})

@@ -1,4 +1,5 @@
-"""Uniform attention as a remedy sees it: the mean of all real tokens or, in a causal model, of those so far.
+"""Uniform attention as a remedy sees it: the mean of all real tokens or, in a causal model, of those so far; and what
+the remedies share that are relative to it (`AttnScale`, `FeatScale`).
 
 Wang et al. 2022 take attention apart into 11ᵀ/n, which every token gets alike, and the rest. In a causal model the
 uniform attention that sees no later token is the lower triangular one with 1/i in row i.
@@ -6,15 +7,17 @@ uniform attention that sees no later token is the lower triangular one with 1/i 
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import BlockAnatomy
 from depthscope.models.token_means import Full, MeanKind, accumulator, uniform_causal
 from depthscope.passes.caches import recall, remember
-from depthscope.passes.running import Pass
+from depthscope.passes.hooks import TokenHook
 from depthscope.remedies.remedy import Mixing, Remedy, Site, leak, warn_of_the_prefix_mean
 
 MIXINGS = ("auto", "full", "prefix")
@@ -54,12 +57,6 @@ class UniformAttention:
         return self.kind
 
 
-def check_mixing(mixing: Any) -> None:
-    """Refuses what is no name of a mean over tokens."""
-    if mixing not in MIXINGS:
-        raise ValueError(f"expected mixing='auto', 'full' or 'prefix', got {mixing!r}")
-
-
 def kind_for(mixing: str, site: Site) -> MeanKind | None:
     """Which mean a name stands for in a block; None: each call of the block tells."""
     if mixing == "auto":
@@ -67,19 +64,78 @@ def kind_for(mixing: str, site: Site) -> MeanKind | None:
     return "full" if mixing == "full" else "causal"
 
 
-def mixing_for(mixing: str, site: Site) -> Mixing:
-    """The same in the words of `Remedy.mixing_in`: where a call decides, a full mean is judged call by call."""
-    kind = kind_for(mixing, site)
-    return "by call" if kind is None or (kind == "full" and site.call_decides) else kind
+@dataclass(frozen=True)
+class Scaling(Remedy):
+    """Base of the remedies that scale what differs from uniform attention: numbers per block, trained unless
+    `learnable=False`, and the mean that they are relative to."""
+
+    mixing: str = field(default="auto", kw_only=True)
+    learnable: bool = field(default=True, kw_only=True)
+
+    numbers: ClassVar[Mapping[str, str]] = {}  # option, which is a start → the parameter of a block
+    without_leak: ClassVar[str] = "use mixing='auto' or 'prefix'"
+
+    def __post_init__(self) -> None:
+        for name in self.numbers:
+            given = getattr(self, name)
+            if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+                raise ValueError(f"expected {name} to be a finite number, got {given!r}")
+            object.__setattr__(self, name, float(given))
+        if not isinstance(self.learnable, bool):
+            raise ValueError(f"expected learnable to be true or false, got {self.learnable!r}")
+        if self.mixing not in MIXINGS:
+            raise ValueError(f"expected mixing='auto', 'full' or 'prefix', got {self.mixing!r}")
+        super().__post_init__()
+
+    def mixing_in(self, site: Site) -> Mixing:
+        """Where a call decides, a full mean is judged call by call."""
+        kind = kind_for(self.mixing, site)
+        return "by call" if kind is None or (kind == "full" and site.call_decides) else kind
+
+    @property
+    def learns(self) -> bool:
+        return self.learnable
 
 
-def real_only(changed: Tensor, tokens: Tensor, running: Pass) -> Tensor:
-    """Tokens (batch, n, d) that are changed where they are real: padding keeps its values."""
-    real = running.now.real
-    return changed if real is None else torch.where(real.unsqueeze(-1), changed, tokens)
+class ScalingHook(TokenHook):
+    """A scaling remedy in one block. What is trained belongs to the block, and leaves it with the hook."""
 
+    remedy: Scaling
 
-def learned(block: BlockAnatomy, start: float, shape: tuple[int, ...]) -> nn.Parameter:
-    """A parameter of a remedy, on the device of the block. In float32 or better: a step of training is small."""
-    like = next(block.module.parameters())
-    return nn.Parameter(torch.full(shape, start, dtype=accumulator(like), device=like.device))
+    def __init__(self, remedy: Scaling, site: Site):
+        self.remedy, self.running, self.owner = remedy, site.running, site.block.module
+
+    def add_parameters(self, size: int) -> None:
+        """One number for each of `size` things; in float32 or better, since a step of training is small."""
+        like = next(self.owner.parameters())
+        for option, name in self.remedy.numbers.items() if self.remedy.learnable else ():
+            start = torch.full((size,), getattr(self.remedy, option), dtype=accumulator(like), device=like.device)
+            self.owner.register_parameter(name, nn.Parameter(start))
+
+    def taken_down(self, module: nn.Module) -> None:
+        for name in self.remedy.numbers.values():
+            self.owner._parameters.pop(name, None)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        names = self.remedy.numbers.values() if self.remedy.learnable else ()
+        return {name: getattr(self.owner, name) for name in names}
+
+    def in_force(self, option: str) -> Tensor | float:
+        """What has been learned, or the number that was given."""
+        found = getattr(self.owner, self.remedy.numbers[option]) if self.remedy.learnable else None
+        return getattr(self.remedy, option) if found is None else found
+
+    def values_in_force(self) -> dict[str, float | list[float]]:
+        values = {option: self.in_force(option) for option in self.remedy.numbers}
+        return {option: value.tolist() if isinstance(value, Tensor) else value for option, value in values.items()}
+
+    def scaled(self, tokens: Tensor) -> Tensor:
+        """The new tokens, for tokens (batch, n, d)."""
+        raise NotImplementedError
+
+    def change(self, tokens: Tensor) -> Tensor:
+        x = self.running.batch_first(tokens)
+        changed, real = self.scaled(x), self.running.now.real
+        if real is not None:  # padding keeps its values
+            changed = torch.where(real.unsqueeze(-1), changed, x)
+        return self.running.as_given(changed, tokens)

@@ -14,13 +14,14 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from depthscope.files import read_json, sum_of, write_folder, write_json
+from depthscope.files import read_json, require_format, sum_of, write_folder, write_json
 from depthscope.locks import owned
 from depthscope.progress import Share
 from depthscope.studies.provenance import changes, provenance, short_hash
 
 Verdict = Literal["reproduced", "not reproduced", "not testable here"]
 MOST_TRIALS = 100  # times the study's own: a standard error ten times smaller
+FORMAT = 1  # of a study's folder
 FILES = ("data.parquet", "figure.png", "figure.pdf", "claims.json", "config.json")  # written in this order
 
 
@@ -112,10 +113,15 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     try:
         before = read_json(folder / "config.json")
         made_with, sums = before.pop("made_with", None), before.pop("files", {})
+        written_in = before.pop("format", FORMAT)  # studies of before it was written are of format 1
         claims = [Claim(**claim) for claim in read_json(folder / "claims.json")]
         damaged = [name for name in FILES[:-1] if sum_of(folder / name) != sums.get(name)]
     except (OSError, ValueError, TypeError, AttributeError):
         return Earlier(refused="config.json or claims.json cannot be read")
+    try:
+        require_format(written_in, (FORMAT,))
+    except ValueError as error:
+        return Earlier(refused=f"config.json: {error}")
     if damaged:
         return Earlier(refused=f"{', '.join(damaged)}: not what the earlier run wrote")
     if other := _differences(before, _plain(study, config)):
@@ -165,7 +171,7 @@ def _run(
     }
     sums: dict[str, Any] = {}
     writers = {name: _summing(write, name, sums) for name, write in writers.items()}
-    known = {**_plain(study, config), "made_with": made_with, "files": sums}
+    known = {"format": FORMAT, **_plain(study, config), "made_with": made_with, "files": sums}
     writers["config.json"] = lambda path: write_json(path, known)  # which is written when all sums are known
     assert tuple(writers) == FILES  # config.json last: it says that the rest is there
     write_folder(folder, writers)

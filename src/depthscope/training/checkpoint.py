@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from depthscope.files import content_sum, in_words, read_json, sum_of, write_whole_folder
+from depthscope.files import content_sum, in_words, read_json, require_format, sum_of, write_whole_folder
 
 FORMAT = 2
 _NAME = re.compile(r"step-(\d{8,})")
@@ -143,8 +143,7 @@ def _read_state(path: Path) -> dict[str, Any]:
     state = read_json(path)
     if not isinstance(state, dict) or "format" not in state:
         raise ValueError("expected a record with its format")
-    if state["format"] != FORMAT:
-        raise ValueError(f"expected format {FORMAT}, got {state['format']!r}: another version of depthscope wrote it")
+    require_format(state["format"], (FORMAT,))
     if state.pop("sha256", None) != content_sum(state):
         raise ValueError("its content is not what was written")
     if not isinstance(state.get("files"), dict) or "step" not in state:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from depthscope.exit_codes import ExitCode, Terminated
 from depthscope.files import content_sum, read_json, sum_of, write_json
 from depthscope.training.config import TrainingConfig
 from depthscope.training.metrics import METRICS, read_metrics
@@ -29,7 +30,6 @@ from depthscope.training.settings import written
 from depthscope.training.signals import ENDS_WITH_STDIN
 from depthscope.training.variants import folder_name
 
-NOT_FINITE = 1  # how `depthscope train` ends if the loss is not finite: a result, not a mistake
 MOST_RUNS = 10_000  # each is a process and a folder, of seconds at least
 _PAUSE = 0.2  # seconds between two looks at the processes
 
@@ -169,9 +169,9 @@ def _end(cell: Cell, launch: Launch, code: int) -> Result:
     folder = launch.run_folder(cell)
     lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     said = lines[-1].removeprefix("depthscope: ")
-    if code not in (0, NOT_FINITE) or (code == NOT_FINITE and "not finite" not in said):
+    if code not in (ExitCode.DONE, ExitCode.NOT_FINITE):  # a loss that is not finite is a result, not a mistake
         raise ValueError(f"the run {cell.name} ended with code {code}: {said} (all of it: {folder / 'log.txt'})")
-    failed = said if code == NOT_FINITE else None
+    failed = said if code == ExitCode.NOT_FINITE else None
     outcome = {**_identity(cell, launch), "failed": failed, "metrics": _metrics_sum(folder)}
     write_json(folder / "outcome.json", {**outcome, "sha256": content_sum(outcome)})
     return Result(cell, failed)
@@ -224,7 +224,7 @@ def _stopping(running: Mapping[Cell, subprocess.Popen[bytes]]) -> Iterator[None]
     """Whatever ends the comparison, its runs are asked to save their work, and are waited for."""
 
     def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
+        raise Terminated
 
     main = threading.current_thread() is threading.main_thread()  # the only one that may
     before = signal.signal(signal.SIGTERM, interrupt) if main else None

@@ -79,7 +79,7 @@ class ImageClassification:
         if config.augment:
             generator = derived_generator(config.seed, "augmentation", step, share.index)
             augment = lambda images: auto_augment(images, generator)  # noqa: E731
-        images = self._normalised(data.train_images[indices].to(device), augment)
+        images = self.normalised(data.train_images[indices].to(device), augment)
         return images, data.train_labels[indices].to(device)
 
     def loss(self, model: nn.Module, batch: ImageBatch, carry: Carry) -> tuple[Tensor, Carry]:
@@ -90,7 +90,7 @@ class ImageClassification:
         images, labels = (part[share.index :: share.count] for part in (self.data.test_images, self.data.test_labels))
         loss, right = 0.0, 0
         for some, classes in zip(images.split(_TEST_BATCH), labels.split(_TEST_BATCH), strict=True):
-            scores = model(self._normalised(some.to(device))).double()
+            scores = model(self.normalised(some.to(device))).double()
             classes = classes.to(device)
             loss += F.cross_entropy(scores, classes, reduction="sum").item()
             right += int((scores.argmax(dim=-1) == classes).sum())
@@ -102,7 +102,7 @@ class ImageClassification:
     def describe(self) -> dict[str, Any]:
         return self.data.describe()
 
-    def _normalised(self, pixels: Tensor, augment: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def normalised(self, pixels: Tensor, augment: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Bytes (batch, c, s, s) → channels of mean 0 and variance 1 over the training images."""
         images = pixels.to(self._dtype) / self.data.white
         if augment is not None:

@@ -53,13 +53,15 @@ def stop_on_signal() -> Iterator[StopRequest]:
         put_back()
 
 
-def end_with_parent() -> None:
+def end_with_parent() -> bool:
     """Where the environment asks for it: SIGTERM once standard input ends, a pipe that nobody writes to.
+
+    Returns whether it did: this is then a run of a comparison.
 
     The kernel closes a pipe with the process that held its other end, however that ended.
     """
     if not os.environ.pop(ENDS_WITH_STDIN, None):
-        return
+        return False
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 1):
@@ -67,3 +69,4 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()
+    return True

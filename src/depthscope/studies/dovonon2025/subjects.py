@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +11,7 @@ from torch.nn import functional as F
 
 from depthscope.extras import require
 from depthscope.models.families import build_family
-from depthscope.studies.dong2021.pretrained import Pretrained, minilm
+from depthscope.studies.dong2021.pretrained import Pretrained, given, minilm
 from depthscope.text import Text, cut, train_tokenizer
 
 FRESH = {"bert": "BERT", "vit": "ViT", "gpt2": "GPT-2", "llama": "Llama-like"}
@@ -65,22 +62,7 @@ def photographs(samples: int, side: int = 224) -> dict[str, Tensor]:
 
 def pretrained(data: str | None) -> list[Pretrained]:
     """MiniLM where it is installed, and the models in a folder, or in the folders in it; refuses one without any."""
-    return [*minilm(), *_given(data)]
-
-
-def _given(data: str | None) -> Iterator[Pretrained]:
-    if data is None:
-        return
-    root = Path(data)
-    folders = sorted(path.parent for path in (*root.glob("config.json"), *root.glob("*/config.json")))
-    if not folders:
-        raise ValueError(f"expected a model's folder with a config.json, or folders of such in it, got {data!r}")
-    for folder in folders:
-        try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise ValueError(f"expected a config.json that can be read in {str(folder)!r}") from None
-        yield Pretrained(folder.name, str(config.get("model_type", "")), folder)
+    return [*minilm(), *given(data, families=None)]
 
 
 def loaded(found: Pretrained, text: Text, tokens: int, samples: int) -> Subject:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -23,6 +23,18 @@ class LabelledImages:
     std: tuple[float, ...]
     classes: int = 10
     note: str = ""  # what a user should know, e.g. that files are missing
+
+    def for_tuning(self, share: float = 0.2) -> LabelledImages:
+        """Training images only: the last `share` of them stands in for the test images, which a choice may not see."""
+        kept = len(self.train_images) - round(share * len(self.train_images))
+        return replace(
+            self,
+            name=f"{self.name}, for tuning",
+            train_images=self.train_images[:kept],
+            train_labels=self.train_labels[:kept],
+            test_images=self.train_images[kept:],
+            test_labels=self.train_labels[kept:],
+        )
 
     def describe(self) -> dict[str, Any]:
         """Name, counts and a fingerprint of every pixel and label."""
