@@ -1,4 +1,4 @@
-"""A plug-in package, built as a wheel and installed by pip: measure, family, remedy, study, wiring and variants."""
+"""A plug-in, built as a wheel and installed by pip: measure, family, remedy, study, chart, wiring and variants."""
 
 import base64
 import hashlib
@@ -83,11 +83,17 @@ def test_the_command_line_knows_the_measure_and_the_family(installed):
     assert everything["profile"]["token_spread"] == found["profile"]["token_spread"]
 
 
+def test_the_chart_is_on_the_page(installed, tmp_path: Path):
+    model = "example_plug_in.models:make"
+    run(installed, "-m", "depthscope", "probe", model, "--measures", "token_spread,default", "--out", str(tmp_path))
+    assert "How unequal the tokens are" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_the_study_is_listed_and_computed(installed, tmp_path: Path):
     assert "soft-mean" in run(installed, "-m", "depthscope", "reproduce").stdout
     out = ("--out", str(tmp_path))
     found = json.loads(run(installed, "-m", "depthscope", "reproduce", "soft-mean", *out, "--quick", "--json").stdout)
-    assert [claim["verdict"] for claim in found["soft-mean"]] == ["reproduced"]
+    assert [claim["verdict"] for claim in found["studies"]["soft-mean"]["claims"]] == ["reproduced"]
     assert (tmp_path / "soft-mean" / "figure.png").stat().st_size > 1000
 
 

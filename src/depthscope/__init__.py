@@ -17,6 +17,7 @@ _ROOMS = (
     "passes",
     "probing",
     "remedies",
+    "report",
     "studies",
     "theory",
     "training",

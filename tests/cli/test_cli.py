@@ -52,7 +52,8 @@ def test_demo_shows_the_collapse_and_the_repair(tmp_path: Path):
     [
         (["demo", "--depth", "0"], "greater than or equal to 1"),
         (["demo", "--tau", "2"], "less than or equal to 1"),
-        (["dmo"], "No such command 'dmo'"),
+        (["dmo"], "No such command 'dmo'. Did you mean 'demo'? Try --help.\n"),
+        (["demo", "--seed", "-1"], "'--seed': expected a whole number from 0 to 9223372036854775807, got '-1'. Try"),
         (["demo", "--depth", "1", "--out", "/dev/null/x"], "Not a directory"),
     ],
 )

@@ -48,7 +48,8 @@ def test_curves_a_table_and_a_summary(run, tmp_path: Path, monkeypatch):
     assert lines[1].split()[:5] == ["pre", "2", "0.001", "0", "1"]
     assert lines[2].split()[:5] == ["deescalated", "2", "0.0001", "0", "1"]
     files = {path.name for path in tmp_path.iterdir()}
-    assert files == {"runs", "curves.parquet", "curves.png", "curves.pdf", "summary.json"}
+    results = {"curves.parquet", "curves.png", "curves.pdf", "summary.json"}
+    assert files == {"runs", "commands.json", "report.html", *results}
     summary = json.loads((tmp_path / "summary.json").read_text())
     frame = pd.read_parquet(tmp_path / "curves.parquet")
     assert set(frame["variant"]) == {"pre", "deescalated"}
@@ -66,7 +67,7 @@ def test_a_dry_run_lists_the_runs_and_starts_none(run, tmp_path: Path):
     arguments = ("vit-digits", "--depths", "12,24", "--seeds", "2", "--warmup", "0,100", "--lr-grid", "1,3", "--json")
     code, printed, _err = run(*arguments, "--batch-size", "32", "--dry-run", "--out", str(out))
     assert code == 0
-    runs = json.loads(printed)["runs"]
+    runs = {name: run["config"] for name, run in json.loads(printed)["plan"].items()}
     assert len(runs) == 3 * 2 * 2 * 2 * 2
     assert runs["post-depth12-lr0.00015-warmup100-seed1"]["batch_size"] == 32
     assert not out.exists()
@@ -76,7 +77,7 @@ def test_composed_variants_are_compared_and_have_folders_of_their_own(run, tmp_p
     variants = "post, deescalated(tau=0.5,at=input), post+residual-weight(alpha=0.5)@xavier"
     code, printed, _err = run("vit-digits", "--variants", variants, "--seeds", "1", "--dry-run", "--json")
     assert code == 0
-    runs = json.loads(printed)["runs"]
+    runs = {name: run["config"] for name, run in json.loads(printed)["plan"].items()}
     assert list(runs) == [
         "post-depth48-lr5e-05-warmup0-seed0",
         "deescalated_at=input_tau=0.5-depth48-lr0.0001-warmup0-seed0",

@@ -108,6 +108,7 @@ def test_alone_it_lists_the_studies_and_imports_nothing_heavy():
 
 def test_the_list_as_json(run):
     listed = json.loads(run("--json")[0])
+    listed = listed["available"]
     assert listed.keys() == STUDIES.keys()
     assert listed["yu2024-fig1"]["title"] == STUDIES["yu2024-fig1"].title
 
@@ -115,7 +116,11 @@ def test_the_list_as_json(run):
 def test_a_real_study_in_its_quick_form(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
     out, err = run("yu2024-fig4", "--quick", "--out", str(tmp_path / "new"))
-    assert {path.name for path in (tmp_path / "new" / "yu2024-fig4").iterdir()} == set(FILES)
+    assert {path.name for path in (tmp_path / "new" / "yu2024-fig4").iterdir()} == {
+        *FILES,
+        "commands.json",
+        "report.html",
+    }
     assert "similarity keeps rising" in out
     assert "not testable here" in out
     assert str(tmp_path / "new") in out.replace("\n", "")
@@ -136,8 +141,8 @@ def test_the_default_folder(run, fakes: Fakes, tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "depthscope-studies" / "good" / "claims.json").exists()
 
 
-@pytest.mark.parametrize(("name", "code"), [("good", 0), ("bad", 1), ("all", 1)])
-def test_strict_ends_with_1_if_a_claim_is_not_reproduced(run, fakes: Fakes, tmp_path: Path, name: str, code: int):
+@pytest.mark.parametrize(("name", "code"), [("good", 0), ("bad", 3), ("all", 3)])
+def test_strict_ends_with_3_if_a_claim_is_not_reproduced(run, fakes: Fakes, tmp_path: Path, name: str, code: int):
     """What is not testable here does not count."""
     _, err = run(name, "--strict", "--out", str(tmp_path), code=code)
     assert ("depthscope: 1 claim not reproduced" in err) == bool(code)
@@ -145,8 +150,9 @@ def test_strict_ends_with_1_if_a_claim_is_not_reproduced(run, fakes: Fakes, tmp_
 
 
 def test_json_is_one_object_and_nothing_else(run, fakes: Fakes, tmp_path: Path):
-    out, err = run("good", "bad", "--json", "--strict", "--out", str(tmp_path), code=1)
-    found = json.loads(out)
+    out, err = run("good", "bad", "--json", "--strict", "--out", str(tmp_path), code=3)
+    assert json.loads(out)["out"] == str(tmp_path)
+    found = {name: study["claims"] for name, study in json.loads(out)["studies"].items()}
     assert list(found) == ["good", "bad"]
     assert [claim["verdict"] for claim in found["bad"]] == ["not reproduced", "not testable here"]
     assert found["good"] == json.loads((tmp_path / "good" / "claims.json").read_text())
@@ -292,11 +298,15 @@ def plugged(tmp_path: Path):
 def test_a_study_of_another_package_is_listed_and_computed(plugged, tmp_path: Path):
     assert "what another laboratory saw" in plugged().stdout
     assert "their curve rises" in plugged("their-study", "--out", "new").stdout
-    assert {path.name for path in (tmp_path / "new" / "their-study").iterdir()} == set(FILES)
+    assert {path.name for path in (tmp_path / "new" / "their-study").iterdir()} == {
+        *FILES,
+        "commands.json",
+        "report.html",
+    }
     assert "already there" in plugged("their-study", "--out", "new").stdout
     study = tmp_path / "site" / "their_package" / "their_study.py"
     study.write_text(study.read_text().replace("0.3]", "0.15]"))
-    again = plugged("their-study", "--strict", "--out", "new", code=1).stdout
+    again = plugged("their-study", "--strict", "--out", "new", code=3).stdout
     assert "their-study: computed again: the code has changed" in again
 
 

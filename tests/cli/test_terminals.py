@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-from depthscope.cli.app import main
+from depthscope.cli.app import app, main
 from depthscope.cli.compare import _show as show_comparison
 from depthscope.cli.letters import legible
 from processes import ENVIRONMENT
@@ -31,6 +32,10 @@ COMMANDS = [
     ("compare", "vit-digits", "--dry-run"),
     ("reproduce", "yu2024-rate", "--quick"),
 ]
+
+
+def app_commands() -> list[str]:
+    return sorted(typer.main.get_command(app).commands)
 
 
 @pytest.fixture
@@ -70,6 +75,16 @@ def test_no_number_is_cut(command: tuple[str, ...], columns: int, shown):
         code = r"^ {4}\S.*"  # to be copied: it is not wrapped
         assert max(map(len, re.sub(code, "", text, flags=re.MULTILINE).splitlines())) <= columns, encoding
         assert numbers(text) == numbers(by_encoding["utf-8"]), encoding
+
+
+@pytest.mark.parametrize("command", [*app_commands(), ""])
+def test_the_help_is_whole_at_80_columns(command: str, shown):
+    text = shown((*command.split(), "--help"), "utf-8", 80)
+    assert not re.search(r"[\w(.,]…", text)  # rich's sign of a cut
+    assert "9223372036854775807" not in text
+    assert re.findall(r"(--\S+) +<bool>", text) == (
+        ["--install-completion", "--show-completion"] if not command else []
+    )
 
 
 def numbers(text: str) -> list[str]:
@@ -125,7 +140,7 @@ def test_a_reader_that_has_gone_ends_the_program_without_a_word(command: tuple[s
     os.close(reading)
     with os.fdopen(writing, "wb") as gone:
         result = run(*command, stdout=gone, env=ENVIRONMENT)
-    assert (result.returncode, result.stderr) == (1, b"")
+    assert (result.returncode, result.stderr) == (141, b"")
 
 
 def test_json_is_the_same_in_every_encoding(shown):

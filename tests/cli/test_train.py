@@ -170,13 +170,13 @@ def test_interrupted_it_saves_and_says_how_to_go_on(run, tmp_path: Path, monkeyp
     assert err.splitlines()[-1].endswith("the same command with --resume goes on")
 
 
-def test_a_loss_that_is_not_finite_is_one_line_and_code_1(run, tmp_path: Path, monkeypatch):
+def test_a_loss_that_is_not_finite_is_one_line_and_code_4(run, tmp_path: Path, monkeypatch):
     def overflow(*_a, **_k):
         raise NonFiniteLoss("the loss is not finite at step 1")
 
     monkeypatch.setattr("depthscope.training.loop.train", overflow)
     code, _out, err = run(*SMALL, *QUIET, "--out", str(tmp_path))
-    assert code == 1
+    assert code == 4
     assert err.splitlines()[-1] == "depthscope: the loss is not finite at step 1"
 
 
@@ -203,9 +203,9 @@ def test_a_home_is_expanded_and_a_mistake_leaves_no_folder(run, tmp_path: Path, 
     assert own == ["x"]
 
 
-def test_a_run_that_ends_without_a_finite_loss_is_one_line_and_code_1(run, tmp_path: Path):
+def test_a_run_that_ends_without_a_finite_loss_is_one_line_and_code_4(run, tmp_path: Path):
     code, out, err = run(*SMALL[:-1], "1", *QUIET, "--lr", "1e37", "--out", str(tmp_path))
-    assert (code, out) == (1, "")
+    assert (code, out) == (4, "")
     assert re.search(r"\ndepthscope: the .* is not finite at step 1.*checkpoint.*\n$", err)
 
 
@@ -213,6 +213,8 @@ def test_a_run_that_ends_without_a_finite_loss_is_one_line_and_code_1(run, tmp_p
     ("arguments", "message"),
     [
         (["vit-digit"], "did you mean 'vit-digits'"),
+        (["--resume", "--out", "x"], "expected a recipe before its options; `depthscope train` alone lists them"),
+        (["--depth", "3"], "expected a recipe before its options"),
         (["vit-digits", "--dept", "3"], "--depth"),
         (["vit-digits", "--variant", "depth"], "expected one of post, pre"),
         (["vit-digits", "--variant", "pots"], "unknown variant 'pots': did you mean 'post'?"),

@@ -8,8 +8,9 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from depthscope.exit_codes import ExitCode
+
 __all__ = ["main"]
-INTERRUPTED = 130  # exit code after Ctrl-C: 128 + the number of its signal
 
 
 def main() -> None:
@@ -24,14 +25,14 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         run()
     except (KeyboardInterrupt, SystemExit) as error:
-        if isinstance(error, SystemExit) and error.code != INTERRUPTED:
+        if isinstance(error, SystemExit) and error.code != ExitCode.INTERRUPTED:
             raise
         if own:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # while libraries' exit functions run
-        sys.exit(INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
 
 
 def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
     """At once: there is nothing to undo yet, and a library that is being imported may swallow an exception."""
     os.write(2, b"depthscope: interrupted\n")
-    os._exit(INTERRUPTED)
+    os._exit(ExitCode.INTERRUPTED)

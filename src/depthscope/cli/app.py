@@ -12,34 +12,40 @@ from depthscope import __version__
 from depthscope.cli.compare import compare
 from depthscope.cli.demo import demo
 from depthscope.cli.fix import fix
+from depthscope.cli.help import Command, Group
 from depthscope.cli.letters import write_legibly
 from depthscope.cli.paths import paths
 from depthscope.cli.probe import probe
+from depthscope.cli.report import report
 from depthscope.cli.reproduce import reproduce
+from depthscope.cli.schema import schema
 from depthscope.cli.spectra import spectra
+from depthscope.cli.tour import tour
 from depthscope.cli.train import train
+from depthscope.exit_codes import ExitCode
 from depthscope.extras import MissingExtra
 from depthscope.naming import visible
 
-USER_ERROR = 2
-INTERRUPTED = 130
 _UsageError: Any = typer.BadParameter.__base__  # unknown commands, options and values
 
 app = typer.Typer(
     name="depthscope",
+    cls=Group,
     help="See how deep your Transformer really is, learn why it stops, and make it go deeper.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
-app.command()(probe)
-app.command()(fix)
-app.command()(spectra)
-app.command()(paths)
-app.command()(reproduce)
-app.command()(train)
-app.command()(compare)
+app.command(cls=Command)(demo)
+app.command(cls=Command)(tour)
+app.command(cls=Command)(probe)
+app.command(cls=Command)(fix)
+app.command(cls=Command)(spectra)
+app.command(cls=Command)(paths)
+app.command(cls=Command)(reproduce)
+app.command(cls=Command)(train)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(report)
+app.command(cls=Command)(schema)
 
 
 def _print_version(wanted: bool) -> None:
@@ -65,19 +71,25 @@ def main() -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, say `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        sys.exit(ExitCode.READER_GONE)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer has met it first
+            sys.exit(ExitCode.READER_GONE)
+        raise
     except (KeyboardInterrupt, typer.Abort):
         print("depthscope: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     except _UsageError as error:
-        message = error.format_message().rstrip(".") + _value_given(error, sys.argv[1:])
-        _refuse(f"{message}. Try --help." if message else "")  # without a command, the help was printed
+        message = error.format_message().replace(": Value error, ", ": ").rstrip(".")  # typer's words for our own
+        message += _value_given(error, sys.argv[1:])
+        end = "" if message.endswith("?") else "."
+        _refuse(f"{message}{end} Try --help." if message else "")  # without a command, the help was printed
     except (ValueError, OSError, MissingExtra) as error:
         if os.environ.get("DEPTHSCOPE_TRACEBACK"):
             raise
         _refuse(_reason(error))
     else:
-        if code == INTERRUPTED:  # typer turns Ctrl-C into this
+        if code == ExitCode.INTERRUPTED:  # typer turns Ctrl-C into this
             print("depthscope: interrupted", file=sys.stderr)
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -104,4 +116,4 @@ def _value_given(error: Any, arguments: list[str]) -> str:
 def _refuse(message: str) -> NoReturn:
     if message:
         print("depthscope:", visible(" ".join(message.split())), file=sys.stderr)
-    sys.exit(USER_ERROR)
+    sys.exit(ExitCode.MISTAKE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from depthscope.cli import completion
+from depthscope.cli.documents import document, print_document
 from depthscope.cli.folders import folder
+from depthscope.cli.reporting import add_report
 from depthscope.cli.settings import (
     AllowIncomplete,
     BatchSize,
@@ -27,8 +29,9 @@ from depthscope.cli.settings import (
     numbers,
     separated,
 )
+from depthscope.exit_codes import code_of
 from depthscope.extras import require
-from depthscope.files import require_writable, write_folder
+from depthscope.files import require_writable, write_folder, write_json
 from depthscope.locks import owned
 from depthscope.naming import visible
 from depthscope.progress import bar
@@ -42,18 +45,22 @@ if TYPE_CHECKING:
 
     from depthscope.cli.console import Screen
 
-INTERRUPTED = 130
 FACTORS = {"depth": "--depths", "seed": "--seeds", "warmup_steps": "--warmup"}  # given as lists here
 
 
 def compare(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="`depthscope train` lists them.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="`depthscope train` lists them.", autocompletion=completion.recipes)
+    ],
     variants: Annotated[
         str,
-        typer.Option(help="Which, separated by commas; also composed, as for `train`: 'post,deescalated(tau=0.5)'."),
+        typer.Option(
+            help="Which, separated by commas; also composed, as for `train`: 'post,deescalated(tau=0.5)'.",
+            autocompletion=completion.variants,
+        ),
     ] = ",".join(YU_ZHANG),
     depths: Annotated[str | None, typer.Option(metavar="12,24,48", help="Blocks; by default the recipe's.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=2**63 - 1, help="How many seeds: 0, 1, …")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, …")] = 3,
     warmup: Annotated[
         str | None, typer.Option(metavar="0,100", help="Warm-up steps to compare; by default the recipe's.")
     ] = None,
@@ -100,7 +107,7 @@ def compare(
     with owned(out):
         summary = _run(recipe, cells, launch)
     if as_json:
-        print(json.dumps(summary))
+        print_document("compare", summary)
     else:
         _show(summary, out)
 
@@ -111,10 +118,10 @@ def _run(recipe: str, cells: list[Cell], launch: Launch) -> dict[str, Any]:
     try:
         with _bar(len(cells), launch) as watching:
             results = run_cells(cells, launch, watching)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         kept = f"the runs in {visible(str(out))} are saved"
         print(f"depthscope: interrupted; {kept}, and the same command goes on", file=sys.stderr)
-        sys.exit(INTERRUPTED)  # past the line that the program itself would print
+        sys.exit(code_of(interrupt))  # past the line that the program itself would print
 
     from depthscope.training.comparison_results import curves, summarise
 
@@ -125,6 +132,7 @@ def _run(recipe: str, cells: list[Cell], launch: Launch) -> dict[str, Any]:
         "cells": summarise(frame, results),
     }
     _write(out, frame, summary)
+    add_report(out, "compare")
     return summary
 
 
@@ -176,7 +184,7 @@ def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
         "curves.parquet": lambda path: frame.to_parquet(path, index=False),
         "curves.png": lambda path: figure.savefig(path, dpi=160),
         "curves.pdf": figure.savefig,
-        "summary.json": lambda path: path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8"),
+        "summary.json": lambda path: write_json(path, document("compare", summary)),
     }
     write_folder(out, writers)
 
@@ -233,8 +241,9 @@ def _with_spread(row: dict[str, Any], name: str) -> str:
 
 def _show_plan(cells: list[Cell], launch: Launch, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"runs": {cell.name: cell.config.as_json() for cell in cells}}))
+        plan = {cell.name: {"folder": str(launch.run_folder(cell)), "config": cell.config.as_json()} for cell in cells}
+        print_document("compare", {"dry_run": True, "recipe": cells[0].config.recipe, "plan": plan})
         return
     for cell in cells:
         print(visible(str(launch.run_folder(cell))))
-    print(f"{len(cells)} runs; nothing was trained")
+    print(f"{len(cells)} run{'s' if len(cells) > 1 else ''}; nothing was trained")

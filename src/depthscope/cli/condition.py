@@ -14,7 +14,6 @@ from depthscope.naming import did_you_mean
 if TYPE_CHECKING:
     from depthscope.probing import Profile
 
-EXIT_CODE = 3
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,

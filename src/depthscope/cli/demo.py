@@ -8,25 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from depthscope.cli.folders import folder
+from depthscope.cli.help import seed as seed_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from depthscope.models import Encoder
 
+_PICTURE = "demo.png"
+
 
 def demo(
     depth: Annotated[int, typer.Option(min=1, help="Number of blocks.")] = 60,
     tau: Annotated[float, typer.Option(min=0, max=1, help="Strength of the de-escalation.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of weights and tokens.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", parser=seed_of, help="Seed of weights and tokens.")] = 0,
     out: Annotated[
         Path | None, typer.Option(parser=folder, help="Also draw the curves into DIR/demo.png.", metavar="DIR")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Watch a deep post-norm Transformer collapse, block by block, and watch it de-escalated."""
     import torch
 
-    from depthscope.cli.running import require_writable
+    from depthscope.cli.documents import print_document
+    from depthscope.cli.running import require_writable, say_where
     from depthscope.machine import count_parameters, require_memory
     from depthscope.models import BlockConfig, Encoder, post_norm, pre_norm, xavier
 
@@ -46,9 +51,13 @@ def demo(
         f"de-escalated, τ={tau:g}": _similarity_by_block(post, tokens, tau),
         "pre-norm": _similarity_by_block(pre, tokens),
     }
-    _show(curves)
+    if as_json:
+        print_document("demo", {"blocks": depth, "tau": tau, "seed": seed, "curves": curves})
+    else:
+        _show(curves)
     if out is not None:
         _draw(curves, out)
+        say_where(out / _PICTURE, as_json)
 
 
 def _similarity_by_block(encoder: Encoder, x: Tensor, tau: float = 0.0) -> list[float]:
@@ -100,7 +109,6 @@ def _show(curves: dict[str, list[float]]) -> None:
 def _draw(curves: dict[str, list[float]], out: Path) -> None:
     from depthscope.drawing import VARIANT_COLOURS, Curve, draw_by_block
     from depthscope.files import write_whole
-    from depthscope.naming import visible
 
     colours = (VARIANT_COLOURS[variant] for variant in ("post", "deescalated", "pre"))
     shown = [
@@ -109,5 +117,4 @@ def _draw(curves: dict[str, list[float]], out: Path) -> None:
     ]
     figure = draw_by_block({"token similarity": shown}, width=7, height=4)
     out.mkdir(parents=True, exist_ok=True)
-    path = write_whole(out / "demo.png", lambda target: figure.savefig(target, dpi=160))
-    print(f"wrote {visible(str(path))}")
+    write_whole(out / _PICTURE, lambda target: figure.savefig(target, dpi=160))

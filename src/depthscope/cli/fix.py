@@ -20,6 +20,8 @@ MOST_ALPHA = 1000  # a remedy makes α smaller than 1; beyond this half precisio
 @as_command
 def fix(options: FixOptions) -> None:
     """Put de-escalation into a Transformer, show it before and after, and print the line that does it."""
+    from depthscope.cli.documents import print_document
+    from depthscope.cli.reporting import add_report, call
     from depthscope.cli.running import require_writable, say_where
 
     tau = chosen_tau(options)
@@ -29,13 +31,15 @@ def fix(options: FixOptions) -> None:
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         fixed = _fix(options, tau)
     if options.json:
-        print(json.dumps(as_json(fixed), allow_nan=False), flush=True)
+        print_document("fix", as_json(fixed))
     else:
         from depthscope.cli.fix_display import show
 
         show(fixed)
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
         _save(fixed, options.out)
+        asked = {name: getattr(options, name) for name in ("level", "alpha", "at", "mixing")}
+        add_report(options.out, "fix", call("fix", "model, inputs", {"tau": tau, **asked, **options.told}, {}))
         say_where(options.out, options.json)
 
 
@@ -116,11 +120,12 @@ def as_json(fixed: Fixed) -> dict[str, Any]:
 
 def _save(fixed: Fixed, folder: Path) -> None:
     """All of it or none: both profiles, the picture and what `--json` prints belong to one run."""
+    from depthscope.cli.documents import document
     from depthscope.cli.fix_display import draw
     from depthscope.files import write_folder
     from depthscope.probing.saved import MADE_OF_A_PROFILE, writers
 
-    text = json.dumps(as_json(fixed), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(document("fix", as_json(fixed)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     profiles = {"before": fixed.before, "after": fixed.after}
     files: dict[str, Callable[[Path], object]] = {
         f"{when}/{name}": write

@@ -135,7 +135,8 @@ def _range(values: list[float]) -> tuple[float, float]:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:].rstrip('.')}."
+    first = text[0].upper() if text[0].isascii() else text[0]  # τ stays small
+    return f"{first}{text[1:].rstrip('.')}."
 
 
 def _indented(text: str) -> str:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from typer import Argument, Option
 
+from depthscope.cli import completion
 from depthscope.cli.folders import folder
+from depthscope.cli.help import seed as seed_of
 
 if TYPE_CHECKING:
     from depthscope.passes import Told
 
 _SHAPE, _INPUT, _PROBE, _RESULT = "Shape of a family", "Input", "What is measured", "What comes out"
-_REMEDY = "Remedy"
+_REMEDY, _TOLD = "Remedy", "What you say of the model"
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class WeightOptions:
         str,
         Argument(
             metavar="MODEL",
+            autocompletion=completion.models,
             help="A family with random weights (bert, gpt2, vit, llama, encoder, …), hf:NAME_OR_FOLDER (or a GGUF "
             "file), or module:factory, a function in your code that returns a model or (model, inputs).",
         ),
@@ -35,19 +38,20 @@ class WeightOptions:
     width: Annotated[int | None, Option(help="Width of a token.", rich_help_panel=_SHAPE)] = None
     heads: Annotated[int | None, Option(help="Attention heads per block.", rich_help_panel=_SHAPE)] = None
     seed: Annotated[
-        int, Option(min=0, max=2**63 - 1, help="Seed of random weights and random input.", rich_help_panel=_INPUT)
+        int,
+        Option(metavar="N", parser=seed_of, help="Seed of random weights and random input.", rich_help_panel=_INPUT),
     ] = 0
     device: Annotated[str, Option(help="Where to compute: cpu, cuda, cuda:1, mps.", rich_help_panel=_PROBE)] = "cpu"
     dtype: Annotated[
         Literal["float32", "float64", "bfloat16", "float16"] | None,
-        Option(help="Number format of the model.", rich_help_panel=_PROBE),
+        Option(metavar="DTYPE", help="float32, float64, bfloat16 or float16.", rich_help_panel=_PROBE),
     ] = None
     blocks: Annotated[
         str | None,
         Option(
             metavar="PATTERN",
             help="Names of the blocks in a model that is not recognised, such as 'encoder.layer.*'.",
-            rich_help_panel=_PROBE,
+            rich_help_panel=_TOLD,
         ),
     ] = None
     part: Annotated[
@@ -55,7 +59,7 @@ class WeightOptions:
         Option(
             metavar="PART",
             help="The only part to look at, of a model with several: encoder, decoder, …",
-            rich_help_panel=_PROBE,
+            rich_help_panel=_TOLD,
         ),
     ] = None
     out: Annotated[
@@ -110,7 +114,7 @@ class ModelOptions(WeightOptions):
             min=0,
             max=1,
             help="Where the tokens stand: 1 for activations (batch, n, d), 0 for (n, batch, d); else found by trying.",
-            rich_help_panel=_PROBE,
+            rich_help_panel=_TOLD,
         ),
     ] = None
     causal: Annotated[
@@ -118,7 +122,7 @@ class ModelOptions(WeightOptions):
         Option(
             "--causal/--no-causal",
             help="Whether no token sees a later one; else known of the family, or found by trying.",
-            rich_help_panel=_PROBE,
+            rich_help_panel=_TOLD,
         ),
     ] = None
     mask: Annotated[
@@ -126,7 +130,7 @@ class ModelOptions(WeightOptions):
         Option(
             metavar="ARGUMENT",
             help="The argument of the model that is true for real tokens; ~ARGUMENT if it is true for padding.",
-            rich_help_panel=_PROBE,
+            rich_help_panel=_TOLD,
         ),
     ] = None
 
@@ -166,13 +170,18 @@ class ProbeOptions(ModelOptions):
     measures: Annotated[
         str,
         Option(
+            metavar="NAMES",
             help="verdict (what the verdict asks for), default (fewer), spectral, all, or names separated by commas.",
             rich_help_panel=_PROBE,
         ),
     ] = "verdict"
     stations: Annotated[
         str,
-        Option(help="output, trunk, all, or names separated by commas (output is added).", rich_help_panel=_PROBE),
+        Option(
+            metavar="NAMES",
+            help="output, trunk, all, or names separated by commas (output is added).",
+            rich_help_panel=_PROBE,
+        ),
     ] = "trunk,attention_input"
     exclude_tokens: Annotated[
         str | None,

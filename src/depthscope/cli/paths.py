@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from depthscope.cli.documents import print_document
 from depthscope.cli.options import PathsOptions, as_command
+from depthscope.cli.reporting import add_report, call
 from depthscope.cli.running import finite, prepared, require_writable, say_where
 from depthscope.files import write_whole
 
@@ -24,13 +25,15 @@ def paths(options: PathsOptions) -> None:
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
         shares = _split(options)
     if options.json:
-        print(json.dumps(as_json(shares), allow_nan=False), flush=True)
+        print_document("paths", as_json(shares))
     else:
         from depthscope.cli.paths_display import show
 
         show(shares)
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
         _save(shares, options.out)
+        asked = {"by_head": options.by_head, "loss": options.with_loss, **options.told}
+        add_report(options.out, "paths", call("paths", "model, inputs", asked, {"by_head": False, "loss": False}))
         say_where(options.out, options.json)
 
 

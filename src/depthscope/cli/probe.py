@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from depthscope.cli.documents import print_document
 from depthscope.cli.options import (
     ProbeOptions,
     as_command,
@@ -19,8 +19,10 @@ from depthscope.cli.options import (
     excluded_tokens,
     left_out_parts,
 )
+from depthscope.cli.reporting import add_report, call
 from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where
-from depthscope.files import write_folder
+from depthscope.exit_codes import ExitCode
+from depthscope.files import write_folder, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +39,7 @@ _GRADIENTS = ("output_gradient", "weight_gradient")
 @as_command
 def probe(options: ProbeOptions) -> None:
     """Measure a Transformer block by block: how alike its tokens become, where, and what is left."""
-    from depthscope.cli.condition import EXIT_CODE, failures
+    from depthscope.cli.condition import failures
 
     conditions = _conditions(options)
     chosen_stations(options)
@@ -52,17 +54,18 @@ def probe(options: ProbeOptions) -> None:
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
         profile, skipped, diagnosis = _measure(options)
     if options.json:
-        print(json.dumps(as_json(profile, diagnosis, skipped), allow_nan=False), flush=True)
+        print_document("probe", as_json(profile, diagnosis, skipped))
     else:
         from depthscope.cli.display import show
 
         show(profile, diagnosis, skipped)
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
-        _save(profile, skipped, options.out)
+        _save(profile, skipped, diagnosis, options.out)
+        add_report(options.out, "probe", _in_python(options))
         say_where(options.out, options.json)
     if failed := failures(profile, conditions):
         print("depthscope:", "; ".join(failed), file=sys.stderr)
-        raise typer.Exit(EXIT_CODE)
+        raise typer.Exit(ExitCode.GATE)
 
 
 def as_json(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = None) -> dict[str, Any]:
@@ -84,6 +87,19 @@ def as_json(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None
     if skipped is not None:
         found["skip_loss"] = skipped.to_dict("records")
     return finite(found)
+
+
+def _in_python(options: ProbeOptions) -> str:
+    """The call that measures the same of a model and inputs that are at hand."""
+    asked = {
+        "measures": chosen_measures(options),
+        "stations": chosen_stations(options),
+        "exclude_tokens": excluded_tokens(options),
+        "gradients": options.gradients,
+        "without": left_out_parts(options),
+        **options.told,
+    }
+    return call("probe", "model, inputs", asked, {"gradients": False, "without": ()})
 
 
 def _conditions(options: ProbeOptions) -> list[Condition]:
@@ -171,14 +187,15 @@ def _run(
     return profile, skipped
 
 
-def _save(profile: Profile, skipped: pd.DataFrame | None, folder: Path) -> None:
+def _save(profile: Profile, skipped: pd.DataFrame | None, diagnosis: Diagnosis, folder: Path) -> None:
     """All files or, on a full disk, none; a picture that cannot be drawn does not cost the profile."""
     from depthscope.diagnosis import reference_for
     from depthscope.probing.saved import MADE_OF_A_PROFILE, writers
 
     *tables, about = writers(profile.frame, profile.sinks, profile.metadata).items()
     made: dict[str, Callable[[Path], object]] = {
-        "profile.png": lambda path: profile.plot(reference=reference_for(profile)).savefig(path, dpi=160)
+        "profile.png": lambda path: profile.plot(reference=reference_for(profile)).savefig(path, dpi=160),
+        "diagnosis.json": lambda path: write_json(path, diagnosis.to_dict()),
     }
     if skipped is not None:
         made["skip_loss.csv"] = lambda path: skipped.to_csv(path, index=False)

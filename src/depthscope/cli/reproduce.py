@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -12,9 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from depthscope.cli import completion
+from depthscope.cli.documents import print_document
 from depthscope.cli.folders import data as data_folder
 from depthscope.cli.folders import folder
-from depthscope.extras import require
+from depthscope.cli.help import seed as seed_of
+from depthscope.exit_codes import ExitCode, code_of
+from depthscope.extras import MissingExtra, require
 from depthscope.files import require_writable
 from depthscope.naming import unknown_name, visible
 from depthscope.progress import Share, bar
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from depthscope.cli.console import Screen
     from depthscope.studies.study import Claim, Study
 
-NOT_REPRODUCED, INTERRUPTED = 1, 130  # exit codes: of --strict, and what a shell gives for Ctrl-C
 ALL = "all"
 _DEFAULT_OUT = Path("depthscope-studies")
 _COLOURS = {"reproduced": "green", "not reproduced": "red", "not testable here": "yellow"}
@@ -32,16 +34,21 @@ _COLOURS = {"reproduced": "green", "not reproduced": "red", "not testable here":
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Studies, or all; without a name, they are listed.")
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME", help="Studies, or all; without a name, they are listed.", autocompletion=completion.studies
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", parser=folder, help="Where every study gets a folder.  [depthscope-studies]"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller, in seconds; same claims where they fit.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a claim is not reproduced.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 if a claim is not reproduced.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Compute also what is already there.")] = False,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of weights and tokens.  [0]")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", parser=seed_of, help="Seed of weights and tokens.  [0]")
+    ] = None,
     trials: Annotated[int | None, typer.Option(min=2, help="Random trials, where a study has them.")] = None,
     scale: Annotated[
         str | None, typer.Option(help="paper: the paper's own size, for a study that trains; needs a GPU.")
@@ -77,18 +84,36 @@ def reproduce(
                 found[study.name] = _run(study, config, place, again, count, console)
             if not as_json:
                 _show(console, study.name, found[study.name])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         there = f"{len(found)} of {len(chosen)} studies are in {visible(str(place))}"
         print(f"depthscope: interrupted; {there}, and the same command goes on from there", file=sys.stderr)
-        sys.exit(INTERRUPTED)  # past the line that the program itself would print
+        sys.exit(code_of(interrupt))  # past the line that the program itself would print
+    _write_pages(place, list(found))
     kept = "a folder per study with data, figure, config and claims"
     console.print(f"\nresults are in {place}: {kept}", markup=False, soft_wrap=True)
     if as_json:
-        print(json.dumps({name: [asdict(claim) for claim in claims] for name, claims in found.items()}))
+        studies = {
+            name: {"title": STUDIES[name].title, "claims": [asdict(claim) for claim in claims]}
+            for name, claims in found.items()
+        }
+        print_document("reproduce", {"out": str(place), "studies": studies})
     failed = sum(claim.verdict == "not reproduced" for claims in found.values() for claim in claims)
     if strict and failed:
         print(f"depthscope: {failed} claim{'s' if failed > 1 else ''} not reproduced", file=sys.stderr)
-        raise typer.Exit(NOT_REPRODUCED)
+        raise typer.Exit(ExitCode.GATE)
+
+
+def _write_pages(place: Path, names: list[str]) -> None:
+    """A page for every study, and an index of all that are in the folder."""
+    from depthscope.cli.reporting import note_command, say_missing
+    from depthscope.report import write_index
+
+    for name in names:
+        note_command(place / name, "reproduce", "")
+    try:
+        write_index(place)
+    except MissingExtra as error:
+        say_missing(error)
 
 
 def _choose(names: list[str]) -> list[str]:
@@ -169,7 +194,8 @@ def _console(as_json: bool) -> Screen:
 
 def _list(as_json: bool) -> None:
     if as_json:
-        print(json.dumps({name: {"title": entry.title, "cost": entry.cost} for name, entry in STUDIES.items()}))
+        available = {name: {"title": entry.title, "cost": entry.cost} for name, entry in STUDIES.items()}
+        print_document("reproduce", {"available": available})
         return
     from rich.table import Table
 

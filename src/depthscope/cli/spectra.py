@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from depthscope.cli.documents import print_document
 from depthscope.cli.folders import folder as expanded
 from depthscope.cli.options import SpectraOptions, as_command
+from depthscope.cli.reporting import add_report, call
 from depthscope.cli.running import finite, require_writable, say_where, show_progress
-from depthscope.files import write_folder
+from depthscope.files import write_whole
 
 if TYPE_CHECKING:
     from depthscope.probing import Spectra
@@ -28,11 +29,14 @@ def spectra(options: SpectraOptions) -> None:
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         found = _read(options)
     if options.json:
-        print(json.dumps(as_json(found), allow_nan=False), flush=True)
+        print_document("spectra", as_json(found))
     else:
         _show(found)
     if options.out is not None:
         _save(found, options.out)
+        asked = _asked(options)
+        plain = {"product": "value-output", "fold_norm": False, "whole": True}
+        add_report(options.out, "spectra", call("spectra", "model", asked, plain))
         say_where(options.out, options.json)
 
 
@@ -52,13 +56,7 @@ def _read(options: SpectraOptions) -> Spectra:
     from depthscope.cli.models import load_model
     from depthscope.probing.from_disk import is_on_disk
 
-    asked: dict[str, Any] = {
-        "product": options.product,
-        "fold_norm": options.fold_norm,
-        "whole": not options.heads_only,
-        "blocks": options.blocks,
-        "part": options.part,
-    }
+    asked = _asked(options)
     with show_progress(not options.json) as progress:
         progress("reading", None)
         place = expanded(options.model.removeprefix("hf:"))
@@ -75,6 +73,16 @@ def _read(options: SpectraOptions) -> Spectra:
     return found
 
 
+def _asked(options: SpectraOptions) -> dict[str, Any]:
+    return {
+        "product": options.product,
+        "fold_norm": options.fold_norm,
+        "whole": not options.heads_only,
+        "blocks": options.blocks,
+        "part": options.part,
+    }
+
+
 def _check_configuration(place: Path, options: SpectraOptions) -> None:
     """A depth that no machine holds is refused before the model is built, if only without its weights."""
     from depthscope.cli.configurations import require_depth
@@ -86,43 +94,11 @@ def _check_configuration(place: Path, options: SpectraOptions) -> None:
     require_depth(transformers.PretrainedConfig.get_config_dict(str(place), **known)[0], repr(options.model))
 
 
-def sentences(found: Spectra) -> list[str]:
-    """What the spectra say, with their numbers; and what they do not."""
-    shares = found.by_block["negative_share"]
-    leaning = {
-        "push tokens apart (at least 3 of 4 eigenvalues negative)": shares[shares >= 0.75],
-        "pull tokens together (at most 1 of 4 negative)": shares[shares <= 0.25],
-    }
-    product = "W_Q W_Kᵀ" if found.metadata["product"] == "query-key" else "W_V W_O"
-    said = [
-        f"In all blocks together {shares.mean():.0%} of the eigenvalues of {product} have a negative real part; "
-        "random weights have one half."
-    ]
-    if found.metadata["product"] == "query-key":
-        return said
-    for what, blocks in leaning.items():
-        if len(blocks):
-            said.append(f"The weights of {len(blocks)} of {len(shares)} blocks {what}: {_named(list(blocks.index))}.")
-    if not any(len(blocks) for blocks in leaning.values()):
-        said.append("No block leans far to either side.")
-    said.append(
-        "This is what the value weights would do if one attention matrix were applied again and again; norms, FFNs and "
-        "attention that changes can undo it. `depthscope probe` measures what happens."
-    )
-    return said
-
-
-def _named(blocks: list[int]) -> str:
-    """1, 2, 3, 7 → 1 to 3, 7."""
-    from depthscope.diagnosis.outliers import runs_of
-
-    return ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in runs_of(blocks))
-
-
 def _show(found: Spectra) -> None:
     from rich.table import Table
 
     from depthscope.cli.console import Screen
+    from depthscope.diagnosis.value_weights import sentences
     from depthscope.drawing.complex_plane import evenly
 
     console = Screen(soft_wrap=True)
@@ -151,11 +127,6 @@ def _show(found: Spectra) -> None:
 
 
 def _save(found: Spectra, folder: Path) -> None:
-    figure = found.plot()
-    write_folder(
-        folder,
-        {
-            "spectra.parquet": lambda path: found.frame.to_parquet(path, index=False),
-            "spectra.png": lambda path: figure.savefig(path, dpi=160),
-        },
-    )
+    """The numbers first: a picture that fails must not cost them."""
+    found.save(folder)
+    write_whole(folder / "spectra.png", lambda path: found.plot().savefig(path, dpi=160))

@@ -1,0 +1,48 @@
+"""A help that fits 80 columns: no type beside a flag, no range of nineteen digits beside a seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+_GREATEST_SEED = 2**63 - 1  # what torch takes
+
+
+class _Short:
+    """For a command of typer: `--json` is followed by nothing, and its help by `<bool>` only if it says so itself."""
+
+    params: list[Any]
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        for parameter in self.params:
+            _shorten(parameter)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _shorten(super().get_help_option(ctx))  # type: ignore[misc]
+
+
+class Command(_Short, TyperCommand):
+    """A command with a short help."""
+
+
+class Group(_Short, TyperGroup):
+    """The program itself, likewise."""
+
+
+def _shorten(parameter: Any) -> Any:
+    if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+        parameter.metavar = ""
+    return parameter
+
+
+def seed(given: str | int) -> int:
+    """A seed that torch takes."""
+    try:
+        number = int(given)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= _GREATEST_SEED:
+        raise ValueError(f"expected a whole number from 0 to {_GREATEST_SEED}, got {given!r}")
+    return number

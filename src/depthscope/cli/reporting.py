@@ -1,0 +1,57 @@
+"""What `--out` adds to the files of every command: how they were made, and the page that shows them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from depthscope.extras import MissingExtra
+from depthscope.files import read_json, write_json
+from depthscope.naming import visible
+
+_OUR_NAMES = ("depthscope", "depthscope.exe", "__main__.py")
+
+
+def add_report(folder: Path, command: str, python: str = "") -> None:
+    """Writes `commands.json` and `report.html` into a folder whose other files are complete.
+
+    Without the extra, or beside something damaged that an earlier command left there, there is no page, and one line
+    on stderr says why.
+    """
+    note_command(folder, command, python)
+    from depthscope.report import write
+
+    try:
+        write(folder / "report.html", folder)
+    except (MissingExtra, ValueError) as error:
+        say_missing(error)
+
+
+def say_missing(error: Exception) -> None:
+    """Everything else is there: no error."""
+    print(f"depthscope: no report.html: {visible(str(error))}", file=sys.stderr)
+
+
+def note_command(folder: Path, command: str, python: str) -> None:
+    """Adds to `commands.json` what was typed, and the line of Python that does the same; one entry per command."""
+    kept: Any = {}
+    with suppress(OSError, ValueError):  # not there, or not ours: written anew
+        kept = read_json(folder / "commands.json")
+    said = {"typed": typed(), "in Python": python}
+    known = kept if isinstance(kept, dict) else {}
+    write_json(folder / "commands.json", {**known, command: {name: text for name, text in said.items() if text}})
+
+
+def typed() -> str:
+    """The command line, quoted for a shell; "" where this is not our program."""
+    return shlex.join(["depthscope", *sys.argv[1:]]) if Path(sys.argv[0]).name in _OUR_NAMES else ""
+
+
+def call(function: str, first: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """`depthscope.probe(model, inputs, measures='all')`: what differs from the defaults is written."""
+    chosen = [f"{name}={value!r}" for name, value in options.items() if value != defaults.get(name)]
+    return f"depthscope.{function}({', '.join([first, *chosen])})"

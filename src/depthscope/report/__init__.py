@@ -1,0 +1,34 @@
+"""Profiles, trainings and studies in, a self-contained HTML page out."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "CHARTS": "charts",
+    "Chart": "drawings",
+    "Drawing": "drawings",
+    "Material": "drawings",
+    "Subject": "subjects",
+    "read": "reading",
+    "write": "writing",
+    "write_charts": "writing",
+    "write_index": "writing",
+}
+
+__all__ = ["CHARTS", "Chart", "Drawing", "Material", "Subject", "read", "write", "write_charts", "write_index"]
+
+if TYPE_CHECKING:
+    from depthscope.report.charts import CHARTS
+    from depthscope.report.drawings import Chart, Drawing, Material
+    from depthscope.report.reading import read
+    from depthscope.report.subjects import Subject
+    from depthscope.report.writing import write, write_charts, write_index
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded on first use: Altair is an extra."""
+    if name in _HOMES:
+        return getattr(import_module(f"depthscope.report.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'depthscope.report' has no attribute {name!r}")

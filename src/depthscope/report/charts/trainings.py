@@ -1,0 +1,133 @@
+"""Trainings: curves with the spread over seeds, and depth over time."""
+
+from __future__ import annotations
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from depthscope.report.drawings import Drawing, Material
+from depthscope.report.marks import at_pointer, choice, series_colour
+
+_MOST_STEPS = 240  # points of a curve: more than a screen shows
+_MOST_CELLS = 24_000  # of all heat maps together
+_FIRST = ("loss", "test_loss", "valid_loss", "test_accuracy")  # what is chosen, if it is there
+
+
+def training(material: Material) -> Drawing | None:
+    """Every logged quantity over the steps: the mean over seeds, and one standard deviation to either side."""
+    several = len(material.subjects) > 1
+    tables = [
+        item.training.assign(series=[f"{item.label}: {name}" if several else name for name in item.training["series"]])
+        for item in material.subjects
+        if item.training is not None and len(item.training)
+    ]
+    if not tables:
+        return None
+    keys = ["quantity", "series", "step"]
+    found = pd.concat(tables, ignore_index=True).groupby(keys, sort=False)["value"].agg(["mean", "std", "count"])
+    table = found.reset_index().rename(columns={"mean": "value", "count": "runs"})
+    table["low"], table["high"] = (table["value"] + sign * table["std"].fillna(0) for sign in (-1, 1))
+    table = pd.concat([_thinned(rows) for _, rows in table.groupby(["quantity", "series"], sort=False)])
+    table = table.drop(columns="std").reset_index(drop=True)
+    series = list(dict.fromkeys(table["series"]))
+    quantities = sorted(set(table["quantity"]), key=lambda name: (_FIRST.index(name) if name in _FIRST else 9, name))
+    wanted = alt.selection_point(name="wanted", fields=["series"], bind="legend", toggle="true")
+    chart = (
+        alt.Chart(alt.NamedData("training"))
+        .transform_filter("datum.quantity == quantity && isValid(datum.value)")
+        .encode(
+            x=alt.X("step:Q", title="step", axis=alt.Axis(format="~s", tickMinStep=1, tickCount=8)),
+            color=series_colour(series),
+        )
+    )
+    bounds = [alt.Tooltip(f"{name}:Q", format=".4g") for name in ("value", "low", "high")]
+    band = chart.mark_area(opacity=0.18).encode(
+        y=alt.Y("low:Q", title="value", scale=alt.Scale(zero=False)), y2="high:Q"
+    )
+    line = (
+        chart.mark_line(point=alt.OverlayMarkDef(size=14))
+        .encode(
+            y=alt.Y("value:Q", title="value", scale=alt.Scale(zero=False)),
+            opacity=alt.condition(wanted, alt.value(1), alt.value(0.08)),
+            tooltip=["series:N", "quantity:N", "step:Q", *bounds, "runs:Q"],
+        )
+        .add_params(wanted)
+    )
+    chosen = choice("quantity", quantities, "quantity", [name.replace("_", " ") for name in quantities])
+    return Drawing(
+        "Training",
+        "The quantity chosen above the chart over the steps of training: the mean over the seeds, and in the band one "
+        "standard deviation to either side. Where bands overlap, the difference may be chance.",
+        at_pointer([band, line], rule=False, params=[chosen]),
+        {"training": {}},
+        section="Training",
+        tables={"training": table},
+        block=None,
+    )
+
+
+def watched(material: Material) -> Drawing | None:
+    """Block × step, as `watch` saw it."""
+    tables = [item.watched for item in material.subjects if item.watched is not None and len(item.watched)]
+    if not tables:
+        return None
+    table = pd.concat(tables, ignore_index=True)
+    table = table[table["measure"].str.endswith("similarity") | table["measure"].eq("token_diversity")]
+    if table.empty:
+        return None
+    table = _some_steps(table)
+    series, measures, stations = (list(dict.fromkeys(table[name])) for name in ("series", "measure", "station"))
+    stations.sort(key=lambda name: name != "after_ffn")  # a remedy stands behind it, and at τ = 1 leaves 0 there
+    params = [
+        choice("series", series, "run"),
+        choice("measure", measures, "measure", [name.replace("_", " ") for name in measures]),
+        choice("station", stations, "at", [name.replace("_", " ") for name in stations]),
+    ]
+    cells = (
+        alt.Chart(alt.NamedData("watched"))
+        .transform_filter("datum.series == series && datum.measure == measure && datum.station == station")
+        .transform_calculate(low="datum.block - 0.5", high="datum.block + 0.5")
+        .mark_rect()
+        .encode(
+            x=alt.X("step:O", title="step", axis=alt.Axis(labelAngle=0)),
+            y=alt.Y(
+                "low:Q",
+                title="block",
+                scale=alt.Scale(domain=[-0.5, int(table["block"].max()) + 0.5], nice=False),
+                axis=alt.Axis(format="d", tickMinStep=1, grid=False),
+            ),
+            y2="high:Q",
+            color=alt.Color(
+                "value:Q", scale=alt.Scale(scheme="viridis", domain=[0, 1], clamp=True), legend=alt.Legend(title="")
+            ),
+            stroke=alt.condition("datum.block == hovered", alt.value("currentColor"), alt.value(None)),
+            tooltip=["series:N", "step:O", "block:Q", "station:N", "measure:N", alt.Tooltip("value:Q", format=".4g")],
+        )
+    )
+    return Drawing(
+        "Depth while training",
+        "One cell per block and watched step: bright where the tokens behind a block are alike. A bright band that "
+        "grows downwards is a collapse that training does not undo; one that darkens is depth being gained.",
+        at_pointer([cells], height=300, rule=False, params=params),
+        {"watched": {}},
+        section="Training",
+        tables={"watched": table},
+        block="y",
+    )
+
+
+def _thinned(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of a long curve some steps, evenly, first and last among them."""
+    rows = rows.sort_values("step")
+    places = np.unique(np.linspace(0, len(rows) - 1, min(_MOST_STEPS, len(rows))).round().astype(int))
+    return rows.iloc[places]
+
+
+def _some_steps(table: pd.DataFrame) -> pd.DataFrame:
+    """Of a long watch some steps, evenly, so that all cells are at most `_MOST_CELLS`."""
+    steps = np.array(sorted(set(table["step"])))
+    per_step = len(table) / len(steps)
+    most = max(2, int(_MOST_CELLS / per_step))
+    kept = steps[np.unique(np.linspace(0, len(steps) - 1, min(most, len(steps))).round().astype(int))]
+    return table[table["step"].isin(kept)].reset_index(drop=True)

@@ -1,0 +1,146 @@
+"""What a page is about: a model as it was measured, a training, a study; from objects, or from what `--out` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import pandas as pd
+
+from depthscope.decomposition import PathShares
+from depthscope.diagnosis import Diagnosis, Fixed, diagnose
+from depthscope.probing import Profile, Spectra
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One of the things that a page sets side by side. What was not measured is None or empty.
+
+    | field       | what it is                                                                                     |
+    | ----------- | ---------------------------------------------------------------------------------------------- |
+    | `diagnosis` | as `Diagnosis.to_dict` gives it                                                                |
+    | `skipped`   | what `skip_loss` returned                                                                      |
+    | `training`  | a row per logged number: series, seed, step, quantity, value                                   |
+    | `watched`   | a row per number of `watch`: series, step, block, station, measure, value                      |
+    | `claims`    | those of a study, as dictionaries; `figure` is its picture as PNG, `data` its table            |
+    | `remedy`    | what `fix` wrote: reason, python, loss, notes                                                  |
+    | `commands`  | by title, what made it: a command, a line of Python                                            |
+    """
+
+    label: str = ""
+    profile: Profile | None = None
+    diagnosis: dict[str, Any] | None = None
+    skipped: pd.DataFrame | None = None
+    shares: PathShares | None = None
+    spectra: Spectra | None = None
+    training: pd.DataFrame | None = None
+    watched: pd.DataFrame | None = None
+    claims: tuple[dict[str, str], ...] = ()
+    figure: bytes | None = None
+    data: pd.DataFrame | None = None
+    remedy: dict[str, Any] | None = None
+    commands: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def depth(self) -> int:
+        """Blocks; 0 if there are none."""
+        for found in (self.profile, self.shares, self.spectra):
+            if found is not None:
+                return found.depth
+        return int(self.watched["block"].max()) if self.watched is not None and len(self.watched) else 0
+
+    @property
+    def model(self) -> str:
+        """The model's name, as it was given; "" if it has none."""
+        for found in (self.profile, self.shares, self.spectra):
+            if found is not None and found.metadata.get("model"):
+                return str(found.metadata["model"])
+        return ""
+
+
+def subjects_of(things: Iterable[object]) -> list[Subject]:
+    """Objects as subjects. What follows a profile without being of its kind belongs to it: a diagnosis, path shares,
+    spectra, the table of `skip_loss`; a second one of a kind begins a new subject."""
+    found: list[Subject] = []
+    for thing in things:
+        for part in _parts(thing):
+            if found and not isinstance(thing, Fixed) and _fits(found[-1], part):
+                found[-1] = _joined(found[-1], part)
+            else:
+                found.append(part)
+    return named([_judged(subject) for subject in found])
+
+
+def _parts(thing: object) -> list[Subject]:
+    if isinstance(thing, Subject):
+        return [thing]
+    if isinstance(thing, Profile):
+        return [Subject(profile=thing)]
+    if isinstance(thing, Diagnosis):
+        return [Subject(diagnosis=thing.to_dict())]
+    if isinstance(thing, PathShares):
+        return [Subject(shares=thing)]
+    if isinstance(thing, Spectra):
+        return [Subject(spectra=thing)]
+    if isinstance(thing, pd.DataFrame) and {"first_block", "last_block", "change"} <= set(thing.columns):
+        return [Subject(skipped=thing)]
+    if isinstance(thing, Fixed):
+        return _before_and_after(thing)
+    raise ValueError(
+        "expected a folder, a Profile, Diagnosis, Fixed, PathShares, Spectra, or what skip_loss returned, "
+        f"got {thing!r}"
+    )
+
+
+def _before_and_after(fixed: Fixed) -> list[Subject]:
+    before, after = (verdict.to_dict() for verdict in fixed.verdicts)
+    loss = None if fixed.losses is None else dict(zip(("before", "after"), fixed.losses, strict=True))
+    said = {
+        "reason": fixed.recommendation.reason,
+        "python": fixed.python,
+        "loss": loss,
+        "notes": list(fixed.notes),
+        "trained": fixed.trained,
+    }
+    subjects = [Subject("before", fixed.before, before, remedy=said)]
+    return [*subjects, Subject("after", fixed.after, after)] if fixed.remedies else subjects
+
+
+def _fits(subject: Subject, part: Subject) -> bool:
+    return subject.remedy is None and not (_filled(subject) & _filled(part))
+
+
+def _filled(subject: Subject) -> set[str]:
+    values = {item.name: getattr(subject, item.name) for item in fields(subject) if item.name != "label"}
+    return {name for name, value in values.items() if value is not None and has_content(value)}
+
+
+def has_content(value: object) -> bool:
+    """Whether a field says something: tables do, empty texts and lists do not."""
+    return bool(value) if isinstance(value, str | tuple | dict) else True
+
+
+def _joined(subject: Subject, part: Subject) -> Subject:
+    return replace(subject, **{name: getattr(part, name) for name in _filled(part)})
+
+
+def _judged(subject: Subject) -> Subject:
+    """With a verdict, if there is a profile to judge."""
+    if subject.profile is None or subject.diagnosis is not None:
+        return subject
+    return replace(subject, diagnosis=diagnose(subject.profile, subject.skipped, spectra=subject.spectra).to_dict())
+
+
+def named(subjects: Sequence[Subject]) -> list[Subject]:
+    """With labels that differ: the model's name where there is none, and a number where two are the same."""
+    taken: set[str] = set()
+    found = []
+    for subject in subjects:
+        base = label = subject.label or subject.model or "run"
+        number = 2
+        while label in taken:
+            label, number = f"{base} ({number})", number + 1
+        taken.add(label)
+        found.append(replace(subject, label=label))
+    return found

@@ -1,0 +1,98 @@
+"""The data of a page: tables of aggregates, each written once and shared by all charts, packed for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from depthscope.measures import MEASURES
+from depthscope.probing import Profile
+
+NUMBERS, RANGES = "numbers", "ranges"
+NUMBER_COLUMNS = ["run", "block", "station", "head", "measure", "value"]
+RANGE_COLUMNS = ["run", "block", "measure", "low", "high"]
+_DIGITS = 5  # significant: a difference that a chart cannot show is not worth the bytes
+Where = Mapping[str, Sequence[Any]]  # column → the values that a chart shows of it
+
+
+def numbers_of(label: str, profile: Profile) -> pd.DataFrame:
+    """Every number of a profile, mean over samples: block, station, head (−1: none), measure, value.
+
+    Numbers that are names (which feature is largest) have no mean: of those the most frequent one.
+    """
+    keys = ["station", "head", "measure", "block"]
+    is_name = profile.frame["measure"].isin([name for name in MEASURES if MEASURES[name].is_name])
+    means = profile.frame[~is_name].groupby(keys)["value"].mean()
+    named = profile.frame[is_name].groupby(keys)["value"].agg(_most_frequent)
+    found = pd.concat([means, named]) if len(named) else means
+    return found.sort_index().reset_index().assign(run=label)[NUMBER_COLUMNS]
+
+
+def ranges_of(label: str, profile: Profile) -> pd.DataFrame:
+    """The least and the largest value over samples of the shares at the blocks' outputs, where there are several."""
+    frame = profile.frame
+    shares = [name for name in profile.names() if name in MEASURES and MEASURES[name].is_share]
+    rows = frame[(frame["station"] == "output") & frame["measure"].isin(shares) & (frame["sample"] >= 0)]
+    found = rows.groupby(["measure", "block"])["value"].agg(["min", "max"]).reset_index()
+    return found.rename(columns={"min": "low", "max": "high"}).assign(run=label)[RANGE_COLUMNS]
+
+
+def _most_frequent(values: pd.Series[float]) -> float:
+    modes = values.mode()
+    return float(modes.iloc[0]) if len(modes) else math.nan
+
+
+def chosen(table: pd.DataFrame, where: Where) -> pd.DataFrame:
+    """The rows that a chart shows."""
+    for column, values in where.items():
+        table = table[table[column].isin(list(values))]
+    return table
+
+
+def as_records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as JSON has them: what is not finite is None."""
+    return [{str(name): _plain(value) for name, value in row.items()} for row in table.to_dict("records")]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def packed(table: pd.DataFrame) -> dict[str, Any]:
+    """A table column by column. Texts are numbers of a list; those and whole numbers are runs of equal steps.
+
+    `[1, 3, 0, 2]` is 1, 2, 3, 3, 3: three steps of 1, two of 0, from 0 on. Other numbers have five digits; what is not
+    finite is null.
+    """
+    columns = []
+    for name in table.columns:
+        values = table[name]
+        if pd.api.types.is_integer_dtype(values):
+            columns.append({"name": name, "steps": _steps(values.to_numpy(dtype=np.int64))})
+        elif pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
+            columns.append({"name": name, "values": [_rounded(value) for value in values.tolist()]})
+        else:
+            codes, texts = pd.factorize(values.astype(str))
+            columns.append({"name": name, "texts": list(texts), "steps": _steps(codes)})
+    return {"length": len(table), "columns": columns}
+
+
+def _steps(values: np.ndarray) -> list[int]:
+    """As pairs (step, how often)."""
+    steps = np.diff(values, prepend=0)
+    starts = np.flatnonzero(np.diff(steps, prepend=steps[:1] + 1)) if len(steps) else np.array([], dtype=int)
+    counts = np.diff(np.append(starts, len(steps)))
+    return [int(number) for pair in zip(steps[starts], counts, strict=True) for number in pair]
+
+
+def _rounded(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{_DIGITS}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short

@@ -1,0 +1,109 @@
+"""`write`: a page of what was measured; `write_index`: one of studies; `write_charts`: charts as pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from depthscope.extras import require
+from depthscope.files import write_folder, write_whole
+from depthscope.report.drawings import Drawing, Material
+from depthscope.report.page import drawings_of, render, tables_of
+from depthscope.report.reading import read, studies_in
+from depthscope.report.subjects import Subject, named, subjects_of
+from depthscope.report.tables import as_records, chosen
+
+REPORT = "report.html"
+_WIDTH = 720  # of a picture, in points
+
+
+def write(target: str | os.PathLike[str], *things: object, title: str = "") -> Path:
+    """Writes one HTML file that holds all it shows, about these things, and returns its path.
+
+    Each of them is a folder that `--out` wrote, or a `Profile`, a `Diagnosis`, what `fix`, `paths`, `spectra` or
+    `skip_loss` returned. A diagnosis, path shares or spectra behind a profile belong to it. Of several runs the first
+    is the baseline. A `target` that is a folder gets a `report.html`.
+    """
+    subjects = gathered(things)
+    text = render(subjects, title=title or _title(subjects))
+    return write_whole(_file(target), lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def write_index(folder: str | os.PathLike[str]) -> Path:
+    """A page for every study in this folder, and `report.html` with all their claims; returns the latter's path."""
+    place = Path(folder)
+    studies, refused = studies_in(place)
+    if not studies:
+        raise ValueError(f"there is no study in {str(folder)!r}: `depthscope reproduce NAME --out DIR` makes one")
+    for name, study in studies.items():
+        text = render([study], title=study.label)
+        write_whole(place / name / REPORT, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+    labelled = {name: replace(study, label=name, commands={}) for name, study in studies.items()}
+    links = {name: f"./{quote(name)}/{REPORT}" for name in studies}  # "./": a folder's name is no scheme
+    text = render(list(labelled.values()), title="Studies and their claims", links=links, notes=refused)
+    return write_whole(place / REPORT, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def write_charts(folder: str | os.PathLike[str], *things: object, kind: Literal["svg", "png"] = "svg") -> list[Path]:
+    """Every chart of the page as a picture, without a browser; a file per chart in this folder."""
+    if kind not in ("svg", "png"):
+        raise ValueError(f"expected charts as svg or png, got {kind!r}")
+    vl_convert: Any = require("vl_convert", "report")
+    require("altair", "report")
+    material = Material(gathered(things))
+    drawings = drawings_of(material)
+    if not drawings:
+        raise ValueError("there is no chart to draw: nothing was measured block by block")
+    tables = tables_of(material, drawings)
+    convert = vl_convert.vegalite_to_svg if kind == "svg" else vl_convert.vegalite_to_png
+    made = {f"{name}.{kind}": convert(_whole(drawing, tables)) for name, drawing in drawings.items()}
+
+    def put(path: Path, content: str | bytes) -> None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+
+    target = Path(folder)
+    write_folder(target, {name: lambda path, c=content: put(path, c) for name, content in made.items()})  # type: ignore[misc]
+    return [target / name for name in made]
+
+
+def gathered(things: Sequence[object]) -> list[Subject]:
+    """Folders are read, objects taken as they are."""
+    if not things:
+        raise ValueError("expected a folder, or something that was measured, to report")
+    folders = [thing for thing in things if isinstance(thing, str | os.PathLike)]
+    objects = [thing for thing in things if not isinstance(thing, str | os.PathLike)]
+    return named([*read(*(Path(folder).expanduser() for folder in folders)), *subjects_of(objects)])
+
+
+def _whole(drawing: Drawing, tables: dict[str, Any]) -> dict[str, Any]:
+    """The specification with its data, for a renderer that is given nothing else; on white."""
+    from depthscope.report.marks import CONFIG
+
+    rows = {name: as_records(chosen(tables[name], where)) for name, where in drawing.uses.items()}
+    spec: dict[str, Any] = drawing.spec.to_dict(validate=False)
+    title = {"text": drawing.title, "anchor": "start"}
+    return spec | {"datasets": rows, "config": CONFIG | {"background": "white"}, "width": _WIDTH, "title": title}
+
+
+def _file(target: str | os.PathLike[str]) -> Path:
+    path = Path(target).expanduser()
+    return path / REPORT if path.is_dir() or path.suffix.lower() not in (".html", ".htm") else path
+
+
+def _title(subjects: Sequence[Subject]) -> str:
+    labels = [subject.label for subject in subjects]
+    models = list(dict.fromkeys(subject.model for subject in subjects if subject.model))
+    if len(models) == 1:
+        depths = {subject.depth for subject in subjects if subject.depth}
+        return _short(models[0]) + (f", {depths.pop()} blocks" if len(depths) == 1 else "")
+    return ", ".join(labels) if len(labels) < 4 else f"{len(labels)} runs"
+
+
+def _short(model: str) -> str:
+    """Of a long path the end; all of it is among what was measured."""
+    parts = [part for part in model.split("/") if part]
+    return "/".join(parts[-2:]) if len(parts) > 2 else model
