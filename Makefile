@@ -12,16 +12,20 @@ ifeq ($(HASHES),no)
 BY_HASH := @echo "packages are taken by version, without comparing hashes:"
 endif
 
-.PHONY: demo test figures lock clean
+.PHONY: demo test docs figures lock clean
 
 demo: .venv/installed
-	$(BIN)/depthscope demo
+	$(BIN)/depthscope tour
 
 test: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+
+# The site, into site/: open site/index.html. Nothing is fetched, neither now nor by the pages.
+docs: .venv/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The pictures of the README.
 figures: .venv/installed-dev
@@ -32,7 +36,7 @@ lock: .venv/installed-dev
 	$(BIN)/python scripts/lock.py
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv site .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -40,7 +44,7 @@ clean:
 .venv/installed: .venv/bin/python pyproject.toml constraints.txt hashes/run.txt
 	$(BY_HASH) hashes/run.txt
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-build-isolation --editable '.[figures,huggingface,report,training]'
 	touch $@
 
 .venv/installed-dev: .venv/installed hashes/develop.txt

@@ -1,4 +1,4 @@
-"""Three planted models whose answer is known: does the probe report what is there, and nothing else?
+"""Three planted models whose answer is known: does the probe report what is there, and nothing else? Five seconds.
 
     python examples/planted_collapse.py [FOLDER]
 

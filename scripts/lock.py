@@ -27,7 +27,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 BY_VERSION_ONLY = {"torch"}
-RUN = ("depthscope", "hatchling", "editables")  # what is run, and what builds it in place
+# What `make demo` runs, and what builds it in place.
+RUN = ("depthscope[figures,huggingface,report,training]", "hatchling", "editables")
 PYTHONS = [(3, minor) for minor in range(11, 15)]
 GLIBC = range(40, 4, -1)  # the minor versions that a manylinux tag may name; a wheel says the lowest that it needs
 PLATFORMS = [
@@ -85,24 +86,28 @@ def wheel_sums(page: str, version: str, wanted: set[Tag]) -> set[str]:
 
 
 def needed(names: Iterable[str]) -> set[str]:
-    """These and what they need, by what the packages say that are installed here."""
-    found: set[str] = set()
-    open_names = [canonicalize_name(name) for name in names]
-    while open_names:
-        if (name := open_names.pop()) not in found:
-            found.add(name)
-            open_names += _needed_by(name)
-    return found
+    """These, as `name[extra]` too, and what they need, by what the packages say that are installed here."""
+    found: set[tuple[str, str]] = set()  # a package, and one of its extras; "" without any
+    waiting = [one for name in names for one in _parts(Requirement(name))]
+    while waiting:
+        if (one := waiting.pop()) not in found:
+            found.add(one)
+            waiting += _needed_by(*one)
+    return {name for name, _ in found}
 
 
-def _needed_by(name: str) -> Iterator[str]:
+def _needed_by(name: str, extra: str) -> Iterator[tuple[str, str]]:
     try:
         texts = requires(name) or []
     except PackageNotFoundError:
         raise SystemExit(f"lock: {name} is not installed here: run this with the .venv that make has made") from None
     for requirement in map(Requirement, texts):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield canonicalize_name(requirement.name)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            yield from _parts(requirement)
+
+
+def _parts(requirement: Requirement) -> Iterator[tuple[str, str]]:
+    return ((canonicalize_name(requirement.name), extra) for extra in ("", *requirement.extras))
 
 
 def _links(page: str) -> list[str]:

@@ -11,7 +11,7 @@ SOURCE = Path(depthscope.__file__).parent
 
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
-    {"extras", "half_precision", "locks", "machine", "naming", "offloading", "progress"},
+    {"exit_codes", "extras", "half_precision", "locks", "machine", "naming", "offloading", "progress"},
     {"files", "registry", "stations", "text"},
     {"drawing", "measures"},
     {"theory"},

@@ -1,4 +1,7 @@
-"""The lines that install: pip takes PyTorch's CPU build where it sees both builds of the version that is pinned."""
+"""The lines that install, and what they install: a wheel that is whole, runs, and is typed for its users.
+
+pip takes PyTorch's CPU build where it sees both builds of the version that is pinned.
+"""
 
 import os
 import re
@@ -8,7 +11,12 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
+import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import depthscope
 
 ROOT = Path(__file__).parents[1]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -62,9 +70,126 @@ def test_a_major_version_that_nobody_has_tried_is_not_installed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     named = [*project["project"]["dependencies"], *(one for extra in extras if extra != "dev" for one in extras[extra])]
-    pinned = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE))
+    lines = re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    pinned = {canonicalize_name(name): version for name, version in lines}
     for requirement in map(Requirement, named):
-        assert requirement.specifier.contains(pinned[requirement.name])
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)])
         assert requirement.name in ("pyarrow", "pillow") or not requirement.specifier.contains("99")
     for backend in map(Requirement, project["build-system"]["requires"]):
         assert not backend.specifier.contains("99")
+
+
+# --- the wheel -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that has the package as pip installs it from the wheel that pip builds, without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    alone = ["--quiet", "--no-index", "--no-deps"]
+    build = [*pip, "wheel", *alone, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True, timeout=300)
+    (wheel,) = folder.glob("*.whl")
+    install = [*pip, "install", *alone, "--target", str(folder / "site"), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True, timeout=300)
+    return folder / "site"
+
+
+def installed(site: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command of Python, in a folder that is not ours, where the installed package comes first."""
+    environment = os.environ | {"PYTHONPATH": str(site), "COLUMNS": "80"}
+    return subprocess.run(command, cwd=site.parent, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_has_every_file_of_the_package(site: Path):
+    ours, theirs = (
+        {path.relative_to(place).as_posix() for path in place.rglob("*") if "__pycache__" not in path.parts}
+        for place in (ROOT / "src" / "depthscope", site / "depthscope")
+    )
+    assert theirs == ours
+    assert {"py.typed", "cli/schemas/probe.json"} <= theirs
+
+
+def test_the_installed_program_runs(site: Path):
+    program = str(site / "bin" / "depthscope")
+    where = installed(site, sys.executable, "-c", "import depthscope; print(depthscope.__file__)").stdout
+    assert where.strip() == str(site / "depthscope" / "__init__.py")
+    assert installed(site, program, "--version").stdout == f"depthscope {depthscope.__version__}\n"
+    assert "probe" in installed(site, program, "--help").stdout
+    assert '"title": "depthscope probe --json"' in installed(site, program, "schema", "probe").stdout
+    assert installed(site, program, "reproduce", "--json").returncode == 0
+
+
+CLIENT = """
+import torch
+from torch import nn
+
+import depthscope
+from depthscope.exit_codes import ExitCode
+from depthscope.remedies import DeEscalate
+
+
+def similarity_at_the_end(model: nn.Module, tokens: torch.Tensor) -> float:
+    profile = depthscope.probe(model, tokens, measures="default")
+    if depthscope.diagnose(profile).verdict == "collapsed":
+        depthscope.apply(model, DeEscalate(tau=0.5))
+    curve: list[float] = profile.curve("token_similarity")
+    return curve[-1]
+
+
+code: int = ExitCode.GATE
+"""
+MYPY = """
+[mypy]
+strict = true
+[mypy-torch.*,numpy.*,pandas.*,safetensors.*,transformers.*,matplotlib.*,rich.*,typer.*,accelerate.*,lightning.*]
+follow_imports = skip
+"""  # other packages are not what is tried, and reading them takes a minute
+
+
+def test_a_client_sees_the_types(site: Path):
+    folder = site.parent
+    (folder / "mypy.ini").write_text(MYPY)
+    mistakes = {"right": CLIENT, "wrong": CLIENT.replace("list[float]", "list[str]").replace("tau=0.5", "tua=0.5")}
+    for name, code in mistakes.items():
+        (folder / f"{name}.py").write_text(code)
+    command = (sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "types")
+    right = installed(site, *command, "right.py")
+    assert right.stdout.startswith("Success"), right.stdout
+    wrong = installed(site, *command, "wrong.py").stdout
+    assert 'Unexpected keyword argument "tua" for "DeEscalate"' in wrong
+    assert "[assignment]" in wrong
+    assert (site / "depthscope" / "py.typed").exists()  # without it another checkout on the path may hide the lack
+
+
+# --- what stands beside it ---------------------------------------------------------------------------------------
+
+
+def test_the_citation_is_of_this_version_and_names_the_papers():
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert found["cff-version"] == "1.2.0"
+    assert (found["title"], found["version"], found["license"]) == (
+        project["name"],
+        project["version"],
+        project["license"],
+    )
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    papers = {reference["url"]: reference for reference in found["references"]}
+    assert papers.keys() == set(re.findall(r"https://arxiv\.org/abs/[\d.]+", readme))
+    for url, paper in papers.items():
+        assert paper["identifiers"] == [{"type": "other", "value": f"arXiv:{url.rpartition('/')[2]}"}]
+        assert all(author.keys() == {"family-names", "given-names"} for author in paper["authors"])
+        assert str(paper["year"]) in readme
+
+
+def test_the_hooks_before_a_commit_are_those_of_make_test_and_need_no_network():
+    found = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    (repository,) = found["repos"]
+    assert repository["repo"] == "local"
+    makefile = (ROOT / "Makefile").read_text()
+    for hook in repository["hooks"]:
+        assert hook["language"] == "system"
+        tool = " ".join(hook["entry"].split()[:2]).removeprefix(".venv/bin/")
+        assert f"$(BIN)/{tool}" in makefile

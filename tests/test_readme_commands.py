@@ -1,42 +1,21 @@
 """The README's commands run, and print what it says."""
 
-import re
 import sys
 from pathlib import Path
 
 import pytest
 import typer
 
-from depthscope.cli.app import app, main
+from depthscope.cli.app import main
+from pages import parse, reason_to_parse_only
 from readme import Shown, commands_in, difference
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 COMMANDS = commands_in(README)
 
-# Commands that match are not run, for the reason given; that the command and all of its options exist is checked.
-NOT_RUN = {
-    r"hf:": "the model is the reader's",
-    r"\w+\.\w+:\w+": "the code is the reader's",
-    r"\bpath/": "the files are the reader's",
-    r"--data\b": "the data are the reader's",
-    r"^depthscope probe \w+ --depth [1-9]\d\d": "half a minute; tests/diagnosis has a narrow model of that depth",
-    r"^depthscope train (?!.*--dry-run)": "minutes; tests/cli/test_train.py trains a smaller one",
-    r"^depthscope compare ": "an hour; tests/cli/test_compare.py compares smaller ones",
-    r"^depthscope reproduce [\w-]+(?!.*--quick)": "the full form; every quick form is computed in tests/studies",
-    r"^depthscope reproduce all": "every quick form is computed in tests/studies",
-}
-
 
 def reason_not_to_run(command: Shown) -> str | None:
-    return next((reason for pattern, reason in NOT_RUN.items() if re.search(pattern, str(command))), None)
-
-
-def parse(arguments: tuple[str, ...]) -> str:
-    """Parses a command as the program does, without calling it; an unknown command, option or value is an error."""
-    group = typer.main.get_command(app)
-    command = group.get_command(typer.Context(group), arguments[0])
-    assert command is not None, f"there is no command {arguments[0]!r}"
-    return command.make_context(f"depthscope {arguments[0]}", list(arguments[1:])).command.name
+    return reason_to_parse_only(command.arguments)
 
 
 def test_the_readme_has_commands():

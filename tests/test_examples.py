@@ -1,0 +1,123 @@
+"""The examples run, print what they promise and say how long they take; the notebook runs offline."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pages import ROOT
+from processes import ENVIRONMENT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NOTEBOOK = ROOT / "examples" / "tour.ipynb"
+
+
+def printed_by(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What an example prints, run in this process: what it imports is imported already."""
+    monkeypatch.setattr(sys, "argv", [name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the trainers' own imports
+        code = compile((ROOT / "examples" / f"{name}.py").read_text(), f"{name}.py", "exec")
+        exec(code, {"__name__": "__main__"})
+    return capsys.readouterr().out
+
+
+def numbers(text: str) -> list[float]:
+    return [float(found) for found in re.findall(r"\b\d\.\d+", text)]
+
+
+def test_huggingface_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    assert printed_by("huggingface_model", capsys, monkeypatch).startswith("Collapsed.")
+
+
+def test_your_own_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    printed = printed_by("your_own_model", capsys, monkeypatch)
+    assert "unknown family" in printed
+    *_, last = printed.splitlines()
+    assert last.startswith("block 24: token similarity 0.826 before, 0.008 with")  # as docs/examples.md says
+
+
+def test_training_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    learns, collapses = printed_by("training_loop", capsys, monkeypatch).split("learning rate")[1:]
+    rate, loss, *similarity = numbers(learns)
+    assert (rate, len(similarity)) == (0.003, 4)
+    assert loss < 0.7
+    assert max(similarity) < 0.95
+    loss = float(re.findall(r"loss (\S+)", collapses)[0])
+    assert loss == pytest.approx(1.39, abs=0.05)  # ln 4
+    assert numbers(collapses)[-1] > 0.99
+
+
+def test_huggingface_trainer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    printed = printed_by("huggingface_trainer", capsys, monkeypatch)
+    assert re.findall(r"^step (\d)", printed, flags=re.MULTILINE) == ["0", "2", "4"]
+    assert "measured: 6 blocks at steps [0, 2, 4]" in printed
+
+
+def test_lightning_trainer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    printed = printed_by("lightning_trainer", capsys, monkeypatch)
+    assert re.findall(r"^step (\d)", printed, flags=re.MULTILINE) == ["0", "2", "4"]
+    assert "'depth/t_sim_last'" in printed
+
+
+def test_two_checkpoints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    *_, last = printed_by("two_checkpoints", capsys, monkeypatch).splitlines()
+    block, after, before, difference = map(float, last.split())
+    assert block == 6
+    assert after > before + 0.3
+    assert difference == pytest.approx(after - before, abs=0.002)
+
+
+def test_sharded_model():
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        pytest.skip("this build of torch has no torch.distributed with gloo")
+    command = [sys.executable, str(ROOT / "examples" / "sharded_model.py")]
+    run = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    assert len(re.findall(r"process \d:   (?:bitwise the same|the same to \de-0[6-9])", run.stdout)) == 2, run.stdout
+
+
+def test_every_example_is_run_listed_and_says_how_long_it_takes():
+    here = Path(__file__).read_text() + (ROOT / "tests" / "probing" / "test_planted.py").read_text()
+    listed = (ROOT / "docs" / "examples.md").read_text()
+    for path in EXAMPLES:
+        said = ast.get_docstring(ast.parse(path.read_text()))
+        assert f'"{path.stem}"' in here or path.name in here or f"from {path.stem} import" in here, path.name
+        assert f"(../examples/{path.name})" in listed, path.name
+        assert said is not None
+        assert f"python examples/{path.name}" in said
+        assert re.search(r"\b(second|minute)s?\b", said), path.name
+
+
+# --- the notebook ---------------------------------------------------------------------------------
+
+
+def cells() -> list[dict[str, Any]]:
+    return json.loads(NOTEBOOK.read_text())["cells"]
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    space: dict[str, Any] = {"__name__": "__notebook__"}
+    code = ["".join(cell["source"]) for cell in cells() if cell["cell_type"] == "code"]
+    assert len(code) >= 5
+    for number, source in enumerate(code):
+        exec(compile(source, f"tour.ipynb, cell {number}", "exec"), space)
+    last = {name: profile.curve("token_similarity")[-1] for name, profile in space["profiles"].items()}
+    assert last["post-norm"] > 0.99
+    assert last["de-escalated"] < 0.3
+    assert last["de-escalated"] < last["pre-norm"] < last["post-norm"]
+
+
+def test_the_notebook_holds_no_outputs():
+    assert all(
+        not cell["outputs"] and cell["execution_count"] is None for cell in cells() if cell["cell_type"] == "code"
+    )
