@@ -95,7 +95,7 @@ def test_too_few_steps_judge_nothing_that_is_trained():
     judged = {claim.claim: claim.verdict for claim in fig3.claims(made_up(), few)}
     assert [claim for claim, verdict in judged.items() if verdict == "reproduced"] == [
         "the eigenvalues of every block's H stay in their interval through training",
-        "before training, tokens stay more different if H sharpens than if it smooths (input convergence)",
+        "before training, tokens stay more different where H sharpens than where H smooths (input convergence)",
     ]
 
 

@@ -144,7 +144,7 @@ def _order(frame: pd.DataFrame, state: str, enough: bool) -> Claim:
     ratio = _last(frame, state, "frequency_ratio")
     when = "before training" if state == "fresh" else "after training"
     return judge(
-        f"{when}, tokens stay more different if H sharpens than if it smooths (input convergence)",
+        f"{when}, tokens stay more different where H sharpens than where H smooths (input convergence)",
         paper=INFLUENCING,
         ours="‖HFC‖/‖LFC‖ behind the last block: "
         + ", ".join(f"{kind} {ratio[kind].mean():.3f} ± {ratio[kind].std():.3f}" for kind in KINDS),
