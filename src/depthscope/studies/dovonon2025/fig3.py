@@ -1,9 +1,10 @@
 """Dovonon et al. 2025, Fig. 3: the three definitions of smoothing over depth when H = VΛV⁻¹ is steered either way.
 
 Pre-norm ViTs are trained on scikit-learn's digits (with `--data FOLDER` on CIFAR-10): H as it comes, Λ kept in [0, 1]
-(smooth), in [−1, 0] (sharpen) and in [−1, 1] (both: the control, of the same form and size). Learning rates are chosen for each kind on images held back from training; then
-fresh seeds, the same for all kinds. The figure's numbers are not known to us: what is judged is its direction, and what
-steering costs or gains in accuracy, since a version of the paper says that smoothing can help images.
+(smooth), in [−1, 0] (sharpen) and in [−1, 1] (both: the control, of the same form and size). Learning rates are
+chosen for each kind on images held back from training; then fresh seeds, the same for all kinds. The figure's numbers
+are not known to us: what is judged is its direction, and what steering costs or gains in accuracy, since a version of
+the paper says that smoothing can help images.
 """
 
 from __future__ import annotations
