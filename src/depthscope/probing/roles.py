@@ -1,0 +1,82 @@
+"""The gradient of a block's weights, split by what the weights are for: one norm per role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.anatomy.roles import ROLES, RolePieces, names_of_others, roles_of, shared_parameters
+from depthscope.measures.tokens import norm_of_rows
+
+MEASURES = {role: f"{role}_gradient" for role in ROLES}  # the name of each role's norm in a profile
+_NAMED = 6  # names in a note
+
+
+class Roles:
+    """The roles of all blocks of a model. Weights that several blocks have are in none of them: they have one gradient,
+    not one per block."""
+
+    def __init__(self, anatomy: Anatomy):
+        self.shared = shared_parameters(anatomy.blocks)
+        self._blocks: dict[int, RolePieces] = {id(block.module): roles_of(block) for block in anatomy.blocks}
+        names = [names_of_others(block, self.of(block)) for block in anatomy.blocks]
+        self._others = list(dict.fromkeys(name for block in names for name in block))
+        self._shared_names = [
+            f"{block.name}.{name}"
+            for block in anatomy.blocks
+            for name, parameter in block.module.named_parameters()
+            if id(parameter) in self.shared
+        ]
+
+    def of(self, block: BlockAnatomy) -> RolePieces:
+        """The roles of one block."""
+        return self._blocks[id(block.module)]
+
+    def norms(self, block: BlockAnatomy, gradients: Mapping[int, Tensor | None]) -> dict[str, float]:
+        """By measure, the norm of the gradient of each role of a block that has one; `gradients` by the parameter's id.
+
+        Their squares add up to the square of the whole block's.
+        """
+        found: dict[str, float] = {}
+        for role, pieces in self.of(block).items():
+            norms = [
+                norm_of_gradient(part)
+                for piece in pieces
+                if id(piece.parameter) not in self.shared
+                and (gradient := gradients.get(id(piece.parameter))) is not None
+                for part in piece.of(gradient)
+                if part.numel()
+            ]
+            if norms:
+                found[MEASURES[role]] = norm_of_norms(norms)
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the roles must know: what has none, and what is shared."""
+        found = []
+        if self._others:
+            found.append(f"gradients by role: {_listed(self._others)} of the blocks have no role and are other_gradient")
+        if self._shared_names:
+            found.append(
+                f"weights that several blocks share have one gradient, not one per block, and are left out of the "
+                f"blocks' gradients: {_listed(self._shared_names)}"
+            )
+        return found
+
+
+def norm_of_gradient(gradient: Tensor) -> Tensor:
+    """Its norm in float64, of any size and layout."""
+    return norm_of_rows(gradient.detach().double().flatten())
+
+
+def norm_of_norms(norms: Sequence[Tensor]) -> float:
+    """√Σ‖·‖², which neither over- nor underflows."""
+    return float(norm_of_rows(torch.stack([norm.cpu() for norm in norms])))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
