@@ -12,6 +12,9 @@ from depthscope.anatomy.roles import ROLES, RolePieces, names_of_others, roles_o
 from depthscope.measures.tokens import norm_of_rows
 
 MEASURES = {role: f"{role}_gradient" for role in ROLES}  # the name of each role's norm in a profile
+# A block's attention can learn what to attend to if its queries and keys have this share of the gradient of its values
+# and output: below it a step that is right for the latter moves the former by less than 1 %.
+CAN_LEARN = 0.01
 _NAMED = 6  # names in a note
 
 
