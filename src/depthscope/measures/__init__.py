@@ -5,7 +5,7 @@ operators: `operators`. `catalogue` has one record for every measure that a prob
 """
 
 from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
-from depthscope.measures.catalogue import MEASURES, Measure, choose_measures, group, only_at_outputs
+from depthscope.measures.catalogue import GRADIENTS, MEASURES, Measure, choose_measures, group, only_at_outputs
 from depthscope.measures.energy import (
     EnergySplit,
     LargestFeature,
@@ -46,6 +46,7 @@ from depthscope.measures.similarity import (
 from depthscope.measures.tokens import OUTLIER_FACTOR, Scratch, TokenMatrix, TokenNorms
 
 __all__ = [
+    "GRADIENTS",
     "ALIKE",
     "EQUAL",
     "MEASURES",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -69,6 +70,14 @@ class Roles:
                 f"blocks' gradients: {_listed(self._shared_names)}"
             )
         return found
+
+
+def learning_ratios(queries_keys: Sequence[float], values_output: Sequence[float]) -> list[float]:
+    """‖∂W_Q,K‖/‖∂W_V,O‖ block by block; nan where one of them was not taken, or values and output have no gradient.
+
+    Attention of blocks with `CAN_LEARN` or more can learn what to attend to.
+    """
+    return [q / v if v > 0 else math.nan for q, v in zip(queries_keys, values_output, strict=True)]
 
 
 def norm_of_gradient(gradient: Tensor) -> Tensor:
