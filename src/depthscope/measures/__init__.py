@@ -6,6 +6,7 @@ operators: `operators`. `catalogue` has one record for every measure that a prob
 
 from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
 from depthscope.measures.catalogue import GRADIENTS, MEASURES, Measure, choose_measures, group, only_at_outputs
+from depthscope.measures.coherence import TokenSums, mean_coherent_share, token_sums
 from depthscope.measures.energy import (
     EnergySplit,
     LargestFeature,
@@ -46,9 +47,9 @@ from depthscope.measures.similarity import (
 from depthscope.measures.tokens import OUTLIER_FACTOR, Scratch, TokenMatrix, TokenNorms
 
 __all__ = [
-    "GRADIENTS",
     "ALIKE",
     "EQUAL",
+    "GRADIENTS",
     "MEASURES",
     "OF_OUTLIERS",
     "OUTLIER_FACTOR",
@@ -69,6 +70,7 @@ __all__ = [
     "Summary",
     "TokenMatrix",
     "TokenNorms",
+    "TokenSums",
     "TransposedAttention",
     "angular_distance",
     "attention_entropy",
@@ -90,6 +92,7 @@ __all__ = [
     "largest_token_share",
     "leading_direction",
     "mean_angle",
+    "mean_coherent_share",
     "mean_cosine",
     "mu",
     "omega",
@@ -100,4 +103,5 @@ __all__ = [
     "stable_rank",
     "token_diversity",
     "token_similarity",
+    "token_sums",
 ]

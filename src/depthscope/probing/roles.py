@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.anatomy.pieces import Piece
 from depthscope.anatomy.roles import ROLES, RolePieces, names_of_others, roles_of, shared_parameters
 from depthscope.measures.tokens import norm_of_rows
 
 MEASURES = {role: f"{role}_gradient" for role in ROLES}  # the name of each role's norm in a profile
+COHERENT = "mean_coherent_share"  # of a writer's gradient, in `watch`
+OF_GRADIENTS = frozenset({*MEASURES.values(), COHERENT})
 # A block's attention can learn what to attend to if its queries and keys have this share of the gradient of its values
 # and output: below it a step that is right for the latter moves the former by less than 1 %.
 CAN_LEARN = 0.01
@@ -47,16 +50,20 @@ class Roles:
         found: dict[str, float] = {}
         for role, pieces in self.of(block).items():
             norms = [
-                norm_of_gradient(part)
+                norm
                 for piece in pieces
                 if id(piece.parameter) not in self.shared
                 and (gradient := gradients.get(id(piece.parameter))) is not None
-                for part in piece.of(gradient)
-                if part.numel()
+                for norm in self.part_norms(piece, gradient)
             ]
             if norms:
                 found[MEASURES[role]] = norm_of_norms(norms)
         return found
+
+    @staticmethod
+    def part_norms(piece: Piece, gradient: Tensor) -> list[Tensor]:
+        """The norms of the parts that a piece takes out of its parameter's gradient."""
+        return [norm_of_gradient(part) for part in piece.of(gradient) if part.numel()]
 
     @property
     def notes(self) -> list[str]:
@@ -78,6 +85,23 @@ def learning_ratios(queries_keys: Sequence[float], values_output: Sequence[float
     Attention of blocks with `CAN_LEARN` or more can learn what to attend to.
     """
     return [q / v if v > 0 else math.nan for q, v in zip(queries_keys, values_output, strict=True)]
+
+
+def gradient_scalars(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """A handful of numbers for a tracker, of curves (station → measure → blocks 0..L) that have gradients.
+
+    `depth/attention_learns` is the number of blocks whose attention can learn, `depth/coherent_share_max` the largest
+    mean-coherent share of a writer.
+    """
+    found = {}
+    output = curves.get("output", {})
+    if all(MEASURES[role] in output for role in ("queries_keys", "values_output")):
+        ratios = learning_ratios(output[MEASURES["queries_keys"]], output[MEASURES["values_output"]])
+        found["depth/attention_learns"] = float(sum(ratio >= CAN_LEARN for ratio in ratios))
+    shares = [v for measures in curves.values() for v in measures.get(COHERENT, ()) if not math.isnan(v)]
+    if shares:
+        found["depth/coherent_share_max"] = max(shares)
+    return found
 
 
 def norm_of_gradient(gradient: Tensor) -> Tensor:

@@ -1,0 +1,50 @@
+"""How much of a writer's gradient is the tokens' mean: a matrix that writes into the trunk (W_O, the FFN's last).
+
+For Y that the matrix reads and Δ, the gradient of what it writes, ∂W = YᵀΔ = Σ over sequences of n·ȳδ̄ᵀ + Σ_i (y_i −
+ȳ)(δ_i − δ̄)ᵀ. The first part is what all tokens of a sequence ask for together. It spikes before a deep Transformer
+collapses in training (MV-Split, arXiv 2605.06169, on diffusion Transformers).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class TokenSums(NamedTuple):
+    """Σ y_i, Σ δ_i and the number of real tokens, sequence by sequence: (batch, a), (batch, d), (batch)."""
+
+    read: Tensor
+    gradient: Tensor
+    count: Tensor
+
+
+def token_sums(read: Tensor, gradient: Tensor, mask: Tensor | None = None) -> TokenSums:
+    """What has to be kept of Y (batch, n, a) and Δ (batch, n, d), in O(nd). Half precision is summed in float32."""
+    batch, n = read.shape[:2]
+    real = torch.ones(batch, n, 1, device=read.device) if mask is None else mask.to(read.device).unsqueeze(-1)
+    wide = torch.promote_types(read.dtype, torch.float32)
+
+    def total(tokens: Tensor) -> Tensor:
+        return torch.where(real.bool(), tokens, 0.0).to(wide).sum(dim=1)
+
+    return TokenSums(total(read), total(gradient), real.to(wide).sum(dim=(1, 2)))
+
+
+def mean_coherent_share(weight_gradient: Tensor, sums: TokenSums) -> Tensor:
+    """‖M‖²/(‖M‖² + ‖∂W − M‖²) ∈ [0, 1], M = Σ over sequences of n·ȳδ̄ᵀ; ∂W (a, d) for row vectors.
+
+    Where M and the rest are orthogonal it is the share of ‖∂W‖². 1 if every token of a sequence has the same gradient
+    (or reads the same), 0 if the gradients of a sequence cancel; nan if there is no gradient at all, or one that is not
+    finite. It does not depend on the size of the loss. The rest is computed as a difference, and costs as much as one
+    token per sequence does in the backward pass.
+    """
+    means = sums.read / sums.count.clamp(min=1).unsqueeze(-1)
+    mean_part = means.mT @ sums.gradient  # (a, d)
+    rest = weight_gradient.to(mean_part.dtype) - mean_part
+    largest = torch.maximum(mean_part.abs().amax(), rest.abs().amax())  # squares of small gradients would underflow
+    scale = torch.where(largest > 0, largest, 1.0)
+    shared, other = (torch.linalg.matrix_norm(part / scale).double().square() for part in (mean_part, rest))
+    return shared / (shared + other)
