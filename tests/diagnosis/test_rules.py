@@ -453,12 +453,14 @@ def test_the_sentence_on_learning_names_the_blocks_that_cannot():
     said = diagnose(made_up(sim(LEVEL, **roles([0.1] * 5 + [0.009, 0.02, 0.001])))).finding("attention learns")
     assert said is not None
     assert said.sentence == (
-        "The attention of 6 of 8 blocks can learn what to attend to: the gradient of queries and keys is at least 1 % of "
-        "that of values and output. It is 0.1 of it in block 1 and 0.001 in block 8; less than that in blocks 6, 8."
+        "The attention of 6 of 8 blocks can learn what to attend to: the gradient of queries and keys is at least 1 % "
+        "of that of values and output. It is 0.1 of it in block 1 and 0.001 in block 8; less than that in blocks 6, 8."
     )
     small = diagnose(made_up(sim(LEVEL, **roles([0.008] * 8)))).finding("attention learns")
-    assert small is not None and "the size of attention's weights" in small.sentence
+    assert small is not None
+    assert "the size of attention's weights" in small.sentence
     falls = diagnose(made_up(sim(LEVEL, **roles([0.008] * 7 + [1e-4])))).finding("attention learns")
-    assert falls is not None and "the size of attention's weights" not in falls.sentence
+    assert falls is not None
+    assert "the size of attention's weights" not in falls.sentence
     zero = roles([0.1] * 8) | {"values_output_gradient": [NAN] + [0.0] * 8}  # frozen, or no loss: nothing to compare
     assert diagnose(made_up(sim(LEVEL, **zero))).finding("attention learns") is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from depthscope.measures import mean_coherent_share, token_sums
+from depthscope.measures import mean_coherent_share, token_sum
 from samples import seeded
 
 
@@ -27,7 +27,7 @@ def naive(read: Tensor, gradient: Tensor, mask: Tensor) -> float:
 
 def share(read: Tensor, gradient: Tensor, mask: Tensor | None = None) -> float:
     whole = torch.einsum("bna,bnd->ad", read, gradient)
-    return float(mean_coherent_share(whole, token_sums(read, gradient, mask)))
+    return float(mean_coherent_share(whole, token_sum(read, mask), token_sum(gradient, mask)))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,4 +1,4 @@
-"""Gradients by role: they add up to the whole, are autograd's own of layers that are not fused, and vanish as planted."""
+"""Gradients by role: they add up to the whole, are autograd's own of unfused layers, and vanish as planted."""
 
 import math
 from collections.abc import Callable
@@ -193,7 +193,9 @@ def test_pytorchs_own_attention_in_its_own_unfused_form():
     wanted = [attention.q_proj_weight, attention.k_proj_weight, attention.v_proj_weight, attention.out_proj.weight]
     gradients = autograd(model, inputs, anatomy, [*wanted, attention.in_proj_bias, attention.out_proj.bias])
     q, k, v, o, bias, output_bias = gradients
-    expected = [torch.cat([t.flatten() for t in ts]).norm() for ts in ((q, k, bias[:32]), (v, o, bias[32:], output_bias))]
+    expected = [
+        torch.cat([t.flatten() for t in ts]).norm() for ts in ((q, k, bias[:32]), (v, o, bias[32:], output_bias))
+    ]
     assert found[2]["queries_keys_gradient"] == pytest.approx(expected[0].item(), rel=1e-9)
     assert found[2]["values_output_gradient"] == pytest.approx(expected[1].item(), rel=1e-9)
 
@@ -239,7 +241,8 @@ def test_a_weight_that_two_blocks_share_is_left_out_and_named():
     model.blocks[2].attention.query = model.blocks[0].attention.query
     profile = probe(model, TOKENS, gradients=True)
     (note,) = (note for note in profile.metadata["notes"] if "share" in note)
-    assert "blocks.0.attention.query.weight" in note and "blocks.2.attention.query.weight" in note
+    assert "blocks.0.attention.query.weight" in note
+    assert "blocks.2.attention.query.weight" in note
     one = model.blocks[0].attention
     rest = [*one.key.parameters()]
     gradients = autograd(model, TOKENS, anatomy_of(model), rest)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import depthscope
-from depthscope.measures import mean_coherent_share, token_sums
+from depthscope.measures import mean_coherent_share, token_sum
 from depthscope.models import BlockConfig, Encoder, pre_norm
 from depthscope.probing import load_records
 from samples import seeded
@@ -89,9 +89,14 @@ def test_the_numbers_are_those_of_the_training_step():
         whole = torch.cat([p.grad.flatten() for layer in layers for p in layer.parameters()])
         assert frame["output", measure, 2] == pytest.approx(whole.norm().item(), rel=1e-12)
     for station, layer in writers.items():
-        sums = token_sums(read[station], wrote[station], MASK.bool())
-        expected = mean_coherent_share(layer.weight.grad.mT, sums)
+        sums = (token_sum(tokens, MASK.bool()) for tokens in (read[station], wrote[station]))
+        expected = mean_coherent_share(layer.weight.grad.mT, *sums)
         assert frame[station, "mean_coherent_share", 2] == pytest.approx(expected.item(), rel=1e-9)
+
+
+def shares_of(watch: depthscope.probing.Watch) -> Any:
+    rows = watch.records.query("measure == 'mean_coherent_share' and station == 'ffn_branch'")
+    return rows.set_index("block")["value"]
 
 
 def test_a_writer_with_the_means_gradient_alone_has_share_one():
@@ -100,14 +105,18 @@ def test_a_writer_with_the_means_gradient_alone_has_share_one():
     model.final_norm = nn.Identity()
     with depthscope.watch(model, every=1, gradients=True) as watch:
         (model(TOKENS) @ direction).sum().backward()  # every token of the last block asks for the same
-    shares = watch.records.query("measure == 'mean_coherent_share' and station == 'ffn_branch'").set_index("block")["value"]
+    shares = watch.records.query("measure == 'mean_coherent_share' and station == 'ffn_branch'").set_index("block")[
+        "value"
+    ]
     assert shares[3] == pytest.approx(1, abs=1e-6)
     assert shares[1] < 0.999
     centred = torch.randn(2, 7, 16, generator=seeded(2))
     centred -= centred.mean(dim=1, keepdim=True)
     with depthscope.watch(model, every=1, gradients=True) as watch:
         (model(TOKENS) * centred).sum().backward()
-    shares = watch.records.query("measure == 'mean_coherent_share' and station == 'ffn_branch'").set_index("block")["value"]
+    shares = watch.records.query("measure == 'mean_coherent_share' and station == 'ffn_branch'").set_index("block")[
+        "value"
+    ]
     assert shares[3] < 1e-10
 
 
@@ -133,7 +142,8 @@ def test_records_scalars_and_lines_come_after_the_backward_pass(tmp_path: Path):
             loss = model(TOKENS).square().mean()
             loss.backward()
     assert [number for number, _ in said] == [0, 0, 2, 2]
-    assert "depth/t_sim_last" in said[0][1] and "depth/attention_learns" not in said[0][1]
+    assert "depth/t_sim_last" in said[0][1]
+    assert "depth/attention_learns" not in said[0][1]
     assert set(said[1][1]) == {"depth/attention_learns", "depth/coherent_share_max"}
     assert watch.scalars() == said[2][1] | said[3][1]
     assert len(path.read_text().splitlines()) == 4

@@ -117,7 +117,9 @@ def monte_carlo(spread: int, sigmas: tuple[float, ...], draws: int = 600) -> tup
     """Root of the mean squares' ratio over drawn weights, and the participation r of the tokens' covariance."""
     n, d, h, k = 12, 24, 3, 8
     generator = seeded(9)
-    basis = torch.randn(n, spread, generator=generator, dtype=F64) @ torch.randn(spread, d, generator=generator, dtype=F64)
+    basis = torch.randn(n, spread, generator=generator, dtype=F64) @ torch.randn(
+        spread, d, generator=generator, dtype=F64
+    )
     tokens = torch.randn(1, d, generator=generator, dtype=F64) + 1e-4 * basis
     tokens = tokens * math.sqrt(d * n) / tokens.norm()
     apart = tokens - tokens.mean(dim=0)

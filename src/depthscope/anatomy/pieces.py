@@ -30,5 +30,3 @@ def pieces_of_layers(*layers: nn.Module | None) -> tuple[Piece, ...]:
 def thirds(values: Tensor, dim: int, first: int, last: int) -> tuple[Tensor, ...]:
     """Some of the three equal parts along an axis: queries, keys and values of one layer."""
     return values.chunk(3, dim=dim)[first:last]
-
-

@@ -6,7 +6,7 @@ operators: `operators`. `catalogue` has one record for every measure that a prob
 
 from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
 from depthscope.measures.catalogue import GRADIENTS, MEASURES, Measure, choose_measures, group, only_at_outputs
-from depthscope.measures.coherence import TokenSums, mean_coherent_share, token_sums
+from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_sum
 from depthscope.measures.energy import (
     EnergySplit,
     LargestFeature,
@@ -70,7 +70,7 @@ __all__ = [
     "Summary",
     "TokenMatrix",
     "TokenNorms",
-    "TokenSums",
+    "TokenSum",
     "TransposedAttention",
     "angular_distance",
     "attention_entropy",
@@ -103,5 +103,5 @@ __all__ = [
     "stable_rank",
     "token_diversity",
     "token_similarity",
-    "token_sums",
+    "token_sum",
 ]

@@ -13,36 +13,34 @@ import torch
 from torch import Tensor
 
 
-class TokenSums(NamedTuple):
-    """Σ y_i, Σ δ_i and the number of real tokens, sequence by sequence: (batch, a), (batch, d), (batch)."""
+class TokenSum(NamedTuple):
+    """Σ of the real tokens of each sequence (batch, d), and how many there are (batch)."""
 
-    read: Tensor
-    gradient: Tensor
+    total: Tensor
     count: Tensor
 
 
-def token_sums(read: Tensor, gradient: Tensor, mask: Tensor | None = None) -> TokenSums:
-    """What has to be kept of Y (batch, n, a) and Δ (batch, n, d), in O(nd). Half precision is summed in float32."""
-    batch, n = read.shape[:2]
-    real = torch.ones(batch, n, 1, device=read.device) if mask is None else mask.to(read.device).unsqueeze(-1)
-    wide = torch.promote_types(read.dtype, torch.float32)
-
-    def total(tokens: Tensor) -> Tensor:
-        return torch.where(real.bool(), tokens, 0.0).to(wide).sum(dim=1)
-
-    return TokenSums(total(read), total(gradient), real.to(wide).sum(dim=(1, 2)))
+def token_sum(tokens: Tensor, mask: Tensor | None = None) -> TokenSum:
+    """All that has to be kept of Y or of Δ (batch, n, d): O(nd). Half precision is summed in float32."""
+    batch, n = tokens.shape[:2]
+    wide = torch.promote_types(tokens.dtype, torch.float32)
+    if mask is None:
+        return TokenSum(tokens.sum(dim=1, dtype=wide), torch.full((batch,), n, device=tokens.device))
+    real = mask.to(tokens.device).bool()
+    return TokenSum(torch.where(real.unsqueeze(-1), tokens, 0.0).sum(dim=1, dtype=wide), real.sum(dim=1))
 
 
-def mean_coherent_share(weight_gradient: Tensor, sums: TokenSums) -> Tensor:
-    """‖M‖²/(‖M‖² + ‖∂W − M‖²) ∈ [0, 1], M = Σ over sequences of n·ȳδ̄ᵀ; ∂W (a, d) for row vectors.
+def mean_coherent_share(weight_gradient: Tensor, read: TokenSum, gradient: TokenSum) -> Tensor:
+    """‖M‖²/(‖M‖² + ‖∂W − M‖²) ∈ [0, 1], M = Σ over sequences of n·ȳδ̄ᵀ; ∂W (a, d) for row vectors,
+    `read` the sums of Y and `gradient` those of Δ.
 
     Where M and the rest are orthogonal it is the share of ‖∂W‖². 1 if every token of a sequence has the same gradient
     (or reads the same), 0 if the gradients of a sequence cancel; nan if there is no gradient at all, or one that is not
     finite. It does not depend on the size of the loss. The rest is computed as a difference, and costs as much as one
     token per sequence does in the backward pass.
     """
-    means = sums.read / sums.count.clamp(min=1).unsqueeze(-1)
-    mean_part = means.mT @ sums.gradient  # (a, d)
+    means = read.total / read.count.clamp(min=1).unsqueeze(-1)
+    mean_part = means.mT @ gradient.total.to(means.dtype)  # (a, d)
     rest = weight_gradient.to(mean_part.dtype) - mean_part
     largest = torch.maximum(mean_part.abs().amax(), rest.abs().amax())  # squares of small gradients would underflow
     scale = torch.where(largest > 0, largest, 1.0)

@@ -70,7 +70,7 @@ class Roles:
         """What a reader of the roles must know: what has none, and what is shared."""
         found = []
         if self._others:
-            found.append(f"gradients by role: {_listed(self._others)} of the blocks have no role and are other_gradient")
+            found.append(f"gradients by role: {_listed(self._others)} of the blocks have no role: other_gradient")
         if self._shared_names:
             found.append(
                 f"weights that several blocks share have one gradient, not one per block, and are left out of the "

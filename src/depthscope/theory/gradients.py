@@ -1,11 +1,11 @@
 """What queries and keys can learn: their gradient is a covariance of tokens, and vanishes where tokens are alike.
 
 Ours; Noci et al. 2022 (arXiv 2206.03126) prove that it vanishes where tokens span one direction. One head, row vectors:
-P = softmax(s·Q Kᵀ), Q = X W_Q, K = X W_K, V = X W_V, context Y = P V, s = 1/√d_k, G = ∂L/∂Y. The gradient of the scores is
+P = softmax(s·Q Kᵀ), Q = X W_Q, K = X W_K, V = X W_V, context Y = P V, s = 1/√d_k, G = ∂L/∂Y. The scores' gradient is
 
     ∂L/∂M_ij = P_ij (g_i·v_j − Σ_k P_ik g_i·v_k),    M = s·Q Kᵀ,
 
-whose rows sum to zero. So a query's gradient is a covariance under its own attention, Cov_i = Σ_j P_ij (·)(·)ᵀ − mean meanᵀ:
+whose rows sum to zero. So a query's gradient is a covariance Cov_i under its own attention, that with weights P_i·:
 
     ∂L/∂q_i = s·Cov_i(k, v) g_i,    and with C_i = Cov_i(x) (d × d):
     ∂L/∂W_Q = s Σ_i x_i g_iᵀ W_Vᵀ C_i W_K,    ∂L/∂W_K = s Σ_i C_i W_V g_i q_iᵀ.
@@ -87,8 +87,8 @@ def expected_gradient_ratio(
     their differences spread, from 1 to min(n − 1, d). With entries of variance 1/d behind a norm c = 1/√r, so that the
     ratio lies between t_div/√min(n − 1, d) and t_div, whatever the width.
 
-    Why: even attention makes every C_i = C, and Xᵀ G → n x̄ ḡᵀ, so that ‖∂W_Q‖² = s²n²‖x̄‖²‖W_Kᵀ C W_V ḡ‖², whose mean over
-    W_K and W_V is n²‖x̄‖²‖C‖_F² σ_K²σ_V²‖ḡ‖², while ‖∂W_V‖² = n²‖x̄‖²‖ḡ‖²; the others in the same way, and over the heads
+    Why: even attention makes every C_i = C, and Xᵀ G → n x̄ ḡᵀ, so that ‖∂W_Q‖² = s²n²‖x̄‖²‖W_Kᵀ C W_V ḡ‖², whose mean
+    over W_K and W_V is n²‖x̄‖²‖C‖_F² σ_K²σ_V²‖ḡ‖², while ‖∂W_V‖² = n²‖x̄‖²‖ḡ‖²; the others in the same way, and over the heads
     Σ‖ḡ_h‖² = ‖W_O δ̄‖². ‖C‖_F = t_div (‖X‖²/n)/√r. It needs a gradient with a mean (ḡ ≠ 0): where the tokens' mean is
     taken out behind the branch, the terms of its differences are what is left.
     0 for equal tokens; nan where the values and the output have no gradient, σ_V = σ_O = 0.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
-from depthscope.measures.coherence import TokenSums, mean_coherent_share, token_sums
+from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_sum
 from depthscope.passes import Machine, Visit
 from depthscope.passes.undoing import unhook
 from depthscope.probing.roles import COHERENT, MEASURES, Roles, norm_of_norms
@@ -27,7 +27,8 @@ class Written(NamedTuple):
 
     station: str
     module: int  # the block's
-    sums: TokenSums
+    read: TokenSum
+    gradient: TokenSum
     as_rows: bool  # its weight is (a, d)
 
 
@@ -129,17 +130,18 @@ class GradientTaps:
         place = id(block.module), station
         if place in self._last:
             self._last.pop(place).remove()
-        axis, real, given = self._machine.anatomy.axis_of(block), visit.real, read.detach()
+        axis, real, shape = self._machine.anatomy.axis_of(block), visit.real, visit.shape[:-1]
         as_rows = not isinstance(layer, nn.Linear)  # Conv1D stores (a, d), a linear layer (d, a)
 
-        def batch_first(part: Tensor) -> Tensor:
-            whole = part.reshape(*visit.shape[:-1], part.shape[-1])
-            return whole.transpose(0, 1) if axis == 0 else whole.flatten(1, -2)
+        def sum_up(part: Tensor) -> TokenSum:
+            with torch.no_grad(), torch.autocast(part.device.type, enabled=False):
+                whole = part.reshape(*shape, part.shape[-1])
+                return token_sum(whole.transpose(0, 1) if axis == 0 else whole.flatten(1, -2), real)
+
+        read_sum = sum_up(read.detach())  # at once: what was read need not be there when the gradient comes
 
         def reduce(gradient: Tensor) -> None:
-            with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
-                sums = token_sums(batch_first(given), batch_first(gradient), real)
-                self._sums[id(weight)] = Written(station, id(block.module), sums, as_rows)
+            self._sums[id(weight)] = Written(station, id(block.module), read_sum, sum_up(gradient), as_rows)
 
         self._last[place] = output.register_hook(reduce)
 
@@ -151,7 +153,7 @@ class GradientTaps:
                 norms = self._norms.setdefault(module, {}).setdefault(MEASURES[role], [])
                 norms += self._roles.part_norms(piece, gradient)
             if (found := self._sums.pop(key, None)) is not None:
-                share = mean_coherent_share(gradient if found.as_rows else gradient.mT, found.sums)
+                share = mean_coherent_share(gradient if found.as_rows else gradient.mT, found.read, found.gradient)
                 self._shares.setdefault(found.module, {})[found.station] = share
         if not self._waiting:
             self.flush()

@@ -46,7 +46,8 @@ COLOURS = dict(zip(MODELS, (drawing.VERMILION, drawing.BLUE, drawing.GREEN), str
 _VOCABULARY = 28_000
 _BASE, _SIGMA = 768, 0.02  # BERT-base: width, and the standard deviation of its weights
 LEVEL = 3.0  # of largest over smallest norm: what counts as "roughly at a constant level", as in yu2024-fig1
-LAW = 1.5  # the factor within which the law must hold where tokens are alike
+LAW = 1.25  # the factor within which the law must hold on average where tokens are alike
+SLOPE = 0.1  # how far from 1 its power may be, or two standard errors
 HALF = 0.5  # of its size in post-norm: an attention branch that is smaller is discounted
 
 
@@ -182,9 +183,11 @@ def draw(frame: pd.DataFrame) -> Any:
         if model != "de-escalated":  # where the mean is taken out the law's premise is
             ratios.semilogy(law.index, law, color=colour, linewidth=1.2, linestyle=":", label=f"law, {model}")
         size = curve(frame, model, "branch_branch_ratio")
-        differs = curve(frame, model, "branch_token_diversity")
+        rest = curve(frame, model, "branch_token_diversity")
         branches.semilogy(size.index, size, color=colour, linewidth=1.6, label=f"size, {model}")
-        branches.semilogy(differs.index, differs, color=colour, linewidth=1.2, linestyle="--", label=f"differs, {model}")
+        branches.semilogy(
+            differs.index, differs, color=colour, linewidth=1.2, linestyle="--", label=f"differs, {model}"
+        )
     ratios.axhline(CAN_LEARN, color=drawing.BLACK, linewidth=0.8)
     drawing.label(ratios, "queries and keys over values and output", "block", "ratio of gradients")
     drawing.label(branches, "what attention adds to the trunk", "block", "size over the trunk; share that differs")
@@ -229,8 +232,8 @@ def _vanishing(frame: pd.DataFrame, collapses: bool) -> Claim:
     return judge(
         "gradients do not vanish in post-norm, by role",
         paper="“gradient vanishing or exploding is not occurring” (§1.1)",
-        ours=f"from the first block to the last, queries and keys fall by a factor of {falls['queries_keys']:.3g}, values "
-        f"and output by {falls['values_output']:.3g}, the FFN by {falls['ffn']:.3g}",
+        ours=f"from the first block to the last, queries and keys fall by a factor of {falls['queries_keys']:.3g}, "
+        f"values and output by {falls['values_output']:.3g}, the FFN by {falls['ffn']:.3g}",
         tolerance="a factor of 10 in every role",
         holds=bool(most < 10) if collapses else None,
         note="" if collapses else "the tokens do not become alike in so few blocks",
@@ -241,22 +244,26 @@ def _follows_law(frame: pd.DataFrame, collapses: bool) -> Claim:
     alike = curve(frame, "post-norm", "read_token_similarity") >= ALIKE
     ratio, law = (line[alike] for line in (_ratio(frame, "post-norm"), curve(frame, "post-norm", "law")))
     diversity = curve(frame, "post-norm", "read_token_diversity")[alike]
-    if len(ratio) < 3:
-        ours, holds = "fewer than three blocks read tokens that are alike", None
+    holds: bool | None = None
+    if len(ratio) < 5:
+        ours = "fewer than five blocks read tokens that are alike"
     else:
         off = ratio / law
-        slope = np.polyfit(np.log(diversity), np.log(ratio), 1)[0]
+        mean = float(np.exp(np.log(off).mean()))
+        (slope, _), spread = np.polyfit(np.log(diversity), np.log(ratio), 1, cov=True)
+        error = float(spread[0, 0] ** 0.5)
         ours = (
-            f"measured over predicted {off.min():.2f} to {off.max():.2f} in the {len(off)} blocks that read t_sim ≥ "
-            f"{ALIKE:g}; ratio {ratio.iloc[0]:.2g} → {ratio.iloc[-1]:.2g}, t_div {diversity.iloc[0]:.2g} → "
-            f"{diversity.iloc[-1]:.2g}; in logarithms the slope is {slope:.2f}"
+            f"measured over predicted {mean:.2f} on average ({off.min():.2f} to {off.max():.2f}) in the {len(off)} "
+            f"blocks that read t_sim ≥ {ALIKE:g}; ratio {ratio.iloc[0]:.2g} → {ratio.iloc[-1]:.2g}, t_div "
+            f"{diversity.iloc[0]:.2g} → {diversity.iloc[-1]:.2g}; in logarithms the slope is {slope:.2f} ± {error:.2f}"
         )
-        holds = bool((off.max() < LAW) & (off.min() > 1 / LAW))
+        holds = 1 / LAW < mean < LAW and bool(abs(slope - 1) < max(SLOPE, 2 * error))
     return judge(
         "the gradient of queries and keys goes like t_div: ratio to values and output = c·t_div",
         paper="not in the paper; c = (‖X‖²/n)σ²/√r from `theory.expected_gradient_ratio`, nothing fitted",
         ours=ours,
-        tolerance=f"a factor of {LAW:g} at every such block",
+        tolerance=f"a factor of {LAW:g} on average (geometric), and a slope within {SLOPE:g}, or two standard errors, "
+        "of 1: each block has one draw of its weights, which scatters",
         holds=holds if collapses else None,
     )
 
@@ -280,8 +287,8 @@ def _pre_norm(frame: pd.DataFrame) -> Claim:
     return judge(
         "in pre-norm queries and keys lose their gradient too, but more slowly",
         paper="not in the paper; “t_sim still rises” in pre-norm (§3.1, Fig. 4)",
-        ours=f"from block 1 to {len(pre)} the ratio falls from {pre.iloc[0]:.2g} to {pre.iloc[-1]:.2g}; in post-norm from "
-        f"{post.iloc[0]:.2g} to {post.iloc[-1]:.2g}",
+        ours=f"from block 1 to {len(pre)} the ratio falls from {pre.iloc[0]:.2g} to {pre.iloc[-1]:.2g}; in post-norm "
+        f"from {post.iloc[0]:.2g} to {post.iloc[-1]:.2g}",
         tolerance="lower at the end than at the start, and above post-norm there",
         holds=bool(pre.iloc[-1] < pre.iloc[0] and pre.iloc[-1] > post.iloc[-1]),
     )
@@ -317,7 +324,7 @@ def _discount(frame: pd.DataFrame, collapses: bool) -> list[Claim]:
 STUDY = Study(
     "gradient-roles",
     full=Config(),
-    quick=Config(depth=48, width=64, tokens=32, samples=1),
+    quick=Config(depth=48, width=128, tokens=32, samples=1),
     compute=compute,
     draw=draw,
     claims=claims,
