@@ -185,9 +185,7 @@ def draw(frame: pd.DataFrame) -> Any:
         size = curve(frame, model, "branch_branch_ratio")
         rest = curve(frame, model, "branch_token_diversity")
         branches.semilogy(size.index, size, color=colour, linewidth=1.6, label=f"size, {model}")
-        branches.semilogy(
-            differs.index, differs, color=colour, linewidth=1.2, linestyle="--", label=f"differs, {model}"
-        )
+        branches.semilogy(rest.index, rest, color=colour, linewidth=1.2, linestyle="--", label=f"differs, {model}")
     ratios.axhline(CAN_LEARN, color=drawing.BLACK, linewidth=0.8)
     drawing.label(ratios, "queries and keys over values and output", "block", "ratio of gradients")
     drawing.label(branches, "what attention adds to the trunk", "block", "size over the trunk; share that differs")
