@@ -71,7 +71,7 @@ def test_verdicts_of_the_quick_form():
 @pytest.mark.parametrize(
     ("model", "measure", "change", "turned"),
     [
-        ("post-norm", "weight_gradient", lambda v: v * range(1, len(v) + 1), {LEVEL}),
+        ("post-norm", "weight_gradient", lambda v: v * list(range(1, len(v) + 1)), {LEVEL}),
         ("post-norm", "law", lambda v: 2 * v, {LAW}),
         ("post-norm", "law", lambda v: v**2, {LAW}),
         ("de-escalated", "queries_keys_gradient", lambda v: v / 100, {LEARN}),

@@ -89,7 +89,7 @@ def expected_gradient_ratio(
 
     Why: even attention makes every C_i = C, and Xᵀ G → n x̄ ḡᵀ, so that ‖∂W_Q‖² = s²n²‖x̄‖²‖W_Kᵀ C W_V ḡ‖², whose mean
     over W_K and W_V is n²‖x̄‖²‖C‖_F² σ_K²σ_V²‖ḡ‖², while ‖∂W_V‖² = n²‖x̄‖²‖ḡ‖²; the others in the same way, and over all
-    heads Σ‖ḡ_h‖² = ‖W_O δ̄‖². ‖C‖_F = t_div (‖X‖²/n)/√r. It needs a gradient with a mean (ḡ ≠ 0): where the tokens' mean is
+    heads Σ‖ḡ_h‖² = ‖W_O δ̄‖². ‖C‖_F = t_div (‖X‖²/n)/√r. It needs a gradient with a mean (ḡ ≠ 0): where the mean is
     taken out behind the branch, the terms of its differences are what is left.
     0 for equal tokens; nan where the values and the output have no gradient, σ_V = σ_O = 0.
     """
