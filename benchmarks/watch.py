@@ -1,6 +1,6 @@
 """What watching costs a training run: ratios from one run, medians over alternating rounds.
 
-    python benchmarks/watch.py        # about three minutes on 2 cores
+    python benchmarks/watch.py        # about five minutes on 2 cores
 
 single    one watched training step ÷ the same step without a watch
 idle      a step between two watched ones ÷ the same step without a watch
@@ -56,8 +56,8 @@ class Training:
         return time.perf_counter() - start
 
 
-def compare(name: str, step: Training) -> None:
-    watch = depthscope.watch(step.model, EVERY)
+def compare(name: str, step: Training, *, gradients: bool = False) -> None:
+    watch = depthscope.watch(step.model, EVERY, gradients=gradients)
     number = 0
 
     def watched() -> float:
@@ -122,5 +122,6 @@ if __name__ == "__main__":
     for title, make in MODELS.items():
         training = Training(*make())
         compare(title, training)
+        compare(f"{title.split(',')[0]}, gradients", training, gradients=True)
         if make is vit:
             compare_runs(title, training)

@@ -48,6 +48,10 @@ def split(similarity: list[float], shared: float, sequence: float, position: flo
     )
 
 
+def roles(ratios: list[float]) -> dict[str, list[float]]:
+    return {"queries_keys_gradient": [NAN, *ratios], "values_output_gradient": [NAN] + [1.0] * len(ratios)}
+
+
 TRUNK = {"after_attention": 0.5, "ffn_input": 0.5, "after_ffn": 0.6, "output": 0.6}
 
 
@@ -185,6 +189,11 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
     "theory": ((spectra(0.2), {}), ("rate", 1.2), (spectra(0.95), {})),
     "theory says nothing": ((spectra(0.95), {}), ("omega_delta", 1.05), (spectra(0.2), {})),
     "spectra": ((spectra(0.2), {}), ("gap", 0.9), (sim(LEVEL), {})),
+    "attention learns": (
+        (sim(LEVEL, **roles([0.1] * 6 + [0.009, 0.001])), {}),
+        ("able", 6),
+        (sim(LEVEL, weight_gradient=[NAN] + [1.0] * 8), {}),
+    ),
     "quiet blocks": (
         (sim(LEVEL, angular_distance=[NAN] + [0.1] * 7 + [0.01]), {}),
         ("count", 1),
@@ -438,3 +447,20 @@ def test_the_three_definitions_are_told_with_their_blocks():
     assert "rank convergence follows from it with more blocks (effective rank 20.0 → 20.0)" in slow
     level = judged((sim(LEVEL, effective_rank=[20.0] * 9), {})).finding("three definitions").sentence
     assert level.count("not reached") == 3
+
+
+def test_the_sentence_on_learning_names_the_blocks_that_cannot():
+    said = diagnose(made_up(sim(LEVEL, **roles([0.1] * 5 + [0.009, 0.02, 0.001])))).finding("attention learns")
+    assert said is not None
+    assert said.sentence == (
+        "The attention of 6 of 8 blocks can learn what to attend to: the gradient of queries and keys is at least 1 % "
+        "of that of values and output. It is 0.1 of it in block 1 and 0.001 in block 8; less than that in blocks 6, 8."
+    )
+    small = diagnose(made_up(sim(LEVEL, **roles([0.008] * 8)))).finding("attention learns")
+    assert small is not None
+    assert "the size of attention's weights" in small.sentence
+    falls = diagnose(made_up(sim(LEVEL, **roles([0.008] * 7 + [1e-4])))).finding("attention learns")
+    assert falls is not None
+    assert "the size of attention's weights" not in falls.sentence
+    zero = roles([0.1] * 8) | {"values_output_gradient": [NAN] + [0.0] * 8}  # frozen, or no loss: nothing to compare
+    assert diagnose(made_up(sim(LEVEL, **zero))).finding("attention learns") is None

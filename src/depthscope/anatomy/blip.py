@@ -41,11 +41,12 @@ def describe_vision(name: str, layer: Any) -> BlockAnatomy:
         ),
         ffn=(layer.mlp,),
         projections=lambda: fused_projections(
-            attention.qkv.weight.T,
+            attention.qkv.weight,
             attention.qkv.bias,
-            attention.projection.weight.T,
+            attention.projection.weight,
             attention.projection.bias,
             attention.num_heads,
+            linear=True,
         ),
     )
 

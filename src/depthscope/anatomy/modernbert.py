@@ -32,7 +32,7 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         fused_values=FusedValues(Spot(attention.Wqkv, "out"), partial(stacked_values, heads=heads, groups=heads)),
         ffn=(layer.mlp,),
         projections=lambda: fused_projections(
-            attention.Wqkv.weight.T, attention.Wqkv.bias, attention.Wo.weight.T, attention.Wo.bias, heads
+            attention.Wqkv.weight, attention.Wqkv.bias, attention.Wo.weight, attention.Wo.bias, heads, linear=True
         ),
     )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
 
+from depthscope.anatomy.pieces import Piece, Role, pieces_of_layers, thirds
 from depthscope.stations import Placement, trunk_of
 
 Side = Literal["in", "out"]
@@ -36,6 +38,9 @@ class Projections:
     Grouped-query keys and values are repeated for the heads that share them. Queries and keys are as they leave their
     projections: norms and rotations may follow. In latent attention (DeepSeek) a norm stands between x and the values:
     W_V acts on what leaves that norm, `latent`, and queries and keys have no such matrix.
+
+    `roles` has the parameters behind them, by what they are for; each number of a parameter that is named there is in
+    one of its pieces.
     """
 
     query: Tensor | None  # (h, d, d_k)
@@ -47,6 +52,7 @@ class Projections:
     value_bias: Tensor | None = None  # (h, d_v)
     output_bias: Tensor | None = None  # (d)
     latent: Spot | None = None  # what the values are projected from; None: what attention reads
+    roles: Mapping[Role, tuple[Piece, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -301,16 +307,45 @@ def linear_projections(
         key_bias=_bias_heads(key.bias, groups, heads),
         value_bias=_bias_heads(value.bias, groups, heads),
         output_bias=None if output is None else _detached(output.bias),
+        roles={"queries_keys": pieces_of_layers(query, key), "values_output": pieces_of_layers(value, output)},
     )
 
 
 def fused_projections(
-    weight: Tensor, bias: Tensor | None, output: Tensor, output_bias: Tensor | None, heads: int
+    weight: Tensor,
+    bias: Tensor | None,
+    output: Tensor,
+    output_bias: Tensor | None,
+    heads: int,
+    *,
+    linear: bool = False,
 ) -> Projections:
-    """One matrix for query, key and value: weight (d, 3·width), output (width, d), both for row vectors."""
-    q, k, v = (_input_heads(part, heads) for part in weight.chunk(3, dim=1))
+    """One matrix for query, key and value: weight (d, 3·width), output (width, d), both for row vectors.
+
+    With `linear` both are as nn.Linear stores them, transposed.
+    """
+    rows, into = (weight.T, output.T) if linear else (weight, output)
+    q, k, v = (_input_heads(part, heads) for part in rows.chunk(3, dim=1))
     b_q, b_k, b_v = (None if bias is None else _bias_heads(bias.chunk(3)[i], heads, heads) for i in range(3))
-    return Projections(q, k, v, _output_heads(output, heads), b_q, b_k, b_v, _detached(output_bias))
+    fused = ((weight, 0 if linear else 1), *(() if bias is None else ((bias, 0),)))
+    writes = (output,) if output_bias is None else (output, output_bias)
+    return Projections(
+        q,
+        k,
+        v,
+        _output_heads(into, heads),
+        b_q,
+        b_k,
+        b_v,
+        _detached(output_bias),
+        roles={
+            "queries_keys": tuple(Piece(p, partial(thirds, dim=dim, first=0, last=2)) for p, dim in fused),
+            "values_output": (
+                *(Piece(p, partial(thirds, dim=dim, first=2, last=3)) for p, dim in fused),
+                *map(Piece, writes),
+            ),
+        },
+    )
 
 
 def _input_heads(weight: Tensor, heads: int) -> Tensor:

@@ -45,11 +45,12 @@ def if_plain(layer: nn.Module, kind: type[nn.Module], arguments: dict[str, int])
 def projections_of(attention: nn.MultiheadAttention) -> Projections:
     """Those of PyTorch's own attention, where queries, keys and values have one width."""
     return fused_projections(
-        attention.in_proj_weight.T,
+        attention.in_proj_weight,
         attention.in_proj_bias,
-        attention.out_proj.weight.T,
+        attention.out_proj.weight,
         attention.out_proj.bias,
         attention.num_heads,
+        linear=True,
     )
 
 

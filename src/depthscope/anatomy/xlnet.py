@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from depthscope.anatomy.pieces import Piece, Role
 from depthscope.anatomy.structure import BlockAnatomy, Family, Projections, Spot, post_norm_spots
 
 
@@ -17,7 +18,11 @@ def describe(name: str, layer: Any) -> BlockAnatomy:
         q, k, v, o = (
             weight.detach().transpose(0, 1) for weight in (attention.q, attention.k, attention.v, attention.o)
         )
-        return Projections(q, k, v, o.mT)  # all stored as (d, h, k)
+        roles: dict[Role, tuple[Piece, ...]] = {
+            "queries_keys": (Piece(attention.q), Piece(attention.k)),
+            "values_output": (Piece(attention.v), Piece(attention.o)),
+        }
+        return Projections(q, k, v, o.mT, roles=roles)  # all stored as (d, h, k)
 
     return BlockAnatomy(
         name,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _ROWS = 12  # of the table of blocks
 # What norms make for branches to read; in post-norm these are stations of the trunk.
 _READ = {"attention_input": "attention\nreads", "ffn_input": "FFN\nreads"}
+# Where they were taken: what attention can learn from, beside what it would learn with.
+_LEARNING = {"queries_keys_gradient": "∂ queries\nand keys", "values_output_gradient": "∂ values\nand output"}
 _MAIN = ("token_similarity", "token_diversity", "cosine_similarity", "direction_similarity", "largest_token_share")
 
 
@@ -156,7 +158,9 @@ def _show_blocks(console: Screen, profile: Profile) -> None:
         readers = {}
     if readers and "token_similarity" in names and "token_diversity" in names:
         names.remove("token_diversity")  # it is the rest of t_sim, and a line of a terminal has 80 letters
-    columns = [(name, "output", heading(name)) for name in names]
+    learning = [name for name in _LEARNING if name in profile.names()]
+    names = [*names[:2], *learning, *names[2:]]
+    columns = [(name, "output", _LEARNING.get(name, heading(name))) for name in names]
     columns += [("token_similarity", station, head) for station, head in readers.items()]
     fit = columns_that_fit(
         [max(9, *map(len, head.splitlines())) for *_, head in columns], console.width - len(" block ")

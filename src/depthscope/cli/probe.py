@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from depthscope.diagnosis import Diagnosis
     from depthscope.probing import Profile, Spectra
 
-_GRADIENTS = ("output_gradient", "weight_gradient")
-
 
 @as_command
 def probe(options: ProbeOptions) -> None:
@@ -104,9 +102,9 @@ def _in_python(options: ProbeOptions) -> str:
 
 def _conditions(options: ProbeOptions) -> list[Condition]:
     from depthscope.cli.condition import parse_condition
-    from depthscope.measures import choose_measures
+    from depthscope.measures import GRADIENTS, choose_measures
 
-    measured = choose_measures(chosen_measures(options)) + (_GRADIENTS if options.gradients else ())
+    measured = choose_measures(chosen_measures(options)) + (GRADIENTS if options.gradients else ())
     return [parse_condition(text, measured) for text in options.fail_on or []]
 
 

@@ -54,8 +54,8 @@ def chapters(quick: bool) -> Iterator[Chapter]:
     )
     yield Chapter(
         f"BERT with {blocks} blocks: does it collapse, and can its attention learn?",
-        "The verdict says when, and which step is to blame. The gradients say what it means for training: compare that "
-        "of queries and keys with that of values and output, block by block.",
+        "The verdict says when, which step is to blame, and in how many blocks attention can learn: where tokens are "
+        "alike, the gradient of queries and keys vanishes, while that of values and output stays.",
         ("probe", *bert, "--gradients", "--estimate"),
         keeps="bert",
         needs=("transformers",),

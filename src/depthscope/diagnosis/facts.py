@@ -22,6 +22,7 @@ from depthscope.measures import EQUAL
 from depthscope.passes.left_out import in_words
 from depthscope.probing import Profile, Reference, Spectra
 from depthscope.probing.parts import most_alike
+from depthscope.probing.roles import MEASURES, learning_ratios
 from depthscope.stations import trunk_is_a_sum
 
 NAN = math.nan
@@ -275,6 +276,13 @@ class Facts:
             return NAN
         own = self.profile.curve("second_eigenvalue", "attention")[self.first + 1 : self.last + 1]
         return float(1 - np.nanmean(own)) if np.isfinite(own).any() else NAN
+
+    @cached_property
+    def learning(self) -> dict[int, float]:
+        """By block, the gradient of queries and keys over that of values and output; empty if not taken."""
+        ratios = learning_ratios(*(self.curve(MEASURES[role]) for role in ("queries_keys", "values_output")))
+        own = range(self.first + 1, self.last + 1)
+        return {block: float(ratios[block]) for block in own if not math.isnan(ratios[block])}
 
     def quiet_blocks(self, angle: float) -> list[int]:
         """Blocks that turn their tokens by less than this share of a half turn."""

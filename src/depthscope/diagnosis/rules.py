@@ -19,9 +19,10 @@ from depthscope.diagnosis.convergence import LINE
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.verdict import Verdict
 from depthscope.measures import ALIKE, EQUAL
+from depthscope.probing.roles import CAN_LEARN
 from depthscope.stations import IN_WORDS
 
-# ALIKE and EQUAL are those of `measures.similarity`.
+# ALIKE and EQUAL are those of `measures.similarity`, CAN_LEARN is that of `probing.roles`.
 SAME = 0.999  # beyond it not even a trained model has use for the rest: √(1/999) is 3 %, near what bfloat16 keeps
 HALF = 0.5  # mean and differences weigh the same; below it nothing is called a collapse, whatever the trend
 RISE = 1.5  # the odds must grow by this factor, or the tokens came in as alike as they leave
@@ -254,6 +255,10 @@ FINDINGS: tuple[Rule, ...] = (
         "largest |1 + μ| decides in the end, and is above 1 in {growing:.0%} of the heads: for one attention matrix, "
         "applied again and again, theory says {theory}. Measured over {where}: {before:.3f} to {after:.3f}, {rest}.",
         value_weights.values),
+    Rule("attention learns", lambda f: bool(f.learning),
+        "The attention of {able:.0f} of {blocks:.0f} blocks can learn what to attend to: the gradient of queries and "
+        "keys is at least {percent:g} % of that of values and output. It is {start:.2g} of it in block {first:.0f} and "
+        "{end:.2g} in block {last:.0f}{unable}.", lambda f: say.learning(f, CAN_LEARN)),
     Rule("quiet blocks", lambda f: bool(f.quiet_blocks(TURN)),
         "{count:.0f} of {blocks:.0f} blocks turn their tokens by less than {degrees:.1f}° (blocks {where}).",
         lambda f: say.quiet(f, TURN)),

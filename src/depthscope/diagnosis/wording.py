@@ -13,6 +13,7 @@ from depthscope.stations import FINAL
 
 Values = dict[str, float | str]
 LEVELS = (ALIKE, EQUAL)
+_FALLS = 0.1  # of what it is in the first block: less is a fall with depth
 _NAMED = 0.005  # shares that round to 0 % are not named
 _NAMES = {
     "token_similarity": "token similarity",
@@ -261,6 +262,19 @@ def spectra(f: Facts) -> Values:
 
 def _for_random_weights(f: Facts) -> str:
     return ", a reference only: the weights are trained" if f.look == "trained" else ""
+
+
+def learning(f: Facts, least: float) -> Values:
+    """How many blocks' attention has a gradient to learn from, and where it has none."""
+    ratios = f.learning
+    (first, start), (last, end) = next(iter(ratios.items())), next(reversed(ratios.items()))
+    unable = [block for block, ratio in ratios.items() if ratio < least]
+    able = {"able": float(len(ratios) - len(unable)), "blocks": float(len(ratios)), "percent": 100 * least}
+    ends = {"first": float(first), "start": start, "last": float(last), "end": end, "least": min(ratios.values())}
+    said = f"; less than that in blocks {ranges(unable)}" if unable else ""
+    if start < least and min(ratios.values()) > _FALLS * start:
+        said += ". It does not fall with depth: that is the size of attention's weights, not of its tokens' differences"
+    return {"unable": said, **able, **ends}
 
 
 def quiet(f: Facts, angle: float) -> Values:

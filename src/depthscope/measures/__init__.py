@@ -5,7 +5,8 @@ operators: `operators`. `catalogue` has one record for every measure that a prob
 """
 
 from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
-from depthscope.measures.catalogue import MEASURES, Measure, choose_measures, group, only_at_outputs
+from depthscope.measures.catalogue import GRADIENTS, MEASURES, Measure, choose_measures, group, only_at_outputs
+from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_sum
 from depthscope.measures.energy import (
     EnergySplit,
     LargestFeature,
@@ -48,6 +49,7 @@ from depthscope.measures.tokens import OUTLIER_FACTOR, Scratch, TokenMatrix, Tok
 __all__ = [
     "ALIKE",
     "EQUAL",
+    "GRADIENTS",
     "MEASURES",
     "OF_OUTLIERS",
     "OUTLIER_FACTOR",
@@ -68,6 +70,7 @@ __all__ = [
     "Summary",
     "TokenMatrix",
     "TokenNorms",
+    "TokenSum",
     "TransposedAttention",
     "angular_distance",
     "attention_entropy",
@@ -89,6 +92,7 @@ __all__ = [
     "largest_token_share",
     "leading_direction",
     "mean_angle",
+    "mean_coherent_share",
     "mean_cosine",
     "mu",
     "omega",
@@ -99,4 +103,5 @@ __all__ = [
     "stable_rank",
     "token_diversity",
     "token_similarity",
+    "token_sum",
 ]

@@ -51,7 +51,16 @@ GROUP_NAMES: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
 _DEFAULT: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
 _VERDICT: tuple[Group, ...] = ("verdict", "all")
 _RANK: tuple[Group, ...] = ("spectral", "all")
-_TAKEN = {"output_gradient", "weight_gradient"}  # rows that `probe(gradients=True)` adds
+# Rows that `probe(gradients=True)` adds.
+GRADIENTS = (
+    "output_gradient",
+    "weight_gradient",
+    "queries_keys_gradient",
+    "values_output_gradient",
+    "ffn_gradient",
+    "norms_gradient",
+    "other_gradient",
+)
 _NEEDS: dict[str, frozenset[str]] = {"station": frozenset(PARTS), "attention": HEAD_PARTS}
 
 
@@ -75,7 +84,7 @@ def _check(measure: Measure) -> None:
     if not isinstance(measure, Measure):
         raise ValueError(f"expected a Measure, got {measure!r}")
     name = measure.name
-    if not isinstance(name, str) or not name.isidentifier() or name != name.lower() or name in _TAKEN:
+    if not isinstance(name, str) or not name.isidentifier() or name != name.lower() or name in GRADIENTS:
         raise ValueError(f"expected a name of small letters, digits and _ that is free, got {measure.name!r}")
     if measure.of not in get_args(Kind):
         raise ValueError(f"measure {measure.name!r} is of {measure.of!r}: expected one of {', '.join(get_args(Kind))}")

@@ -50,6 +50,7 @@ from depthscope.probing.gradients import Loss, gradient_norms
 from depthscope.probing.parts import PartSeen
 from depthscope.probing.profile import Profile, frame_of, sinks_of
 from depthscope.probing.reduction import Excluded, Reduction
+from depthscope.probing.roles import Roles
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
 from depthscope.probing.spelling import Spelling, without_first_token
 from depthscope.progress import Tick
@@ -75,9 +76,10 @@ def probe(
     `measures`: "default" (O(nd)), "verdict" (what `diagnose` asks for; what it adds to the default
     is taken at outputs alone), "spectral" (adds ranks and attention), "all", or names.
     `stations`: "output", "trunk", "all", or names. `exclude_tokens`: positions, or "outliers" (norm
-    above ten times the median). `gradients` adds the gradient norm per block (with
-    "outputs" that of the blocks' outputs alone), of `loss(output)` or, by default, of the
-    inner product of the last block's output with a fixed random matrix. `progress` is called after
+    above ten times the median). `gradients` adds the gradient norm per block, also split by what the weights are for
+    (queries_keys_gradient, values_output_gradient, ffn_gradient, norms_gradient, other_gradient); with "outputs" that
+    of the blocks' outputs alone. It is of `loss(output)` or, by default, of the inner product of the last block's
+    output with a fixed random matrix. `progress` is called after
     every block. `without`: parts that are left out of every block meanwhile, such as ("skips", "ffn", "norms"); all
     names are in `depthscope.passes.left_out`, and the profile's metadata says what was left out.
 
@@ -100,6 +102,7 @@ def probe(
     reduction = Reduction(names, wanted, excluded, only_at_outputs(measures), entrances=True)
     passes = _Passes(model, anatomy, reduction, progress)
     gradient_rows = []
+    roles = Roles(anatomy) if gradients and gradients != "outputs" else None
     surgery = Surgery(model, anatomy, parts) if parts else open_surgery(model)
     with undisturbed(model), surgery if surgery is not None and parts else nullcontext():
         for given in chain([first], calls):
@@ -109,14 +112,21 @@ def probe(
             passes.run(batch, tokenizer)
             if gradients:
                 sample = passes.samples - passes.batch_size
-                of_weights = gradients != "outputs"
-                gradient_rows += gradient_norms(model, anatomy, batch, loss, sample, of_weights=of_weights)
+                gradient_rows += gradient_norms(model, anatomy, batch, loss, sample, roles)
         metadata = _describe(model, anatomy, passes, names, wanted, excluded)
         if surgery is not None:
             metadata["without"], notes = list(surgery.parts), notes + surgery.notes
-        metadata["notes"] = notes + passes.notes(wanted)
+        metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
     rows = gather_heads(reduction.rows, passes.split_heads)
     return Profile(frame_of(rows + gradient_rows), metadata, sinks_of(reduction.sinks))
+
+
+def _notes_on(roles: Roles | None, *, repeated: bool) -> list[str]:
+    if roles is None:
+        return []
+    if repeated:
+        return ["blocks share their weights, which have one gradient, not one per block: none by block or by role"]
+    return roles.notes
 
 
 class _Passes:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy
+from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.measures.tokens import norm_of_rows
 from depthscope.offloading import has_offloaded
 from depthscope.passes import Batch, Listen, Machine, Visit, call
 from depthscope.probing.reduction import Row
+from depthscope.probing.roles import Roles, norm_of_gradient, norm_of_norms
 
 Loss = Callable[[Any], Tensor]
 
@@ -23,29 +24,31 @@ def gradient_norms(
     batch: Batch,
     loss: Loss | None,
     first_sample: int,
-    *,
-    of_weights: bool = True,
+    roles: Roles | None,
 ) -> list[Row]:
-    """Rows `weight_gradient` (one per block, of the batch's loss) and `output_gradient` (per sample).
+    """Rows `weight_gradient` and its parts by role (one per block, of the batch's loss; see `roles`) and
+    `output_gradient` (per sample).
 
     `loss(output)` takes what the model returns. By default it is ⟨R, X_L⟩/√(size of X_L), summed over the
     sequences, with a fixed random R: sums and norms of normed tokens are constant. Weights that blocks
-    share (ALBERT) have one gradient, not one per block: only the outputs are reported then, as with
-    `of_weights=False`, which spares a third of the backward pass.
+    share (ALBERT) have one gradient, not one per block: only the outputs are reported then, as without `roles`,
+    which spares a third of the backward pass.
     `parameter.grad` is not touched.
     """
     if torch.is_inference_mode_enabled():
         raise ValueError("gradients=True does not work inside torch.inference_mode()")
-    if of_weights and has_offloaded(model):
+    if roles is not None and has_offloaded(model):
         raise ValueError('weights that are offloaded have no gradient here; ask for gradients="outputs"')
     if any(spot.added_to is not None for block in anatomy.blocks for spot in block.spots.values()):
         raise ValueError("gradients are not seen where the residual addition stands outside the blocks' modules")
     outputs: list[Tensor] = []
     axes: list[int] = []
+    ran: list[BlockAnatomy] = []
     ends: dict[str, tuple[Tensor, Tensor | None, int]] = {}  # by part: its last output, the mask, the token axis
 
     def keep(visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
         outputs.append(source)
+        ran.append(visit.block)
         axes.append(anatomy.axis_of(visit.block))
         ends[visit.part] = source, visit.real, axes[-1]
 
@@ -56,12 +59,8 @@ def gradient_norms(
         raise ValueError("gradients=True needs a model with parameters that require a gradient; none does")
     if value.numel() != 1:
         raise ValueError(f"expected loss to return one number, got shape {tuple(value.shape)}")
-    shared = len(anatomy.blocks) < len(outputs)
-    weights = (
-        []
-        if shared or not of_weights
-        else [[p for p in b.module.parameters() if p.requires_grad] for b in anatomy.blocks]
-    )
+    repeated = len({id(block.module) for block in ran}) < len(ran)
+    weights = [] if repeated or roles is None else [_own_weights(block, roles) for block in ran]
     flat = [p for block in weights for p in block]
     kept = [o for o in outputs if o.requires_grad]
     found = torch.autograd.grad(value, [*kept, *flat], allow_unused=True)
@@ -78,14 +77,19 @@ def gradient_norms(
             per_sample = gradient.transpose(0, 1) if axis == 0 else gradient
             norms = norm_of_rows(per_sample.double().flatten(1))
             rows.append(Row(number, "output", -1, "output_gradient", first_sample, norms.tolist()))
-    remaining = list(found[len(kept) :])
-    for number, block in enumerate(weights, start=1):
-        mine, remaining = remaining[: len(block)], remaining[len(block) :]
-        norms_of_block = [norm_of_rows(g.double().flatten()) for g in mine if g is not None and g.numel()]
-        if norms_of_block:
-            norm = norm_of_rows(torch.stack(norms_of_block)).item()
-            rows.append(Row(number, "output", -1, "weight_gradient", -1, [norm]))
+    of_weight = dict(zip(map(id, flat), found[len(kept) :], strict=True))
+    for number, (block, own) in enumerate(zip(ran, weights, strict=False), start=1):
+        mine = [g for p in own if (g := of_weight[id(p)]) is not None and g.numel()]
+        if mine and roles is not None:
+            norms_of_block = {"weight_gradient": norm_of_norms(list(map(norm_of_gradient, mine)))}
+            norms_of_block |= roles.norms(block, of_weight)
+            rows += [Row(number, "output", -1, name, -1, [norm]) for name, norm in norms_of_block.items()]
     return rows
+
+
+def _own_weights(block: BlockAnatomy, roles: Roles) -> list[nn.Parameter]:
+    """The weights of a block that want a gradient, and that no other block has."""
+    return [p for p in block.module.parameters() if p.requires_grad and id(p) not in roles.shared]
 
 
 def _loss_of_parts(ends: list[tuple[Tensor, Tensor | None, int]]) -> Tensor:

@@ -21,6 +21,8 @@ KEY = (
     "frobenius_norm",
     "escalation_rate",
     "output_gradient",
+    "queries_keys_gradient",
+    "values_output_gradient",
 )
 _WIDTH = 80
 

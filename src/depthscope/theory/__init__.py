@@ -26,6 +26,12 @@ from depthscope.theory.escalation import (
     lower_bound,
     spectral_estimate,
 )
+from depthscope.theory.gradients import (
+    QueryKeyGradients,
+    expected_gradient_ratio,
+    query_key_gradient_bound,
+    query_key_gradients,
+)
 from depthscope.theory.odds import (
     OddsMap,
     attention_map,
@@ -71,6 +77,7 @@ __all__ = [
     "LayerContraction",
     "Mlp",
     "OddsMap",
+    "QueryKeyGradients",
     "SplitTokens",
     "asymptotic_rate",
     "attend",
@@ -87,6 +94,7 @@ __all__ = [
     "enumerate_paths",
     "eta",
     "expected_eta",
+    "expected_gradient_ratio",
     "expected_growth",
     "expected_pre_norm_energy",
     "expected_rate",
@@ -109,6 +117,8 @@ __all__ = [
     "path_terms",
     "pre_norm_exponent",
     "pre_norm_odds",
+    "query_key_gradient_bound",
+    "query_key_gradients",
     "range_evenness",
     "recomputed_paths",
     "row_centre",

@@ -15,6 +15,7 @@ import pandas as pd
 from depthscope.files import append_line
 from depthscope.measures import ALIKE, MEASURES
 from depthscope.probing.reduction import Row
+from depthscope.probing.roles import OF_GRADIENTS, gradient_scalars
 
 COLUMNS = ["step", "block", "station", "measure", "value"]
 
@@ -42,6 +43,8 @@ class Record:
         | `depth/t_sim_passes_0.9`    | the first block whose output has .9 or more (0: the input has); or nan |
         | `depth/effective_depth`     | how many blocks read tokens that are not alike: t_sim (and t_cos, if  |
         |                             | taken) of their input < .9; L if nothing collapses                    |
+        | `depth/attention_learns`    | with gradients: how many blocks' attention can learn                  |
+        | `depth/coherent_share_max`  | with gradients: the largest mean-coherent share of a writer           |
 
         At a station other than `output` the names are `depth/<station>/…`, and the last two are missing.
         """
@@ -49,13 +52,18 @@ class Record:
         for station, curves in self.curves.items():
             prefix = "depth/" if station == "output" else f"depth/{station}/"
             for measure, values in curves.items():
-                if len(values) < 2:
+                if len(values) < 2 or measure in OF_GRADIENTS:
                     continue  # block 0 alone: this station was not asked for
                 name = prefix + _short(measure)
                 found[f"{name}_last"] = values[-1]
                 if measure.endswith("similarity"):
                     found[f"{name}_max"] = max((v for v in values[1:] if not math.isnan(v)), default=math.nan)
-        return found | self._depths()
+        return found | self._depths() | gradient_scalars(self.curves)
+
+    def with_gradients(self, curves: Curves) -> Record:
+        """The same with what the backward pass gave."""
+        stations = {*self.curves, *curves}
+        return Record(self.step, {s: self.curves.get(s, {}) | curves.get(s, {}) for s in stations})
 
     def _depths(self) -> dict[str, float]:
         output = self.curves.get("output", {})

@@ -28,8 +28,10 @@ from depthscope.passes import (
 )
 from depthscope.passes.undoing import undone, unhook
 from depthscope.probing.reduction import Reduction
+from depthscope.probing.roles import gradient_scalars
+from depthscope.probing.watching.gradients import GradientTaps
 from depthscope.probing.watching.heat_map import heat_map
-from depthscope.probing.watching.records import Record, append, check_appendable, curves_of, frame_of_records
+from depthscope.probing.watching.records import Curves, Record, append, check_appendable, curves_of, frame_of_records
 from depthscope.stations import choose_stations
 
 _INSIDE_COMPILED = "the model is called by compiled code, which passes hooks by: watch what torch.compile returned"
@@ -45,6 +47,7 @@ def watch(
     stations: str | Sequence[str] = ("output",),
     on_record: OnRecord | None = None,
     path: str | os.PathLike[str] | None = None,
+    gradients: bool = False,
     **told: Unpack[Told],
 ) -> Watch:
     """Watches a model while it is trained, in any loop:
@@ -76,11 +79,20 @@ def watch(
     `on_record(step, scalars)` is called after each watched pass, e.g. with a tracker's log function.
     `path` gets one line of JSON per watched step, appended (by the first process only, if there are several);
     `load_records(path)` reads it.
+
+    **Gradients.** `gradients=True` also takes the backward pass of a watched step: the norm of each block's gradient
+    by role (as `probe(gradients=True)`, at station `output`), and at `attention_branch` and `ffn_branch` the
+    `mean_coherent_share` of the gradient of the matrix that writes them. They are as autograd makes them, before
+    clipping, unscaling and other processes' parts. They come later than the rest: `on_record` is called once more, with
+    the step and their scalars, and the line of the step is written again with them (`load_records` reads the last).
     """
-    check_options(every, measures=measures, stations=stations, on_record=on_record, path=path)
+    check_options(every, measures=measures, stations=stations, on_record=on_record, path=path, gradients=gradients)
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a model, a torch.nn.Module, to watch, got {model!r}")
-    return Watch(model, every, choose_measures(measures), choose_stations(stations), told, on_record, path)
+    found = Watch(model, every, choose_measures(measures), choose_stations(stations), told, on_record, path)
+    if gradients:
+        found.take_gradients()
+    return found
 
 
 def check_options(
@@ -90,6 +102,7 @@ def check_options(
     stations: str | Sequence[str] = "output",
     on_record: object = None,
     path: object = None,
+    gradients: object = False,
     **told: object,
 ) -> None:
     """Refuses wrong options of `watch` that can be known as such without the model; what `told` says needs it."""
@@ -102,6 +115,8 @@ def check_options(
         raise ValueError(f"expected on_record= to be a function of (step, scalars), got {on_record!r}")
     if path is not None and (not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path)):
         raise ValueError(f"expected path= to be the path of a file, got {path!r}")
+    if not isinstance(gradients, bool):
+        raise ValueError(f"expected gradients= to be True or False, got {gradients!r}")
     check_told(told)
 
 
@@ -143,12 +158,18 @@ class Watch:
         self._due = False  # the announced step is to be watched, and has not been yet
         self._complained = False
         self._is_packed = False  # which was said
+        self._taps: GradientTaps | None = None  # where gradients are asked for
+
+    def take_gradients(self) -> None:
+        """From the next watched step on, its backward pass is watched too."""
+        self._taps = GradientTaps(self._machine, self._add_gradients)
 
     # --- reading ----------------------------------------------------------------------------------
 
     @property
     def records(self) -> pd.DataFrame:
         """step, block (0 is what enters block 1), station, measure, value (the mean over the batch)."""
+        self._flush_gradients(only_if_come=True)
         return frame_of_records(self._records)
 
     @property
@@ -158,6 +179,7 @@ class Watch:
 
     def scalars(self) -> dict[str, float]:
         """The last watched step in a handful of numbers (see `Record.scalars`); empty before the first."""
+        self._flush_gradients(only_if_come=True)
         return self._records[-1].scalars() if self._records else {}
 
     def heat_map(self, measure: str = "token_similarity", station: str = "output") -> Any:
@@ -196,6 +218,7 @@ class Watch:
     def close(self) -> None:
         """Takes every hook out. May be called more than once."""
         self._end_pass()
+        self._flush_gradients()
         unhook(self._entrance, lambda hook: isinstance(hook, _Counter) and hook.watch is self)
         self._is_open = False
 
@@ -206,6 +229,7 @@ class Watch:
 
     def step(self, number: int | None = None) -> None:
         """A step begins: the one after the last, or `number`. Call it before each step's first pass, or never."""
+        self._flush_gradients()
         if self._passes > 0:
             raise ValueError("step() came after the first training pass: call it at the head of every step, or never")
         if self._due and not self._complained:
@@ -224,6 +248,7 @@ class Watch:
             self._end_pass()  # the pass before this one failed, or was interrupted
         if not self._model.training or _in_backward():
             return
+        self._flush_gradients()
         if self._announced is None:
             step, due = self._passes, self._passes % self.every == 0
             self._passes += 1
@@ -246,6 +271,8 @@ class Watch:
             if _has_compiled_parts(self._entrance):
                 self._eager.enter_context(torch.compiler.set_stance("force_eager"))
             self._machine.__enter__()
+            if self._taps is not None:
+                self._taps.open(step)
             if not self._machine.hears_call:
                 self._machine.begin_pass(args, kwargs)
             self._entrance.register_forward_hook(_End(self, lambda: self._record(step)))
@@ -259,6 +286,8 @@ class Watch:
         self._listens = False
 
     def _stop_listening(self) -> None:
+        if self._taps is not None:
+            self._taps.end_pass()
         if self._machine.thread is not None:  # which is forgotten last, when it is closed
             self._machine.__exit__()
         self._eager.close()
@@ -281,13 +310,32 @@ class Watch:
             )
         record = Record(step, curves_of(rows))
         self._records.append(record)
+        self._write(record)
+        if self.on_record is not None:
+            self.on_record(step, record.scalars())
+
+    def _write(self, record: Record) -> None:
         if self.path is not None and _is_first_process():
             try:
                 append(self.path, record)
             except OSError as error:  # not worth a training run
-                warnings.warn(f"step {step} was watched but not written to {self.path}: {error}", stacklevel=2)
+                said = f"step {record.step} was watched but not written to {self.path}: {error}"
+                warnings.warn(said, stacklevel=2)
+
+    def _flush_gradients(self, *, only_if_come: bool = False) -> None:
+        """Some weights may never get a gradient: what has come is taken, unless a backward pass is still to come."""
+        if self._taps is None or (only_if_come and (_in_backward() or not self._taps.has_come)):
+            return
+        self._taps.flush()
+
+    def _add_gradients(self, step: int, curves: Curves) -> None:
+        """What the backward pass of the step that was watched last has given."""
+        if not self._records or self._records[-1].step != step:
+            return  # its forward pass failed
+        self._records[-1] = record = self._records[-1].with_gradients(curves)
+        self._write(record)
         if self.on_record is not None:
-            self.on_record(step, record.scalars())
+            self.on_record(step, gradient_scalars(curves))
 
     def _new_reduction(self) -> Reduction:
         return Reduction(self._measures, self._stations, exclude=None)

@@ -10,6 +10,7 @@ from depthscope.registry import Registry
 from depthscope.report.charts.curves import (
     diversity,
     energy,
+    gradient_roles,
     gradients,
     ranks,
     rogue_features,
@@ -49,6 +50,7 @@ CHARTS: Registry[Chart] = Registry(
         rates,
         heads,
         gradients,
+        gradient_roles,
         path_lengths,
         paths_by_block,
         path_heads,

@@ -153,6 +153,36 @@ def gradients(material: Material) -> Drawing | None:
     )
 
 
+def gradient_roles(material: Material) -> Drawing | None:
+    """What the gradient of each block's weights is made of."""
+    known = {
+        "output queries_keys_gradient": "queries and keys",
+        "output values_output_gradient": "values and output",
+        "output ffn_gradient": "FFN",
+        "output norms_gradient": "norms",
+        "output other_gradient": "other weights",
+    }
+    labels = _there(material, known)
+    if len(labels) < 2:
+        return None
+    return Drawing(
+        "Gradients by role",
+        "The gradient of each block's weights, split by what they are for, on a logarithmic scale. Where tokens are "
+        "alike, that of queries and keys vanishes while the others stay: attention cannot learn what to attend to.",
+        lines(
+            NUMBERS,
+            list(labels.values()),
+            material,
+            title="norm of the gradient",
+            labels=labels,
+            log=True,
+        ),
+        {NUMBERS: _rows(labels)},
+        section="Why",
+        rules=("attention learns",),
+    )
+
+
 def rogue_features(material: Material) -> Drawing | None:
     """The share of the largest feature, and which one it is."""
     if not material.has("largest_feature_share"):

@@ -1,0 +1,118 @@
+"""The gradient of a block's weights, split by what the weights are for: one norm per role."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.anatomy.pieces import Piece
+from depthscope.anatomy.roles import ROLES, RolePieces, names_of_others, roles_of, shared_parameters
+from depthscope.measures.tokens import norm_of_rows
+
+MEASURES = {role: f"{role}_gradient" for role in ROLES}  # the name of each role's norm in a profile
+COHERENT = "mean_coherent_share"  # of a writer's gradient, in `watch`
+OF_GRADIENTS = frozenset({*MEASURES.values(), COHERENT})
+# A block's attention can learn what to attend to if its queries and keys have this share of the gradient of its values
+# and output: below it a step that is right for the latter moves the former by less than 1 %.
+CAN_LEARN = 0.01
+_NAMED = 6  # names in a note
+
+
+class Roles:
+    """The roles of all blocks of a model. Weights that several blocks have are in none of them: they have one gradient,
+    not one per block."""
+
+    def __init__(self, anatomy: Anatomy):
+        self.shared = shared_parameters(anatomy.blocks)
+        self._blocks: dict[int, RolePieces] = {id(block.module): roles_of(block) for block in anatomy.blocks}
+        names = [names_of_others(block, self.of(block)) for block in anatomy.blocks]
+        self._others = list(dict.fromkeys(name for block in names for name in block))
+        self._shared_names = [
+            f"{block.name}.{name}"
+            for block in anatomy.blocks
+            for name, parameter in block.module.named_parameters()
+            if id(parameter) in self.shared
+        ]
+
+    def of(self, block: BlockAnatomy) -> RolePieces:
+        """The roles of one block."""
+        return self._blocks[id(block.module)]
+
+    def norms(self, block: BlockAnatomy, gradients: Mapping[int, Tensor | None]) -> dict[str, float]:
+        """By measure, the norm of the gradient of each role of a block that has one; `gradients` by the parameter's id.
+
+        Their squares add up to the square of the whole block's.
+        """
+        found: dict[str, float] = {}
+        for role, pieces in self.of(block).items():
+            norms = [
+                norm
+                for piece in pieces
+                if id(piece.parameter) not in self.shared
+                and (gradient := gradients.get(id(piece.parameter))) is not None
+                for norm in self.part_norms(piece, gradient)
+            ]
+            if norms:
+                found[MEASURES[role]] = norm_of_norms(norms)
+        return found
+
+    @staticmethod
+    def part_norms(piece: Piece, gradient: Tensor) -> list[Tensor]:
+        """The norms of the parts that a piece takes out of its parameter's gradient."""
+        return [norm_of_gradient(part) for part in piece.of(gradient) if part.numel()]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the roles must know: what has none, and what is shared."""
+        found = []
+        if self._others:
+            found.append(f"gradients by role: {_listed(self._others)} of the blocks have no role: other_gradient")
+        if self._shared_names:
+            found.append(
+                f"weights that several blocks share have one gradient, not one per block, and are left out of the "
+                f"blocks' gradients: {_listed(self._shared_names)}"
+            )
+        return found
+
+
+def learning_ratios(queries_keys: Sequence[float], values_output: Sequence[float]) -> list[float]:
+    """‖∂W_Q,K‖/‖∂W_V,O‖ block by block; nan where one of them was not taken, or values and output have no gradient.
+
+    Attention of blocks with `CAN_LEARN` or more can learn what to attend to.
+    """
+    return [q / v if v > 0 else math.nan for q, v in zip(queries_keys, values_output, strict=True)]
+
+
+def gradient_scalars(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """A handful of numbers for a tracker, of curves (station → measure → blocks 0..L) that have gradients.
+
+    `depth/attention_learns` is the number of blocks whose attention can learn, `depth/coherent_share_max` the largest
+    mean-coherent share of a writer.
+    """
+    found = {}
+    output = curves.get("output", {})
+    if all(MEASURES[role] in output for role in ("queries_keys", "values_output")):
+        ratios = learning_ratios(output[MEASURES["queries_keys"]], output[MEASURES["values_output"]])
+        found["depth/attention_learns"] = float(sum(ratio >= CAN_LEARN for ratio in ratios))
+    shares = [v for measures in curves.values() for v in measures.get(COHERENT, ()) if not math.isnan(v)]
+    if shares:
+        found["depth/coherent_share_max"] = max(shares)
+    return found
+
+
+def norm_of_gradient(gradient: Tensor) -> Tensor:
+    """Its norm in float64, of any size and layout."""
+    return norm_of_rows(gradient.detach().double().flatten())
+
+
+def norm_of_norms(norms: Sequence[Tensor]) -> float:
+    """√Σ‖·‖², which neither over- nor underflows."""
+    return float(norm_of_rows(torch.stack([norm.cpu() for norm in norms])))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
