@@ -125,7 +125,9 @@ def ours(model: nn.Module, inputs: dict[str, Tensor]) -> Numbers:
 
     frame = probe(model, inputs).frame
     frame = frame[frame["station"] == "output"]
-    tables = {name: rows.pivot(index="block", columns="sample", values="value") for name, rows in frame.groupby("measure")}
+    tables = {
+        name: rows.pivot(index="block", columns="sample", values="value") for name, rows in frame.groupby("measure")
+    }
     return {str(name): torch.from_numpy(table.to_numpy(copy=True)) for name, table in tables.items()}
 
 
@@ -163,7 +165,9 @@ def with_transformer_lens(model: nn.Module, *, whole: bool) -> Callable[[dict[st
 
     with tempfile.TemporaryDirectory() as folder:  # it loads its tokenizer again, by the name of where it is from
         words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-        PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a", eos_token="a", bos_token="a").save_pretrained(folder)
+        PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a", eos_token="a", bos_token="a").save_pretrained(
+            folder
+        )
         model.config.save_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         bridge = TransformerBridge.boot_transformers("gpt2", hf_model=model, device="cpu", tokenizer=tokenizer)
@@ -260,7 +264,10 @@ def compare_padding() -> None:
         errors = {name: _error(found[name], exact[name]) for name in shared}
         worst = max(errors, key=lambda name: errors[name])
         verdict = "right" if errors[worst] < 1e-3 else "wrong"
-        print(f"{way:<30} {verdict}: {errors[worst]:.1e} in {worst}, {errors['cosine_similarity']:.1e} in t_cos", flush=True)
+        print(
+            f"{way:<30} {verdict}: {errors[worst]:.1e} in {worst}, {errors['cosine_similarity']:.1e} in t_cos",
+            flush=True,
+        )
 
 
 def _error(found: Tensor, exact: Tensor) -> float:

@@ -4,8 +4,8 @@
     python benchmarks/studies.py --share 1  # all of them: several minutes for the loop
 
 The plain loop takes one trial at a time: `models.Block` for every block, δ by `svdvals`, λ₂ by `eigvals`, W_V
-drawn again in full for Fig. 3 (its two estimates once per block). Same sizes, same number of trials, float32. CPU time of
-all threads: on a shared machine it is steadier than the clock.
+drawn again in full for Fig. 3 (its two estimates once per block). Same sizes, same number of trials, float32.
+CPU time of all threads: on a shared machine it is steadier than the clock.
 """
 
 from __future__ import annotations

@@ -56,9 +56,7 @@ def test_in_float32_it_is_as_exact_as_the_definition_written_out(mean: Any, spre
     """At every degree of collapse: the largest error is at most twice that of the form written out."""
     x = torch.randn(1, 1, 96, generator=seeded(0)) + spread * torch.randn(4, 300, 96, generator=seeded(1))
     exact = written_out(x.double(), 1.0, mean)
-    ours, naive = (
-        (change(x, 1.0, mean).double() - exact).abs().max().item() for change in (without_mean, written_out)
-    )
+    ours, naive = ((change(x, 1.0, mean).double() - exact).abs().max().item() for change in (without_mean, written_out))
     assert ours <= 2 * naive
 
 

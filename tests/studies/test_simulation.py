@@ -62,7 +62,11 @@ def test_coarse_numbers_have_the_moments_of_the_uniform_law():
     grid = (values / 2 * 32768 - 0.5).round()
     assert torch.equal((grid + 0.5) * 2 / 32768, values)
     # 478 800 numbers: four standard errors of each moment of U(−1, 1)
-    for power, moment, deviation in ((1, 0, 3**-0.5), (2, 1 / 3, (1 / 5 - 1 / 9) ** 0.5), (4, 1 / 5, (1 / 9 - 1 / 25) ** 0.5)):
+    for power, moment, deviation in (
+        (1, 0, 3**-0.5),
+        (2, 1 / 3, (1 / 5 - 1 / 9) ** 0.5),
+        (4, 1 / 5, (1 / 9 - 1 / 25) ** 0.5),
+    ):
         assert abs((values / 2).pow(power).mean().item() - moment) < 4 * deviation / values.numel() ** 0.5
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from depthscope.models.token_means import CausalMean, Full, TokenMean, decayed_sums, no_autocast
 
 KEPT = 16  # plans: a model has one mean, and sequences of a few lengths
-BALANCE = 6e5  # a product with c × c matrices costs c/40 ns a number, a stretch 15 µs: c = √(BALANCE / numbers in a row)
+# A product with c × c matrices costs c/40 ns a number, and a stretch 15 µs: least at c = √(BALANCE / (batch · d)).
+BALANCE = 6e5
 SHORTEST, LONGEST = 12, 64  # tokens in a stretch
 
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from depthscope.models.initialisers import DEFAULT, HE, SCHEMES, XAVIER, Law, Scheme, bias_bound, uniform_bound
 from depthscope.studies.simulation.randomness import fill_gaussian, fill_uniform, generators
 
-
 Fill = Callable[[Tensor, float, np.random.Generator], None]
 
 
