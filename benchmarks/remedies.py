@@ -1,9 +1,10 @@
-"""What a remedy costs in training: ratios from one run, medians over alternating rounds.
+"""What a remedy costs in training: ratios of CPU time from one run, each pair back to back; medians and quartiles.
 
     python benchmarks/remedies.py             # all of it, about ten minutes on 2 cores
     python benchmarks/remedies.py time        # one part of: time, operation, memory
+    python benchmarks/remedies.py --means     # the token means alone, on the deep ViT
 
-time       a training step (forward, backward, AdamW) with ÷ without
+time       a training step (forward, backward, AdamW) with ÷ without, and how many torch operations it adds
 operation  forward and backward of the operation alone ÷ reading X and writing Y once each way, the bound that
            memory bandwidth sets; and the n × n matrix as written in the paper
 memory     peak memory of a process that trains with ÷ one that trains without (give it alone: a child's peak
@@ -13,13 +14,16 @@ memory     peak memory of a process that trains with ÷ one that trains without 
 from __future__ import annotations
 
 import resource
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from probe import ratios
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import depthscope
 from depthscope.models import BlockConfig, Encoder, VisionTransformer
@@ -63,12 +67,56 @@ def trainer(make: Callable[[], tuple[nn.Module, Tensor]], form: str | None) -> C
     return step
 
 
-def compare_time() -> None:
-    for name, make in MODELS.items():
+class Counted(TorchDispatchMode):
+    """How many operations of torch run, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return function(*args, **(kwargs or {}))
+
+
+def operations(call: Callable[[], object]) -> int:
+    with Counted() as counted:
+        call()
+    return counted.operations
+
+
+def ratios(plain: Callable[[], object], other: Callable[[], object], rounds: int) -> tuple[float, float, float]:
+    """Median and quartiles of other ÷ plain, CPU time, in alternating order."""
+    for call in (plain, other):
+        call()
+    found = []
+    for number in range(rounds):
+        order = (plain, other) if number % 2 else (other, plain)
+        spent = {call: seconds(call) for call in order}
+        found.append(spent[other] / spent[plain])
+    low, middle, high = statistics.quantiles(found, n=4)
+    return middle, low, high
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def compare_time(models: dict[str, Callable[[], Any]] | None = None, forms: tuple[str, ...] = tuple(FORMS)) -> None:
+    for name, make in (models or MODELS).items():
         plain = trainer(make, None)
-        for form in FORMS:
-            ratio = ratios(plain, {form: trainer(make, form)}, rounds=7)[form]
-            print(f"{name:<34} {form:<16} {ratio:.3f} × the step without", flush=True)
+        without = operations(plain)
+        for form in forms:
+            step = trainer(make, form)
+            middle, low, high = ratios(plain, step, rounds=9)
+            more = operations(step) - without
+            print(
+                f"{name:<34} {form:<16} {middle:.3f} ({low:.3f}–{high:.3f}) × the step without, "
+                f"{more} operations more than its {without}",
+                flush=True,
+            )
 
 
 def compare_operation() -> None:
@@ -90,8 +138,13 @@ def compare_operation() -> None:
             for form in ("full", "prefix", "ema")
         }
         calls["matrix"] = lambda go=both_ways, matrix=matrix: go(lambda tokens: matrix @ tokens)
-        for form, ratio in ratios(bound, calls, rounds=200).items():
-            print(f"{shape!s:<16} {form:<8} {ratio:6.2f} × reading and writing once each way")
+        for form, call in calls.items():
+            middle, low, high = ratios(bound, call, rounds=200)
+            print(
+                f"{shape!s:<16} {form:<8} {middle:6.2f} ({low:.2f}–{high:.2f}) × reading and writing once each way, "
+                f"{operations(call)} operations",
+                flush=True,
+            )
 
 
 def compare_memory() -> None:
@@ -140,6 +193,9 @@ def print_peak(name: str, form: str) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["--peak"]:
         print_peak(*sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["--means"]:
+        compare_time({"ViT 80 × 192, 16 × 65 tokens": vit}, ("full mean", "prefix mean", "EMA"))
         return
     parts = {"memory": compare_memory, "time": compare_time, "operation": compare_operation}
     for part in sys.argv[1:] or parts:

@@ -7,6 +7,8 @@ from torch import nn
 from depthscope import models
 from depthscope.models import Attention
 from depthscope.models.initialisers import HE, SCHEMES, TEXT, UNIT, XAVIER, Scheme, draw_block, draw_linear
+from depthscope.studies.simulation.blocks import attend, root
+from depthscope.studies.simulation.randomness import fill_coarsely, generators
 from depthscope.studies.simulation.weights import SETTINGS, Sampler
 
 
@@ -50,3 +52,46 @@ def test_a_block_with_an_output_matrix_needs_a_law_for_it():
     draw_block(without, Attention(16, 4, output_projection=False), nn.Linear(16, 16))
     with pytest.raises(ValueError, match="expected a scheme with a law for W_O"):
         draw_block(without, Attention(16, 4), nn.Linear(16, 16))
+
+
+def test_coarse_numbers_have_the_moments_of_the_uniform_law():
+    values = torch.empty(3, 400, 399, dtype=torch.float64)  # no multiple of four in a part
+    fill_coarsely(values, 2.0, generators(0, 1)[0])
+    assert values.abs().max() < 2
+    assert values.unique().numel() > 60_000  # of 65 536 levels
+    grid = (values / 2 * 32768 - 0.5).round()
+    assert torch.equal((grid + 0.5) * 2 / 32768, values)
+    # 478 800 numbers: four standard errors of each moment of U(−1, 1)
+    for power, moment, deviation in (
+        (1, 0, 3**-0.5),
+        (2, 1 / 3, (1 / 5 - 1 / 9) ** 0.5),
+        (4, 1 / 5, (1 / 9 - 1 / 25) ** 0.5),
+    ):
+        assert abs((values / 2).pow(power).mean().item() - moment) < 4 * deviation / values.numel() ** 0.5
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-6, 0.0])
+def test_a_root_has_the_gram_matrix_of_the_tokens_also_when_they_are_alike(spread: float):
+    """XW and RG are Gaussian with the covariance XXᵀ = RRᵀ: equal in law. Seen on differences, which would vanish."""
+    generator = torch.Generator().manual_seed(0)
+    common, own = torch.randn(2, 1, 1, 9, 40, generator=generator, dtype=torch.float64)
+    x = common[..., :1, :] + spread * own
+    r = root(x)
+    assert r.shape == (1, 1, 9, 9)
+    for tokens, rooted in ((x, r), (x[..., 1:, :] - x[..., :1, :], r[..., 1:, :] - r[..., :1, :])):
+        scale = tokens.square().sum().item()
+        torch.testing.assert_close(rooted @ rooted.mT, tokens @ tokens.mT, rtol=0, atol=1e-9 * scale + 1e-28)
+
+
+def test_values_in_law_have_the_spread_of_values_drawn_in_full():
+    """‖PXW_V‖² over 400 trials: its mean is ‖PX‖²·h·(d/h)/d both ways, to 4 standard errors."""
+    x = torch.randn(1, 1, 6, 32, generator=torch.Generator().manual_seed(0)).expand(400, 1, 6, 32)
+    size = {"trials": 400, "width": 32, "heads": 4, "seed": 0}
+    weights = Sampler("theorem", **size, value_inputs=6).draw()
+    assert weights.value.weight.shape == (400, 32, 6)
+    found, p = attend(weights, x, 4, values_of=root(x))
+    expected = (p @ x.unsqueeze(2)).square().sum(dim=(-2, -1)).mean(dim=-1)
+    ratio = found.square().sum(dim=(-2, -1)) / expected
+    assert abs(ratio.mean().item() - 1) < 4 * ratio.std().item() / 20
+    with pytest.raises(ValueError, match="whose W_V is Gaussian"):
+        Sampler("xavier", **size, value_inputs=6)

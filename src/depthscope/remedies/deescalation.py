@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
+from depthscope.models.mean_subtraction import without_mean
 from depthscope.models.token_means import NAMED, Ema, Full, Prefix, TokenMean
 from depthscope.passes.caches import recall, remember
 from depthscope.passes.hooks import TokenHook
@@ -44,8 +45,7 @@ def deescalate(
     real = None if mask is None else mask.bool()
     position = None if real is None else real.long().cumsum(dim=-1) - 1
     counted, touched = (_without(chosen, tokens, real, position) for chosen in (skip_in_mean, leave_alone))
-    mean = token_mean(mixing).mean(tokens, counted)
-    return tokens - _shift(tokens, tau, mean, touched)
+    return _changed(tokens, tau, token_mean(mixing), counted, touched)
 
 
 def token_mean(mixing: str | TokenMean) -> TokenMean:
@@ -67,6 +67,15 @@ def _without(chosen: Sequence[int], tokens: Tensor, real: Tensor | None, positio
     for number in chosen:
         kept = kept & (position != number)
     return kept
+
+
+def _changed(
+    tokens: Tensor, tau: float | Tensor, mean: TokenMean, counted: Tensor | None, touched: Tensor | None
+) -> Tensor:
+    """tokens − τ·mean where it is subtracted."""
+    if counted is None and touched is None and not isinstance(tau, Tensor):
+        return without_mean(tokens, tau, mean)
+    return tokens - _shift(tokens, tau, mean.mean(tokens, counted), touched)
 
 
 def _shift(tokens: Tensor, tau: float | Tensor, mean: Tensor, touched: Tensor | None) -> Tensor:
@@ -276,18 +285,30 @@ class SubtractMean(TokenHook):
 
     def change(self, tokens: Tensor) -> Tensor:
         x = self.running.batch_first(tokens)
-        return self.running.as_given(x - self._shift(x), tokens)
+        return self.running.as_given(self._changed(x), tokens)
 
     def changed_and_difference(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         x = self.running.batch_first(tokens)
         shift = self._shift(x)
         return self.running.as_given(x - shift, tokens), self.running.as_given((-shift).expand_as(x), tokens)
 
-    def _shift(self, x: Tensor) -> Tensor:
-        now, remedy = self.running.now, self.remedy
+    def _changed(self, x: Tensor) -> Tensor:
         mean = self._mean_of_this_call()
-        counted = _without(remedy.skip_in_mean, x, now.real, now.position)
-        touched = _without(remedy.leave_alone, x, now.real, now.position)
+        if isinstance(mean, Full) or self.running.now.cache is None:
+            return _changed(x, self.tau(), mean, *self._chosen(x))
+        return x - self._shift(x)
+
+    def _chosen(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The tokens that count in the mean, and those that it is subtracted from; None: all."""
+        now, remedy = self.running.now, self.remedy
+        counted, touched = (
+            _without(chosen, x, now.real, now.position) for chosen in (remedy.skip_in_mean, remedy.leave_alone)
+        )
+        return counted, touched
+
+    def _shift(self, x: Tensor) -> Tensor:
+        now, mean = self.running.now, self._mean_of_this_call()
+        counted, touched = self._chosen(x)
         if isinstance(mean, Full) or now.cache is None:
             return _shift(x, self.tau(), mean.mean(x, counted), touched)
         site = (self.block, self.station)

@@ -40,15 +40,30 @@ def apply_linear(linear: Linear, x: Tensor) -> Tensor:
     return y.unflatten(1, x.shape[1:3])
 
 
-def attend(weights: Weights, x: Tensor, heads: int, *, causal: bool = False) -> tuple[Tensor, Tensor]:
+def root(x: Tensor) -> Tensor:
+    """R (…, n, k) with RRᵀ = XXᵀ, for tokens (…, n, d), k = min(n, d): for a Gaussian W, XW has the law of RG, where
+    G is k rows of W.
+
+    By QR of Xᵀ in float64, which keeps the smallest differences between tokens; a Gram matrix would square them.
+    """
+    return torch.linalg.qr(x.double().mT, mode="r").R.mT.to(x.dtype)
+
+
+def attend(
+    weights: Weights, x: Tensor, heads: int, *, causal: bool = False, values_of: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """[P₁XW₁ … P_hXW_h]W_O and P (trials, streams, h, n, n), the scores over √d (eq. 2).
 
     The modules of `depthscope.models` use a fused kernel, which does not give P. `causal`: a token sees itself and
-    what stands before it.
+    what stands before it. `values_of` is what W_V is applied to, if not the tokens: their `root`.
     """
     q, k, v = (
-        split_heads(apply_linear(linear, x), heads)  # (trials, streams, h, n, d/h)
-        for linear in (weights.query, weights.key, weights.value)
+        split_heads(apply_linear(linear, given), heads)  # (trials, streams, h, n, d/h)
+        for linear, given in (
+            (weights.query, x),
+            (weights.key, x),
+            (weights.value, x if values_of is None else values_of),
+        )
     )
     n, d = x.shape[-2:]
     scores = q @ k.mT * score_scale(d, heads, "width")
@@ -69,9 +84,11 @@ def layer_norm(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)
 
 
-def post_norm_block(weights: Weights, x: Tensor, *, heads: int, alpha: float = 1.0) -> Stations:
-    """Algorithm 1: attention and residual, norm, FFN and residual, norm."""
-    attended, p = attend(weights, x, heads)
+def post_norm_block(
+    weights: Weights, x: Tensor, *, heads: int, alpha: float = 1.0, values_of: Tensor | None = None
+) -> Stations:
+    """Algorithm 1: attention and residual, norm, FFN and residual, norm. For `values_of` see `attend`."""
+    attended, p = attend(weights, x, heads, values_of=values_of)
     y1 = x + alpha * attended
     y2 = layer_norm(y1)
     y3 = y2 + feed_forward(weights, y2)

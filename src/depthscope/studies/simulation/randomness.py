@@ -26,6 +26,18 @@ def fill_uniform(values: Tensor, bound: float, stream: np.random.Generator) -> N
     torch.add(torch.tensor(-bound, dtype=values.dtype), values, alpha=2 * bound, out=values)  # one pass over memory
 
 
+def fill_coarsely(values: Tensor, bound: float, stream: np.random.Generator) -> None:
+    """values ~ U(−bound, bound) on 65 536 levels, symmetric about 0, in place: a third of the time of `fill_uniform`.
+
+    Four numbers of each random word. The variance is that of the uniform law to 3e-10, the fourth moment to 1e-9.
+    """
+    for part in values:  # in pieces that stay in the cache
+        words = stream.bit_generator.random_raw(-(-part.numel() // 4))
+        part.copy_(torch.from_numpy(words.view(np.int16)[: part.numel()]).view(part.shape))
+        half = torch.tensor(bound / 65536, dtype=values.dtype)
+        torch.add(half, part, alpha=bound / 32768, out=part)  # (k + ½)/32768, k from −32768 to 32767
+
+
 def standard_normal_tokens(
     trials: int, streams: int, n: int, d: int, seed: int | tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> Tensor:

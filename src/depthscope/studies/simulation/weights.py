@@ -19,6 +19,8 @@ from torch import Tensor
 from depthscope.models.initialisers import DEFAULT, HE, SCHEMES, XAVIER, Law, Scheme, bias_bound, uniform_bound
 from depthscope.studies.simulation.randomness import fill_gaussian, fill_uniform, generators
 
+Fill = Callable[[Tensor, float, np.random.Generator], None]
+
 
 class Linear(NamedTuple):
     """x ↦ xWᵀ + b, in `nn.Linear`'s layout."""
@@ -50,6 +52,8 @@ class Sampler:
     """Draws the weights of `trials` independent blocks, again and again into the same buffers.
 
     The tensors of one draw are overwritten by the next: whoever needs two blocks at once takes two samplers.
+    `fill` draws what is uniform. With `value_inputs=n` a Gaussian W_V of d inputs is drawn as one of n < d, for
+    `attend(…, values_of=root(x))`.
     """
 
     def __init__(
@@ -61,6 +65,8 @@ class Sampler:
         heads: int,
         seed: int | tuple[int, ...],
         dtype: torch.dtype = torch.float32,
+        fill: Fill = fill_uniform,
+        value_inputs: int | None = None,
     ):
         laws, ffn_width = SETTINGS[setting], 4 * width
         shapes = {  # (law, fan_in, fan_out); the large ones first, so that two threads end together
@@ -78,10 +84,15 @@ class Sampler:
             if law is None:
                 linears[name] = None
                 continue
-            weight = torch.empty(trials, fan_out, fan_in, dtype=dtype)
+            deviation, given = law.deviation(fan_in, fan_out, heads), fan_in
+            if name == "value" and value_inputs is not None:
+                if not law.gaussian:
+                    raise ValueError(f"expected a setting whose W_V is Gaussian for value_inputs, got {setting!r}")
+                given = value_inputs
+            weight = torch.empty(trials, fan_out, given, dtype=dtype)
             bias = torch.empty(trials, 1, fan_out, dtype=dtype) if law.bias else None
             linears[name] = linear = Linear(weight, bias)
-            self._jobs.append(_filler(linear, law, heads, stream))
+            self._jobs.append(_filler(linear, law, deviation, stream, fill))
         self._weights = Weights(**linears)  # type: ignore[arg-type]
 
     def draw(self) -> Weights:
@@ -92,17 +103,17 @@ class Sampler:
         return self._weights
 
 
-def _filler(linear: Linear, law: Law, heads: int, stream: np.random.Generator) -> Callable[[], None]:
+def _filler(
+    linear: Linear, law: Law, deviation: float, stream: np.random.Generator, fill_others: Fill
+) -> Callable[[], None]:
     """A call that draws one matrix of every trial, from its own stream."""
-    _, fan_out, fan_in = linear.weight.shape
-    deviation = law.deviation(fan_in, fan_out, heads)
 
     def fill() -> None:
         if law.gaussian:
             fill_gaussian(linear.weight, deviation, stream)
         else:
-            fill_uniform(linear.weight, uniform_bound(deviation), stream)
+            fill_others(linear.weight, uniform_bound(deviation), stream)
         if linear.bias is not None:
-            fill_uniform(linear.bias, bias_bound(fan_in), stream)
+            fill_uniform(linear.bias, bias_bound(linear.weight.shape[-1]), stream)
 
     return fill

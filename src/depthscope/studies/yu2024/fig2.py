@@ -1,7 +1,8 @@
 """Yu & Zhang 2024, Fig. 2: similarity, ξ₁/ξ₂ of the four steps, δ and ω, block by block, at initialisation.
 
 Post-norm blocks without W_O (Prop. 2.9), scores over √d (eq. 2), standard normal tokens. dσ² = 1, the theorem's
-own choice, fits the figure; §2.4's N(0, h/d) does not (`yu2024-init` shows both).
+own choice, fits the figure; §2.4's N(0, h/d) does not (`yu2024-init` shows both). To draw weights is most of the
+work: a Gaussian W_V is drawn in law, n × d numbers instead of d × d, and uniform weights on 65 536 levels.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import torch
 from depthscope import drawing
 from depthscope.measures import ALIKE, EQUAL, Scratch, TokenMatrix, delta, growth, token_similarity
 from depthscope.progress import Share
-from depthscope.studies.simulation.blocks import Stations, feed, post_norm_block
-from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
-from depthscope.studies.simulation.weights import Sampler
+from depthscope.studies.simulation.blocks import Stations, feed, post_norm_block, root
+from depthscope.studies.simulation.randomness import chunks, fill_coarsely, standard_normal_tokens
+from depthscope.studies.simulation.weights import SETTINGS, Sampler
 from depthscope.studies.study import Claim, Study, judge
 
 if TYPE_CHECKING:
@@ -44,13 +45,21 @@ class Config:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per trial and block: similarity of the block's input, ratio_1 … ratio_4, delta, omega."""
     frames, done, scratch = [], 0, Scratch()
+    in_law = SETTINGS[config.setting].value.gaussian and config.tokens <= config.width
     for part, size in enumerate(chunks(config.trials, CHUNK)):
         sampler = Sampler(
-            config.setting, trials=size, width=config.width, heads=config.heads, seed=(config.seed, part, 0)
+            config.setting,
+            trials=size,
+            width=config.width,
+            heads=config.heads,
+            seed=(config.seed, part, 0),
+            fill=fill_coarsely,
+            value_inputs=config.tokens if in_law else None,
         )
         x = standard_normal_tokens(size, 1, config.tokens, config.width, (config.seed, part, 1))
         for block in range(1, config.blocks + 1):
-            stations = post_norm_block(sampler.draw(), x, heads=config.heads)
+            read = root(x) if in_law else None
+            stations = post_norm_block(sampler.draw(), x, heads=config.heads, values_of=read)
             numbers = measure(stations, scratch)
             numbers |= {"block": [block] * size, "trial": list(range(part * CHUNK, part * CHUNK + size))}
             frames.append(pd.DataFrame(numbers))

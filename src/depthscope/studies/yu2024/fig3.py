@@ -18,7 +18,7 @@ from torch import Tensor
 from depthscope import drawing
 from depthscope.measures import ALIKE, Growth, TokenMatrix, token_similarity
 from depthscope.progress import Share
-from depthscope.studies.simulation.blocks import post_norm_block
+from depthscope.studies.simulation.blocks import post_norm_block, root
 from depthscope.studies.simulation.randomness import generators, standard_normal_tokens
 from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.study import Claim, Study, judge
@@ -78,12 +78,11 @@ def redraw(attention: Tensor, tokens: Tensor, trials: int, stream: np.random.Gen
     """
     x, (h, n), d = TokenMatrix(tokens), attention.shape[:2], tokens.shape[-1]
     m, sigma = d // h, d**-0.5
-    left, singular, _ = torch.linalg.svd(attention @ tokens, full_matrices=False)
-    root = left * singular.unsqueeze(-2)  # R (h, n, min(n, d))
-    centre = root.mean(dim=-2)  # c (h, k)
+    rooted = root(attention @ tokens)  # R (h, n, k), k = min(n, d)
+    centre = rooted.mean(dim=-2)  # c (h, k)
     basis = torch.linalg.qr(centre.unsqueeze(-1), mode="complete").Q  # q first (h, k, k)
     along = (centre * basis[..., 0]).sum(dim=-1)  # c·q, of either sign (h)
-    turned = (root - centre.unsqueeze(-2)) @ basis
+    turned = (rooted - centre.unsqueeze(-2)) @ basis
     r = turned[..., 0]  # (h, n)
     u, s, _ = torch.linalg.svd(turned[..., 1:], full_matrices=False)  # (h, n, k − 1), (h, k − 1)
     own = x.deviations.unflatten(-1, (h, m)).transpose(0, 1)  # A, the columns of each head (h, n, m)
