@@ -20,9 +20,7 @@ def run_sandwich(block: Any, x: Tensor, given: Any) -> Tensor:
     """
     at = block.stations
     x = at["input"](x if block.entrance_norm is None else block.entrance_norm(x))
-    y = at["after_attention"](
-        x + at["attention_branch"](block.norm3(attention_branch(block, x, given, block.norm1)))
-    )
+    y = at["after_attention"](x + at["attention_branch"](block.norm3(attention_branch(block, x, given, block.norm1))))
     z = at["after_ffn"](y + at["ffn_branch"](block.norm4(block.ffn(block.enter_ffn(block.norm2(y), given)))))
     return at["output"](z)
 

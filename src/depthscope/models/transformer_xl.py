@@ -72,8 +72,8 @@ class TransformerXLConfig:
         wiring = self.wiring  # refuses an unknown name
         if wiring.second_stream:
             raise ValueError(
-                f"expected a wiring with one stream, got {wiring.name!r}: Transformer-XL has no place for a second one; "
-                "take a recipe for images, or another wiring"
+                f"expected a wiring with one stream, got {wiring.name!r}: Transformer-XL has no place for a second "
+                "one; take a recipe for images, or another wiring"
             )
         if self.final_norm and not wiring.final_norm:
             raise ValueError(f"expected no final norm with the wiring {wiring.name!r}, whose output is normed already")

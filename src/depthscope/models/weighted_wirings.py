@@ -1,4 +1,4 @@
-"""Wirings that weigh the trunk against its branches: ReZero, LayerScale, 1/√L, LayerNorm scaling, DeepNorm, Admin, KEEL.
+"""Wirings that weigh trunk against branches: ReZero, LayerScale, 1/√L, LayerNorm scaling, DeepNorm, Admin, KEEL.
 
 L is the depth of the stack, l the number of the block, N = 2L its sub-layers, F a sub-layer (attention or FFN). The
 odds t_sim/t_div of new weights grow by about 1 + a² per sub-layer, with a the size of the branch over that of the
@@ -68,15 +68,6 @@ def prepare_layer_scale(block: Any) -> None:
     block.gain1, block.gain2 = nn.Parameter(start), nn.Parameter(start.clone())
 
 
-def run_over_root_depth(block: Any, x: Tensor, given: Any) -> Tensor:
-    """Pre-norm with both branches over √L (Noci et al. 2022, arXiv:2206.03126, §3.2): x + F(LN x)/√L."""
-    at, weight = block.stations, 1 / math.sqrt(block.depth)
-    x = at["input"](x)
-    y = at["after_attention"](x + at["attention_branch"](weight * attention_branch(block, x, given, block.norm1)))
-    z = at["after_ffn"](y + at["ffn_branch"](weight * block.ffn(block.enter_ffn(block.norm2(y), given))))
-    return at["output"](z)
-
-
 class DividedNorm(nn.LayerNorm):
     """LN(x)/√l. Its keys in a state_dict are those of a LayerNorm."""
 
@@ -97,6 +88,16 @@ def prepare_layer_norm_scaling(block: Any) -> None:
 
 
 # x ← LN(α·x + F(x))
+
+
+def run_over_root_depth(block: Wired, x: Tensor, given: Any) -> Tensor:
+    """Post-norm with both branches over √L (Noci et al. 2022, arXiv:2206.03126): LN(x + F(x)/√L)."""
+    at, weight = block.stations, 1 / math.sqrt(block.depth)
+    x = at["input"](x)
+    y1 = at["after_attention"](x + at["attention_branch"](weight * attention_branch(block, x, given)))
+    y2 = block.enter_ffn(block.norm1(y1), given)
+    y3 = at["after_ffn"](y2 + at["ffn_branch"](weight * block.ffn(y2)))
+    return at["output"](block.norm2(y3))
 
 
 def deep_norm_constants(depth: int) -> tuple[float, float]:
@@ -175,15 +176,13 @@ def prepare_keel(block: Any) -> None:
 
 rezero = Wiring("rezero", run_rezero, final_norm=False, placement="no", prepare=prepare_rezero, norms=())
 layer_scale = Wiring("layer-scale", run_layer_scale, final_norm=True, placement="pre", prepare=prepare_layer_scale)
-over_root_depth = Wiring("sqrt-depth", run_over_root_depth, final_norm=True, placement="pre")
+over_root_depth = Wiring("sqrt-depth", run_over_root_depth, final_norm=False, placement="post")
 layer_norm_scaling = Wiring(
     "ln-scaling", run_pre_norm, final_norm=True, placement="pre", prepare=prepare_layer_norm_scaling
 )
 deep_norm = Wiring("deep-norm", run_deep_norm, final_norm=False, placement="post", prepare=prepare_deep_norm)
 admin = Wiring("admin", run_admin, final_norm=False, prepare=prepare_admin)
-keel = Wiring(
-    "keel", run_keel, final_norm=False, prepare=prepare_keel, norms=("norm1", "norm3", "norm2", "norm4")
-)
+keel = Wiring("keel", run_keel, final_norm=False, prepare=prepare_keel, norms=("norm1", "norm3", "norm2", "norm4"))
 
 for wiring in (rezero, layer_scale, over_root_depth, layer_norm_scaling, deep_norm, admin, keel):
     WIRINGS.register(wiring)

@@ -1,8 +1,8 @@
 """How the parts of a block are wired: where norms, branches and skips stand. One short function each, by name.
 
 A wiring runs on any block that has the parts of `Wired`: `Block` and Transformer-XL's share them all. The two classic
-ones stand here, those of other papers in `weighted_wirings.py` and `normed_wirings.py`. A new wiring is a function and a
-line that registers it in `WIRINGS`; another package names it in the entry-point group `depthscope.wirings`.
+ones stand here, those of other papers in `weighted_wirings.py` and `normed_wirings.py`. A new wiring is a function
+and a line that registers it in `WIRINGS`; another package names it in the entry-point group `depthscope.wirings`.
 """
 
 from __future__ import annotations

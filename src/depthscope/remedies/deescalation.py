@@ -239,6 +239,8 @@ def gain_of(block: BlockAnatomy) -> Tensor:
         for norms in (block.norms, inside)
     )
     gains = known or others  # an FFN may have a norm of its own, which is wider
+    if not gains and block.projections is not None:
+        return block.projections().value.detach()[0, :, 0]  # no norms, as in ReZero: as wide as what W_V reads
     if not gains:
         raise ValueError(f"what is learned needs the width of a token, and {block.name!r} has no norm that shows it")
     return max(gains, key=Tensor.numel)  # norms of queries and keys are as narrow as a head
