@@ -13,6 +13,7 @@ stand on the trunk.
 | "branch"   | x ← x + norm(branch(x)), twice              | OLMo 2         |
 | "parallel" | x ← x + attention(norm(x)) + FFN(norm(x))   | GPT-NeoX       |
 | "mixer"    | x ← x + mixer(norm(x)), once                | Mamba          |
+| "no"       | x ← x + branch(x), twice                    | ReZero         |
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Literal
 
 from depthscope.naming import as_names, unknown_name
 
-Placement = Literal["post", "pre", "sandwich", "branch", "parallel", "mixer"]
+Placement = Literal["post", "pre", "sandwich", "branch", "parallel", "mixer", "no"]
 
 TRUNK = ("input", "after_attention", "ffn_input", "after_ffn", "output")
 BRANCH = ("attention_input", "attention_branch", "ffn_branch")
@@ -58,6 +59,7 @@ STEPS: dict[Placement, dict[str, str]] = {
     "branch": _TWO_STEPS,
     "parallel": {"output": "attention with FFN"},
     "mixer": {"output": "mixer"},
+    "no": _TWO_STEPS,
 }
 
 # What a reader is told of a placement.
@@ -68,6 +70,7 @@ IN_WORDS: dict[Placement, str] = {
     "branch": "norms behind the branches",
     "parallel": "pre-norm, parallel branches",
     "mixer": "pre-norm, a mixer in the place of attention",
+    "no": "no norms",
 }
 
 

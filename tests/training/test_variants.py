@@ -218,3 +218,14 @@ def test_a_remedy_in_some_blocks_is_built_and_estimated():
     assert estimate(config).parameters == estimate(vit_digits("post").changed(depth=4, width=16)).parameters
     model = make_empty_task(config).build()
     assert [entry.block for entry in applied(model)][::2] == ["encoder.blocks.1", "encoder.blocks.3"]
+
+
+@pytest.mark.parametrize("name", [name for name in WIRINGS.ours() if name not in ("post", "pre")])
+def test_every_published_wiring_is_a_variant_that_learns(name: str):
+    variant = VARIANTS[name]
+    assert (variant.wiring, variant.remedies) == (name, ())
+    model = build_vit(tiny_config(variant=name, depth=5), image_size=8, channels=1)
+    assert model.encoder.blocks[-1].depth == 5
+    loss = model(torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))).square().sum()
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.encoder.blocks.parameters())

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import nn
 
-from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, linear_projections
+from depthscope.anatomy.structure import BlockAnatomy, Family, Projections, Spot, linear_projections
 from depthscope.models.block import Block
+from depthscope.models.normed_wirings import NormedLinear
 
 
 def describe(name: str, block: nn.Module) -> BlockAnatomy:
     assert isinstance(block, Block)
     attention = block.attention
-    output = attention.output if isinstance(attention.output, nn.Linear) else None
     return BlockAnatomy(
         name,
         block,
@@ -20,14 +23,26 @@ def describe(name: str, block: nn.Module) -> BlockAnatomy:
         | {"output": Spot(block, "out")},
         placement=block.wiring.placement,
         attention=attention,
-        norms=(block.norm1, block.norm2),
+        norms=norms_of(block),
         values=Spot(attention.value, "out"),
         context=Spot(attention.output, "in"),
         ffn=(block.ffn,),
-        projections=lambda: linear_projections(
-            attention.query, attention.key, attention.value, output, attention.heads
-        ),
+        projections=projections_of(attention),
     )
+
+
+def norms_of(block: Any) -> tuple[nn.Module, ...]:
+    """The norms that the wiring of a block calls, in their order."""
+    found = (getattr(block, name) for name in block.wiring.norms)
+    return tuple(norm for norm in found if norm is not None)
+
+
+def projections_of(attention: Any) -> Callable[[], Projections] | None:
+    """Its matrices; None where a norm follows them: its values are then no linear map of what attention reads."""
+    if isinstance(attention.value, NormedLinear):
+        return None
+    output = attention.output if isinstance(attention.output, nn.Linear) else None
+    return lambda: linear_projections(attention.query, attention.key, attention.value, output, attention.heads)
 
 
 def causal(model: nn.Module) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, linear_projections
+from depthscope.anatomy.ours import norms_of, projections_of
+from depthscope.anatomy.structure import BlockAnatomy, Family, Spot
 from depthscope.models.transformer_xl import TransformerXLBlock
 
 
@@ -19,13 +20,11 @@ def describe(name: str, block: nn.Module) -> BlockAnatomy:
         | {"output": Spot(block, "out")},
         placement=block.placement,
         attention=attention,
-        norms=(block.norm1, block.norm2),
+        norms=norms_of(block),
         values=Spot(attention.value, "out"),
         context=Spot(attention.output, "in"),
         ffn=(block.ffn,),
-        projections=lambda: linear_projections(
-            attention.query, attention.key, attention.value, attention.output, attention.heads
-        ),
+        projections=projections_of(attention),
     )
 
 

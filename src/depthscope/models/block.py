@@ -93,8 +93,16 @@ class Block(nn.Module):
         config.initialise(self.attention, self.ffn, generator)
         self.wiring.prepare(self)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x (batch, n, d), mask (batch, n) true for real tokens → (batch, n, d)."""
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, beside: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """x (batch, n, d), mask (batch, n) true for real tokens → (batch, n, d).
+
+        Where the wiring has a second stream, `beside` is what it has reached (None: it begins with x), and what leaves
+        the block is x and the second stream.
+        """
+        if self.wiring.second_stream:
+            return self.wiring.forward(self, x, mask, x if beside is None else beside)
         return self.wiring.forward(self, x, mask)
 
     def attend(self, x: Tensor, mask: Tensor | None, norm: Norm | None = None) -> Tensor:

@@ -26,13 +26,20 @@ class Encoder(nn.Module):
         super().__init__()
         if depth < 1:
             raise ValueError(f"expected a depth of at least 1 block, got {depth}")
+        wiring = wiring_of(block.placement)
         if final_norm is None:
-            final_norm = wiring_of(block.placement).final_norm
+            final_norm = wiring.final_norm
+        self.second_stream = wiring.second_stream
         self.blocks = nn.ModuleList(Block(block, generator, number, depth) for number in range(1, depth + 1))
         self.final_norm = nn.LayerNorm(block.width, eps=block.norm_eps) if final_norm else nn.Identity()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (batch, n, d), mask (batch, n) true for real tokens → (batch, n, d)."""
+        if self.second_stream:
+            beside = x
+            for block in self.blocks:
+                x, beside = block(x, mask, beside)
+            return x + self.final_norm(beside)
         for block in self.blocks:
             x = block(x, mask)
         return self.final_norm(x)

@@ -70,6 +70,11 @@ class TransformerXLConfig:
         if self.width % 2:
             raise ValueError(f"expected an even width (half sines, half cosines), got {self.width}")
         wiring = self.wiring  # refuses an unknown name
+        if wiring.second_stream:
+            raise ValueError(
+                f"expected a wiring with one stream, got {wiring.name!r}: Transformer-XL has no place for a second "
+                "one; take a recipe for images, or another wiring"
+            )
         if self.final_norm and not wiring.final_norm:
             raise ValueError(f"expected no final norm with the wiring {wiring.name!r}, whose output is normed already")
         if self.carried_mean is not None and not wiring.ffn_reads_trunk:

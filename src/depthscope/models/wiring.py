@@ -1,7 +1,8 @@
 """How the parts of a block are wired: where norms, branches and skips stand. One short function each, by name.
 
-A wiring runs on any block that has the parts of `Wired`: `Block` and Transformer-XL's share them all. A new wiring is a
-function and a line in `WIRINGS`; another package names it in the entry-point group `depthscope.wirings`.
+A wiring runs on any block that has the parts of `Wired`: `Block` and Transformer-XL's share them all. The two classic
+ones stand here, those of other papers in `weighted_wirings.py` and `normed_wirings.py`. A new wiring is a function
+and a line that registers it in `WIRINGS`; another package names it in the entry-point group `depthscope.wirings`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Wired(Protocol):
         ...
 
 
-Forward = Callable[[Any, Tensor, Any], Tensor]  # (block, x, given) → what leaves the block
+# (block, x, given) → what leaves the block. With a second stream: (block, x, given, beside) → (what leaves, beside).
+Forward = Callable[..., Any]
 Prepare = Callable[[Any], None]
 
 
@@ -54,6 +56,9 @@ class Wiring:
     `placement`: where the norms stand in the words of `depthscope.stations`; None for a wiring that is neither.
     `prepare` is called with a block that is built and drawn. It adds norms and gains, scales weights, or gives the
     block (`block.wiring`) another wiring than its neighbours, by its `number` and the stack's `depth`.
+    `norms`: the names of the block's norms, in the order in which they are called.
+    `second_stream`: a second token matrix goes from block to block beside the trunk. It begins as what enters the
+    stack, and the stack ends with trunk + final norm(second stream).
     """
 
     name: str
@@ -61,6 +66,8 @@ class Wiring:
     final_norm: bool
     placement: Placement | None = None
     prepare: Prepare = no_parts
+    norms: tuple[str, ...] = ("norm1", "norm2")
+    second_stream: bool = False
 
     @property
     def ffn_reads_trunk(self) -> bool:

@@ -31,7 +31,7 @@ from depthscope.passes.hooks import GuessedExit, Hook, LastBlockExit, hang, hook
 from depthscope.passes.undoing import undone
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak, refuse_right_to_left
-from depthscope.remedies.selection import chosen_blocks
+from depthscope.remedies.selection import chosen_blocks, depth_of
 
 if TYPE_CHECKING:
     from depthscope.remedies.recommendation import Recommendation
@@ -111,7 +111,7 @@ def _put_in(
     for module in (m for m in running.masks.around if m is not model and id(m) not in blocks):
         hang(module, RefusePairs(running, module, is_outermost=module in entrances), "in")
     for remedy in chosen:
-        for number, block in chosen_blocks(anatomy, _depth(model, anatomy), remedy.blocks, remedy.every):
+        for number, block in chosen_blocks(anatomy, depth_of(model, anatomy), remedy.blocks, remedy.every):
             site = Site(model, anatomy, block, number, _causal(anatomy, block), running)
             _refuse_twice(model, remedy, block)
             refuse_leak(remedy, site)
@@ -284,10 +284,3 @@ def _coverage(model: nn.Module, anatomy: Anatomy) -> list[str]:
 
 def _causal(anatomy: Anatomy, block: BlockAnatomy) -> bool | None:
     return anatomy.causal if block.causal is None else block.causal
-
-
-def _depth(model: nn.Module, anatomy: Anatomy) -> int:
-    """More than there are block modules if these share their weights."""
-    if anatomy.applications is not None:
-        return anatomy.applications
-    return max(len(anatomy.blocks), getattr(getattr(model, "config", None), "num_hidden_layers", 0) or 0)

@@ -124,7 +124,7 @@ class ScaleContext(ScalingHook):
         super().__init__(remedy, site)
         self.values, self.heads = values, heads
 
-    def scaled(self, tokens: Tensor) -> Tensor:
+    def changed(self, tokens: Tensor) -> Tensor:
         uniform = self.values.taken()
         if uniform.shape[1] > tokens.shape[1]:
             uniform = uniform[:, -tokens.shape[1] :]  # the first ones belong to a memory that attention also reads

@@ -16,12 +16,10 @@ from depthscope.models.token_means import NAMED, Ema, Full, Prefix, TokenMean
 from depthscope.passes.caches import recall, remember
 from depthscope.passes.hooks import TokenHook
 from depthscope.remedies.remedy import Mixing, Remedy, Site, leak, register_remedy, warn_of_the_prefix_mean
-from depthscope.stations import trunk_is_a_sum
+from depthscope.remedies.trunk import check_station, shown_station, station_for
 
 if TYPE_CHECKING:
     from depthscope.remedies.recommendation import Recommendation
-
-STATIONS = ("input", "after_attention", "ffn_input", "output")
 
 
 def deescalate(
@@ -136,8 +134,7 @@ class DeEscalate(Remedy):
             object.__setattr__(self, "tau", float(self.tau))  # of numpy or torch too, so that JSON can keep it
             if not 0 <= self.tau <= 1:  # type: ignore[operator]
                 raise ValueError(f"expected tau in [0, 1], got {self.tau}")
-        if self.at not in STATIONS:
-            raise ValueError(f"expected at one of {', '.join(STATIONS)}, got {self.at!r}")
+        check_station(self.at)
         if self.mixing != "auto":
             token_mean(self.mixing)
         for name in ("skip_in_mean", "leave_alone"):
@@ -153,11 +150,7 @@ class DeEscalate(Remedy):
 
     def install(self, site: Site) -> None:
         """Puts its hooks into one block, or refuses."""
-        station = self.station_in(site.block)
-        if station not in site.block.spots:
-            seen = ", ".join(s for s in STATIONS if replace(self, at=s).station_in(site.block) in site.block.spots)
-            what = f"{site.block.name!r} does not show its {self.at}"
-            raise ValueError(f"{what}; stations that can be changed: {seen}{site.unseen}")
+        station = shown_station(site, self.at)
         mean = self._mean(site)
         if self.mixing == "auto" and mean is not None and site.causal is None and site.is_first:
             warn_of_the_prefix_mean(stacklevel=4)
@@ -168,11 +161,8 @@ class DeEscalate(Remedy):
             site.block.module.register_parameter(hook.parameter_name, self.tau.parameter(gain_of(site.block)))
 
     def station_in(self, block: BlockAnatomy) -> str:
-        """Where it acts in a block. Where no norm stands on the trunk, `ffn_input` is a copy of it, normed or not; the
-        trunk there is what the norm is given."""
-        if self.at == "ffn_input" and trunk_is_a_sum(block.placement):
-            return "after_cross_attention" if "after_cross_attention" in block.spots else "after_attention"
-        return self.at
+        """Where it acts in a block."""
+        return station_for(block, self.at)
 
     def mixing_in(self, site: Site) -> Mixing:
         """That of its mean. Where a call decides (PyTorch's encoder layers), a full mean is judged call by call."""
@@ -248,6 +238,8 @@ def gain_of(block: BlockAnatomy) -> Tensor:
         for norms in (block.norms, inside)
     )
     gains = known or others  # an FFN may have a norm of its own, which is wider
+    if not gains and block.projections is not None:
+        return block.projections().value.detach()[0, :, 0]  # no norms, as in ReZero: as wide as what W_V reads
     if not gains:
         raise ValueError(f"what is learned needs the width of a token, and {block.name!r} has no norm that shows it")
     return max(gains, key=Tensor.numel)  # norms of queries and keys are as narrow as a head

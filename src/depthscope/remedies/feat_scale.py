@@ -75,5 +75,5 @@ class ScaleFeatures(ScalingHook):
         super().__init__(remedy, site)
         self.mean = UniformAttention(remedy, remedy.mixing, site, BRANCH)
 
-    def scaled(self, tokens: Tensor) -> Tensor:
+    def changed(self, tokens: Tensor) -> Tensor:
         return feat_scaled(tokens, self.mean.of(tokens), self.in_force("s"), self.in_force("t"))

@@ -68,6 +68,26 @@ VARIANTS: Registry[Variant] = Registry(
             (Named.of(DEESCALATION, tau=1.0, mixing="full", allow_leak=True),),
             label="de-escalated, sees the future",
         ),
+        # The wirings of other papers, each by the name that it has in `depthscope.models.WIRINGS`.
+        *(
+            Variant(wiring, title, wiring)
+            for wiring, title in {
+                "sandwich": "norms before and behind each branch",
+                "peri": "Peri-LN",
+                "res-post": "norms behind the branches",
+                "rezero": "ReZero",
+                "layer-scale": "LayerScale",
+                "sqrt-depth": "post-norm, branches over √L",
+                "ln-scaling": "LayerNorm scaling",
+                "deep-norm": "DeepNorm",
+                "admin": "Admin",
+                "keel": "KEEL",
+                "b2t": "B2T",
+                "resi-dual": "ResiDual",
+                "mix-ln": "Mix-LN",
+                "hybrid-norm": "HybridNorm",
+            }.items()
+        ),
     ],
 )
 
