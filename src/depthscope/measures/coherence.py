@@ -7,13 +7,14 @@ collapses in training (MV-Split, arXiv 2605.06169, on diffusion Transformers).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-class TokenSum(NamedTuple):
+@dataclass(frozen=True)
+class TokenSum:
     """Σ of the real tokens of each sequence (batch, d), and how many there are (batch)."""
 
     total: Tensor
