@@ -9,7 +9,8 @@ from torch import nn, tensor
 
 from depthscope.anatomy import anatomy_of
 from depthscope.extras import require
-from depthscope.probing.watching.watcher import Watch, check_options, watch
+from depthscope.probing.watching.options import check_options
+from depthscope.probing.watching.watcher import Watch, watch
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback

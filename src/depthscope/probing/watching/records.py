@@ -15,6 +15,7 @@ import pandas as pd
 from depthscope.files import append_line
 from depthscope.measures import ALIKE, MEASURES
 from depthscope.probing.reduction import Row
+from depthscope.probing.watching.gate import Means
 
 COLUMNS = ["step", "block", "station", "measure", "value"]
 
@@ -105,17 +106,23 @@ def _short(measure: str) -> str:
     return (measure in MEASURES and MEASURES[measure].short) or measure
 
 
-def curves_of(rows: Sequence[Row]) -> Curves:
-    """The mean over the batch of every measure at every block; nan sequences are left out of it."""
+def means_of(rows: Sequence[Row]) -> Means:
+    """The mean over the batch of every measure at every block that has it; nan sequences are left out of it."""
     means: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
         values = [value for value in row.values if not math.isnan(value)]
         mean = sum(values) / len(values) if values else math.nan
         means.setdefault(row.station, {}).setdefault(row.measure, {})[row.block] = mean
+    return means
+
+
+def curves_of(means: Means) -> Curves:
+    """Block after block; nan where a block has none."""
+    order = list(MEASURES)
     return {
         station: {
             name: [measures[name].get(block, math.nan) for block in range(max(measures[name]) + 1)]
-            for name in sorted(measures, key=list(MEASURES).index)
+            for name in sorted(measures, key=order.index)
         }
         for station, measures in means.items()
     }
