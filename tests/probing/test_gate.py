@@ -187,7 +187,7 @@ def test_a_count_goes_on_from_its_state(before: list[bool], after: list[bool], l
     heard = {alarm.since for alarm in everything if alarm.step < split}
     assert all(alarm.step == split for alarm in rest if alarm.since in heard)
     assert [alarm for alarm in rest if alarm.since not in heard] == [a for a in everything if a.step >= split]
-    assert (second.state(), second.good_until) == (whole.state(), whole.good_until)
+    assert (second.state(), second.goods) == (whole.state(), whole.goods)
 
 
 def seen(gate: Gate, held: list[bool], first: int = 0) -> list[Alarm]:

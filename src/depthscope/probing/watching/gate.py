@@ -106,10 +106,9 @@ class Gate:
         return alarms
 
     @property
-    def good_until(self) -> int | None:
-        """The last look at which each rule did not hold: a checkpoint up to there is good. None: there is none."""
-        goods = [count.good for count in self._counts]
-        return None if None in goods else min((good for good in goods if good is not None), default=None)
+    def goods(self) -> list[int | None]:
+        """For each rule the last look at which it did not hold: a checkpoint up to there is good by this rule."""
+        return [count.good for count in self._counts]
 
     def state(self) -> dict[str, Any]:
         """The counts as plain values, by rule."""
