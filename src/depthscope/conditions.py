@@ -41,6 +41,12 @@ _GRAMMAR = (
     '"in all blocks"; "at STATION"'
 )
 
+_CHOOSE = {  # how a measure is taken that is not
+    "--fail-on": "choose it with --measures, or ",
+    "stop_if=": "choose it with measures=, or ",
+    "warn_if=": "choose it with measures=, or ",
+}
+
 Blocks = int | Literal["last", "any", "half", "all"]
 
 
@@ -91,8 +97,7 @@ def parse_condition(text: str, measured: Iterable[str] | None, asked_by: str, *,
     if names is not None and found[1] not in names:
         raise ValueError(
             f"{asked_by} {text!r} asks for {found[1]!r}, which is not measured: {did_you_mean(found[1], names)}"
-            f"choose it with {'measures=' if asked_by.endswith('=') else '--measures'}, or take one of "
-            f"{', '.join(names)}"
+            f"{_CHOOSE.get(asked_by, '')}take one of {', '.join(names)}"
         )
     if (station := clauses.get("station")) is not None and station not in stations.ALL:
         hint = did_you_mean(station, stations.ALL)
