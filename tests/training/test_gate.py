@@ -1,7 +1,5 @@
 """The gate of our own loop: where it stops, what it keeps, how it goes on; and in a comparison."""
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from depthscope.training import Outcome, Run, read_metrics
 from depthscope.training.checkpoint import checkpoints_in, newest_until
 from depthscope.training.comparison import Cell, Launch, _end, _read_result, command_of
 from depthscope.training.comparison_results import curves, summarise
-from processes import ENVIRONMENT, TORCHRUN
 from tiny_training import Recorder, assert_bitwise_equal, run_in, saved, tiny_config
 
 RULE = "token_similarity>0.99 for 3"
@@ -179,24 +176,3 @@ def test_a_comparison_hands_its_rules_to_its_runs(tmp_path: Path):
     assert Run(tmp_path, **separated("vit-digits", settings, False)[1]).stop_if == rules
     _, of_run = separated("vit-digits", ["stop_if=token_similarity>1"], False, [RULE])
     assert of_run["stop_if"] == ("token_similarity>1", RULE)
-
-
-# --- several processes ------------------------------------------------------------------------------------
-
-
-def test_two_processes_stop_together(tmp_path: Path):
-    """Our loop: the first process watches. A loop of one's own: only the second one's tokens become alike."""
-    done = subprocess.run(
-        [*TORCHRUN, str(Path(__file__).parent / "two_gates.py"), str(tmp_path)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert [one["loop"][0] for one in found] == [13, 13]
-    assert "since step 8" in found[0]["loop"][1]
-    assert found[1]["loop"][1] == "a rule in the first process holds"
-    assert [one["own"] for one in found] == [[4, False], [4, True]]
