@@ -24,7 +24,7 @@ from depthscope.passes import (
     full_precision,
     pieces_of,
 )
-from depthscope.passes.undoing import undone, unhook
+from depthscope.passes.undoing import undone, unhook_one
 from depthscope.probing.reduction import Reduction
 from depthscope.probing.watching.gate import Alarm, DepthAlarm, Gate, Rules, at_checkpoint, make_gate
 from depthscope.probing.watching.heat_map import heat_map
@@ -235,7 +235,7 @@ class Watch:
     def close(self) -> None:
         """Takes every hook out. May be called more than once."""
         self._end_pass()
-        unhook(self._entrance, lambda hook: isinstance(hook, Counter) and hook.watch is self)
+        unhook_one(self._entrance, lambda hook: isinstance(hook, Counter) and hook.watch is self)
         self._is_open = False
 
     def _leave(self) -> None:
@@ -295,7 +295,7 @@ class Watch:
     def _end_pass(self) -> None:
         """May be called again, and begins anew what an interrupt has broken off."""
         self._stop_listening()
-        unhook(self._entrance, lambda hook: isinstance(hook, End) and hook.watch is self)
+        unhook_one(self._entrance, lambda hook: isinstance(hook, End) and hook.watch is self)
         self._listens = False
 
     def _stop_listening(self) -> None:

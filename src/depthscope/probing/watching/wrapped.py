@@ -48,11 +48,16 @@ def in_compiled_code() -> bool:
 
 def has_compiled_parts(model: nn.Module) -> bool:
     """Whether the model or a module in it is compiled."""
-    return any(
-        isinstance(getattr(module, "_orig_mod", None), nn.Module)
-        or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+    waiting, seen = [model], {id(model)}
+    while waiting:  # in place of `modules()`, which takes longer than all the rest of a watched step's preparation
+        module = waiting.pop()
+        if "_orig_mod" in module._modules or module._compiled_call_impl is not None:
+            return True
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+    return False
 
 
 def in_backward() -> bool:
