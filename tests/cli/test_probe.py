@@ -188,6 +188,17 @@ def test_fail_on_ends_with_code_3_after_everything_was_printed(run, tmp_path: Pa
     assert run(*asked, "--fail-on", "token_similarity > 1").err == ""
 
 
+def test_fail_on_asks_any_block_and_station(run):
+    found = json.loads(run("encoder", *TINY, "--json", "--stations", "trunk").out)
+    first = found["profile"]["token_similarity"][1]
+    asked = ("encoder", *TINY, "--stations", "trunk", "--fail-on")
+    assert f"holds: {first:.6g} at block 1\n" in run(*asked, "token_similarity<=1 at block 1", code=3).err
+    assert "at block 1, the first of 3 of 3 blocks" in run(*asked, "token_similarity<=1 in all blocks", code=3).err
+    assert "at ffn_input holds" in run(*asked, "token_similarity<=1 at ffn_input", code=3).err
+    assert "asks for block 9, and the last one is 3" in run(*asked, "token_similarity<=1 at block 9", code=2).err
+    assert "there is one look only" in run(*asked, "token_similarity<=1 for 3", code=2).err
+
+
 def test_conditions():
     measured = ("token_similarity", "delta")
     assert parse_fail_on(" delta >= -1e-3 ", measured) == Condition("delta", ">=", -0.001)

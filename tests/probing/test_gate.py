@@ -289,3 +289,11 @@ def test_training_is_bitwise_the_same_with_a_gate():
         warnings.simplefilter("ignore", DepthAlarm)
         found = weights(stop_if="token_similarity>-9", warn_if=RULE)
     assert all(torch.equal(a, b) for a, b in zip(found, weights(), strict=True))
+
+
+def test_trackers_get_a_handful_of_numbers_however_deep():
+    for depth in (2, 12):
+        model = encoder(depth)
+        with depthscope.watch(model, warn_if=RULE) as watch:
+            model(TOKENS)
+        assert len(watch.scalars()) == 6
