@@ -86,7 +86,8 @@ def test_the_help_has_few_flags_and_needs_no_torch():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     flags = {word for word in shown.split() if re.fullmatch("--[a-z-]+", word)}
     assert {"--variant", "--set", "--depth", "--resume"} <= flags
-    assert len(flags) <= 18
+    assert {"--stop-if", "--warn-if"} <= flags
+    assert len(flags) <= 20
 
 
 def test_a_dry_run_shows_everything_and_trains_nothing(run, tmp_path: Path, monkeypatch):
