@@ -2,9 +2,10 @@
 
     python benchmarks/watch.py        # about five minutes on 2 cores
 
-single    one watched training step ÷ the same step without a watch
+single    one watched training step ÷ the same step without a watch, with its quartiles. The target is 1.05.
+operations  calls of torch's operators in such a step, without and with a watch: they carry no noise
 idle      a step between two watched ones ÷ the same step without a watch
-every 50  both together: (49 · idle + single) ÷ 50. The target is 1.05.
+every 50  both together: (49 · idle + single) ÷ 50
 counter   what the hook between watched steps takes, in microseconds
 run       50 steps with a watch, the first of them watched, ÷ 50 steps without; ViT only
 """
@@ -14,14 +15,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import depthscope
 from depthscope.models import BlockConfig, VisionTransformer, pre_norm
 
-ROUNDS = 9
+ROUNDS = 15
 EVERY = 50
 
 
@@ -54,6 +57,22 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return time.perf_counter() - start
+
+
+class Operations(TorchDispatchMode):
+    """Counts them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def operations(act: Callable[[], object]) -> int:
+    with Operations() as counted:
+        act()
+    return counted.count
 
 
 def compare(name: str, step: Training, *, gradients: bool = False) -> None:
@@ -93,12 +112,17 @@ def compare(name: str, step: Training, *, gradients: bool = False) -> None:
         counter(step.model, (), {})
     microseconds = (time.perf_counter() - start) * 100
     watch.close()
-    spread = statistics.quantiles(between, n=4)
+    counts = operations(step), operations(watched)
     print(
-        f"{name:<30} single {once:.3f}  idle {rest:.3f} (quartiles {spread[0]:.3f}–{spread[2]:.3f})  "
+        f"{name:<30} single {_spread(single)}  idle {_spread(between)}  "
         f"every {EVERY}: {total:.4f}, of which the watched step {1 + (once - 1) / EVERY:.4f}"
-        f"; counter {microseconds:.1f} µs"
+        f"; counter {microseconds:.1f} µs; operations {counts[0]} → {counts[1]}"
     )
+
+
+def _spread(ratios: list[float]) -> str:
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} (quartiles {low:.3f}–{high:.3f})"
 
 
 def compare_runs(name: str, step: Training, rounds: int = 3) -> None:

@@ -3,7 +3,8 @@
     python examples/huggingface_trainer.py
 
 A small BERT learns to give back what it reads. The callback measures every second step as the tokens pass; no pass is
-added and no bit of the training changes.
+added and no bit of the training changes. It would stop the Trainer if the tokens became alike, and name the Trainer's
+last good checkpoint.
 """
 
 import tempfile
@@ -31,12 +32,14 @@ def main() -> None:
             use_cpu=True,
         )
         trainer = Trainer(BertForMaskedLM(BertConfig(vocab_size=50, **shape)), arguments, train_dataset=data)
-        trainer.add_callback(callback := depthscope.DepthCallback(trainer, every=2))
+        rule = "token_similarity>0.99 for 3"  # at three looks in a row: the Trainer stops
+        trainer.add_callback(callback := depthscope.DepthCallback(trainer, every=2, stop_if=rule))
         trainer.train()
     for entry in trainer.state.log_history:
         if "depth/t_sim_last" in entry:
             print(f"step {entry['step']}: token similarity of the last block {entry['depth/t_sim_last']:.3f}")
     watched = callback.watch.records
+    print(f"stopped by the rule: {callback.watch.should_stop}")
     print(f"measured: {watched['block'].max()} blocks at steps {watched['step'].unique().tolist()}")
 
 

@@ -3,7 +3,8 @@
     python examples/lightning_trainer.py
 
 A small encoder learns to give back what it reads. The callback measures every second step as the tokens pass; no pass
-is added and no bit of the training changes.
+is added and no bit of the training changes. It would stop the trainer if the tokens became alike, and name the last
+good checkpoint.
 """
 
 import lightning
@@ -29,7 +30,8 @@ class Copy(lightning.LightningModule):
 
 def main() -> None:
     torch.manual_seed(0)
-    callback = depthscope.DepthCallback(every=2)
+    rule = "token_similarity>0.99 for 3"  # at three looks in a row: the trainer stops
+    callback = depthscope.DepthCallback(every=2, stop_if=rule)
     quiet = {
         "logger": False,
         "enable_progress_bar": False,
@@ -40,6 +42,7 @@ def main() -> None:
     trainer.fit(Copy(), DataLoader(list(torch.randn(24, 12, 32)), batch_size=4))
     for step, rows in callback.watch.records.query("measure == 'token_similarity' and block == 6").groupby("step"):
         print(f"step {step}: token similarity of the last block {rows['value'].item():.3f}")
+    print(f"stopped by the rule: {callback.watch.should_stop}")
     print("in Lightning's log:", sorted(name for name in trainer.callback_metrics if name.startswith("depth/")))
 
 

@@ -13,7 +13,7 @@ SOURCE = Path(depthscope.__file__).parent
 FLOORS = (
     {"exit_codes", "extras", "half_precision", "locks", "machine", "naming", "offloading", "progress"},
     {"files", "registry", "stations", "text"},
-    {"drawing", "measures"},
+    {"conditions", "drawing", "measures"},
     {"theory"},
     {"models"},
     {"anatomy"},

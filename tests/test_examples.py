@@ -47,12 +47,17 @@ def test_your_own_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 def test_training_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     learns, collapses = printed_by("training_loop", capsys, monkeypatch).split("learning rate")[1:]
     rate, loss, *similarity = numbers(learns)
-    assert (rate, len(similarity)) == (0.003, 4)
+    assert (rate, len(similarity)) == (0.003, 8)
     assert loss < 0.7
     assert max(similarity) < 0.95
     loss = float(re.findall(r"loss (\S+)", collapses)[0])
     assert loss == pytest.approx(1.39, abs=0.05)  # ln 4
     assert numbers(collapses)[-1] > 0.99
+    assert "stopped" not in learns
+    assert (
+        "stopped: token_similarity>0.99 for 3 holds since step 5, seen in a row until step 15: 1 at block 12"
+        in collapses
+    )
 
 
 def test_huggingface_trainer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ class ExitCode(IntEnum):
     DONE = 0
     DEFECT = 1  # of depthscope itself: Python's own code after a traceback, never given on purpose
     MISTAKE = 2  # something the user can mend: usage, names, files, memory, a missing extra
-    GATE = 3  # all went well, and a gate that was asked for is closed: --fail-on, --strict
+    GATE = 3  # all went well, and a gate that was asked for is closed: --fail-on, --stop-if, --strict
     NOT_FINITE = 4  # a training cannot go on: its loss, or what it would go on from, is nan or infinite
     INTERRUPTED = 130  # Ctrl-C; work that can be continued was saved
     READER_GONE = 141  # whoever read the output has closed it, as `| head` does

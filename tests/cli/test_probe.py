@@ -14,8 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import depthscope
-from depthscope.cli.condition import Condition, parse_condition
+from depthscope.cli.condition import parse_fail_on
 from depthscope.cli.display import format_value, skip_sentence
+from depthscope.conditions import Condition
 from depthscope.probing import Profile
 from depthscope.remedies import DeEscalate
 
@@ -187,16 +188,27 @@ def test_fail_on_ends_with_code_3_after_everything_was_printed(run, tmp_path: Pa
     assert run(*asked, "--fail-on", "token_similarity > 1").err == ""
 
 
+def test_fail_on_asks_any_block_and_station(run):
+    found = json.loads(run("encoder", *TINY, "--json", "--stations", "trunk").out)
+    first = found["profile"]["token_similarity"][1]
+    asked = ("encoder", *TINY, "--stations", "trunk", "--fail-on")
+    assert f"holds: {first:.6g} at block 1\n" in run(*asked, "token_similarity<=1 at block 1", code=3).err
+    assert "at block 1, the first of 3 of 3 blocks" in run(*asked, "token_similarity<=1 in all blocks", code=3).err
+    assert "at ffn_input holds" in run(*asked, "token_similarity<=1 at ffn_input", code=3).err
+    assert "asks for block 9, and the last one is 3" in run(*asked, "token_similarity<=1 at block 9", code=2).err
+    assert "there is one look only" in run(*asked, "token_similarity<=1 for 3", code=2).err
+
+
 def test_conditions():
     measured = ("token_similarity", "delta")
-    assert parse_condition(" delta >= -1e-3 ", measured) == Condition("delta", ">=", -0.001)
+    assert parse_fail_on(" delta >= -1e-3 ", measured) == Condition("delta", ">=", -0.001)
     for comparison, holds in ((">", False), ("<", False), (">=", True), ("<=", True)):
         assert Condition("delta", comparison, 0.5).holds(0.5) is holds
     for wrong in ("", "delta", "delta>", "delta>x", "delta=1", "delta>1>2", "delta>nan"):
         with pytest.raises(ValueError, match="expected --fail-on"):
-            parse_condition(wrong, measured)
+            parse_fail_on(wrong, measured)
     with pytest.raises(ValueError, match="did you mean 'token_similarity'"):
-        parse_condition("token_simlarity>1", measured)
+        parse_fail_on("token_simlarity>1", measured)
 
 
 def test_a_condition_on_what_is_undefined_or_ambiguous_is_an_error(run):

@@ -43,6 +43,21 @@ def test_without_a_recipe_they_are_listed(run):
     assert "vit-cifar10" in out
 
 
+def test_a_gate_ends_a_run_with_code_3_and_says_what_it_saw(run, tmp_path: Path):
+    out = tmp_path / "out"
+    rules = ("--set", "watch_every=1", "--stop-if", "token_similarity>-9 for 2", "--warn-if", "cosine_similarity>-9")
+    code, printed, err = run(*SMALL, *QUIET, *rules, "--json", "--out", str(out))
+    assert code == 3
+    found = json.loads(printed)
+    assert (found["step"], found["total_steps"], found["signal"], found["failed"]) == (2, 3, None, None)
+    assert found["stopped"].startswith("token_similarity>-9 for 2 holds since step 0, seen in a row until step 1: ")
+    *_, last = err.splitlines()
+    assert last == f"depthscope: stopped at step 2 of 3, saved in {found['checkpoint']}: {found['stopped']}"
+    assert "warning: cosine_similarity>-9 holds since step 0" in err
+    code, printed, err = run(*SMALL, *QUIET, "--json", "--out", str(out), "--resume")
+    assert (code, json.loads(printed)["stopped"]) == (0, None)
+
+
 def test_the_variants_are_listed_with_them(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     _code, out, _err = run()
@@ -71,7 +86,8 @@ def test_the_help_has_few_flags_and_needs_no_torch():
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     flags = {word for word in shown.split() if re.fullmatch("--[a-z-]+", word)}
     assert {"--variant", "--set", "--depth", "--resume"} <= flags
-    assert len(flags) <= 18
+    assert {"--stop-if", "--warn-if"} <= flags
+    assert len(flags) <= 20
 
 
 def test_a_dry_run_shows_everything_and_trains_nothing(run, tmp_path: Path, monkeypatch):

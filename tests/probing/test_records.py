@@ -16,7 +16,7 @@ from depthscope.models import BlockConfig, Encoder
 from depthscope.probing import load_records
 from depthscope.probing.reduction import Row
 from depthscope.probing.watching.heat_map import heat_map
-from depthscope.probing.watching.records import Record, append, check_appendable, curves_of, frame_of_records
+from depthscope.probing.watching.records import Record, append, check_appendable, curves_of, frame_of_records, means_of
 from zoo import TOKENS
 
 NAN = math.nan
@@ -80,7 +80,7 @@ def test_curves_are_means_over_the_sequences_that_have_a_value():
         Row(2, "output", -1, "token_similarity", 0, [0.5, NAN]),
         Row(2, "output", -1, "escalation_rate", 0, [math.inf, 1.0]),
     ]
-    curves = curves_of(rows)
+    curves = curves_of(means_of(rows))
     assert curves["output"]["token_similarity"] == pytest.approx([0.3, NAN, 0.5], nan_ok=True)
     assert curves["output"]["escalation_rate"] == pytest.approx([NAN, NAN, math.inf], nan_ok=True)
     content = json.loads(Record(7, curves).line())

@@ -13,7 +13,7 @@ import depthscope
 import zoo
 from depthscope import measures as m
 from depthscope.anatomy import anatomy_of
-from depthscope.cli.condition import parse_condition
+from depthscope.cli.condition import parse_fail_on
 from depthscope.cli.display import headline
 from depthscope.cli.probe import as_json
 from depthscope.diagnosis.facts import Facts
@@ -353,7 +353,7 @@ def test_json_and_gates_know_both_towers(profile: Profile):
     found = as_json(profile, depthscope.diagnose(profile))
     assert set(found["entrances"]) == {"vision", "text"}
     assert set(found["metadata"]["towers"]) == {"vision", "text"}
-    failed = failures(profile, [parse_condition("token_similarity>0", ("token_similarity",))])
+    failed = failures(profile, [parse_fail_on("token_similarity>0", ("token_similarity",))])
     assert ["at block 3" in failed[0], "at block 6" in failed[1], len(failed)] == [True, True, 2]
 
 

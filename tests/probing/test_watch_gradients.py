@@ -191,3 +191,26 @@ def test_frozen_weights_have_no_part_in_it():
 def test_a_wrong_option_is_refused():
     with pytest.raises(ValueError, match="expected gradients= to be True or False"):
         depthscope.watch(encoder(), gradients="outputs")  # type: ignore[arg-type]
+
+
+def test_a_rule_on_gradients_is_asked_when_they_have_come():
+    model = encoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    equal = torch.ones(2, 5, 16)  # equal tokens: queries and keys get no gradient
+    different = torch.randn(2, 5, 16, generator=seeded(1))
+    alarms: list[Any] = []
+    rules = {"stop_if": "queries_keys_gradient<1e-9 at block 1 for 2", "on_alarm": alarms.append}
+    with depthscope.watch(model, every=1, gradients=True, **rules) as watch:
+        for tokens in (different, equal, different, equal, equal):
+            assert not watch.should_stop
+            step(model, tokens, optimizer)
+    assert watch.should_stop
+    assert [(alarm.since, alarm.step, alarm.good, alarm.block) for alarm in alarms] == [(3, 4, 2, 1)]
+    assert "queries and keys hardly learn" in str(alarms[0])
+
+
+def test_a_rule_on_gradients_needs_them():
+    with pytest.raises(ValueError, match="'queries_keys_gradient', which is not measured"):
+        depthscope.watch(encoder(), stop_if="queries_keys_gradient<1e-9")
+    with pytest.raises(ValueError, match="say at which branch"):
+        depthscope.watch(encoder(), gradients=True, stop_if="mean_coherent_share>0.9")

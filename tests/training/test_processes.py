@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,10 +93,13 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path):
     assert record["processes"] == 2
 
 
-def test_sharded_over_two_processes_the_losses_are_the_same(tmp_path: Path):
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two processes of `two_processes.py` print."""
+    folder = tmp_path_factory.mktemp("two")
     processes = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "two_processes.py"), "8", str(rank), str(tmp_path / "meeting")],
+            [sys.executable, str(HERE / "two_processes.py"), "8", str(rank), str(folder / "meeting")],
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             text=True,
@@ -104,7 +108,18 @@ def test_sharded_over_two_processes_the_losses_are_the_same(tmp_path: Path):
     ]
     printed = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    found = json.loads(printed[0])
+    return [json.loads(text) for text in printed]
+
+
+def test_a_gate_stops_all_processes_at_the_same_step(two: list[dict[str, Any]]):
+    assert [one["own"] for one in two] == [[4, False], [4, True]]
+    assert [one["ours"][0] for one in two] == [6, 6]
+    assert "since step 3, seen in a row until step 5" in two[0]["ours"][1]
+    assert two[1]["ours"][1] == "a rule in the first process holds"
+
+
+def test_sharded_over_two_processes_the_losses_are_the_same(tmp_path: Path, two: list[dict[str, Any]]):
+    found = two[0]
     _, losses = run_in(tmp_path / "one", tiny_config(precision="float64", steps=8))
     assert found["losses"] == pytest.approx(losses, rel=1e-10)  # float64 sums in another order, 8 steps
     assert found["local"] < 0.6 * found["all"]

@@ -24,6 +24,8 @@ from depthscope.cli.settings import (
     Lr,
     Set,
     Steps,
+    StopIf,
+    WarnIf,
     Width,
     configured,
     given,
@@ -39,6 +41,7 @@ from depthscope.progress import bar
 from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
 from depthscope.training.notation import split
 from depthscope.training.recipes import RECIPES
+from depthscope.training.run import Run
 from depthscope.training.variants import YU_ZHANG, label_of
 
 if TYPE_CHECKING:
@@ -81,6 +84,8 @@ def compare(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; train nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    stop_if: StopIf = None,
+    warn_if: WarnIf = None,
     data: Data = None,
     allow_incomplete: AllowIncomplete = False,
     cpu: Cpu = False,
@@ -89,7 +94,7 @@ def compare(
 
     Every variant has its own learning rate, as in the recipe, unless --lr gives all the same.
     """
-    of_config, of_run = separated(recipe, settings, cpu)
+    of_config, of_run = separated(recipe, settings, cpu, stop_if, warn_if)
     for name in of_config.keys() & FACTORS.keys():
         raise ValueError(f"{name} is compared here: give {FACTORS[name]} instead of --set {name}")
     changes = of_config | given(width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps)
@@ -101,6 +106,10 @@ def compare(
         lr_factors=(1.0,) if lr_grid is None else numbers("--lr-grid", lr_grid, float),
     )
     launch = Launch(out, data, allow_incomplete, jobs, {"tracker": "none"} | of_run)
+    if of_run.keys() & {"stop_if", "warn_if"}:
+        from depthscope.training.observation import require_rules
+
+        require_rules(Run(out, **of_run))
     if dry_run:
         _show_plan(cells, launch, as_json)
         return
@@ -129,7 +138,7 @@ def _run(recipe: str, cells: list[Cell], launch: Launch) -> dict[str, Any]:
     frame = curves(results, launch)
     summary = {
         "recipe": recipe,
-        "runs": {result.cell.name: {"failed": result.failed} for result in results},
+        "runs": {result.cell.name: {"failed": result.failed, "stopped": result.stopped} for result in results},
         "cells": summarise(frame, results),
     }
     _write(out, frame, summary)
@@ -178,9 +187,10 @@ def _bar(total: int, launch: Launch) -> Iterator[Callable[[int, Any], None]]:
 def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
     """curves.parquet, curves.png, curves.pdf and summary.json, each whole or as it was."""
     from depthscope.drawing import draw_training_curves
+    from depthscope.training.comparison_results import ENDS
 
     labels = {variant: label_of(variant) for variant in frame["variant"].unique()}
-    figure = draw_training_curves(frame[frame["quantity"] != "failed"], labels)
+    figure = draw_training_curves(frame[~frame["quantity"].isin(ENDS)], labels)
     writers: dict[str, Callable[[Path], Any]] = {
         "curves.parquet": lambda path: frame.to_parquet(path, index=False),
         "curves.png": lambda path: figure.savefig(path, dpi=160),
@@ -200,8 +210,8 @@ def _show(summary: dict[str, Any], out: Path) -> None:
     if grid:
         console.print("* the learning rate with the least training loss", markup=False)
     for name, run in summary["runs"].items():
-        if run["failed"]:
-            console.print(f"{name}: {run['failed']}", markup=False)
+        if why := run["failed"] or run["stopped"]:
+            console.print(f"{name}: {why}", markup=False)
     files = "curves.png, curves.pdf, curves.parquet, summary.json"
     console.print(f"{files} and the runs are in {out}", markup=False, soft_wrap=True)
 
@@ -229,7 +239,7 @@ def _as_words(row: dict[str, Any], grid: bool) -> dict[str, str]:
         "blocks": str(row["depth"]),
         "lr": f"{row['lr']:g}" + (" *" if grid and row["best_lr"] else ""),
         "warm-up": str(row["warmup_steps"]),
-        "runs": f"{row['runs']}" + (f", {row['failed']} failed" if row["failed"] else ""),
+        "runs": ", ".join([str(row["runs"]), *(f"{row[end]} {end}" for end in ("failed", "stopped") if row[end])]),
     } | {name.replace("_", " "): _with_spread(row, name) for name in row if f"{name}_std" in row}
 
 

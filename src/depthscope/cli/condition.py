@@ -1,87 +1,51 @@
-"""`--fail-on`: a condition on the last block, for scripts that must stop when a model collapses."""
+"""`--fail-on`: conditions on a profile, for scripts that must stop when a model collapses."""
 
 from __future__ import annotations
 
 import math
-import operator
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from depthscope.naming import did_you_mean
+from depthscope.conditions import Condition, asked_blocks, find, parse_condition, station_of
 
 if TYPE_CHECKING:
     from depthscope.probing import Profile
 
-_OPERATORS: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-_FORM = re.compile(r"\s*([a-z_0-9]+)\s*(>=|<=|>|<)\s*(\S+)\s*")
+OPTION = "--fail-on"
 
 
-@dataclass(frozen=True)
-class Condition:
-    """`measure operator threshold`."""
-
-    measure: str
-    comparison: str
-    threshold: float
-
-    def holds(self, value: float) -> bool:
-        return _OPERATORS[self.comparison](value, self.threshold)
-
-    def __str__(self) -> str:
-        return f"{self.measure}{self.comparison}{self.threshold:g}"
-
-
-def parse_condition(text: str, measured: tuple[str, ...]) -> Condition:
+def parse_fail_on(text: str, measured: tuple[str, ...]) -> Condition:
     """Reads `token_similarity>0.95`. `measured` are the measures that this run will take."""
-    found = _FORM.fullmatch(text)
-    try:
-        threshold = float(found[3]) if found else math.nan
-    except ValueError:
-        threshold = math.nan
-    if found is None or math.isnan(threshold):
-        raise ValueError(f'expected --fail-on "MEASURE>NUMBER" (or <, >=, <=), got {text!r}')
-    if found[1] not in measured:
-        raise ValueError(
-            f"--fail-on {text!r} asks for {found[1]!r}, which is not measured: {did_you_mean(found[1], measured)}"
-            f"choose it with --measures, or take one of {', '.join(measured)}"
-        )
-    return Condition(found[1], found[2], threshold)
+    return parse_condition(text, measured, OPTION)
 
 
-def last_values(profile: Profile, measure: str) -> dict[int, float]:
-    """The measure at the last block, or at that of every part, mean over samples (and heads), at `output` or where it
-    stands.
+def values_asked(profile: Profile, condition: Condition) -> dict[int, float]:
+    """The condition's measure by block, mean over samples (and heads), at the station where it is asked.
 
-    A gate must not pass because there was nothing to compare, so an undefined value is an error.
+    A gate must not pass because there was nothing to compare, so an undefined value where it is asked is an error.
     """
-    rows = profile.frame[profile.frame["measure"] == measure]
-    stations = list(rows["station"].unique())
-    if "output" in stations:
-        stations = ["output"]
-    if len(stations) != 1:
-        where = f"it stands at {', '.join(stations)}" if stations else "it was not seen in this model"
-        raise ValueError(f"expected a measure with one value per block for --fail-on, got {measure!r}: {where}")
-    curve = profile.curve(measure, stations[0])
-    values = {last: curve[last] for _, last in profile.parts.values()}
-    for block, value in values.items():
-        if math.isnan(value):
-            raise ValueError(f"--fail-on cannot be decided: {measure} is undefined at block {block}")
-    return values
+    rows = profile.frame[profile.frame["measure"] == condition.measure]
+    station = station_of(condition, [str(name) for name in rows["station"].unique()])
+    there = sorted(int(block) for block in rows.loc[rows["station"] == station, "block"].unique())
+    curve = profile.curve(condition.measure, station)
+    asked = asked_blocks(condition, there, _lasts(profile))
+    for block in asked:
+        if math.isnan(curve[block]):
+            raise ValueError(f"{OPTION} cannot be decided: {condition.measure} is undefined at block {block}")
+    if not asked:
+        raise ValueError(f"{OPTION} cannot be decided: {condition.measure} is in no block")
+    return {block: curve[block] for block in there}
 
 
 def failures(profile: Profile, conditions: list[Condition]) -> list[str]:
-    """One sentence per condition that holds."""
-    values = [last_values(profile, condition.measure) for condition in conditions]
+    """One sentence per condition that holds; at the last block, one per part."""
+    values = [values_asked(profile, condition) for condition in conditions]
     return [
-        f"{condition} holds: {value:.6g} at block {block}"
+        f"{condition} holds: {found.value:.6g} {found.where}"
         for condition, by_block in zip(conditions, values, strict=True)
-        for block, value in by_block.items()
-        if condition.holds(value)
+        for lasts in ([[last] for last in _lasts(profile)] if condition.blocks == "last" else [_lasts(profile)])
+        if (found := find(condition, by_block, lasts)) is not None
     ]
+
+
+def _lasts(profile: Profile) -> list[int]:
+    return [last for _, last in profile.parts.values()]

@@ -215,7 +215,8 @@ class ProbeOptions(ModelOptions):
         list[str] | None,
         Option(
             metavar="CONDITION",
-            help='Exit with code 3 if it holds at the last block, such as "token_similarity>0.95". Can be repeated.',
+            help='Exit with code 3 if it holds: "token_similarity>0.95" at the last block, or "… at block 12", '
+            '"… in any block". Can be repeated.',
             rich_help_panel=_RESULT,
         ),
     ] = None

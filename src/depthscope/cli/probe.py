@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from depthscope.cli.condition import Condition
     from depthscope.cli.inputs import Inputs
+    from depthscope.conditions import Condition
     from depthscope.diagnosis import Diagnosis
     from depthscope.probing import Profile, Spectra
 
@@ -101,11 +101,11 @@ def _in_python(options: ProbeOptions) -> str:
 
 
 def _conditions(options: ProbeOptions) -> list[Condition]:
-    from depthscope.cli.condition import parse_condition
+    from depthscope.cli.condition import parse_fail_on
     from depthscope.measures import GRADIENTS, choose_measures
 
     measured = choose_measures(chosen_measures(options)) + (GRADIENTS if options.gradients else ())
-    return [parse_condition(text, measured) for text in options.fail_on or []]
+    return [parse_fail_on(text, measured) for text in options.fail_on or []]
 
 
 def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagnosis]:

@@ -41,6 +41,19 @@ Set = Annotated[
 ]
 Data = Annotated[str | None, typer.Option(metavar="DIR|hf:NAME", parser=data, help=DATA_HELP)]
 AllowIncomplete = Annotated[bool, typer.Option("--allow-incomplete", help="Use a folder that lacks some files.")]
+_GATE = "Gate"
+StopIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RULE",
+        help='Stop, with exit code 3, if it holds: "token_similarity>0.99 for 3" watched steps. Can be repeated.',
+        rich_help_panel=_GATE,
+    ),
+]
+WarnIf = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RULE", help="The same, and only a warning. Can be repeated.", rich_help_panel=_GATE),
+]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Leave GPUs alone.")]
 
 
@@ -49,8 +62,14 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def separated(recipe: str, settings: Sequence[str] | None, cpu: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`--set` as settings of the configuration and of the run; --cpu is one of the latter."""
+def separated(
+    recipe: str,
+    settings: Sequence[str] | None,
+    cpu: bool,
+    stop_if: Sequence[str] | None = None,
+    warn_if: Sequence[str] | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`--set` as settings of the configuration and of the run; --cpu and the rules are of the latter."""
     of_run = {name: kind for name, kind in field_types(Run).items() if name in field_help(Run)}
     of_config = {
         name: kind for name, kind in field_types(config_type(recipe)).items() if name in field_help(config_type(recipe))
@@ -60,6 +79,9 @@ def separated(recipe: str, settings: Sequence[str] | None, cpu: bool) -> tuple[d
         found["cpu"] = True
     if found.get("watch_every") == 0:
         found["watch_every"] = None
+    for name, rules in (("stop_if", stop_if), ("warn_if", warn_if)):
+        if rules:
+            found[name] = (*found.get(name, ()), *rules)
     return (
         {name: value for name, value in found.items() if name in of_config},
         {name: value for name, value in found.items() if name in of_run},

@@ -23,6 +23,8 @@ from depthscope.cli.settings import (
     Lr,
     Set,
     Steps,
+    StopIf,
+    WarnIf,
     Width,
     configured,
     given,
@@ -80,6 +82,8 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List every setting, size and number of steps; train nothing.")
     ] = False,
+    stop_if: StopIf = None,
+    warn_if: WarnIf = None,
     data: Data = None,
     allow_incomplete: AllowIncomplete = False,
     cpu: Cpu = False,
@@ -88,20 +92,24 @@ def train(
     """Train a deep Transformer in some variant, on one device or under torchrun.
 
     Stopped by Ctrl-C or SIGTERM it saves its work first; the same command with --resume goes on as if nothing
-    had happened.
+    had happened. Stopped by a rule of --stop-if it keeps the last good checkpoint too, and names it.
     """
     of_a_comparison = end_with_parent()
     if recipe is None:
         given_all = given(depth=depth, width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps, seed=seed)
-        if given_all or any((settings, out, resume, dry_run, data, allow_incomplete, cpu)):
+        if given_all or any((settings, out, resume, dry_run, stop_if, warn_if, data, allow_incomplete, cpu)):
             raise ValueError("expected a recipe before its options; `depthscope train` alone lists them")
         show_list(as_json)
         return
-    of_config, of_run = separated(recipe, settings, cpu)
+    of_config, of_run = separated(recipe, settings, cpu, stop_if, warn_if)
     every_day = given(depth=depth, width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps, seed=seed)
     config = configured(recipe, variant, of_config | every_day)
     place = out or _DEFAULT_OUT / f"{config.recipe}-{folder_name(config.variant)}-{config.depth}-seed{config.seed}"
     run = Run(place, resume, **of_run)
+    if run.stop_if or run.warn_if:
+        from depthscope.training.observation import require_rules
+
+        require_rules(run)
     processes, rank = _place_among_processes()
     if dry_run:
         whole = data is None and not allow_incomplete
@@ -109,9 +117,11 @@ def train(
         return
     if rank == 0:
         require_writable(run.out)
-    _run(config, run, processes, rank == 0, as_json, lambda: _task(config, data, allow_incomplete))
+    outcome = _run(config, run, processes, rank == 0, as_json, lambda: _task(config, data, allow_incomplete))
     if rank == 0 and not of_a_comparison:
         add_report(run.out, "train")
+    if outcome.stopped is not None:
+        raise typer.Exit(ExitCode.GATE)
 
 
 def _task(config: TrainingConfig, data: str | None, allow_incomplete: bool, *, empty: bool = False) -> Task:
@@ -123,7 +133,7 @@ def _task(config: TrainingConfig, data: str | None, allow_incomplete: bool, *, e
 
 def _run(
     config: TrainingConfig, run: Run, processes: int, main: bool, as_json: bool, make_task: Callable[[], Task]
-) -> None:
+) -> Outcome:
     from depthscope.training.display import Quiet, Terminal
     from depthscope.training.estimate import require_fits
     from depthscope.training.loop import train
@@ -146,6 +156,7 @@ def _run(
         raise typer.Exit(ExitCode.NOT_FINITE)
     if outcome.signal is not None:
         sys.exit(128 + outcome.signal)
+    return outcome
 
 
 def _place_among_processes() -> tuple[int, int]:

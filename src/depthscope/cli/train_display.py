@@ -40,6 +40,10 @@ def show_outcome(outcome: Outcome | NonFiniteLoss, as_json: bool, about: dict[st
             file=sys.stderr,
         )
         return
+    if outcome.stopped is not None:
+        line = f"stopped at step {outcome.step} of {outcome.total_steps}, saved in {place}: {visible(outcome.stopped)}"
+        print(f"depthscope: {line}", file=sys.stderr)
+        return
     if as_json:
         return
     numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in outcome.metrics.items())
@@ -49,13 +53,14 @@ def show_outcome(outcome: Outcome | NonFiniteLoss, as_json: bool, about: dict[st
 def _as_json(outcome: Outcome | NonFiniteLoss) -> dict[str, Any]:
     if isinstance(outcome, NonFiniteLoss):
         nothing: dict[str, Any] = {"step": None, "total_steps": None, "metrics": {}, "checkpoint": None, "signal": None}
-        return {**nothing, "failed": str(outcome)}
+        return {**nothing, "stopped": None, "failed": str(outcome)}
     return {
         "step": outcome.step,
         "total_steps": outcome.total_steps,
         "metrics": outcome.metrics,
         "checkpoint": None if outcome.checkpoint is None else str(outcome.checkpoint),
         "signal": outcome.signal,
+        "stopped": outcome.stopped,
         "failed": None,
     }
 

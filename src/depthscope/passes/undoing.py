@@ -44,19 +44,30 @@ def temporary_hooks(model: nn.Module) -> frozenset[int]:
     return frozenset(id(hook) for _, _, hook in _hooks(model) if isinstance(hook, TemporaryHook))
 
 
+def unhook_one(module: nn.Module, unwanted: Callable[[Any], bool]) -> None:
+    """The same as `unhook`, of the hooks on this one module: no walk through a large model."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key in [key for key, hook in hooks.items() if unwanted(hook)]:
+            _take_down(module, key)
+
+
+def _take_down(module: nn.Module, key: int) -> None:
+    stores: list[Any] = [
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+        module._forward_pre_hooks,
+        module._forward_hooks,
+    ]
+    for store in stores:
+        store.pop(key, None)
+
+
 def unhook(model: nn.Module, unwanted: Callable[[Any], bool]) -> None:
     """Takes the forward hooks and pre-hooks down for which `unwanted(hook)` is true."""
     for module, key, hook in _hooks(model):
         if unwanted(hook):
-            stores: list[Any] = [
-                module._forward_pre_hooks_with_kwargs,
-                module._forward_hooks_with_kwargs,
-                module._forward_hooks_always_called,
-                module._forward_pre_hooks,
-                module._forward_hooks,
-            ]
-            for store in stores:
-                store.pop(key, None)
+            _take_down(module, key)
 
 
 def _hooks(model: nn.Module) -> list[tuple[nn.Module, int, Any]]:

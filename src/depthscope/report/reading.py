@@ -16,7 +16,7 @@ from depthscope.report.subjects import Subject, has_content, named, subjects_of
 from depthscope.studies.study import Claim
 from depthscope.training import read_metrics
 from depthscope.training.comparison_results import COLUMNS as CURVE_COLUMNS
-from depthscope.training.comparison_results import FACTORS
+from depthscope.training.comparison_results import ENDS, FACTORS
 from depthscope.training.metrics import WATCHED, evaluated
 
 COMMANDS = "commands.json"  # by command, what was typed and the line of Python that does the same
@@ -130,7 +130,7 @@ def _comparison(folder: Path) -> Subject:
     runs = sorted(path for path in (folder / "runs").glob("*/depth.jsonl") if path.parent.name.endswith("seed0"))
     watched = [_watched(path, path.parent.name) for path in runs[:_MOST_WATCHED]]
     return Subject(
-        training=training[training["quantity"] != "failed"],
+        training=training[~training["quantity"].isin(ENDS)],
         watched=pd.concat(watched, ignore_index=True) if watched else None,
     )
 

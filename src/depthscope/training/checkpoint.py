@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,22 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step_of)
 
 
-def write_checkpoint(folder: Path, step: int, files: Files, record: Mapping[str, Any], keep: int = 2) -> Path:
-    """Writes `folder/step-…`, then removes all but the newest `keep`. On failure nothing has changed."""
+def newest_until(folder: Path, step: int | None) -> Path | None:
+    """The newest checkpoint of this step or an earlier one; None if there is none, or no step."""
+    found = [] if step is None else [path for path in checkpoints_in(folder) if _step_of(path) <= step]
+    return found[-1] if found else None
+
+
+def write_checkpoint(
+    folder: Path,
+    step: int,
+    files: Files,
+    record: Mapping[str, Any],
+    keep: int = 2,
+    spared: Collection[Path] = (),
+) -> Path:
+    """Writes `folder/step-…`, then removes all but the newest `keep` and those that are `spared`. On failure nothing
+    has changed."""
     target = folder / f"step-{step:08d}"
     place = target  # what is being written
 
@@ -83,7 +97,7 @@ def write_checkpoint(folder: Path, step: int, files: Files, record: Mapping[str,
         raise CheckpointNotWritten(
             f"could not write the checkpoint of step {step}: {place}: {in_words(error)}"
         ) from error
-    _remove_others(folder, step, keep)
+    _remove_others(folder, step, keep, spared)
     return target
 
 
@@ -155,9 +169,9 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _remove_others(folder: Path, step: int, keep: int) -> None:
+def _remove_others(folder: Path, step: int, keep: int, spared: Collection[Path]) -> None:
     """All but the newest `keep` up to this step: later ones are of a run that could not be continued from there."""
     found = checkpoints_in(folder)
     until = [path for path in found if _step_of(path) <= step]
-    for path in [*until[:-keep], *found[len(until) :]]:
+    for path in [*(path for path in until[:-keep] if path not in spared), *found[len(until) :]]:
         shutil.rmtree(path, ignore_errors=True)

@@ -64,10 +64,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Result:
-    """How a cell ended: `failed` says why it could not go on, if so."""
+    """How a cell ended: `failed` says why it could not go on, `stopped` which rule ended it, if so."""
 
     cell: Cell
     failed: str | None
+    stopped: str | None = None
 
 
 Watching = Callable[[int, Sequence[Cell]], object]  # how many cells are done, which are running
@@ -120,7 +121,8 @@ def command_of(cell: Cell, launch: Launch) -> list[str]:
 def run_cells(cells: Sequence[Cell], launch: Launch, watching: Watching = lambda _done, _running: None) -> list[Result]:
     """Runs what is not done yet, `jobs` at a time. Interrupted, it lets the runs save their work first.
 
-    A loss that is not finite is a result. Any other failure of a run ends the comparison with a ValueError.
+    A loss that is not finite is a result, and so is a rule that ended a run. Any other failure of a run ends the
+    comparison with a ValueError.
     """
     results = {cell: _read_result(cell, launch) for cell in cells}
     waiting = [cell for cell in cells if results[cell] is None]
@@ -169,12 +171,15 @@ def _end(cell: Cell, launch: Launch, code: int) -> Result:
     folder = launch.run_folder(cell)
     lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     said = lines[-1].removeprefix("depthscope: ")
-    if code not in (ExitCode.DONE, ExitCode.NOT_FINITE):  # a loss that is not finite is a result, not a mistake
+    if code not in (ExitCode.DONE, ExitCode.NOT_FINITE, ExitCode.GATE):  # results, not mistakes
         raise ValueError(f"the run {cell.name} ended with code {code}: {said} (all of it: {folder / 'log.txt'})")
     failed = said if code == ExitCode.NOT_FINITE else None
+    stopped = said if code == ExitCode.GATE else None
     outcome = {**_identity(cell, launch), "failed": failed, "metrics": _metrics_sum(folder)}
+    if stopped is not None:
+        outcome |= {"stopped": stopped, "stop_if": _rules(launch)}
     write_json(folder / "outcome.json", {**outcome, "sha256": content_sum(outcome)})
-    return Result(cell, failed)
+    return Result(cell, failed, stopped)
 
 
 def _read_result(cell: Cell, launch: Launch) -> Result | None:
@@ -183,7 +188,7 @@ def _read_result(cell: Cell, launch: Launch) -> Result | None:
     found = _read_outcome(cell, launch)
     if found is None or found.get("metrics") != _metrics_sum(folder):
         return None
-    return Result(cell, found.get("failed"))
+    return Result(cell, found.get("failed"), found.get("stopped"))
 
 
 def _read_outcome(cell: Cell, launch: Launch) -> dict[str, Any] | None:
@@ -195,7 +200,13 @@ def _read_outcome(cell: Cell, launch: Launch) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     identity = _identity(cell, launch)
+    if found.get("stopped") is not None and found.get("stop_if") != _rules(launch):
+        return None  # under other rules it goes on
     return found if {name: found.get(name) for name in identity} == identity else None
+
+
+def _rules(launch: Launch) -> list[str]:
+    return list(launch.options.get("stop_if", ()))
 
 
 def _forget_damaged(cell: Cell, launch: Launch) -> None:

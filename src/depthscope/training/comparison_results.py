@@ -14,7 +14,8 @@ from depthscope.training.metrics import METRICS, WATCHED, evaluated, read_metric
 FACTORS = ["variant", "depth", "lr", "warmup_steps"]
 OURS = ("test_loss", "test_accuracy", "valid_loss", "valid_loss_future_hidden")  # first, and in this order
 FOLLOWING = ("valid_perplexity", "valid_perplexity_future_hidden")  # exp of a loss that is there: not shown again
-OF_THE_LOOP = ("loss", WATCHED, "failed")  # all other quantities were reported by the task
+ENDS = ("failed", "stopped")  # how a run ended that did not come to its end: a row, no curve
+OF_THE_LOOP = ("loss", WATCHED, *ENDS)  # all other quantities were reported by the task
 COLUMNS = [*FACTORS, "seed", "step", "quantity", "value"]
 LAST_SHARE = 0.1  # of a run: its final training loss is the mean over it
 
@@ -23,15 +24,17 @@ def curves(results: Sequence[Result], launch: Launch) -> pd.DataFrame:
     """A row for every logged number: variant, depth, lr, warmup_steps, seed, step, quantity, value.
 
     The quantities are the training loss, whatever the task reported of an evaluation, and the similarity of tokens.
-    A run whose loss ceased to be finite has a row of quantity `failed` at its last logged step.
+    A run whose loss ceased to be finite has a row of quantity `failed` at its last logged step, one that a rule has
+    ended a row `stopped`.
     """
     rows = []
     for result in results:
         config = result.cell.config
         factors = [getattr(config, name) for name in (*FACTORS, "seed")]
         logged = read_metrics(launch.run_folder(result.cell) / METRICS)
-        if result.failed is not None:
-            rows.append([*factors, max((int(row["step"]) for row in logged), default=0), "failed", 1.0])
+        for end in ENDS:
+            if getattr(result, end) is not None:
+                rows.append([*factors, max((int(row["step"]) for row in logged), default=0), end, 1.0])
         for row in logged:
             for name in (*(name for name in ("loss", WATCHED) if name in row), *_ordered(evaluated(row))):
                 value = math.nan if row[name] is None else float(row[name])
@@ -42,12 +45,12 @@ def curves(results: Sequence[Result], launch: Launch) -> pd.DataFrame:
 def final_values(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per run: the training loss over the last tenth of its steps, and its last evaluation.
 
-    nan for a run that failed: what it had before is not where it ended.
+    nan for a run that failed or was stopped: what it had before is not where the others ended.
     """
     rows = []
     for key, rows_of_run in frame.groupby([*FACTORS, "seed"], sort=False):
-        failed = (rows_of_run["quantity"] == "failed").any()
-        run = rows_of_run[:0] if failed else rows_of_run
+        ended_early = rows_of_run["quantity"].isin(ENDS).any()
+        run = rows_of_run[:0] if ended_early else rows_of_run
         losses = run[run["quantity"] == "loss"]
         late = losses[losses["step"] > (1 - LAST_SHARE) * losses["step"].max()]
         found: dict[str, Any] = dict(zip([*FACTORS, "seed"], key, strict=True))
@@ -67,7 +70,8 @@ def evaluated_in(frame: pd.DataFrame) -> list[str]:
 def summarise(frame: pd.DataFrame, results: Sequence[Result]) -> list[dict[str, Any]]:
     """Per variant, depth, learning rate and warm-up: mean and standard deviation over the seeds.
 
-    A run whose loss ceased to be finite counts in `failed` and in no mean. `best_lr` is true for the learning
+    A run whose loss ceased to be finite counts in `failed`, one that a rule has ended in `stopped`, and neither in a
+    mean: runs of other lengths are not comparable. `best_lr` is true for the learning
     rate with the least mean final *training* loss among those of the same variant, depth and warm-up: the
     test data chooses nothing.
     """
@@ -77,7 +81,8 @@ def summarise(frame: pd.DataFrame, results: Sequence[Result]) -> list[dict[str, 
         found: dict[str, Any] = dict(zip(FACTORS, factors, strict=True))
         chosen = final[[tuple(row) == factors for row in final[FACTORS].itertuples(index=False, name=None)]]
         mine = [result for result in results if _key(result)[:-1] == factors]
-        found["failed"] = sum(result.failed is not None for result in mine)
+        for end in ENDS:
+            found[end] = sum(getattr(result, end) is not None for result in mine)
         found["runs"] = len(mine)
         for name in ("loss", *evaluated_in(frame)):
             found[name] = _finite(chosen[name].mean())
@@ -100,8 +105,8 @@ def _key(result: Result) -> tuple[Any, ...]:
 
 
 def _order(row: dict[str, Any]) -> tuple[int, float]:
-    """Fewest failures first, then the training loss; what has none is last."""
-    return row["failed"], math.inf if row["loss"] is None else row["loss"]
+    """Most runs that came to their end first, then the training loss; what has none is last."""
+    return sum(row[end] for end in ENDS), math.inf if row["loss"] is None else row["loss"]
 
 
 def _finite(value: float) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +63,7 @@ class StepResult:
     lr: float
     carries: list[Carry]
     stop: bool  # some process has been asked to stop
+    gate: bool  # a rule asks to stop, in some process
 
 
 def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
@@ -122,9 +123,18 @@ def step_seed(config: TrainingConfig, step: int, share: int) -> int:
 
 
 def compute_step(
-    engine: Engine, task: Task, config: TrainingConfig, step: int, total: int, carries: Sequence[Carry], stop: bool
+    engine: Engine,
+    task: Task,
+    config: TrainingConfig,
+    step: int,
+    total: int,
+    carries: Sequence[Carry],
+    wishes: Callable[[], tuple[bool, bool]],
 ) -> StepResult:
-    """Forward and backward of step 0, 1, …: gradients are there, weights unchanged."""
+    """Forward and backward of step 0, 1, …: gradients are there, weights unchanged.
+
+    `wishes` says, after the passes, whether this process has been asked to stop, and whether a rule asks for it.
+    """
     accelerator = engine.accelerator
     engine.entrance.train()
     engine.optimizer.zero_grad()
@@ -142,8 +152,10 @@ def compute_step(
         loss_sum += loss.item()
         new_carries.append(None if carry is None else {key: tensor.detach() for key, tensor in carry.items()})
     shares = engine.processes * config.accumulate
-    totals = summed(engine, [loss_sum if math.isfinite(loss_sum) else math.nan, float(stop)])
-    return StepResult(totals[0] / shares, learning_rate(config, step, total), new_carries, stop=totals[1] > 0)
+    loss_sum, stop, gate = summed(
+        engine, [loss_sum if math.isfinite(loss_sum) else math.nan, *(float(wish) for wish in wishes())]
+    )
+    return StepResult(loss_sum / shares, learning_rate(config, step, total), new_carries, stop > 0, gate > 0)
 
 
 def update(engine: Engine, config: TrainingConfig, lr: float) -> None:

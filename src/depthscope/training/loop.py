@@ -30,6 +30,7 @@ from depthscope.training.observation import (
     ALL_FINITE,
     first_nonfinite_block,
     nonfinite_weight,
+    require_rules,
     watching_depth,
 )
 from depthscope.training.randomness import seeded
@@ -50,6 +51,7 @@ def train(
     every step by `.step(number)`, as `depthscope.watch` expects. By default that is `depthscope.watch`
     itself, every `run.watch_every` steps, in the first process.
     """
+    require_rules(run)
     with _engine(task, config, run) as engine, stop_on_signal() as request, owning(engine, run):
         shown = display if display is not None and engine.is_main else Quiet()
         session = Session(engine, task, config, run, shown, Position())
@@ -68,13 +70,20 @@ def _loop(session: Session, request: StopRequest, watch: Any) -> Outcome:
         session.position,
     )
     per_epoch, total = task.steps_per_epoch, session.total
-    seconds, stop = 0.0, False
+    seconds, stop, gate = 0.0, False, False
     while position.step < total and not stop:
         if watch is not None:
             watch.step(position.step)
         started = time.perf_counter()
-        stopping = request.signal is not None
-        result = compute_step(engine, task, config, position.step, total, position.carries, stopping)
+        result = compute_step(
+            engine,
+            task,
+            config,
+            position.step,
+            total,
+            position.carries,
+            lambda: (request.signal is not None, session.gate is not None and session.gate.should_stop),
+        )
         if not math.isfinite(result.loss):
             raise NonFiniteLoss(_explain(session))
         update(engine, config, result.lr)
@@ -84,7 +93,7 @@ def _loop(session: Session, request: StopRequest, watch: Any) -> Outcome:
         position.carries = result.carries
         position.loss_sum += result.loss
         position.loss_count += 1
-        last, stop = position.step == total, result.stop
+        last, stop, gate = position.step == total, result.stop or result.gate, result.gate
         if last or position.step % run.log_every == 0:
             _log(session, result.lr, seconds)
             seconds = 0.0
@@ -96,7 +105,9 @@ def _loop(session: Session, request: StopRequest, watch: Any) -> Outcome:
             save(session)
     if position.step == total:
         _require_finite_end(position)
-        return Outcome(total, total, position.metrics, position.checkpoint)
+    stopped = session.alarm or "a rule in the first process holds" if gate else None
+    if position.step == total or gate:
+        return Outcome(position.step, total, position.metrics, position.checkpoint, stopped=stopped)
     code = request.signal or signal.SIGTERM  # none here: another process was told
     return Outcome(position.step, total, position.metrics, position.checkpoint, int(code))
 

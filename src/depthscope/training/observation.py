@@ -5,24 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import anatomy_of
+from depthscope.conditions import parse_condition
 from depthscope.extras import MissingExtra, require
 from depthscope.files import write_whole
+from depthscope.measures import MEASURES
 from depthscope.passes import Listen, Machine, Visit
 from depthscope.probing import watch
-from depthscope.probing.watching import Watch
+from depthscope.probing.watching import Alarm, Watch
+from depthscope.probing.watching.gate import make_gate
 from depthscope.probing.watching.heat_map import heat_map
 from depthscope.probing.watching.records import load_records
-from depthscope.training.run import NonFiniteLoss
+from depthscope.training.checkpoint import newest_until
+from depthscope.training.run import NonFiniteLoss, Run
 from depthscope.training.session import Session, keep_metrics
 from depthscope.training.task import Carry, Task
 
 BEHIND_FFN = "after_ffn"
+STATIONS = (BEHIND_FFN, "output")  # a rule that names none is asked at the first of them that the model shows
+WATCHED_MEASURES = ("token_similarity", "cosine_similarity")
 
 AFTER_THE_BLOCKS, ALL_FINITE = 1_000_000, 1_000_001  # greater than any block's number: the first is the least
 
@@ -33,7 +40,7 @@ def watching_depth(session: Session) -> Iterator[Watch | None]:
 
     Behind the FFN and at the block's end: a remedy stands between them, and at τ = 1 leaves 0. The scalars go to
     metrics and trackers with the step that was watched, the curves to `depth.jsonl`, and in the end, if
-    matplotlib is there, the picture of the first to `depth.png`.
+    matplotlib is there, the picture of the first to `depth.png`. What a rule of the run asks for is watched too.
     """
     run = session.run
     if run.watch_every is None or not session.engine.is_main:
@@ -45,18 +52,44 @@ def watching_depth(session: Session) -> Iterator[Watch | None]:
         session.similarity = similarity
         keep_metrics(session, {"token_similarity": similarity, **scalars})
 
-    entrance, stations = session.engine.entrance, (BEHIND_FFN, "output")
+    def tell(alarm: Alarm) -> None:
+        session.display.say(f"{'stopping' if alarm.stops else 'warning'}: {alarm}")
+        if alarm.stops and session.alarm is None:
+            session.alarm = str(alarm)
+
+    measures, stations = watched(run)
     nothing_to_see = session.position.step >= session.total
     try:
         if nothing_to_see:
             yield None
         else:
-            with watch(entrance, run.watch_every, stations=stations, on_record=keep, path=run.depth) as found:
+            options: dict[str, Any] = {"measures": measures, "stations": stations, "path": run.depth}
+            found = watch(session.engine.entrance, run.watch_every, on_record=keep, on_alarm=tell, **options)
+            found.gate = session.gate = make_gate(run.stop_if, run.warn_if, measures, stations, STATIONS)
+            found.gate.restore(session.position.gate)
+            found.find_checkpoint = partial(newest_until, run.checkpoints)
+            with found:
                 yield found
     except NonFiniteLoss:
         _draw(session)
         raise
     _draw(session)
+
+
+def watched(run: Run) -> tuple[list[str], list[str]]:
+    """The measures and the stations that a run watches: the usual ones, and those that its rules name."""
+    rules = run.rules("stop_if") + run.rules("warn_if")
+    stations = [*STATIONS, *(rule.station for rule in rules if rule.station is not None)]
+    return list(dict.fromkeys([*WATCHED_MEASURES, *(rule.measure for rule in rules)])), list(dict.fromkeys(stations))
+
+
+def require_rules(run: Run) -> None:
+    """Refuses a rule that could not be decided: of a measure that is not known, or cannot be watched."""
+    names = [name for name, measure in MEASURES.items() if measure.of != "attention"]
+    for option, texts in (("--stop-if", run.stop_if), ("--warn-if", run.warn_if)):
+        for text in texts:
+            parse_condition(text, names, option, in_a_row=True)
+    make_gate(run.stop_if, run.warn_if, *watched(run), STATIONS)
 
 
 def _draw(session: Session) -> None:

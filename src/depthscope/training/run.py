@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from depthscope.conditions import Condition, parse_condition
 from depthscope.training.metrics import METRICS
 from depthscope.training.settings import check_type
 
@@ -28,12 +29,21 @@ class Run:
     tracker: Annotated[Tracker, "Where curves go besides metrics.jsonl."] = "tensorboard"
     cpu: Annotated[bool, "Leave GPUs alone."] = False
     watch_every: Annotated[int | None, "Steps between two measurements of the tokens of every block; none: never."] = 50
+    stop_if: Annotated[tuple[str, ...], "Rules at which the run stops: token_similarity>0.99 for 3."] = ()
+    warn_if: Annotated[tuple[str, ...], "Rules at which it warns."] = ()
 
     def __post_init__(self) -> None:
         check_type("tracker", self.tracker, Tracker)
         for name in ("checkpoint_every", "evaluate_every", "log_every", "keep", "watch_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"expected {name} of at least 1, got {value}")
+        if self.rules("stop_if") + self.rules("warn_if") and self.watch_every is None:
+            raise ValueError("--stop-if and --warn-if are asked of watched steps, and watch_every=none watches none")
+
+    def rules(self, name: Literal["stop_if", "warn_if"]) -> list[Condition]:
+        """As they were given; whether there are such measures is not known here."""
+        option = f"--{name.replace('_', '-')}"
+        return [parse_condition(text, None, option, in_a_row=True) for text in getattr(self, name)]
 
     @property
     def checkpoints(self) -> Path:
@@ -67,6 +77,7 @@ class Outcome:
     metrics: dict[str, float]  # the last evaluation
     checkpoint: Path | None
     signal: int | None = None  # it was stopped, and has saved its work
+    stopped: str | None = None  # by a rule of `stop_if`, in a sentence; it has saved its work
 
     @property
     def complete(self) -> bool:

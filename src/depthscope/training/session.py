@@ -15,6 +15,7 @@ from torch import Tensor
 from depthscope import __version__
 from depthscope.files import remove_leftovers, sum_of, write_json
 from depthscope.locks import owned
+from depthscope.probing.watching.gate import Gate
 from depthscope.training.building import recorded
 from depthscope.training.checkpoint import (
     Checkpoint,
@@ -22,6 +23,7 @@ from depthscope.training.checkpoint import (
     Files,
     NotFinite,
     checkpoints_in,
+    newest_until,
     read_newest,
     refuse_obstacles,
     require_finite,
@@ -53,6 +55,7 @@ class Position:
     loss_count: int = 0
     metrics: dict[str, float] = field(default_factory=dict)  # the last evaluation
     checkpoint: Path | None = None  # the last one
+    gate: dict[str, Any] = field(default_factory=dict)  # how long each rule has held
 
     @property
     def last_good(self) -> str:
@@ -73,6 +76,8 @@ class Session:
     display: Display
     position: Position
     similarity: float | None = None  # t_sim of the last block's tokens when they were last watched
+    gate: Gate | None = None  # of the watch, in the process that watches
+    alarm: str | None = None  # why it asked to stop
 
     @property
     def total(self) -> int:
@@ -203,6 +208,8 @@ def save(session: Session) -> None:
 def _write(session: Session, carry: Mapping[str, Tensor]) -> Path:
     """A checkpoint from which a run can go on: what is not finite is refused."""
     engine, position = session.engine, session.position
+    if session.gate is not None:
+        position.gate = session.gate.state()
     weights, tied = model_tensors(engine.plain)
     moments, rest = optimizer_tensors(engine.optimizer)
     files = {"model": weights, "optimizer": moments, **({"carry": carry} if carry else {})}
@@ -218,8 +225,16 @@ def _write(session: Session, carry: Mapping[str, Tensor]) -> Path:
         "loss since last log": [position.loss_sum, position.loss_count],
         "metrics": position.metrics,
         "logs": _log_sums(session.run),
+        "gate": position.gate,
     }
-    return write_checkpoint(session.run.checkpoints, position.step, files, record, session.run.keep)
+    folder = session.run.checkpoints
+    return write_checkpoint(folder, position.step, files, record, session.run.keep, _good(session))
+
+
+def _good(session: Session) -> set[Path]:
+    """By each rule of the gate the last good checkpoint: it is not removed, however many there are after it."""
+    goods = [] if session.gate is None else session.gate.goods
+    return {path for good in goods if (path := newest_until(session.run.checkpoints, good)) is not None}
 
 
 def _require_finite(session: Session, files: Files) -> None:
@@ -273,5 +288,6 @@ def _restore(session: Session, found: Checkpoint) -> None:
         loss_count,
         record["metrics"],
         found.path,
+        record.get("gate", {}),
     )
     session.display.say(f"continuing at step {found.step} of {session.total} from {found.path}")

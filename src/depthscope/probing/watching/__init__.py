@@ -4,7 +4,8 @@
 """
 
 from depthscope.probing.watching.callbacks import DepthCallback
+from depthscope.probing.watching.gate import Alarm, DepthAlarm
 from depthscope.probing.watching.records import load_records
 from depthscope.probing.watching.watcher import Watch, watch
 
-__all__ = ["DepthCallback", "Watch", "load_records", "watch"]
+__all__ = ["Alarm", "DepthAlarm", "DepthCallback", "Watch", "load_records", "watch"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthscope.extras import require
+from depthscope.probing.watching.keeping import Keeper
 from depthscope.probing.watching.watcher import Watch, watch
 
 if TYPE_CHECKING:
@@ -25,13 +27,20 @@ class DepthCallback(TrainerCallback):
     the Trainer's: the optimiser's, however many batches they accumulate, counted on after a checkpoint. The
     scalars of step k are those of the model after k updates, and are logged at k. After an exception one
     hook, which does nothing, stays on the model until `callback.watch.close()` or the next `train()`.
+
+    Of several processes all stop, at the end of the same step, if a rule of `stop_if` holds in one. The alarm names
+    the Trainer's last good checkpoint. With `save_total_limit` the Trainer would soon remove it: it is then kept
+    as `good-checkpoint-N` beside the others.
     """
 
     def __init__(self, trainer: Trainer, every: int = 50, **options: Any):
         self._trainer = trainer
         self._every, self._options = every, options
         self._watch: Watch | None = None
+        self._begun: int | None = None
         self._logged: int | None = None
+        self._keeper = Keeper(links=False)
+        self._newest: Path | None = None  # checkpoint of this run
         if trainer.model is None:
             raise ValueError("expected a Trainer with a model, got one with model_init: not supported")
         watch(trainer.model, every, **options)  # wrong options are refused here, not when training begins
@@ -46,10 +55,18 @@ class DepthCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._watch is not None:
             self._watch.close()  # an earlier run may have ended with an exception
-        self._logged = None
-        self._watch = watch(self._trainer.model_wrapped, self._every, **self._options).open()
+        self._begun = self._logged = None
+        self._keeper = Keeper(links=bool(args.save_total_limit), writes=state.is_world_process_zero)
+        self._newest = _checkpoint(args, state)  # from which it goes on
+        self._watch = watch(self._trainer.model_wrapped, self._every, **self._options)
+        self._watch.find_checkpoint = self._keeper.find
+        self._watch.open()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._newest = _checkpoint(args, state) or self._newest
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._begun = state.global_step
         self.watch.step(state.global_step)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -58,5 +75,20 @@ class DepthCallback(TrainerCallback):
             self._logged = step
             self._trainer.log(self.watch.scalars())
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        step = self._begun
+        if not self.watch.gate or step is None or self.watch.last_step != step:
+            return control
+        self._keeper.look(step, self._newest, self.watch.gate.goods)
+        if self.watch.should_stop_together():
+            control.should_training_stop = True
+        return control
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.watch.close()
+        self._keeper.close()
+
+
+def _checkpoint(args: Any, state: Any) -> Path | None:
+    path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+    return path if path.is_dir() else None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn, tensor
 
 from depthscope.anatomy import anatomy_of
 from depthscope.extras import require
-from depthscope.probing.watching.watcher import Watch, check_options, watch
+from depthscope.probing.watching.keeping import Keeper
+from depthscope.probing.watching.options import check_options
+from depthscope.probing.watching.watcher import Watch, watch
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -29,6 +33,11 @@ class DepthCallback(Callback):
     `module` names the submodule that `training_step` calls ("net"). By default it is the LightningModule's
     child that holds all blocks, or the LightningModule itself if they stand in a list of its own. The other
     options are those of `watch`. Steps are `trainer.global_step`, however many batches they accumulate.
+
+    If a rule of `stop_if` holds in one process, `trainer.should_stop` is set in all, at the end of the same batch.
+    The alarm names the last good checkpoint of Lightning's own callbacks. One that keeps few (`save_top_k`) would
+    soon remove it: it is then kept as `good-NAME` beside the others. Files that are written over, as `last.ckpt`
+    is, do not count.
     """
 
     def __init__(self, every: int = 50, *, module: str | None = None, **options: Any):
@@ -41,6 +50,9 @@ class DepthCallback(Callback):
         self._watch: Watch | None = None
         self._begun: int | None = None
         self._logged: int | None = None
+        self._keeper = Keeper(links=False)
+        self._savers: list[Any] = []  # of checkpoints, each under a name of its own
+        self._newest: Path | None = None  # checkpoint at the beginning of the step
 
     @property
     def watch(self) -> Watch:
@@ -52,12 +64,23 @@ class DepthCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         model = _called(pl_module) if self._module is None else _named(pl_module, self._module)
         self._begun = self._logged = None
-        self._watch = watch(model, self._every, **self._options).open()
+        self._savers = [
+            callback
+            for callback in trainer.checkpoint_callbacks
+            if getattr(callback, "save_top_k", 0) != 0 and getattr(callback, "_enable_version_counter", True)
+        ]
+        few = any(callback.save_top_k != -1 for callback in self._savers)
+        self._keeper = Keeper(links=few, writes=trainer.is_global_zero)
+        self._watch = watch(model, self._every, **self._options)
+        self._watch.find_checkpoint = self._keeper.find if self._savers else None
+        self._watch.open()
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step != self._begun:  # else a further batch of the same step
             self._begun = trainer.global_step
             self.watch.step(self._begun)
+            if self.watch.gate and self._begun % self._every == 0:
+                self._newest = _newest_checkpoint(self._savers)
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         step = self.watch.last_step
@@ -68,13 +91,25 @@ class DepthCallback(Callback):
         trainer.callback_metrics.update({name: tensor(value) for name, value in scalars.items()})
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step=step)
+        if step is not None and self.watch.gate:
+            self._keeper.look(step, self._newest, self.watch.gate.goods)
+            stop = trainer.strategy.reduce_boolean_decision(self.watch.should_stop, all=False)
+            trainer.should_stop = trainer.should_stop or stop
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self.watch.close()
+        self._keeper.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self._watch is not None:
             self._watch.close()
+
+
+def _newest_checkpoint(savers: Sequence[Any]) -> Path | None:
+    """Of those that Lightning's own callbacks have written in this run and not removed."""
+    named = [path for saver in savers for path in (saver.best_model_path, *saver.best_k_models) if path]
+    there = [path for path in map(Path, named) if path.exists()]
+    return max(there, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def _called(module: nn.Module) -> nn.Module:

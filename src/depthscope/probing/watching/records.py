@@ -16,6 +16,7 @@ from depthscope.files import append_line
 from depthscope.measures import ALIKE, MEASURES
 from depthscope.probing.reduction import Row
 from depthscope.probing.roles import OF_GRADIENTS, gradient_scalars
+from depthscope.probing.watching.gate import Means
 
 COLUMNS = ["step", "block", "station", "measure", "value"]
 
@@ -113,17 +114,34 @@ def _short(measure: str) -> str:
     return (measure in MEASURES and MEASURES[measure].short) or measure
 
 
-def curves_of(rows: Sequence[Row]) -> Curves:
-    """The mean over the batch of every measure at every block; nan sequences are left out of it."""
+def means_of(rows: Sequence[Row]) -> Means:
+    """The mean over the batch of every measure at every block that has it; nan sequences are left out of it."""
     means: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
         values = [value for value in row.values if not math.isnan(value)]
         mean = sum(values) / len(values) if values else math.nan
         means.setdefault(row.station, {}).setdefault(row.measure, {})[row.block] = mean
+    return means
+
+
+def by_block(curves: Curves) -> Means:
+    """Curves of blocks 0..L by block, without what was not taken."""
+    return {
+        station: {
+            name: {block: value for block, value in enumerate(values) if not math.isnan(value)}
+            for name, values in measures.items()
+        }
+        for station, measures in curves.items()
+    }
+
+
+def curves_of(means: Means) -> Curves:
+    """Block after block; nan where a block has none."""
+    order = list(MEASURES)
     return {
         station: {
             name: [measures[name].get(block, math.nan) for block in range(max(measures[name]) + 1)]
-            for name in sorted(measures, key=list(MEASURES).index)
+            for name in sorted(measures, key=order.index)
         }
         for station, measures in means.items()
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Unpack
@@ -12,31 +12,51 @@ from typing import Any, Unpack
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from depthscope.measures import MEASURES, choose_measures
+from depthscope.measures import choose_measures
 from depthscope.passes import (
     Listen,
     Machine,
     Told,
     Visit,
     anatomy_as_told,
-    check_told,
     device_of,
     full_precision,
     pieces_of,
 )
-from depthscope.passes.undoing import undone, unhook
+from depthscope.passes.undoing import undone, unhook_one
 from depthscope.probing.reduction import Reduction
-from depthscope.probing.roles import gradient_scalars
+from depthscope.probing.roles import OF_GRADIENTS, gradient_scalars
+from depthscope.probing.watching.gate import Alarm, DepthAlarm, Gate, Means, Rules, at_checkpoint, make_gate
 from depthscope.probing.watching.gradients import GradientTaps
 from depthscope.probing.watching.heat_map import heat_map
-from depthscope.probing.watching.records import Curves, Record, append, check_appendable, curves_of, frame_of_records
+from depthscope.probing.watching.hooks import Counter, End
+from depthscope.probing.watching.options import check_options
+from depthscope.probing.watching.records import (
+    Curves,
+    Record,
+    append,
+    by_block,
+    check_appendable,
+    curves_of,
+    frame_of_records,
+    means_of,
+)
+from depthscope.probing.watching.wrapped import (
+    has_compiled_parts,
+    in_any_process,
+    in_backward,
+    in_compiled_code,
+    inside,
+    is_first_process,
+    refuse_compiled_in_place,
+)
 from depthscope.stations import choose_stations
 
 _INSIDE_COMPILED = "the model is called by compiled code, which passes hooks by: watch what torch.compile returned"
 
 OnRecord = Callable[[int, dict[str, float]], object]
+OnAlarm = Callable[[Alarm], object]
 
 
 def watch(
@@ -48,6 +68,9 @@ def watch(
     on_record: OnRecord | None = None,
     path: str | os.PathLike[str] | None = None,
     gradients: bool = False,
+    stop_if: Rules | None = None,
+    warn_if: Rules | None = None,
+    on_alarm: OnAlarm | None = None,
     **told: Unpack[Told],
 ) -> Watch:
     """Watches a model while it is trained, in any loop:
@@ -85,39 +108,44 @@ def watch(
     `mean_coherent_share` of the gradient of the matrix that writes them. They are as autograd makes them, before
     clipping, unscaling and other processes' parts. They come later than the rest: `on_record` is called once more, with
     the step and their scalars, and the line of the step is written again with them (`load_records` reads the last).
+
+    **The gate.** `stop_if` and `warn_if` are rules, or lists of rules: `"token_similarity>0.99 for 3"` holds if the
+    last block has that value at three watched steps in a row (`depthscope.conditions` has the language). A rule
+    that has held long enough raises an `Alarm`: which block, since when, which value, what it means. `on_alarm` is
+    called with it; without, it is a warning (`DepthAlarm`). A rule of `stop_if` also sets `should_stop`:
+
+        with depthscope.watch(model, every=50, stop_if="token_similarity>0.99 for 3") as watch:
+            for batch in loader:
+                …
+                if watch.should_stop:
+                    break
+
+    It is a flag and no exception, since an exception out of the model's forward pass would tear the step apart:
+    half of its gradients, other processes that wait, a loop that does not come to save its work. With several
+    processes each watches its own part of the batch: ask `watch.should_stop_together()` in all of them.
+    A value that is undefined (nan) counts as one that holds.
+
+    Rules on gradients (`queries_keys_gradient<1e-6`) need `gradients=True`, and are asked when they have come.
     """
-    check_options(every, measures=measures, stations=stations, on_record=on_record, path=path, gradients=gradients)
+    check_options(
+        every,
+        measures=measures,
+        stations=stations,
+        on_record=on_record,
+        path=path,
+        gradients=gradients,
+        stop_if=stop_if,
+        warn_if=warn_if,
+        on_alarm=on_alarm,
+    )
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a model, a torch.nn.Module, to watch, got {model!r}")
-    found = Watch(model, every, choose_measures(measures), choose_stations(stations), told, on_record, path)
+    chosen, where = choose_measures(measures), choose_stations(stations)
+    gate = make_gate(stop_if, warn_if, (*chosen, *(sorted(OF_GRADIENTS) if gradients else ())), where)
+    found = Watch(model, every, chosen, where, told, on_record, path, gate, on_alarm)
     if gradients:
         found.take_gradients()
     return found
-
-
-def check_options(
-    every: object,
-    *,
-    measures: str | Sequence[str] = "token_similarity",
-    stations: str | Sequence[str] = "output",
-    on_record: object = None,
-    path: object = None,
-    gradients: object = False,
-    **told: object,
-) -> None:
-    """Refuses wrong options of `watch` that can be known as such without the model; what `told` says needs it."""
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ValueError(f"expected every= to be a whole number of steps, 1 or more, got {every!r}")
-    if of_attention := [name for name in choose_measures(measures) if MEASURES[name].of == "attention"]:
-        raise ValueError(f"{', '.join(of_attention)}: attention matrices are not watched; use depthscope.probe")
-    choose_stations(stations)
-    if on_record is not None and not callable(on_record):
-        raise ValueError(f"expected on_record= to be a function of (step, scalars), got {on_record!r}")
-    if path is not None and (not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path)):
-        raise ValueError(f"expected path= to be the path of a file, got {path!r}")
-    if not isinstance(gradients, bool):
-        raise ValueError(f"expected gradients= to be True or False, got {gradients!r}")
-    check_told(told)
 
 
 class Watch:
@@ -132,14 +160,21 @@ class Watch:
         told: Told,
         on_record: OnRecord | None,
         path: str | os.PathLike[str] | None,
+        gate: Gate,
+        on_alarm: OnAlarm | None,
     ):
         self.every = every
+        self.gate = gate
+        self.on_alarm = on_alarm
+        self.alarms: list[Alarm] = []  # all that were raised
+        # The last good checkpoint of who trains, if that is known: no later than the step.
+        self.find_checkpoint: Callable[[int | None], Path | None] | None = None
         self.on_record = on_record
         self.path = None if path is None else Path(path)
         self._entrance = model  # what the training loop calls
-        self._model = _inside(model)
+        self._model = inside(model)
         device_of(self._model)  # refuses a model without weights
-        _refuse_compiled_in_place(model)
+        refuse_compiled_in_place(model)
         self._measures, self._stations = measures, stations
         self._reduction = self._new_reduction()
         self._machine = Machine(
@@ -149,6 +184,7 @@ class Watch:
             hears_call=self._entrance is not self._model,
         )
         self._records: list[Record] = []
+        self._lasts: dict[str, int] = {}  # by part, the last block that ran
         self._is_open = False
         self._listens = False  # a watched pass has begun and has not ended
         self._eager = ExitStack()  # what keeps compiled parts from being called during it
@@ -182,6 +218,18 @@ class Watch:
         self._flush_gradients(only_if_come=True)
         return self._records[-1].scalars() if self._records else {}
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether a rule of `stop_if` has held for as long as it asks: here, in this process."""
+        return self.gate.should_stop
+
+    def should_stop_together(self) -> bool:
+        """The same, agreed: true in every process of torch.distributed if it is true in one.
+
+        Call it in every process at the same place, e.g. at the end of each step; in one process it is `should_stop`.
+        """
+        return in_any_process(self.should_stop, device_of(self._model))
+
     def heat_map(self, measure: str = "token_similarity", station: str = "output") -> Any:
         """A matplotlib figure, block × step."""
         return heat_map(self.records, measure, station)
@@ -204,12 +252,12 @@ class Watch:
         """Begins to count; for loops without a `with`."""
         if self._is_open:
             raise ValueError("this watch is open already")
-        if self.path is not None and _is_first_process():
+        if self.path is not None and is_first_process():
             check_appendable(self.path)
         self._gradients = torch.is_grad_enabled()
         try:
             self._is_open = True
-            self._entrance.register_forward_pre_hook(_Counter(self), with_kwargs=True)
+            self._entrance.register_forward_pre_hook(Counter(self), with_kwargs=True)
             return self
         except BaseException:
             self.close()  # an interrupt: nobody would do it
@@ -219,7 +267,7 @@ class Watch:
         """Takes every hook out. May be called more than once."""
         self._end_pass()
         self._flush_gradients()
-        unhook(self._entrance, lambda hook: isinstance(hook, _Counter) and hook.watch is self)
+        unhook_one(self._entrance, lambda hook: isinstance(hook, Counter) and hook.watch is self)
         self._is_open = False
 
     def _leave(self) -> None:
@@ -243,10 +291,11 @@ class Watch:
         self._announced = following if number is None else number
         self._due = self._announced % self.every == 0
 
-    def _before_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is called with these: told by its hook."""
         if self._listens:
             self._end_pass()  # the pass before this one failed, or was interrupted
-        if not self._model.training or _in_backward():
+        if not self._model.training or in_backward():
             return
         self._flush_gradients()
         if self._announced is None:
@@ -259,8 +308,8 @@ class Watch:
 
     def _listen(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Attaches everything for the pass that has just begun."""
-        _refuse_compiled_in_place(self._entrance)
-        if _in_compiled_code():
+        refuse_compiled_in_place(self._entrance)
+        if in_compiled_code():
             raise ValueError(_INSIDE_COMPILED)
         if not self._is_packed and pieces_of(kwargs) is not None:
             self._is_packed = True
@@ -268,21 +317,21 @@ class Watch:
         self._reduction = self._new_reduction()
         with undone(self._end_pass, only_after_failure=True):
             self._listens = True
-            if _has_compiled_parts(self._entrance):
+            if has_compiled_parts(self._entrance):
                 self._eager.enter_context(torch.compiler.set_stance("force_eager"))
             self._machine.__enter__()
             if self._taps is not None:
                 self._taps.open(step)
             if not self._machine.hears_call:
                 self._machine.begin_pass(args, kwargs)
-            self._entrance.register_forward_hook(_End(self, lambda: self._record(step)))
+            self._entrance.register_forward_hook(End(self, lambda: self._record(step)))
             # After a failure. It must leave itself in place: torch iterates over the hooks themselves then.
-            self._entrance.register_forward_hook(_End(self, self._stop_listening), always_call=True)
+            self._entrance.register_forward_hook(End(self, self._stop_listening), always_call=True)
 
     def _end_pass(self) -> None:
         """May be called again, and begins anew what an interrupt has broken off."""
         self._stop_listening()
-        unhook(self._entrance, lambda hook: isinstance(hook, _End) and hook.watch is self)
+        unhook_one(self._entrance, lambda hook: isinstance(hook, End) and hook.watch is self)
         self._listens = False
 
     def _stop_listening(self) -> None:
@@ -293,6 +342,7 @@ class Watch:
         self._eager.close()
 
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
+        self._lasts[visit.part] = visit.number
         with torch.no_grad(), full_precision(tokens):
             self._reduction.see_tokens(visit, station, tokens.detach(), source)
 
@@ -308,14 +358,16 @@ class Watch:
                 f"none of the blocks {names} was seen at step {step}: name those that run with blocks=; "
                 "of a compiled model, watch what torch.compile returned"
             )
-        record = Record(step, curves_of(rows))
+        means = means_of(rows)
+        record = Record(step, curves_of(means))
         self._records.append(record)
         self._write(record)
         if self.on_record is not None:
             self.on_record(step, record.scalars())
+        self._ask_gate(step, means)
 
     def _write(self, record: Record) -> None:
-        if self.path is not None and _is_first_process():
+        if self.path is not None and is_first_process():
             try:
                 append(self.path, record)
             except OSError as error:  # not worth a training run
@@ -324,7 +376,7 @@ class Watch:
 
     def _flush_gradients(self, *, only_if_come: bool = False) -> None:
         """Some weights may never get a gradient: what has come is taken, unless a backward pass is still to come."""
-        if self._taps is None or (only_if_come and (_in_backward() or not self._taps.has_come)):
+        if self._taps is None or (only_if_come and (in_backward() or not self._taps.has_come)):
             return
         self._taps.flush()
 
@@ -336,90 +388,20 @@ class Watch:
         self._write(record)
         if self.on_record is not None:
             self.on_record(step, gradient_scalars(curves))
+        self._ask_gate(step, by_block(curves), late=True)
+
+    def _ask_gate(self, step: int, means: Means, *, late: bool = False) -> None:
+        for alarm in self.gate.see(step, means, list(self._lasts.values()), late=late):
+            self._raise(alarm)
+
+    def _raise(self, alarm: Alarm) -> None:
+        if self.find_checkpoint is not None:
+            alarm = at_checkpoint(alarm, self.find_checkpoint(alarm.good))
+        self.alarms.append(alarm)
+        if self.on_alarm is not None:
+            self.on_alarm(alarm)
+        else:
+            warnings.warn(str(alarm), DepthAlarm, stacklevel=2)
 
     def _new_reduction(self) -> Reduction:
         return Reduction(self._measures, self._stations, exclude=None)
-
-
-class _Counter:
-    """The hook on the model. A copy of the model (a moving average of its weights, say) is not watched."""
-
-    def __init__(self, watch: Watch):
-        self.watch = watch
-
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.watch._before_pass(args, kwargs)
-
-    def __reduce__(self) -> tuple[type[_NotWatched], tuple[()]]:
-        return _NotWatched, ()
-
-
-class _End:
-    """A hook that ends a watched pass. In a copy of the model it does nothing."""
-
-    def __init__(self, watch: Watch, act: Callable[[], object]):
-        self.watch, self.act = watch, act
-
-    def __call__(self, _module: nn.Module, _args: object, _output: object) -> None:
-        self.act()
-
-    def __reduce__(self) -> tuple[type[_NotWatched], tuple[()]]:
-        return _NotWatched, ()
-
-
-class _NotWatched:
-    def __call__(self, *_given: object) -> None:
-        pass
-
-
-def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
-    """The model and what it wraps, from the outside in."""
-    while True:
-        yield model
-        if isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        elif isinstance(model, DistributedDataParallel | DataParallel):
-            if isinstance(model, DataParallel) and len(model.device_ids) > 1:
-                raise ValueError("nn.DataParallel runs copies of the model in threads; use DistributedDataParallel")
-            model = model.module
-        else:
-            return
-
-
-def _inside(model: nn.Module) -> nn.Module:
-    *_, inner = _wrappers(model)
-    return inner
-
-
-def _refuse_compiled_in_place(model: nn.Module) -> None:
-    if any(getattr(module, "_compiled_call_impl", None) is not None for module in _wrappers(model)):
-        raise ValueError(
-            "the model was compiled in place, and its hooks would be passed by: use compiled = torch.compile(model) "
-            "in place of model.compile(), and watch(compiled)"
-        )
-
-
-def _in_compiled_code() -> bool:
-    """Whether the compiler is at work around this call: it would compile our hooks, or pass them by."""
-    if torch.compiler.is_compiling():
-        return True
-    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
-    return callback() not in (None, False)
-
-
-def _has_compiled_parts(model: nn.Module) -> bool:
-    return any(
-        isinstance(getattr(module, "_orig_mod", None), nn.Module)
-        or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
-
-
-def _in_backward() -> bool:
-    """Whether this pass is being run again by a backward pass, for activation checkpointing."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-def _is_first_process() -> bool:
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0

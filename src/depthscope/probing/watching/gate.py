@@ -1,0 +1,203 @@
+"""The gate of a watch: conditions that, held for some looks in a row, warn or ask that the training stops.
+
+A *look* is one watched step. The gate counts; it never stops anything itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from depthscope.conditions import Condition, Finding, find, parse_condition, station_of
+from depthscope.measures import MEASURES
+from depthscope.probing.roles import COHERENT, OF_GRADIENTS
+
+Means = Mapping[str, Mapping[str, Mapping[int, float]]]  # station → measure → block → mean over the batch
+Rules = str | Sequence[str]
+
+# (measure, whether it is too large) → what it means.
+_MEANINGS = {
+    ("token_similarity", True): "the tokens of a sequence are nearly equal, what follows can hardly tell them apart",
+    ("cosine_similarity", True): "the tokens of a sequence point the same way, and differ in length alone",
+    ("direction_similarity", True): "the tokens of a sequence lie on one line",
+    ("token_diversity", False): "next to nothing of the tokens differs from their mean",
+    ("effective_rank", False): "the tokens of a sequence fill few directions",
+    ("stable_rank", False): "one direction rules the tokens of a sequence",
+    ("angular_distance", False): "the block hardly turns its tokens: it does next to nothing",
+    ("largest_token_share", True): "one token has most of the energy, as attention sinks do",
+    ("frobenius_norm", True): "the tokens have become large",
+    ("queries_keys_gradient", False): "queries and keys hardly learn, as where tokens are alike",
+    (COHERENT, True): "the weight learns from the tokens' mean alone",
+    ("escalation_rate", True): "the step makes the tokens of a sequence more alike",
+}
+
+
+class DepthAlarm(UserWarning):
+    """The warning of a watch whose `warn_if` or `stop_if` holds."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A rule that has held for as many looks in a row as it asks for. `str(alarm)` is one line."""
+
+    rule: str
+    stops: bool  # a rule of `stop_if`
+    measure: str
+    step: int  # the look at which it was raised
+    since: int  # the first look of those in a row
+    good: int | None  # the look before that one, at which the rule did not hold; None: it held from the first look on
+    block: int
+    value: float
+    where: str  # the block in words
+    meaning: str
+    checkpoint: Path | None = None  # the last good one: no later than `good`, where who trains keeps them
+    knows_checkpoints: bool = False
+
+    def __str__(self) -> str:
+        value = "undefined (nan)" if math.isnan(self.value) else f"{self.value:.4g}"
+        now = "" if self.step == self.since else f", seen in a row until step {self.step}"
+        line = f"{self.rule} holds since step {self.since}{now}: {value} {self.where}: {self.meaning}; "
+        line += "it held from the first look on" if self.good is None else f"at step {self.good} it did not hold"
+        if self.checkpoint is not None:
+            return f"{line}; the last good checkpoint is {self.checkpoint}"
+        return f"{line}; no checkpoint was saved by then" if self.knows_checkpoints else line
+
+
+@dataclass
+class Count:
+    """How long a rule has held."""
+
+    since: int | None = None  # the first look in a row
+    looks: int = 0  # in a row
+    good: int | None = None  # the last look at which it did not hold
+    said: bool = False  # that it was enough; not told twice
+
+    def see(self, step: int, holds: bool) -> None:
+        if not holds:
+            self.since, self.looks, self.good, self.said = None, 0, step, False
+            return
+        if self.since is None:
+            self.since = step
+        self.looks += 1
+
+
+class Gate:
+    """The rules of a watch with their counts."""
+
+    def __init__(self, stop_if: Sequence[Condition], warn_if: Sequence[Condition], preferred: Sequence[str]):
+        self._rules = [(rule, True) for rule in stop_if] + [(rule, False) for rule in warn_if]
+        self._counts = [Count() for _ in self._rules]
+        self._preferred = preferred
+        self.should_stop = False
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
+
+    def see(self, step: int, means: Means, lasts: Sequence[int], *, late: bool = False) -> list[Alarm]:
+        """One look: the alarms that it raises. `lasts` are the last blocks of the model's parts; `late` are the
+        measures of the backward pass, which come after all others of the step."""
+        alarms = []
+        for (rule, stops), count in zip(self._rules, self._counts, strict=True):
+            if (rule.measure in OF_GRADIENTS) != late:
+                continue
+            found = _find(rule, means, lasts, self._preferred)
+            count.see(step, found is not None)
+            if found is not None and count.looks >= rule.looks and not count.said:
+                count.said = True
+                alarms.append(_alarm(rule, stops, step, count, found))
+        self.should_stop |= any(alarm.stops for alarm in alarms)
+        return alarms
+
+    @property
+    def goods(self) -> list[int | None]:
+        """For each rule the last look at which it did not hold: a checkpoint up to there is good by this rule."""
+        return [count.good for count in self._counts]
+
+    def state(self) -> dict[str, Any]:
+        """The counts as plain values, by rule."""
+        return {
+            _key(rule, stops): [count.since, count.looks, count.good]
+            for (rule, stops), count in zip(self._rules, self._counts, strict=True)
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Counts on from `state()`. A rule that is not in it begins anew; one that has fired fires again at its next
+        look, if it still holds."""
+        self._counts = [Count(*state.get(_key(rule, stops), ())) for rule, stops in self._rules]
+        self.should_stop = False
+
+
+def make_gate(
+    stop_if: Rules | None,
+    warn_if: Rules | None,
+    measures: Sequence[str],
+    watched: Iterable[str],
+    preferred: Sequence[str] = ("output",),
+) -> Gate:
+    """The gate of a watch of these measures and stations; a rule that it could never decide is refused."""
+    stations = frozenset(watched)
+    rules = {
+        name: [parse_condition(text, measures, f"{name}=", in_a_row=True) for text in _texts(name, given)]
+        for name, given in (("stop_if", stop_if), ("warn_if", warn_if))
+    }
+    for name, conditions in rules.items():
+        for rule in conditions:
+            _require_station(f"{name}=", rule, stations, preferred)
+    return Gate(rules["stop_if"], rules["warn_if"], preferred)
+
+
+def _texts(name: str, given: object) -> list[str]:
+    if given is None:
+        return []
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        example = '"token_similarity>0.99 for 3"'
+        raise ValueError(f"expected {name}= to be a rule such as {example} or a list of rules, got {given!r}")
+    return list(texts)
+
+
+def _require_station(option: str, rule: Condition, stations: frozenset[str], preferred: Sequence[str]) -> None:
+    kind = _kind_of(rule.measure)
+    if kind == "branch":
+        if rule.station is None:
+            raise ValueError(f'{option} "{rule}": say at which branch, "at attention_branch" or "at ffn_branch"')
+    elif kind != "block" and rule.station is not None and rule.station not in stations:
+        raise ValueError(f'{option} "{rule}" asks at {rule.station}, which is not watched: add it to stations=')
+    elif kind != "block" and rule.station is None and len(stations) > 1 and not stations & {*preferred}:
+        raise ValueError(f'{option} "{rule}": say at which station, one of {", ".join(sorted(stations))}')
+
+
+def _kind_of(measure: str) -> str:
+    if measure in OF_GRADIENTS:
+        return "branch" if measure == COHERENT else "block"
+    return MEASURES[measure].of
+
+
+def _find(rule: Condition, means: Means, lasts: Sequence[int], preferred: Sequence[str]) -> Finding | None:
+    # What enters block 1 stands at `output`, also where that station is not watched.
+    there = [name for name, of_station in means.items() if any(of_station.get(rule.measure, {}).keys() - {0})]
+    return find(rule, means[station_of(rule, there, preferred)][rule.measure], lasts)
+
+
+def _alarm(rule: Condition, stops: bool, step: int, count: Count, found: Finding) -> Alarm:
+    assert count.since is not None
+    if math.isnan(found.value):
+        meaning = "it has no value there, and a gate must not stay open for want of one"
+    else:
+        too_large = rule.comparison.startswith(">")
+        meaning = _MEANINGS.get((rule.measure, too_large), "beyond what you allowed")
+    return Alarm(
+        str(rule), stops, rule.measure, step, count.since, count.good, found.block, found.value, found.where, meaning
+    )
+
+
+def at_checkpoint(alarm: Alarm, checkpoint: Path | None) -> Alarm:
+    """The alarm of a training that keeps checkpoints: the last good one, or that there is none."""
+    return replace(alarm, checkpoint=checkpoint, knows_checkpoints=True)
+
+
+def _key(rule: Condition, stops: bool) -> str:
+    return f"{'stop' if stops else 'warn'} if {rule}"

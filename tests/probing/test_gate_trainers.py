@@ -1,0 +1,174 @@
+"""The gate inside real trainers: they stop, and their last good checkpoint is kept and named."""
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import depthscope
+from depthscope.models import BlockConfig, Encoder
+from depthscope.probing import Alarm
+from depthscope.probing.watching.keeping import Keeper
+from samples import seeded
+
+RULE = "token_similarity>0.99 for 3"
+
+
+class Collapsing(nn.Module):
+    """Its tokens become alike in block 2 with the pass `at`, passes in training mode counted from 0."""
+
+    def __init__(self, at: int | None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = Encoder(3, BlockConfig(16, 4))
+        self.at, self.passes = at, 0
+
+    def forward(self, x: Tensor, labels: Any = None) -> dict[str, Tensor]:
+        if self.training:
+            if self.passes == self.at:
+                with torch.no_grad():
+                    self.encoder.blocks[1].norm2.weight.zero_()
+                    self.encoder.blocks[1].norm2.bias.normal_(generator=seeded(0))
+                self.encoder.blocks[1].norm2.requires_grad_(False)
+            self.passes += 1
+        return {"loss": self.encoder(x).square().mean()}
+
+
+X = torch.randn(24, 7, 16, generator=seeded(1))
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------
+
+
+def hugging_face(folder: Path, at: int | None, every: int = 2, **options: Any) -> tuple[Any, list[Alarm]]:
+    import transformers as hf
+
+    settings = {
+        "output_dir": str(folder),
+        "max_steps": 14,
+        "per_device_train_batch_size": 2,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "save_total_limit": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+    }
+    raised: list[Alarm] = []
+    trainer = hf.Trainer(
+        Collapsing(at),
+        hf.TrainingArguments(**settings | options),
+        train_dataset=[{"x": x, "labels": 0} for x in X],
+        eval_dataset=[{"x": x, "labels": 0} for x in X[:2]],
+    )
+    trainer.remove_callback(hf.PrinterCallback)
+    trainer.add_callback(depthscope.DepthCallback(trainer, every=every, stop_if=RULE, on_alarm=raised.append))
+    trainer.train()
+    return trainer, raised
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_hugging_face_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path, accumulation: int):
+    trainer, (alarm,) = hugging_face(tmp_path, 4 * accumulation, gradient_accumulation_steps=accumulation)
+    assert (alarm.since, alarm.step, alarm.good) == (4, 8, 2)  # looks: 0, 2 are good, 4, 6, 8 are not
+    assert trainer.state.global_step == 9
+    assert alarm.checkpoint is None  # the first was saved at 3
+    assert "no checkpoint was saved by then" in str(alarm)
+    trainer, (alarm,) = hugging_face(tmp_path / "later", 7 * accumulation, gradient_accumulation_steps=accumulation)
+    assert (alarm.since, alarm.step, alarm.good) == (8, 12, 6)
+    assert alarm.checkpoint == tmp_path / "later" / "good-checkpoint-6"
+    assert f"the last good checkpoint is {alarm.checkpoint}" in str(alarm)
+    assert {path.name for path in (tmp_path / "later").iterdir()} == {"good-checkpoint-6", "checkpoint-12"}
+    assert (alarm.checkpoint / "model.safetensors").stat().st_size > 0
+
+
+def test_hugging_face_names_its_own_checkpoint_where_all_are_kept(tmp_path: Path):
+    _, (alarm,) = hugging_face(tmp_path, 7, save_total_limit=None)
+    assert alarm.checkpoint == tmp_path / "checkpoint-6"
+    assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-{step}" for step in (3, 6, 9, 12)}
+
+
+def test_hugging_face_goes_on_where_nothing_collapses(tmp_path: Path):
+    trainer, raised = hugging_face(tmp_path, None)
+    assert (trainer.state.global_step, raised) == (14, [])
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-14"}
+
+
+# --- Lightning --------------------------------------------------------------------------------------------
+
+
+def lightning_fit(folder: Path, at: int | None, top: int = 1) -> tuple[Any, list[Alarm]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations of its imports, its advice
+        lightning = pytest.importorskip("lightning.pytorch")
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+        class Module(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = Collapsing(at)
+
+            def training_step(self, batch: Tensor, _index: int) -> Tensor:
+                return self.net(batch)["loss"]
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.SGD(self.parameters(), lr=0.01)
+
+        raised: list[Alarm] = []
+        saver = lightning.callbacks.ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=top)
+        callback = depthscope.DepthCallback(every=2, stop_if=RULE, on_alarm=raised.append)
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = lightning.Trainer(max_steps=14, accelerator="cpu", callbacks=[saver, callback], **quiet)
+        trainer.fit(Module(), DataLoader(list(X), batch_size=2))
+    return trainer, raised
+
+
+def test_lightning_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path):
+    trainer, (alarm,) = lightning_fit(tmp_path, 7)
+    assert (alarm.since, alarm.step, alarm.good) == (8, 12, 6)
+    assert trainer.global_step == 13
+    assert alarm.checkpoint == tmp_path / "good-epoch=0-step=6.ckpt"
+    assert {path.name for path in tmp_path.iterdir()} == {"good-epoch=0-step=6.ckpt", "epoch=0-step=12.ckpt"}
+    assert torch.load(alarm.checkpoint, weights_only=True)["global_step"] == 6
+
+
+def test_lightning_names_its_own_checkpoint_where_all_are_kept_and_goes_on_where_nothing_collapses(tmp_path: Path):
+    _, (alarm,) = lightning_fit(tmp_path / "all", 7, top=-1)
+    assert alarm.checkpoint == tmp_path / "all" / "epoch=0-step=6.ckpt"
+    trainer, raised = lightning_fit(tmp_path / "well", None)
+    assert (trainer.global_step, raised) == (14, [])
+    assert len(list((tmp_path / "well").iterdir())) == 1
+    _, (alarm,) = lightning_fit(tmp_path / "none", 7, top=0)
+    assert "checkpoint" not in str(alarm)
+
+
+# --- keeping ----------------------------------------------------------------------------------------------
+
+
+def test_each_rule_keeps_its_own_last_good_checkpoint(tmp_path: Path):
+    """One rule holds from the second look on, the other not yet: two checkpoints are wanted, and no more."""
+    keeper = Keeper(links=True)
+    for step in range(4):
+        (path := tmp_path / f"c{step}").write_text(str(step))
+        keeper.look(step, path, [0, step])
+        path.unlink()  # as a trainer does that keeps the newest only
+    assert {path.name for path in tmp_path.iterdir()} == {"good-c0", "good-c3"}
+    assert keeper.find(0) == tmp_path / "good-c0"
+    assert keeper.find(None) is keeper.find(2) is None
+    keeper.close()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_a_checkpoint_that_cannot_be_kept_does_not_end_the_training(tmp_path: Path):
+    keeper = Keeper(links=True)
+    with pytest.warns(UserWarning, match="is not kept"):
+        keeper.look(0, tmp_path / "gone", [0])
+    assert keeper.find(0) == tmp_path / "gone"
