@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from depthscope import walking
 from depthscope.anatomy.albert import ALBERT
 from depthscope.anatomy.bart import BART, BART_PRE
 from depthscope.anatomy.bert import BERT
@@ -112,7 +113,7 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
     found = without_nested(
         [
             (name, module)
-            for name, module in model.named_modules()
+            for name, module in walking.named_modules(model)
             if (named is None or id(module) in named) and _family_of(type(module)) is not None  # type: ignore[arg-type]
         ]
     )

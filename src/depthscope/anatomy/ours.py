@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from depthscope import walking
 from depthscope.anatomy.structure import BlockAnatomy, Family, Spot, linear_projections
 from depthscope.models.block import Block
 
@@ -31,7 +32,7 @@ def describe(name: str, block: nn.Module) -> BlockAnatomy:
 
 
 def causal(model: nn.Module) -> bool:
-    return any(module.attention.causal for module in model.modules() if isinstance(module, Block))
+    return any(module.attention.causal for module in walking.modules(model) if isinstance(module, Block))
 
 
 OURS = Family("depthscope", "depthscope", ("Block",), describe, causal, mask_argument="mask")

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from depthscope import walking
 from depthscope.anatomy import FAMILIES, Anatomy, BlockAnatomy
 from depthscope.passes.hooks import Hook
 
@@ -82,8 +83,12 @@ def _makes_its_masks(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) ->
 def _down_to_attention(block: BlockAnatomy) -> Iterator[nn.Module]:
     """The block, and what stands around its attention in it, down to the attention; the whole of a block that does not
     show it."""
-    for module in block.module.modules():
-        if block.attention is None or module is block.module or any(m is block.attention for m in module.modules()):
+    for module in walking.modules(block.module):
+        if (
+            block.attention is None
+            or module is block.module
+            or any(m is block.attention for m in walking.modules(module))
+        ):
             yield module
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
+from depthscope import walking
 from depthscope.anatomy import Anatomy
 from depthscope.anatomy.look import look_of_weights
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
@@ -323,7 +324,7 @@ def _describe(
         "causal": passes.causal,
         "causal_by": passes.causal_by,
         "right_to_left": passes.anatomy.right_to_left,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": sum(p.numel() for p in walking.parameters(model)),
         "weights": look_of_weights(anatomy),
         "weights_not_finite": weights_not_finite(model),
         "dtype": passes.dtype,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from depthscope import walking
+
 
 def weights_not_finite(model: nn.Module) -> list[str]:
     """Names of weights with NaN or infinity in them; of split ones, in the part that this process holds."""
-    return [name for name, weights in model.named_parameters() if not _is_finite(weights.detach())]
+    return [name for name, weights in walking.named_parameters(model) if not _is_finite(weights.detach())]
 
 
 def _is_finite(weights: Tensor) -> bool:
