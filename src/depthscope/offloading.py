@@ -14,11 +14,12 @@ from depthscope import walking
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the model takes its inputs. Refuses weights that have no values and that nobody will bring."""
-    if nobody_brings(model):
+    weights = walking.parameters(model)
+    if any(weight.is_meta for weight in weights) and nobody_brings(model):
         raise ValueError("the model is on the meta device and has no weights; load it, or move it with to_empty()")
-    first = next(iter(walking.parameters(model)), None)
-    if first is None:
+    if not weights:
         return torch.device("cpu")
+    first = weights[0]
     if first.is_meta:
         return next(
             torch.device(hook.execution_device) for hook in map(_bringing, walking.modules(model)) if hook is not None

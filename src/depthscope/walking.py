@@ -53,3 +53,14 @@ def parameters(model: nn.Module) -> list[nn.Parameter]:
     """All weights."""
     found = {id(p): p for module in modules(model) for p in module._parameters.values() if p is not None}
     return list(found.values())
+
+
+def has_parameters(model: nn.Module) -> bool:
+    """Whether there is any weight, without looking for all of them."""
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if any(weights is not None for weights in module._parameters.values()):
+            return True
+        waiting.extend(child for child in module._modules.values() if child is not None)
+    return False

@@ -71,7 +71,7 @@ def _token_axis(blocks: tuple[BlockAnatomy, ...]) -> int:
 
 def is_solid(module: nn.Module) -> bool:
     """Whether a module could be a block: it has parameters, and is more than one of PyTorch's layers."""
-    if any(walking.parameters(child) for child in module.children()):
+    if any(map(walking.has_parameters, module.children())):
         return True
     own = any(parameter.ndim > 1 for parameter in walking.parameters(module))  # a norm has none
     return own and not type(module).__module__.startswith("torch.nn.")
@@ -144,9 +144,10 @@ def left_out(model: nn.Module, blocks: Sequence[BlockAnatomy]) -> tuple[str, ...
     known = [block.name for block in blocks]
     found: list[str] = []
     for name, module in walking.named_modules(model):
-        alike = _repeated(name, module) if _is_list(module) else []
-        looks_like_blocks = len(alike) > 1 and all(_is_deep(child) for _, child in alike)
-        if looks_like_blocks and not any(nested(path, name) or nested(name, path) for path in [*known, *found]):
+        if not _is_list(module) or any(nested(path, name) or nested(name, path) for path in [*known, *found]):
+            continue
+        alike = _repeated(name, module)
+        if len(alike) > 1 and all(_is_deep(child) for _, child in alike):
             found.append(name)
     return (f"of no known family, and not measured (blocks= names them): {', '.join(found)}",) if found else ()
 

@@ -93,8 +93,9 @@ class Scratch:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    def take(self, name: str, like: Tensor) -> Tensor:
-        held = self._buffers.get(name)
-        if held is None or (held.shape, held.dtype, held.device) != (like.shape, like.dtype, like.device):
-            held = self._buffers[name] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    def take(self, name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """A buffer of this name, as large as `like` and where it is; `dtype` is `like`'s own unless it is said."""
+        held, dtype = self._buffers.get(name), dtype or like.dtype
+        if held is None or (held.shape, held.dtype, held.device) != (like.shape, dtype, like.device):
+            held = self._buffers[name] = torch.empty(like.shape, dtype=dtype, device=like.device)
         return held

@@ -82,8 +82,9 @@ class Machine:
     """Context manager: while it is open, the sites are at work in every pass of the model.
 
     `visit` is the block that is running, `inside` says which of its attention modules is, unless the sites do nothing
-    but listen to tokens; `on_block_end(visit)` is called when a block ends. A machine that is opened inside a call of the model, by a hook of it, does not hear that
-    call (`hears_call=False`): whoever opens it calls `begin_pass` with the call's arguments.
+    but listen to tokens; `on_block_end(visit)` is called when a block ends. A machine that is opened inside a call of
+    the model, by a hook of it, does not hear that call (`hears_call=False`): whoever opens it calls `begin_pass` with
+    the call's arguments.
     """
 
     def __init__(
