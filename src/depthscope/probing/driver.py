@@ -213,6 +213,10 @@ class _Passes:
                 notes.append(f"attention was not seen in blocks {', '.join(map(str, blind))}")
         if self.own_heads:
             notes.append("the blocks are split among processes: heads are those that this process computes, from 0")
+        if trouble := self.reduction.sweeper.trouble:
+            notes.append(
+                f"numba is installed and does not work here, so that tokens were measured without it: {trouble}"
+            )
         if unused := sorted(self.machine.running.masks.unused):
             notes.append(f"not used as masks of real tokens: {', '.join(unused)}")
         return notes + self._not_taken()
@@ -328,6 +332,7 @@ def _describe(
         "weights": look_of_weights(anatomy),
         "weights_not_finite": weights_not_finite(model),
         "dtype": passes.dtype,
+        "arithmetic": list(passes.reduction.sweeper.forms),
         "device": str(device_of(model)),
         "attention_implementation": getattr(config, "_attn_implementation", None),
         "measures": list(names),
