@@ -1,9 +1,6 @@
 """The forms of a sweep give the same numbers, held against 80-bit arithmetic on everything that tokens can be."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,7 +65,7 @@ CASES: dict[str, tuple[Tensor, Tensor | None]] = {
     "an infinity": (filled(torch.inf), None),
     "padded": (tokens(), HOLES),
     "padded, alike": (tokens(closeness=1e-6), HOLES),
-    "padded with nan": (filled(torch.nan, 3).where(HOLES[..., None], torch.nan), HOLES & torch.tensor([*ALL[:3], False, *ALL[:2]])),
+    "padded with nan": (filled(torch.nan, 3), HOLES & torch.tensor([*ALL[:3], False, *ALL[:2]])),
     "padded, one huge": (changed((0, 1), 1e3), HOLES),
     "one sequence without a token": (tokens(), torch.tensor([ALL, [False] * 6, ALL])),
     "one token each": (tokens(), torch.tensor([[i == s + 1 for i in range(6)] for s in range(3)])),
@@ -108,7 +105,7 @@ def on_device(x: Tensor, real: Tensor | None, out: Tensor, before: Kept | None) 
     if x.dtype == torch.float64:
         return by_eager(x, real, out, before)
     units = None if before is None else (before.unit, before.has_direction)
-    norms, unit, directed = device.sweep(x, None if real is None else real != 0, out, units)
+    _, unit, directed = device.sweep(x, None if real is None else real != 0, out, units)
     return Kept(unit, directed=directed)
 
 
@@ -249,7 +246,8 @@ class Large(TorchDispatchMode):
 @pytest.mark.parametrize(("compares", "most"), [(False, 10), (True, 12)])
 def test_the_eager_form_takes_a_dozen_operations_of_the_size_of_the_tokens(compares: bool, most: int):
     x, out, scratch = tokens(), torch.empty(len(FIELDS), 3, dtype=torch.float64), Scratch()
-    _, unit, _ = eager.sweep(x, None, out, scratch, "a", None)
+    for buffer in ("b", "a"):
+        _, unit, _ = eager.sweep(x, None, out, scratch, buffer, None)
     with torch.no_grad(), Large(x.numel()) as large:
         eager.sweep(x, None, out, scratch, "b", (unit, None) if compares else None)
     assert large.count == most
@@ -291,17 +289,27 @@ def test_a_numba_that_does_not_work_is_said(monkeypatch: pytest.MonkeyPatch):
 
 
 @needs_numba
-def test_nothing_is_written_into_the_package_and_no_home_is_needed(tmp_path: Path):
+def test_nothing_is_written_into_the_package_and_no_home_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Machine code goes to the user's cache; where that cannot be had, every process compiles for itself."""
-    code = (
-        "import torch, depthscope\nfrom depthscope.probing.sweep import kernel\n"
-        "print(kernel._cache_folder(), kernel.kernel().sweep is not None)"
-    )
-    package = Path(depthscope.__file__).parent
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    for home, folder in ((tmp_path, str(tmp_path / "depthscope" / "kernels")), (blocked, "")):
-        environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"XDG_CACHE_HOME": str(home)}
-        said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        assert said.stdout.split() == ([folder] if folder else []) + ["True"]
-    assert not list(package.rglob("*.nbi"))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = kernel._compiled.__wrapped__().sweep
+    kernel.sweep(made, tokens(), None, torch.empty(len(FIELDS), 3, dtype=torch.float64), None, None)
+    assert list((tmp_path / "depthscope" / "kernels").rglob("*.nbi"))
+    assert not list(Path(depthscope.__file__).parent.rglob("*.nb[ci]"))
+    for name in ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
+        (tmp_path / name).write_text("a file, in which no folder can be made")
+        monkeypatch.setenv(name, str(tmp_path / name))
+        assert kernel._cache_folder() == ""
+        assert kernel._compiled.__wrapped__().sweep is not None
+
+
+@needs_numba
+def test_threads_share_a_large_sweep(monkeypatch: pytest.MonkeyPatch):
+    found = []
+    for worth in (kernel.WORTH_A_THREAD, 1):
+        monkeypatch.setattr(kernel, "WORTH_A_THREAD", worth)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+        found.append(torch.empty(len(FIELDS), 3, dtype=torch.float64))
+        by_kernel(tokens(), HOLES, found[-1], None)
+    assert torch.equal(found[0].nan_to_num(), found[1].nan_to_num())

@@ -214,9 +214,7 @@ class _Passes:
         if self.own_heads:
             notes.append("the blocks are split among processes: heads are those that this process computes, from 0")
         if trouble := self.reduction.sweeper.trouble:
-            notes.append(
-                f"numba is installed and does not work here, so that tokens were measured without it: {trouble}"
-            )
+            notes.append(f"numba is installed and does not work here; tokens were measured without it: {trouble}")
         if unused := sorted(self.machine.running.masks.unused):
             notes.append(f"not used as masks of real tokens: {', '.join(unused)}")
         return notes + self._not_taken()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,9 @@ from depthscope.measures import OUTLIER_FACTOR
 from depthscope.probing.sweep.loops import sweep_rows
 
 _NOTHING = {kind: np.zeros((1,) * axes, kind) for kind, axes in (("bool", 2), ("float32", 3), ("float64", 2))}
+
+
+WORTH_A_THREAD = 2**20  # numbers: about a millisecond for one thread
 
 
 class Kernel(NamedTuple):
@@ -60,11 +64,10 @@ def _compiled() -> Kernel:
 
 
 def _cache_folder() -> str:
-    """Where machine code may be kept; "" if nowhere. A folder that others may write to is not taken."""
-    if told := os.environ.get("NUMBA_CACHE_DIR"):
-        return told
+    """Where machine code may be kept; "" if nowhere."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "depthscope" / "kernels"
+        own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "depthscope" / "kernels"
+        folder = Path(os.environ.get("NUMBA_CACHE_DIR") or own)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder):
             return str(folder)
@@ -92,10 +95,10 @@ def sweep(
     before: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
     """Fills `out` (fields, batch) and `kept`, and returns the norms of the tokens (batch, n)."""
-    batch, n, d = tokens.shape
+    batch, n, _ = tokens.shape
     norms = torch.empty(batch, n, dtype=torch.float64)
     tokens_before, norms_before = (None, None) if before is None else before
-    compiled(
+    given = (
         tokens.detach().float().contiguous().numpy(),
         _NOTHING["bool"] if real is None else real.contiguous().numpy(),
         _NOTHING["float32"] if tokens_before is None else tokens_before.numpy(),
@@ -104,7 +107,24 @@ def sweep(
         OUTLIER_FACTOR,
         norms.numpy(),
         out.numpy(),
-        np.empty((4, d)),
-        np.empty(n, np.bool_),
     )
+    parts = min(torch.get_num_threads(), batch) if tokens.numel() >= WORTH_A_THREAD else 1
+    if parts == 1:
+        compiled(*given, 0, batch)
+        return norms
+    edges = [batch * part // parts for part in range(parts + 1)]
+    others = [_threads().submit(compiled, *given, *edge) for edge in zip(edges[1:-1], edges[2:], strict=True)]
+    compiled(*given, 0, edges[1])
+    for other in others:
+        other.result()
     return norms
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Those that share a large sweep with the one that asks for it."""
+    return ThreadPoolExecutor(max(torch.get_num_threads() - 1, 1), thread_name_prefix="depthscope-sweep")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # a process that was forked has none of them

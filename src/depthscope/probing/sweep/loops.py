@@ -23,13 +23,14 @@ def sweep_rows(
     outlier_factor: float,
     norms: Any,  # (batch, n) float64, out: ‖x_i‖, 0 at padding
     out: Any,  # (fields, batch) float64, out: as in `FIELDS` of the package
-    work: Any,  # (4, d) float64
-    keep: Any,  # (n,) bool
+    first_sample: int,
+    last_sample: int,  # the sequences before this one
 ) -> None:
-    batch, n, d = x.shape
+    _, n, d = x.shape
+    work, keep = np.empty((4, d)), np.empty(n, np.bool_)
     masked, compares, copies = real.size > 1, before.size > 1, kept.size > 1
     shift, total, unit_shift, unit_total = work[0], work[1], work[2], work[3]
-    for b in range(batch):
+    for b in range(first_sample, last_sample):
         count = 0
         first = first_direction = -1
         least, most, largest = math.inf, 0.0, 0.0
