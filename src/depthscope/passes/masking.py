@@ -24,6 +24,9 @@ MACHINERY = ("torch", "transformers", "accelerate", "deepspeed", "depthscope")
 WHOLE = "save_pretrained"  # what a whole model of transformers has, and its encoders and layers have not
 
 
+Theirs = dict[tuple[int, str], bool]  # by the id of a module or a class, and a library: whether that one wrote it
+
+
 def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     """The anatomy with "not causal" taken back to "not known" in the parts where somebody else may mask the tokens.
 
@@ -32,7 +35,7 @@ def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     """
     if anatomy.family == "unknown":
         return anatomy
-    theirs: dict[tuple[int, str], bool] = {}
+    theirs: Theirs = {}
     doubted = {block.part for block in anatomy.blocks if _is_doubted(model, anatomy, block, theirs)}
     blocks = tuple(_in_doubt(block) if block.part in doubted else block for block in anatomy.blocks)
     if anatomy.causal is not False or not doubted:
@@ -41,7 +44,7 @@ def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     return replace(anatomy, blocks=tuple(believed_parts), causal=None)
 
 
-def _is_doubted(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: dict[tuple[int, str], bool]) -> bool:
+def _is_doubted(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: Theirs) -> bool:
     if block.causal_arguments:
         return _has_own_forward(block.module) or not all(map(_is_as_written, _down_to_attention(block)[1:]))
     causal = anatomy.causal if block.causal is None else block.causal
@@ -53,7 +56,7 @@ def _in_doubt(block: BlockAnatomy) -> BlockAnatomy:
 
 
 def entrance_of(
-    model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: dict[tuple[int, str], bool] | None = None
+    model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: Theirs | None = None
 ) -> nn.Module | None:
     """The outermost whole model of its library that a block is reached from through nothing but the library's own
     modules; None if there is none. What it is given, it is given by somebody else. `theirs` remembers, from one block
@@ -67,7 +70,7 @@ def entrance_of(
         module = model.get_submodule(".".join(words[:count]))
         key = (id(module), library)
         if key not in theirs:
-            theirs[key] = _wrote(type(module), library) and _is_as_written(module)
+            theirs[key] = _is_theirs(module, library, theirs)
         if not theirs[key]:
             break
         if hasattr(module, WHOLE) or (library != "transformers" and not _wrote(type(module), "torch")):
@@ -77,15 +80,13 @@ def entrance_of(
 
 def is_wrapped(model: nn.Module, anatomy: Anatomy) -> bool:
     """Whether somebody else's module stands around a whole model of a library, and may give it masks."""
-    theirs: dict[tuple[int, str], bool] = {}
+    theirs: Theirs = {}
     return any(entrance_of(model, anatomy, block, theirs) is not model for block in anatomy.blocks)
 
 
-def _makes_its_masks(
-    model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: dict[tuple[int, str], bool]
-) -> bool:
+def _makes_its_masks(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: Theirs) -> bool:
     library = _library_of(anatomy, block)
-    inside = all(_wrote(type(module), library) and _is_as_written(module) for module in _down_to_attention(block))
+    inside = all(_is_theirs(module, library, theirs) for module in _down_to_attention(block))
     return inside and entrance_of(model, anatomy, block, theirs) is not None
 
 
@@ -107,6 +108,14 @@ def _down_to_attention(block: BlockAnatomy) -> list[nn.Module]:
 
 def _library_of(anatomy: Anatomy, block: BlockAnatomy) -> str:
     return FAMILIES[block.family or anatomy.family].library
+
+
+def _is_theirs(module: nn.Module, library: str, theirs: Theirs) -> bool:
+    """Whether a module is as the library wrote it; its class is asked once."""
+    key = (id(type(module)), library)
+    if key not in theirs:
+        theirs[key] = _wrote(type(module), library)
+    return theirs[key] and _is_as_written(module)
 
 
 def _wrote(kind: type[nn.Module], library: str) -> bool:

@@ -38,7 +38,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     that is being measured cannot be measured a second time meanwhile, by another thread or by a hook: that is refused.
     """
     before = _Before(model)
-    graphs = any(isinstance(getattr(module, "_orig_mod", None), nn.Module) for module in before.modules)
+    graphs = any("_orig_mod" in module._modules for module in before.modules)
     with undone(before.restore):
         before.wait_for_turn()
         before.remember_what_is_global()

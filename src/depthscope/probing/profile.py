@@ -203,9 +203,11 @@ def frame_of(rows: list[Row]) -> pd.DataFrame:
             "measure": _repeated_words([row.measure for row in rows], lengths),
             "sample": np.where(first >= 0, first + within, -1).astype(np.int32),
             "value": np.array([value for row in rows for value in row.values], dtype=np.float64),
-        }
+        },
+        copy=False,
     )
-    return frame[COLUMNS]
+    assert list(frame) == COLUMNS
+    return frame
 
 
 def _repeated_words(words: list[str], lengths: np.ndarray) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,7 +114,7 @@ def sweep(
         compiled(*given, 0, batch)
         return norms
     edges = [batch * part // parts for part in range(parts + 1)]
-    others = [_threads().submit(compiled, *given, *edge) for edge in zip(edges[1:-1], edges[2:], strict=True)]
+    others = [_threads().submit(compiled, *given, *edge) for edge in pairwise(edges[1:])]
     compiled(*given, 0, edges[1])
     for other in others:
         other.result()
