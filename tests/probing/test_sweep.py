@@ -188,10 +188,12 @@ def test_the_angle_to_the_tokens_before(form: str, closeness: float):
 def test_equal_tokens_differ_by_exactly_nothing(form: str):
     """Whatever their number and width, which decide how sums are vectorised."""
     generator = seeded(1)
-    for n, d in ((2, 1), (3, 8), (17, 33)):
+    for n, d in ((2, 1), (3, 8), (5, 16), (17, 33), (4, 64)):
         x = (torch.randn(2, 1, d, generator=generator) * 7.7).expand(-1, n, -1).contiguous()
         out = torch.empty(len(FIELDS), 2, dtype=torch.float64)
-        FORMS.get(form, by_kernel)(x, None, out, None)
+        before = FORMS.get(form, by_kernel)(x, None, out, None)
+        FORMS.get(form, by_kernel)(x.clone(), None, out, before)
+        assert out[FIELDS.index("turn")].tolist() == [0.0, 0.0]
         assert out[FIELDS.index("norms.deviation_norm")].tolist() == [0.0, 0.0]
         assert out[FIELDS.index("directions.deviation_norm")].tolist() == [0.0, 0.0]
 

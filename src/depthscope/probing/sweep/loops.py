@@ -27,9 +27,11 @@ def sweep_rows(
     last_sample: int,  # the sequences before this one
 ) -> None:
     _, n, d = x.shape
-    work, keep = np.empty((4, d)), np.empty(n, np.bool_)
+    work, keep = np.empty((6, d)), np.empty(n, np.bool_)
     masked, compares, copies = real.size > 1, before.size > 1, kept.size > 1
     shift, total, unit_shift, unit_total = work[0], work[1], work[2], work[3]
+    # Unit tokens are rounded before they are subtracted: a fused multiplication and subtraction of equal ones is not 0.
+    unit, unit_before = work[4], work[5]
     for b in range(first_sample, last_sample):
         count = 0
         first = first_direction = -1
@@ -73,37 +75,35 @@ def sweep_rows(
                 continue
             square = unit_square = turn = 0.0
             norm = norms[b, i]
-            has_direction = 1.0 if norm != 0 else 0.0
-            inverse = 1.0 / norm if norm != 0 else 0.0
-            if compares and norm != 0 and norms_before[b, i] != 0:
-                inverse_before = 1.0 / norms_before[b, i]
+            if norm == 0:
                 for j in range(d):
-                    value = np.float64(x[b, i, j])
-                    unit = value * inverse
-                    difference = unit - np.float64(before[b, i, j]) * inverse_before
-                    turn += difference * difference
-                    s = value - shift[j]
+                    s = np.float64(x[b, i, j]) - shift[j]
                     total[j] += s
                     square += s * s
-                    u = unit - unit_shift[j]
+            else:
+                inverse = 1.0 / norm
+                for j in range(d):
+                    unit[j] = np.float64(x[b, i, j]) * inverse
+                for j in range(d):
+                    s = np.float64(x[b, i, j]) - shift[j]
+                    total[j] += s
+                    square += s * s
+                    u = unit[j] - unit_shift[j]
                     unit_total[j] += u
                     unit_square += u * u
+                directed += 1
+            if compares and norm != 0 and norms_before[b, i] != 0:
+                inverse = 1.0 / norms_before[b, i]
+                for j in range(d):
+                    unit_before[j] = np.float64(before[b, i, j]) * inverse
+                for j in range(d):
+                    u = unit[j] - unit_before[j]
+                    turn += u * u
                 half = 0.5 * math.sqrt(turn)
                 angles += 2.0 * math.asin(1.0 if half > 1.0 else half)
                 compared += 1
-            else:
-                for j in range(d):
-                    value = np.float64(x[b, i, j])
-                    s = value - shift[j]
-                    total[j] += s
-                    square += s * s
-                    u = has_direction * (value * inverse - unit_shift[j])
-                    unit_total[j] += u
-                    unit_square += u * u
             squares += square
-            if norm != 0:
-                directed += 1
-                unit_squares += unit_square
+            unit_squares += unit_square
             if copies:
                 for j in range(d):
                     kept[b, i, j] = x[b, i, j]
@@ -159,7 +159,9 @@ def sweep_rows(
                     unit_shift[j] = np.float64(x[b, i, j]) * inverse
                     unit_total[j] = 0.0
             for j in range(d):
-                u = np.float64(x[b, i, j]) * inverse - unit_shift[j]
+                unit[j] = np.float64(x[b, i, j]) * inverse
+            for j in range(d):
+                u = unit[j] - unit_shift[j]
                 unit_total[j] += u
                 unit_square += u * u
             unit_squares += unit_square
