@@ -51,7 +51,7 @@ class Ledger:
     def norms(self, number: int) -> TokenNorms:
         """Of the tokens of one sweep, where they are."""
         row = self.row(number)
-        return self._token_norms([row[0], row[1], row[2]])
+        return self._token_norms(row[0], row[1], row[2])
 
     def rows(self, numbers: list[int]) -> Tensor:
         """These sweeps on the CPU, (rows, fields, batch): a device is asked once for all of them."""
@@ -65,13 +65,10 @@ class Ledger:
         fields = dict(zip(FIELDS, rows.unbind(dim=1), strict=True))
         parts: dict[str, TokenNorms | Tensor] = {}
         for name in PARTS:
-            if name in fields:
-                parts[name] = fields[name]
-            else:
-                parts[name] = self._token_norms(
-                    [fields[f"{name}.{f}"] for f in ("count", "mean_norm", "deviation_norm")]
-                )
+            three = [field for full_name, field in fields.items() if full_name.startswith(f"{name}.")]
+            parts[name] = self._token_norms(*three) if three else fields[name]
         return Summary(parts)
 
-    def _token_norms(self, fields: list[Tensor]) -> TokenNorms:
-        return TokenNorms(self.kind.tokens, *fields, torch.finfo(self.kind.dtype).eps)
+    def _token_norms(self, count: Tensor, mean_norm: Tensor, deviation_norm: Tensor) -> TokenNorms:
+        epsilon = torch.finfo(self.kind.dtype).eps
+        return TokenNorms(self.kind.tokens, count, mean_norm, deviation_norm, epsilon)

@@ -24,7 +24,7 @@ from torch import Tensor
 from depthscope.measures import OUTLIER_FACTOR
 from depthscope.probing.sweep.loops import sweep_rows
 
-_NOTHING = {kind: np.zeros((1,) * axes, kind) for kind, axes in (("bool", 2), ("float32", 3), ("float64", 2))}
+_NOTHING = {kind: np.zeros((0,) * axes, kind) for kind, axes in (("bool", 2), ("float32", 3), ("float64", 2))}
 
 
 WORTH_A_THREAD = 2**20  # numbers: about a millisecond for one thread

@@ -16,10 +16,10 @@ import numpy as np
 
 def sweep_rows(
     x: Any,  # (batch, n, d) float32
-    real: Any,  # (batch, n) bool; of one entry: all are real
-    before: Any,  # (batch, n, d) float32, the tokens that these are compared with; of one entry: there are none
+    real: Any,  # (batch, n) bool; empty: all are real
+    before: Any,  # (batch, n, d) float32, the tokens that these are compared with; empty: there are none
     norms_before: Any,  # (batch, n) float64, 0 where a token has no direction
-    kept: Any,  # (batch, n, d) float32, where the tokens are copied to; of one entry: nowhere
+    kept: Any,  # (batch, n, d) float32, where the tokens are copied to; empty: nowhere
     outlier_factor: float,
     norms: Any,  # (batch, n) float64, out: ‖x_i‖, 0 at padding
     out: Any,  # (fields, batch) float64, out: as in `FIELDS` of the package
@@ -28,7 +28,7 @@ def sweep_rows(
 ) -> None:
     _, n, d = x.shape
     work, keep = np.empty((6, d)), np.empty(n, np.bool_)
-    masked, compares, copies = real.size > 1, before.size > 1, kept.size > 1
+    masked, compares, copies = real.size > 0, before.size > 0, kept.size > 0
     shift, total, unit_shift, unit_total = work[0], work[1], work[2], work[3]
     # Unit tokens are rounded before they are subtracted: a fused multiplication and subtraction of equal ones is not 0.
     unit, unit_before = work[4], work[5]
