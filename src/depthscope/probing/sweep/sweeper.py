@@ -124,7 +124,7 @@ def angle_between(before: Kept, after: Kept) -> Tensor:
 
 
 def _by_matrix(tokens: Tensor, real: Tensor | None, out: Tensor, keep: str, before: Kept | None) -> Swept:
-    x = TokenMatrix(tokens, real)
+    x = TokenMatrix(tokens.detach(), real)
     numbers: list[Tensor] = []
     for part in (PARTS[name](x, x) for name in PARTS):
         numbers += [part.count, part.mean_norm, part.deviation_norm] if isinstance(part, TokenNorms) else [part]
