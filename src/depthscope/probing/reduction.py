@@ -230,7 +230,7 @@ class Reduction:
     def _look_for_outliers(self, seen: Seen, swept: Swept, real: Tensor | None, out: Tensor) -> None:
         if out.device.type != "cpu" and self.exclude != "outliers" and not self.wants_attention:
             seen.unasked = swept, real
-        elif bool(out[_OUTLIERS].any()):
+        elif out[_OUTLIERS].any():
             seen.outliers, seen.norm_ratios = swept.outliers(real)
 
     def _buffer(self, station: str, visit: Visit) -> str:
