@@ -1,9 +1,12 @@
 """What a probe costs: ratios from one run, medians over alternating rounds.
 
     python benchmarks/probe.py            # all of it, about ten minutes on 2 cores
-    python benchmarks/probe.py time       # one part of: time, spectral, depth, memory
+    python benchmarks/probe.py time       # one part of: time, padded, spectral, depth, memory
 
-time      forward with the default profile ÷ plain forward, at `output` and at all trunk stations
+time      forward with the default profile ÷ plain forward, at `output` and at all trunk stations, with the kernel of
+          the extra `fast` and without it; CPU time of one thread, quartiles beside the median, and how many
+          operations of PyTorch a station adds
+padded    the same on a padded batch
 spectral  the same for each measure of the spectral group, at `output`; one round, they are slow
 depth     how the cost grows with the number of blocks
 memory    peak memory of a process that probes ÷ one that only runs the model, at two depths with
@@ -12,15 +15,20 @@ memory    peak memory of a process that probes ÷ one that only runs the model, 
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from depthscope import measures as m
 from depthscope.measures import group
@@ -64,19 +72,108 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def tiny() -> tuple[nn.Module, torch.Tensor]:
+    return Encoder(10, BlockConfig(128, 4)).eval(), torch.randn(4, 64, 128)
+
+
+def padded_bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(hidden_size=192, num_attention_heads=3, intermediate_size=768)
+    real = torch.arange(128) < torch.arange(8)[:, None] * 10 + 58
+    return BertModel(config).eval(), {"input_ids": torch.randint(30_000, (8, 128)), "attention_mask": real.long()}
+
+
+class Spread(NamedTuple):
+    """Of ratios: the median and the quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f}–{self.high:.3f}) × plain"
+
+
+def spreads(plain: Callable[[], object], others: dict[str, Callable[[], object]], rounds: int) -> dict[str, Spread]:
+    """Other ÷ plain, in CPU time; every round runs all of them, one after the other."""
+    found: dict[str, list[float]] = {name: [] for name in others}
+    for call in (plain, *others.values(), *others.values()):
+        call()
+    for _ in range(rounds):
+        before = _cpu_seconds(plain)
+        spent = {name: _cpu_seconds(call) for name, call in others.items()}
+        base = (before + _cpu_seconds(plain)) / 2
+        for name, seconds in spent.items():
+            found[name].append(seconds / base)
+    return {name: Spread(*(statistics.quantiles(values, n=4)[i] for i in (1, 0, 2))) for name, values in found.items()}
+
+
+def _cpu_seconds(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of PyTorch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def operations(call: Callable[[], object]) -> int:
+    with Operations() as seen:
+        call()
+    return seen.count
+
+
+FORMS = {"on": "kernel", "off": "eager"} if find_spec("numba") else {"off": "eager"}
+
+
+def with_form(form: str, call: Callable[[], object]) -> Callable[[], object]:
+    def run() -> object:
+        os.environ["DEPTHSCOPE_KERNEL"] = form
+        return call()
+
+    return run
+
+
+def compare(name: str, make: Callable[[], Any], rounds: int) -> None:
+    """A model with the default profile and without, in every form and at one and at all trunk stations."""
+    model, inputs = make()
+
+    def plain() -> object:
+        return model(**inputs) if isinstance(inputs, dict) else model(inputs)
+
+    calls = {
+        f"{title}, {where}": with_form(form, partial(probe, model, inputs, stations=where))
+        for form, title in FORMS.items()
+        for where in ("output", "trunk")
+    }
+    with torch.no_grad():
+        found = spreads(plain, calls, rounds)
+        counts = {title: operations(call) - operations(plain) for title, call in calls.items()}
+    for title, ratio in found.items():
+        print(f"{name:<42} {title:<16} {ratio}, {counts[title]} operations more")
+
+
 def compare_time() -> None:
-    for name, make in MODELS.items():
-        model, inputs = make()
-        with torch.no_grad():
-            found = ratios(
-                lambda model=model, inputs=inputs: model(inputs),
-                {
-                    "output": lambda model=model, inputs=inputs: probe(model, inputs),
-                    "all trunk stations": lambda model=model, inputs=inputs: probe(model, inputs, stations="trunk"),
-                },
-            )
-        for where, ratio in found.items():
-            print(f"{name:<30} default at {where:<20} {ratio:.3f} × plain")
+    torch.set_num_threads(1)
+    for name, make, rounds in (
+        ("tiny, 10 × 128, 4 × 64 tokens", tiny, 60),
+        ("ViT 12 × 192, 8 × 197 tokens", vit, 25),
+        ("BERT-base, 8 × 128 tokens", bert, 9),
+    ):
+        compare(name, make, rounds)
+
+
+def compare_padded() -> None:
+    torch.set_num_threads(1)
+    compare("BERT 12 × 192, 8 × 58–128 of 128 tokens", padded_bert, 15)
 
 
 def compare_spectral() -> None:
@@ -148,7 +245,13 @@ def _most_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-PARTS = {"time": compare_time, "spectral": compare_spectral, "depth": compare_depth, "memory": compare_memory}
+PARTS = {
+    "time": compare_time,
+    "padded": compare_padded,
+    "spectral": compare_spectral,
+    "depth": compare_depth,
+    "memory": compare_memory,
+}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--peak"]:

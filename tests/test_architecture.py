@@ -11,8 +11,8 @@ SOURCE = Path(depthscope.__file__).parent
 
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
-    {"exit_codes", "extras", "half_precision", "locks", "machine", "naming", "offloading", "progress"},
-    {"files", "registry", "stations", "text"},
+    {"exit_codes", "extras", "half_precision", "locks", "machine", "naming", "progress", "walking"},
+    {"files", "offloading", "registry", "stations", "text"},
     {"conditions", "drawing", "measures"},
     {"theory"},
     {"models"},

@@ -9,27 +9,32 @@ from typing import Any
 import torch
 from torch import nn
 
+from depthscope import walking
+
 
 def device_of(model: nn.Module) -> torch.device:
     """Where the model takes its inputs. Refuses weights that have no values and that nobody will bring."""
-    if nobody_brings(model):
+    weights = walking.parameters(model)
+    if any(weight.is_meta for weight in weights) and nobody_brings(model):
         raise ValueError("the model is on the meta device and has no weights; load it, or move it with to_empty()")
-    first = next(model.parameters(), None)
-    if first is None:
+    if not weights:
         return torch.device("cpu")
+    first = weights[0]
     if first.is_meta:
-        return next(torch.device(hook.execution_device) for hook in map(_bringing, model.modules()) if hook is not None)
+        return next(
+            torch.device(hook.execution_device) for hook in map(_bringing, walking.modules(model)) if hook is not None
+        )
     return first.device
 
 
 def has_offloaded(module: nn.Module) -> bool:
     """Whether some of its weights are not here now."""
-    return any(parameter.is_meta for parameter in module.parameters())
+    return any(parameter.is_meta for parameter in walking.parameters(module))
 
 
 def nobody_brings(module: nn.Module) -> bool:
     """Whether some weights have no values and no hook that brings them, on their module or around it."""
-    if _bringing(module) is not None:
+    if not has_offloaded(module) or _bringing(module) is not None:
         return False
     own = any(parameter.is_meta for parameter in module.parameters(recurse=False))
     return own or any(map(nobody_brings, module.children()))

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from depthscope import walking
 from depthscope.anatomy.albert import ALBERT
 from depthscope.anatomy.bart import BART, BART_PRE
 from depthscope.anatomy.bert import BERT
@@ -109,11 +110,13 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
         named = {id(block.module) for block in anatomy.blocks}
         if None in {_family_of(type(block.module)) for block in anatomy.blocks}:  # type: ignore[arg-type]
             return anatomy
+    everything = walking.named_modules(model)
+    known = {kind: _family_of(kind) is not None for kind in {type(module) for _, module in everything}}
     found = without_nested(
         [
             (name, module)
-            for name, module in model.named_modules()
-            if (named is None or id(module) in named) and _family_of(type(module)) is not None  # type: ignore[arg-type]
+            for name, module in everything
+            if known[type(module)] and (named is None or id(module) in named)
         ]
     )
     if not found:

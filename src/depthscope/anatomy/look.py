@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from depthscope import walking
 from depthscope.anatomy import Anatomy
 from depthscope.offloading import brought
 
@@ -40,7 +42,7 @@ def _norms(block: nn.Module) -> list[nn.Module]:
     """The norms inside a block that have a gain, known by the name of their class and by their shape."""
     return [
         module
-        for module in block.modules()
+        for module in walking.modules(block)
         if "norm" in type(module).__name__.lower() and getattr(module, "weight", None) is not None
         if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 1
     ]
@@ -52,6 +54,7 @@ def _untouched(norm: nn.Module) -> bool | None:
         gain, bias = norm.weight, getattr(norm, "bias", None)
         assert isinstance(gain, Tensor)
         decides = bias if isinstance(bias, Tensor) else gain - gain[0]
-        if decides.is_meta or not torch.isfinite(decides.sum()):
+        if decides.is_meta:
             return None
-        return not bool(decides.any())
+        size = torch.linalg.vector_norm(decides, 1, dtype=torch.float64).item()  # one question for both
+        return size == 0 if math.isfinite(size) else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from depthscope import walking
 from depthscope.anatomy.structure import BlockAnatomy, Family, Projections, Spot, linear_projections
 from depthscope.models.block import Block
 from depthscope.models.normed_wirings import NormedLinear
@@ -46,7 +47,7 @@ def projections_of(attention: Any) -> Callable[[], Projections] | None:
 
 
 def causal(model: nn.Module) -> bool:
-    return any(module.attention.causal for module in model.modules() if isinstance(module, Block))
+    return any(module.attention.causal for module in walking.modules(model) if isinstance(module, Block))
 
 
 OURS = Family("depthscope", "depthscope", ("Block",), describe, causal, mask_argument="mask")

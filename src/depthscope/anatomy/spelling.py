@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from depthscope import walking
 from depthscope.anatomy.structure import BlockAnatomy, Path, Spot
 
 
@@ -63,7 +64,7 @@ def modules_named(model: nn.Module, glob: str) -> list[tuple[str, nn.Module]]:
     parts = glob.split(".")
     return [
         (name, module)
-        for name, module in model.named_modules()
+        for name, module in walking.named_modules(model)
         if len(name.split(".")) == len(parts)
         and all(fnmatchcase(have, want) for have, want in zip(name.split("."), parts, strict=True))
     ]

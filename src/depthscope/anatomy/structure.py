@@ -9,6 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from depthscope import walking
 from depthscope.anatomy.pieces import Piece, Role, pieces_of_layers, thirds
 from depthscope.stations import Placement, trunk_of
 
@@ -374,7 +375,7 @@ def always(value: bool) -> Callable[[nn.Module], bool]:
 def causal_unless_told(model: nn.Module) -> bool | None:
     """Causal, but for a configuration, of the model or a part of it, that asks for attention both ways (embedding
     models): None, to be tried."""
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    configs = {id(config): config for module in walking.modules(model) if (config := getattr(module, "config", None))}
     told = [
         getattr(config, "is_causal", True) is False or bool(getattr(config, "use_bidirectional_attention", False))
         for config in configs.values()

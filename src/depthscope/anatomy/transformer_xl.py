@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from depthscope import walking
 from depthscope.anatomy.ours import norms_of, projections_of
 from depthscope.anatomy.structure import BlockAnatomy, Family, Spot
 from depthscope.models.transformer_xl import TransformerXLBlock
@@ -30,7 +31,7 @@ def describe(name: str, block: nn.Module) -> BlockAnatomy:
 
 def causal(model: nn.Module) -> bool:
     """Unless the paper's mean over the segment lets tokens see later ones."""
-    blocks = [module for module in model.modules() if isinstance(module, TransformerXLBlock)]
+    blocks = [module for module in walking.modules(model) if isinstance(module, TransformerXLBlock)]
     return not any(block.carried_mean is not None and block.carried_mean.leaks for block in blocks)
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from depthscope import walking
 from depthscope.anatomy.spelling import Stream, modules_named, read
 from depthscope.anatomy.structure import Anatomy, BlockAnatomy
 
@@ -26,7 +27,7 @@ def named_blocks(model: nn.Module, pattern: str) -> Anatomy:
     for glob, stream in read(pattern):
         modules = modules_named(model, glob)
         if not modules:
-            lists = ", ".join(repr(name) for name, module in model.named_modules() if name and _is_list(module))
+            lists = ", ".join(repr(name) for name, module in walking.named_modules(model) if name and _is_list(module))
             raise ValueError(f"no module is named {glob!r}; lists of modules in this model: {lists or 'none'}")
         found += [(name, module, stream) for name, module in modules]
     return unknown_anatomy(found, f"blocks named by the user: {pattern}")
@@ -34,7 +35,9 @@ def named_blocks(model: nn.Module, pattern: str) -> Anatomy:
 
 def repeated_blocks(model: nn.Module) -> Anatomy:
     """The blocks of the largest list of modules. They may be of several classes, and stand in stages."""
-    candidates = {name: blocks for name, module in model.named_modules() if len(blocks := _blocks_in(name, module)) > 1}
+    candidates = {
+        name: blocks for name, module in walking.named_modules(model) if len(blocks := _blocks_in(name, module)) > 1
+    }
     if not candidates:
         raise ValueError(
             f"no repeated blocks in {type(model).__name__}: looked for a ModuleList or Sequential with two or more "
@@ -62,15 +65,15 @@ def unknown_anatomy(found: Sequence[tuple[str, nn.Module, Stream]], note: str, l
 
 def _token_axis(blocks: tuple[BlockAnatomy, ...]) -> int:
     """0 where PyTorch's own attention in the blocks says that the batch comes second."""
-    own = [m for block in blocks for m in block.module.modules() if isinstance(m, nn.MultiheadAttention)]
+    own = [m for block in blocks for m in walking.modules(block.module) if isinstance(m, nn.MultiheadAttention)]
     return 0 if own and not any(attention.batch_first for attention in own) else 1
 
 
 def is_solid(module: nn.Module) -> bool:
     """Whether a module could be a block: it has parameters, and is more than one of PyTorch's layers."""
-    if any(True for child in module.children() for _ in child.parameters()):
+    if any(map(walking.has_parameters, module.children())):
         return True
-    own = any(parameter.ndim > 1 for parameter in module.parameters())  # a norm has none
+    own = any(parameter.ndim > 1 for parameter in walking.parameters(module))  # a norm has none
     return own and not type(module).__module__.startswith("torch.nn.")
 
 
@@ -86,7 +89,7 @@ def nested(inner: str, outer: str) -> bool:
 
 def size_of(modules: Sequence[nn.Module]) -> int:
     """The number of their parameters, each counted once."""
-    return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())
+    return sum({id(p): p.numel() for module in modules for p in walking.parameters(module)}.values())
 
 
 def _is_list(module: nn.Module) -> bool:
@@ -132,7 +135,7 @@ def _children(name: str, modules: nn.Module) -> list[Named]:
 
 
 def _looked_at(model: nn.Module) -> str:
-    names = [f"{name} ({type(module).__name__})" for name, module in model.named_modules() if name]
+    names = [f"{name} ({type(module).__name__})" for name, module in walking.named_modules(model) if name]
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "no submodules"
 
 
@@ -140,14 +143,15 @@ def left_out(model: nn.Module, blocks: Sequence[BlockAnatomy]) -> tuple[str, ...
     """A note on lists of modules that look like blocks and stand beside those of known families."""
     known = [block.name for block in blocks]
     found: list[str] = []
-    for name, module in model.named_modules():
-        alike = _repeated(name, module) if _is_list(module) else []
-        looks_like_blocks = len(alike) > 1 and all(_is_deep(child) for _, child in alike)
-        if looks_like_blocks and not any(nested(path, name) or nested(name, path) for path in [*known, *found]):
+    for name, module in walking.named_modules(model):
+        if not _is_list(module) or any(nested(path, name) or nested(name, path) for path in [*known, *found]):
+            continue
+        alike = _repeated(name, module)
+        if len(alike) > 1 and all(_is_deep(child) for _, child in alike):
             found.append(name)
     return (f"of no known family, and not measured (blocks= names them): {', '.join(found)}",) if found else ()
 
 
 def _is_deep(module: nn.Module) -> bool:
     """Whether it has two matrices or more, as a block has."""
-    return sum(parameter.ndim == 2 for parameter in module.parameters()) > 1
+    return sum(parameter.ndim == 2 for parameter in walking.parameters(module)) > 1

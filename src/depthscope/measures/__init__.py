@@ -16,6 +16,7 @@ from depthscope.measures.energy import (
     largest_token_share,
 )
 from depthscope.measures.given import OF_OUTLIERS, PARTS, HeadInput, MissingNeed, Summary
+from depthscope.measures.norms import Scratch, TokenNorms
 from depthscope.measures.operators import AttentionOperator, DenseAttention, ScoredAttention, TransposedAttention
 from depthscope.measures.rank import (
     LeadingDirection,
@@ -44,7 +45,7 @@ from depthscope.measures.similarity import (
     token_diversity,
     token_similarity,
 )
-from depthscope.measures.tokens import OUTLIER_FACTOR, Scratch, TokenMatrix, TokenNorms
+from depthscope.measures.tokens import OUTLIER_FACTOR, TokenMatrix
 
 __all__ = [
     "ALIKE",

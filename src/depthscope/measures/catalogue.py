@@ -102,7 +102,8 @@ def _check(measure: Measure) -> None:
         raise ValueError(f"{measure.name!r} is the name of a group of measures")
 
 
-def _angle(before: Tensor, after: Tensor, real: Tensor | None, scratch: object) -> Tensor:
+def half_turns(before: Tensor, after: Tensor, real: Tensor | None, scratch: object) -> Tensor:
+    """The mean angle between unit tokens before and after, over π; a sweep that has the angle already divides it."""
     return mean_angle(before, after, real, scratch) / torch.pi  # type: ignore[arg-type]
 
 
@@ -153,7 +154,7 @@ _OURS = (
     Measure("growth_mean", "step", lambda before, after: growth(before, after).mean, groups=_DEFAULT),
     Measure("growth_diversity", "step", lambda before, after: growth(before, after).diversity, groups=_DEFAULT),
     Measure("escalation_rate", "step", escalation_rate, groups=_DEFAULT),
-    Measure("angular_distance", "block", _angle, groups=_DEFAULT),
+    Measure("angular_distance", "block", half_turns, groups=_DEFAULT),
     Measure("branch_ratio", "branch", lambda trunk, branch: branch.norm / trunk.norm, groups=_RANK),
     Measure("effective_rank", "tokens", effective_rank, groups=("verdict", "spectral", "all")),
     Measure("ordinary_rank", "tokens", ordinary_rank, groups=("verdict", "spectral", "all")),

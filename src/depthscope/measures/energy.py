@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures.tokens import TokenMatrix, Tokens, norm_of_rows, norms_of
+from depthscope.measures.norms import norm_of_rows
+from depthscope.measures.tokens import TokenMatrix, Tokens, norms_of
 
 
 class LargestFeature(NamedTuple):

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from depthscope.measures.norms import TokenNorms
 from depthscope.measures.operators import AttentionOperator
 from depthscope.measures.similarity import directions_without_outliers
-from depthscope.measures.tokens import TokenMatrix, TokenNorms
+from depthscope.measures.tokens import TokenMatrix
 
 T = TypeVar("T")
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures.tokens import Scratch, TokenMatrix, TokenNorms, Tokens, norm_of_rows, norms_of
+from depthscope.measures.norms import Scratch, TokenNorms, norm_of_rows
+from depthscope.measures.tokens import TokenMatrix, Tokens, norms_of
 
 ALIKE = 0.9  # nine tenths of the energy are the mean: what is left of the tokens is a third of its size, √(1/9)
 EQUAL = 0.99  # tokens differ by a tenth of their size, √(1/99): later blocks see one token

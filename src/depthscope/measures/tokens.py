@@ -22,102 +22,26 @@ made of norms (t_sim, t_div, growth) has that error; above, it is nan.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from depthscope.measures.norms import (
+    SAFE_NORMS,
+    Scratch,
+    TokenNorms,
+    norm_of_rows,
+    norms_and_safety,
+    times_power_of_two,
+)
+
 # A token whose norm exceeds this many times the median is an outlier: an attention sink or massive
 # activation. Sinks seen in pretrained language models reach about 190 times, ordinary tokens 2 to 3.
 OUTLIER_FACTOR = 10.0
 
 T = TypeVar("T")
-
-# Row norms inside these bounds are computed without harmful under- or overflow of the squares.
-_SAFE_NORMS = {torch.float32: (1e-14, 1e18), torch.float64: (1e-140, 1e150)}
-
-
-def norm_of_rows(values: Tensor) -> Tensor:
-    """Euclidean norm over the last axis, in float64, right for any finite input.
-
-    The fast path squares in the input's own precision. The few rows whose norm comes out zero, tiny,
-    huge or not finite are scaled by their largest entry and done again in float64.
-    Shapes: (…, k) → (…).
-    """
-    return _norms_and_safety(values)[0]
-
-
-def _norms_and_safety(values: Tensor) -> tuple[Tensor, bool]:
-    """The norms of the rows, and whether all of them came the fast way: then none is zero, huge or not finite."""
-    norms = torch.linalg.vector_norm(values, dim=-1).double()
-    safe = _inside(norms, values.dtype)
-    if not safe:
-        low, high = _SAFE_NORMS[values.dtype]
-        doubtful = ~((norms > low) & (norms < high))  # also true for nan
-        rows = values[doubtful].double()  # (rows, k)
-        largest = rows.abs().amax(dim=-1, keepdim=True)
-        scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-        careful = scale.squeeze(-1) * torch.linalg.vector_norm(rows / scale, dim=-1)
-        norms = norms.masked_scatter(doubtful, careful)
-    return norms, safe
-
-
-def _inside(norms: Tensor, dtype: torch.dtype) -> bool:
-    """Whether all norms could be squared without harm; false for nan."""
-    if norms.numel() == 0:
-        return True
-    low, high = _SAFE_NORMS[dtype]
-    least, most = torch.aminmax(norms)
-    return low < least.item() and most.item() < high
-
-
-@dataclass(frozen=True)
-class TokenNorms:
-    """Norms instead of tokens: all that the similarities of a station and the growth of a step need.
-
-    A probe keeps these, not the tokens, and turns the stations of a pass into measures at once.
-    """
-
-    tokens: int  # n, padding included
-    count: Tensor  # real tokens, float64, (…)
-    mean_norm: Tensor  # ‖Π₁X‖_F, float64, (…)
-    deviation_norm: Tensor  # ‖Π⊥X‖_F, float64, (…); nan where an entry is not finite
-    epsilon: float  # of the format in which the tokens are stored
-
-    @cached_property
-    def norm(self) -> Tensor:
-        """‖X‖_F by Pythagoras, (…); nan where an entry is not finite, or where float64 cannot hold the norm."""
-        norm = torch.hypot(self.mean_norm, self.deviation_norm)
-        return norm + 0 * norm  # an infinite one, also hypot(inf, nan), becomes nan
-
-    @cached_property
-    def has_mean(self) -> Tensor:
-        """False where the mean is zero or rounding noise: ‖Π₁X‖_F ≤ ε‖X‖_F, (…).
-
-        ε is the machine epsilon of the stored format. This is the state after de-escalation with
-        τ = 1: subtracting a rounded mean x̄ leaves up to ε‖x̄‖/2 per token, so a ratio to ‖Π₁X‖ would
-        say something about the rounding, not about the tokens.
-        """
-        return self.mean_norm > self.epsilon * self.norm
-
-
-class Scratch:
-    """Buffers of the tokens' size, used again from one token matrix to the next.
-
-    Fresh ones are cheap in arithmetic and dear in page faults: on a small model they cost more than the
-    measures. What stands in a buffer is lost when the next token matrix uses it.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
-
-    def take(self, name: str, like: Tensor) -> Tensor:
-        held = self._buffers.get(name)
-        if held is None or (held.shape, held.dtype, held.device) != (like.shape, like.dtype, like.device):
-            held = self._buffers[name] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        return held
 
 
 class TokenMatrix:
@@ -144,7 +68,7 @@ class TokenMatrix:
         if values.device.type == "mps":
             values = values.cpu()
         self.stored_dtype = values.dtype
-        if values.dtype not in _SAFE_NORMS:
+        if values.dtype not in SAFE_NORMS:
             values = values.float()
         if mask is not None:
             mask = _real_tokens(mask, values)
@@ -205,10 +129,10 @@ class TokenMatrix:
     def _mean_and_spread(self) -> tuple[Tensor, Tensor]:
         """The mean (…, d) and ‖Π⊥X‖_F (…); the deviations themselves are not kept."""
         mean, deviations = self._split(None if self._scratch is None else self._scratch.take("work", self.values))
-        rows, safe = _norms_and_safety(deviations)
+        rows, safe = norms_and_safety(deviations)
         norm = self._small_norm(rows)
         if not safe:
-            low, high = _SAFE_NORMS[self.values.dtype]
+            low, high = SAFE_NORMS[self.values.dtype]
             doubtful = (norm != 0) & ~((norm > low) & (norm < high))  # overflow, or a mean without its last bits
             if doubtful.any():
                 careful_mean, careful_norm = self._mean_and_spread_rescaled
@@ -221,7 +145,7 @@ class TokenMatrix:
         """The same, right for any finite input: in float64 and with the largest entry of each sequence near 1."""
         mean, deviations = self.rescaled._split()
         norm, k = norm_of_rows(norm_of_rows(deviations)), self._exponent
-        return _times_power_of_two(mean, k.unsqueeze(-1)), _times_power_of_two(norm, k)
+        return times_power_of_two(mean, k.unsqueeze(-1)), times_power_of_two(norm, k)
 
     @cached_property
     def _exponent(self) -> Tensor:
@@ -235,7 +159,7 @@ class TokenMatrix:
 
         For measures that are free of scale: nothing underflows that matters, and nothing overflows.
         """
-        tokens = TokenMatrix(_times_power_of_two(self.values.double(), -self._exponent[..., None, None]), self.mask)
+        tokens = TokenMatrix(times_power_of_two(self.values.double(), -self._exponent[..., None, None]), self.mask)
         tokens.stored_dtype = self.stored_dtype
         return tokens
 
@@ -291,7 +215,7 @@ class TokenMatrix:
 
     @cached_property
     def _token_norms(self) -> tuple[Tensor, bool]:
-        return _norms_and_safety(self.values)
+        return norms_and_safety(self.values)
 
     @property
     def token_norms(self) -> Tensor:
@@ -301,8 +225,7 @@ class TokenMatrix:
     @cached_property
     def norm_ratios(self) -> Tensor:
         """‖x_i‖ over the median norm of the real tokens, float64, (…, n); nan at padding."""
-        norms = torch.where(self.real, self.token_norms, torch.nan)
-        return norms / norms.nanmedian(dim=-1, keepdim=True).values
+        return ratios_to_median(self.token_norms, self.mask)
 
     @cached_property
     def largest_norm(self) -> Tensor:
@@ -319,7 +242,7 @@ class TokenMatrix:
     @cached_property
     def outliers(self) -> Tensor:
         """Real tokens with more than `OUTLIER_FACTOR` times the median norm, (…, n)."""
-        return self.norm_ratios.isfinite() & (self.norm_ratios > OUTLIER_FACTOR)
+        return are_outliers(self.norm_ratios)
 
     @property
     def ordinary(self) -> TokenMatrix:
@@ -342,7 +265,7 @@ class TokenMatrix:
                 buffer = self._scratch.take(self._unit_buffer, self.values)
                 unit_tokens = TokenMatrix(torch.div(self.values, divisors, out=buffer), scratch=self._scratch)
         else:
-            low, high = _SAFE_NORMS[self.values.dtype]
+            low, high = SAFE_NORMS[self.values.dtype]
             real = self.real & (norms != 0)  # nan stays, and makes the result nan
             values = self.values
             extreme = real & ((norms < low) | (norms > high)) & values.isfinite().all(dim=-1)
@@ -356,11 +279,15 @@ class TokenMatrix:
         return unit_tokens
 
 
-def _times_power_of_two(values: Tensor, exponent: Tensor) -> Tensor:
-    """2^k·x of float64 numbers; in two steps where 2^k is no normal float64."""
-    near = exponent.clamp(-1000, 1000)
-    scaled = values * torch.exp2(near)
-    return scaled if torch.equal(near, exponent) else scaled * torch.exp2(exponent - near)
+def ratios_to_median(token_norms: Tensor, mask: Tensor | None = None) -> Tensor:
+    """‖x_i‖ over the median norm of the real tokens, float64, (…, n); nan at padding."""
+    norms = token_norms if mask is None else torch.where(mask, token_norms, torch.nan)
+    return norms / norms.nanmedian(dim=-1, keepdim=True).values
+
+
+def are_outliers(norm_ratios: Tensor) -> Tensor:
+    """Which of the tokens with these ratios to the median norm are outliers, (…, n)."""
+    return norm_ratios.isfinite() & (norm_ratios > OUTLIER_FACTOR)
 
 
 def _real_tokens(mask: Tensor, values: Tensor) -> Tensor:

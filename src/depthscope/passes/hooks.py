@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from depthscope import walking
 from depthscope.anatomy import Anatomy, BlockAnatomy, Path, Side
 from depthscope.passes.by_thread import ByThread
 from depthscope.passes.caches import settle
@@ -268,7 +269,7 @@ def cache_places(anatomy: Anatomy) -> Iterator[tuple[BlockAnatomy, int]]:
 
 def hooks_in(model: nn.Module) -> Iterator[tuple[nn.Module, Hook]]:
     """All hooks that stay in a model, with the modules that they hang on."""
-    for module in model.modules():
+    for module in walking.modules(model):
         for store in (module._forward_pre_hooks, module._forward_hooks):
             for hook in store.values():
                 if isinstance(hook, Hook):

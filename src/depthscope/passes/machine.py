@@ -81,9 +81,10 @@ AnySite = Listen | Change | ListenToAttention
 class Machine:
     """Context manager: while it is open, the sites are at work in every pass of the model.
 
-    `visit` is the block that is running, `inside` says which of its attention modules is; `on_block_end(visit)` is
-    called when a block ends. A machine that is opened inside a call of the model, by a hook of it, does not hear that
-    call (`hears_call=False`): whoever opens it calls `begin_pass` with the call's arguments.
+    `visit` is the block that is running, `inside` says which of its attention modules is, unless the sites do nothing
+    but listen to tokens; `on_block_end(visit)` is called when a block ends. A machine that is opened inside a call of
+    the model, by a hook of it, does not hear that call (`hears_call=False`): whoever opens it calls `begin_pass` with
+    the call's arguments.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Machine:
         for spot in own:
             self._attach_spot(block, spot, spots[spot])
         for name, attention in (("attention", block.attention), ("cross_attention", block.cross_attention)):
-            if attention is not None:
+            if attention is not None and not all(isinstance(site, Listen) for site in self.sites):
                 self._before(attention, partial(self._enter_attention, block, name))
                 self._after(attention, lambda _output: setattr(self, "inside", None))
         self._after(block.module, partial(self._end_block, block))

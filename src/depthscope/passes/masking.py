@@ -8,7 +8,6 @@ library wrote them: no forward of its own on an instance, no hook of somebody el
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from inspect import isroutine
@@ -16,12 +15,16 @@ from typing import Any
 
 from torch import nn
 
+from depthscope import walking
 from depthscope.anatomy import FAMILIES, Anatomy, BlockAnatomy
 from depthscope.passes.hooks import Hook
 
 # Their hooks move weights and gradients, or listen, and make no masks.
 MACHINERY = ("torch", "transformers", "accelerate", "deepspeed", "depthscope")
 WHOLE = "save_pretrained"  # what a whole model of transformers has, and its encoders and layers have not
+
+
+Theirs = dict[tuple[int, str], bool]  # by the id of a module or a class, and a library: whether that one wrote it
 
 
 def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
@@ -32,7 +35,8 @@ def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     """
     if anatomy.family == "unknown":
         return anatomy
-    doubted = {block.part for block in anatomy.blocks if _is_doubted(model, anatomy, block)}
+    theirs: Theirs = {}
+    doubted = {block.part for block in anatomy.blocks if _is_doubted(model, anatomy, block, theirs)}
     blocks = tuple(_in_doubt(block) if block.part in doubted else block for block in anatomy.blocks)
     if anatomy.causal is not False or not doubted:
         return replace(anatomy, blocks=blocks)
@@ -40,28 +44,34 @@ def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     return replace(anatomy, blocks=tuple(believed_parts), causal=None)
 
 
-def _is_doubted(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> bool:
+def _is_doubted(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: Theirs) -> bool:
     if block.causal_arguments:
-        return _has_own_forward(block.module) or not all(map(_is_as_written, list(_down_to_attention(block))[1:]))
+        return _has_own_forward(block.module) or not all(map(_is_as_written, _down_to_attention(block)[1:]))
     causal = anatomy.causal if block.causal is None else block.causal
-    return causal is False and not _makes_its_masks(model, anatomy, block)
+    return causal is False and not _makes_its_masks(model, anatomy, block, theirs)
 
 
 def _in_doubt(block: BlockAnatomy) -> BlockAnatomy:
     return replace(block, causal_arguments={}, causal=True if block.causal else None)
 
 
-def entrance_of(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> nn.Module | None:
+def entrance_of(
+    model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: Theirs | None = None
+) -> nn.Module | None:
     """The outermost whole model of its library that a block is reached from through nothing but the library's own
-    modules; None if there is none. What it is given, it is given by somebody else."""
+    modules; None if there is none. What it is given, it is given by somebody else. `theirs` remembers, from one block
+    to the next, which of the modules around them are the library's own."""
     if anatomy.family == "unknown":
         return None
     library = _library_of(anatomy, block)
     words = block.name.split(".") if block.name else []
-    found = None
+    found, theirs = None, {} if theirs is None else theirs
     for count in reversed(range(len(words) + 1)):
         module = model.get_submodule(".".join(words[:count]))
-        if not _wrote(type(module), library) or not _is_as_written(module):
+        key = (id(module), library)
+        if key not in theirs:
+            theirs[key] = _is_theirs(module, library, theirs)
+        if not theirs[key]:
             break
         if hasattr(module, WHOLE) or (library != "transformers" and not _wrote(type(module), "torch")):
             found = module
@@ -70,25 +80,42 @@ def entrance_of(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> nn.M
 
 def is_wrapped(model: nn.Module, anatomy: Anatomy) -> bool:
     """Whether somebody else's module stands around a whole model of a library, and may give it masks."""
-    return any(entrance_of(model, anatomy, block) is not model for block in anatomy.blocks)
+    theirs: Theirs = {}
+    return any(entrance_of(model, anatomy, block, theirs) is not model for block in anatomy.blocks)
 
 
-def _makes_its_masks(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> bool:
+def _makes_its_masks(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: Theirs) -> bool:
     library = _library_of(anatomy, block)
-    inside = all(_wrote(type(module), library) and _is_as_written(module) for module in _down_to_attention(block))
-    return inside and entrance_of(model, anatomy, block) is not None
+    inside = all(_is_theirs(module, library, theirs) for module in _down_to_attention(block))
+    return inside and entrance_of(model, anatomy, block, theirs) is not None
 
 
-def _down_to_attention(block: BlockAnatomy) -> Iterator[nn.Module]:
+def _down_to_attention(block: BlockAnatomy) -> list[nn.Module]:
     """The block, and what stands around its attention in it, down to the attention; the whole of a block that does not
     show it."""
-    for module in block.module.modules():
-        if block.attention is None or module is block.module or any(m is block.attention for m in module.modules()):
-            yield module
+    if block.attention is None:
+        return walking.modules(block.module)
+    holds: dict[int, bool] = {}
+
+    def has_attention(module: nn.Module) -> bool:
+        if id(module) not in holds:
+            inside = [has_attention(child) for child in module._modules.values() if child is not None]
+            holds[id(module)] = module is block.attention or any(inside)
+        return holds[id(module)]
+
+    return [m for m in walking.modules(block.module) if has_attention(m) or m is block.module]
 
 
 def _library_of(anatomy: Anatomy, block: BlockAnatomy) -> str:
     return FAMILIES[block.family or anatomy.family].library
+
+
+def _is_theirs(module: nn.Module, library: str, theirs: Theirs) -> bool:
+    """Whether a module is as the library wrote it; its class is asked once."""
+    key = (id(type(module)), library)
+    if key not in theirs:
+        theirs[key] = _wrote(type(module), library)
+    return theirs[key] and _is_as_written(module)
 
 
 def _wrote(kind: type[nn.Module], library: str) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
+from depthscope import walking
 from depthscope.passes.undoing import TemporaryHook, temporary_hooks, undone, unhook
 
 
@@ -37,7 +38,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     that is being measured cannot be measured a second time meanwhile, by another thread or by a hook: that is refused.
     """
     before = _Before(model)
-    graphs = any(isinstance(getattr(module, "_orig_mod", None), nn.Module) for module in before.modules)
+    graphs = any("_orig_mod" in module._modules for module in before.modules)
     with undone(before.restore):
         before.wait_for_turn()
         before.remember_what_is_global()
@@ -57,7 +58,7 @@ class _Before:
     def __init__(self, model: nn.Module):
         self.model = model
         self.thread, self.system_thread = threading.get_ident(), threading.get_native_id()
-        self.modules = list(model.modules())
+        self.modules = walking.modules(model)
         self.training = [module for module in self.modules if module.training]
         self.compiled = [(module, module._compiled_call_impl) for module in self.modules if _is_compiled(module)]
         self.hooks = temporary_hooks(model)

@@ -21,6 +21,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from depthscope import walking
 from depthscope.anatomy import Addition, Anatomy
 from depthscope.passes.hooks import hooks_in
 from depthscope.passes.inputs import Tokenizer, batches
@@ -57,7 +58,9 @@ def without(
     also after an exception; a pass inside may have gradients. `inputs` (a batch, as for `probe`) and what you may say
     of the model (`told`) settle what the blocks of a model of no known family are.
     """
-    if hasattr(model, "_orig_mod") or any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
+    if hasattr(model, "_orig_mod") or any(
+        getattr(m, "_compiled_call_impl", None) is not None for m in walking.modules(model)
+    ):
         raise ValueError("the model is compiled, and its graph would pass by what is changed: use it uncompiled")
     batch = None if inputs is None else next(batches(model, inputs, tokenizer), None)
     chosen = choose_parts(parts)
@@ -72,7 +75,7 @@ def without(
 
 def open_surgery(model: nn.Module) -> Surgery | None:
     """What leaves parts out of this model now; None: the model is whole."""
-    for module in model.modules():
+    for module in walking.modules(model):
         for store in (module._forward_pre_hooks, module._forward_hooks):
             for hook in store.values():
                 if isinstance(owner := getattr(hook, "owner", None), Surgery):

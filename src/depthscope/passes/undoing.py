@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from depthscope import walking
+
 
 @contextmanager
 def undone(undo: Callable[[], object], *, only_after_failure: bool = False) -> Iterator[None]:
@@ -73,7 +75,8 @@ def unhook(model: nn.Module, unwanted: Callable[[Any], bool]) -> None:
 def _hooks(model: nn.Module) -> list[tuple[nn.Module, int, Any]]:
     return [
         (module, key, hook)
-        for module in model.modules()
+        for module in walking.modules(model)
         for store in (module._forward_pre_hooks, module._forward_hooks)
+        if store
         for key, hook in store.items()
     ]

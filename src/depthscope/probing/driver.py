@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
+from depthscope import walking
 from depthscope.anatomy import Anatomy
 from depthscope.anatomy.look import look_of_weights
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
@@ -222,6 +223,8 @@ class _Passes:
                 notes.append(f"attention was not seen in blocks {', '.join(map(str, blind))}")
         if self.own_heads:
             notes.append("the blocks are split among processes: heads are those that this process computes, from 0")
+        if trouble := self.reduction.sweeper.trouble:
+            notes.append(f"numba is installed and does not work here; tokens were measured without it: {trouble}")
         if unused := sorted(self.machine.running.masks.unused):
             notes.append(f"not used as masks of real tokens: {', '.join(unused)}")
         return notes + self._not_taken()
@@ -333,10 +336,11 @@ def _describe(
         "causal": passes.causal,
         "causal_by": passes.causal_by,
         "right_to_left": passes.anatomy.right_to_left,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": sum(p.numel() for p in walking.parameters(model)),
         "weights": look_of_weights(anatomy),
         "weights_not_finite": weights_not_finite(model),
         "dtype": passes.dtype,
+        "arithmetic": list(passes.reduction.sweeper.forms),
         "device": str(device_of(model)),
         "attention_implementation": getattr(config, "_attn_implementation", None),
         "measures": list(names),

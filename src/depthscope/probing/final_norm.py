@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from depthscope import walking
 from depthscope.anatomy import Anatomy
 from depthscope.passes import Visit
 from depthscope.passes.tokens import first_tokens
@@ -25,8 +26,8 @@ class FinalNorm:
     """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, hear: Callable[[Visit, Tensor], object]):
-        inside = {id(module) for block in anatomy.blocks for module in block.module.modules()}
-        self.norms = {name: m for name, m in model.named_modules() if id(m) not in inside and _is_norm(m)}
+        inside = {id(module) for block in anatomy.blocks for module in walking.modules(block.module)}
+        self.norms = {name: m for name, m in walking.named_modules(model) if id(m) not in inside and _is_norm(m)}
         self.hear = hear
         self.name: str | None = None  # of the module that was heard last
         self._returned: tuple[weakref.ref[Tensor], int | None, Visit] | None = None
@@ -62,7 +63,7 @@ class FinalNorm:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and all(p.ndim <= 1 for p in module.parameters())
+    return "norm" in type(module).__name__.lower() and all(p.ndim <= 1 for p in walking.parameters(module))
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
-from depthscope.measures.tokens import norm_of_rows
+from depthscope.measures.norms import norm_of_rows
 from depthscope.offloading import has_offloaded
 from depthscope.passes import Batch, Listen, Machine, Visit, call
 from depthscope.probing.reduction import Row

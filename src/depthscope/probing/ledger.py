@@ -1,4 +1,4 @@
-"""The summaries of a pass, in a few large pieces of memory.
+"""The numbers of a pass, in a few large pieces of memory.
 
 Hundreds of small tensors kept between a model's large ones would cut the free memory into pieces that no
 activation fits into: the process would grow with depth although nothing large is kept.
@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures import Summary, TokenNorms
+from depthscope.measures import PARTS, Summary, TokenNorms
+from depthscope.probing.sweep import FIELDS
 
-_ROWS = 128  # summaries per piece
+_ROWS = 128  # sweeps per piece
 
 
 class Kind(NamedTuple):
@@ -22,41 +23,52 @@ class Kind(NamedTuple):
     batch: int
     tokens: int
     dtype: torch.dtype
+    device: torch.device
 
 
 class Ledger:
-    """Takes summaries of one kind one by one, all with the same parts, and gives any of them back stacked."""
+    """Has a row (fields, batch) for the sweep over each station of one kind, and gives any of them back stacked."""
 
-    def __init__(self) -> None:
-        self._pieces: list[Tensor] = []  # (rows, fields, batch)
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self._pieces: list[Tensor] = []  # (rows, fields, batch), where the tokens are
         self._count = 0
-        self._layout: dict[str, tuple[int, float] | None] = {}  # part → (tokens, ε) of norms; None: a plain number
+        self._read: Tensor | None = None  # all of them, on the CPU
 
-    def write(self, summary: Summary) -> int:
-        """Copies a summary and returns its row."""
-        vectors: list[Tensor] = []
-        for name, part in summary.parts.items():
-            if isinstance(part, TokenNorms):
-                self._layout[name] = (part.tokens, part.epsilon)
-                vectors += [part.count, part.mean_norm, part.deviation_norm]
-            else:
-                self._layout[name] = None
-                vectors.append(part)
+    def new_row(self) -> int:
+        """Room for one more sweep."""
         if self._count % _ROWS == 0:
-            shape = (_ROWS, len(vectors), *vectors[0].shape)
-            self._pieces.append(torch.empty(shape, dtype=torch.float64, device=vectors[0].device))
-        torch.stack(vectors, out=self._pieces[-1][self._count % _ROWS])
+            shape = (_ROWS, len(FIELDS), self.kind.batch)
+            self._pieces.append(torch.empty(shape, dtype=torch.float64, device=self.kind.device))
         self._count += 1
+        self._read = None
         return self._count - 1
 
-    def read(self, rows: list[int]) -> Summary:
-        """The summaries of these rows, each quantity (rows, batch)."""
-        fields = iter(torch.cat(self._pieces)[rows].unbind(dim=1))
+    def row(self, number: int) -> Tensor:
+        """One sweep, where the tokens are, (fields, batch)."""
+        return self._pieces[number // _ROWS][number % _ROWS]
+
+    def norms(self, number: int) -> TokenNorms:
+        """Of the tokens of one sweep, where they are."""
+        row = self.row(number)
+        return self._token_norms(row[0], row[1], row[2])
+
+    def rows(self, numbers: list[int]) -> Tensor:
+        """These sweeps on the CPU, (rows, fields, batch): a device is asked once for all of them."""
+        if self._read is None:
+            self._read = torch.cat(self._pieces)[: self._count].cpu()
+        return self._read[numbers]
+
+    def read(self, numbers: list[int]) -> Summary:
+        """The summaries of these sweeps, each quantity (rows, batch)."""
+        rows = self.rows(numbers)
+        fields = dict(zip(FIELDS, rows.unbind(dim=1), strict=True))
         parts: dict[str, TokenNorms | Tensor] = {}
-        for name, norms in self._layout.items():
-            if norms is None:
-                parts[name] = next(fields)
-            else:
-                tokens, epsilon = norms
-                parts[name] = TokenNorms(tokens, next(fields), next(fields), next(fields), epsilon)
+        for name in PARTS:
+            three = [field for full_name, field in fields.items() if full_name.startswith(f"{name}.")]
+            parts[name] = self._token_norms(*three) if three else fields[name]
         return Summary(parts)
+
+    def _token_norms(self, count: Tensor, mean_norm: Tensor, deviation_norm: Tensor) -> TokenNorms:
+        epsilon = torch.finfo(self.kind.dtype).eps
+        return TokenNorms(self.kind.tokens, count, mean_norm, deviation_norm, epsilon)

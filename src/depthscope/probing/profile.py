@@ -192,22 +192,29 @@ class Profile:
 
 def frame_of(rows: list[Row]) -> pd.DataFrame:
     """The rows of a reduction as one tidy table, sorted as they were seen."""
-    lengths = [len(row.values) for row in rows]
-    samples = [
-        np.arange(n) + row.first_sample if row.first_sample >= 0 else np.full(n, -1)
-        for row, n in zip(rows, lengths, strict=True)
-    ]
+    lengths = np.array([len(row.values) for row in rows], dtype=np.int64)
+    first = np.repeat(np.array([row.first_sample for row in rows], dtype=np.int64), lengths)
+    within = np.arange(len(first)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     frame = pd.DataFrame(
         {
             "block": np.repeat(np.array([row.block for row in rows], dtype=np.int32), lengths),
-            "station": np.repeat(np.array([row.station for row in rows], dtype=object), lengths),
+            "station": _repeated_words([row.station for row in rows], lengths),
             "head": np.repeat(np.array([row.head for row in rows], dtype=np.int32), lengths),
-            "measure": np.repeat(np.array([row.measure for row in rows], dtype=object), lengths),
-            "sample": np.concatenate(samples).astype(np.int32) if rows else np.array([], dtype=np.int32),
+            "measure": _repeated_words([row.measure for row in rows], lengths),
+            "sample": np.where(first >= 0, first + within, -1).astype(np.int32),
             "value": np.array([value for row in rows for value in row.values], dtype=np.float64),
-        }
+        },
+        copy=False,
     )
-    return frame[COLUMNS]
+    assert list(frame) == COLUMNS
+    return frame
+
+
+def _repeated_words(words: list[str], lengths: np.ndarray) -> Any:
+    """Each word as often as its length says: pandas is given every different word once, and where it stands."""
+    different = {word: place for place, word in enumerate(dict.fromkeys(words))}
+    codes = np.repeat(np.array([different[word] for word in words], dtype=np.int64), lengths)
+    return pd.Series(np.array(list(different), dtype=object)).array.take(codes)
 
 
 def sinks_of(rows: list[SinkRow]) -> pd.DataFrame:

@@ -14,19 +14,21 @@ from depthscope import stations as at
 from depthscope.measures import (
     MEASURES,
     OF_OUTLIERS,
-    PARTS,
     HeadInput,
     Measure,
     Scratch,
-    Summary,
     TokenMatrix,
     TokenNorms,
 )
+from depthscope.measures.catalogue import half_turns
 from depthscope.passes import Head, Visit
 from depthscope.probing.ledger import Kind, Ledger
 from depthscope.probing.spelling import Spelling
+from depthscope.probing.sweep import FIELDS, Sweeper, Swept
 from depthscope.probing.trail import Seen, Trail, same_tokens
 from depthscope.stations import trunk_is_a_sum
+
+_OUTLIERS = FIELDS.index("outliers")
 
 Excluded = Literal["outliers"] | tuple[int, ...] | None
 
@@ -74,8 +76,6 @@ class Reduction:
         for measure in chosen:
             self._of.setdefault(measure.of, []).append(measure)
         needs = {need for measure in chosen for need in measure.needs}
-        kept = {need for measure in self._kind("station") for need in measure.needs} | {"norms"}  # steps need norms
-        self._parts = [name for name in PARTS if name in kept]
         self._wants_outliers = bool(needs & OF_OUTLIERS)
         self.wants_attention = bool(self._kind("attention"))
         self.wants_branches = bool(self._kind("branch"))
@@ -85,6 +85,7 @@ class Reduction:
         self.sinks: list[SinkRow] = []
         self.attention_seen: set[tuple[int, str]] = set()
         self.between: set[int] = set()  # blocks whose input is not the output of the block before
+        self.sweeper = Sweeper()
         self._scratch = Scratch()
         self.begin(0)
 
@@ -110,30 +111,39 @@ class Reduction:
         self._attention_input: Tensor | None = None  # of the running block
         self._part = ""  # that runs
         self._ledgers: dict[Kind, Ledger] = {}
-        self._stations: list[tuple[int, str, tuple[Kind, int]]] = []
-        self._steps: list[tuple[int, str, tuple[Kind, int], tuple[Kind, int]]] = []
+        self._stations: list[tuple[int, str, Seen]] = []
+        self._steps: list[tuple[int, str, Seen, Seen]] = []
+        self._turns: list[tuple[int, str, Seen]] = []
+        self._outliers: list[tuple[int, str, Seen, Tensor | None]] = []  # of a block and a part
         self._final: dict[str, tuple[int, Seen]] = {}  # by part: its last block so far, and that behind a norm
 
     def end(self) -> None:
         """Turns the summaries of a pass into rows: one call per measure, not one per station."""
         for block, seen in self._final.values():
-            self._batch = seen.place[0].batch
+            self._batch = seen.kind.batch
             self._report(seen, block, at.FINAL)
+        for place in self._outliers:
+            self._name_outliers(*place)
         for kind, ledger in self._ledgers.items():
-            stations = [item for item in self._stations if item[2][0] == kind]
-            summary = ledger.read([row for _, _, (_, row) in stations])
-            for measure in self._kind("station"):
-                self._add_all(stations, measure.name, measure.compute(summary.only(measure.needs)))
-        for before, after in dict.fromkeys((step[2][0], step[3][0]) for step in self._steps):
-            steps = [step for step in self._steps if (step[2][0], step[3][0]) == (before, after)]
-            starts = self._ledgers[before].read([row for _, _, (_, row), _ in steps]).norms
-            ends = self._ledgers[after].read([row for _, _, _, (_, row) in steps]).norms
+            turns = [item for item in self._turns if item[2].kind == kind]
+            if turns:
+                angles = ledger.rows([seen.row for _, _, seen in turns])[:, FIELDS.index("turn")]
+                self._add_all(turns, "angular_distance", angles / torch.pi)
+            stations = [item for item in self._stations if item[2].kind == kind]
+            if stations:
+                summary = ledger.read([seen.row for _, _, seen in stations])
+                for measure in self._kind("station"):
+                    self._add_all(stations, measure.name, measure.compute(summary.only(measure.needs)))
+        for before, after in dict.fromkeys((step[2].kind, step[3].kind) for step in self._steps):
+            steps = [step for step in self._steps if (step[2].kind, step[3].kind) == (before, after)]
+            starts = self._ledgers[before].read([seen.row for _, _, seen, _ in steps]).norms
+            ends = self._ledgers[after].read([seen.row for _, _, _, seen in steps]).norms
             for measure in self._kind("step"):
                 self._add_all(steps, measure.name, measure.compute(starts, ends))
         self._ledgers.clear()
 
     def _add_all(self, places: Sequence[tuple[Any, ...]], name: str, values: Tensor) -> None:
-        _check_shape(name, values, (len(places), places[0][-1][0].batch))
+        _check_shape(name, values, (len(places), places[0][-1].kind.batch))
         for (block, station, *_), row in zip(places, values.tolist(), strict=True):
             self.rows.append(Row(block, station, -1, name, self.first_sample, row))
 
@@ -189,36 +199,43 @@ class Reduction:
     def _look(self, tokens: Tensor, source: Tensor, visit: Visit, station: str) -> Seen:
         """All numbers of a token matrix. The same tensor seen again (a block's output is the next one's
         input) is not computed again."""
-        if (known := self._trail.known(source)) is not None:
+        turns = bool(self._kind("block")) and station in ("input", "output", "after_ffn")
+        if (known := self._trail.known(source)) is not None and (known.kept is not None or not turns):
             return known
-        x = TokenMatrix(tokens, self._real(tokens, visit.real), self._scratch, self._unit_buffer(station, visit))
-        found, left_out = x, None
-        if self.exclude == "outliers" and x.has_outliers:
-            left_out = x.outliers
-            x = TokenMatrix(tokens, x.real & ~x.outliers, self._scratch, self._unit_buffer(station, visit))
-        summary = Summary({name: PARTS[name](x, found) for name in self._parts})
-        kind = Kind(tokens.shape[0], tokens.shape[1], tokens.dtype)
-        row = self._ledgers.setdefault(kind, Ledger()).write(summary)
+        real, entered = self._real(tokens, visit.real), self._trail.entered
+        device = torch.device("cpu") if tokens.device.type == "mps" else tokens.device
+        kind = Kind(tokens.shape[0], tokens.shape[1], tokens.dtype, device)
+        ledger = self._ledgers.setdefault(kind, Ledger(kind))
+        seen = Seen(ledger, ledger.new_row())
+        out = ledger.row(seen.row)
+        keep = self._buffer(station, visit) if turns else ""
+        before = entered.kept if turns and station != "input" and entered is not None else None
+        swept = self.sweeper.sweep(tokens, real, out, keep=keep, before=before)
+        if self._wants_outliers or self.exclude == "outliers":
+            self._look_for_outliers(seen, swept, real, out)
+        if self.exclude == "outliers" and seen.outliers is not None:
+            seen.left_out, outliers = seen.outliers, out[_OUTLIERS].clone()
+            real = ~seen.outliers if real is None else real.to(seen.outliers.device) & ~seen.outliers
+            swept = self.sweeper.sweep(tokens, real, out, keep=keep, before=before)
+            out[_OUTLIERS] = outliers
+        seen.kept, seen.compared = swept.kept, swept.compared
         wanted = self.measures if _is_output(visit, station) else self.measures - self.only_at_outputs
-        numbers = {
-            measure.name: measure.compute(x)
-            for measure in (*self._kind("tokens"), *self._kind("batch"))
-            if measure.name in wanted
-        }
-        seen = Seen(summary.norms, (kind, row), numbers, left_out=left_out)
-        if self._kind("block"):
-            seen.unit, seen.has_direction = x.directions.values, x.directions.mask
-        if self._wants_outliers and found.has_outliers:
-            seen.outliers, seen.norm_ratios = found.outliers, found.norm_ratios
+        if of_tokens := [m for m in (*self._kind("tokens"), *self._kind("batch")) if m.name in wanted]:
+            x = TokenMatrix(tokens, real)
+            seen.numbers = {measure.name: measure.compute(x) for measure in of_tokens}
         if station != at.FINAL:  # the next block may still be given what the block before it returned
             self._trail.keep(source, seen)
         return seen
 
-    def _unit_buffer(self, station: str, visit: Visit) -> str:
-        """A block's output is compared with its input: their unit tokens stand in two buffers in turn."""
-        if station in ("input", "output", "after_ffn"):
-            return f"unit of {'input' if station == 'input' else 'output'} {visit.number % 2}"
-        return "unit"
+    def _look_for_outliers(self, seen: Seen, swept: Swept, real: Tensor | None, out: Tensor) -> None:
+        if out.device.type != "cpu" and self.exclude != "outliers" and not self.wants_attention:
+            seen.unasked = swept, real
+        elif out[_OUTLIERS].any():
+            seen.outliers, seen.norm_ratios = swept.outliers(real)
+
+    def _buffer(self, station: str, visit: Visit) -> str:
+        """A block's output is compared with its input: they stand in two buffers in turn."""
+        return f"{'input' if station == 'input' else 'output'} {visit.number % 2}"
 
     def _real(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
         """The mask without the excluded positions, which are counted among the real tokens of each sequence."""
@@ -235,7 +252,7 @@ class Reduction:
         return real
 
     def _report(self, seen: Seen, block: int, station: str) -> None:
-        self._stations.append((block, station, seen.place))
+        self._stations.append((block, station, seen))
         for name, value in seen.numbers.items():
             self._add(block, station, name, value, whole_batch=MEASURES[name].of == "batch")
 
@@ -253,29 +270,42 @@ class Reduction:
         before = self._trail.entered if station == "output" else self._trail.trunk  # at the output: the whole block
         if not self._kind("step") or before is None or station not in self.stations:
             return
-        if same_tokens(before, seen) and before.place[0][:2] == seen.place[0][:2]:
-            self._steps.append((block, station, before.place, seen.place))
+        if same_tokens(before, seen) and before.kind[:2] == seen.kind[:2]:
+            self._steps.append((block, station, before, seen))
         else:  # an outlier was left out at one end only: the two are not the same tokens
             for measure in self._kind("step"):
                 self._add(block, station, measure.name, torch.full_like(seen.norms.norm, torch.nan))
 
     def _report_turn(self, seen: Seen, block: int) -> None:
-        before = self._trail.entered
-        if before is None or before.unit is None or seen.unit is None or before.unit.shape != seen.unit.shape:
+        before, after = self._trail.entered, seen.kept
+        if before is None or before.kept is None or after is None or before.kept.tokens.shape != after.tokens.shape:
             return
-        masks = [mask for mask in (before.has_direction, seen.has_direction) if mask is not None]
-        real = masks[0] & masks[-1] if masks else None
         for measure in self._kind("block"):
-            self._add(block, "output", measure.name, measure.compute(before.unit, seen.unit, real, self._scratch))
+            if measure.compute is half_turns and seen.compared is before.kept:
+                self._turns.append((block, "output", seen))
+                continue
+            masks = [mask for mask in (before.kept.has_direction, after.has_direction) if mask is not None]
+            real = masks[0] & masks[-1] if masks else None
+            value = measure.compute(before.kept.unit, after.unit, real, self._scratch)
+            self._add(block, "output", measure.name, value)
 
     def _report_outliers(self, seen: Seen, block: int, visit: Visit) -> None:
-        if seen.outliers is None or seen.norm_ratios is None:
-            return
+        if self._wants_outliers and (seen.outliers is not None or seen.unasked is not None):
+            self._outliers.append((block, visit.block.part, seen, visit.real))
+
+    def _name_outliers(self, block: int, part: str, seen: Seen, real: Tensor | None) -> None:
+        if seen.unasked is not None:
+            if not bool(seen.ledger.rows([seen.row])[:, _OUTLIERS].any()):
+                return
+            swept, counted_as_real = seen.unasked
+            seen.outliers, seen.norm_ratios = swept.outliers(counted_as_real)
+        assert seen.outliers is not None
+        assert seen.norm_ratios is not None
         shape = (seen.outliers.shape[0], seen.outliers.shape[1])
-        counted = None if visit.real is None else (visit.real.cumsum(dim=-1) - 1).tolist()  # among the real tokens
+        counted = None if real is None else (real.cumsum(dim=-1) - 1).tolist()  # among the real tokens
         for sample, place in seen.outliers.nonzero().tolist():
             token = place if counted is None else counted[sample][place]
-            text = self._spelling.text(visit.block.part, shape, sample, place)
+            text = self._spelling.text(part, shape, sample, place)
             ratio = seen.norm_ratios[sample, place].item()
             self.sinks.append(SinkRow(block, self.first_sample + sample, token, ratio, text))
 

@@ -9,21 +9,31 @@ import torch
 from torch import Tensor
 
 from depthscope.measures import TokenNorms
-from depthscope.probing.ledger import Kind
+from depthscope.probing.ledger import Kind, Ledger
+from depthscope.probing.sweep import Kept, Swept
 
 
 @dataclass
 class Seen:
     """What is kept of a token matrix after it has passed."""
 
-    norms: TokenNorms
-    place: tuple[Kind, int]  # its ledger and its row there
+    ledger: Ledger
+    row: int  # its own there
     numbers: dict[str, Tensor] = field(default_factory=dict)
-    unit: Tensor | None = None  # (batch, n, d)
-    has_direction: Tensor | None = None  # (batch, n); None: every token has one
+    kept: Kept | None = None  # what the tokens that leave the block are compared with
+    compared: Kept | None = None  # what these were compared with, where they passed
     outliers: Tensor | None = None  # (batch, n), if there are any
     left_out: Tensor | None = None  # (batch, n), outliers that are not measured
     norm_ratios: Tensor | None = None  # (batch, n), norm of each token over the median
+    unasked: tuple[Swept, Tensor | None] | None = None  # of a device, which is asked for outliers after the pass
+
+    @property
+    def kind(self) -> Kind:
+        return self.ledger.kind
+
+    @property
+    def norms(self) -> TokenNorms:
+        return self.ledger.norms(self.row)
 
 
 @dataclass

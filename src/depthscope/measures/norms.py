@@ -1,0 +1,101 @@
+"""Norms that stay right for any finite input, and what is kept of a token matrix in place of its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+# Row norms inside these bounds are computed without harmful under- or overflow of the squares.
+SAFE_NORMS = {torch.float32: (1e-14, 1e18), torch.float64: (1e-140, 1e150)}
+
+
+def norm_of_rows(values: Tensor) -> Tensor:
+    """Euclidean norm over the last axis, in float64, right for any finite input.
+
+    The fast path squares in the input's own precision. The few rows whose norm comes out zero, tiny,
+    huge or not finite are scaled by their largest entry and done again in float64.
+    Shapes: (…, k) → (…).
+    """
+    return norms_and_safety(values)[0]
+
+
+def norms_and_safety(values: Tensor) -> tuple[Tensor, bool]:
+    """The norms of the rows, and whether all of them came the fast way: then none is zero, huge or not finite."""
+    norms = torch.linalg.vector_norm(values, dim=-1).double()
+    safe = _inside(norms, values.dtype)
+    if not safe:
+        low, high = SAFE_NORMS[values.dtype]
+        doubtful = ~((norms > low) & (norms < high))  # also true for nan
+        rows = values[doubtful].double()  # (rows, k)
+        largest = rows.abs().amax(dim=-1, keepdim=True)
+        scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+        careful = scale.squeeze(-1) * torch.linalg.vector_norm(rows / scale, dim=-1)
+        norms = norms.masked_scatter(doubtful, careful)
+    return norms, safe
+
+
+def _inside(norms: Tensor, dtype: torch.dtype) -> bool:
+    """Whether all norms could be squared without harm; false for nan."""
+    if norms.numel() == 0:
+        return True
+    low, high = SAFE_NORMS[dtype]
+    least, most = torch.aminmax(norms)
+    return low < least.item() and most.item() < high
+
+
+@dataclass(frozen=True)
+class TokenNorms:
+    """Norms instead of tokens: all that the similarities of a station and the growth of a step need.
+
+    A probe keeps these, not the tokens, and turns the stations of a pass into measures at once.
+    """
+
+    tokens: int  # n, padding included
+    count: Tensor  # real tokens, float64, (…)
+    mean_norm: Tensor  # ‖Π₁X‖_F, float64, (…)
+    deviation_norm: Tensor  # ‖Π⊥X‖_F, float64, (…); nan where an entry is not finite
+    epsilon: float  # of the format in which the tokens are stored
+
+    @cached_property
+    def norm(self) -> Tensor:
+        """‖X‖_F by Pythagoras, (…); nan where an entry is not finite, or where float64 cannot hold the norm."""
+        norm = torch.hypot(self.mean_norm, self.deviation_norm)
+        return norm + 0 * norm  # an infinite one, also hypot(inf, nan), becomes nan
+
+    @cached_property
+    def has_mean(self) -> Tensor:
+        """False where the mean is zero or rounding noise: ‖Π₁X‖_F ≤ ε‖X‖_F, (…).
+
+        ε is the machine epsilon of the stored format. This is the state after de-escalation with
+        τ = 1: subtracting a rounded mean x̄ leaves up to ε‖x̄‖/2 per token, so a ratio to ‖Π₁X‖ would
+        say something about the rounding, not about the tokens.
+        """
+        return self.mean_norm > self.epsilon * self.norm
+
+
+def times_power_of_two(values: Tensor, exponent: Tensor) -> Tensor:
+    """2^k·x of float64 numbers; in two steps where 2^k is no normal float64."""
+    near = exponent.clamp(-1000, 1000)
+    scaled = values * torch.exp2(near)
+    return scaled if torch.equal(near, exponent) else scaled * torch.exp2(exponent - near)
+
+
+class Scratch:
+    """Buffers of the tokens' size, used again from one token matrix to the next.
+
+    Fresh ones are cheap in arithmetic and dear in page faults: on a small model they cost more than the
+    measures. What stands in a buffer is lost when the next token matrix uses it.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """A buffer of this name, as large as `like` and where it is; `dtype` is `like`'s own unless it is said."""
+        held, dtype = self._buffers.get(name), dtype or like.dtype
+        if held is None or (held.shape, held.dtype, held.device) != (like.shape, dtype, like.device):
+            held = self._buffers[name] = torch.empty(like.shape, dtype=dtype, device=like.device)
+        return held
