@@ -5,6 +5,7 @@ operators: `operators`. `catalogue` has one record for every measure that a prob
 """
 
 from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
+from depthscope.measures.branches import AgainstTrunk, against_trunk, median
 from depthscope.measures.catalogue import MEASURES, Measure, choose_measures, group, only_at_outputs
 from depthscope.measures.energy import (
     EnergySplit,
@@ -43,6 +44,7 @@ from depthscope.measures.similarity import (
     token_diversity,
     token_similarity,
 )
+from depthscope.measures.sinks import SINK_MASS, FirstToken, first_token
 from depthscope.measures.tokens import OUTLIER_FACTOR, Scratch, TokenMatrix, TokenNorms
 
 __all__ = [
@@ -52,10 +54,13 @@ __all__ = [
     "OF_OUTLIERS",
     "OUTLIER_FACTOR",
     "PARTS",
+    "SINK_MASS",
+    "AgainstTrunk",
     "AttentionOperator",
     "DenseAttention",
     "DirectionSimilarity",
     "EnergySplit",
+    "FirstToken",
     "Growth",
     "HeadInput",
     "LargestFeature",
@@ -69,6 +74,7 @@ __all__ = [
     "TokenMatrix",
     "TokenNorms",
     "TransposedAttention",
+    "against_trunk",
     "angular_distance",
     "attention_entropy",
     "choose_measures",
@@ -81,6 +87,7 @@ __all__ = [
     "effective_rank",
     "energy_split",
     "escalation_rate",
+    "first_token",
     "frequency_ratio",
     "frobenius_norm",
     "group",
@@ -90,6 +97,7 @@ __all__ = [
     "leading_direction",
     "mean_angle",
     "mean_cosine",
+    "median",
     "mu",
     "omega",
     "only_at_outputs",
