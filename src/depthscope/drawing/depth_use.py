@@ -1,4 +1,4 @@
-"""How much of its depth a model uses: blocks × quantities as colour with their numbers, and what skipping does to whom."""
+"""How much of its depth a model uses: blocks × quantities as colour with numbers, and what skipping does to whom."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ _MOST_NUMBERS = 40  # rows whose numbers can still be read
 _LIMITS = {"cosine": (-1.0, 1.0), "rate": (0.0, 1.0), "top1": (0.0, 1.0), "top5": (0.0, 1.0), "error": (0.0, 1.0)}
 
 
-def draw_depth_use(
-    frame: pd.DataFrame, matrix: pd.DataFrame, names: Mapping[str, str], *, title: str = ""
-) -> Figure:
+def draw_depth_use(frame: pd.DataFrame, matrix: pd.DataFrame, names: Mapping[str, str], *, title: str = "") -> Figure:
     """`frame` has a row per block and the columns of `names`, of which those with numbers are drawn, each in its own
     range of colours; `matrix` has skipped blocks × later blocks, and may be empty. Grey is what is not there."""
     shown = [name for name in names if name in frame and np.isfinite(frame[name].to_numpy(dtype=float)).any()]

@@ -24,9 +24,7 @@ class FirstToken(NamedTuple):
     largest_logit: Tensor  # over real queries and what they may look at; nan if the scores were not seen
 
 
-def first_token(
-    attention: AttentionOperator, real: Tensor | None = None, scores: Tensor | None = None
-) -> FirstToken:
+def first_token(attention: AttentionOperator, real: Tensor | None = None, scores: Tensor | None = None) -> FirstToken:
     """Both numbers of one head (batch, n, n) in one go, some rows at a time.
 
     `real` (batch, n) is true for real tokens. `scores` (batch, n, n) is what an eager softmax read; a `ScoredAttention`
@@ -63,9 +61,7 @@ def first_token(
     )
 
 
-def _places(
-    real: Tensor | None, batch: int, n: int, attention: AttentionOperator
-) -> tuple[Tensor, Tensor, Tensor]:
+def _places(real: Tensor | None, batch: int, n: int, attention: AttentionOperator) -> tuple[Tensor, Tensor, Tensor]:
     """The first real token (batch), the queries that are counted and those that are real (batch, n)."""
     device = attention.key.device if isinstance(attention, ScoredAttention) else attention.dense().device
     rows = torch.ones(batch, n, dtype=torch.bool, device=device) if real is None else (real != 0).to(device)

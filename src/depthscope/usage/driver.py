@@ -37,8 +37,11 @@ from depthscope.usage.lens import Lens
 from depthscope.usage.linear_map import ENOUGH, errors, fit_each, halves, passes_to_fit
 from depthscope.usage.result import DepthUse
 from depthscope.usage.skips import Exchanged, exchange_each, without_each
+from depthscope.usage.verdict import SHORT
 
-Doing = Callable[[str, int | None], Tick]  # told what is done next and in how many passes; gives what to call after each
+Doing = Callable[
+    [str, int | None], Tick
+]  # told what is done next and in how many passes; gives what to call after each
 FOLLOWED = 32  # tokens of each sequence: medians over them move by a few per cent, and L × 32 tokens are small
 
 
@@ -183,18 +186,14 @@ class _Run:
             return
         passes = passes_to_fit(self.depth, width) * len(fitting)
         tick = self.doing(f"fitting {self.depth} linear maps", passes)
-        maps = fit_each(
-            self.model, self.anatomy, fitting, depth=self.depth, width=width, ridge=ridge, progress=tick
-        )
+        maps = fit_each(self.model, self.anatomy, fitting, depth=self.depth, width=width, ridge=ridge, progress=tick)
         self.linear_error = errors(self.model, self.anatomy, judging, maps, None)
         if self.loss_of is None:
             return
         judged, loss_of = calls_with_loss(self.model, self.anatomy, judging, loss)
         tick = self.doing(f"replacing each of {self.depth} blocks", self.depth * len(judged))
         instead = {block: _Replaced(found) for block, found in maps.items()}
-        self.linear = exchange_each(
-            self.model, self.anatomy, judged, instead, loss_of, most=self.most, progress=tick
-        )
+        self.linear = exchange_each(self.model, self.anatomy, judged, instead, loss_of, most=self.most, progress=tick)
 
     def result(self, notes: list[str], asked: dict[str, Any]) -> DepthUse:
         frame = pd.DataFrame({"block": np.arange(1, self.depth + 1, dtype=np.int64)} | self._columns())
@@ -236,6 +235,11 @@ class _Run:
         unseen = [name for name in ("attention", "ffn") if f"{name}_ratio" not in self.seen.means.names]
         if unseen:
             notes.append(f"not seen in this model, or not known where it is added: the branch of {', '.join(unseen)}")
+        if self.seen.lengths[0] < SHORT:
+            notes.append(
+                f"sequences of {self.seen.lengths[0]} tokens: below {SHORT} the sink rate says little, since even "
+                "uniform attention gives much of its mass to the first token"
+            )
         energy = {name: self.seen.means.get(0, f"energy_{name}") for name in ENERGY}
         known = all(value == value for value in energy.values())
         return {

@@ -59,7 +59,9 @@ class ForwardPass:
 
     def mass(self, block: int) -> list[float]:
         """What each head of a block gives to the first token, mean over queries and sequences."""
-        return [total / count if count else float("nan") for (b, _), (total, count) in self.masses.items() if b == block]
+        return [
+            total / count if count else float("nan") for (b, _), (total, count) in self.masses.items() if b == block
+        ]
 
     def sink_rate(self, block: int) -> float:
         """The share of heads that give more than `SINK_MASS` of their attention to the first token."""

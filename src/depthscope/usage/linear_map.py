@@ -1,8 +1,8 @@
 """A block as the best linear map of its tokens: fitted on one half of the sequences, judged on the other.
 
-What is fitted is what the block *adds*, u = output − input ≈ xA + b, by least squares: min Σ ‖u_t − x_t A − b‖². Without
-a ridge it is the same as fitting the output; where the tokens do not determine A (fewer tokens than features), the least
-A is taken, so that what is not known is left to the skip. After arXiv 2603.15389, which looks at the loss.
+What is fitted is what the block *adds*, u = output − input ≈ xA + b, by least squares: min Σ ‖u_t − x_t A − b‖².
+Without a ridge it is the same as fitting the output; where the tokens do not determine A (fewer tokens than features),
+the least A is taken, so that what is not known is left to the skip. After arXiv 2603.15389, which looks at the loss.
 
 Streamed: means, centred sums of squares and products in float64, O(d²) per block; no token is kept.
 """

@@ -70,7 +70,7 @@ def without_each(
         return visit.entered
 
     return exchange_each(
-        model, anatomy, calls, {b: passed_on for b in range(1, depth + 1)}, loss_of, most=most, progress=progress
+        model, anatomy, calls, dict.fromkeys(range(1, depth + 1), passed_on), loss_of, most=most, progress=progress
     )
 
 

@@ -1,19 +1,23 @@
 """What a model does between its last block and its logits, found by watching a pass and checked against it.
 
-The way is a chain of modules: each reads what the one before returned (final norm, projection, head). A factor may stand
-between two of them (T5 scales what its head reads, Cohere what it returns), and a cap behind the last (Gemma 2).
-Anything else is not understood, and there is no lens then. The chain is run again on other tokens, so that norms are
-taken of *these* tokens, never with a scale that was kept from another block.
+The way is a chain of modules: each reads what the one before returned (final norm, projection, head); the last may be
+the product with the weights of an embedding, without a module. A factor may stand between two of them (T5 scales what
+its head reads, Cohere what it returns), and a cap behind the last (Gemma 2). Anything else is not understood, and there
+is no lens then. The chain is run again on other tokens, so that norms are taken of *these* tokens, never with a scale
+that was kept from another block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from depthscope.anatomy import Anatomy
 from depthscope.passes import first_tokens
@@ -32,7 +36,7 @@ class _Call(NamedTuple):
 class Tail:
     """The modules from the last block to the logits, with the factor before each and behind all, and a cap."""
 
-    modules: tuple[nn.Module, ...]
+    modules: tuple[Callable[[Tensor], Any], ...]
     factors: tuple[float, ...]  # one more than modules
     cap: float | None = None  # cap·tanh(logits / cap)
 
@@ -56,6 +60,7 @@ class TailWatch:
         inside = {id(module) for block in anatomy.blocks for module in block.module.modules()}
         around = {id(m) for m in model.modules() if any(id(child) in blocks for child in m.modules())}
         self.modules = [m for m in model.modules() if id(m) not in inside | around]
+        self.embeddings = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
         self.calls: list[_Call] = []
         self._open: ExitStack | None = None
 
@@ -82,7 +87,7 @@ class TailWatch:
 
     def way(self, tokens: Tensor, logits: Tensor, cap: float | None) -> Tail | None:
         """The shortest chain from the tokens that left the last block to the logits; None if there is none."""
-        ways: list[tuple[Tensor, tuple[nn.Module, ...], tuple[float, ...]]] = [(tokens, (), ())]
+        ways: list[tuple[Tensor, tuple[Callable[[Tensor], Any], ...], tuple[float, ...]]] = [(tokens, (), ())]
         tried: set[int] = set()
         while ways:
             at, modules, factors = ways.pop(0)
@@ -90,10 +95,23 @@ class TailWatch:
                 factor = _factor(logits if limit is None else _uncapped(logits, limit), at)
                 if modules and factor is not None:
                     return Tail(modules, (*factors, factor), limit)
+            if (tied := self._tied(at, logits)) is not None:
+                head, factor = tied
+                return Tail((*modules, head), (*factors, 1.0, factor))
             for number, call in enumerate(self.calls):
                 if number not in tried and (factor := _factor(call.given, at)) is not None:
                     tried.add(number)
                     ways.append((call.returned, (*modules, call.module), (*factors, factor)))
+        return None
+
+    def _tied(self, tokens: Tensor, logits: Tensor) -> tuple[Callable[[Tensor], Any], float] | None:
+        """The product with the weights of an embedding, if it makes the logits, and the factor behind it."""
+        for weight in self.embeddings:
+            shape = (*tokens.shape[:-1], weight.shape[0])
+            if weight.shape[1] == tokens.shape[-1] and logits.shape == shape:
+                head = partial(F.linear, weight=weight)
+                if (factor := _factor(logits[:1], head(tokens[:1]))) is not None:
+                    return head, factor
         return None
 
 

@@ -3,7 +3,7 @@ could go, whether tokens that are alike have lost their context. Every sentence 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ LEANS = 2 / 3  # of the work in one half of the blocks: twice as much as in the 
 HALF = 0.5  # of the energy: as in the verdict of `probe`, so are MINE and SHARED
 MINE = 0.1
 SHARED = 0.9
+SHORT = 20  # tokens: in shorter sequences even uniform causal attention gives the first token half of what makes a sink
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def findings_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> tuple[Findi
 
 def counts_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:
     """Index `question`, columns blocks, of, rests_on: one number for each thing that was looked at."""
-    loss, linear = metadata.get("loss"), metadata.get("linear_loss")
+    loss, linear = (metadata.get(name) if _learnt(metadata) else None for name in ("loss", "linear_loss"))
     sizes = frame[[name for name in frame if name.endswith("_ratio")]].max(axis=1)
     settled = _settled_at(frame)
     rows: list[tuple[str, Any, int, str]] = [
@@ -73,7 +74,8 @@ def counts_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:
             ("are missed", _count(frame["skip_loss"], SPARE * loss), len(frame), f"skipped, loss {SPARE:+.0%} or more")
         )
     else:
-        moved = f"skipped, the output moves by {MOVES:.0%} or more (there is no loss)"
+        why = "there is no loss" if _learnt(metadata) else "the loss of random weights says nothing"
+        moved = f"skipped, the output moves by {MOVES:.0%} or more ({why})"
         rows.append(("are missed", _count(frame["skip_output"], MOVES), len(frame), moved))
     if linear is not None:
         rows.append(
@@ -92,13 +94,19 @@ def _count(values: pd.Series, least: float) -> int | None:
     return int((values >= least).sum()) if values.notna().any() else None
 
 
+def _learnt(metadata: Mapping[str, Any]) -> bool:
+    """Whether the loss says something: that of random weights is chance, and so is what a block adds to it."""
+    return bool((metadata.get("weights") or {}).get("look") != "initialised")
+
+
 def _there(frame: pd.DataFrame, name: str) -> bool:
     return name in frame and bool(frame[name].notna().any())
 
 
 def _work(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> tuple[str, np.ndarray] | None:
-    """What skipping costs: of the loss where there is one, else of the output; what it gains counts as nothing."""
-    for name in ("skip_loss", "skip_output"):
+    """What skipping costs: of the loss where there is one and the model was trained for it, else of the output; what it
+    gains counts as nothing."""
+    for name in ("skip_loss", "skip_output") if _learnt(metadata) else ("skip_output",):
         if _there(frame, name) and len(frame) > 1:
             return name, frame[name].fillna(0.0).clip(lower=0).to_numpy(dtype=float)
     return None
@@ -110,40 +118,31 @@ def _which_half(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | N
         return None
     name, work = found
     half = len(work) // 2
-    first = work[:half].sum() / work.sum()
-    ends = np.delete(work, [0, len(work) - 1]) if len(work) > 3 else work
-    numbers = {"first_half": float(first), "second_half": float(1 - first), "costliest": float(work.argmax() + 1)}
-    what = "the loss" if name == "skip_loss" else "the output"
-    which = (
-        f"The first half of the blocks (1–{half}) does most of the work"
-        if first >= LEANS
-        else f"The second half of the blocks ({half + 1}–{len(work)}) does most of the work"
-        if first <= 1 - LEANS
-        else "Both halves of the blocks do work"
-    )
+    first, most = float(work[:half].sum() / work.sum()), int(work.argmax())
+    numbers = {"first_half": first, "second_half": 1 - first, "costliest": most + 1.0}
+    lower, upper = blocks_of(range(1, half + 1)), blocks_of(range(half + 1, len(work) + 1))
+    if first >= LEANS:
+        which = f"The first half of the model ({lower}) does most of the work"
+    elif first <= 1 - LEANS:
+        which = f"The second half of the model ({upper}) does most of the work"
+    else:
+        which = "Both halves of the model do work"
     inner = ""
-    if len(work) > 3 and ends.sum() > 0:
-        share = float(work[1:half].sum() / ends.sum())
-        numbers["first_half_without_ends"] = share
-        inner = f"; without the first and the last block the first half has {share:.0%}"
-    return Finding(
-        "half",
-        f"{which}: skipped one at a time, its blocks have {max(first, 1 - first) if 'Both' not in which else first:.0%} "
-        f"of all that {what} loses{inner}. Block {work.argmax() + 1} costs most "
-        f"({_cost(frame, metadata, int(work.argmax()))})."
-        if "Both" not in which
-        else f"{which}: skipped one at a time, blocks 1–{half} have {first:.0%} of all that {what} loses, the others "
-        f"{1 - first:.0%}{inner}. Block {work.argmax() + 1} costs most ({_cost(frame, metadata, int(work.argmax()))}).",
-        numbers,
+    if len(work) > 3 and (rest := work[1:-1].sum()) > 0:
+        numbers["first_half_without_ends"] = float(work[1:half].sum() / rest)
+        inner = f" (without the first and the last block: {numbers['first_half_without_ends']:.0%})"
+    sentence = (
+        f"{which}: of all that skipping single blocks costs, {first:.0%} is in {lower}{inner}, {1 - first:.0%} in "
+        f"{upper}. Block {most + 1} costs most ({_cost(frame, name, metadata, most)})."
     )
+    return Finding("half", sentence, numbers)
 
 
-def _cost(frame: pd.DataFrame, metadata: Mapping[str, Any], place: int) -> str:
-    loss = metadata.get("loss")
-    if loss is not None and _there(frame, "skip_loss"):
-        change = frame["skip_loss"].iloc[place]
-        return f"loss {change:+.3f}, {change / loss:+.1%}"
-    return f"the output moves by {frame['skip_output'].iloc[place]:.0%}"
+def _cost(frame: pd.DataFrame, name: str, metadata: Mapping[str, Any], place: int) -> str:
+    loss, cost = metadata.get("loss"), float(frame[name].iloc[place])
+    if name == "skip_loss" and loss:
+        return f"loss {cost:+.3f}, {cost / loss:+.1%}"
+    return f"the output moves by {cost:.0%}"
 
 
 def _settled_at(frame: pd.DataFrame) -> int | None:
@@ -187,24 +186,19 @@ def _could_go(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | Non
         return None
     name, _ = found
     loss = metadata.get("loss")
+    limit, bound = MOVES, f"the output moves by less than {MOVES:.0%}"
+    if name == "skip_loss" and loss:
+        limit, bound = SPARE * loss, f"the loss ({loss:.3f}) rises by less than {SPARE:.0%}"
     costs = frame[name]
-    limit = SPARE * loss if name == "skip_loss" and loss is not None else MOVES
     spare = [int(block) for block, cost in zip(frame["block"], costs, strict=True) if cost < limit]
     least = int(costs.argmin())
-    numbers = {"blocks": float(len(spare)), "of": float(len(frame)), "least_block": float(least + 1),
-               "least": float(costs.iloc[least])}  # fmt: skip
-    bound = f"the loss rises by less than {SPARE:.0%}" if name == "skip_loss" else f"the output moves by less than {MOVES:.0%}"
+    numbers = {"blocks": float(len(spare)), "of": float(len(frame)), "least_block": least + 1.0}
+    numbers |= {"least": float(costs.iloc[least]), "limit": limit}
+    cheapest = f"cheapest is block {least + 1} ({_cost(frame, name, metadata, least)})"
     if not spare:
-        sentence = (
-            f"No block could go at {'less than ' + f'{SPARE:.0%} of the loss' if name == 'skip_loss' else 'little cost'}: "
-            f"the cheapest is block {least + 1} ({_cost(frame, metadata, least)})."
-        )
-    else:
-        sentence = (
-            f"{blocks_of(spare).capitalize()} could go, one at a time: {bound}; cheapest is block {least + 1} "
-            f"({_cost(frame, metadata, least)}). Several at once cost more than their sum may say: measure it "
-            "(skip_loss(run=2))."
-        )
+        return Finding("could go", f"No block could go so that {bound}; {cheapest}.", numbers)
+    together = " This is of one block at a time: skip_loss(run=2) measures two in a row." if len(spare) > 1 else ""
+    sentence = f"{blocks_of(spare).capitalize()} could go, by itself: {bound}; {cheapest}.{together}"
     return Finding("could go", sentence, numbers)
 
 
@@ -225,7 +219,7 @@ def _built_upon(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | 
 def _linear(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
     if not _there(frame, "linear_error"):
         return None
-    errors, loss = frame["linear_error"], metadata.get("linear_loss")
+    errors, loss = frame["linear_error"], metadata.get("linear_loss") if _learnt(metadata) else None
     numbers = {"median_error": float(errors.median())}
     said = f"A linear map, fitted on one half of the text, misses {errors.median():.0%} of what a block adds (median)"
     if loss is not None and _there(frame, "linear_loss"):
@@ -234,8 +228,8 @@ def _linear(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
         numbers |= {"linear_blocks": float(len(cheap)), "useful": float(useful), "of": float(len(frame))}
         named = f" ({ranges(cheap)})" if cheap else ""
         said += (
-            f"; in its place it costs less than {SPARE:.0%} of the loss for {len(cheap)} of {len(frame)} blocks{named}, "
-            f"and {USEFUL:.0%} or more for {useful}"
+            f"; in its place it costs less than {SPARE:.0%} of the loss for {len(cheap)} of {len(frame)} blocks"
+            f"{named}, and {USEFUL:.0%} or more for {useful}"
         )
     return Finding("linear", said + ".", numbers)
 
@@ -277,7 +271,7 @@ def _erases(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | None
 
 
 def _sinks(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
-    if not _there(frame, "sink_rate") or not frame["sink_rate"].max() > 0:
+    if not _there(frame, "sink_rate") or not frame["sink_rate"].max() > 0 or metadata.get("shortest", SHORT) < SHORT:
         return None
     rates = frame["sink_rate"]
     most = [int(b) for b, rate in zip(frame["block"], rates, strict=True) if rate > MOST]
@@ -331,6 +325,3 @@ def _alike(_frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
             f"common to a sequence: of their energy (unit length, without outliers) {split}."
         )
     return Finding("alike", said, numbers)
-
-
-Rule = Callable[[pd.DataFrame, Mapping[str, Any]], Finding | None]
