@@ -33,8 +33,10 @@ def test_branches_of_gpt2(gpt2: nn.Module):
     handles = []
     for number, block in enumerate(gpt2.transformer.h, start=1):
         for name, module in (("attention", block.attn), ("ffn", block.mlp), ("norm", block.ln_2)):
+
             def keep(_m, args, output, key=(number, name)):
                 kept[key] = args[0] if key[1] == "norm" else output[0] if isinstance(output, tuple) else output
+
             handles.append(module.register_forward_hook(keep))
     with torch.no_grad():
         states = gpt2(**BATCH, output_hidden_states=True).hidden_states
@@ -133,7 +135,9 @@ def test_the_lens_is_the_model_s_own_tail(name: str):
     blocks = next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == 3)
     outputs: list[torch.Tensor] = []
     handles = [
-        block.register_forward_hook(lambda _m, _a, out: outputs.append(out if isinstance(out, torch.Tensor) else out[0]))
+        block.register_forward_hook(
+            lambda _m, _a, out: outputs.append(out if isinstance(out, torch.Tensor) else out[0])
+        )
         for block in blocks
     ]
     with torch.no_grad():
@@ -142,6 +146,7 @@ def test_the_lens_is_the_model_s_own_tail(name: str):
         handle.remove()
     frame = depth_use(model, BATCH, skips=False, linear=False, followed=None).frame
     for block, tokens in enumerate(outputs[:3]):
+
         def exchange(_m, _args, out, tokens=tokens):
             return tokens if isinstance(out, torch.Tensor) else (tokens, *out[1:])
 
@@ -166,6 +171,7 @@ def test_skips_by_hooks(gpt2: nn.Module):
     def outputs(skipped: int | None) -> list[torch.Tensor]:
         kept, handles = [], []
         for number, block in enumerate(gpt2.transformer.h, start=1):
+
             def keep(_m, args, output, number=number):
                 kept.append(args[0])
                 if number == skipped:
@@ -173,6 +179,7 @@ def test_skips_by_hooks(gpt2: nn.Module):
                     return (args[0], *output[1:]) if isinstance(output, tuple) else args[0]
                 kept.append(output[0] if isinstance(output, tuple) else output)
                 return None
+
             handles.append(block.register_forward_hook(keep))
         with torch.no_grad():
             gpt2(**BATCH, use_cache=False)

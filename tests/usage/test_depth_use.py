@@ -205,7 +205,16 @@ def test_a_tail_that_is_not_understood_is_no_lens():
 
 def table(**columns: list[float]) -> pd.DataFrame:
     depth = len(next(iter(columns.values())))
-    names = ("lens_kl", "lens_top1", "lens_top5", "skip_later", "skip_output", "skip_loss", "linear_error", "linear_loss")
+    names = (
+        "lens_kl",
+        "lens_top1",
+        "lens_top5",
+        "skip_later",
+        "skip_output",
+        "skip_loss",
+        "linear_error",
+        "linear_loss",
+    )
     empty = {name: [math.nan] * depth for name in ("attention_ratio", "ffn_ratio", *names)}
     return pd.DataFrame({"block": range(1, depth + 1)} | empty | columns)
 
@@ -235,7 +244,9 @@ def test_which_half_and_which_blocks_could_go():
 def test_where_the_prediction_is_settled():
     shares = {"lens_top5": [0.5] * 4, "lens_kl": [3.0, 1.0, 0.05, 0.0]}
     late = table(lens_top1=[0.1, 0.95, 0.6, 1.0], **shares)
-    assert said(late)["settled"].startswith("The prediction is not settled before the last block; one block earlier 60%")
+    assert said(late)["settled"].startswith(
+        "The prediction is not settled before the last block; one block earlier 60%"
+    )
     early = table(lens_top1=[0.1, 0.6, 0.92, 1.0], **shares)
     assert said(early)["settled"].startswith("The prediction is settled from block 3 of 4 on: 92% of the tokens")
     assert counts_of(early, {}).loc["predict", "blocks"] == 3

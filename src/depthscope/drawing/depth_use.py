@@ -44,7 +44,7 @@ def _draw_table(ax: Axes, frame: pd.DataFrame, shown: list[str], names: Mapping[
     ax.set_facecolor(LIGHT_GREY)
     for place, name in enumerate(shown):
         values = frame[name].to_numpy(dtype=float)
-        low, high = _limits(name, values)
+        low, high = colour_limits(name, values)
         shades = np.ma.masked_invalid(values)[:, None]
         edges = np.append(blocks - 0.5, blocks[-1] + 0.5)
         ax.pcolormesh([place, place + 1], edges, shades, cmap=HEAT, vmin=low, vmax=high, rasterized=True)
@@ -65,7 +65,8 @@ def _write(ax: Axes, place: int, blocks: Any, values: Any, low: float, high: flo
                     color=BLACK if bright else "white")  # fmt: skip
 
 
-def _limits(name: str, values: Any) -> tuple[float, float]:
+def colour_limits(name: str, values: Any) -> tuple[float, float]:
+    """The values of the darkest and of the brightest colour of a column."""
     fixed = _LIMITS.get(name.rpartition("_")[2])
     if fixed is not None:
         return fixed

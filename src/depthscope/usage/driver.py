@@ -127,6 +127,7 @@ class _Run:
             self.seen.begin()
             with machine, found.watch if found is not None else nullcontext():
                 returned = call(self.model, batch)
+            tick()
             self.seen.end()
             if self.seen.last is None:
                 named = [block.name for block in self.anatomy.blocks][:4]
@@ -139,7 +140,6 @@ class _Run:
                 found.watch.forget()
             self._take_loss(batch, returned, self.seen.last[0], losses)
             self.seen.begin()  # nothing of a pass is kept until the next
-            tick()
         self.lens = found
         if losses and self.loss_of is not None:
             self.loss = torch.stack(losses).mean().item()
