@@ -241,7 +241,7 @@ def test_the_linear_loss_is_that_of_the_map_in_the_block_s_place(gpt2: nn.Module
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[4:, 1:].flatten()).item()
 
     with torch.no_grad():
-        states = [model(**half[0], output_hidden_states=True).hidden_states for model in (gpt2,)][0]
+        states = gpt2(**half[0], output_hidden_states=True).hidden_states
     x = states[1].flatten(0, 1).double()
     block = gpt2.transformer.h[1]
     kept = []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @as_command
 def depth(options: DepthOptions) -> None:
-    """Show how much of its depth a Transformer uses: which blocks matter, where its prediction is made, what could go."""
+    """Show how much of its depth a Transformer uses: which blocks matter, where it has decided, what could go."""
     if options.quick and options.linear:
         raise ValueError("--quick is one pass alone; leave it or --linear out")
     if options.out is not None:

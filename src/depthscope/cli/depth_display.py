@@ -47,8 +47,7 @@ def _show_blocks(console: Screen, found: DepthUse) -> None:
     from depthscope.usage.result import SHOWN, format_number
 
     names = [name for name in SHOWN if name in found.frame and found.frame[name].notna().any()]
-    rows = found.frame.set_index("block")
-    blocks = evenly(list(rows.index), _ROWS)
+    blocks = set(evenly(found.frame["block"].tolist(), _ROWS))
     while names:
         widths = [max(8, *map(len, SHOWN[name][0].splitlines())) for name in names]
         fit = max(1, columns_that_fit(widths, console.width - len(" block ")))
@@ -56,8 +55,9 @@ def _show_blocks(console: Screen, found: DepthUse) -> None:
         table = Table("block", *(SHOWN[name][0] for name in here), box=None, header_style="bold")
         for column in table.columns:
             column.justify = "right"
-        for block in blocks:
-            table.add_row(str(block), *(format_number(name, float(rows.loc[block, name])) for name in here))
+        for row in found.frame.to_dict("records"):
+            if row["block"] in blocks:
+                table.add_row(str(row["block"]), *(format_number(name, row[name]) for name in here))
         console.print(table)
         console.print()
 

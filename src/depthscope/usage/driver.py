@@ -121,7 +121,7 @@ class _Run:
         """One pass of every batch, and everything that it tells."""
         tick = self.doing("one pass", len(self.calls))
         found = Lens(self.model, self.anatomy) if lens else None
-        losses = []
+        losses: list[Tensor] = []
         machine = Machine(self.model, self.anatomy, *self.seen.sites, on_block_end=_Forget(found))
         for batch in self.calls:
             self.seen.begin()

@@ -9,6 +9,7 @@ Streamed: means, centred sums of squares and products in float64, O(d²) per blo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -144,7 +145,9 @@ def errors(
     return {block: means.get(block, "error") for block in maps}
 
 
-def _run(model: nn.Module, anatomy: Anatomy, batch: Batch, see, most: int | None) -> None:
+def _run(
+    model: nn.Module, anatomy: Anatomy, batch: Batch, see: Callable[[int, Tensor, Tensor], None], most: int | None
+) -> None:
     """One pass; `see(block, x, u)` is told the real tokens that enter each block, and what it adds to them, (k, d)."""
     entered: list[Tensor] = []
 

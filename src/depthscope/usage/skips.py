@@ -6,6 +6,7 @@ without it. One pass per block and batch, and one with all blocks to compare wit
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from depthscope.probing.skipping import LossOf, one_number
 from depthscope.progress import Tick
 from depthscope.usage.followed import Means, followed, taken
 
+Instead = Callable[[Visit], Tensor]  # the tokens that leave a block in place of its own, in the layout of the model
 OUTPUT, LOSS = "output", "loss"
 
 
@@ -78,7 +80,7 @@ def exchange_each(
     model: nn.Module,
     anatomy: Anatomy,
     calls: list[Batch],
-    instead: dict,  # by block: Visit → the tokens that leave it, in the layout of the model
+    instead: Mapping[int, Instead],
     loss_of: LossOf | None,
     *,
     most: int | None,
@@ -114,12 +116,12 @@ def _pass(
     anatomy: Anatomy,
     batch: Batch,
     block: int | None,
-    instead: dict,
+    instead: Mapping[int, Instead],
     loss_of: LossOf | None,
     most: int | None,
 ) -> tuple[_Record, Tensor | None]:
     def exchanged(visit: Visit, _tokens: Tensor) -> Tensor | None:
-        return instead[block](visit) if visit.number == block else None
+        return instead[visit.number](visit) if visit.number == block else None
 
     record = _Record(most)
     with Machine(model, anatomy, Change("output", exchanged), record.site):

@@ -52,7 +52,7 @@ def findings_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> tuple[Findi
 def counts_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:
     """Index `question`, columns blocks, of, rests_on: one number for each thing that was looked at."""
     loss, linear = (metadata.get(name) if _learnt(metadata) else None for name in ("loss", "linear_loss"))
-    sizes = frame[[name for name in frame if name.endswith("_ratio")]].max(axis=1)
+    sizes = frame[[name for name in frame.columns if str(name).endswith("_ratio")]].max(axis=1)
     settled = _settled_at(frame)
     rows: list[tuple[str, Any, int, str]] = [
         ("write", _count(sizes, WRITES), len(frame), f"some branch has at least {WRITES:g} of the trunk's norm"),
@@ -252,7 +252,8 @@ def _small(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | None:
 
 
 def _erases(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | None:
-    parts, numbers = [], {}
+    parts: list[str] = []
+    numbers: dict[str, float] = {}
     for branch, word in (("attention", "attention"), ("ffn", "the FFN")):
         name = f"{branch}_cosine"
         if not _there(frame, name):

@@ -53,8 +53,8 @@ def blocks_that_matter(material: Material) -> Drawing | None:
     return Drawing(
         "Blocks that matter",
         "What each block adds and what it is worth, by block; a row has colours of its own, from its least to its "
-        "largest number. A block that is dark in the rows of size, skips and linear maps does little; where the rows of "
-        "the prediction turn bright, it is made.",
+        "largest number. A block that is dark in the rows of size, skips and linear maps does little; where the rows "
+        "of the prediction turn bright, it is made.",
         heat_map(
             chart,
             depth=material.depth,
@@ -81,29 +81,27 @@ def built_upon(material: Material) -> Drawing | None:
     if not tables:
         return None
     table = pd.concat(tables, ignore_index=True).dropna().astype({"block": int, "skipped": int})
+    if table.empty:
+        return None
     table["shade"] = table["change"].clip(upper=1.0)
     chart = alt.Chart(alt.NamedData("built_upon")).transform_filter("datum.run == shown")
-    return (
-        Drawing(
-            "Who is built upon whom",
-            "How far a block (columns) changes what it adds when an earlier one (rows) is skipped: 0 means that it does not "
-            "notice, 1 and more that it does something else. Dark rows are blocks on which nothing is built.",
-            heat_map(
-                chart,
-                depth=material.depth,
-                y=alt.Y("skipped:O", title="skipped block"),
-                colour="shade",
-                title="change, up to 1",
-                tooltip=["block:Q", "skipped:O", alt.Tooltip("change:Q", format=".3g")],
-                height=min(480, max(90, 20 * int(table["skipped"].max()))) if len(table) else 90,
-                params=[_shown(table)],
-            ),
-            {"built_upon": {}},
-            section="Why",
-            tables={"built_upon": table},
-        )
-        if len(table)
-        else None
+    return Drawing(
+        "Who is built upon whom",
+        "How far a block (columns) changes what it adds when an earlier one (rows) is skipped: 0 means that it does "
+        "not notice, 1 and more that it does something else. Dark rows are blocks on which nothing is built.",
+        heat_map(
+            chart,
+            depth=material.depth,
+            y=alt.Y("skipped:O", title="skipped block"),
+            colour="shade",
+            title="change, up to 1",
+            tooltip=["block:Q", "skipped:O", alt.Tooltip("change:Q", format=".3g")],
+            height=min(480, max(90, 20 * int(table["skipped"].max()))),
+            params=[_shown(table)],
+        ),
+        {"built_upon": {}},
+        section="Why",
+        tables={"built_upon": table},
     )
 
 
