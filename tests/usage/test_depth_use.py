@@ -228,8 +228,8 @@ def test_which_half_and_which_blocks_could_go():
     words = said(frame, loss=3.0, weights={"look": "trained"})
     assert words["half"] == (
         "The first half of the model (blocks 1–2) does most of the work: of all that skipping single blocks costs, 92% "
-        "is in blocks 1–2 (without the first and the last block: 98%), 8% in blocks 3–4. Block 1 costs most (loss "
-        "+2.000, +66.7%)."
+        "is in blocks 1–2 (without the first and the last block: 98%), 8% in blocks 3–4. 75% of it are in 2 of 4 blocks "
+        "(1–2); block 1 costs most (loss +2.000, +66.7%)."
     )
     assert words["could go"] == (
         "Block 3 could go, by itself: the loss (3.000) rises by less than 1%; cheapest is block 3 (loss +0.010, +0.3%)."
@@ -238,7 +238,9 @@ def test_which_half_and_which_blocks_could_go():
     words = said(frame, loss=3.0, weights={"look": "initialised"})
     assert words["half"].startswith("Both halves")
     assert words["could go"].startswith("No block could go so that the output moves by less than 10%")
-    assert counts_of(frame, {"loss": 3.0}).loc["are missed", "blocks"] == 3
+    counts = counts_of(frame, {"loss": 3.0})["blocks"]
+    assert counts["are missed"] == 3
+    assert counts["carry most of it"] == 2
 
 
 def test_where_the_prediction_is_settled():
@@ -249,12 +251,12 @@ def test_where_the_prediction_is_settled():
     )
     early = table(lens_top1=[0.1, 0.6, 0.92, 1.0], **shares)
     assert said(early)["settled"].startswith("The prediction is settled from block 3 of 4 on: 92% of the tokens")
-    assert counts_of(early, {}).loc["predict", "blocks"] == 3
+    assert counts_of(early, {}).loc["until the prediction is settled", "blocks"] == 3
     assert "settled" not in said(table(skip_output=[1.0, 2.0]))
 
 
 def test_thresholds_are_those_of_the_other_verdict():
-    for name in ("HALF", "MINE", "SHARED", "SPARE"):
+    for name in ("HALF", "MINE", "SPARE"):
         assert getattr(verdict, name) == getattr(rules, name)
 
 

@@ -23,9 +23,9 @@ LINEAR = 0.1  # of what a block adds is missed by its linear map: it is linear t
 MOST = 0.5  # of the heads: attention of this block is mainly a sink
 LARGE_LOGIT = 100.0  # where Kimi K2 (2025) clips: beyond it a softmax in half precision is one-hot, and training breaks
 LEANS = 2 / 3  # of the work in one half of the blocks: twice as much as in the other
-HALF = 0.5  # of the energy: as in the verdict of `probe`, so are MINE and SHARED
-MINE = 0.1
-SHARED = 0.9
+CARRY = 0.75  # of all that skipping single blocks costs: what is left is a third of it
+HALF = 0.5  # of the energy: as in the verdict of `probe`
+MINE = 0.1  # of the energy, likewise: a sequence's own part that is more than the noise of a mean of some ten tokens
 SHORT = 20  # tokens: in shorter sequences even uniform causal attention gives the first token half of what makes a sink
 
 
@@ -57,10 +57,10 @@ def counts_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:
     rows: list[tuple[str, Any, int, str]] = [
         ("write", _count(sizes, WRITES), len(frame), f"some branch has at least {WRITES:g} of the trunk's norm"),
         (
-            "predict",
+            "until the prediction is settled",
             settled if settled is not None else len(frame) if _there(frame, "lens_top1") else None,
             len(frame),
-            f"until {SETTLED:.0%} of the tokens have the final first choice (logit lens)",
+            f"{SETTLED:.0%} of the tokens have the final first choice (logit lens)",
         ),
         (
             "are built upon",
@@ -77,6 +77,9 @@ def counts_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:
         why = "there is no loss" if _learnt(metadata) else "the loss of random weights says nothing"
         moved = f"skipped, the output moves by {MOVES:.0%} or more ({why})"
         rows.append(("are missed", _count(frame["skip_output"], MOVES), len(frame), moved))
+    if (work := _work(frame, metadata)) is not None and work[1].sum() > 0:
+        said = f"the fewest that have {CARRY:.0%} of all that skipping single blocks costs"
+        rows.append(("carry most of it", len(_carriers(work[1])), len(frame), said))
     if linear is not None:
         rows.append(
             ("are useful", _count(frame["linear_loss"], USEFUL * linear), len(frame),
@@ -112,6 +115,13 @@ def _work(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> tuple[str, np.nda
     return None
 
 
+def _carriers(work: np.ndarray) -> list[int]:
+    """The fewest blocks that have `CARRY` of the work, in the order of the model."""
+    order = np.argsort(-work, kind="stable")
+    needed = int(np.searchsorted(work[order].cumsum(), CARRY * work.sum() * (1 - 1e-12))) + 1
+    return sorted(int(place) + 1 for place in order[:needed])
+
+
 def _which_half(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
     found = _work(frame, metadata)
     if found is None or not found[1].sum() > 0:
@@ -119,7 +129,8 @@ def _which_half(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | N
     name, work = found
     half = len(work) // 2
     first, most = float(work[:half].sum() / work.sum()), int(work.argmax())
-    numbers = {"first_half": first, "second_half": 1 - first, "costliest": most + 1.0}
+    carriers = _carriers(work)
+    numbers = {"first_half": first, "second_half": 1 - first, "costliest": most + 1.0, "carriers": float(len(carriers))}
     lower, upper = blocks_of(range(1, half + 1)), blocks_of(range(half + 1, len(work) + 1))
     if first >= LEANS:
         which = f"The first half of the model ({lower}) does most of the work"
@@ -133,7 +144,8 @@ def _which_half(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | N
         inner = f" (without the first and the last block: {numbers['first_half_without_ends']:.0%})"
     sentence = (
         f"{which}: of all that skipping single blocks costs, {first:.0%} is in {lower}{inner}, {1 - first:.0%} in "
-        f"{upper}. Block {most + 1} costs most ({_cost(frame, name, metadata, most)})."
+        f"{upper}. {CARRY:.0%} of it {'is' if len(carriers) == 1 else 'are'} in {len(carriers)} of {len(work)} blocks "
+        f"({ranges(carriers)}); block {most + 1} costs most ({_cost(frame, name, metadata, most)})."
     )
     return Finding("half", sentence, numbers)
 
@@ -283,7 +295,7 @@ def _sinks(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
     return Finding(
         "sinks",
         f"{rates.mean():.0%} of all heads give over 0.3 of their attention to the first token; {where}, at most "
-        f"{rates.max():.0%} (block {top + 1}). What such a head adds is nearly the same for all tokens.",
+        f"{rates.max():.0%} (block {top + 1}). To that extent a head adds the same to every token.",
         numbers,
     )
 
@@ -310,7 +322,7 @@ def _alike(_frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
     split = f"{shared:.0%} is one direction of all sequences, {own:.0%} the sequence's own, {token:.0%} the token's own"
     if shared + own < HALF:
         said = f"Tokens are not alike in the end: of their energy (unit length, without outliers) {split}."
-    elif own < MINE and shared >= SHARED * (shared + own):
+    elif own < MINE:
         said = (
             f"Tokens are alike in the end by a direction that all sequences share, which is no loss of context: of "
             f"their energy (unit length, without outliers) {split}."
