@@ -13,6 +13,7 @@ import typer
 from depthscope.cli import completion
 from depthscope.cli.documents import document, print_document
 from depthscope.cli.folders import folder
+from depthscope.cli.help import count_of_seeds
 from depthscope.cli.reporting import add_report
 from depthscope.cli.settings import (
     AllowIncomplete,
@@ -60,7 +61,7 @@ def compare(
         ),
     ] = ",".join(YU_ZHANG),
     depths: Annotated[str | None, typer.Option(metavar="12,24,48", help="Blocks; by default the recipe's.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, …")] = 3,
+    seeds: Annotated[int, typer.Option(metavar="N", parser=count_of_seeds, help="How many seeds: 0, 1, …")] = 3,
     warmup: Annotated[
         str | None, typer.Option(metavar="0,100", help="Warm-up steps to compare; by default the recipe's.")
     ] = None,
