@@ -228,8 +228,8 @@ def test_which_half_and_which_blocks_could_go():
     words = said(frame, loss=3.0, weights={"look": "trained"})
     assert words["half"] == (
         "The first half of the model (blocks 1–2) does most of the work: of all that skipping single blocks costs, 92% "
-        "is in blocks 1–2 (without the first and the last block: 98%), 8% in blocks 3–4. 75% of it are in 2 of 4 blocks "
-        "(1–2); block 1 costs most (loss +2.000, +66.7%)."
+        "is in blocks 1–2 (without the first and the last block: 98%), 8% in blocks 3–4. 75% of it are in 2 of 4 "
+        "blocks (1–2); block 1 costs most (loss +2.000, +66.7%)."
     )
     assert words["could go"] == (
         "Block 3 could go, by itself: the loss (3.000) rises by less than 1%; cheapest is block 3 (loss +0.010, +0.3%)."

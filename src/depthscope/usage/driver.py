@@ -85,8 +85,8 @@ def depth_use(
     with undisturbed(model):
         given = [_one_to_a_row(model, anatomy, batch) for batch in given]
         calls, loss_of = calls_with_loss(model, anatomy, given, loss)
-        run = _Run(model, anatomy, calls, loss_of, doing, followed)
-        run.forward(lens)
+        run = _Run(model, anatomy, calls, loss_of, doing, followed, lens=lens)
+        run.forward()
         if skips:
             run.skip()
         if linear is not False:
@@ -105,11 +105,13 @@ class _Run:
         loss_of: LossOf,
         doing: Doing,
         followed: int | None,
+        *,
+        lens: bool,
     ):
         self.model, self.anatomy, self.calls, self.doing, self.most = model, anatomy, calls, doing, followed
         self.loss_of: LossOf | None = loss_of
-        self.seen = ForwardPass(anatomy, followed)
-        self.lens: Lens | None = None
+        self.seen = ForwardPass(anatomy, followed, keeps=lens)
+        self.lens = Lens(model, anatomy) if lens else None
         self.loss: float | None = None
         self.skipped: Exchanged | None = None
         self.linear: Exchanged | None = None
@@ -117,10 +119,10 @@ class _Run:
         self.samples = self.tokens = 0
         self.notes: list[str] = []
 
-    def forward(self, lens: bool) -> None:
+    def forward(self) -> None:
         """One pass of every batch, and everything that it tells."""
         tick = self.doing("one pass", len(self.calls))
-        found = Lens(self.model, self.anatomy) if lens else None
+        found = self.lens
         losses: list[Tensor] = []
         machine = Machine(self.model, self.anatomy, *self.seen.sites, on_block_end=_Forget(found))
         for batch in self.calls:
@@ -136,11 +138,10 @@ class _Run:
             real = self.seen.last[0].real
             self.tokens += self.seen.shape[:2].numel() if real is None else int(real.sum())
             if found is not None:
-                found.see(batch, returned, self.seen, machine.running)
+                found.see(batch, returned, self.seen)
                 found.watch.forget()
             self._take_loss(batch, returned, self.seen.last[0], losses)
             self.seen.begin()  # nothing of a pass is kept until the next
-        self.lens = found
         if losses and self.loss_of is not None:
             self.loss = torch.stack(losses).mean().item()
         if found is not None and found.why_not:

@@ -14,17 +14,18 @@ from torch import Tensor
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.measures import SINK_MASS, TokenMatrix, against_trunk, energy_split, first_token, median
 from depthscope.passes import Head, Listen, ListenToAttention, Visit, full_precision
-from depthscope.usage.followed import Means, followed, taken
+from depthscope.usage.followed import Followed, Means, taken
 
 ENERGY = ("shared", "sequence", "position", "token")
 _SIZES = {"attention_branch": "attention", "cross_attention_branch": "cross_attention", "ffn_branch": "ffn"}
 
 
 class ForwardPass:
-    """Collects the numbers of all passes; `begin` starts that of a batch."""
+    """Collects the numbers of all passes; `begin` starts that of a batch. `keeps`: the followed tokens of every block's
+    output are kept until the next pass."""
 
-    def __init__(self, anatomy: Anatomy, most: int | None):
-        self.most = most
+    def __init__(self, anatomy: Anatomy, most: int | None, *, keeps: bool):
+        self.followed, self.keeps = Followed(most), keeps
         self.means = Means()
         self.logits: dict[int, float] = {}  # the largest of each block
         self.masses: dict[tuple[int, int], tuple[float, float]] = {}  # by block and head: sum over sequences, count
@@ -79,7 +80,8 @@ class ForwardPass:
                 self._trunk[station] = tokens
             if station == "output":
                 self.last = visit, tokens, source
-                self.kept[visit.number] = taken(tokens, followed(tokens, visit.real, self.most))
+                if self.keeps:
+                    self.kept[visit.number] = taken(tokens, self.followed(tokens, visit.real))
                 self._trunk.clear()
 
     def _begin_block(self, visit: Visit, tokens: Tensor) -> None:

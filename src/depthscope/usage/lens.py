@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.passes import Batch, Pass
+from depthscope.passes import Batch
 from depthscope.probing.losses import ids_in, logits_in
-from depthscope.usage.followed import Means, followed, taken
+from depthscope.usage.followed import Means, taken
 from depthscope.usage.forward import ForwardPass
 from depthscope.usage.tail import Tail, TailWatch, agrees
 
@@ -31,7 +31,7 @@ class Lens:
         self.means = Means()
         self.why_not = ""  # where there is no lens
 
-    def see(self, batch: Batch, returned: Any, forward: ForwardPass, running: Pass) -> None:
+    def see(self, batch: Batch, returned: Any, forward: ForwardPass) -> None:
         """After a pass: every block's followed tokens through the tail."""
         if self.why_not or forward.last is None:
             return
@@ -43,7 +43,7 @@ class Lens:
             return
         config: Any = getattr(self.model, "config", None)
         tail = self.watch.way(source, logits, getattr(config, "final_logit_softcapping", None))
-        places = followed(tokens, visit.real, forward.most)
+        places = forward.followed(tokens, visit.real)
         ours = forward.kept[visit.number]
         if tail is None or not agrees(tail, ours, taken(logits.reshape(*tokens.shape[:2], -1), places)):
             self.why_not = (

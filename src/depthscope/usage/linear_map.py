@@ -19,7 +19,7 @@ from depthscope.anatomy import Anatomy
 from depthscope.measures import median
 from depthscope.passes import Batch, Listen, Machine, Visit, call, full_precision
 from depthscope.progress import Tick
-from depthscope.usage.followed import Means, followed, taken
+from depthscope.usage.followed import Followed, Means, taken
 
 ENOUGH = 2.0  # tokens to fit per feature and constant: with fewer the fit follows the noise of its half
 _ROOM = 2**30  # bytes of sums that are kept at a time: more blocks than fit there are fitted in further passes
@@ -150,10 +150,11 @@ def _run(
 ) -> None:
     """One pass; `see(block, x, u)` is told the real tokens that enter each block, and what it adds to them, (k, d)."""
     entered: list[Tensor] = []
+    followed = Followed(most)
 
     def hear(visit: Visit, station: str, tokens: Tensor, _source: Tensor) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
-            here = taken(tokens, followed(tokens, visit.real, most))
+            here = taken(tokens, followed(tokens, visit.real))
             here = here.to(torch.promote_types(here.dtype, torch.float32))
             if station == "input":
                 entered[:] = [here]

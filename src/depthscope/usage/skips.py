@@ -18,7 +18,7 @@ from depthscope.measures import median
 from depthscope.passes import Batch, Change, Listen, Machine, Visit, call, full_precision
 from depthscope.probing.skipping import LossOf, one_number
 from depthscope.progress import Tick
-from depthscope.usage.followed import Means, followed, taken
+from depthscope.usage.followed import Followed, Means, taken
 
 Instead = Callable[[Visit], Tensor]  # the tokens that leave a block in place of its own, in the layout of the model
 OUTPUT, LOSS = "output", "loss"
@@ -38,7 +38,7 @@ class _Record:
     """What every block adds to its followed tokens in one pass, and what leaves the last one."""
 
     def __init__(self, most: int | None):
-        self.most = most
+        self.followed = Followed(most)
         self.added: dict[int, Tensor] = {}  # (k, d)
         self.output: Tensor | None = None
         self.last: Visit | None = None
@@ -47,7 +47,7 @@ class _Record:
 
     def _see(self, visit: Visit, station: str, tokens: Tensor, _source: Tensor) -> None:
         with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
-            here = taken(tokens, followed(tokens, visit.real, self.most))
+            here = taken(tokens, self.followed(tokens, visit.real))
             here = here.to(torch.promote_types(here.dtype, torch.float32))
             if station == "input":  # a copy: a block may write into what it was given
                 self._entered = here
