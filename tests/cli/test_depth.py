@@ -52,7 +52,7 @@ def test_quick_is_one_pass(run):
     [
         (["t5", *SMALL], "this model has several parts (encoder, decoder): say which one, as in part='decoder'"),
         (["gpt2", *SMALL, "--quick", "--linear"], "--quick is one pass alone; leave it or --linear out"),
-        (["gpt2", *SMALL, "--linear"], "about 48 tokens to fit a linear map of width 32 on, and 66 are needed"),
+        (["gpt2", *SMALL, "--linear"], "about 48 tokens to fit a linear map of width 32 on, and 132 are needed"),
     ],
 )
 def test_mistakes_end_in_one_line(run, arguments: list[str], message: str):

@@ -116,7 +116,9 @@ class _Run:
         self.skipped: Exchanged | None = None
         self.linear: Exchanged | None = None
         self.linear_error: dict[int, float] = {}
-        self.samples = self.tokens = 0
+        self.samples = 0
+        self.tokens: list[int] = []  # real ones of each batch
+        self.fitted_on = 0
         self.notes: list[str] = []
 
     def forward(self) -> None:
@@ -136,7 +138,7 @@ class _Run:
                 raise ValueError(f"none of the blocks {named} ran; name them with blocks=")
             self.samples += self.seen.shape[0]
             real = self.seen.last[0].real
-            self.tokens += self.seen.shape[:2].numel() if real is None else int(real.sum())
+            self.tokens.append(self.seen.shape[:2].numel() if real is None else int(real.sum()))
             if found is not None:
                 found.see(batch, returned, self.seen)
                 found.watch.forget()
@@ -173,18 +175,19 @@ class _Run:
             if isinstance(told.get("mask"), Tensor) and len(given) == 1:
                 raise ValueError("a linear map needs two batches where mask= is a tensor of one")
             fitting, judging = halves(given, self.samples, self.anatomy.axis_of(self.anatomy.blocks[0]))
-            tokens = self.tokens * len(fitting) // (2 * len(fitting) if len(given) == 1 else len(given))
+            tokens = self.tokens[0] // 2 if len(given) == 1 else sum(self.tokens[: len(fitting)])
             if not ridge and tokens < needed:
-                each = -(-2 * needed * self.samples // max(1, self.tokens))
+                more = -(-needed * self.samples // max(1, tokens))
                 raise ValueError(
                     f"about {tokens} tokens to fit a linear map of width {width} on, and {needed} are needed: give "
-                    f"at least {each} sequences of this length, or a ridge"
+                    f"at least {more} sequences of this length, or a ridge"
                 )
         except ValueError as error:
             if asked:
                 raise
             self.notes.append(f"no linear maps: {error}")
             return
+        self.fitted_on = tokens
         passes = passes_to_fit(self.depth, width) * len(fitting)
         tick = self.doing(f"fitting {self.depth} linear maps", passes)
         maps = fit_each(self.model, self.anatomy, fitting, depth=self.depth, width=width, ridge=ridge, progress=tick)
@@ -260,6 +263,7 @@ class _Run:
             "dtype": self.seen.dtype,
             "loss": self.loss,
             "linear_loss": None if self.linear is None else self.linear.whole,
+            "linear_tokens": self.fitted_on or None,
             "energy": energy if known else None,
             "asked": asked,
             "notes": notes,
