@@ -16,6 +16,7 @@ class Measured:
     fixed: depthscope.Fixed
     shares: depthscope.PathShares
     spectra: depthscope.Spectra
+    use: depthscope.DepthUse
 
 
 def training(*names: str) -> pd.DataFrame:

@@ -20,6 +20,7 @@ FLOORS = (
     {"passes"},
     {"probing"},
     {"decomposition"},
+    {"usage"},
     {"remedies"},
     {"diagnosis"},
     {"training"},

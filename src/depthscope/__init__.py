@@ -21,15 +21,18 @@ _ROOMS = (
     "studies",
     "theory",
     "training",
+    "usage",
 )
 _PUBLIC = {
     "DepthCallback": "probing",
+    "DepthUse": "usage",
     "Diagnosis": "diagnosis",
     "Fixed": "diagnosis",
     "PathShares": "decomposition",
     "Profile": "probing",
     "Spectra": "probing",
     "apply": "remedies",
+    "depth_use": "usage",
     "diagnose": "diagnosis",
     "fix": "diagnosis",
     "paths": "decomposition",
@@ -44,6 +47,7 @@ _PUBLIC = {
 
 __all__ = [
     "DepthCallback",
+    "DepthUse",
     "Diagnosis",
     "Fixed",
     "PathShares",
@@ -51,6 +55,7 @@ __all__ = [
     "Spectra",
     "__version__",
     "apply",
+    "depth_use",
     "diagnose",
     "fix",
     "paths",
@@ -71,6 +76,7 @@ if TYPE_CHECKING:
     from depthscope.passes import without
     from depthscope.probing import DepthCallback, Profile, Spectra, probe, skip_loss, spectra, watch
     from depthscope.remedies import apply, remove
+    from depthscope.usage import DepthUse, depth_use
 
 
 def __getattr__(name: str) -> Any:

@@ -61,3 +61,25 @@ def as_names(given: object, what: str) -> list[str]:
 
 def _as_written(lowered: str, known: Iterable[str]) -> str:
     return next(item for item in known if item.lower() == lowered)
+
+
+def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """1, 2, 3, 5 as (1, 3), (5, 5)."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    return runs
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """1, 2, 3, 5 as "1–3, 5"."""
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs_of(numbers))
+
+
+def blocks_of(numbers: Iterable[int]) -> str:
+    """1, 2, 3, 5 as "blocks 1–3, 5"."""
+    found = list(numbers)
+    return f"block{'s' if len(found) > 1 else ''} {ranges(found)}"

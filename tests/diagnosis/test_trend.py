@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from depthscope.diagnosis import diagnose
 from depthscope.diagnosis.steps import log_odds, step_growth
 from depthscope.diagnosis.trend import FEWEST_PAIRS, fit_trend
-from depthscope.diagnosis.wording import crossing, ranges
+from depthscope.diagnosis.wording import crossing
 from depthscope.models import BlockConfig, Encoder, pre_norm, xavier
+from depthscope.naming import ranges
 from depthscope.probing import probe
 from depthscope.theory import OddsMap, level_to_hold, odds_of
 from depthscope.theory.odds import WALK

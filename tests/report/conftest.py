@@ -38,6 +38,7 @@ def measured() -> Measured:
         depthscope.fix(model, batch, tau=0.5),
         depthscope.paths(model, batch, by_head=True),
         depthscope.spectra(model),
+        depthscope.depth_use(model, batch),
     )
 
 
@@ -47,7 +48,7 @@ def everything(measured: Measured) -> Material:
     skipped = pd.DataFrame(
         {"first_block": [0, 1, 2], "last_block": [0, 1, 2], "loss": [1.0, 1.1, 1.3], "change": [0, 0.1, 0.3]}
     )
-    full = subjects_of([measured.profile, measured.shares, measured.spectra, skipped])
+    full = subjects_of([measured.profile, measured.shares, measured.spectra, measured.use, skipped])
     other = subjects_of([measured.fixed.after])
     trained = Subject("trained", training=training("post", "pre"), watched=watched("post"))
     return Material([*full, *(Subject("other", item.profile, item.diagnosis) for item in other), trained])

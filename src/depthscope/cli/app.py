@@ -11,6 +11,7 @@ import typer
 from depthscope import __version__
 from depthscope.cli.compare import compare
 from depthscope.cli.demo import demo
+from depthscope.cli.depth import depth
 from depthscope.cli.fix import fix
 from depthscope.cli.help import Command, Group
 from depthscope.cli.letters import write_legibly
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command(cls=Command)(demo)
 app.command(cls=Command)(tour)
 app.command(cls=Command)(probe)
+app.command(cls=Command)(depth)
 app.command(cls=Command)(fix)
 app.command(cls=Command)(spectra)
 app.command(cls=Command)(paths)

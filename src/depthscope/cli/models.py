@@ -51,7 +51,8 @@ def load_model(options: WeightOptions) -> LoadedModel:
             options.depth,
             options.width,
             options.heads,
-            language_model=options.loss == "required",
+            language_model=options.loss == "required"
+            or (options.loss == "where there is one" and FAMILIES[name].causal),
             seed=options.seed,
             **({} if dtype is None else {"dtype": dtype}),
         )

@@ -74,7 +74,7 @@ class WeightOptions:
     ] = False
 
     @property
-    def loss(self) -> Literal["no", "if causal", "required"]:
+    def loss(self) -> Literal["no", "if causal", "where there is one", "required"]:
         """Whether a language model is to be built with its head, so that it has a loss."""
         return "no"
 
@@ -222,7 +222,7 @@ class ProbeOptions(ModelOptions):
     ] = None
 
     @property
-    def loss(self) -> Literal["no", "if causal", "required"]:
+    def loss(self) -> Literal["no", "if causal", "where there is one", "required"]:
         """Skipping blocks changes a loss."""
         return "required" if self.skip_loss else "no"
 
@@ -255,7 +255,7 @@ class FixOptions(ModelOptions):
     ] = None
 
     @property
-    def loss(self) -> Literal["no", "if causal", "required"]:
+    def loss(self) -> Literal["no", "if causal", "where there is one", "required"]:
         """Shown before and after, where there is one."""
         return "if causal"
 
@@ -277,9 +277,45 @@ class PathsOptions(ModelOptions):
     ] = False
 
     @property
-    def loss(self) -> Literal["no", "if causal", "required"]:
+    def loss(self) -> Literal["no", "if causal", "where there is one", "required"]:
         """Leaving out paths changes a loss."""
         return "required" if self.with_loss else "no"
+
+
+@dataclass(frozen=True)
+class DepthOptions(ModelOptions):
+    """What a user asks of `depthscope depth`."""
+
+    quick: Annotated[
+        bool,
+        Option(
+            "--quick", help="One pass alone: no logit lens, no skipped blocks, no linear maps.", rich_help_panel=_PROBE
+        ),
+    ] = False
+    skips: Annotated[
+        bool,
+        Option(
+            "--skips/--no-skips",
+            help="What becomes of later blocks, output and loss without each block: a pass per block.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = True
+    linear: Annotated[
+        bool | None,
+        Option(
+            "--linear/--no-linear",
+            help="Each block as a linear map, fitted on one half of the text; else if the text is long enough.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = None
+    ridge: Annotated[
+        float, Option(min=0.0, help="Added to the correlations of features for linear maps.", rich_help_panel=_PROBE)
+    ] = 0.0
+
+    @property
+    def loss(self) -> Literal["no", "if causal", "where there is one", "required"]:
+        """The lens reads the head, and skipping changes a loss."""
+        return "where there is one"
 
 
 def as_command(body: Callable[[Any], None]) -> Callable[..., None]:

@@ -6,7 +6,8 @@ import math
 
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.outliers import Run
-from depthscope.diagnosis.wording import Values, blocks_of, raw_and_robust
+from depthscope.diagnosis.wording import Values, raw_and_robust
+from depthscope.naming import blocks_of
 
 _LETTERS = 20  # of a token's text that are shown
 

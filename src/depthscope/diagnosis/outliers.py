@@ -5,12 +5,12 @@ Both are read from a profile; which of them matter is decided in `rules.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from depthscope.naming import runs_of
 from depthscope.probing import Profile
 
 
@@ -109,14 +109,3 @@ def find_rogue_feature(profile: Profile, first: int, last: int, least: float) ->
     if 2 * features.iloc[0] <= features.sum():
         return None
     return RogueFeature(block, int(features.index[0]), int(features.iloc[0]), float(shares[block - first]))
-
-
-def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """1, 2, 3, 5 as (1, 3), (5, 5)."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = runs[-1][0], number
-        else:
-            runs.append((number, number))
-    return runs

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from depthscope.diagnosis.outliers import runs_of
+from depthscope.naming import runs_of
 
 if TYPE_CHECKING:
     from depthscope.diagnosis.facts import Facts

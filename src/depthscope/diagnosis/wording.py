@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from depthscope.diagnosis.facts import Facts
-from depthscope.diagnosis.outliers import runs_of
 from depthscope.diagnosis.steps import has_steps
 from depthscope.measures import ALIKE, EQUAL
+from depthscope.naming import blocks_of, ranges
 from depthscope.stations import FINAL
 
 Values = dict[str, float | str]
@@ -324,14 +323,3 @@ def missing(f: Facts) -> list[str]:
 def not_measured(f: Facts) -> Values:
     found = missing(f)
     return {"missing": "; ".join(found), "count": float(len(found))}
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """1, 2, 3, 5 as "1–3, 5"."""
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs_of(numbers))
-
-
-def blocks_of(numbers: Iterable[int]) -> str:
-    """1, 2, 3, 5 as "blocks 1–3, 5"."""
-    found = list(numbers)
-    return f"block{'s' if len(found) > 1 else ''} {ranges(found)}"

@@ -6,6 +6,7 @@ matplotlib (`pip install 'depthscope[figures]'`), and imports it on first use.
 
 from depthscope.drawing.by_block import Curve, ReferenceBand, draw_by_block
 from depthscope.drawing.complex_plane import circle, draw_spectra
+from depthscope.drawing.depth_use import colour_limits, draw_depth_use
 from depthscope.drawing.heat_map import draw_heat_map
 from depthscope.drawing.palette import (
     AFTER,
@@ -60,7 +61,9 @@ __all__ = [
     "band",
     "block_axis",
     "circle",
+    "colour_limits",
     "draw_by_block",
+    "draw_depth_use",
     "draw_heat_map",
     "draw_path_shares",
     "draw_spectra",

@@ -5,6 +5,7 @@ operators: `operators`. `catalogue` has one record for every measure that a prob
 """
 
 from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
+from depthscope.measures.branches import AgainstTrunk, against_trunk, median
 from depthscope.measures.catalogue import GRADIENTS, MEASURES, Measure, choose_measures, group, only_at_outputs
 from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_sum
 from depthscope.measures.energy import (
@@ -45,6 +46,7 @@ from depthscope.measures.similarity import (
     token_diversity,
     token_similarity,
 )
+from depthscope.measures.sinks import SINK_MASS, FirstToken, first_token
 from depthscope.measures.tokens import OUTLIER_FACTOR, TokenMatrix
 
 __all__ = [
@@ -55,10 +57,13 @@ __all__ = [
     "OF_OUTLIERS",
     "OUTLIER_FACTOR",
     "PARTS",
+    "SINK_MASS",
+    "AgainstTrunk",
     "AttentionOperator",
     "DenseAttention",
     "DirectionSimilarity",
     "EnergySplit",
+    "FirstToken",
     "Growth",
     "HeadInput",
     "LargestFeature",
@@ -73,6 +78,7 @@ __all__ = [
     "TokenNorms",
     "TokenSum",
     "TransposedAttention",
+    "against_trunk",
     "angular_distance",
     "attention_entropy",
     "choose_measures",
@@ -85,6 +91,7 @@ __all__ = [
     "effective_rank",
     "energy_split",
     "escalation_rate",
+    "first_token",
     "frequency_ratio",
     "frobenius_norm",
     "group",
@@ -95,6 +102,7 @@ __all__ = [
     "mean_angle",
     "mean_coherent_share",
     "mean_cosine",
+    "median",
     "mu",
     "omega",
     "only_at_outputs",

@@ -112,6 +112,10 @@ class ScoredAttention:
 
     def rows(self, first: int, last: int) -> Tensor:
         """The rows first … last − 1 of P, (…, last − first, m)."""
+        return torch.softmax(self.scores(first, last), dim=-1)
+
+    def scores(self, first: int, last: int) -> Tensor:
+        """What the softmax of these rows reads, (…, last − first, m); −inf where a query may not look."""
         scores = self.query[..., first:last, :] @ self.key.mT * self.scale
         if self.causal:
             seen = torch.arange(self.key.shape[-2], device=scores.device)
@@ -122,17 +126,17 @@ class ScoredAttention:
             scores = (
                 scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
             )
-        return torch.softmax(scores, dim=-1)
+        return scores
 
     def __matmul__(self, x: Tensor) -> Tensor:
         _check_rows(x, self.shape[-1])
         x = x.to(self.query.dtype)  # values of a half-precision model
-        return torch.cat([self.rows(a, b) @ x for a, b in self._pieces()], dim=-2)
+        return torch.cat([self.rows(a, b) @ x for a, b in self.pieces()], dim=-2)
 
     def transposed_times(self, y: Tensor) -> Tensor:
         _check_rows(y, self.shape[-2])
         y = y.to(self.query.dtype)
-        first, *others = self._pieces()
+        first, *others = self.pieces()
         total = self.rows(*first).mT @ y[..., slice(*first), :]
         for piece in others:
             total = total + self.rows(*piece).mT @ y[..., slice(*piece), :]
@@ -141,6 +145,7 @@ class ScoredAttention:
     def dense(self) -> Tensor:
         return self.rows(0, self.shape[-2])
 
-    def _pieces(self) -> list[tuple[int, int]]:
+    def pieces(self) -> list[tuple[int, int]]:
+        """The rows that are made at a time, as (first, last + 1)."""
         n = max(self.shape[-2], 1)
         return [(first, min(first + ROWS, n)) for first in range(0, n, ROWS)]

@@ -31,6 +31,7 @@ class Head(NamedTuple):
     group: int
     attention: AttentionOperator
     complete: bool = True  # whether its rows sum to 1: a sink that is no token takes some of the weight
+    scores: Tensor | None = None  # (batch, n, m), what an eager softmax read; of a fused one `attention` makes them
 
 
 # Called with the heads one after the other, and the values (batch, groups, m, d_v), or None if not seen.
@@ -76,7 +77,7 @@ class AttentionListener(TorchFunctionMode):
         output = func(scores, *args, **kwargs)
         dim = args[0] if args else kwargs.get("dim", -1)
         if output.ndim == 4 and dim in (-1, 3) and self.wanted(tuple(output.shape)):
-            self.on_attention((Head(h, h, DenseAttention(output[:, h])) for h in range(output.shape[1])), None)
+            self.on_attention(_dense_heads(output, scores), None)
         return output
 
     @contextmanager
@@ -89,7 +90,7 @@ class AttentionListener(TorchFunctionMode):
             if heads is not None:  # (batch·h, n, m) when the weights are asked for
                 by_head = output.unflatten(0, (-1, heads))
                 if self.wanted(tuple(by_head.shape)):
-                    self.on_attention((Head(h, h, DenseAttention(by_head[:, h])) for h in range(heads)), None)
+                    self.on_attention(_dense_heads(by_head, scores.unflatten(0, (-1, heads))), None)
             return output
 
         def unpatch() -> None:
@@ -107,6 +108,12 @@ class AttentionListener(TorchFunctionMode):
         rows = output.shape[0]
         fits = (h for h in range(1, rows + 1) if rows % h == 0 and self.wanted((rows // h, h, *output.shape[1:])))
         return next(fits, None)
+
+
+def _dense_heads(attention: Tensor, scores: Tensor) -> Iterator[Head]:
+    """The heads of an eager softmax; both (batch, h, n, m)."""
+    for head in range(attention.shape[1]):
+        yield Head(head, head, DenseAttention(attention[:, head]), scores=scores[:, head])
 
 
 def attention_by_head(

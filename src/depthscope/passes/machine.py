@@ -344,7 +344,11 @@ class Machine:
         extra = self.visit.block.extra_keys if self.inside == "attention" else 0
         if extra:
             heads = (
-                head._replace(attention=DenseAttention(head.attention.dense()[..., :-extra]), complete=False)
+                head._replace(
+                    attention=DenseAttention(head.attention.dense()[..., :-extra]),
+                    complete=False,
+                    scores=None if head.scores is None else head.scores[..., :-extra],
+                )
                 for head in heads
             )
         site.hear(self.visit, self.inside or "attention", heads, values)

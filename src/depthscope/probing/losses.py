@@ -49,7 +49,7 @@ def default_loss(model: nn.Module, batch: Batch, returned: Any, last: Visit, *, 
         return own
     ids, logits = ids_in(batch), None
     if causal and ids is not None:
-        logits = _logits(model, returned, ids, last.shape[-1])
+        logits = logits_in(model, returned, ids, last.shape[-1])
     if ids is None or logits is None:
         raise NoLoss(
             "the model returns no loss, and no logits of a causal model to take it from: "
@@ -83,7 +83,7 @@ def _own_loss(returned: Any) -> Tensor | None:
     return next((value for value in found if value.is_floating_point()), None)
 
 
-def _logits(model: nn.Module, returned: Any, ids: Tensor, width: int) -> Tensor | None:
+def logits_in(model: nn.Module, returned: Any, ids: Tensor, width: int) -> Tensor | None:
     """Logits (batch, n, vocabulary); what is as wide as a token is taken for tokens."""
     named = getattr(returned, "logits", None)
     if isinstance(named, Tensor):

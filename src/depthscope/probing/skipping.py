@@ -47,9 +47,9 @@ def skip_loss(
     say of the model, as for `probe`: with `part`, the blocks of one part are skipped.
     """
     model, _ = uncompiled(model)
-    anatomy, given = _looked_at(model, inputs, tokenizer, told)
+    anatomy, given = anatomy_and_calls(model, inputs, tokenizer, told)
     with undisturbed(model):
-        calls, loss_of = _prepared(model, anatomy, given, loss)
+        calls, loss_of = calls_with_loss(model, anatomy, given, loss)
         depth, whole = _mean_loss(model, anatomy, calls, loss_of, frozenset())
         if not 1 <= run <= depth:
             raise ValueError(f"expected a run of 1 to {depth} blocks, the model's depth, got {run}")
@@ -73,16 +73,18 @@ def mean_loss(
 ) -> float:
     """The mean loss over the batches, as `skip_loss` takes it, with all blocks. `NoLoss` if there is none."""
     model, _ = uncompiled(model)
-    anatomy, given = _looked_at(model, inputs, tokenizer, told)
+    anatomy, given = anatomy_and_calls(model, inputs, tokenizer, told)
     with undisturbed(model):
-        calls, loss_of = _prepared(model, anatomy, given, loss)
+        calls, loss_of = calls_with_loss(model, anatomy, given, loss)
         return _mean_loss(model, anatomy, calls, loss_of, frozenset())[1]
 
 
 LossOf = Callable[[Batch, Any, Visit], Tensor]  # of a batch, what the model returned, and the last block that ran
 
 
-def _prepared(model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss: Loss | None) -> tuple[list[Batch], LossOf]:
+def calls_with_loss(
+    model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss: Loss | None
+) -> tuple[list[Batch], LossOf]:
     """The calls to make, and what takes the loss of each."""
     if loss is not None:
         return calls, lambda _batch, returned, _last: loss(returned)
@@ -92,7 +94,10 @@ def _prepared(model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss: Loss
     return asked, lambda batch, returned, last: default_loss(model, told[id(batch)], returned, last, causal=causal)
 
 
-def _looked_at(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, told: Told) -> tuple[Anatomy, list[Batch]]:
+def anatomy_and_calls(
+    model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, told: Told
+) -> tuple[Anatomy, list[Batch]]:
+    """What the model is, and all calls to make: they are read more than once."""
     calls = list(batches(model, inputs, tokenizer))
     if not calls:
         raise ValueError("expected at least one batch, got none")
@@ -118,8 +123,12 @@ def _mean_loss(
                 raise ValueError(
                     f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks="
                 )
-            value = loss_of(batch, returned, last[0])
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                raise ValueError("expected loss to return one number, got " + type(value).__name__)
-            values.append(value.double())
+            values.append(one_number(loss_of(batch, returned, last[0])))
     return machine.blocks_run, torch.stack(values).mean().item()
+
+
+def one_number(value: Any) -> Tensor:
+    """A loss, in float64; refused if it is none."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise ValueError("expected loss to return one number, got " + type(value).__name__)
+    return value.double()

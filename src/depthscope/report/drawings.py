@@ -47,7 +47,7 @@ class Material:
     @property
     def labels(self) -> list[str]:
         """The labels of all that have something by block."""
-        return [subject.label for subject in self.subjects if subject.profile or subject.spectra or subject.shares]
+        return [subject.label for subject in self.subjects if any(item is not None for item in subject.of_model)]
 
     @property
     def depth(self) -> int:

@@ -18,6 +18,7 @@ from depthscope.training import read_metrics
 from depthscope.training.comparison_results import COLUMNS as CURVE_COLUMNS
 from depthscope.training.comparison_results import ENDS, FACTORS
 from depthscope.training.metrics import WATCHED, evaluated
+from depthscope.usage import DepthUse
 
 COMMANDS = "commands.json"  # by command, what was typed and the line of Python that does the same
 _MOST_WATCHED = 12  # runs of a comparison whose depth is shown
@@ -70,6 +71,7 @@ def _in(folder: Path) -> list[Subject]:
         "profile.json": _profile,
         "paths.json": lambda place: Subject(shares=PathShares.load(place)),
         "spectra.json": lambda place: Subject(spectra=Spectra.load(place)),
+        "depth.json": lambda place: Subject(use=DepthUse.load(place)),
         "curves.parquet": _comparison,
         "metrics.jsonl": _training,
         "claims.json": _study,

@@ -11,6 +11,7 @@ import pandas as pd
 from depthscope.decomposition import PathShares
 from depthscope.diagnosis import Diagnosis, Fixed, diagnose
 from depthscope.probing import Profile, Spectra
+from depthscope.usage import DepthUse
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Subject:
     skipped: pd.DataFrame | None = None
     shares: PathShares | None = None
     spectra: Spectra | None = None
+    use: DepthUse | None = None
     training: pd.DataFrame | None = None
     watched: pd.DataFrame | None = None
     claims: tuple[dict[str, str], ...] = ()
@@ -43,9 +45,14 @@ class Subject:
     commands: dict[str, str] = field(default_factory=dict)
 
     @property
+    def of_model(self) -> tuple[Profile | PathShares | Spectra | DepthUse | None, ...]:
+        """What was measured of a model, each with metadata of its own."""
+        return self.profile, self.shares, self.spectra, self.use
+
+    @property
     def depth(self) -> int:
         """Blocks; 0 if there are none."""
-        for found in (self.profile, self.shares, self.spectra):
+        for found in self.of_model:
             if found is not None:
                 return found.depth
         return int(self.watched["block"].max()) if self.watched is not None and len(self.watched) else 0
@@ -53,7 +60,7 @@ class Subject:
     @property
     def model(self) -> str:
         """The model's name, as it was given; "" if it has none."""
-        for found in (self.profile, self.shares, self.spectra):
+        for found in self.of_model:
             if found is not None and found.metadata.get("model"):
                 return str(found.metadata["model"])
         return ""
@@ -61,7 +68,7 @@ class Subject:
 
 def subjects_of(things: Iterable[object]) -> list[Subject]:
     """Objects as subjects. What follows a profile without being of its kind belongs to it: a diagnosis, path shares,
-    spectra, the table of `skip_loss`; a second one of a kind begins a new subject."""
+    spectra, the use of depth, the table of `skip_loss`; a second one of a kind begins a new subject."""
     found: list[Subject] = []
     for thing in things:
         for part in _parts(thing):
@@ -83,12 +90,14 @@ def _parts(thing: object) -> list[Subject]:
         return [Subject(shares=thing)]
     if isinstance(thing, Spectra):
         return [Subject(spectra=thing)]
+    if isinstance(thing, DepthUse):
+        return [Subject(use=thing)]
     if isinstance(thing, pd.DataFrame) and {"first_block", "last_block", "change"} <= set(thing.columns):
         return [Subject(skipped=thing)]
     if isinstance(thing, Fixed):
         return _before_and_after(thing)
     raise ValueError(
-        "expected a folder, a Profile, Diagnosis, Fixed, PathShares, Spectra, or what skip_loss returned, "
+        "expected a folder, a Profile, Diagnosis, Fixed, PathShares, Spectra, DepthUse, or what skip_loss returned, "
         f"got {thing!r}"
     )
 

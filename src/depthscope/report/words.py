@@ -59,6 +59,8 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
         findings.append(Sentence(_of_paths(subject), chart_of.get("paths", "")))
     if subject.spectra is not None:
         findings += [Sentence(text, chart_of.get("eigenvalues", "")) for text in of_spectra(subject.spectra)]
+    if subject.use is not None:
+        findings += [Sentence(item.sentence, chart_of.get("depth", "")) for item in subject.use.findings]
     advice = _mapping(judged.get("recommendation"))
     remedy = subject.remedy or {}
     return Said(
@@ -110,7 +112,7 @@ def _of_losses(remedy: Mapping[str, Any]) -> list[str]:
 
 def _facts(subject: Subject) -> dict[str, str]:
     """What was measured, of what, in which state."""
-    found = next((item for item in (subject.profile, subject.shares, subject.spectra) if item is not None), None)
+    found = next((item for item in subject.of_model if item is not None), None)
     if found is None:
         return {}
     about = found.metadata
@@ -137,7 +139,7 @@ def _facts(subject: Subject) -> dict[str, str]:
 
 def _notes(subject: Subject, remedy: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
-    for item in (subject.profile, subject.shares, subject.spectra):
+    for item in subject.of_model:
         found += _list(item.metadata.get("notes")) if item is not None else []
     found += _list(remedy.get("notes"))
     return list(dict.fromkeys(map(str, found)))

@@ -18,6 +18,7 @@ from depthscope.report.charts.curves import (
     skipped_blocks,
     stations,
 )
+from depthscope.report.charts.depth_use import blocks_that_matter, built_upon
 from depthscope.report.charts.differences import difference
 from depthscope.report.charts.heads import heads
 from depthscope.report.charts.path_shares import path_heads, path_lengths, paths_by_block
@@ -46,6 +47,8 @@ CHARTS: Registry[Chart] = Registry(
         ranks,
         energy,
         skipped_blocks,
+        blocks_that_matter,
+        built_upon,
         steps,
         rates,
         heads,

@@ -1,0 +1,7 @@
+"""How much of its depth a model uses: branches, sinks, the logit lens, skipped blocks, blocks as linear maps."""
+
+from depthscope.usage.driver import depth_use
+from depthscope.usage.result import DepthUse
+from depthscope.usage.verdict import Finding
+
+__all__ = ["DepthUse", "Finding", "depth_use"]

@@ -1,0 +1,142 @@
+"""What one pass tells of each block, while it runs: the size and direction of its branches, its sinks, its logits.
+
+Nothing of the tokens' size is kept, but for the trunk that a branch is about to be added to, which the model keeps too,
+and the few tokens that are followed for the logit lens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.measures import SINK_MASS, TokenMatrix, against_trunk, energy_split, first_token, median
+from depthscope.passes import Head, Listen, ListenToAttention, Visit, full_precision
+from depthscope.usage.followed import Followed, Means, taken
+
+ENERGY = ("shared", "sequence", "position", "token")
+_SIZES = {"attention_branch": "attention", "cross_attention_branch": "cross_attention", "ffn_branch": "ffn"}
+
+
+class ForwardPass:
+    """Collects the numbers of all passes; `begin` starts that of a batch. `keeps`: the followed tokens of every block's
+    output are kept until the next pass."""
+
+    def __init__(self, anatomy: Anatomy, most: int | None, *, keeps: bool):
+        self.followed, self.keeps = Followed(most), keeps
+        self.means = Means()
+        self.logits: dict[int, float] = {}  # the largest of each block
+        self.masses: dict[tuple[int, int], tuple[float, float]] = {}  # by block and head: sum over sequences, count
+        self.depth = 0
+        self.lengths = (0, 0)  # of the sequences: the shortest and the longest, in real tokens
+        self.seen: set[int] = set()  # blocks whose attention was seen
+        self.shape = torch.Size()  # of what entered block 1, (batch, n, d)
+        self.dtype = ""  # of the same
+        self.kept: dict[int, Tensor] = {}  # by block, of this pass: the followed tokens of its output
+        self.last: tuple[Visit, Tensor, Tensor] | None = None  # the block that ended last: its output as it was passed
+        self.pairs = {id(block.module): _pairs(block) for block in anatomy.blocks}
+        stations = {s for pairs in self.pairs.values() for pair in pairs.items() for s in pair} | {"input", "output"}
+        self.sites = (Listen(stations, self._see_tokens), ListenToAttention(self._see_attention))
+        self._trunk: dict[str, Tensor] = {}
+        self._weight = 0.0
+
+    def begin(self) -> None:
+        self.kept.clear()
+        self.last = None
+        self._trunk.clear()
+
+    def end(self) -> None:
+        """The end of a pass: how the tokens that leave the last block are alike."""
+        self._trunk.clear()
+        if self.last is None:
+            return
+        visit, tokens, _ = self.last
+        with torch.no_grad(), full_precision(tokens):
+            split = energy_split(TokenMatrix(tokens, visit.real).ordinary)
+        for name in ENERGY:
+            self.means.add(0, f"energy_{name}", getattr(split, name), self._weight)
+
+    def mass(self, block: int) -> list[float]:
+        """What each head of a block gives to the first token, mean over queries and sequences."""
+        return [
+            total / count if count else float("nan") for (b, _), (total, count) in self.masses.items() if b == block
+        ]
+
+    def sink_rate(self, block: int) -> float:
+        """The share of heads that give more than `SINK_MASS` of their attention to the first token."""
+        masses = [mass for mass in self.mass(block) if mass == mass]
+        return sum(mass > SINK_MASS for mass in masses) / len(masses) if masses else float("nan")
+
+    def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
+            if station == "input":
+                self._begin_block(visit, tokens)
+            pairs = self.pairs[id(visit.block.module)]
+            if station in pairs:
+                self._compare(visit, station, tokens, self._trunk.get(pairs[station]))
+            if station in pairs.values():
+                self._trunk[station] = tokens
+            if station == "output":
+                self.last = visit, tokens, source
+                if self.keeps:
+                    self.kept[visit.number] = taken(tokens, self.followed(tokens, visit.real))
+                self._trunk.clear()
+
+    def _begin_block(self, visit: Visit, tokens: Tensor) -> None:
+        self.depth = max(self.depth, visit.number)
+        if visit.number > 1:
+            return
+        if visit.real is not None and not bool(visit.real.any()):
+            raise ValueError(
+                f"the mask hides all {tuple(visit.real.shape)} tokens: expected true, or 1, for real ones; mask= "
+                'says which argument marks them ("~name": true for padding)'
+            )
+        counts = [tokens.shape[1]] if visit.real is None else visit.real.sum(dim=-1).tolist()
+        self._weight = float(tokens.shape[0] * tokens.shape[1] if visit.real is None else sum(counts))
+        shortest, longest = self.lengths
+        self.lengths = int(min(counts) if not longest else min(shortest, *counts)), int(max(longest, *counts))
+        self.shape, self.dtype = tokens.shape, str(tokens.dtype).removeprefix("torch.")
+
+    def _compare(self, visit: Visit, station: str, branch: Tensor, trunk: Tensor | None) -> None:
+        if trunk is None or trunk.shape != branch.shape:
+            return
+        found = against_trunk(branch, trunk)
+        name = _SIZES[station]
+        self.means.add(visit.number, f"{name}_ratio", median(found.ratio, visit.real), self._weight)
+        self.means.add(visit.number, f"{name}_cosine", median(found.cosine, visit.real), self._weight)
+
+    def _see_attention(self, visit: Visit, kind: str, heads: Iterator[Head], _values: Tensor | None) -> None:
+        if kind != "attention":
+            return
+        block = visit.number
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            for head in heads:
+                if head.attention.shape[-1] != head.attention.shape[-2]:
+                    return  # keys of a cache, which are no tokens of this pass
+                with full_precision(head.scores if head.scores is not None else _tensor_of(head)):
+                    found = first_token(head.attention, visit.real, head.scores)
+                self.seen.add(block)
+                total, count = self.masses.get((block, head.number), (0.0, 0.0))
+                known = found.mass.isfinite()
+                total += found.mass[known].sum().item()
+                self.masses[block, head.number] = total, count + int(known.sum())
+                largest = found.largest_logit[found.largest_logit.isfinite()]
+                if len(largest):
+                    self.logits[block] = max(self.logits.get(block, -torch.inf), largest.max().item())
+
+
+def _tensor_of(head: Head) -> Tensor:
+    found: Tensor = getattr(head.attention, "query", None)  # type: ignore[assignment]
+    return head.attention.dense() if found is None else found
+
+
+def _pairs(block: BlockAnatomy) -> dict[str, str]:
+    """By station of a branch, that of the trunk that it is added to; of those that the block shows."""
+    pairs = {}
+    for addition in block.all_additions:
+        for branch in (addition.branch, addition.beside):
+            if branch is not None and {branch, addition.trunk} <= block.spots.keys():
+                pairs[branch] = addition.trunk
+    return pairs

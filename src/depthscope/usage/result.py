@@ -1,0 +1,184 @@
+"""What `depth_use` returns: a row per block, the matrix of skipped blocks, and ways to look at them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from depthscope.drawing import draw_depth_use
+from depthscope.files import read_json, require_format, sum_of, write_folder
+from depthscope.usage.verdict import Finding, counts_of, findings_of
+
+_TABLE, _MATRIX, _ABOUT = "depth.parquet", "depth_skips.parquet", "depth.json"
+_FORMAT = 1
+# Heading and digits of a column where people read.
+SHOWN: Mapping[str, tuple[str, str]] = {
+    "attention_ratio": ("attention\nsize", ".2f"),
+    "attention_cosine": ("attention\ncosine", "+.2f"),
+    "cross_attention_ratio": ("cross\nsize", ".2f"),
+    "cross_attention_cosine": ("cross\ncosine", "+.2f"),
+    "ffn_ratio": ("FFN\nsize", ".2f"),
+    "ffn_cosine": ("FFN\ncosine", "+.2f"),
+    "sink_rate": ("sink\nrate", ".2f"),
+    "largest_logit": ("largest\nlogit", ".1f"),
+    "lens_kl": ("lens\nKL", ".2f"),
+    "lens_top1": ("lens\ntop 1", ".2f"),
+    "lens_top5": ("lens\ntop 5", ".2f"),
+    "skip_later": ("skip:\nlater", ".2f"),
+    "skip_output": ("skip:\noutput", ".2f"),
+    "skip_loss": ("skip:\nloss", "+.3f"),
+    "linear_error": ("linear\nerror", ".2f"),
+    "linear_loss": ("linear:\nloss", "+.3f"),
+}
+
+
+@dataclass(frozen=True)
+class DepthUse:
+    """How much of its depth a model uses.
+
+    `frame` has one row per block. What was not measured, or does not apply, is nan, and `metadata["notes"]` says why.
+
+    | columns                                | what they are                                                         |
+    | -------------------------------------- | --------------------------------------------------------------------- |
+    | attention_ratio, ffn_ratio             | median over tokens of ‖branch‖ / ‖trunk‖; cross_attention_ratio in     |
+    |                                        | decoders that read an encoder                                         |
+    | attention_cosine, ffn_cosine           | median of cos(branch, trunk): below 0 it erases, above it strengthens |
+    | sink_rate                              | share of heads that give over .3 of their attention to the first token|
+    | largest_logit                          | the largest number that a softmax of attention reads                  |
+    | lens_kl, lens_top1, lens_top5          | what would be predicted after this block against what is predicted:   |
+    |                                        | KL in nats, same first choice, share of the five likeliest            |
+    | skip_later, skip_output, skip_loss     | without the block: how far what later blocks add changes (mean over   |
+    |                                        | them), how far the output moves, by how much the loss rises           |
+    | linear_error, linear_loss              | with its least-squares linear map instead: the part of what it adds   |
+    |                                        | that the map misses, by how much the loss rises; on other text        |
+
+    `matrix` has the effect of skipping a block (rows) on what each later block adds (columns); empty if not asked for.
+    """
+
+    frame: pd.DataFrame
+    matrix: pd.DataFrame = field(default_factory=pd.DataFrame)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return len(self.frame)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The verdict: sentences, each with the numbers it rests on."""
+        return findings_of(self.frame, self.metadata)
+
+    def summary(self) -> pd.DataFrame:
+        """Blocks that matter, by what was looked at: one number each (`blocks`, `of`), and what it rests on."""
+        return counts_of(self.frame, self.metadata)
+
+    def __repr__(self) -> str:
+        return f"<DepthUse of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>"
+
+    def __str__(self) -> str:
+        """The table by block, then the verdict."""
+        columns = [name for name in SHOWN if name in self.frame and self.frame[name].notna().any()]
+        lines = [f"{self.metadata.get('model') or 'model'}: {self.depth} blocks"]
+        for part in (columns[: len(columns) // 2], columns[len(columns) // 2 :]) if len(columns) > 8 else (columns,):
+            heads = [SHOWN[name][0].replace("\n", " ") for name in part]
+            widths = [max(len(head), 7) + 2 for head in heads]
+            lines.append("block" + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True)))
+            for row in self.frame.to_dict("records"):
+                cells = [format_number(name, row[name]) for name in part]
+                numbers = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+                lines.append(f"{row['block']:>5}{numbers}")
+        for finding in self.findings:
+            lines += textwrap.wrap(finding.sentence, 88, initial_indent="- ", subsequent_indent="  ")
+        return "\n".join(lines)
+
+    def plot(self) -> Any:
+        """A matplotlib figure: blocks × quantities as colour with the numbers, and the matrix of skipped blocks."""
+        names = {name: heading.replace("\n", " ") for name, (heading, _) in SHOWN.items()}
+        title = f"{self.metadata.get('model', '')}, {self.depth} blocks"
+        return draw_depth_use(self.frame, self.matrix, names, title=title)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; what is not defined is nan there, which a writer turns into null."""
+        found = {
+            "model": self.metadata.get("model", ""),
+            "blocks": self.depth,
+            "table": self.frame.to_dict("records"),
+            "summary": self.summary().reset_index().to_dict("records"),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "metadata": self.metadata,
+        }
+        return found if self.matrix.empty else found | {"skips": self.matrix.to_numpy().tolist()}
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes depth.parquet, depth_skips.parquet and depth.json, all or none of them."""
+        sums: dict[str, Any] = {}
+
+        def write_table(name: str, table: pd.DataFrame, path: Path) -> None:
+            table.rename(columns=str).to_parquet(path, index=False)
+            sums[name] = sum_of(path)
+
+        def write_about(path: Path) -> None:
+            about = {"format": _FORMAT, **_plain(self.metadata), "files": sums}
+            path.write_text(json.dumps(about, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+        writers = {
+            _TABLE: lambda path: write_table(_TABLE, self.frame, path),
+            _MATRIX: lambda path: write_table(_MATRIX, self.matrix, path),
+            _ABOUT: write_about,
+        }
+        return write_folder(Path(folder), writers, obsolete=("depth.png", "depth.csv"))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> DepthUse:
+        """Reads what `save` wrote; refuses what is damaged."""
+        source = Path(folder)
+        try:
+            metadata = read_json(source / _ABOUT)
+            if not isinstance(metadata, dict):
+                raise ValueError(f"{_ABOUT} is no record")
+            require_format(metadata.pop("format", None), (_FORMAT,))
+            sums, tables = metadata.pop("files"), []
+            for name in (_TABLE, _MATRIX):
+                if sum_of(source / name) != sums[name]:
+                    raise ValueError(f"{name} is not what was written")
+                tables.append(pd.read_parquet(source / name))
+        except FileNotFoundError as error:
+            raise ValueError(f"no use of depth in {source}: {Path(error.filename).name} is missing") from None
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise ValueError(f"{source} holds no use of depth: {' '.join(str(error).split())[:200]}") from None
+        frame, matrix = tables
+        return cls(frame, _numbered(matrix), metadata)
+
+
+def format_number(name: str, value: float) -> str:
+    """A number of a column, as people read it; · for what is not there."""
+    if math.isnan(value):
+        return "·"
+    digits = SHOWN[name][1]
+    return f"{value:.1e}" if abs(value) >= 1e4 else f"{value:{digits}}"
+
+
+def _numbered(matrix: pd.DataFrame) -> pd.DataFrame:
+    if matrix.empty:
+        return pd.DataFrame()
+    blocks = [int(name) for name in matrix.columns]
+    matrix.index, matrix.columns = pd.Index(blocks, name="skipped"), pd.Index(blocks, name="block")
+    return matrix
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows neither nan nor infinity."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,61 @@
+"""`depthscope depth`, as a user calls it."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from depthscope import DepthUse
+
+pytestmark = pytest.mark.usefixtures("short_manual")
+SMALL = ("--depth", "3", "--width", "32", "--heads", "4", "--samples", "4", "--tokens", "24")
+
+
+@pytest.fixture
+def run(program):
+    """`depthscope depth`."""
+    return partial(program, "depth")
+
+
+def test_table_verdict_and_files(run, tmp_path: Path):
+    printed = run("gpt2", *SMALL, "--ridge", "0.1", "--out", str(tmp_path / "kept"))
+    words = " ".join(printed.out.split())
+    assert "3 blocks of width 32 · pre-norm · causal · 4 × 24 tokens" in words
+    assert "Blocks that matter, by what was looked at: 3 of 3 write: some branch has at least 0.1" in words
+    assert "of all that skipping single blocks costs" in words
+    assert "The prediction is" in words
+    assert "A linear map, fitted on one half of the text, misses" in words
+    assert "depthscope: skipping each of 3 blocks: 3 passes, about" in printed.err
+    found = DepthUse.load(tmp_path / "kept")
+    assert found.depth == 3
+    assert found.metadata["model"] == "gpt2"
+    assert len(pd.read_csv(tmp_path / "kept" / "depth.csv")) == 3
+    assert (tmp_path / "kept" / "depth.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "kept" / "report.html").read_text(encoding="utf-8")
+    assert "Blocks that matter" in page
+    assert "depthscope.depth_use(model, inputs, ridge=0.1)" in page
+
+
+def test_quick_is_one_pass(run):
+    printed = run("bert", *SMALL, "--quick", "--json")
+    assert printed.err == ""
+    found = json.loads(printed.out)
+    assert "skips" not in found
+    assert [row["skip_output"] for row in found["table"]] == [None] * 3
+    assert all(row["attention_ratio"] > 0 for row in found["table"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["t5", *SMALL], "this model has several parts (encoder, decoder): say which one, as in part='decoder'"),
+        (["gpt2", *SMALL, "--quick", "--linear"], "--quick is one pass alone; leave it or --linear out"),
+        (["gpt2", *SMALL, "--linear"], "about 48 tokens to fit a linear map of width 32 on, and 132 are needed"),
+    ],
+)
+def test_mistakes_end_in_one_line(run, arguments: list[str], message: str):
+    printed = run(*arguments, code=2)
+    assert message in printed.err
+    assert len(printed.err.strip().splitlines()[-1].split("\n")) == 1

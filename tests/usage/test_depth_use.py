@@ -1,0 +1,265 @@
+"""What `depth_use` returns and leaves behind: tables, files, words, notes on what does not apply; no trace."""
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import depthscope
+from depthscope import DepthUse, depth_use
+from depthscope.diagnosis import rules
+from depthscope.models import BlockConfig, Encoder
+from depthscope.usage import verdict
+from depthscope.usage.verdict import counts_of, findings_of
+from samples import seeded
+from traces import state_of
+from zoo import BART, IDS, MASK, make
+
+
+@pytest.fixture(scope="module")
+def used() -> DepthUse:
+    model, inputs = make("gpt2")
+    return depth_use(model.eval(), inputs, ridge=0.1)
+
+
+def test_everything_of_a_language_model(used: DepthUse):
+    assert list(used.frame["block"]) == [1, 2, 3]
+    whole = [name for name in used.frame if name != "skip_later"]
+    assert used.frame[whole].notna().all().all()
+    assert used.frame["skip_later"].isna().tolist() == [False, False, True]
+    assert used.matrix.shape == (3, 3)
+    assert np.isnan(np.tril(used.matrix)).sum() == 0 or used.matrix.isna().sum().sum() == 6
+    assert used.metadata["samples"] == 2
+    assert used.metadata["shortest"] == 4
+    assert "3 blocks" in str(used)
+    assert "<DepthUse of" in repr(used)
+    assert set(used.summary().columns) == {"blocks", "of", "rests_on"}
+    assert used.plot().axes
+    json.dumps(used.to_dict()["summary"])
+
+
+def test_saved_and_loaded(used: DepthUse, tmp_path: Path):
+    used.save(tmp_path)
+    found = DepthUse.load(tmp_path)
+    pd.testing.assert_frame_equal(found.frame, used.frame)
+    pd.testing.assert_frame_equal(found.matrix, used.matrix)
+    assert found.metadata == json.loads(json.dumps(used.metadata))
+    assert str(found) == str(used)
+    (tmp_path / "depth.parquet").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="holds no use of depth"):
+        DepthUse.load(tmp_path)
+    with pytest.raises(ValueError, match=r"no use of depth in .*depth.json is missing"):
+        DepthUse.load(tmp_path / "elsewhere")
+
+
+def test_an_encoder_says_what_does_not_apply(tmp_path: Path):
+    model, inputs = make("bert")
+    found = depth_use(model.eval(), inputs)
+    for name in ("lens_kl", "skip_loss", "linear_error"):
+        assert found.frame[name].isna().all()
+    notes = " ".join(found.metadata["notes"])
+    assert "no logit lens" in notes
+    assert "returns no loss" in notes
+    assert "no linear maps: about 5 tokens" in notes
+    assert found.frame["skip_output"].notna().all()
+    assert found.metadata["loss"] is None
+    found.save(tmp_path)
+    assert DepthUse.load(tmp_path).summary().equals(found.summary())
+    with pytest.raises(ValueError, match="tokens to fit a linear map of width 16"):
+        depth_use(model, inputs, linear=True)
+
+
+def test_padding_changes_nothing():
+    """A sequence alone, and with padding beside a longer one."""
+    model, _ = make("llama")
+    model.eval()
+    alone = depth_use(model, {"input_ids": IDS[1:, :4]}, linear=False).frame
+    padded = depth_use(model, {"input_ids": IDS[1:], "attention_mask": MASK[1:]}, linear=False).frame
+    pd.testing.assert_frame_equal(alone, padded, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_half_precision(name: str):
+    model, inputs = make(name)
+    full = depth_use(model.eval(), inputs, linear=False).frame
+    half = depth_use(model.bfloat16(), inputs, linear=False).frame
+    for column in ("attention_ratio", "ffn_ratio", "largest_logit", "skip_output"):
+        np.testing.assert_allclose(half[column], full[column], rtol=0.1)
+
+
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+def test_one_part_of_an_encoder_decoder(part: str):
+    torch.manual_seed(0)
+    model = hf.BartForConditionalGeneration(hf.BartConfig(**BART)).eval()
+    batch = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": IDS[:, :5], "labels": IDS[:, :5]}
+    with pytest.raises(ValueError, match=r"several parts \(encoder, decoder\): say which one, as in part='decoder'"):
+        depth_use(model, batch)
+    found = depth_use(model, batch, part=part, linear=False)
+    assert found.depth == 3
+    assert found.metadata["part"] == part
+    assert found.frame["skip_loss"].notna().all()  # the model's own, with labels
+    assert ("cross_attention_ratio" in found.frame) == (part == "decoder")
+    assert found.frame["lens_kl"].notna().all() == (part == "decoder")
+
+
+def test_no_trace():
+    model, inputs = make("gpt2")
+    model.train()
+    weights, state, random = copy.deepcopy(model.state_dict()), state_of(model), torch.get_rng_state()
+    depth_use(model, inputs, ridge=0.1)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert state_of(model) == state
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+
+
+class Broken(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("calls", [1, 2, 6])
+def test_no_trace_after_an_exception(calls: int):
+    """In the first pass, while blocks are skipped, and while they are replaced."""
+    model, inputs = make("gpt2")
+    state, count = state_of(model), []
+
+    def fail(output: object) -> torch.Tensor:
+        count.append(1)
+        if len(count) == calls:
+            raise Broken
+        return output.logits.sum()
+
+    with pytest.raises(Broken):
+        depth_use(model, inputs, ridge=0.1, loss=fail)
+    assert state_of(model) == state
+
+    def burst(*_: object) -> None:
+        raise Broken
+
+    handle = model.transformer.h[1].mlp.register_forward_hook(burst)
+    with pytest.raises(Broken):
+        depth_use(model, inputs)
+    handle.remove()
+    assert state_of(model) == state
+
+
+def test_the_cost_is_told_before_it_is_paid():
+    model, inputs = make("gpt2")
+    told: list[tuple[str, int | None]] = []
+    ticks: list[int] = []
+
+    def doing(what: str, passes: int | None):
+        told.append((what, passes))
+        ticks.append(0)
+
+        def tick() -> None:
+            ticks[-1] += 1
+
+        return tick
+
+    depth_use(model.eval(), inputs, ridge=0.1, progress=doing)
+    assert told == [
+        ("one pass", 1),
+        ("skipping each of 3 blocks", 3),
+        ("fitting 3 linear maps", 1),
+        ("replacing each of 3 blocks", 3),
+    ]
+    assert ticks == [passes for _, passes in told]
+
+
+def test_what_is_refused():
+    model = Encoder(2, BlockConfig(8, 2), generator=seeded(0))
+    x = torch.randn(2, 4, 8)
+    with pytest.raises(ValueError, match="at least 1 token"):
+        depth_use(model, x, followed=0)
+    with pytest.raises(ValueError, match="a ridge of at least 0"):
+        depth_use(model, x, ridge=-1)
+    with pytest.raises(ValueError, match="give two batches"):
+        depth_use(model, x[:1], linear=True)
+    with pytest.raises(ValueError, match="at least one batch"):
+        depth_use(model, [])
+
+
+def test_a_tail_that_is_not_understood_is_no_lens():
+    """A model that adds something to its logits: right or refused."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make("gpt2")[0]
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            logits = self.inner(input_ids=input_ids, use_cache=False).logits
+            return logits + torch.arange(logits.shape[-1])
+
+    found = depth_use(Odd().eval(), IDS, skips=False, linear=False)
+    assert found.frame["lens_kl"].isna().all()
+    assert any("no chain of modules" in note for note in found.metadata["notes"])
+
+
+def table(**columns: list[float]) -> pd.DataFrame:
+    depth = len(next(iter(columns.values())))
+    names = (
+        "lens_kl",
+        "lens_top1",
+        "lens_top5",
+        "skip_later",
+        "skip_output",
+        "skip_loss",
+        "linear_error",
+        "linear_loss",
+    )
+    empty = {name: [math.nan] * depth for name in ("attention_ratio", "ffn_ratio", *names)}
+    return pd.DataFrame({"block": range(1, depth + 1)} | empty | columns)
+
+
+def said(frame: pd.DataFrame, **metadata: object) -> dict[str, str]:
+    return {finding.rule: finding.sentence for finding in findings_of(frame, metadata)}
+
+
+def test_which_half_and_which_blocks_could_go():
+    frame = table(skip_loss=[2.0, 0.5, 0.01, 0.2], skip_output=[1.0] * 4)
+    words = said(frame, loss=3.0, weights={"look": "trained"})
+    assert words["half"] == (
+        "The first half of the model (blocks 1–2) does most of the work: of all that skipping single blocks costs, 92% "
+        "is in blocks 1–2 (without the first and the last block: 98%), 8% in blocks 3–4. 75% of it are in 2 of 4 "
+        "blocks (1–2); block 1 costs most (loss +2.000, +66.7%)."
+    )
+    assert words["could go"] == (
+        "Block 3 could go, by itself: the loss (3.000) rises by less than 1%; cheapest is block 3 (loss +0.010, +0.3%)."
+    )
+    # The loss of random weights is chance: the output is looked at in its place.
+    words = said(frame, loss=3.0, weights={"look": "initialised"})
+    assert words["half"].startswith("Both halves")
+    assert words["could go"].startswith("No block could go so that the output moves by less than 10%")
+    counts = counts_of(frame, {"loss": 3.0})["blocks"]
+    assert counts["are missed"] == 3
+    assert counts["carry most of it"] == 2
+
+
+def test_where_the_prediction_is_settled():
+    shares = {"lens_top5": [0.5] * 4, "lens_kl": [3.0, 1.0, 0.05, 0.0]}
+    late = table(lens_top1=[0.1, 0.95, 0.6, 1.0], **shares)
+    assert said(late)["settled"].startswith(
+        "The prediction is not settled before the last block; one block earlier 60%"
+    )
+    early = table(lens_top1=[0.1, 0.6, 0.92, 1.0], **shares)
+    assert said(early)["settled"].startswith("The prediction is settled from block 3 of 4 on: 92% of the tokens")
+    assert counts_of(early, {}).loc["until the prediction is settled", "blocks"] == 3
+    assert "settled" not in said(table(skip_output=[1.0, 2.0]))
+
+
+def test_thresholds_are_those_of_the_other_verdict():
+    for name in ("HALF", "MINE", "SPARE"):
+        assert getattr(verdict, name) == getattr(rules, name)
+
+
+def test_public_names():
+    assert depthscope.depth_use is depth_use
+    assert depthscope.DepthUse is DepthUse
