@@ -5,6 +5,8 @@ operators: `operators`. `catalogue` has one record for every measure that a prob
 """
 
 from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
+from depthscope.measures.attention_spectra import bounded_delta, bounded_second_eigenvalue
+from depthscope.measures.bounded import Bounded
 from depthscope.measures.catalogue import MEASURES, Measure, choose_measures, group, only_at_outputs
 from depthscope.measures.energy import (
     EnergySplit,
@@ -15,6 +17,7 @@ from depthscope.measures.energy import (
     largest_token_share,
 )
 from depthscope.measures.given import OF_OUTLIERS, PARTS, HeadInput, MissingNeed, Summary
+from depthscope.measures.heads import together
 from depthscope.measures.operators import AttentionOperator, DenseAttention, ScoredAttention, TransposedAttention
 from depthscope.measures.rank import (
     LeadingDirection,
@@ -53,6 +56,7 @@ __all__ = [
     "OUTLIER_FACTOR",
     "PARTS",
     "AttentionOperator",
+    "Bounded",
     "DenseAttention",
     "DirectionSimilarity",
     "EnergySplit",
@@ -71,6 +75,8 @@ __all__ = [
     "TransposedAttention",
     "angular_distance",
     "attention_entropy",
+    "bounded_delta",
+    "bounded_second_eigenvalue",
     "choose_measures",
     "composite_norm",
     "composite_residual",
@@ -97,6 +103,7 @@ __all__ = [
     "second_eigenvalue",
     "singular_values",
     "stable_rank",
+    "together",
     "token_diversity",
     "token_similarity",
 ]

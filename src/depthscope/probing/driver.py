@@ -331,6 +331,7 @@ def _describe(
         "attention_implementation": getattr(config, "_attn_implementation", None),
         "measures": list(names),
         "stations": sorted(stations),
+        "error_bounds": {name: passes.reduction.bounds.largest[name] for name in names if name in passes.reduction.bounds.largest},
         "excluded_tokens": list(excluded) if isinstance(excluded, tuple) else excluded,
         "versions": {name: v for name in ("depthscope", "torch", "transformers") if (v := _version(name))}
         | {"python": platform.python_version()},

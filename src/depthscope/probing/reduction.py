@@ -15,6 +15,7 @@ from depthscope.measures import (
     MEASURES,
     OF_OUTLIERS,
     PARTS,
+    Bounded,
     HeadInput,
     Measure,
     Scratch,
@@ -23,6 +24,7 @@ from depthscope.measures import (
     TokenNorms,
 )
 from depthscope.passes import Head, Visit
+from depthscope.probing.bounds import Bounds, in_groups
 from depthscope.probing.ledger import Kind, Ledger
 from depthscope.probing.spelling import Spelling
 from depthscope.probing.trail import Seen, Trail, same_tokens
@@ -82,6 +84,7 @@ class Reduction:
         self.values_seen = False
         self.incomplete = False  # whether attention beside a sink that is no token was seen
         self.rows: list[Row] = []
+        self.bounds = Bounds()
         self.sinks: list[SinkRow] = []
         self.attention_seen: set[tuple[int, str]] = set()
         self.between: set[int] = set()  # blocks whose input is not the output of the block before
@@ -292,7 +295,7 @@ class Reduction:
         entered = self._trail.entered
         if kind == "attention" and entered is not None and entered.outliers is not None:
             of_block["sinks"] = lambda: entered.outliers
-        for head in heads:
+        for head in in_groups(heads):
             given = HeadInput(of_block | _parts_of_head(head, values))
             self.incomplete |= not head.complete
             for measure in self._kind("attention"):
@@ -302,8 +305,9 @@ class Reduction:
                     self._add(visit.number, kind, measure.name, value, head.number)
 
     def _add(
-        self, block: int, station: str, name: str, value: Tensor, head: int = -1, whole_batch: bool = False
+        self, block: int, station: str, name: str, value: Tensor | Bounded, head: int = -1, whole_batch: bool = False
     ) -> None:
+        value = self.bounds.note(name, value)
         _check_shape(name, value, () if whole_batch else (self._batch,))
         first_sample = -1 if whole_batch else self.first_sample
         self.rows.append(Row(block, station, head, name, first_sample, value.reshape(-1).tolist()))
