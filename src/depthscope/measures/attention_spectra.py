@@ -83,11 +83,13 @@ def _second_eigenvalue(attention: Tensor, mask: Tensor | None) -> Bounded:
     for dtype, block, steps in ((scaled.dtype, 1, 40), (torch.float64, 2, 32)):
         if len(left) == 0:
             break
-        chosen = (scaled if len(left) == len(scaled) else scaled[left]).to(dtype)
+        wide = (scaled if len(left) == len(scaled) else scaled[left]).double()
+        chosen = wide if dtype == torch.float64 else scaled[left]
         space = BlockKrylov(lambda v, chosen=chosen: v @ chosen.mT, _start(chosen, block))
-        radius, off = spectral_radius(space.extend(steps), torch.finfo(dtype).eps)
-        value[left], error[left] = radius * spread[left], off * spread[left]
-        left = left[~(off <= TOLERANCE * radius)]
+        found = spectral_radius(space.extend(steps)).measured(lambda v, wide=wide: v @ wide.mT)
+        off = found.error + torch.finfo(scaled.dtype).eps * found.value  # of the scaling
+        value[left], error[left] = found.value * spread[left], off * spread[left]
+        left = left[~(off <= TOLERANCE * found.value)]
     return _or_exact(second_eigenvalue, Bounded(value, error), usable, attention, mask)
 
 

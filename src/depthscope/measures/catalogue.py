@@ -35,7 +35,14 @@ from depthscope.measures.bounded import Bounded
 from depthscope.measures.energy import energy_split, largest_feature
 from depthscope.measures.given import HEAD_PARTS, PARTS, HeadInput
 from depthscope.measures.operators import AttentionOperator, DenseAttention
-from depthscope.measures.rank import composite_residual, effective_rank, leading_direction, ordinary_rank, stable_rank
+from depthscope.measures.rank import (
+    bounded_effective_rank,
+    bounded_stable_rank,
+    composite_residual,
+    leading_direction,
+    ordinary_rank,
+    sampled_rank,
+)
 from depthscope.measures.similarity import (
     escalation_rate,
     frequency_ratio,
@@ -162,11 +169,13 @@ _OURS = (
     Measure("escalation_rate", "step", escalation_rate, groups=_DEFAULT),
     Measure("angular_distance", "block", _angle, groups=_DEFAULT),
     Measure("branch_ratio", "branch", lambda trunk, branch: branch.norm / trunk.norm, groups=_RANK),
-    Measure("effective_rank", "tokens", effective_rank, groups=("verdict", "spectral", "all")),
+    Measure("effective_rank", "tokens", bounded_effective_rank, groups=("verdict", "spectral", "all")),
     Measure("ordinary_rank", "tokens", ordinary_rank, groups=("verdict", "spectral", "all")),
+    Measure("sampled_rank", "batch", lambda x: x.once(sampled_rank).mean),
+    Measure("sampled_rank_error", "batch", lambda x: x.once(sampled_rank).error),
     Measure("largest_feature_share", "tokens", lambda x: largest_feature(x).share, groups=_VERDICT, is_share=True),
     Measure("largest_feature", "tokens", lambda x: largest_feature(x).feature, groups=_VERDICT, is_name=True),
-    Measure("stable_rank", "tokens", stable_rank, groups=_RANK),
+    Measure("stable_rank", "tokens", bounded_stable_rank, groups=_RANK),
     Measure("leading_share", "tokens", lambda x: leading_direction(x).energy_share, groups=_RANK, is_share=True),
     Measure("leading_evenness", "tokens", lambda x: leading_direction(x).evenness, groups=_RANK, is_share=True),
     Measure("leading_token", "tokens", lambda x: leading_direction(x).largest_token, groups=_RANK),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from depthscope.measures.operators import AttentionOperator, DenseAttention
+from depthscope.measures.operators import AttentionOperator, DenseAttention, ScoredAttention
 
 TOGETHER = 2**24  # entries of the matrices that are there at once; a larger head is streamed
 
@@ -27,13 +27,12 @@ class HeadGroup:
     @cached_property
     def matrices(self) -> Tensor:
         """(heads, batch, n, m)."""
-        first = self.heads[0].dense()
-        if len(self.heads) == 1:
-            return first.unsqueeze(0)
-        whole = torch.empty((len(self.heads), *first.shape), dtype=first.dtype, device=first.device)
-        whole[0] = first
-        for number, head in enumerate(self.heads[1:], start=1):
-            whole[number] = head.dense()
+        first = self.heads[0]
+        if len(self.heads) == 1 or not isinstance(first, ScoredAttention) or first.query.requires_grad:
+            return torch.stack([head.dense() for head in self.heads])
+        whole = torch.empty((len(self.heads), *first.shape), dtype=first.query.dtype, device=first.query.device)
+        for head, matrix in zip(self.heads, whole, strict=True):
+            head.dense(out=matrix)
         return whole
 
     def once(self, compute: Callable[..., T], real: Tensor | None) -> T:

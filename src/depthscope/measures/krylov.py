@@ -14,14 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from depthscope.measures.bounded import Bounded
+
 CHANCE = 1e-9  # that a bound does not hold, because the start is nearly orthogonal to what it should see
-_GAPS = 10.0 ** torch.arange(-9, 0.5, 0.25, dtype=torch.float64)  # relative to the eigenvalue
+_GAPS = 10.0 ** torch.arange(-7, 0.25, 0.5, dtype=torch.float64)  # relative to the eigenvalue
 _NEAR = 0.95  # eigenvalues of this share of the largest could be the largest: they must have converged too
-_CAUTION = 10.0  # the conditions of eigenvalues are known from inside the space only
+_CAUTION = 2.0  # the conditions of eigenvalues are known from inside the space only
 
 
 class BlockKrylov:
@@ -40,10 +43,14 @@ class BlockKrylov:
             images = self._product(self._last).to(self.basis.dtype)
             inside = images @ self.basis.mT  # (batch, b, K)
             images = torch.baddbmm(images, inside, self.basis, alpha=-1)
-            new, first = _orthonormal(images)
-            again = new @ self.basis.mT  # twice is enough, also where the images lay in the space to rounding
-            new, second = _orthonormal(torch.baddbmm(new, again, self.basis, alpha=-1))
-            self._columns.append(torch.cat([inside + first.mT @ again, (second @ first).mT], dim=-1))
+            again = images @ self.basis.mT  # twice is enough
+            new, out = _orthonormal(torch.baddbmm(images, again, self.basis, alpha=-1))
+            inside = inside + again
+            if bool(_is_noise(out, inside)):  # the images lay in the space to rounding: what is left has no direction
+                again = new @ self.basis.mT
+                new, second = _orthonormal(torch.baddbmm(new, again, self.basis, alpha=-1))
+                inside, out = inside + out.mT @ again, second @ out
+            self._columns.append(torch.cat([inside, out.mT], dim=-1))
             self.basis = torch.cat([self.basis, new], dim=-2)
             self._last = new
         return self
@@ -55,6 +62,11 @@ class BlockKrylov:
         columns = [torch.nn.functional.pad(c.double(), (0, size - c.shape[-1])) for c in self._columns]
         whole = torch.cat(columns, dim=-2).mT  # (batch, K + b, K)
         return whole[..., : -self.block, :], whole[..., -self.block :, -self.block :]
+
+
+def _is_noise(out: Tensor, inside: Tensor) -> Tensor:
+    """Whether an image has lost so many digits on its way out of the space that its direction is not orthogonal to it."""
+    return out.diagonal(dim1=-2, dim2=-1).abs().amin() < 1e-3 * inside.abs().amax()
 
 
 def _orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,12 +113,30 @@ def largest_of_symmetric(space: BlockKrylov) -> tuple[Tensor, Tensor]:
     return top, torch.where(top > 0, bound, 0.0)
 
 
-def spectral_radius(space: BlockKrylov, rounding: float) -> tuple[Tensor, Tensor]:
-    """The largest modulus |θ| in the space, (batch,), and a bound on its error: inf where it has not converged.
+class Radius(NamedTuple):
+    """The largest eigenvalue in modulus that a space knows, (batch,)."""
+
+    value: Tensor  # |θ|
+    error: Tensor  # a bound, to first order; inf where it has not converged
+    eigenvalue: Tensor  # θ, complex
+    vector: Tensor  # x, complex, (batch, n), of length 1
+    condition: Tensor  # κ
+
+    def measured(self, product: Callable[[Tensor], Tensor]) -> Bounded:
+        """With the rounding of the products in it: the residual of x is taken again, by a product in float64."""
+        parts = torch.view_as_real(self.vector).mT.contiguous()  # (batch, 2, n)
+        image = torch.view_as_complex(product(parts).mT.contiguous())
+        residual = torch.linalg.vector_norm(image - self.eigenvalue.unsqueeze(-1) * self.vector, dim=-1)
+        return Bounded(self.value, torch.maximum(self.error, _CAUTION * self.condition * residual))
+
+
+def spectral_radius(space: BlockKrylov, rounding: float = 0.0) -> Radius:
+    """The largest modulus |θ| in the space, and a bound on its error.
 
     A Ritz value θ with residual ρ is an eigenvalue of a matrix within ρ of A, so to first order it is κρ from one of A,
     κ = 1/|y*x| its condition. κ is only known from inside the space: hence `_CAUTION`. Where that is not first order any
     more (κ²ρ of the size of θ, as near a defective eigenvalue) there is no bound. `rounding` is the error of a product.
+    All Ritz values near the largest must have converged; that none was missed rests on the random start.
     """
     h, r = space.projected
     b = space.block
@@ -115,9 +145,17 @@ def spectral_radius(space: BlockKrylov, rounding: float) -> tuple[Tensor, Tensor
     condition = torch.linalg.vector_norm(inverse, dim=-1)  # (batch, K)
     residual = torch.linalg.vector_norm(r.to(x.dtype) @ x[..., -b:, :], dim=-2) + rounding
     size = theta.abs()
-    top = size.amax(dim=-1, keepdim=True)
+    top, best = size.max(dim=-1, keepdim=True)
     error = _CAUTION * condition * residual
     error = torch.where((condition * error < size) & error.isfinite(), error, torch.inf)
-    reach = torch.where(size >= _NEAR * top, size - top + error, 0.0)
-    own = torch.where(size == top, error, 0.0)
-    return top.squeeze(-1), torch.maximum(reach.amax(dim=-1), own.amax(dim=-1))
+    reach = torch.where(size >= _NEAR * top, size - top + error, 0.0).amax(dim=-1)
+    inner = x.gather(-1, best.unsqueeze(-2).expand(*x.shape[:-1], 1)).squeeze(-1)  # (batch, K)
+    rows = torch.view_as_real(inner).mT @ space.basis[..., :-b, :].double()  # (batch, 2, n)
+    own = error.gather(-1, best).squeeze(-1)
+    return Radius(
+        top.squeeze(-1),
+        torch.maximum(reach, own),
+        theta.gather(-1, best).squeeze(-1),
+        torch.view_as_complex(rows.mT.contiguous()),
+        condition.gather(-1, best).squeeze(-1),
+    )

@@ -142,6 +142,10 @@ class ScoredAttention:
 
     def _rows(self, first: int, last: int, seen: int) -> Tensor:
         scores = self.query[..., first:last, :] * self.scale @ self.key[..., :seen, :].mT
+        return torch.softmax(self._allowed(scores, first, last, seen), dim=-1)
+
+    def _allowed(self, scores: Tensor, first: int, last: int, seen: int) -> Tensor:
+        """The scores with −∞ where a query may not look."""
         if self.causal:
             keys = torch.arange(seen, device=scores.device)
             allowed = keys <= torch.arange(first, last, device=scores.device)[:, None]
@@ -151,7 +155,7 @@ class ScoredAttention:
             scores = (
                 scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
             )
-        return torch.softmax(scores, dim=-1)
+        return scores
 
     def __matmul__(self, x: Tensor) -> Tensor:
         _check_rows(x, self.shape[-1])
@@ -167,8 +171,11 @@ class ScoredAttention:
             total = total + self.rows(*piece).mT @ y[..., slice(*piece), :]
         return total
 
-    def dense(self) -> Tensor:
-        return self.rows(0, self.shape[-2])
+    def dense(self, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            return self.rows(0, self.shape[-2])
+        scores = self._allowed(torch.matmul(self.query * self.scale, self.key.mT, out=out), 0, *self.shape[-2:])
+        return torch.softmax(scores, dim=-1, out=out)
 
     def _pieces(self) -> list[tuple[int, int]]:
         n = max(self.shape[-2], 1)

@@ -156,7 +156,7 @@ def second_eigenvalue(attention: AttentionOperator, real: Tensor | None = None) 
     centred = _Centred(attention, known)
     space = BlockKrylov(centred.times, _start(attention, known))
     for steps in (6, *[1] * (SWEEPS - 7)):
-        radius, error = spectral_radius(space.extend(steps), centred.rounding)
+        radius, error = spectral_radius(space.extend(steps), centred.rounding)[:2]
         if bool((~(error > ENOUGH * radius)).all()):
             break
     found = _finished(radius, error, known.spread, usable)
