@@ -2,7 +2,7 @@
 
 | matrices                       | how                                                                             |
 | ------------------------------ | ------------------------------------------------------------------------------- |
-| small (n < 64)                 | dense, as `delta` and `second_eigenvalue`                                       |
+| small (n < 80)                 | dense, as `delta` and `second_eigenvalue`                                       |
 | of heads that fit into memory  | a Krylov space of Π⊥P; dense for those that have not converged (n ≤ 1024)       |
 | longer (`streaming`)           | the same with rows made again for every product, in at most 10 sweeps           |
 
@@ -25,7 +25,7 @@ from depthscope.measures.operators import AttentionOperator, DenseAttention
 from depthscope.measures.tokens import TokenMatrix
 
 TOLERANCE = 1e-5  # relative: what is not known to it is done by the dense form
-_SMALL = 64  # below, the dense form is faster
+_SMALL = 80  # below, the dense form is faster, and a space would be all of Rⁿ
 _DENSE_MOST = 1024  # above, the dense form takes too long to stand behind: the bound says what was reached
 
 

@@ -12,8 +12,9 @@
 
 What `compute` is given: `station` a Summary, `tokens` and `batch` a TokenMatrix, `step` and `branch` the `TokenNorms`
 before and after (of the trunk and of the branch), `block` the unit tokens before and after, their mask and a `Scratch`,
-`attention` a HeadInput. Results are (batch,) or, of a Summary or a step, (stations, batch). A measure that knows a
-bound on its own error returns a `Bounded`; the largest bounds are in a profile's metadata.
+`attention` a HeadInput. Results are (batch,) or, of a Summary or a step, (stations, batch).
+`bounded` is given the same and returns the same number, faster, as a `Bounded` with a bound on its own error: a probe
+takes it where there is one, and the largest bounds are in the profile's metadata.
 
 Other packages add measures with `MEASURES.register(Measure(…))` or the entry-point group `depthscope.measures`.
 """
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 
 from depthscope.measures import streaming
-from depthscope.measures.attention import Mu, attention_entropy, omega_and_mu
+from depthscope.measures.attention import Mu, attention_entropy, delta, omega_and_mu, second_eigenvalue
 from depthscope.measures.attention_spectra import bounded_delta, bounded_second_eigenvalue
 from depthscope.measures.bounded import Bounded
 from depthscope.measures.energy import energy_split, largest_feature
@@ -39,9 +40,11 @@ from depthscope.measures.rank import (
     bounded_effective_rank,
     bounded_stable_rank,
     composite_residual,
+    effective_rank,
     leading_direction,
     ordinary_rank,
     sampled_rank,
+    stable_rank,
 )
 from depthscope.measures.similarity import (
     escalation_rate,
@@ -73,7 +76,7 @@ class Measure:
 
     name: str
     of: Kind
-    compute: Callable[..., Tensor | Bounded]
+    compute: Callable[..., Tensor]
     needs: frozenset[str] = frozenset()
     groups: tuple[Group, ...] = ("all",)
     short: str = ""  # for trackers: t_sim
@@ -81,6 +84,12 @@ class Measure:
     is_name: bool = False  # the number of something: it has no mean, and is not drawn
     crosses: bool = False  # attention: also of cross-attention, (batch, n, m)
     incomplete: bool = False  # attention: also where rows sum to less than 1, beside a sink that is no token
+    bounded: Callable[..., Bounded] | None = None  # the same number with a bound on its error
+
+    @property
+    def take(self) -> Callable[..., Tensor | Bounded]:
+        """What a probe calls."""
+        return self.compute if self.bounded is None else self.bounded
 
 
 def _check(measure: Measure) -> None:
@@ -146,7 +155,7 @@ def _station(name: str, compute: Callable[..., Tensor], *needs: str, **fields: o
     return Measure(name, "station", compute, frozenset(needs), **{"groups": _DEFAULT, **fields})  # type: ignore[arg-type]
 
 
-def _head(name: str, compute: Callable[[HeadInput], Tensor | Bounded], *needs: str, **fields: object) -> Measure:
+def _head(name: str, compute: Callable[[HeadInput], Tensor], *needs: str, **fields: object) -> Measure:
     return Measure(name, "attention", compute, frozenset(needs), **{"groups": _RANK, **fields})  # type: ignore[arg-type]
 
 
@@ -169,18 +178,34 @@ _OURS = (
     Measure("escalation_rate", "step", escalation_rate, groups=_DEFAULT),
     Measure("angular_distance", "block", _angle, groups=_DEFAULT),
     Measure("branch_ratio", "branch", lambda trunk, branch: branch.norm / trunk.norm, groups=_RANK),
-    Measure("effective_rank", "tokens", bounded_effective_rank, groups=("verdict", "spectral", "all")),
+    Measure(
+        "effective_rank",
+        "tokens",
+        effective_rank,
+        groups=("verdict", "spectral", "all"),
+        bounded=bounded_effective_rank,
+    ),
     Measure("ordinary_rank", "tokens", ordinary_rank, groups=("verdict", "spectral", "all")),
     Measure("sampled_rank", "batch", lambda x: x.once(sampled_rank).mean),
     Measure("sampled_rank_error", "batch", lambda x: x.once(sampled_rank).error),
     Measure("largest_feature_share", "tokens", lambda x: largest_feature(x).share, groups=_VERDICT, is_share=True),
     Measure("largest_feature", "tokens", lambda x: largest_feature(x).feature, groups=_VERDICT, is_name=True),
-    Measure("stable_rank", "tokens", bounded_stable_rank, groups=_RANK),
+    Measure("stable_rank", "tokens", stable_rank, groups=_RANK, bounded=bounded_stable_rank),
     Measure("leading_share", "tokens", lambda x: leading_direction(x).energy_share, groups=_RANK, is_share=True),
     Measure("leading_evenness", "tokens", lambda x: leading_direction(x).evenness, groups=_RANK, is_share=True),
     Measure("leading_token", "tokens", lambda x: leading_direction(x).largest_token, groups=_RANK),
-    _head("delta", lambda head: bounded_delta(head.attention, head.real), "attention"),
-    _head("second_eigenvalue", lambda head: bounded_second_eigenvalue(head.attention, head.real), "attention"),
+    _head(
+        "delta",
+        lambda head: delta(head.attention.dense(), head.real),
+        "attention",
+        bounded=lambda head: bounded_delta(head.attention, head.real),
+    ),
+    _head(
+        "second_eigenvalue",
+        lambda head: second_eigenvalue(head.attention.dense(), head.real),
+        "attention",
+        bounded=lambda head: bounded_second_eigenvalue(head.attention, head.real),
+    ),
     _head("omega", lambda head: head.once(_omega_and_mu)[0], "attention", "tokens"),
     _head("mu_mean", lambda head: head.once(_omega_and_mu)[1].mean, "attention", "tokens"),
     _head("mu_diversity", lambda head: head.once(_omega_and_mu)[1].diversity, "attention", "tokens"),

@@ -204,7 +204,7 @@ class Reduction:
         row = self._ledgers.setdefault(kind, Ledger()).write(summary)
         wanted = self.measures if _is_output(visit, station) else self.measures - self.only_at_outputs
         numbers = {
-            measure.name: measure.compute(x)
+            measure.name: measure.take(x)
             for measure in (*self._kind("tokens"), *self._kind("batch"))
             if measure.name in wanted
         }
@@ -301,7 +301,7 @@ class Reduction:
             for measure in self._kind("attention"):
                 fits = (kind == "attention" or measure.crosses) and (head.complete or measure.incomplete)
                 if fits and given.has(measure.needs):
-                    value = measure.compute(given.only(measure.needs))
+                    value = measure.take(given.only(measure.needs))
                     self._add(visit.number, kind, measure.name, value, head.number)
 
     def _add(
