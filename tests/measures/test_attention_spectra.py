@@ -184,7 +184,10 @@ def test_padding_is_left_out(causal_: bool, monkeypatch: pytest.MonkeyPatch):
     for row, kept in enumerate(real):
         cropped = operator.dense()[row][kept][:, kept][None]
         for name, exact in (("delta", m.delta), ("second_eigenvalue", m.second_eigenvalue)):
-            for found in (getattr(streaming, name)(operator, real), getattr(m, f"bounded_{name}")(operator.dense(), real)):
+            for found in (
+                getattr(streaming, name)(operator, real),
+                getattr(m, f"bounded_{name}")(operator.dense(), real),
+            ):
                 assert (found.value[row] - exact(cropped)[0]).abs() <= found.error[row] + 1e-6
         assert_close(m.attention_entropy(operator, real)[row], m.attention_entropy(cropped)[0], rtol=1e-6, atol=0)
         x = torch.randn(3, N, 4, generator=seeded(7))

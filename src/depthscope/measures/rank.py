@@ -12,7 +12,7 @@ from depthscope.measures.krylov import BlockKrylov, largest_of_symmetric, random
 from depthscope.measures.tokens import TokenMatrix
 
 TOLERANCE = 1e-5  # relative: what a Krylov space does not know to it is done by the Gram matrix
-_SMALL = 48  # tokens or features: below, the Gram matrix is faster
+_SMALL = 64  # tokens or features: below, the Gram matrix is faster, and a space would be all there is
 _DIRECTIONS = 4  # random ones, from which the Krylov space grows
 
 

@@ -162,9 +162,7 @@ def second_eigenvalue(attention: AttentionOperator, real: Tensor | None = None) 
     found = _finished(radius, error, known.spread, usable)
     least = torch.maximum(found.value, 1 - found.value)  # |λ₂| ≤ 1 as well
     found = Bounded(found.value, torch.minimum(found.error, least))
-    return Bounded(
-        torch.where(known.triangular, value, found.value), torch.where(known.triangular, 0.0, found.error)
-    )
+    return Bounded(torch.where(known.triangular, value, found.value), torch.where(known.triangular, 0.0, found.error))
 
 
 def _start(attention: AttentionOperator, known: Survey) -> Tensor:
