@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn import functional as F
@@ -83,7 +84,7 @@ def compare_long() -> None:
         for n in LENGTHS:
             p = head(n, causal=causal)
             q, k = p.query, p.key
-            fused = min(_seconds(lambda: F.scaled_dot_product_attention(q, k, q, is_causal=causal)) for _ in range(3))
+            fused = min(_seconds(partial(F.scaled_dot_product_attention, q, k, q, is_causal=causal)) for _ in range(3))
             for name, compute in LONG.items():
                 Counted.sweeps = 0
                 counted = Counted(q, k, p.scale, causal=causal)

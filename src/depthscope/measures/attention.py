@@ -1,9 +1,9 @@
 """What an attention matrix does to the tokens: its gap, its spectrum, its spread.
 
-P is (…, n, n), row-stochastic, or (ω, μ, entropy) an operator whose rows are made some at a time; tokens X are (…, n, d) and broadcast against P's leading axes (give
-X an axis for the heads: `x.unsqueeze(-3)`). `mask` (…, n) is true for real tokens: rows and columns
-of padding are left out, and real rows must put no weight on padding. Results are float64, (…).
-nan: no real token, or an entry that is not finite.
+P is (…, n, n), row-stochastic; for ω, μ and the entropy also an operator whose rows are made some at a time. Tokens X
+are (…, n, d) and broadcast against P's leading axes (give X an axis for the heads: `x.unsqueeze(-3)`). `mask` (…, n) is
+true for real tokens: rows and columns of padding are left out, and real rows must put no weight on padding. Results are
+float64, (…). nan: no real token, or an entry that is not finite.
 
 Row sums are taken to be exactly 1. In float32 they are 1 only to rounding, and the formulas
 below do not let that error in: P1 = 1 is used where the paper's algebra uses it.

@@ -65,7 +65,7 @@ class BlockKrylov:
 
 
 def _is_noise(out: Tensor, inside: Tensor) -> Tensor:
-    """Whether an image has lost so many digits on its way out of the space that its direction is not orthogonal to it."""
+    """Whether so little of an image is outside of the space that its direction there is rounding."""
     return out.diagonal(dim1=-2, dim2=-1).abs().amin() < 1e-3 * inside.abs().amax()
 
 
@@ -133,9 +133,9 @@ class Radius(NamedTuple):
 def spectral_radius(space: BlockKrylov, rounding: float = 0.0) -> Radius:
     """The largest modulus |θ| in the space, and a bound on its error.
 
-    A Ritz value θ with residual ρ is an eigenvalue of a matrix within ρ of A, so to first order it is κρ from one of A,
-    κ = 1/|y*x| its condition. κ is only known from inside the space: hence `_CAUTION`. Where that is not first order any
-    more (κ²ρ of the size of θ, as near a defective eigenvalue) there is no bound. `rounding` is the error of a product.
+    A Ritz value θ with residual ρ is an eigenvalue of a matrix within ρ of A, so to first order it is κρ from one of
+    A, κ = 1/|y*x| its condition. κ is only known from inside the space: hence `_CAUTION`. Where that is not first order
+    (κ²ρ of the size of θ, as near a defective eigenvalue) there is no bound. `rounding` is the error of a product.
     All Ritz values near the largest must have converged; that none was missed rests on the random start.
     """
     h, r = space.projected

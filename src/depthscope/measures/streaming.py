@@ -1,8 +1,8 @@
 """Measures of attention whose matrix is never there: sweeps over its rows, some at a time.
 
 A sweep makes P once, tile by tile (`AttentionOperator.tiles`), at the cost of one attention pass; memory is O(n) for a
-given number of vectors. Of one head, (batch, n, d) queries and keys; `real` (batch, n) is true for real tokens: rows and
-columns of padding are left out. Float32 rows are multiplied in float32, and sums over the tiles are float64.
+given number of vectors. Of one head, (batch, n, d) queries and keys; `real` (batch, n) is true for real tokens: rows
+and columns of padding are left out. Float32 rows are multiplied in float32, and sums over the tiles are float64.
 
 | measure             | sweeps                                       |
 | ------------------- | -------------------------------------------- |
@@ -89,46 +89,71 @@ class Survey:
 
 
 def survey(attention: AttentionOperator, real: Tensor | None = None) -> Survey:
-    """One sweep. Rows are shifted by the first real one before they are summed: equal rows have a spread of exactly 0."""
-    *batch, n, m = attention.shape
+    """One sweep. Rows are shifted by the first real one before they are summed: equal ones have a spread of exactly 0."""
+    n, m = attention.shape[-2:]
     if n != m:
         raise ValueError(f"expected attention matrices (…, n, n), got shape {tuple(attention.shape)}")
     narrow = bool(getattr(attention, "causal", False))
-    sums = shift = squares = triangular = everywhere = None
-    diagonal = []
+    found: _Sums | None = None
     for tile in sweep(attention, real):
-        rows = tile.rows
-        if sums is None or shift is None:
-            device = rows.device
-            everywhere = torch.ones((*batch, n), dtype=torch.bool, device=device) if real is None else real.to(device)
-            shift = torch.zeros((*batch, m), dtype=rows.dtype, device=device)
-            unknown = torch.ones(batch, dtype=torch.bool, device=device)
-            sums = torch.zeros((*batch, m), dtype=torch.float64, device=device)
-            squares = torch.zeros(batch, dtype=torch.float64, device=device)
-            triangular = torch.ones(batch, dtype=torch.bool, device=device)
-        here = everywhere[..., tile.first : tile.last]
-        diagonal.append(rows.diagonal(offset=tile.first, dim1=-2, dim2=-1))
-        if not narrow and bool(triangular.any()):
-            triangular = triangular & ~rows.triu(tile.first + 1).flatten(-2).any(dim=-1)
-        if not narrow and bool(unknown.any()):  # causal rows are never nearly equal: they need no shift
-            found = unknown & here.any(dim=-1)
-            index = here.int().argmax(dim=-1)[..., None, None].expand(*batch, 1, m)
-            shift = torch.where(found.unsqueeze(-1), rows.gather(-2, index).squeeze(-2), shift)
-            unknown = unknown & ~found
-        if not narrow:
-            rows = rows - shift.unsqueeze(-2)
-            if real is not None:
+        if found is None:
+            found = _Sums(attention.shape, tile.rows, real, narrow)
+        found.add(tile)
+    assert found is not None
+    return found.finished()
+
+
+class _Sums:
+    """What a survey adds up, tile by tile."""
+
+    def __init__(self, shape: torch.Size, like: Tensor, real: Tensor | None, narrow: bool):
+        *batch, n, m = shape
+        device = like.device
+        self.masked, self.narrow = real is not None, narrow
+        self.real = torch.ones((*batch, n), dtype=torch.bool, device=device) if real is None else real.to(device)
+        self.shift = torch.zeros((*batch, m), dtype=like.dtype, device=device)  # the first real row
+        self.unknown = torch.ones(batch, dtype=torch.bool, device=device)  # where that has not come yet
+        self.sums = torch.zeros((*batch, m), dtype=torch.float64, device=device)
+        self.squares = torch.zeros(batch, dtype=torch.float64, device=device)
+        self.triangular = torch.ones(batch, dtype=torch.bool, device=device)
+        self.diagonal: list[Tensor] = []
+
+    def add(self, tile: Tile) -> None:
+        rows, here = tile.rows, self.real[..., tile.first : tile.last]
+        self.diagonal.append(rows.diagonal(offset=tile.first, dim1=-2, dim2=-1))
+        if not self.narrow:  # causal rows are never nearly equal: they need no shift
+            if bool(self.triangular.any()):
+                self.triangular = self.triangular & ~rows.triu(tile.first + 1).flatten(-2).any(dim=-1)
+            self._find_first(rows, here)
+            rows = rows - self.shift.unsqueeze(-2)
+            if self.masked:
                 rows = torch.where(here.unsqueeze(-1), rows, 0.0)
-        sums[..., : tile.seen] += rows.sum(dim=-2, dtype=torch.float64)
-        squares = squares + torch.linalg.vector_norm(rows, dim=-1).double().square().sum(dim=-1)
-    assert sums is not None and shift is not None and everywhere is not None and triangular is not None
-    count = everywhere.sum(dim=-1).double()
-    offset = sums / count.unsqueeze(-1)
-    spread = (squares - count * offset.square().sum(dim=-1)).clamp(min=0).sqrt()
-    spread = torch.where(squares == 0, 0.0, spread)
-    spread = torch.where((count > 0) & spread.isfinite(), spread, torch.nan)
-    whole = torch.cat(diagonal, dim=-1).double()
-    return Survey(shift.double() + offset, spread, whole, triangular, count, everywhere, narrow, shift.dtype)
+        self.sums[..., : tile.seen] += rows.sum(dim=-2, dtype=torch.float64)
+        self.squares = self.squares + torch.linalg.vector_norm(rows, dim=-1).double().square().sum(dim=-1)
+
+    def _find_first(self, rows: Tensor, here: Tensor) -> None:
+        if bool(self.unknown.any()):
+            found = self.unknown & here.any(dim=-1)
+            index = here.int().argmax(dim=-1)[..., None, None].expand(*here.shape[:-1], 1, rows.shape[-1])
+            self.shift = torch.where(found.unsqueeze(-1), rows.gather(-2, index).squeeze(-2), self.shift)
+            self.unknown = self.unknown & ~found
+
+    def finished(self) -> Survey:
+        count = self.real.sum(dim=-1).double()
+        offset = self.sums / count.unsqueeze(-1)
+        spread = (self.squares - count * offset.square().sum(dim=-1)).clamp(min=0).sqrt()
+        spread = torch.where(self.squares == 0, 0.0, spread)
+        spread = torch.where((count > 0) & spread.isfinite(), spread, torch.nan)
+        return Survey(
+            self.shift.double() + offset,
+            spread,
+            torch.cat(self.diagonal, dim=-1).double(),
+            self.triangular,
+            count,
+            self.real,
+            self.narrow,
+            self.shift.dtype,
+        )
 
 
 def delta(attention: AttentionOperator, real: Tensor | None = None) -> Bounded:
@@ -180,8 +205,8 @@ def _finished(value: Tensor, error: Tensor, spread: Tensor, usable: Tensor) -> B
 class _Centred:
     """Π⊥P/‖Π⊥P‖_F applied to rows of vectors (batch, k, n), in one sweep each.
 
-    Rows that are nearly equal are shifted by their mean before they are multiplied, so that nothing cancels; the rest of
-    the mean, which float32 cannot hold, is taken from the result.
+    Rows that are nearly equal are shifted by their mean before they are multiplied, so that nothing cancels; the rest
+    of the mean, which float32 cannot hold, is taken from the result.
     """
 
     def __init__(self, attention: AttentionOperator, known: Survey):
