@@ -149,7 +149,7 @@ def _text(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     model: Any = loaded.model
     config: Any = getattr(model, "config", None)
     ours = config is None
-    most = model.context if ours else _positions(config, loaded.tokenizer)
+    most = model.context if ours else _positions(config, loaded.tokenizer, is_random=":" not in options.model)
     tokens = min(TOKENS, most or TOKENS) if options.tokens is None else options.tokens
     if most is not None and tokens > most:
         raise ValueError(f"expected at most {most} tokens, the model's positions, got --tokens {tokens}")
@@ -181,9 +181,19 @@ def _ids(text: Text, tokenizer: Any, tokens: int, options: ModelOptions, *, spre
     return torch.tensor(cut(text, tokenizer, tokens, _shape(options)[0], spread=spread))
 
 
-def _positions(config: Any, tokenizer: Any) -> int | None:
-    """How many tokens the model has positions for; None if there is no limit."""
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+_ROTARY = ("rope_parameters", "rope_theta")  # where a configuration says how positions turn, in its two spellings
+
+
+def _positions(config: Any, tokenizer: Any, *, is_random: bool) -> int | None:
+    """How many tokens the model has positions for; None if there is no limit.
+
+    Rotary positions have no table: the number in the configuration is what the weights were trained on, and random ones
+    were trained on none.
+    """
+    text_config = config.get_text_config()
+    positions = getattr(text_config, "max_position_embeddings", None)
+    if is_random and any(hasattr(text_config, name) for name in _ROTARY):
+        positions = None
     if not isinstance(positions, int) or positions < 1:
         positions = None
     elif config.model_type in _OFFSET_POSITIONS:

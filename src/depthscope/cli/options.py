@@ -187,6 +187,15 @@ class ProbeOptions(ModelOptions):
         str | None,
         Option(metavar="TOKENS", help="Tokens to leave out: outliers, or indices such as 0,1.", rich_help_panel=_PROBE),
     ] = None
+    window: Annotated[
+        int | None,
+        Option(
+            min=1,
+            metavar="TOKENS",
+            help="Measure windows of so many tokens, not whole sequences (without attention).",
+            rich_help_panel=_PROBE,
+        ),
+    ] = None
     without: Annotated[
         str | None,
         Option(

@@ -95,9 +95,10 @@ def _in_python(options: ProbeOptions) -> str:
         "exclude_tokens": excluded_tokens(options),
         "gradients": options.gradients,
         "without": left_out_parts(options),
+        "window": options.window,
         **options.told,
     }
-    return call("probe", "model, inputs", asked, {"gradients": False, "without": ()})
+    return call("probe", "model, inputs", asked, {"gradients": False, "without": (), "window": None})
 
 
 def _conditions(options: ProbeOptions) -> list[Condition]:
@@ -174,6 +175,7 @@ def _run(
         exclude_tokens=excluded_tokens(options),
         gradients=options.gradients,
         without=left_out_parts(options),
+        window=options.window,
         tokenizer=inputs.tokenizer,
         progress=progress("probing", depth * inputs.count if inputs.count and depth else None),
         **options.told,

@@ -11,15 +11,16 @@ if TYPE_CHECKING:
 
 # By arithmetic, each on the low side: what is refused would not have fitted.
 _WIDE = 8  # token matrices of a block that are there at once: trunk, q, k, v, branch, and the FFN's, 4 × as wide
-_OF_ONE_HEAD = 20  # bytes per entry: the matrix in float32, its deviations and their products in float64
+_OF_ONE_HEAD = 4  # bytes per entry: the matrix in float32, which a measure that needs it is given
 _OF_EAGER_HEADS = 2  # matrices of all heads: scores, and their softmax
 
 
 def require_pass(model: nn.Module, options: ModelOptions, *, batch: int, tokens: int, width: int) -> None:
     """Refuses what the kernel's killer would end: one batch through one block, and its attention matrices.
 
-    Those are there one head at a time if a measure asks for them, and all at once in an eager implementation, or where
-    a bias of relative positions is added to them; other fused attention has none.
+    Our own measures of attention make some rows at a time, in memory that grows with n and not with n². A matrix of one
+    head at a time is there if a measure of another package asks for it (`needs` "matrix"); those of all heads are there
+    at once in an eager implementation, or where a bias of relative positions is added to them.
     """
     from depthscope.machine import require_room
     from depthscope.measures import MEASURES, choose_measures

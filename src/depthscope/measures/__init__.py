@@ -5,6 +5,8 @@ operators: `operators`. `catalogue` has one record for every measure that a prob
 """
 
 from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
+from depthscope.measures.attention_spectra import bounded_delta, bounded_second_eigenvalue
+from depthscope.measures.bounded import Bounded
 from depthscope.measures.branches import AgainstTrunk, against_trunk, median
 from depthscope.measures.catalogue import GRADIENTS, MEASURES, Measure, choose_measures, group, only_at_outputs
 from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_sum
@@ -17,15 +19,20 @@ from depthscope.measures.energy import (
     largest_token_share,
 )
 from depthscope.measures.given import OF_OUTLIERS, PARTS, HeadInput, MissingNeed, Summary
+from depthscope.measures.heads import together
 from depthscope.measures.norms import Scratch, TokenNorms
 from depthscope.measures.operators import AttentionOperator, DenseAttention, ScoredAttention, TransposedAttention
 from depthscope.measures.rank import (
     LeadingDirection,
+    SampledRank,
+    bounded_effective_rank,
+    bounded_stable_rank,
     composite_norm,
     composite_residual,
     effective_rank,
     leading_direction,
     ordinary_rank,
+    sampled_rank,
     singular_values,
     stable_rank,
 )
@@ -60,6 +67,7 @@ __all__ = [
     "SINK_MASS",
     "AgainstTrunk",
     "AttentionOperator",
+    "Bounded",
     "DenseAttention",
     "DirectionSimilarity",
     "EnergySplit",
@@ -71,6 +79,7 @@ __all__ = [
     "Measure",
     "MissingNeed",
     "Mu",
+    "SampledRank",
     "ScoredAttention",
     "Scratch",
     "Summary",
@@ -81,6 +90,10 @@ __all__ = [
     "against_trunk",
     "angular_distance",
     "attention_entropy",
+    "bounded_delta",
+    "bounded_effective_rank",
+    "bounded_second_eigenvalue",
+    "bounded_stable_rank",
     "choose_measures",
     "composite_norm",
     "composite_residual",
@@ -107,9 +120,11 @@ __all__ = [
     "omega",
     "only_at_outputs",
     "ordinary_rank",
+    "sampled_rank",
     "second_eigenvalue",
     "singular_values",
     "stable_rank",
+    "together",
     "token_diversity",
     "token_similarity",
     "token_sum",

@@ -1,9 +1,9 @@
 """What an attention matrix does to the tokens: its gap, its spectrum, its spread.
 
-P is (…, n, n), row-stochastic; tokens X are (…, n, d) and broadcast against P's leading axes (give
-X an axis for the heads: `x.unsqueeze(-3)`). `mask` (…, n) is true for real tokens: rows and columns
-of padding are left out, and real rows must put no weight on padding. Results are float64, (…).
-nan: no real token, or an entry that is not finite.
+P is (…, n, n), row-stochastic; for ω, μ and the entropy also an operator whose rows are made some at a time. Tokens X
+are (…, n, d) and broadcast against P's leading axes (give X an axis for the heads: `x.unsqueeze(-3)`). `mask` (…, n) is
+true for real tokens: rows and columns of padding are left out, and real rows must put no weight on padding. Results are
+float64, (…). nan: no real token, or an entry that is not finite.
 
 Row sums are taken to be exactly 1. In float32 they are 1 only to rounding, and the formulas
 below do not let that error in: P1 = 1 is used where the paper's algebra uses it.
@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from depthscope.measures import streaming
+from depthscope.measures.operators import AttentionOperator
 from depthscope.measures.tokens import TokenMatrix
 
 
@@ -32,7 +34,7 @@ def delta(attention: Tensor, mask: Tensor | None = None) -> Tensor:
     Exactly 0 for equal rows, so also for one token. At most 1 if P is doubly stochastic; above 1 in
     causal attention, where Thm 2.6 does not apply.
     """
-    p = _rows(attention, mask)
+    p = square_rows(attention, mask)
     usable = p.deviation_norm.isfinite()
     scale = torch.where(usable & (p.deviation_norm > 0), p.deviation_norm, 1.0)
     centred = torch.where(usable[..., None, None], p.deviations.double() / scale[..., None, None], 0.0)
@@ -48,12 +50,10 @@ def second_eigenvalue(attention: Tensor, mask: Tensor | None = None) -> Tensor:
     P has its diagonal as spectrum, and the general solver is avoided: it is inaccurate there.
     nan for one token, which has no second eigenvalue.
     """
-    p = _rows(attention, mask)
+    p = square_rows(attention, mask)
     usable = p.deviation_norm.isfinite() & (p.count > 1)
-    triangular = ~p.values.triu(1).flatten(-2).any(dim=-1)  # (…)
-    diagonal = p.values.diagonal(dim1=-2, dim2=-1).double().abs()
-    first = p.real & (p.real.cumsum(dim=-1) == 1)  # the first real token attends to itself alone: λ₁ = 1
-    value = diagonal.masked_fill(first, 0.0).amax(dim=-1)
+    triangular = is_triangular(p.values)
+    value = streaming.largest_on_diagonal(p.values.diagonal(dim1=-2, dim2=-1), p.real)
     general = usable & ~triangular
     if general.any():
         deflated = torch.where(general[..., None, None], p.deviations.double(), 0.0)
@@ -61,43 +61,57 @@ def second_eigenvalue(attention: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(usable, value, torch.nan)
 
 
-def omega(attention: Tensor, tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+def is_triangular(p: Tensor) -> Tensor:
+    """Whether no token attends to a later one, (…)."""
+    return ~p.triu(1).flatten(-2).any(dim=-1)
+
+
+def omega(attention: Tensor | AttentionOperator, tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
     """ω = ‖eᵀPΠ⊥X‖ / ‖eᵀX‖, e = 1/√n (Yu & Zhang 2024, eq. 12): what attention feeds from the
     diversity into the mean. 0 if P is doubly stochastic.
 
     nan where the mean of X is zero or rounding noise (`TokenMatrix.has_mean`).
     """
-    x, from_diversity, _ = _transfer(attention, tokens, mask)
-    norm = x.count.sqrt() * torch.linalg.vector_norm(from_diversity, dim=-1)
-    return torch.where(x.has_mean, norm / x.mean_norm, torch.nan)
+    return omega_and_mu(attention, tokens, mask)[0]
 
 
-def mu(attention: Tensor, tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Mu:
+def mu(attention: Tensor | AttentionOperator, tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Mu:
     """μ_i = ‖Π_i P X‖_F / ‖Π_i X‖_F, i = 1, 2 (Yu & Zhang 2024, eq. 10).
 
     μ₁ ≥ 1 − ω and μ₂ ≤ δ (eq. 11). μ₁ is nan where the mean of X is zero or rounding noise, μ₂ where
     the tokens are all equal.
     """
+    return omega_and_mu(attention, tokens, mask)[1]
+
+
+def omega_and_mu(
+    attention: Tensor | AttentionOperator, tokens: Tensor | TokenMatrix, mask: Tensor | None = None
+) -> tuple[Tensor, Mu]:
+    """`omega` and `mu` from one product with P."""
     x, from_diversity, mixed = _transfer(attention, tokens, mask)
+    fed = x.count.sqrt() * torch.linalg.vector_norm(from_diversity, dim=-1)
     mean = x.count.sqrt() * torch.linalg.vector_norm(x.mean + from_diversity, dim=-1)
-    return Mu(
-        mean=torch.where(x.has_mean, mean / x.mean_norm, torch.nan),
-        diversity=torch.where(x.deviation_norm > 0, mixed.deviation_norm / x.deviation_norm, torch.nan),
+    of_mean, of_diversity = mean / x.mean_norm, mixed.deviation_norm / x.deviation_norm
+    return torch.where(x.has_mean, fed / x.mean_norm, torch.nan), Mu(
+        mean=torch.where(x.has_mean, of_mean, torch.nan),
+        diversity=torch.where(x.deviation_norm > 0, of_diversity, torch.nan),
     )
 
 
-def attention_entropy(attention: Tensor, mask: Tensor | None = None) -> Tensor:
+def attention_entropy(attention: Tensor | AttentionOperator, mask: Tensor | None = None) -> Tensor:
     """−Σ_j p_ij log p_ij in nats, mean over the real rows: 0 for one-hot rows, log n for uniform ones.
 
     The only one of these that also takes cross-attention, (…, n, m) with n queries and m keys.
     """
+    if not isinstance(attention, Tensor):
+        return streaming.entropy(attention, mask)
     p = TokenMatrix(attention, mask)
     per_row = torch.special.entr(p.values).sum(dim=-1, dtype=torch.float64)  # (…, n)
     return torch.where(p.norm.isfinite(), per_row.sum(dim=-1) / p.count, torch.nan)
 
 
 def _transfer(
-    attention: Tensor, tokens: Tensor | TokenMatrix, mask: Tensor | None
+    attention: Tensor | AttentionOperator, tokens: Tensor | TokenMatrix, mask: Tensor | None
 ) -> tuple[TokenMatrix, Tensor, TokenMatrix]:
     """X, the mean of P Π⊥X (…, d), and the tokens P Π⊥X, all float64 and rescaled: ω and μ are free of scale.
 
@@ -105,15 +119,18 @@ def _transfer(
     multiplied, so nothing cancels when they are small.
     """
     x = TokenMatrix.of(tokens, mask).rescaled
-    p = _rows(attention, x.mask)
-    if p.values.shape[-1] != x.values.shape[-2]:
+    if attention.shape[-1] != x.values.shape[-2] or attention.shape[-1] != attention.shape[-2]:
         shapes = f"{tuple(attention.shape)} and {tuple(x.values.shape)}"
         raise ValueError(f"expected attention (…, n, n) over the tokens (…, n, d), got {shapes}")
-    mixed = TokenMatrix(p.values.double() @ x.deviations, p.mask)  # (…, n, d)
+    if isinstance(attention, Tensor):
+        p = square_rows(attention, x.mask)
+        mixed = TokenMatrix(p.values.double() @ x.deviations, p.mask)  # (…, n, d)
+    else:
+        mixed = TokenMatrix(streaming.product(attention, x.deviations, x.mask), x.mask)
     return x, mixed.values.sum(dim=-2) / x.count.unsqueeze(-1), mixed
 
 
-def _rows(attention: Tensor, mask: Tensor | None) -> TokenMatrix:
+def square_rows(attention: Tensor, mask: Tensor | None) -> TokenMatrix:
     """P as a matrix of rows, with rows and columns of padding set to 0."""
     if attention.ndim < 2 or attention.shape[-1] != attention.shape[-2]:
         raise ValueError(f"expected attention matrices (…, n, n), got shape {tuple(attention.shape)}")

@@ -13,6 +13,8 @@
 What `compute` is given: `station` a Summary, `tokens` and `batch` a TokenMatrix, `step` and `branch` the `TokenNorms`
 before and after (of the trunk and of the branch), `block` the unit tokens before and after, their mask and a `Scratch`,
 `attention` a HeadInput. Results are (batch,) or, of a Summary or a step, (stations, batch).
+`bounded` is given the same and returns the same number, faster, as a `Bounded` with a bound on its own error: a probe
+takes it where there is one, and the largest bounds are in the profile's metadata.
 
 Other packages add measures with `MEASURES.register(Measure(…))` or the entry-point group `depthscope.measures`.
 """
@@ -27,10 +29,23 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from depthscope.measures.attention import attention_entropy, delta, mu, omega, second_eigenvalue
+from depthscope.measures import streaming
+from depthscope.measures.attention import Mu, attention_entropy, delta, omega_and_mu, second_eigenvalue
+from depthscope.measures.attention_spectra import bounded_delta, bounded_second_eigenvalue
+from depthscope.measures.bounded import Bounded
 from depthscope.measures.energy import energy_split, largest_feature
 from depthscope.measures.given import HEAD_PARTS, PARTS, HeadInput
-from depthscope.measures.rank import composite_residual, effective_rank, leading_direction, ordinary_rank, stable_rank
+from depthscope.measures.operators import AttentionOperator, DenseAttention
+from depthscope.measures.rank import (
+    bounded_effective_rank,
+    bounded_stable_rank,
+    composite_residual,
+    effective_rank,
+    leading_direction,
+    ordinary_rank,
+    sampled_rank,
+    stable_rank,
+)
 from depthscope.measures.similarity import (
     escalation_rate,
     frequency_ratio,
@@ -78,6 +93,12 @@ class Measure:
     is_name: bool = False  # the number of something: it has no mean, and is not drawn
     crosses: bool = False  # attention: also of cross-attention, (batch, n, m)
     incomplete: bool = False  # attention: also where rows sum to less than 1, beside a sink that is no token
+    bounded: Callable[..., Bounded] | None = None  # the same number with a bound on its error
+
+    @property
+    def take(self) -> Callable[..., Tensor | Bounded]:
+        """What a probe calls."""
+        return self.compute if self.bounded is None else self.bounded
 
 
 def _check(measure: Measure) -> None:
@@ -109,10 +130,21 @@ def half_turns(before: Tensor, after: Tensor, real: Tensor | None, scratch: obje
 
 def _sink_attention(head: HeadInput) -> Tensor:
     """The attention that outlier tokens draw, mean over the queries; nan where a sequence has none."""
-    sinks = head.sinks  # (batch, n)
+    sinks, attention = head.sinks, _matrix_or_rows(head)  # (batch, n)
+    if not sinks.any():
+        return torch.full(sinks.shape[:1], torch.nan, dtype=torch.float64, device=sinks.device)
     real = torch.ones_like(sinks) if head.real is None else head.real.to(sinks.device)
-    drawn = torch.where(sinks[:, None, :] & real[:, :, None], head.matrix, 0.0).sum(dim=(-2, -1))
-    return torch.where(sinks.any(dim=-1), drawn.double() / real.sum(dim=-1), torch.nan)
+    if isinstance(attention, Tensor):
+        drawn = torch.where(sinks[:, None, :] & real[:, :, None], attention, 0.0).sum(dim=(-2, -1))
+        share = drawn.double() / real.sum(dim=-1)
+    else:
+        share = streaming.column_share(attention, sinks, real)
+    return torch.where(sinks.any(dim=-1), share, torch.nan)
+
+
+def _matrix_or_rows(head: HeadInput) -> Tensor | AttentionOperator:
+    """The matrix where it is there, or small; else what makes its rows."""
+    return head.attention.dense() if isinstance(head.attention, DenseAttention) else head.attention
 
 
 def _sink_value_norm(head: HeadInput) -> Tensor:
@@ -125,8 +157,8 @@ def _energy(x: TokenMatrix, part: str) -> Tensor:
     return getattr(x.once(energy_split), part)
 
 
-def _mu(head: HeadInput) -> tuple[Tensor, Tensor]:
-    return mu(head.matrix, head.tokens)
+def _omega_and_mu(head: HeadInput) -> tuple[Tensor, Mu]:
+    return omega_and_mu(_matrix_or_rows(head), head.tokens)
 
 
 def _station(name: str, compute: Callable[..., Tensor], *needs: str, **fields: object) -> Measure:
@@ -156,21 +188,44 @@ _OURS = (
     Measure("escalation_rate", "step", escalation_rate, groups=_DEFAULT),
     Measure("angular_distance", "block", half_turns, groups=_DEFAULT),
     Measure("branch_ratio", "branch", lambda trunk, branch: branch.norm / trunk.norm, groups=_RANK),
-    Measure("effective_rank", "tokens", effective_rank, groups=("verdict", "spectral", "all")),
+    Measure(
+        "effective_rank",
+        "tokens",
+        effective_rank,
+        groups=("verdict", "spectral", "all"),
+        bounded=bounded_effective_rank,
+    ),
     Measure("ordinary_rank", "tokens", ordinary_rank, groups=("verdict", "spectral", "all")),
+    Measure("sampled_rank", "batch", lambda x: x.once(sampled_rank).mean),
+    Measure("sampled_rank_error", "batch", lambda x: x.once(sampled_rank).error),
     Measure("largest_feature_share", "tokens", lambda x: largest_feature(x).share, groups=_VERDICT, is_share=True),
     Measure("largest_feature", "tokens", lambda x: largest_feature(x).feature, groups=_VERDICT, is_name=True),
-    Measure("stable_rank", "tokens", stable_rank, groups=_RANK),
+    Measure("stable_rank", "tokens", stable_rank, groups=_RANK, bounded=bounded_stable_rank),
     Measure("leading_share", "tokens", lambda x: leading_direction(x).energy_share, groups=_RANK, is_share=True),
     Measure("leading_evenness", "tokens", lambda x: leading_direction(x).evenness, groups=_RANK, is_share=True),
     Measure("leading_token", "tokens", lambda x: leading_direction(x).largest_token, groups=_RANK),
-    _head("delta", lambda head: delta(head.matrix, head.real), "matrix"),
-    _head("second_eigenvalue", lambda head: second_eigenvalue(head.matrix, head.real), "matrix"),
-    _head("omega", lambda head: omega(head.matrix, head.tokens), "matrix", "tokens"),
-    _head("mu_mean", lambda head: head.once(_mu)[0], "matrix", "tokens"),
-    _head("mu_diversity", lambda head: head.once(_mu)[1], "matrix", "tokens"),
-    _head("attention_entropy", lambda head: attention_entropy(head.matrix, head.real), "matrix", crosses=True),
-    _head("sink_attention", _sink_attention, "matrix", "sinks", is_share=True, incomplete=True),
+    _head(
+        "delta",
+        lambda head: delta(head.attention.dense(), head.real),
+        "attention",
+        bounded=lambda head: bounded_delta(head.attention, head.real),
+    ),
+    _head(
+        "second_eigenvalue",
+        lambda head: second_eigenvalue(head.attention.dense(), head.real),
+        "attention",
+        bounded=lambda head: bounded_second_eigenvalue(head.attention, head.real),
+    ),
+    _head("omega", lambda head: head.once(_omega_and_mu)[0], "attention", "tokens"),
+    _head("mu_mean", lambda head: head.once(_omega_and_mu)[1].mean, "attention", "tokens"),
+    _head("mu_diversity", lambda head: head.once(_omega_and_mu)[1].diversity, "attention", "tokens"),
+    _head(
+        "attention_entropy",
+        lambda head: attention_entropy(_matrix_or_rows(head), head.real),
+        "attention",
+        crosses=True,
+    ),
+    _head("sink_attention", _sink_attention, "attention", "sinks", is_share=True, incomplete=True),
     _head("sink_value_norm", _sink_value_norm, "values", "sinks", incomplete=True),
     Measure("composite_residual", "tokens", composite_residual),
     _station("frequency_ratio", lambda s: frequency_ratio(s.norms), "norms", groups=("all",)),

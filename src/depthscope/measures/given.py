@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from depthscope.measures.norms import TokenNorms
-from depthscope.measures.operators import AttentionOperator
+from depthscope.measures.operators import AttentionOperator, DenseAttention
 from depthscope.measures.similarity import directions_without_outliers
 from depthscope.measures.tokens import TokenMatrix
 
@@ -100,6 +100,8 @@ class HeadInput:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "parts":
             raise AttributeError(name)
+        if name == "attention" and name not in self.parts and "matrix" in self.parts:
+            return DenseAttention(self.matrix)
         if name not in self.parts:
             raise MissingNeed(name, self.parts)
         if name not in self._shared:
@@ -115,7 +117,8 @@ class HeadInput:
 
     def only(self, needs: frozenset[str]) -> HeadInput:
         """The parts that a measure has declared, and whether the mask is there is no question."""
-        kept = {name: make for name, make in self.parts.items() if name in needs or name == "real"}
+        source = {"matrix"} if "attention" in needs and "attention" not in self.parts else set()  # a matrix is enough
+        kept = {name: make for name, make in self.parts.items() if name in needs | source | {"real"}}
         return HeadInput(kept, self._shared)
 
     def has(self, needs: frozenset[str]) -> bool:

@@ -6,13 +6,25 @@ queries and keys that the matrix is made of, O((n + m)d), and makes some rows at
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 ROWS = 1024  # made at a time
+TILE = 2**20  # entries that a sweep over the rows has at a time: they stay in the processor's caches
+_FEWEST = 16  # rows of a tile, however long they are: fewer would not be worth a matrix product
+
+
+class Tile(NamedTuple):
+    """The rows `first` … `last` − 1 of P, (…, last − first, seen): behind the first `seen` keys they are 0."""
+
+    first: int
+    last: int
+    seen: int
+    rows: Tensor
 
 
 class AttentionOperator(Protocol):
@@ -34,6 +46,10 @@ class AttentionOperator(Protocol):
 
     def dense(self) -> Tensor:
         """The matrix, (…, n, m)."""
+        ...
+
+    def tiles(self) -> Iterator[Tile]:
+        """P once, some rows at a time."""
         ...
 
 
@@ -91,6 +107,10 @@ class DenseAttention:
     def dense(self) -> Tensor:
         return self.matrix
 
+    def tiles(self) -> Iterator[Tile]:
+        for first, last in _pieces(self.shape):
+            yield Tile(first, last, self.shape[-1], self.matrix[..., first:last, :])
+
 
 @dataclass(frozen=True)
 class ScoredAttention:
@@ -112,17 +132,33 @@ class ScoredAttention:
 
     def rows(self, first: int, last: int) -> Tensor:
         """The rows first … last − 1 of P, (…, last − first, m)."""
-        return torch.softmax(self.scores(first, last), dim=-1)
+        return self._rows(first, last, self.shape[-1])
 
     def scores(self, first: int, last: int) -> Tensor:
         """What the softmax of these rows reads, (…, last − first, m); −inf where a query may not look."""
-        scores = self.query[..., first:last, :] @ self.key.mT * self.scale
+        return self._scores(first, last, self.shape[-1])
+
+    def tiles(self) -> Iterator[Tile]:
+        m = self.shape[-1]
+        for first, last in _pieces(self.shape):
+            seen = min(last, m) if self.causal else m  # what no row of the tile may look at is not computed
+            yield Tile(first, last, seen, self._rows(first, last, seen))
+
+    def _rows(self, first: int, last: int, seen: int) -> Tensor:
+        return torch.softmax(self._scores(first, last, seen), dim=-1)
+
+    def _scores(self, first: int, last: int, seen: int) -> Tensor:
+        scores = self.query[..., first:last, :] * self.scale @ self.key[..., :seen, :].mT
+        return self._allowed(scores, first, last, seen)
+
+    def _allowed(self, scores: Tensor, first: int, last: int, seen: int) -> Tensor:
+        """The scores with −∞ where a query may not look."""
         if self.causal:
-            seen = torch.arange(self.key.shape[-2], device=scores.device)
-            allowed = seen <= torch.arange(first, last, device=scores.device)[:, None]
+            keys = torch.arange(seen, device=scores.device)
+            allowed = keys <= torch.arange(first, last, device=scores.device)[:, None]
             scores = scores.masked_fill(~allowed, -torch.inf)
         if self.mask is not None:
-            mask = self.mask.expand(self.shape)[..., first:last, :]
+            mask = self.mask.expand(self.shape)[..., first:last, :seen]
             scores = (
                 scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
             )
@@ -142,10 +178,21 @@ class ScoredAttention:
             total = total + self.rows(*piece).mT @ y[..., slice(*piece), :]
         return total
 
-    def dense(self) -> Tensor:
-        return self.rows(0, self.shape[-2])
+    def dense(self, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            return self.rows(0, self.shape[-2])
+        scores = self._allowed(torch.matmul(self.query * self.scale, self.key.mT, out=out), 0, *self.shape[-2:])
+        return torch.softmax(scores, dim=-1, out=out)
 
     def pieces(self) -> list[tuple[int, int]]:
         """The rows that are made at a time, as (first, last + 1)."""
         n = max(self.shape[-2], 1)
         return [(first, min(first + ROWS, n)) for first in range(0, n, ROWS)]
+
+
+def _pieces(shape: torch.Size) -> Iterator[tuple[int, int]]:
+    """Rows from … to of the tiles of (…, n, m)."""
+    n = shape[-2]
+    entries = max(shape.numel() // max(n, 1), 1)  # of one row in every matrix of the batch
+    rows = max(TILE // entries, _FEWEST)
+    return ((first, min(first + rows, n)) for first in range(0, n, rows))

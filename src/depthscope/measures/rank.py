@@ -7,7 +7,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from depthscope.measures.bounded import Bounded
+from depthscope.measures.krylov import BlockKrylov, largest_of_symmetric, random_rows
 from depthscope.measures.tokens import TokenMatrix
+
+TOLERANCE = 1e-5  # relative: what a Krylov space does not know to it is done by the Gram matrix
+_SMALL = 64  # tokens or features: below, the Gram matrix is faster, and a space would be all there is
+_DIRECTIONS = 4  # random ones, from which the Krylov space grows
 
 
 class LeadingDirection(NamedTuple):
@@ -49,6 +55,48 @@ def effective_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None, *, 
     return torch.special.entr(p).sum(dim=-1).exp()
 
 
+def bounded_effective_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Bounded:
+    """`effective_rank`, with a bound on what the Gram matrix loses of it, to first order.
+
+    The eigenvalues σ_i² of a k × k Gram matrix are known to e = kεσ₁², so each σ_i to e/σ_i or √e, and −Σ p log p to
+    Σ_i |dσ_i| (|log p_i| + H)/Σσ. The other way to it, by the SVD, is inside of the bound.
+    """
+    x = TokenMatrix.of(tokens, mask)
+    value = effective_rank(x)
+    sigma = singular_values(x)  # (…, k), relative to ‖X‖_F
+    k = sigma.shape[-1]
+    e = k * torch.finfo(torch.float64).eps * sigma[..., :1].square()
+    off = torch.minimum(e.sqrt(), e / sigma)  # where σ is 0: √e
+    possible = torch.arange(k, device=sigma.device) < x.count.unsqueeze(-1)  # padding has no directions
+    p = torch.maximum(sigma, off) / sigma.sum(dim=-1, keepdim=True)
+    slope = p.log().abs() + value.log().unsqueeze(-1)
+    error = value * torch.where(possible, off * slope, 0.0).sum(dim=-1) / sigma.sum(dim=-1)
+    return Bounded(value, torch.where(value.isfinite(), error, torch.nan))
+
+
+def sampled_rank(x: TokenMatrix, share: int = 4) -> SampledRank:
+    """The mean effective rank of a batch (batch, n, d), from one sequence in `share` and at least two, evenly spread.
+
+    `error` is its standard error: that of a mean of m of N values, s/√m · √(1 − m/N); nan of a single sequence that is
+    not the whole batch. Sequences without an effective rank are left out.
+    """
+    batch = x.values.shape[0]
+    count = min(batch, max(2, batch // share))
+    chosen = torch.arange(count, device=x.values.device) * batch // count
+    ranks = effective_rank(TokenMatrix(x.values[chosen], None if x.mask is None else x.mask[chosen]))
+    ranks = ranks[ranks.isfinite()]
+    missing = max(1 - len(ranks) / batch, 0.0)
+    spread = ranks.std() if len(ranks) > 1 else torch.full_like(ranks.sum(), torch.nan if missing else 0.0)
+    return SampledRank(ranks.mean(), spread * (missing / max(len(ranks), 1)) ** 0.5)
+
+
+class SampledRank(NamedTuple):
+    """The mean effective rank of a batch as some of its sequences show it, and its standard error."""
+
+    mean: Tensor
+    error: Tensor
+
+
 def ordinary_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
     """The effective rank of the tokens that are no outliers; without outliers the effective rank itself.
 
@@ -60,6 +108,48 @@ def ordinary_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> T
 def stable_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
     """‖X‖_F² / σ₁² ∈ [1, min(n, d)]. The Gram matrix is exact enough here: only σ₁ enters."""
     return singular_values(tokens, mask)[..., 0].square().reciprocal().clamp(min=1)
+
+
+def bounded_stable_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Bounded:
+    """`stable_rank` from a Krylov space of XᵀX, with a bound on its error that is true but for a chance of 1e-9.
+
+    Where the spectrum is at hand already, or small, or the space does not know σ₁ to 1e-5, from the Gram matrix.
+    """
+    x = TokenMatrix.of(tokens, mask)
+    width = min(x.values.shape[-2:])
+    if width < _SMALL or x.has(_gram_eigenvalues):
+        value = stable_rank(x)
+        return Bounded(value, torch.zeros_like(value))
+    values, usable = _unit_scaled(x)  # (matrices, n, d)
+    everywhere = torch.ones(values.shape[-1], dtype=torch.bool, device=values.device)
+    start = random_rows(len(values), _DIRECTIONS, everywhere, values.dtype)
+    space = BlockKrylov(lambda v: (v @ values.mT) @ values, start)
+    rounding = 4 * torch.finfo(values.dtype).eps  # of σ₁², relative to ‖X‖_F² = 1
+    for steps in (4, 3, 3, 4):
+        square, above = largest_of_symmetric(space.extend(steps))
+        error = above + rounding
+        if bool((~usable | (error <= TOLERANCE * square)).all()):
+            break
+    value = square.reciprocal().clamp(min=1)
+    error = error / square * value
+    failed = usable & ~(error <= TOLERANCE * value)
+    value, error = (torch.where(usable, part, torch.nan) for part in (value, error))
+    if bool(failed.any()):
+        shape, real = values.shape[-2:], x.real.reshape(-1, values.shape[-2])
+        exact = stable_rank(x.values.reshape(-1, *shape)[failed], real[failed])
+        value[failed], error[failed] = exact, 0.0
+    batch = x.values.shape[:-2]
+    return Bounded(value.reshape(batch), error.reshape(batch))
+
+
+def _unit_scaled(x: TokenMatrix) -> tuple[Tensor, Tensor]:
+    """X/‖X‖_F in its own precision, (matrices, n, d), and where that has a meaning; elsewhere the matrix is 0."""
+    norm = x.norm.reshape(-1)
+    low, high = torch.finfo(x.values.dtype).tiny ** 0.5, torch.finfo(x.values.dtype).max ** 0.5
+    if not bool(((norm > low) & (norm < high)).all()):
+        scaled, usable = x.once(_scaled)
+        return scaled.flatten(0, -3), usable.reshape(-1)
+    return x.values.flatten(0, -3) / norm.to(x.values.dtype)[:, None, None], torch.ones_like(norm, dtype=torch.bool)
 
 
 def leading_direction(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> LeadingDirection:

@@ -92,6 +92,10 @@ class TokenMatrix:
             self._shared[compute] = compute(self)
         return self._shared[compute]
 
+    def has(self, compute: Callable[[TokenMatrix], Any]) -> bool:
+        """Whether `once` has computed it already."""
+        return compute in self._shared
+
     @cached_property
     def real(self) -> Tensor:
         """True for real tokens, (…, n)."""

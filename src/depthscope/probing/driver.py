@@ -54,6 +54,7 @@ from depthscope.probing.reduction import Excluded, Reduction
 from depthscope.probing.roles import Roles
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
 from depthscope.probing.spelling import Spelling, without_first_token
+from depthscope.probing.windows import WindowedReduction, without_attention
 from depthscope.progress import Tick
 
 
@@ -69,6 +70,7 @@ def probe(
     tokenizer: Tokenizer | None = None,
     progress: Tick | None = None,
     without: str | Iterable[str] = (),
+    window: int | None = None,
     **told: Unpack[Told],
 ) -> Profile:
     """Measures a Transformer block by block, and leaves no trace in it.
@@ -82,7 +84,8 @@ def probe(
     of the blocks' outputs alone. It is of `loss(output)` or, by default, of the inner product of the last block's
     output with a fixed random matrix. `progress` is called after
     every block. `without`: parts that are left out of every block meanwhile, such as ("skips", "ffn", "norms"); all
-    names are in `depthscope.passes.left_out`, and the profile's metadata says what was left out.
+    names are in `depthscope.passes.left_out`, and the profile's metadata says what was left out. `window`: measure
+    windows of so many tokens instead of whole sequences, which the model still reads; attention is then not measured.
 
     What you may say of the model (`told`): `blocks`, a glob of module names ("encoder.layer.*") for models that are
     not recognised; `token_axis`, where their tokens stand, 1 for activations (batch, n, d) and 0 for (n, batch, d),
@@ -100,7 +103,12 @@ def probe(
     if first is None:
         raise ValueError("expected at least one batch, got none")
     anatomy = anatomy_as_told(model, told, first)
-    reduction = Reduction(names, wanted, excluded, only_at_outputs(measures), entrances=True)
+    if window is None:
+        reduction = Reduction(names, wanted, excluded, only_at_outputs(measures), entrances=True)
+    else:
+        names, crossing = without_attention(names)
+        reduction = WindowedReduction(window, names, wanted, excluded, only_at_outputs(measures), entrances=True)
+        notes = notes + crossing
     passes = _Passes(model, anatomy, reduction, progress)
     gradient_rows = []
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
@@ -117,6 +125,7 @@ def probe(
         metadata = _describe(model, anatomy, passes, names, wanted, excluded)
         if surgery is not None:
             metadata["without"], notes = list(surgery.parts), notes + surgery.notes
+        metadata["window"] = window
         metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
     rows = gather_heads(reduction.rows, passes.split_heads)
     return Profile(frame_of(rows + gradient_rows), metadata, sinks_of(reduction.sinks))
@@ -345,6 +354,7 @@ def _describe(
         "attention_implementation": getattr(config, "_attn_implementation", None),
         "measures": list(names),
         "stations": sorted(stations),
+        "error_bounds": dict(passes.reduction.bounds.largest),
         "excluded_tokens": list(excluded) if isinstance(excluded, tuple) else excluded,
         "versions": {name: v for name in ("depthscope", "torch", "transformers") if (v := _version(name))}
         | {"python": platform.python_version()},

@@ -14,6 +14,7 @@ from depthscope import stations as at
 from depthscope.measures import (
     MEASURES,
     OF_OUTLIERS,
+    Bounded,
     HeadInput,
     Measure,
     Scratch,
@@ -22,6 +23,7 @@ from depthscope.measures import (
 )
 from depthscope.measures.catalogue import half_turns
 from depthscope.passes import Head, Visit
+from depthscope.probing.bounds import Bounds, in_groups
 from depthscope.probing.ledger import Kind, Ledger
 from depthscope.probing.spelling import Spelling
 from depthscope.probing.sweep import FIELDS, Sweeper, Swept
@@ -82,6 +84,7 @@ class Reduction:
         self.values_seen = False
         self.incomplete = False  # whether attention beside a sink that is no token was seen
         self.rows: list[Row] = []
+        self.bounds = Bounds()
         self.sinks: list[SinkRow] = []
         self.attention_seen: set[tuple[int, str]] = set()
         self.between: set[int] = set()  # blocks whose input is not the output of the block before
@@ -222,7 +225,7 @@ class Reduction:
         wanted = self.measures if _is_output(visit, station) else self.measures - self.only_at_outputs
         if of_tokens := [m for m in (*self._kind("tokens"), *self._kind("batch")) if m.name in wanted]:
             x = TokenMatrix(tokens, real)
-            seen.numbers = {measure.name: measure.compute(x) for measure in of_tokens}
+            seen.numbers = {measure.name: measure.take(x) for measure in of_tokens}
         if station != at.FINAL:  # the next block may still be given what the block before it returned
             self._trail.keep(source, seen)
         return seen
@@ -322,18 +325,19 @@ class Reduction:
         entered = self._trail.entered
         if kind == "attention" and entered is not None and entered.outliers is not None:
             of_block["sinks"] = lambda: entered.outliers
-        for head in heads:
+        for head in in_groups(heads):
             given = HeadInput(of_block | _parts_of_head(head, values))
             self.incomplete |= not head.complete
             for measure in self._kind("attention"):
                 fits = (kind == "attention" or measure.crosses) and (head.complete or measure.incomplete)
                 if fits and given.has(measure.needs):
-                    value = measure.compute(given.only(measure.needs))
+                    value = measure.take(given.only(measure.needs))
                     self._add(visit.number, kind, measure.name, value, head.number)
 
     def _add(
-        self, block: int, station: str, name: str, value: Tensor, head: int = -1, whole_batch: bool = False
+        self, block: int, station: str, name: str, value: Tensor | Bounded, head: int = -1, whole_batch: bool = False
     ) -> None:
+        value = self.bounds.note(name, value)
         _check_shape(name, value, () if whole_batch else (self._batch,))
         first_sample = -1 if whole_batch else self.first_sample
         self.rows.append(Row(block, station, head, name, first_sample, value.reshape(-1).tolist()))

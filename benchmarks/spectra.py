@@ -1,0 +1,128 @@
+"""What spectra cost: on a small ViT against the plain pass, and on long contexts as they grow.
+
+    python benchmarks/spectra.py          # all of it, some minutes on 2 cores
+    python benchmarks/spectra.py time     # one part of: time, long, memory
+
+time    a probe with one spectral measure ÷ the plain pass, ViT 12 × 192 with 8 × 197 tokens: median and quartiles of
+        alternating pairs, in processor time; and how far the measures are from their dense forms
+long    one head of width 32 at 1 k, 4 k and 16 k tokens, streamed: sweeps over the rows, and time ÷ one fused
+        attention of that head
+memory  peak memory of a process that does that, above one that only makes the queries and keys
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+
+from depthscope import measures as m
+from depthscope.measures import streaming
+from depthscope.models import BlockConfig, VisionTransformer, pre_norm
+from depthscope.probing import probe
+
+ROUNDS = 9
+MEASURES = ("frobenius_norm", "stable_rank", "effective_rank", "sampled_rank", "delta", "second_eigenvalue")
+LENGTHS = (1024, 4096, 16_384)
+
+
+def compare_time() -> None:
+    model = VisionTransformer(12, BlockConfig(192, 3, placement=pre_norm), image_size=224, patch_size=16).eval()
+    images = torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    ratios: dict[str, list[float]] = {name: [] for name in MEASURES}
+    with torch.no_grad():
+        for _ in range(ROUNDS):
+            for name, found in ratios.items():
+                plain = _seconds(lambda: model(images))
+                found.append(_seconds(lambda name=name: probe(model, images, measures=[name])) / plain)
+        for name, found in ratios.items():
+            low, middle, high = statistics.quantiles(found)
+            errors = probe(model, images, measures=[name]).metadata["error_bounds"]
+            bound = f", error at most {errors[name]:.0e}" if name in errors else ""
+            print(f"{name:<20} {middle:5.2f} ({low:.2f}–{high:.2f}) × plain{bound}")
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def head(n: int, *, causal: bool) -> m.ScoredAttention:
+    query, key = torch.randn(2, 1, n, 32, generator=torch.Generator().manual_seed(n))
+    return m.ScoredAttention(query, key, 32**-0.5, causal=causal)
+
+
+LONG: dict[str, Callable[[m.ScoredAttention], object]] = {
+    "delta": streaming.delta,
+    "second_eigenvalue": streaming.second_eigenvalue,
+    "omega and mu": lambda p: m.mu(p, p.query),
+    "attention_entropy": m.attention_entropy,
+    "sink_attention": lambda p: streaming.column_share(p, torch.arange(p.shape[-1])[None] == 0),
+}
+
+
+class Counted(m.ScoredAttention):
+    """Counts how often its rows are swept over."""
+
+    sweeps = 0
+
+    def tiles(self):  # type: ignore[no-untyped-def]
+        Counted.sweeps += 1
+        return super().tiles()
+
+
+def compare_long() -> None:
+    for causal in (True, False):
+        for n in LENGTHS:
+            p = head(n, causal=causal)
+            q, k = p.query, p.key
+            fused = min(_seconds(partial(F.scaled_dot_product_attention, q, k, q, is_causal=causal)) for _ in range(3))
+            for name, compute in LONG.items():
+                Counted.sweeps = 0
+                counted = Counted(q, k, p.scale, causal=causal)
+                start = time.process_time()
+                found = compute(counted)
+                spent = time.process_time() - start
+                is_bounded = isinstance(found, m.Bounded)
+                bound = f", {float(found.value):.4f} to {float(found.error):.0e}" if is_bounded else ""
+                kind = "causal" if causal else "full"
+                print(
+                    f"{kind:<6} {n:>6} tokens {name:<18} {Counted.sweeps:>2} sweeps {spent:7.2f} s, "
+                    f"{spent / fused:5.1f} × its attention{bound}"
+                )
+
+
+def compare_memory() -> None:
+    for name in ("nothing", *LONG):
+        peaks = []
+        for n in LENGTHS:
+            command = [sys.executable, __file__, "--peak", name, str(n)]
+            peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1e6)
+        print(f"{name:<18} " + ", ".join(f"{n}: {peak:.0f} MB" for n, peak in zip(LENGTHS, peaks, strict=True)))
+
+
+def peak(name: str, n: int) -> None:
+    """Prints the most memory that this process ever had, in bytes."""
+    p = head(n, causal=False)
+    if name != "nothing":
+        LONG[name](p)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+PARTS = {"time": compare_time, "long": compare_long, "memory": compare_memory}
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--peak"]:
+        peak(sys.argv[2], int(sys.argv[3]))
+    else:
+        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+        for part in sys.argv[1:] or PARTS:
+            PARTS[part]()
