@@ -5,7 +5,7 @@
     ../peers/bin/python benchmarks/peers.py time       # one part of: time, memory, padding, growth
 
 time     the measured pass ÷ the plain pass: CPU time, each pair back to back, median and quartiles of the rounds
-memory   what a measured pass of 32 sequences needs beyond what the process had before it, each in its own process (Linux)
+memory   what a measured pass of 32 sequences needs beyond what the process had before, each in its own process (Linux)
 padding  the largest error of the numbers when sequences are padded, against float64 over the real tokens alone
 growth   milliseconds beyond the plain pass, and their exponent, when depth, tokens or width double
 
