@@ -5,7 +5,7 @@
     ../peers/bin/python benchmarks/peers.py time       # one part of: time, memory, padding, growth
 
 time     the measured pass ÷ the plain pass: CPU time, each pair back to back, median and quartiles of the rounds
-memory   what a measured pass needs beyond what the process had before it, each in a process of its own (Linux)
+memory   what a measured pass of 32 sequences needs beyond what the process had before, each in its own process (Linux)
 padding  the largest error of the numbers when sequences are padded, against float64 over the real tokens alone
 growth   milliseconds beyond the plain pass, and their exponent, when depth, tokens or width double
 
@@ -241,7 +241,7 @@ def print_peak(way: str) -> None:
     run(batch(8, size=2))  # imports, and what is made once
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-    run(batch(SHAPE["tokens"]))
+    run(batch(SHAPE["tokens"], size=32))  # so many that what is kept is seen beside what the allocator keeps
     print(_status("VmHWM") - before)
 
 

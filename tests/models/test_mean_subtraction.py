@@ -42,7 +42,7 @@ def test_a_plan_without_its_totals_is_found_wrong(monkeypatch: pytest.MonkeyPatc
     made = mean_subtraction._make_plan
 
     def forgets(*given: Any) -> Any:
-        return [stretch._replace(gain=0 * stretch.gain) for stretch in made(*given)]
+        return [stretch._replace(takes=0 * stretch.takes) for stretch in made(*given)]
 
     monkeypatch.setattr(mean_subtraction, "_make_plan", forgets)
     monkeypatch.setattr(mean_subtraction, "_plans", type(mean_subtraction._plans)())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from depthscope.models.token_means import CausalMean, Full, TokenMean, decayed_sums, no_autocast
 
-KEPT = 16  # plans: a model has one mean, and sequences of a few lengths
+KEPT = 128  # plans: one for every strength, length of sequences and dtype in use
 # A product with c × c matrices costs c/40 ns a number, and a stretch 15 µs: least at c = √(BALANCE / (batch · d)).
 BALANCE = 6e5
 SHORTEST, LONGEST = 12, 64  # tokens in a stretch
@@ -42,7 +42,7 @@ def _is_plain(tokens: Tensor) -> bool:
         type(tokens) is Tensor
         and tokens.dtype in (torch.float32, torch.float64)
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not torch._C._get_tracing_state()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._functorch.is_legacy_batchedtensor(tokens)  # autograd.grad(…, is_grads_batched=True)
     )
@@ -95,8 +95,8 @@ class _Stretch(NamedTuple):
 
     forward: Tensor  # (c + 1, c) the block on the diagonal; below it what a token adds to the totals, β^(last−j)
     backward: Tensor  # (c + 1, c) the same of the transpose
-    gain: Tensor  # (c, 1) what a token takes of the totals before it, −τβ^(i−first+1)/(w_i + κ)
-    loss: Tensor  # (c, 1) the same of the transpose, β^(last−j)
+    takes: Tensor  # (c, 1) what a token takes of the totals before it, −τβ^(i−first+1)/(w_i + κ)
+    adds: Tensor  # (c, 1) the same of the transpose, β^(last−j)
     fade: float  # β^c
 
 
@@ -110,7 +110,7 @@ def _length(x: Tensor) -> int:
 
 
 def _plan(mean: CausalMean, tau: float, n: int, length: int, dtype: torch.dtype) -> list[_Stretch]:
-    """The stretches of n tokens; those that were used last are kept."""
+    """The stretches of n tokens; the newest plans are kept, since all blocks and passes of a model share them."""
     key = mean, tau, n, length, dtype
     found = _plans.get(key)
     if found is None:
@@ -129,10 +129,11 @@ def _make_plan(mean: CausalMean, tau: float, n: int, length: int, dtype: torch.d
     for first in range(0, n, length):
         part = mean.stretch(min(length, n - first), before)
         block = torch.eye(len(part.within), dtype=torch.float64, device="cpu") - tau * part.within / part.divisor
-        gain = -tau * part.carried / part.divisor
-        loss = part.within[-1:].mT
-        matrices = torch.cat([block, loss.mT]), torch.cat([block.mT, gain.mT]), gain, loss
-        plan.append(_Stretch(*(matrix.to(dtype).contiguous() for matrix in matrices), part.carried[-1].item()))
+        takes = -tau * part.carried / part.divisor
+        adds = part.within[-1:].mT
+        rows = torch.cat([block, adds.mT]), torch.cat([block.mT, takes.mT])
+        forward, backward, takes, adds = (matrix.to(dtype).contiguous() for matrix in (*rows, takes, adds))
+        plan.append(_Stretch(forward, backward, takes, adds, part.carried[-1].item()))
         before = part.weight[-1, 0]
     return plan
 
@@ -140,10 +141,10 @@ def _make_plan(mean: CausalMean, tau: float, n: int, length: int, dtype: torch.d
 def _sweep(x: Tensor, plan: list[_Stretch], transposed: bool) -> Tensor:
     """(I − τC) or its transpose times tokens (batch, n, d): the transpose goes from the last stretch to the first."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    length, totals = len(plan[0].gain), None
+    length, totals = len(plan[0].takes), None
     parts = list(zip(x.split(length, 1), y.split(length, 1), plan, strict=True))
     for given, result, stretch in reversed(parts) if transposed else parts:
-        matrix, taken = (stretch.backward, stretch.loss) if transposed else (stretch.forward, stretch.gain)
+        matrix, taken = (stretch.backward, stretch.adds) if transposed else (stretch.forward, stretch.takes)
         found = torch.bmm(matrix.expand(len(x), -1, -1), given)  # (batch, c + 1, d)
         own, added = found.narrow(1, 0, len(taken)), found.narrow(1, len(taken), 1)
         if totals is None:
