@@ -57,7 +57,7 @@ class Config:
     depth: int = 100
     width: int = 256  # weights are scaled so that dσ² is that of BERT-base, of width 768
     tokens: int = 64
-    samples: int = 4  # each is a pass of its own
+    samples: int = 1  # each is a pass of its own
 
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
@@ -124,7 +124,8 @@ def _as_pre_norm(bert: Any, config: Config) -> Encoder:
     block = BlockConfig(config.width, heads, ffn=partial(FeedForward, activation=nn.GELU), placement=pre_norm)
     with torch.device("meta"):
         encoder = Encoder(config.depth, block, final_norm=False)
-    for ours, layer in zip(encoder.blocks, bert.encoder.layer, strict=True):
+    blocks: Any = encoder.blocks
+    for ours, layer in zip(blocks, bert.encoder.layer, strict=True):
         theirs = layer.attention.self
         ours.attention.query, ours.attention.key, ours.attention.value = theirs.query, theirs.key, theirs.value
         ours.attention.output = layer.attention.output.dense
