@@ -18,6 +18,7 @@ from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_s
 from depthscope.passes import Machine, Visit
 from depthscope.passes.undoing import unhook
 from depthscope.probing.roles import COHERENT, MEASURES, Roles, norm_of_norms
+from depthscope.probing.watching.hooks import NotWatched
 
 Curves = dict[str, dict[str, list[float]]]  # as in `records`
 
@@ -204,10 +205,5 @@ class _Writes:
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.act(layer, args, output)
 
-    def __reduce__(self) -> tuple[type[_Nothing], tuple[()]]:
-        return _Nothing, ()
-
-
-class _Nothing:
-    def __call__(self, *_given: object) -> None:
-        pass
+    def __reduce__(self) -> tuple[type[NotWatched], tuple[()]]:
+        return NotWatched, ()

@@ -31,6 +31,7 @@ from depthscope.probing.reduction import Reduction
 from depthscope.probing.roles import gradient_scalars
 from depthscope.probing.watching.gradients import GradientTaps
 from depthscope.probing.watching.heat_map import heat_map
+from depthscope.probing.watching.hooks import Counter, End
 from depthscope.probing.watching.records import Curves, Record, append, check_appendable, curves_of, frame_of_records
 from depthscope.stations import choose_stations
 
@@ -209,7 +210,7 @@ class Watch:
         self._gradients = torch.is_grad_enabled()
         try:
             self._is_open = True
-            self._entrance.register_forward_pre_hook(_Counter(self), with_kwargs=True)
+            self._entrance.register_forward_pre_hook(Counter(self), with_kwargs=True)
             return self
         except BaseException:
             self.close()  # an interrupt: nobody would do it
@@ -219,7 +220,7 @@ class Watch:
         """Takes every hook out. May be called more than once."""
         self._end_pass()
         self._flush_gradients()
-        unhook(self._entrance, lambda hook: isinstance(hook, _Counter) and hook.watch is self)
+        unhook(self._entrance, lambda hook: isinstance(hook, Counter) and hook.watch is self)
         self._is_open = False
 
     def _leave(self) -> None:
@@ -243,7 +244,8 @@ class Watch:
         self._announced = following if number is None else number
         self._due = self._announced % self.every == 0
 
-    def _before_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is called with these: told by its hook."""
         if self._listens:
             self._end_pass()  # the pass before this one failed, or was interrupted
         if not self._model.training or _in_backward():
@@ -275,14 +277,14 @@ class Watch:
                 self._taps.open(step)
             if not self._machine.hears_call:
                 self._machine.begin_pass(args, kwargs)
-            self._entrance.register_forward_hook(_End(self, lambda: self._record(step)))
+            self._entrance.register_forward_hook(End(self, lambda: self._record(step)))
             # After a failure. It must leave itself in place: torch iterates over the hooks themselves then.
-            self._entrance.register_forward_hook(_End(self, self._stop_listening), always_call=True)
+            self._entrance.register_forward_hook(End(self, self._stop_listening), always_call=True)
 
     def _end_pass(self) -> None:
         """May be called again, and begins anew what an interrupt has broken off."""
         self._stop_listening()
-        unhook(self._entrance, lambda hook: isinstance(hook, _End) and hook.watch is self)
+        unhook(self._entrance, lambda hook: isinstance(hook, End) and hook.watch is self)
         self._listens = False
 
     def _stop_listening(self) -> None:
@@ -339,37 +341,6 @@ class Watch:
 
     def _new_reduction(self) -> Reduction:
         return Reduction(self._measures, self._stations, exclude=None)
-
-
-class _Counter:
-    """The hook on the model. A copy of the model (a moving average of its weights, say) is not watched."""
-
-    def __init__(self, watch: Watch):
-        self.watch = watch
-
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.watch._before_pass(args, kwargs)
-
-    def __reduce__(self) -> tuple[type[_NotWatched], tuple[()]]:
-        return _NotWatched, ()
-
-
-class _End:
-    """A hook that ends a watched pass. In a copy of the model it does nothing."""
-
-    def __init__(self, watch: Watch, act: Callable[[], object]):
-        self.watch, self.act = watch, act
-
-    def __call__(self, _module: nn.Module, _args: object, _output: object) -> None:
-        self.act()
-
-    def __reduce__(self) -> tuple[type[_NotWatched], tuple[()]]:
-        return _NotWatched, ()
-
-
-class _NotWatched:
-    def __call__(self, *_given: object) -> None:
-        pass
 
 
 def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
