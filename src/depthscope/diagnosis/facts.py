@@ -280,7 +280,7 @@ class Facts:
     @cached_property
     def learning(self) -> dict[int, float]:
         """By block, the gradient of queries and keys over that of values and output; empty if not taken."""
-        ratios = learning_ratios(*(self.curve(MEASURES[role]) for role in ("queries_keys", "values_output")))
+        ratios = learning_ratios(*(self.curve(MEASURES[role]).tolist() for role in ("queries_keys", "values_output")))
         own = range(self.first + 1, self.last + 1)
         return {block: float(ratios[block]) for block in own if not math.isnan(ratios[block])}
 

@@ -18,6 +18,7 @@ from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_s
 from depthscope.passes import Machine, Visit
 from depthscope.passes.undoing import unhook
 from depthscope.probing.roles import COHERENT, MEASURES, Roles, norm_of_norms
+from depthscope.probing.watching.hooks import NotWatched
 
 Curves = dict[str, dict[str, list[float]]]  # as in `records`
 
@@ -60,17 +61,15 @@ class GradientTaps:
         """The pass of a step begins: the machine is open."""
         self.close()
         self._step = step
+        parameters = {}
         for block in self._machine.anatomy.blocks:
             for role, pieces in self._roles.of(block).items():
                 for piece in pieces:
-                    self._waiting.setdefault(id(piece.parameter), []).append((id(block.module), role, piece))
-        parameters = {id(p): p for block in self._machine.anatomy.blocks for p in block.module.parameters()}
-        self._waiting = {
-            key: uses
-            for key, uses in self._waiting.items()
-            if parameters[key].requires_grad and key not in self._roles.shared
-        }
-        self._handles = [parameters[key].register_hook(partial(self._arrive, key)) for key in self._waiting]
+                    key = id(piece.parameter)
+                    if piece.parameter.requires_grad and key not in self._roles.shared:
+                        parameters[key] = piece.parameter
+                        self._waiting.setdefault(key, []).append((id(block.module), role, piece))
+        self._handles = [p.register_hook(partial(self._arrive, key)) for key, p in parameters.items()]
         for block in self._machine.anatomy.blocks:
             for station, layers in writers_of(block).items():
                 for layer in layers:
@@ -206,10 +205,5 @@ class _Writes:
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.act(layer, args, output)
 
-    def __reduce__(self) -> tuple[type[_Nothing], tuple[()]]:
-        return _Nothing, ()
-
-
-class _Nothing:
-    def __call__(self, *_given: object) -> None:
-        pass
+    def __reduce__(self) -> tuple[type[NotWatched], tuple[()]]:
+        return NotWatched, ()
