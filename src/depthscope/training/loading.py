@@ -79,4 +79,6 @@ def make_empty_task(config: TrainingConfig) -> Task:
 def _own_task(config: TrainingConfig, data: str | None) -> Task | None:
     """The task that the recipe brings along; None if its data and model are of this package."""
     make = RECIPES[config.recipe].task if config.recipe in RECIPES else None
+    if make is not None and config.evaluate_on != "test":
+        raise ValueError(f"{config.recipe} has a task of its own: nothing of its training data can be held back for it")
     return None if make is None else make(config, data)
