@@ -99,13 +99,10 @@ def _failures(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _edges(choices: Sequence[Choice]) -> Iterator[str]:
-    for choice in choices:
-        if choice.edge:
-            other = "smaller" if choice.edge == "least" else "greater"
-            yield (
-                f"{choice.config.variant}, {choice.config.depth} blocks: its rate {choice.lr:g} is the {choice.edge} that "
-                f"was tried, and a {other} one may be better."
-            )
+    for edge, other in (("least", "smaller"), ("greatest", "greater")):
+        named = [f"{c.config.variant} at {c.config.depth} blocks ({c.lr:g})" for c in choices if c.edge == edge]
+        if named:
+            yield f"The chosen rate is the {edge} that was tried, and a {other} one may be better: {', '.join(named)}."
 
 
 def _by_depth(rows: Sequence[Row]) -> list[list[int]]:
