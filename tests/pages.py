@@ -21,6 +21,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,8 @@ def _run_python(piece: Piece, namespace: dict[str, Any]) -> str | None:
 def _run_commands(piece: Piece, run: Callable[[tuple[str, ...]], str]) -> str | None:
     """What the last command printed; None if it was only parsed."""
     printed = None
-    commands = [shlex.split(line, comments=True) for line in piece.code.replace("\\\n", " ").splitlines()]
+    lines = piece.code.replace("\\\n", " ").splitlines()
+    commands = [up_to_a_pipe(shlex.split(line, comments=True)) for line in lines]
     for words in filter(None, commands):
         arguments = arguments_of(words, str(piece))
         printed = None
@@ -154,6 +156,11 @@ def _run_commands(piece: Piece, run: Callable[[tuple[str, ...]], str]) -> str | 
             if not piece.parsed_only and words[0] == "depthscope" and reason_to_parse_only(arguments) is None:
                 printed = run(arguments)
     return printed
+
+
+def up_to_a_pipe(words: list[str]) -> list[str]:
+    """What the shell gives to the first program: not what its output goes into."""
+    return list(takewhile(lambda word: word not in ("|", ">"), words))
 
 
 def arguments_of(words: list[str], where: str) -> tuple[str, ...] | None:
@@ -197,7 +204,7 @@ def _refuse_code(piece: Piece) -> None:
 
 def commands_in_the_text(text: str) -> list[tuple[str, ...]]:
     """Commands that stand between backticks in a sentence or a table."""
-    return [tuple(shlex.split(found)[1:]) for found in _INLINE.findall(_FENCED.sub("", text))]
+    return [tuple(up_to_a_pipe(shlex.split(found))[1:]) for found in _INLINE.findall(_FENCED.sub("", text))]
 
 
 def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[tuple[str, ...]], str]:

@@ -197,6 +197,7 @@ def test_budgets(text: str, seconds: float):
         (["vit-digits", "--budget", "1.2.3h"], "expected --budget as"),
         (["vit-digits", "--tune", "--seeds", "2"], "at least 3 seeds"),
         (["vit-digits", "--tune", "--lr-grid", "1"], "at least 2 rates"),
+        (["vit-digits", "--tune", "--seeds", "1000000000"], "at most 10000 seeds, as each is a run, got 1000000000"),
         (["vit-digits", "--tune", "--set", "evaluate_on=test"], "leave evaluate_on out"),
         (["vit-digit"], "did you mean 'vit-digits'"),
         (["vit-digits", "--variants", "post,per"], "unknown variant 'per': did you mean 'pre'?"),

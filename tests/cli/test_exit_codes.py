@@ -52,6 +52,7 @@ def test_a_command_ends_with_its_code(code: ExitCode, arguments: tuple[str, ...]
 def test_a_gate_of_claims(strict: tuple[str, ...], code: ExitCode, program, monkeypatch: pytest.MonkeyPatch):
     claim = judge("a claim", paper="", ours="", tolerance="", holds=False)
     monkeypatch.setattr("depthscope.cli.reproduce._run", lambda *_: [claim])
+    monkeypatch.setattr("depthscope.cli.reproduce._write_pages", lambda *_: None)  # of a study that was not run
     program("reproduce", "yu2024-fig4", "--quick", *strict, code=code)
 
 

@@ -70,7 +70,8 @@ def test_train_and_compare_show_their_curves(program, tmp_path: Path):
 
 def test_reproduce_writes_an_index(program, tmp_path: Path):
     out = ("--out", str(tmp_path))
-    claims = json.loads(program("reproduce", "dong2021-lengths", "--quick", "--json", *out).out)["dong2021-lengths"]
+    found = json.loads(program("reproduce", "dong2021-lengths", "--quick", "--json", *out).out)
+    claims = found["studies"]["dong2021-lengths"]["claims"]
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert text.count("<tr data-verdict=") == len(claims)
     assert 'href="./dong2021-lengths/report.html"' in text

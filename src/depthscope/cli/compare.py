@@ -14,6 +14,7 @@ from depthscope.cli import completion
 from depthscope.cli.compare_display import list_runs, runs_as_json, show_bar, show_plan, show_summary
 from depthscope.cli.documents import document, print_document
 from depthscope.cli.folders import folder
+from depthscope.cli.help import count_of_seeds
 from depthscope.cli.reporting import add_report
 from depthscope.cli.settings import (
     AllowIncomplete,
@@ -70,7 +71,12 @@ def compare(
     budget: Annotated[
         str | None, typer.Option(metavar="2h", help="How long it may take in all (1h30m, 45m); --tune goes with it.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds: 0, 1, …; with --tune 1, 2, … and at least 3.")] = 3,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            metavar="N", parser=count_of_seeds, help="How many seeds: 0, 1, …; with --tune 1, 2, … and at least 3."
+        ),
+    ] = 3,
     warmup: Annotated[
         str | None, typer.Option(metavar="0,100", help="Warm-up steps to compare; by default the recipe's.")
     ] = None,
@@ -168,7 +174,7 @@ def _tuned(
 
     factors = factors or fair.FACTORS
     configs = fair.prepared([cell.config for cell in cells])
-    wanted = fair.Protocol(1, factors, seeds=tuple(range(1, seeds + 1)))  # refuses too few seeds or rates at once
+    wanted = fair.Protocol(1, factors, seeds=fair.fresh_seeds(seeds))  # refuses too few seeds or rates at once
     _check([fair.tuning(configs[0], wanted, configs[0].lr), *map(Cell, configs)], launch, writes=not dry_run)
     request = request_of(configs, launch, factors, seeds, budget)
 

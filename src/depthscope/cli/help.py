@@ -39,10 +39,19 @@ def _shorten(parameter: Any) -> Any:
 
 def seed(given: str | int) -> int:
     """A seed that torch takes."""
+    return _whole_number(given, least=0)
+
+
+def count_of_seeds(given: str | int) -> int:
+    """How many seeds from 0 on, each of which torch takes."""
+    return _whole_number(given, least=1)
+
+
+def _whole_number(given: str | int, least: int) -> int:
     try:
         number = int(given)
     except ValueError:
         number = -1
-    if not 0 <= number <= _GREATEST_SEED:
-        raise ValueError(f"expected a whole number from 0 to {_GREATEST_SEED}, got {given!r}")
+    if not least <= number <= _GREATEST_SEED:
+        raise ValueError(f"expected a whole number from {least} to {_GREATEST_SEED}, got {given!r}")
     return number

@@ -99,7 +99,7 @@ def lines(
     scale = alt.Scale(type="log") if log else alt.Scale(domain=list(domain)) if domain else alt.Scale(zero=False)
     chart = chart.encode(
         x=block_axis(material.depth),
-        y=alt.Y(f"{y}:Q", title=title, scale=scale, axis=alt.Axis(format=".0e" if log else "~g", tickCount=6)),
+        y=alt.Y(f"{y}:Q", title=title, scale=scale, axis=alt.Axis(format=".0e" if log else "~r", tickCount=6)),
         color=series_colour(series, by),
     )
     wanted = alt.selection_point(name="wanted", fields=[by], bind="legend", toggle="true")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from depthscope.files import content_sum, read_json, write_json
 from depthscope.training.comparison import Launch
 from depthscope.training.config import TrainingConfig
-from depthscope.training.protocol import Protocol
+from depthscope.training.protocol import Protocol, fresh_seeds
 
 PLAN = "plan.json"
 
@@ -47,9 +47,9 @@ def make_plan(
     """Times a few steps and fits the protocol to the budget (seconds); `asked`: the user has named the steps."""
     from depthscope.training.timing import fitted, measure_costs
 
-    Protocol(1, tuple(factors), seeds=tuple(range(1, seeds + 1)))  # what it would refuse, it refuses at once
+    first = Protocol(1, tuple(factors), seeds=fresh_seeds(seeds))  # what it would refuse, it refuses at once
     costs = measure_costs(configs, launch)
-    wanted = Protocol(costs.recipe_steps, tuple(factors), seeds=tuple(range(1, seeds + 1)))
+    wanted = replace(first, steps=costs.recipe_steps)
     protocol, notes = fitted(configs, wanted, costs, launch, budget, asked=asked)
     slowest: dict[int, float] = {}
     for (_, depth), seconds in costs.step.items():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from depthscope.training.comparison import Cell, Launch, Result, run_cells
+from depthscope.training.comparison import MOST_RUNS, Cell, Launch, Result, run_cells
 from depthscope.training.comparison_results import HIDDEN
 from depthscope.training.config import LanguageConfig, TrainingConfig
 from depthscope.training.metrics import METRICS, read_metrics
@@ -32,7 +32,7 @@ class Protocol:
     steps: int
     factors: tuple[float, ...] = FACTORS  # of each variant's own rate
     more: int = MORE
-    seeds: tuple[int, ...] = tuple(range(1, SEEDS + 1))
+    seeds: tuple[int, ...] = (1, 2, 3)  # fresh: the runs that choose have seed 0
 
     def __post_init__(self) -> None:
         if len(self.factors) < 2:
@@ -78,6 +78,13 @@ class Choice:
             "edge": self.edge,
             "tried": [{"lr": lr, "valid_loss": loss} for lr, loss in sorted(self.tried.items())],
         }
+
+
+def fresh_seeds(count: int) -> tuple[int, ...]:
+    """1, 2, …: none that has helped to choose."""
+    if count > MOST_RUNS:
+        raise ValueError(f"expected at most {MOST_RUNS} seeds, as each is a run, got {count}")
+    return tuple(range(_TUNING_SEED + 1, _TUNING_SEED + 1 + count))
 
 
 def prepared(configs: Sequence[TrainingConfig]) -> list[TrainingConfig]:

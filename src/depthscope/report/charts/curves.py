@@ -104,7 +104,7 @@ def ranks(material: Material) -> Drawing | None:
         "says that the tokens come to lie on one line.",
         lines(NUMBERS, list(labels.values()), material, title="rank", labels=labels),
         {NUMBERS: _rows(labels)},
-        rules=("rank", "rank beside a sink", "rank collapse"),
+        rules=("rank", "rank beside a sink", "rank collapse", "three definitions"),
     )
 
 

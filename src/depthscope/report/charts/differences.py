@@ -36,7 +36,7 @@ def difference(material: Material) -> Drawing | None:
         .transform_calculate(difference="datum.value - datum.base")
         .encode(
             x=block_axis(material.depth),
-            y=alt.Y("difference:Q", title="difference to the baseline", axis=alt.Axis(format="~g")),
+            y=alt.Y("difference:Q", title="difference to the baseline", axis=alt.Axis(format="~r")),
         )
     )
     zero = alt.Chart(alt.Data(values=[{}])).mark_rule(opacity=0.4).encode(y=alt.YDatum(0, type="quantitative"))  # type: ignore[arg-type]

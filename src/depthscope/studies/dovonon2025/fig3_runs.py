@@ -1,4 +1,7 @@
-"""The models of Fig. 3's study: pre-norm ViTs with H as it comes, steered to smooth, and steered to sharpen.
+"""The models of Fig. 3's study: pre-norm ViTs with H as it comes, steered to smooth, steered to sharpen, and a control.
+
+The control has the same form and size as the steered ones (eigenvalues drawn evenly from an interval, root mean square
+.58) and the signs of neither: what it gains against H as it comes is not the steering's.
 
 Each kind gets the learning rate that is best on images held back from training (never the test images), with a seed of
 its own, and is then trained with fresh seeds on all training images.
@@ -26,6 +29,7 @@ from depthscope.training.task import Share
 
 KINDS = {
     "plain": "pre",
+    "both": "pre+reparameterise(interval=[-1, 1], start=fresh)",
     "smooth": "pre+reparameterise(interval=smooth, start=fresh)",
     "sharpen": "pre+reparameterise(interval=sharpen, start=fresh)",
 }
