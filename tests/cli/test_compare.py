@@ -185,7 +185,9 @@ def test_all_variants_are_those_that_the_recipe_can_build(run, tmp_path: Path):
     assert {"post", "pre", "deescalated"} <= set(built)
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("2h", 7200), ("1h30m", 5400), ("45min", 2700), ("90s", 90), ("0.5h", 1800)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2h", 7200), ("1h30m", 5400), ("45min", 2700), ("90s", 90), ("0.5h", 1800)]
+)
 def test_budgets(text: str, seconds: float):
     assert read_budget(text) == seconds
 

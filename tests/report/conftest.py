@@ -49,7 +49,9 @@ def everything(measured: Measured) -> Material:
     )
     full = subjects_of([measured.profile, measured.shares, measured.spectra, skipped])
     other = subjects_of([measured.fixed.after])
-    trained = Subject("trained", training=training("post", "pre"), watched=watched("post"), compared=compared("post", "pre"))
+    trained = Subject(
+        "trained", training=training("post", "pre"), watched=watched("post"), compared=compared("post", "pre")
+    )
     return Material([*full, *(Subject("other", item.profile, item.diagnosis) for item in other), trained])
 
 

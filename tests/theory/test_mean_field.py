@@ -83,8 +83,8 @@ def test_mutants_are_not_what_simulated_blocks_do(simulated, monkeypatch):
         check(simulated, replace(HE_GAINS, ffn=1.0))  # ReLU's half counted twice
     with pytest.raises(AssertionError):
         check(simulated, replace(HE_GAINS, score=0.0))  # gradients through queries and keys forgotten
-    with monkeypatch.context() as patched, pytest.raises(AssertionError):
-        patched.setattr("depthscope.theory.mean_field.relu_kernel", lambda gap: gap)  # ReLU's mean forgotten
+    monkeypatch.setattr("depthscope.theory.mean_field.relu_kernel", lambda gap: gap)  # ReLU's mean forgotten
+    with pytest.raises(AssertionError):
         check(simulated, HE_GAINS)
 
 
@@ -113,7 +113,9 @@ def test_limits_that_can_be_written_down():
 @given(st.floats(1e-3, 1.99))
 def test_the_kernel_of_relu_and_its_slope(gap: float):
     c = 1 - gap
-    assert relu_kernel(gap) == pytest.approx(1 - (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi, abs=1e-9)
+    assert relu_kernel(gap) == pytest.approx(
+        1 - (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi, abs=1e-9
+    )
     assert relu_slope(gap) == pytest.approx(1 - math.acos(c) / math.pi, abs=1e-7)
 
 

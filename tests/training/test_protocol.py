@@ -1,4 +1,4 @@
-"""The fair protocol: which rates, which seeds, which data; its plan, its budget, its verdict. Processes are stood in for."""
+"""The fair protocol: which rates, which seeds, which data; its plan, its budget, its verdict. No process is started."""
 
 import json
 import math
@@ -135,7 +135,9 @@ def test_a_budget_takes_rates_beyond_the_grid_first_then_steps_then_refuses(tmp_
         fitted(CONFIGS, wanted, costs(), launch, 0.3 * whole, asked=True)
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.2, "1 s"), (99, "99 s"), (120, "2 min"), (3600, "1 h"), (7260, "2 h 1 min")])
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "1 s"), (99, "99 s"), (120, "2 min"), (3600, "1 h"), (7260, "2 h 1 min")]
+)
 def test_times_in_words(seconds: float, words: str):
     assert in_words(seconds) == words
 
@@ -195,14 +197,17 @@ def test_who_overlaps_the_best_is_equal_to_it(tmp_path: Path):
     assert (rows[0]["test_loss_low"], rows[0]["test_loss_high"]) == (2.0, 2.2)
     assert rows[5]["test_loss_low"] is None
     config = small("post", depth=24)
-    said = verdict_of(rows, [Choice(config, {1e-4: 2.0, 3e-4: 1.0}, 3e-4), Choice(config, {1.0: 2, 2.0: 1, 3.0: 2}, 2.0)])
+    said = verdict_of(
+        rows, [Choice(config, {1e-4: 2.0, 3e-4: 1.0}, 3e-4), Choice(config, {1.0: 2, 2.0: 1, 3.0: 2}, 2.0)]
+    )
     assert said == [
         "12 blocks: pre (1.100, 1.000 to 1.200) is least, and equal to it, as the intervals overlap: "
         "deescalated (1.283, 1.150 to 1.400); worse: post (2.100, 2.000 to 2.200).",
         "24 blocks: pre (0.833, 0.800 to 0.900) is best; worse: post (2.400, 2.300 to 2.500).",
         "post: 24 blocks are worse than 12 (2.400 against 2.100).",
         "pre: 24 blocks are better than 12 (0.833 against 1.100).",
-        "deescalated, 24 blocks: 1 of 3 runs failed (a loss that is not finite), so that it has no interval and no rank.",
+        "deescalated, 24 blocks: 1 of 3 runs failed (a loss that is not finite), "
+        "so that it has no interval and no rank.",
         "The chosen rate is the greatest that was tried, and a greater one may be better: post at 24 blocks (0.0003).",
     ]
 

@@ -54,7 +54,8 @@ _BUDGET = re.compile(r"(?:(?P<h>[\d.]+)h)?\s*(?:(?P<m>[\d.]+)m(?:in)?)?\s*(?:(?P
 
 def compare(
     recipe: Annotated[
-        str, typer.Argument(metavar="[RECIPE]", help="`depthscope train` lists them.", autocompletion=completion.recipes)
+        str,
+        typer.Argument(metavar="[RECIPE]", help="`depthscope train` lists them.", autocompletion=completion.recipes),
     ] = "vit-digits",
     variants: Annotated[
         str,
@@ -82,7 +83,9 @@ def compare(
     ] = None,
     lr_grid: Annotated[
         str | None,
-        typer.Option(metavar="0.3,1,3", help="Factors of each variant's learning rate; the best are marked, or tuned to."),
+        typer.Option(
+            metavar="0.3,1,3", help="Factors of each variant's learning rate; the best are marked, or tuned to."
+        ),
     ] = None,
     width: Width = None,
     batch_size: BatchSize = None,

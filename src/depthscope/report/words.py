@@ -60,7 +60,9 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
     if subject.spectra is not None:
         findings += [Sentence(text, chart_of.get("eigenvalues", "")) for text in of_spectra(subject.spectra)]
     if subject.compared is not None:
-        findings += [Sentence(str(text), chart_of.get("compared", "")) for text in _list(subject.compared.get("verdict"))]
+        findings += [
+            Sentence(str(text), chart_of.get("compared", "")) for text in _list(subject.compared.get("verdict"))
+        ]
     advice = _mapping(judged.get("recommendation"))
     remedy = subject.remedy or {}
     return Said(

@@ -1,8 +1,8 @@
-"""Two exponents of a block at initialisation: how fast tokens grow alike, or apart; how fast the gradient grows, or shrinks.
+"""Two exponents of a fresh block: how fast tokens grow alike or apart, how fast the gradient grows or shrinks.
 
-Measured from Jacobian-vector and vector-Jacobian products; no Jacobian is formed. Both are natural logarithms of a factor per
-block, so that 0 is "neither". Cowsik et al. 2024 (2403.02579) read trainability off such a pair. The closed forms are in
-`theory.mean_field`. A statement about **random weights**.
+Measured from Jacobian-vector and vector-Jacobian products; no Jacobian is formed. Both are natural logarithms of a
+factor per block, so that 0 is "neither". Cowsik et al. 2024 (2403.02579) read trainability off such a pair. The
+closed forms are in `theory.mean_field`. A statement about **random weights**.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ def token_exponents(
 ) -> list[float]:
     """λ_t of each block: by what factor e^λ differences between tokens grow against what they share, near the collapse.
 
-    At tokens X̄ = 1x̄ᵀ that are all equal (each sequence's own mean with the energy of its tokens, and then what the blocks
-    make of it), with a difference δ that has no mean: λ_t = ln(‖Π⊥Jδ‖/‖δ‖) − ln(‖f(X̄)‖/‖X̄‖), J the Jacobian of the block at X̄. Below 0 a collapse goes on
-    (order), above 0 it heals: λ_t = −½ ln((1 − τ)²ρ) with ρ of `theory.odds`. δ is drawn anew in each block; the mean is
-    over the batch. nan where the mean vanishes, as behind τ = 1: then nothing can collapse.
+    At tokens X̄ = 1x̄ᵀ that are all equal (each sequence's own mean with the energy of its tokens, and then what the
+    blocks make of it), with a difference δ that has no mean: λ_t = ln(‖Π⊥Jδ‖/‖δ‖) − ln(‖f(X̄)‖/‖X̄‖), J the Jacobian
+    of the block at X̄. Below 0 a collapse goes on (order), above 0 it heals: λ_t = −½ ln((1 − τ)²ρ) with ρ of
+    `theory.odds`. δ is drawn anew in each block; the mean is over the batch. nan where the mean vanishes, as behind τ
+    = 1: then nothing can collapse.
     """
     found = []
     x = TokenMatrix.of(tokens)
@@ -37,7 +38,7 @@ def token_exponents(
         equal = mean.unsqueeze(-2).expand_as(tokens).contiguous()
         delta = _centred(_noise(tokens, generator))
         with torch.no_grad(), _derivable():
-            after, moved = jvp(block, (equal,), (delta,))
+            after, moved = jvp(block, (equal,), (delta,))  # type: ignore[misc]  # three only with has_aux
         grown = _norm(_centred(moved)) / _norm(delta)
         rescaled = _norm(after) / _norm(equal)
         usable = (rescaled > 0) & (_norm(after) > 1e-6 * _norm(moved))

@@ -1,22 +1,24 @@
 """Both exponents in closed form, as functions of the branch weight α, the de-escalation τ, and depth. Ours.
 
-For **random weights**, many features, nearly uniform attention, and a ReLU FFN. All that is followed through a block are
-energies per token: m of the mean over tokens, v of the deviations from it (t_sim = m/(m + v)), and backwards the same two of
-the gradient. With A = α²g_a, a = α²g_f (`Gains`), n tokens, s the scores' variance and κ the kernel of ReLU:
+For **random weights**, many features, nearly uniform attention, and a ReLU FFN. All that is followed through a block
+are energies per token: m of the mean over tokens, v of the deviations from it (t_sim = m/(m + v)), and backwards the
+same two of the gradient. With A = α²g_a, a = α²g_f (`Gains`), n tokens, s the scores' variance and κ the kernel of
+ReLU:
 
     attention   m → (1 + A)m + α²b_a                     uniform attention carries the mean, and little else:
                 v → (1 + Aε)v,  ε = (e^(s·e·v) − 1)/n     e = m + v: what attention reads
     FFN         m + v → (1 + a)(m + v),  cos → (cos + aκ(cos))/(1 + a) between two tokens
     norm        divides by m + v;   de-escalation: m → (1 − τ)²m
     backwards   the norm divides by m + v too. Of the gradient, attention carries the mean by 1 + A and deviations by
-                1 + Aν, ν = ε + s·e^(s·e·v)·(v² + e·v)/n (values; queries; keys); the FFN by 1 + a, and of the mean the share
-                κ′(cos) stays a mean; de-escalation: (1 − τ)² of the mean, all of the deviations.
+                1 + Aν, ν = ε + s·e^(s·e·v)·(v² + e·v)/n (values; queries; keys); the FFN by 1 + a, and of the mean
+                the share κ′(cos) stays a mean; de-escalation: (1 − τ)² of the mean, all of the deviations.
 
-So in post-norm the gradient grows where de-escalation takes away what the FFN (κ(0) = 1/π: ReLU's mean) has put into the mean:
-the next norm makes up for it, forwards for the tokens and backwards for the gradient. At τ = 1, many tokens:
-e^(2λ_g) = 1/(1 − κ(0)·a/(1 + a)), and the collapse is undone in one step. At τ = 0 the collapse goes on with
-e^(−2λ_t) = ρ = 1 + A, and the gradient neither grows nor shrinks (λ_g = 0): it is the gradient of one token. In pre-norm every
-branch weighs α²/(m + v) of a trunk that grows with depth, and both are powers of depth, not exponentials.
+So in post-norm the gradient grows where de-escalation takes away what the FFN (κ(0) = 1/π: ReLU's mean) has put into
+the mean: the next norm makes up for it, forwards for the tokens and backwards for the gradient. At τ = 1, many
+tokens: e^(2λ_g) = 1/(1 − κ(0)·a/(1 + a)), and the collapse is undone in one step. At τ = 0 the collapse goes on with
+e^(−2λ_t) = ρ = 1 + A, and the gradient neither grows nor shrinks (λ_g = 0): it is the gradient of one token. In
+pre-norm every branch weighs α²/(m + v) of a trunk that grows with depth, and both are powers of depth, not
+exponentials.
 """
 
 from __future__ import annotations
@@ -124,8 +126,8 @@ def course(
 ) -> Course:
     """Tokens forwards and a random gradient backwards through `depth` blocks, each with τ at its end.
 
-    `similarity` is that of the tokens at the entrance, by default 1/n (unrelated tokens); `energy` their mean square, which
-    matters in pre-norm.
+    `similarity` is that of the tokens at the entrance, by default 1/n (unrelated tokens); `energy` their mean square,
+    which matters in pre-norm.
     """
     if depth < 1 or not 0 <= tau <= 1 or alpha < 0:
         raise ValueError(f"expected depth ≥ 1, α ≥ 0 and τ in [0, 1], got {depth}, {alpha}, {tau}")
@@ -156,10 +158,8 @@ def relu_kernel(gap: float) -> float:
     As a function of 1 − cos, so that it is right in the collapse; 1 − 1/π at 1, unrelated tokens.
     """
     angle = _angle(gap)
-    if angle < 1e-2:  # sin θ − θ cos θ would cancel
-        bent = angle**3 / 3 - angle**5 / 30
-    else:
-        bent = math.sin(angle) - angle * math.cos(angle)
+    small = angle < 1e-2  # where sin θ − θ cos θ would cancel
+    bent = angle**3 / 3 - angle**5 / 30 if small else math.sin(angle) - angle * math.cos(angle)
     return gap - bent / math.pi
 
 
@@ -254,11 +254,11 @@ def prescribe(
 ) -> Prescription:
     """The branch weight α and the de-escalation τ that keep both factors near 1 over `depth` blocks.
 
-    τ is the least that holds t_sim at `level` at α = 1: where t_sim settles, tokens grow neither alike nor apart. α is the
-    greatest, at most 1, with which the gradient grows by at most `growth` over the whole depth; if it must be below 1, it is
-    taken so that the gradient grows by √growth, well inside. τ is not lowered for a small α, although the odds would allow it:
-    training makes the collapse that such a model does not have when it is new. `depthscope.remedies.recommend` does the same
-    with ρ, c and the gradient as they are measured in a model.
+    τ is the least that holds t_sim at `level` at α = 1: where t_sim settles, tokens grow neither alike nor apart. α
+    is the greatest, at most 1, with which the gradient grows by at most `growth` over the whole depth; if it must be
+    below 1, it is taken so that the gradient grows by √growth, well inside. τ is not lowered for a small α, although
+    the odds would allow it: training makes the collapse that such a model does not have when it is new.
+    `depthscope.remedies.recommend` does the same with ρ, c and the gradient as they are measured in a model.
     """
     if depth < 1 or not 0 < level < 1 or not growth > 1:
         raise ValueError(f"expected depth ≥ 1, a level in (0, 1) and growth > 1, got {depth}, {level}, {growth}")
@@ -289,4 +289,3 @@ def _least(holds: Callable[[float], bool], steps: int = 30) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
-

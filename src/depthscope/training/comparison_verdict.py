@@ -1,4 +1,4 @@
-"""What a fair comparison has shown, in words: which variants are best at a depth, which equal it, what is not certain."""
+"""What a fair comparison has shown, in words: which variants are best at a depth, which equal it, what to doubt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 
 def with_intervals(rows: Sequence[Row], frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Each cell of the summary with NAME_low and NAME_high of its quantities, the bootstrap over its seeds, and `judged`.
+    """Each cell of the summary with NAME_low and NAME_high of its quantities (bootstrap over its seeds) and `judged`.
 
     None where a run failed: where it would have ended is not known, and the others alone would flatter.
     """
@@ -25,7 +25,7 @@ def with_intervals(rows: Sequence[Row], frame: pd.DataFrame) -> list[dict[str, A
     found = []
     for row in rows:
         mine = final[[all(one[name] == row[name] for name in FACTORS) for one in final.to_dict("records")]]
-        bounds = {}
+        bounds: dict[str, float | None] = {}
         for name in ("loss", *evaluated_in(frame)):
             interval = bootstrap_interval([float(value) for value in mine[name]])
             bounds |= {f"{name}_low": interval and interval[0], f"{name}_high": interval and interval[1]}
@@ -39,7 +39,7 @@ def verdict_of(rows: Sequence[Row], choices: Sequence[Choice]) -> list[str]:
 
 
 def ranks(rows: Sequence[Row]) -> dict[int, str]:
-    """By place in `rows`: "best", "equal" (its interval overlaps that of the best of its depth), "worse", or "" (failed)."""
+    """By place in `rows`: "best" of its depth, "equal" (their intervals overlap), "worse", "" (failed)."""
     found: dict[int, str] = {}
     for places in _by_depth(rows):
         known = [place for place in places if _interval(rows[place]) is not None]

@@ -162,8 +162,10 @@ def field_help(config: type) -> dict[str, str]:
 
 
 def defaults_of(config: TrainingConfig) -> dict[str, Any]:
-    """The fields that have a default, as JSON: what a configuration was that was recorded before there was such a field."""
-    return {field.name: field.default for field in fields(config) if isinstance(field.default, str | int | float | bool)}
+    """The fields that have a default, as JSON: what a configuration had before the field was there."""
+    return {
+        field.name: field.default for field in fields(config) if isinstance(field.default, str | int | float | bool)
+    }
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -15,9 +15,9 @@ _RESAMPLES = 20_000  # of more values
 def bootstrap_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
     """Where the mean lies in all but (1 − confidence)/2 of the resamples on either side (Efron's percentiles).
 
-    Up to eight values all nⁿ resamples are counted, so that nothing is drawn; of more, 20 000 are drawn, always the same
-    ones. Of three values it is the least and the greatest: of normal ones such an interval holds the true mean in 3 of
-    4 cases, not in 95 of 100. None of fewer than two values, or where one is not finite.
+    Up to eight values all nⁿ resamples are counted, so that nothing is drawn; of more, 20 000 are drawn, always the
+    same ones. Of three values it is the least and the greatest: of normal ones such an interval holds the true mean
+    in 3 of 4 cases, not in 95 of 100. None of fewer than two values, or where one is not finite.
     """
     n = len(values)
     if n < 2 or not all(map(math.isfinite, values)):

@@ -1,8 +1,9 @@
 """A fair comparison: every variant gets the rate that suits it, found on data that is not the test data.
 
-First, per variant and depth, a small grid of learning rates, one run each, judged on validation data. Where the best rate is
-at the edge of its grid, the grid grows in that direction, a few times at most. Then fresh seeds at the chosen rate, trained on
-all training data and judged on the test data, which nothing has seen before. Data, steps and batch are the same for all.
+First, per variant and depth, a small grid of learning rates, one run each, judged on validation data. Where the best
+rate is at the edge of its grid, the grid grows in that direction, a few times at most. Then fresh seeds at the chosen
+rate, trained on all training data and judged on the test data, which nothing has seen before. Data, steps and batch
+are the same for all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ MORE = 2  # rates beyond the grid, at most, where the best is at its edge
 SEEDS = 3
 _TUNING_SEED = 0  # of the runs that choose; the fresh ones begin at 1
 
-Told = Callable[[str, int, Sequence[Cell], int], object]  # what is being done, how many are done, which run, of how many
+Told = Callable[
+    [str, int, Sequence[Cell], int], object
+]  # what is being done, how many are done, which run, of how many
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ def validation_loss(result: Result, launch: Launch) -> float:
     if result.failed is not None:
         return math.inf
     rows = read_metrics(launch.run_folder(result.cell) / METRICS)
-    last = next((row for row in reversed(rows) if "valid_loss" in row), {})
+    last: Mapping[str, Any] = next((row for row in reversed(rows) if "valid_loss" in row), {})
     value = last.get(f"valid_loss{HIDDEN}", last.get("valid_loss"))
     return math.inf if value is None else float(value)
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from depthscope.training.loading import make_task
 from depthscope.training.protocol import Protocol
 from depthscope.training.run import Run
 from depthscope.training.session import total_steps
-from depthscope.training.task import Task
+from depthscope.training.task import Carry, Task
 
 TIMED = 2  # steps, after a first one that is not counted; the faster counts
 SLACK = 1.15  # for checkpoints, pictures, and what else goes on in a machine
@@ -82,12 +83,18 @@ def measure_costs(configs: Sequence[TrainingConfig], launch: Launch) -> Costs:
 
 
 def fitted(
-    configs: Sequence[TrainingConfig], protocol: Protocol, costs: Costs, launch: Launch, budget: float | None, *, asked: bool
+    configs: Sequence[TrainingConfig],
+    protocol: Protocol,
+    costs: Costs,
+    launch: Launch,
+    budget: float | None,
+    *,
+    asked: bool,
 ) -> tuple[Protocol, list[str]]:
     """The protocol that keeps to the budget (seconds), and in words what was given up for it.
 
-    First the rates beyond the grid, then steps, down to a tenth; steps that the user `asked` for are not cut. What does not
-    fit even so is refused.
+    First the rates beyond the grid, then steps, down to a tenth; steps that the user `asked` for are not cut. What
+    does not fit even so is refused.
     """
     if budget is None:
         return protocol, []
@@ -103,10 +110,8 @@ def fitted(
         said.append(f"rates beyond the grid are at most {protocol.more} instead of {wanted}, to keep to the budget")
     if most(protocol) <= budget:
         return protocol, said
-    fixed = most(replace(protocol, steps=1)) - (per_step := most(replace(protocol, steps=1001)) - most(replace(protocol, steps=1))) / 1000
-    steps = int((budget - fixed) / (per_step / 1000))
-    while steps > 0 and most(replace(protocol, steps=steps)) > budget:
-        steps -= max(1, steps // 200)
+    tried = range(1, protocol.steps)
+    steps = bisect_right(tried, budget, key=lambda some: most(replace(protocol, steps=some)))  # the most that fit
     least = max(1, round(LEAST_SHARE * protocol.steps))
     if asked or steps < least:
         floor = protocol if asked else replace(protocol, steps=least)
@@ -132,7 +137,7 @@ def _timed(task: Task, config: TrainingConfig, launch: Launch, *, look: bool) ->
     """Seconds of a step, and of an evaluation if asked for."""
     engine = make_engine(task, config, Run(launch.folder, tracker="none", cpu=bool(launch.options.get("cpu"))))
     try:
-        carries = [None] * config.accumulate
+        carries: list[Carry] = [None] * config.accumulate
         taken = []
         for step in range(TIMED + 1):
             started = time.perf_counter()

@@ -80,7 +80,16 @@ def compared(material: Material) -> Drawing | None:
             series = f"{item.label}: {cell['variant']}" if several else str(cell["variant"])
             bounds = [cell.get(f"{judged}_{end}") for end in ("low", "high")]
             low, high = (cell[judged] if bound is None else bound for bound in bounds)
-            shown = (series, int(cell["depth"]), f"{cell['lr']:g}", judged, cell.get("rank", ""), cell[judged], low, high)
+            shown = (
+                series,
+                int(cell["depth"]),
+                f"{cell['lr']:g}",
+                judged,
+                cell.get("rank", ""),
+                cell[judged],
+                low,
+                high,
+            )
             rows.append(shown)
     if not rows:
         return None
@@ -98,8 +107,8 @@ def compared(material: Material) -> Drawing | None:
     points = chart.mark_point(filled=True, size=60).encode(y=alt.Y("value:Q", title="test loss"))
     return Drawing(
         "Which variant, how deep",
-        "The test loss of each variant at the learning rate that suits it: the mean over fresh seeds, and the bootstrap's "
-        "95 % as a bar. Variants whose bars overlap at a depth are called equal there.",
+        "The test loss of each variant at the learning rate that suits it: the mean over fresh seeds, and as a bar the "
+        "bootstrap's 95 %. Variants whose bars overlap at a depth are called equal there.",
         at_pointer([bars, points], rule=False),
         {"compared": {}},
         section="Training",
