@@ -7,8 +7,7 @@ closed forms are in `theory.mean_field`. A statement about **random weights**.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ def token_exponents(
     for block in blocks:
         equal = mean.unsqueeze(-2).expand_as(tokens).contiguous()
         delta = _centred(_noise(tokens, generator))
-        with torch.no_grad(), _derivable():
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward derivative
             after, moved = jvp(block, (equal,), (delta,))  # type: ignore[misc]  # three only with has_aux
         grown = _norm(_centred(moved)) / _norm(delta)
         rescaled = _norm(after) / _norm(equal)
@@ -84,10 +83,3 @@ def _centred(x: Tensor) -> Tensor:
 def _norm(x: Tensor) -> Tensor:
     """Frobenius, per sequence, in float64."""
     return x.double().flatten(-2).norm(dim=-1)
-
-
-@contextmanager
-def _derivable() -> Iterator[None]:
-    """Fused attention has no forward derivative; the plain one has."""
-    with sdpa_kernel(SDPBackend.MATH):
-        yield

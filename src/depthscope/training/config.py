@@ -142,6 +142,21 @@ class LanguageConfig(TrainingConfig):
             raise ValueError(f"expected dropout from 0 up to, not including, 1, got {self.dropout}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class CharacterConfig(TrainingConfig):
+    """A plain causal Transformer that reads windows of letters."""
+
+    evaluate_on: Annotated[HeldOut, "Which part of the text is looked at: validation or test."] = "validation"
+    context: Annotated[int, "Letters in a window."]
+    eval_windows: Annotated[int | None, "Evaluation: how many windows; by default all."] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("context", "eval_windows"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"expected {name} greater than 0, got {value}")
+
+
 def _check_finite(name: str, value: Any) -> None:
     for one in value if isinstance(value, tuple) else (value,):
         if isinstance(one, float) and not math.isfinite(one):
