@@ -16,7 +16,7 @@ from depthscope.report.tables import chosen
 from profiles_made_up import made_up
 from report_samples import Measured
 
-OWN_RULES = {"verdict", "paths", "eigenvalues", "gradients"}  # sentences that no rule of the diagnosis says
+OWN_RULES = {"verdict", "paths", "eigenvalues", "gradients", "compared"}  # sentences that no rule of the diagnosis says
 
 
 @pytest.fixture(scope="module")
