@@ -39,6 +39,17 @@ def watched(*names: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["series", "step", "block", "station", "measure", "value"])
 
 
+def compared(*names: str) -> dict[str, Any]:
+    """The summary of a fair comparison, as far as a page shows it."""
+    cells = [
+        {"variant": name, "depth": depth, "lr": 1e-3, "judged": "test_loss", "rank": "equal"}
+        | {"test_loss": 1.0, "test_loss_low": 0.9, "test_loss_high": 1.1}
+        for name in names
+        for depth in (12, 24)
+    ]
+    return {"cells": cells, "verdict": ["12 blocks: all are equal."]}
+
+
 @dataclass
 class Opened:
     """A page in the browser, with all that it complained about and asked for."""

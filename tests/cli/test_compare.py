@@ -4,10 +4,18 @@ import json
 import sys
 from pathlib import Path
 
+import jsonschema
 import pandas as pd
 import pytest
 
 from depthscope.cli.app import main
+from depthscope.cli.compare import read_budget
+from depthscope.cli.documents import schema_of
+from depthscope.training import protocol
+from depthscope.training.comparison import Cell
+from depthscope.training.recipes import RECIPES
+from depthscope.training.timing import Costs
+from pretended_runs import pretend
 
 SETTINGS = ("--set", "heads=1", "--set", "ffn_width=8", "--set", "log_every=1")
 SMALL = ("vit-digits", "--width", "8", "--steps", "2", *SETTINGS, "--cpu")
@@ -100,9 +108,99 @@ def test_interrupted_it_says_how_to_go_on(run, tmp_path: Path, monkeypatch):
     assert err == f"depthscope: interrupted; the runs in {tmp_path} are saved, and the same command goes on\n"
 
 
+TUNED = (*SMALL, "--variants", "post,pre", "--depths", "1,2", "--tune")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    """The runs that a fair comparison asks for; none happens, nothing is timed."""
+    found: list[Cell] = []
+    steps = {(variant, depth): 0.1 * depth for variant in ("post", "pre") for depth in (1, 2)}
+    monkeypatch.setattr(protocol, "run_cells", pretend(found, {"post": 5e-5, "pre": 1e-2}))
+    monkeypatch.setattr("depthscope.training.timing.measure_costs", lambda *_: Costs(steps, 1.0, 5.0, 22, 100))
+    return found
+
+
+def test_a_fair_comparison_says_its_plan_first_and_its_verdict_last(run, tmp_path: Path, asked, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "180")
+    code, out, _err = run(*TUNED, "--budget", "2h", "--out", str(tmp_path))
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].startswith("vit-digits: 2 variants (post, pre), 1, 2 blocks; each run 100 steps, batch 64.")
+    assert "1. Choosing rates on validation data: 3 each (×0.3, ×1, ×3 of its own), seed 0: 12 runs" in out
+    assert "2. Measuring on test data: 3 fresh seeds each at the chosen rate: 12 runs." in out
+    assert "the budget is 2 h." in out
+    assert "pre           1  0.009" in out  # found beyond the grid, and inside of what was tried then
+    assert "1 blocks: post (1.020, 1.010 to 1.030) is best; worse: pre (1.125, 1.115 to 1.135)." in out
+    assert {path.name for path in tmp_path.iterdir()} >= {"plan.json", "summary.json", "curves.png", "report.html"}
+    assert "is best; worse: pre" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    ranks = {(cell["variant"], cell["rank"]) for cell in summary["cells"]}
+    assert ranks == {("post", "best"), ("pre", "worse")}
+
+    monkeypatch.setattr("depthscope.training.timing.measure_costs", None)  # the plan is known
+    code, out, err = run(*TUNED, "--budget", "2h", "--out", str(tmp_path), "--json")
+    assert code == 0
+    found = json.loads(out)
+    jsonschema.validate(found, schema_of("compare"))
+    assert found == summary
+    assert "the budget is 2 h." in err
+
+
+def test_a_plan_that_is_only_looked_at_leaves_nothing(run, tmp_path: Path, asked):
+    out = tmp_path / "new"
+    code, printed, _err = run(*TUNED, "--dry-run", "--json", "--out", str(out))
+    assert code == 0
+    found = json.loads(printed)
+    jsonschema.validate(found, schema_of("compare"))
+    assert len(found["plan"]) == 12
+    assert {entry["config"]["evaluate_on"] for entry in found["plan"].values()} == {"validation"}
+    assert found["seconds"]["least"] < found["seconds"]["most"]
+    code, printed, _err = run(*TUNED, "--dry-run", "--out", str(out))
+    assert printed.splitlines()[-1] == "nothing was trained"
+    assert not asked
+    assert not out.exists()
+
+
+def test_interrupted_a_fair_comparison_keeps_its_plan(run, tmp_path: Path, asked, monkeypatch):
+    def interrupt(*_a, **_k):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(protocol, "run_cells", interrupt)
+    code, _out, err = run(*TUNED, "--out", str(tmp_path))
+    assert code == 130
+    assert "the same command goes on" in err
+    assert (tmp_path / "plan.json").exists()
+
+
+def test_all_variants_are_those_that_the_recipe_can_build(run, tmp_path: Path):
+    arguments = ("--variants", "all", "--seeds", "1", "--set", "heads=4", "--dry-run", "--json", "--cpu")
+    code, printed, err = run(*arguments, "--out", str(tmp_path))  # and digits are the default
+    assert code == 0
+    plan = json.loads(printed)
+    assert plan["recipe"] == "vit-digits"
+    built = [entry["config"]["variant"] for entry in plan["plan"].values()]
+    left_out = [line.split()[1] for line in err.splitlines() if "is left out" in line]
+    assert {*built, *left_out} == set(RECIPES["vit-digits"].variants)
+    assert {"post", "pre", "deescalated"} <= set(built)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2h", 7200), ("1h30m", 5400), ("45min", 2700), ("90s", 90), ("0.5h", 1800)]
+)
+def test_budgets(text: str, seconds: float):
+    assert read_budget(text) == seconds
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["vit-digits", "--budget", "2"], "expected --budget as 2h, 1h30m or 45m, got '2'"),
+        (["vit-digits", "--budget", "1.2.3h"], "expected --budget as"),
+        (["vit-digits", "--tune", "--seeds", "2"], "at least 3 seeds"),
+        (["vit-digits", "--tune", "--lr-grid", "1"], "at least 2 rates"),
+        (["vit-digits", "--tune", "--seeds", "1000000000"], "at most 10000 seeds, as each is a run, got 1000000000"),
+        (["vit-digits", "--tune", "--set", "evaluate_on=test"], "leave evaluate_on out"),
         (["vit-digit"], "did you mean 'vit-digits'"),
         (["vit-digits", "--variants", "post,per"], "unknown variant 'per': did you mean 'pre'?"),
         (["vit-digits", "--variants", ","], "expected --variants to be some of post, pre, deescalated"),

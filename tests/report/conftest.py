@@ -13,7 +13,7 @@ from torch import nn
 import depthscope
 from depthscope.report import Material, Subject
 from depthscope.report.subjects import subjects_of
-from report_samples import Measured, Opened, training, watched
+from report_samples import Measured, Opened, compared, training, watched
 
 FLAGS = (
     "--no-sandbox",
@@ -50,7 +50,9 @@ def everything(measured: Measured) -> Material:
     )
     full = subjects_of([measured.profile, measured.shares, measured.spectra, measured.use, skipped])
     other = subjects_of([measured.fixed.after])
-    trained = Subject("trained", training=training("post", "pre"), watched=watched("post"))
+    trained = Subject(
+        "trained", training=training("post", "pre"), watched=watched("post"), compared=compared("post", "pre")
+    )
     return Material([*full, *(Subject("other", item.profile, item.diagnosis) for item in other), trained])
 
 

@@ -16,7 +16,8 @@ from depthscope.report.tables import chosen
 from profiles_made_up import made_up
 from report_samples import Measured
 
-OWN_RULES = {"verdict", "paths", "eigenvalues", "gradients", "depth"}  # sentences that no rule of the diagnosis says
+# Sentences that no rule of the diagnosis says.
+OWN_RULES = {"verdict", "paths", "eigenvalues", "gradients", "depth", "compared"}
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 
 from depthscope.remedies.record import from_dict
 from depthscope.training.building import recorded, remedies_of
-from depthscope.training.config import ImageConfig, differences, field_help
-from depthscope.training.recipes import RECIPES, vit_cifar10, vit_digits
+from depthscope.training.config import ImageConfig, defaults_of, differences, field_help
+from depthscope.training.recipes import RECIPES, txl_manual, vit_cifar10, vit_digits
 from depthscope.training.variants import VARIANTS, YU_ZHANG
 from tiny_training import tiny_config
 
@@ -103,3 +103,11 @@ def test_a_configuration_says_by_itself_what_its_variant_is_made_of():
     assert full["remedies"][0]["mixing"] == "auto"  # what nobody gave
     assert [from_dict(record) for record in full["remedies"]] == remedies_of(config)
     assert json.loads(json.dumps(full)) == full
+
+
+def test_what_was_recorded_before_a_setting_was_there_had_its_default():
+    for config in (vit_digits("post"), txl_manual("post")):
+        before = config.as_json()
+        del before["evaluate_on"]
+        assert differences(before, config.as_json()) != []
+        assert differences({**defaults_of(config), **before}, config.as_json()) == []

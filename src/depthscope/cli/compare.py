@@ -1,16 +1,17 @@
-"""`depthscope compare RECIPE`: the same training under several variants, depths, seeds; curves and a table."""
+"""`depthscope compare RECIPE`: the same training under several variants, depths, seeds; curves, a table, a verdict."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from depthscope.cli import completion
+from depthscope.cli.compare_display import list_runs, runs_as_json, show_bar, show_plan, show_summary
 from depthscope.cli.documents import document, print_document
 from depthscope.cli.folders import folder
 from depthscope.cli.help import count_of_seeds
@@ -37,8 +38,8 @@ from depthscope.extras import require
 from depthscope.files import require_writable, write_folder, write_json
 from depthscope.locks import owned
 from depthscope.naming import visible
-from depthscope.progress import bar
-from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
+from depthscope.training.comparison import Cell, Launch, Result, cells_of, run_cells
+from depthscope.training.config import TrainingConfig
 from depthscope.training.notation import split
 from depthscope.training.recipes import RECIPES
 from depthscope.training.run import Run
@@ -47,30 +48,47 @@ from depthscope.training.variants import YU_ZHANG, label_of
 if TYPE_CHECKING:
     import pandas as pd
 
-    from depthscope.cli.console import Screen
+    from depthscope.training.plan import Plan
 
 FACTORS = {"depth": "--depths", "seed": "--seeds", "warmup_steps": "--warmup"}  # given as lists here
+ALL = "all"
+_BUDGET = re.compile(r"(?:(?P<h>[\d.]+)h)?\s*(?:(?P<m>[\d.]+)m(?:in)?)?\s*(?:(?P<s>[\d.]+)s)?")
 
 
 def compare(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="`depthscope train` lists them.", autocompletion=completion.recipes)
-    ],
+        str,
+        typer.Argument(metavar="[RECIPE]", help="`depthscope train` lists them.", autocompletion=completion.recipes),
+    ] = "vit-digits",
     variants: Annotated[
         str,
         typer.Option(
-            help="Which, separated by commas; also composed, as for `train`: 'post,deescalated(tau=0.5)'.",
+            help="Which, separated by commas, or all; also composed, as for `train`: 'post,deescalated(tau=0.5)'.",
             autocompletion=completion.variants,
         ),
     ] = ",".join(YU_ZHANG),
     depths: Annotated[str | None, typer.Option(metavar="12,24,48", help="Blocks; by default the recipe's.")] = None,
-    seeds: Annotated[int, typer.Option(metavar="N", parser=count_of_seeds, help="How many seeds: 0, 1, …")] = 3,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Choose each one's learning rate on validation data, then measure on fresh seeds."),
+    ] = False,
+    budget: Annotated[
+        str | None, typer.Option(metavar="2h", help="How long it may take in all (1h30m, 45m); --tune goes with it.")
+    ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            metavar="N", parser=count_of_seeds, help="How many seeds: 0, 1, …; with --tune 1, 2, … and at least 3."
+        ),
+    ] = 3,
     warmup: Annotated[
         str | None, typer.Option(metavar="0,100", help="Warm-up steps to compare; by default the recipe's.")
     ] = None,
     lr_grid: Annotated[
         str | None,
-        typer.Option(metavar="0.3,1,3", help="Factors of each variant's learning rate; the best are marked."),
+        typer.Option(
+            metavar="0.3,1,3", help="Factors of each variant's learning rate; the best are marked, or tuned to."
+        ),
     ] = None,
     width: Width = None,
     batch_size: BatchSize = None,
@@ -92,96 +110,195 @@ def compare(
 ) -> None:
     """Train variants side by side: each run a process and a folder; started again, it skips what is done.
 
-    Every variant has its own learning rate, as in the recipe, unless --lr gives all the same.
+    Every variant has its own learning rate, as in the recipe, unless --lr gives all the same, or --tune looks for it:
+    then a plan with its time is printed first, and a verdict last.
     """
     of_config, of_run = separated(recipe, settings, cpu, stop_if, warn_if)
     for name in of_config.keys() & FACTORS.keys():
         raise ValueError(f"{name} is compared here: give {FACTORS[name]} instead of --set {name}")
     changes = of_config | given(width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps)
-    cells = cells_of(
-        [configured(recipe, variant, changes) for variant in _variants(recipe, variants)],
-        depths=None if depths is None else numbers("--depths", depths, int),
-        seeds=range(seeds),
-        warmups=None if warmup is None else numbers("--warmup", warmup, int),
-        lr_factors=(1.0,) if lr_grid is None else numbers("--lr-grid", lr_grid, float),
-    )
+    seconds = None if budget is None else read_budget(budget)
+    tuned = tune or budget is not None
+    if tuned and "evaluate_on" in of_config:
+        raise ValueError("--tune chooses on validation data and measures on test data: leave evaluate_on out")
+    asked_depths = None if depths is None else numbers("--depths", depths, int)
     launch = Launch(out, data, allow_incomplete, jobs, {"tracker": "none"} | of_run)
     if of_run.keys() & {"stop_if", "warn_if"}:
         from depthscope.training.observation import require_rules
 
         require_rules(Run(out, **of_run))
+    factors = None if lr_grid is None else numbers("--lr-grid", lr_grid, float)
+    cells = cells_of(
+        [configured(recipe, variant, changes) for variant in _variants(recipe, variants, changes, launch)],
+        depths=asked_depths,
+        seeds=(0,) if tuned else range(seeds),
+        warmups=None if warmup is None else numbers("--warmup", warmup, int),
+        lr_factors=(1.0,) if tuned or factors is None else factors,
+    )
+    if tuned:
+        asked = epochs is not None or steps is not None
+        _tuned(recipe, cells, launch, factors, seeds, seconds, asked=asked, dry_run=dry_run, as_json=as_json)
+        return
     if dry_run:
-        _show_plan(cells, launch, as_json)
+        if as_json:
+            print_document("compare", {"dry_run": True, "recipe": recipe, "plan": runs_as_json(cells, launch)})
+        else:
+            list_runs(cells, launch)
         return
     _check(cells, launch)
-    with owned(out):
-        summary = _run(recipe, cells, launch)
-    if as_json:
-        print_document("compare", summary)
-    else:
-        _show(summary, out)
+
+    def run() -> dict[str, Any]:
+        with show_bar(launch) as told:
+            results = run_cells(cells, launch, lambda done, running: told("", done, running, len(cells)))
+        return _summary(recipe, results, launch)
+
+    _finish(_kept(run, launch), launch, as_json)
 
 
-def _run(recipe: str, cells: list[Cell], launch: Launch) -> dict[str, Any]:
-    """Trains what is not there yet, writes curves and summary, and gives the summary."""
-    out = launch.folder
+def read_budget(text: str) -> float:
+    """`2h`, `1h30m`, `45m`, `90s` as seconds."""
+    found = _BUDGET.fullmatch(text.strip())
     try:
-        with _bar(len(cells), launch) as watching:
-            results = run_cells(cells, launch, watching)
+        parts = {unit: float(number) for unit, number in (found.groupdict() if found else {}).items() if number}
+    except ValueError:
+        parts = {}
+    seconds = sum(number * {"h": 3600, "m": 60, "s": 1}[unit] for unit, number in parts.items())
+    if not seconds > 0:
+        raise ValueError(f"expected --budget as 2h, 1h30m or 45m, got {text!r}")
+    return seconds
+
+
+def _tuned(
+    recipe: str,
+    cells: list[Cell],
+    launch: Launch,
+    factors: tuple[float, ...] | None,
+    seeds: int,
+    budget: float | None,
+    *,
+    asked: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """The fair form: the plan first, then rates, then fresh seeds, then the verdict."""
+    from depthscope.training import protocol as fair
+    from depthscope.training.plan import keep_plan, kept_plan, make_plan, request_of
+
+    factors = factors or fair.FACTORS
+    configs = fair.prepared([cell.config for cell in cells])
+    wanted = fair.Protocol(1, factors, seeds=fair.fresh_seeds(seeds))  # refuses too few seeds or rates at once
+    _check([fair.tuning(configs[0], wanted, configs[0].lr), *map(Cell, configs)], launch, writes=not dry_run)
+    request = request_of(configs, launch, factors, seeds, budget)
+
+    def planned() -> Plan:
+        return make_plan(configs, launch, factors=factors, seeds=seeds, budget=budget, asked=asked)
+
+    if dry_run:
+        plan = kept_plan(launch.folder, configs, request) or planned()
+        first = [fair.tuning(c, plan.protocol, fair.rounded(c.lr * f)) for c in configs for f in plan.protocol.factors]
+        if as_json:
+            found = {"dry_run": True, "recipe": recipe, "plan": runs_as_json(first, launch), **plan.as_json()}
+            print_document("compare", found)
+        else:
+            show_plan(plan, launch, budget=budget, on_stderr=False)
+            print("nothing was trained")
+        return
+
+    def run() -> dict[str, Any]:
+        plan = kept_plan(launch.folder, configs, request)
+        if plan is None:
+            plan = planned()
+            keep_plan(launch.folder, plan, request)
+        show_plan(plan, launch, budget=budget, on_stderr=as_json)
+        with show_bar(launch) as told:
+            choices, results = fair.run_protocol(configs, plan.protocol, launch, told)
+        return _summary(recipe, results, launch, plan=plan, choices=choices)
+
+    _finish(_kept(run, launch), launch, as_json)
+
+
+def _kept(run: Callable[[], dict[str, Any]], launch: Launch) -> dict[str, Any]:
+    """What `run` gives, as the owner of the folder; interrupted, it says that nothing is lost."""
+    try:
+        with owned(launch.folder):
+            return run()
     except KeyboardInterrupt as interrupt:
-        kept = f"the runs in {visible(str(out))} are saved"
+        kept = f"the runs in {visible(str(launch.folder))} are saved"
         print(f"depthscope: interrupted; {kept}, and the same command goes on", file=sys.stderr)
         sys.exit(code_of(interrupt))  # past the line that the program itself would print
 
+
+def _summary(
+    recipe: str, results: list[Result], launch: Launch, *, plan: Plan | None = None, choices: Any = ()
+) -> dict[str, Any]:
+    """Writes curves and summary, and gives the summary."""
     from depthscope.training.comparison_results import curves, summarise
 
     frame = curves(results, launch)
-    summary = {
+    summary: dict[str, Any] = {
         "recipe": recipe,
         "runs": {result.cell.name: {"failed": result.failed, "stopped": result.stopped} for result in results},
         "cells": summarise(frame, results),
     }
-    _write(out, frame, summary)
-    add_report(out, "compare")
+    if plan is not None:
+        from depthscope.training.comparison_verdict import ranks, verdict_of, with_intervals
+
+        rows = with_intervals(summary["cells"], frame)
+        ranked = ranks(rows)
+        summary["cells"] = [{**row, "rank": ranked[place]} for place, row in enumerate(rows)]
+        summary |= {"choices": [choice.as_json() for choice in choices], "verdict": verdict_of(rows, choices)}
+        summary |= plan.as_json()
+    _write(launch.folder, frame, summary)
+    add_report(launch.folder, "compare")
     return summary
 
 
-def _variants(recipe: str, text: str) -> list[str]:
+def _finish(summary: dict[str, Any], launch: Launch, as_json: bool) -> None:
+    if as_json:
+        print_document("compare", summary)
+    else:
+        show_summary(summary, launch.folder)
+
+
+def _variants(recipe: str, text: str, changes: dict[str, Any], launch: Launch) -> list[str]:
+    """Those that are named; of `all`, what this recipe can build, and on stderr why not the others."""
+    if text.strip() == ALL:
+        return _buildable(recipe, changes, launch)
     chosen = [name for name in split(text, ",") if name]
     if not chosen:
         raise ValueError(f"expected --variants to be some of {', '.join(RECIPES[recipe].variants)}, got {text!r}")
     return list(dict.fromkeys(chosen))
 
 
-def _check(cells: list[Cell], launch: Launch) -> None:
+def _buildable(recipe: str, changes: dict[str, Any], launch: Launch) -> list[str]:
+    from depthscope.training.estimate import require_fits
+
+    found = []
+    for name in RECIPES[recipe].variants:
+        try:
+            require_fits(configured(recipe, name, changes).changed(depth=4), cpu=bool(launch.options.get("cpu")))
+            found.append(name)
+        except ValueError as error:
+            print(f"depthscope: {name} is left out: {error}", file=sys.stderr)
+    if not found:
+        raise ValueError(f"no variant of {recipe} can be built with these settings")
+    return found
+
+
+def _check(cells: list[Cell], launch: Launch, *, writes: bool = True) -> None:
     """What every run would refuse is refused before the first; so is a folder that cannot be written."""
     from depthscope.training.estimate import require_fits
     from depthscope.training.loading import make_task
 
-    require("matplotlib.figure", "figures")
-    require_writable(launch.folder)
-    for config in {(cell.config.variant, cell.config.depth): cell.config for cell in cells}.values():
+    if writes:
+        require("matplotlib.figure", "figures")
+        require_writable(launch.folder)
+    pairs: dict[tuple[str, int], TrainingConfig] = {}
+    for cell in cells:
+        pairs.setdefault((cell.config.variant, cell.config.depth), cell.config)
+    for config in pairs.values():
         require_fits(config, cpu=bool(launch.options.get("cpu")))
     make_task(cells[0].config, launch.data, allow_incomplete=launch.allow_incomplete)
-
-
-@contextmanager
-def _bar(total: int, launch: Launch) -> Iterator[Callable[[int, Any], None]]:
-    """On stderr: how many runs are done, and where the running ones stand."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-
-    columns = (MofNCompleteColumn(), BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with bar(*columns) as display:
-        task = display.add_task("", total=total)
-
-        def watching(done: int, running: Any) -> None:
-            where = []
-            for cell in running:
-                row = last_step(cell, launch)
-                where.append(f"{cell.name}: " + (f"step {row['step']}, loss {row['loss']:.3f}" if row else "starting"))
-            display.update(task, completed=done, description="; ".join(where))
-
-        yield watching
 
 
 def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
@@ -198,63 +315,3 @@ def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
         "summary.json": lambda path: write_json(path, document("compare", summary)),
     }
     write_folder(out, writers)
-
-
-def _show(summary: dict[str, Any], out: Path) -> None:
-    from depthscope.cli.console import Screen
-
-    rows, console = summary["cells"], Screen()
-    grid = any(not row["best_lr"] for row in rows)
-    _show_cells(console, [_as_words(row, grid) for row in rows])
-    console.print("\nloss: training loss over the last tenth of the steps; ±: over the seeds", markup=False)
-    if grid:
-        console.print("* the learning rate with the least training loss", markup=False)
-    for name, run in summary["runs"].items():
-        if why := run["failed"] or run["stopped"]:
-            console.print(f"{name}: {why}", markup=False)
-    files = "curves.png, curves.pdf, curves.parquet, summary.json"
-    console.print(f"{files} and the runs are in {out}", markup=False, soft_wrap=True)
-
-
-def _show_cells(console: Screen, cells: list[dict[str, str]]) -> None:
-    """A table; where the terminal is too narrow for it, a paragraph per cell."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in cells[0]:
-        table.add_column(name, justify="left" if name == "variant" else "right", no_wrap=True)
-    for cell in cells:
-        table.add_row(*cell.values())
-    if console.has_room_for(table):
-        console.print(table)
-        return
-    for cell in cells:
-        console.print(", ".join(f"{name} {value}" for name, value in cell.items()), markup=False)
-
-
-def _as_words(row: dict[str, Any], grid: bool) -> dict[str, str]:
-    """A cell of the comparison, by the headings of its columns; in a `grid` the best learning rate has a mark."""
-    return {
-        "variant": row["variant"],
-        "blocks": str(row["depth"]),
-        "lr": f"{row['lr']:g}" + (" *" if grid and row["best_lr"] else ""),
-        "warm-up": str(row["warmup_steps"]),
-        "runs": ", ".join([str(row["runs"]), *(f"{row[end]} {end}" for end in ("failed", "stopped") if row[end])]),
-    } | {name.replace("_", " "): _with_spread(row, name) for name in row if f"{name}_std" in row}
-
-
-def _with_spread(row: dict[str, Any], name: str) -> str:
-    if row[name] is None:
-        return "–"
-    spread = row[f"{name}_std"]
-    return f"{row[name]:.3f}" + (f" ± {spread:.3f}" if spread is not None else "")
-
-
-def _show_plan(cells: list[Cell], launch: Launch, as_json: bool) -> None:
-    if as_json:
-        plan = {cell.name: {"folder": str(launch.run_folder(cell)), "config": cell.config.as_json()} for cell in cells}
-        print_document("compare", {"dry_run": True, "recipe": cells[0].config.recipe, "plan": plan})
-        return
-    for cell in cells:
-        print(visible(str(launch.run_folder(cell))))
-    print(f"{len(cells)} run{'s' if len(cells) > 1 else ''}; nothing was trained")

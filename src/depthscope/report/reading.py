@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from depthscope.probing import Profile, Spectra, load_records
 from depthscope.report.subjects import Subject, has_content, named, subjects_of
 from depthscope.studies.study import Claim
 from depthscope.training import read_metrics
+from depthscope.training.comparison import run_name
 from depthscope.training.comparison_results import COLUMNS as CURVE_COLUMNS
 from depthscope.training.comparison_results import ENDS, FACTORS
 from depthscope.training.metrics import WATCHED, evaluated
@@ -129,12 +131,23 @@ def _comparison(folder: Path) -> Subject:
         for row in frame[FACTORS].to_dict("records")
     ]
     training = frame.assign(series=labels)[["series", "seed", "step", "quantity", "value"]]
-    runs = sorted(path for path in (folder / "runs").glob("*/depth.jsonl") if path.parent.name.endswith("seed0"))
-    watched = [_watched(path, path.parent.name) for path in runs[:_MOST_WATCHED]]
+    watched = [_watched(path, path.parent.name) for path in _depth_files(folder, frame)[:_MOST_WATCHED]]
+    summary = _object(folder / "summary.json") if (folder / "summary.json").is_file() else {}
     return Subject(
+        compared=summary if isinstance(summary.get("verdict"), list) else None,
         training=training[~training["quantity"].isin(ENDS)],
         watched=pd.concat(watched, ignore_index=True) if watched else None,
     )
+
+
+def _depth_files(folder: Path, frame: pd.DataFrame) -> list[Path]:
+    """Where the depth of runs was written down: of each series the first seed; of a fair comparison what was judged."""
+    found = []
+    for row in frame.groupby(FACTORS, sort=False)["seed"].min().reset_index().to_dict("records"):
+        name = run_name(*(row[factor] for factor in (*FACTORS, "seed")))
+        places = [folder / "runs" / name, *sorted((folder / "runs").glob(f"{glob.escape(name)}-*steps-test"))]
+        found += [place / "depth.jsonl" for place in places if (place / "depth.jsonl").is_file()]
+    return found
 
 
 def _training(folder: Path) -> Subject:

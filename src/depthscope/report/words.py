@@ -61,6 +61,10 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
         findings += [Sentence(text, chart_of.get("eigenvalues", "")) for text in of_spectra(subject.spectra)]
     if subject.use is not None:
         findings += [Sentence(item.sentence, chart_of.get("depth", "")) for item in subject.use.findings]
+    if subject.compared is not None:
+        findings += [
+            Sentence(str(text), chart_of.get("compared", "")) for text in _list(subject.compared.get("verdict"))
+        ]
     advice = _mapping(judged.get("recommendation"))
     remedy = subject.remedy or {}
     return Said(

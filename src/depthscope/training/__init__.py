@@ -15,6 +15,7 @@ _HOMES = {
     "RECIPES": "recipes",
     "VARIANTS": "variants",
     "Carry": "task",
+    "CharacterConfig": "config",
     "ImageConfig": "config",
     "LanguageConfig": "config",
     "NonFiniteLoss": "run",
@@ -25,6 +26,7 @@ _HOMES = {
     "Task": "task",
     "TrainingConfig": "config",
     "Variant": "variants",
+    "lm_manual": "recipes",
     "make_task": "loading",
     "read_metrics": "metrics",
     "train": "loop",
@@ -38,6 +40,7 @@ __all__ = [
     "RECIPES",
     "VARIANTS",
     "Carry",
+    "CharacterConfig",
     "ImageConfig",
     "LanguageConfig",
     "NonFiniteLoss",
@@ -48,6 +51,7 @@ __all__ = [
     "Task",
     "TrainingConfig",
     "Variant",
+    "lm_manual",
     "make_task",
     "read_metrics",
     "train",
@@ -58,11 +62,19 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from depthscope.training.config import ImageConfig, LanguageConfig, TrainingConfig
+    from depthscope.training.config import CharacterConfig, ImageConfig, LanguageConfig, TrainingConfig
     from depthscope.training.loading import make_task
     from depthscope.training.loop import train
     from depthscope.training.metrics import read_metrics
-    from depthscope.training.recipes import RECIPES, Recipe, txl_manual, txl_wikitext103, vit_cifar10, vit_digits
+    from depthscope.training.recipes import (
+        RECIPES,
+        Recipe,
+        lm_manual,
+        txl_manual,
+        txl_wikitext103,
+        vit_cifar10,
+        vit_digits,
+    )
     from depthscope.training.run import NonFiniteLoss, Outcome, Run
     from depthscope.training.task import Carry, Share, Task
     from depthscope.training.variants import VARIANTS, Variant

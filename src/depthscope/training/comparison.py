@@ -36,16 +36,22 @@ _PAUSE = 0.2  # seconds between two looks at the processes
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison."""
+    """One run of a comparison; `part` tells apart what a protocol runs for different ends."""
 
     config: TrainingConfig
+    part: str = ""
 
     @property
     def name(self) -> str:
         """Its folder: every factor, whether it varies or not, so that a wider comparison finds it again."""
         config = self.config
-        factors = f"depth{config.depth}-lr{config.lr:g}-warmup{config.warmup_steps}-seed{config.seed}"
-        return f"{folder_name(config.variant)}-{factors}"
+        name = run_name(config.variant, config.depth, config.lr, config.warmup_steps, config.seed)
+        return f"{name}-{self.part}" if self.part else name
+
+
+def run_name(variant: str, depth: int, lr: float, warmup: int, seed: int) -> str:
+    """The folder of a run, but for its part."""
+    return f"{folder_name(variant)}-depth{depth}-lr{lr:g}-warmup{warmup}-seed{seed}"
 
 
 @dataclass(frozen=True)

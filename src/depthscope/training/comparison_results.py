@@ -12,8 +12,9 @@ from depthscope.training.comparison import Launch, Result
 from depthscope.training.metrics import METRICS, WATCHED, evaluated, read_metrics
 
 FACTORS = ["variant", "depth", "lr", "warmup_steps"]
-OURS = ("test_loss", "test_accuracy", "valid_loss", "valid_loss_future_hidden")  # first, and in this order
-FOLLOWING = ("valid_perplexity", "valid_perplexity_future_hidden")  # exp of a loss that is there: not shown again
+HIDDEN = "_future_hidden"  # of a model that sees the future: the only loss of it that can be compared with others'
+OURS = ("test_loss", f"test_loss{HIDDEN}", "test_accuracy", "valid_loss", f"valid_loss{HIDDEN}")  # first, in this order
+FOLLOWING = tuple(f"{which}_perplexity{end}" for which in ("valid", "test") for end in ("", HIDDEN))  # exp of a loss
 ENDS = ("failed", "stopped")  # how a run ended that did not come to its end: a row, no curve
 OF_THE_LOOP = ("loss", WATCHED, *ENDS)  # all other quantities were reported by the task
 COLUMNS = [*FACTORS, "seed", "step", "quantity", "value"]

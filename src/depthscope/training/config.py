@@ -18,6 +18,7 @@ from depthscope.training.settings import check_type, written
 
 Schedule = Literal["drops", "cosine", "constant"]
 Precision = Literal["float32", "float64", "bfloat16", "float16"]
+HeldOut = Literal["test", "validation"]
 
 _GREATEST_SIZE = 2**63 - 1  # what torch counts with
 _GREATEST_FLOAT32 = 3.4028234e38
@@ -58,6 +59,9 @@ class TrainingConfig:
     seed: Annotated[int, "Seed of weights, order and augmentation."] = 0
     precision: Annotated[Precision, "bfloat16 and float16 are mixed with float32."] = "float32"
     accumulate: Annotated[int, "Parts in which each process computes its share of a batch."] = 1
+    evaluate_on: Annotated[
+        HeldOut, "What is looked at: test data, or validation data (a fifth of the training images, not trained on)."
+    ] = "test"
     checkpoint_activations: Annotated[bool, "Keep only what enters a block, compute the rest again."] = False
     compile: Annotated[bool, "Compile the model with torch.compile."] = False
 
@@ -114,6 +118,7 @@ class LanguageConfig(TrainingConfig):
     """A Transformer-XL that reads a text in rows, segment by segment, and remembers."""
 
     dataset: Literal["wikitext103", "manual"]
+    evaluate_on: Annotated[HeldOut, "Which text is looked at: validation or test."] = "validation"
     segment: Annotated[int, "Tokens per row and step."]
     memory: Annotated[int, "Tokens that are remembered from before a segment."]
     dropout: Annotated[float, "Dropout."] = 0.0
@@ -137,6 +142,21 @@ class LanguageConfig(TrainingConfig):
             raise ValueError(f"expected dropout from 0 up to, not including, 1, got {self.dropout}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class CharacterConfig(TrainingConfig):
+    """A plain causal Transformer that reads windows of letters."""
+
+    evaluate_on: Annotated[HeldOut, "Which part of the text is looked at: validation or test."] = "validation"
+    context: Annotated[int, "Letters in a window."]
+    eval_windows: Annotated[int | None, "Evaluation: how many windows; by default all."] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("context", "eval_windows"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"expected {name} greater than 0, got {value}")
+
+
 def _check_finite(name: str, value: Any) -> None:
     for one in value if isinstance(value, tuple) else (value,):
         if isinstance(one, float) and not math.isfinite(one):
@@ -154,6 +174,13 @@ def field_help(config: type) -> dict[str, str]:
     """Field → help, for the fields that have one: those a user may change."""
     hints = get_type_hints(config, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
+def defaults_of(config: TrainingConfig) -> dict[str, Any]:
+    """The fields that have a default, as JSON: what a configuration had before the field was there."""
+    return {
+        field.name: field.default for field in fields(config) if isinstance(field.default, str | int | float | bool)
+    }
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -109,7 +109,7 @@ def reading_of(config: LanguageConfig) -> Reading:
 
 
 class LanguageModelling:
-    """The mean loss of the next word; on the validation text also the perplexity. Follows the protocol `Task`.
+    """The mean loss of the next word; on the validation or test text also the perplexity. Follows the protocol `Task`.
 
     An epoch reads every row once from its beginning, where the memory is empty. A share is some of the rows, so
     its memory stays its own.
@@ -142,24 +142,26 @@ class LanguageModelling:
         """A model that sees the future is also read with it hidden, for a few segments: that takes long."""
         assert isinstance(model, TransformerXL)
         reading = replace(reading_of(self.config), part=slice(share.index, None, share.count))
-        sums = {"valid_loss": 0.0, "count": 0.0}
+        stream = self.data.test if self.config.evaluate_on == "test" else self.data.valid
+        sums = {"loss": 0.0, "count": 0.0}
         if share.index < reading.rows:  # else there are more processes than rows
-            found = evaluate(model, self.data.valid, reading)
-            sums = {"valid_loss": found.loss * found.tokens, "count": float(found.tokens)}
+            found = evaluate(model, stream, reading)
+            sums = {"loss": found.loss * found.tokens, "count": float(found.tokens)}
         if self.config.hidden_segments and sees_future(model, self.config):
             sums |= {"hidden_loss": 0.0, "hidden_count": 0.0}
             if share.index < reading.rows:
                 few = replace(reading, segments=self.config.hidden_segments)
-                hidden = evaluate_without_future(model, self.data.valid, few)
+                hidden = evaluate_without_future(model, stream, few)
                 sums |= {"hidden_loss": hidden.loss * hidden.tokens, "hidden_count": float(hidden.tokens)}
         return sums
 
     def report(self, means: dict[str, float]) -> dict[str, float]:
-        """Perplexities beside the losses. `valid_loss_future_hidden` is over the first segments only."""
-        shown = {"valid_loss": means["valid_loss"], "valid_perplexity": perplexity_of(means["valid_loss"])}
+        """Perplexities beside the losses. `…_loss_future_hidden` is over the first segments only."""
+        which = "test" if self.config.evaluate_on == "test" else "valid"
+        shown = {f"{which}_loss": means["loss"], f"{which}_perplexity": perplexity_of(means["loss"])}
         if "hidden_loss" in means:
             loss = means["hidden_loss"] / means["hidden_count"]  # both were divided by the same count
-            shown |= {"valid_loss_future_hidden": loss, "valid_perplexity_future_hidden": perplexity_of(loss)}
+            shown |= {f"{which}_loss_future_hidden": loss, f"{which}_perplexity_future_hidden": perplexity_of(loss)}
         return shown
 
     def describe(self) -> dict[str, Any]:

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from depthscope.training.config import ImageConfig, LanguageConfig, TrainingConfig
+from depthscope.training.characters import CharacterModelling
+from depthscope.training.config import CharacterConfig, ImageConfig, LanguageConfig, TrainingConfig
 from depthscope.training.data import LabelledImages, load_cifar10, load_digits
+from depthscope.training.data.characters import load_characters
 from depthscope.training.data.cifar10 import TEST, TRAINING
 from depthscope.training.data.token_stream import Vocabulary
 from depthscope.training.data.wikitext import (
@@ -45,6 +47,10 @@ def make_task(config: TrainingConfig, data: str | None = None, *, allow_incomple
                 )
             return LanguageModelling(config, load_manual())
         return LanguageModelling(config, load_wikitext((data or WIKITEXT103).removeprefix("hf:")))
+    if isinstance(config, CharacterConfig):
+        if data is not None or allow_incomplete:
+            raise ValueError(f"{config.recipe} brings its data (Python's manual); leave --data out")
+        return CharacterModelling(config, load_characters())
     raise ValueError(f"no task is known for {type(config).__name__}")
 
 
@@ -73,10 +79,14 @@ def make_empty_task(config: TrainingConfig) -> Task:
             np.broadcast_to(np.int32(0), (count,)) for count in (WIKITEXT103_TOKENS, config.eval_rows * 2)
         )
         return LanguageModelling(config, Corpus(config.dataset, words, stream, held_out, held_out, fingerprint=""))
+    if isinstance(config, CharacterConfig):
+        return CharacterModelling(config, load_characters())  # small, and every Python has its own
     raise ValueError(f"no task is known for {type(config).__name__}")
 
 
 def _own_task(config: TrainingConfig, data: str | None) -> Task | None:
     """The task that the recipe brings along; None if its data and model are of this package."""
     make = RECIPES[config.recipe].task if config.recipe in RECIPES else None
+    if make is not None and config.evaluate_on != "test":
+        raise ValueError(f"{config.recipe} has a task of its own: nothing of its training data can be held back for it")
     return None if make is None else make(config, data)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from depthscope.registry import Registry
-from depthscope.training.config import ImageConfig, LanguageConfig, TrainingConfig
+from depthscope.training.config import CharacterConfig, ImageConfig, LanguageConfig, TrainingConfig
 from depthscope.training.variants import DEESCALATION, VARIANTS, Variant, learning_rate_for, variant_of
 
 if TYPE_CHECKING:
@@ -118,6 +118,27 @@ def configure_txl_manual(variant: Variant) -> LanguageConfig:
     )
 
 
+def configure_lm_manual(variant: Variant) -> CharacterConfig:
+    """A plain causal Transformer on the letters of Python's manual, 48 blocks of width 64: for remedies in language.
+
+    It has no memory that a remedy would have to carry, so that every causal remedy can be put in. The learning rates
+    are those of `vit-digits`: starting points, not the result of a search.
+    """
+    return CharacterConfig(
+        initialiser="pytorch_default",
+        depth=48,
+        width=64,
+        ffn_width=128,
+        heads=4,
+        context=64,
+        batch_size=16,
+        lr=learning_rate_for(variant, {"post": 0.5e-4, "pre": 1e-3, "deescalated": 1e-4}),
+        epochs=1,
+        weight_decay=0.1,
+        eval_windows=128,
+    )
+
+
 @dataclass(frozen=True)
 class Recipe(Generic[Config]):
     """A recipe with its name. Another package names one in the entry-point group `depthscope.recipes`.
@@ -168,7 +189,7 @@ def fill(
     )
 
 
-# In these models pre-norm has its final norm, and nothing comes later than a token.
+# In these models pre-norm has its final norm, and nothing comes later than a token, or is not shown to it.
 _NO_FUTURE = ("pre-final-norm", "deescalated-leaking")
 
 vit_digits = Recipe(
@@ -189,6 +210,15 @@ vit_cifar10 = Recipe(
     _NO_FUTURE,
     places=IN_IMAGES,
 )
+lm_manual = Recipe(
+    "lm-manual",
+    configure_lm_manual,
+    CharacterConfig,
+    "causal Transformer, 48 blocks, on the letters of Python's manual",
+    "minutes on 2 cores",
+    _NO_FUTURE,
+    places=IN_LANGUAGE,
+)
 txl_manual = Recipe(
     "txl-manual",
     configure_txl_manual,
@@ -207,5 +237,5 @@ txl_wikitext103 = Recipe(
 )
 
 RECIPES: Registry[Recipe[Any]] = Registry(
-    "recipe", "depthscope.recipes", [vit_digits, vit_cifar10, txl_manual, txl_wikitext103]
+    "recipe", "depthscope.recipes", [vit_digits, vit_cifar10, lm_manual, txl_manual, txl_wikitext103]
 )

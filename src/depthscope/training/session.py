@@ -29,7 +29,7 @@ from depthscope.training.checkpoint import (
     require_finite,
     write_checkpoint,
 )
-from depthscope.training.config import TrainingConfig, differences
+from depthscope.training.config import TrainingConfig, defaults_of, differences
 from depthscope.training.display import Display
 from depthscope.training.engine import Engine, shares_of, summed
 from depthscope.training.metrics import append_metrics, keep_until
@@ -258,7 +258,8 @@ def _check(session: Session, found: Checkpoint) -> None:
 
 def _restore(session: Session, found: Checkpoint) -> None:
     engine, config, record = session.engine, session.config, found.record
-    changed = [line for part in ("config", "data") for line in differences(record[part], session.description[part])]
+    before = {"config": {**defaults_of(config), **record["config"]}, "data": record["data"]}
+    changed = [line for part in before for line in differences(before[part], session.description[part])]
     if changed:
         raise ValueError(f"--resume continues a run as it was; changed since: {'; '.join(changed)}")
     shares = engine.processes * config.accumulate

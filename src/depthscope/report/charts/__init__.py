@@ -24,7 +24,7 @@ from depthscope.report.charts.heads import heads
 from depthscope.report.charts.path_shares import path_heads, path_lengths, paths_by_block
 from depthscope.report.charts.sinks import sinks
 from depthscope.report.charts.steps import rates, steps
-from depthscope.report.charts.trainings import training, watched
+from depthscope.report.charts.trainings import compared, training, watched
 from depthscope.report.charts.weights import eigenvalues, negative_share
 from depthscope.report.drawings import Chart
 
@@ -61,6 +61,7 @@ CHARTS: Registry[Chart] = Registry(
         negative_share,
         sinks,
         rogue_features,
+        compared,
         training,
         watched,
     ],

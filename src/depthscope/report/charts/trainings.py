@@ -67,6 +67,57 @@ def training(material: Material) -> Drawing | None:
     )
 
 
+def compared(material: Material) -> Drawing | None:
+    """What a fair comparison judged by, against depth: mean and bootstrap interval of every variant."""
+    rows = []
+    several = len(material.subjects) > 1
+    for item in material.subjects:
+        cells = (item.compared or {}).get("cells")
+        for cell in cells if isinstance(cells, list) else []:
+            judged = cell.get("judged")
+            if not isinstance(judged, str) or not isinstance(cell.get(judged), float | int):
+                continue
+            series = f"{item.label}: {cell['variant']}" if several else str(cell["variant"])
+            bounds = [cell.get(f"{judged}_{end}") for end in ("low", "high")]
+            low, high = (cell[judged] if bound is None else bound for bound in bounds)
+            shown = (
+                series,
+                int(cell["depth"]),
+                f"{cell['lr']:g}",
+                judged,
+                cell.get("rank", ""),
+                cell[judged],
+                low,
+                high,
+            )
+            rows.append(shown)
+    if not rows:
+        return None
+    names = ["series", "depth", "lr", "quantity", "rank", "value", "low", "high"]
+    table = pd.DataFrame(rows, columns=names).astype({"value": float, "low": float, "high": float})
+    chart = alt.Chart(alt.NamedData("compared")).encode(
+        x=alt.X("depth:O", title="blocks", axis=alt.Axis(labelAngle=0)),
+        xOffset=alt.XOffset("series:N", sort=None),
+        color=series_colour(list(dict.fromkeys(table["series"]))),
+        tooltip=["series:N", "depth:O", "lr:N", "rank:N", "quantity:N", "value:Q", "low:Q", "high:Q"],
+    )
+    bars = chart.mark_rule(strokeWidth=2).encode(
+        y=alt.Y("low:Q", title="test loss", scale=alt.Scale(zero=False)), y2="high:Q"
+    )
+    points = chart.mark_point(filled=True, size=60).encode(y=alt.Y("value:Q", title="test loss"))
+    return Drawing(
+        "Which variant, how deep",
+        "The test loss of each variant at the learning rate that suits it: the mean over fresh seeds, and as a bar the "
+        "bootstrap's 95 %. Variants whose bars overlap at a depth are called equal there.",
+        at_pointer([bars, points], rule=False),
+        {"compared": {}},
+        section="Training",
+        tables={"compared": table},
+        rules=("compared",),
+        block=None,
+    )
+
+
 def watched(material: Material) -> Drawing | None:
     """Block × step, as `watch` saw it."""
     tables = [item.watched for item in material.subjects if item.watched is not None and len(item.watched)]

@@ -1,0 +1,291 @@
+"""Both exponents in closed form, as functions of the branch weight α, the de-escalation τ, and depth. Ours.
+
+For **random weights**, many features, nearly uniform attention, and a ReLU FFN. All that is followed through a block
+are energies per token: m of the mean over tokens, v of the deviations from it (t_sim = m/(m + v)), and backwards the
+same two of the gradient. With A = α²g_a, a = α²g_f (`Gains`), n tokens, s the scores' variance and κ the kernel of
+ReLU:
+
+    attention   m → (1 + A)m + α²b_a                     uniform attention carries the mean, and little else:
+                v → (1 + Aε)v,  ε = (e^(s·e·v) − 1)/n     e = m + v: what attention reads
+    FFN         m + v → (1 + a)(m + v),  cos → (cos + aκ(cos))/(1 + a) between two tokens
+    norm        divides by m + v;   de-escalation: m → (1 − τ)²m
+    backwards   the norm divides by m + v too. Of the gradient, attention carries the mean by 1 + A and deviations by
+                1 + Aν, ν = ε + s·e^(s·e·v)·(v² + e·v)/n (values; queries; keys); the FFN by 1 + a, and of the mean
+                the share κ′(cos) stays a mean; de-escalation: (1 − τ)² of the mean, all of the deviations.
+
+So in post-norm the gradient grows where de-escalation takes away what the FFN (κ(0) = 1/π: ReLU's mean) has put into
+the mean: the next norm makes up for it, forwards for the tokens and backwards for the gradient. At τ = 1, many
+tokens: e^(2λ_g) = 1/(1 − κ(0)·a/(1 + a)), and the collapse is undone in one step. At τ = 0 the collapse goes on with
+e^(−2λ_t) = ρ = 1 + A, and the gradient neither grows nor shrinks (λ_g = 0): it is the gradient of one token. In
+pre-norm every branch weighs α²/(m + v) of a trunk that grows with depth, and both are powers of depth, not
+exponentials.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from depthscope.theory.odds import OddsMap, odds_of
+
+Placement = Literal["post", "pre"]
+GROWTH = 10.0  # by how much the gradient may grow or shrink over the whole depth
+LEVEL = 0.1  # the similarity to hold: of the least that `level_to_hold` asks for
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What the branches of a block do to the energy of tokens of mean square 1, at α = 1.
+
+    A matrix of independent elements of variance σ² has the gain fan_in·σ²: 1/3 as `nn.Linear` draws it, 1 for Xavier's
+    square ones, 2 for He's.
+    """
+
+    attention: float = 1.0  # g_a: gain of W_V times gain of W_O
+    ffn: float = 0.5  # g_f: half (ReLU) the product of the gains of its two matrices
+    score: float = 1.0  # s: variance of the scores, the product of the gains of W_Q and W_K
+    attention_bias: float = 0.0  # b_a: energy that biases add, the same in all tokens
+    ffn_bias: float = 0.0  # b_f
+    tokens: int = 64
+
+    @staticmethod
+    def of_linear(width: int, ffn_width: int, tokens: int) -> Gains:
+        """Everything as `nn.Linear` draws it: gain 1/3, biases of variance 1/(3·fan_in)."""
+        third = 1 / 3
+        return Gains(
+            attention=third**2,
+            ffn=third**2 / 2,
+            score=third**2,
+            attention_bias=third**2 / width + third / width,
+            ffn_bias=third / ffn_width,
+            tokens=tokens,
+        )
+
+    def odds_map(self, alpha: float = 1.0) -> OddsMap:
+        """ρ and c of `theory.odds`: ρ = (1 + A + α²b_a)(1 + a + α²b_f)/(1 + a), c what deviations alone bring about."""
+        weight = alpha**2
+        a = weight * self.ffn
+        rho = (1 + weight * (self.attention + self.attention_bias)) * (1 + a + weight * self.ffn_bias) / (1 + a)
+        fed = _through_post(_State(0.0, 1.0), alpha, self)[0]
+        return OddsMap(rho, fed.mean / fed.deviations)
+
+
+class _State(NamedTuple):
+    mean: float  # m
+    deviations: float  # v
+
+    @property
+    def energy(self) -> float:
+        return self.mean + self.deviations
+
+    @property
+    def similarity(self) -> float:
+        return self.mean / self.energy
+
+    def gap(self, n: int) -> float:
+        """1 − cos of two different tokens: t_sim is the mean over all pairs, each token with itself among them."""
+        return n / (n - 1) * self.deviations / self.energy if n > 1 else 0.0
+
+    def scaled(self, factor: float) -> _State:
+        return _State(self.mean * factor, self.deviations * factor)
+
+
+class Backward(NamedTuple):
+    """What a block does to the gradient's energy: of the mean, of deviations, and from the mean into deviations."""
+
+    mean: float
+    deviations: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is expected block by block: t_sim behind each block and its de-escalation, λ_g of each block."""
+
+    similarity: tuple[float, ...]
+    gradient: tuple[float, ...]
+    odds: tuple[float, ...]  # t_sim/t_div; infinite where nothing is left of the deviations
+
+    @property
+    def growth(self) -> float:
+        """ln of the factor by which the gradient grows from the end of the last block to the input of the first."""
+        return math.fsum(self.gradient)
+
+
+def course(
+    depth: int,
+    alpha: float = 1.0,
+    tau: float = 0.0,
+    gains: Gains = Gains(),
+    *,
+    placement: Placement = "post",
+    similarity: float | None = None,
+    energy: float = 1.0,
+) -> Course:
+    """Tokens forwards and a random gradient backwards through `depth` blocks, each with τ at its end.
+
+    `similarity` is that of the tokens at the entrance, by default 1/n (unrelated tokens); `energy` their mean square,
+    which matters in pre-norm.
+    """
+    if depth < 1 or not 0 <= tau <= 1 or alpha < 0:
+        raise ValueError(f"expected depth ≥ 1, α ≥ 0 and τ in [0, 1], got {depth}, {alpha}, {tau}")
+    through = _through_post if placement == "post" else _through_pre
+    entrance = 1 / gains.tokens if similarity is None else similarity
+    state = _State(energy * entrance, energy * (1 - entrance))
+    shares, odds, back = [], [], []
+    for _ in range(depth):
+        state, backward = through(state, alpha, gains)
+        state = _State(state.mean * (1 - tau) ** 2, state.deviations)
+        back.append(backward)
+        shares.append(state.similarity if state.energy > 0 else math.nan)
+        odds.append(state.mean / state.deviations if state.deviations > 0 else math.inf)
+    mean, deviations = 1 / gains.tokens, 1 - 1 / gains.tokens  # of a random gradient
+    logs = []
+    for block in reversed(back):
+        mean *= (1 - tau) ** 2
+        mean, deviations = block.mean * mean, block.deviations * deviations + block.spread * mean
+        total = mean + deviations  # what was 1 behind the block
+        logs.append(0.5 * math.log(total))
+        mean, deviations = mean / total, deviations / total
+    return Course(tuple(shares), tuple(reversed(logs)), tuple(odds))
+
+
+def relu_kernel(gap: float) -> float:
+    """1 − κ(1 − gap), κ(c) = (√(1 − c²) + c(π − arccos c))/π: 1 − cos behind a ReLU layer (Cho & Saul 2009).
+
+    As a function of 1 − cos, so that it is right in the collapse; 1 − 1/π at 1, unrelated tokens.
+    """
+    angle = _angle(gap)
+    small = angle < 1e-2  # where sin θ − θ cos θ would cancel
+    bent = angle**3 / 3 - angle**5 / 30 if small else math.sin(angle) - angle * math.cos(angle)
+    return gap - bent / math.pi
+
+
+def relu_slope(gap: float) -> float:
+    """κ′ at cos = 1 − gap, which is 1 − θ/π: the share of units that are on in both of two tokens, doubled; ½ at 1."""
+    return 1 - _angle(gap) / math.pi
+
+
+def _angle(gap: float) -> float:
+    return 2 * math.asin(math.sqrt(min(max(gap, 0.0), 2.0) / 2))
+
+
+def _attention(read: _State, gains: Gains) -> tuple[float, float]:
+    """ε and ν: what of the deviations goes through attention, forwards and backwards."""
+    e, v, n, s = read.energy, read.deviations, gains.tokens, gains.score
+    spread = math.exp(min(s * e * v, 50.0))
+    forwards = (spread - 1) / n
+    return forwards, forwards + s * spread * (v * v + e * v) / n
+
+
+def _ffn(read: _State, total: float, gains: Gains, weight: float) -> tuple[_State, float]:
+    """The FFN's addition to a trunk of energy `total`, from normed tokens as far apart as these; and κ′ there."""
+    n, gap = gains.tokens, read.gap(gains.tokens)
+    deviations = (n - 1) / n * (total * gap + weight * gains.ffn * relu_kernel(gap))
+    whole = total + weight * (gains.ffn + gains.ffn_bias)
+    return _State(whole - deviations, deviations), relu_slope(gap)
+
+
+def _through_post(x: _State, alpha: float, gains: Gains) -> tuple[_State, Backward]:
+    weight = alpha**2
+    carried = weight * gains.attention
+    kept, back = _attention(x, gains)
+    y = _State(x.mean * (1 + carried) + weight * gains.attention_bias, x.deviations * (1 + carried * kept))
+    first = y.energy
+    y = y.scaled(1 / first)
+    z, slope = _ffn(y, 1.0, gains, weight)
+    a = weight * gains.ffn
+    scale = 1 / (first * z.energy)
+    backward = Backward(
+        mean=(1 + carried) * (1 + a * slope) * scale,
+        deviations=(1 + carried * back) * (1 + a) * scale,
+        spread=(1 + carried * back) * a * (1 - slope) * scale,
+    )
+    return z.scaled(1 / z.energy), backward
+
+
+def _through_pre(x: _State, alpha: float, gains: Gains) -> tuple[_State, Backward]:
+    first = x.energy
+    read = x.scaled(1 / first)
+    weight = alpha**2
+    carried = weight * gains.attention
+    kept, back = _attention(read, gains)
+    y = _State(
+        x.mean + carried * read.mean + weight * gains.attention_bias, x.deviations + carried * kept * read.deviations
+    )
+    second = y.energy
+    z, slope = _ffn(y.scaled(1 / second), second, gains, weight)
+    a = weight * gains.ffn / second
+    backward = Backward(
+        mean=(1 + carried / first) * (1 + a * slope),
+        deviations=(1 + carried * back / first) * (1 + a),
+        spread=(1 + carried * back / first) * a * (1 - slope),
+    )
+    return z, backward
+
+
+# --- the prescription -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prescription:
+    """α and τ for a depth, and what they lead to."""
+
+    alpha: float
+    tau: float
+    similarity: float  # behind the last block
+    growth: float  # factor by which the gradient grows over the whole depth
+
+    def __iter__(self) -> Iterator[float]:
+        """`alpha, tau = prescribe(100)`."""
+        return iter((self.alpha, self.tau))
+
+
+def prescribe(
+    depth: int,
+    gains: Gains = Gains(),
+    *,
+    placement: Placement = "post",
+    level: float = LEVEL,
+    growth: float = GROWTH,
+    energy: float = 1.0,
+) -> Prescription:
+    """The branch weight α and the de-escalation τ that keep both factors near 1 over `depth` blocks.
+
+    τ is the least that holds t_sim at `level` at α = 1: where t_sim settles, tokens grow neither alike nor apart. α
+    is the greatest, at most 1, with which the gradient grows by at most `growth` over the whole depth; if it must be
+    below 1, it is taken so that the gradient grows by √growth, well inside. τ is not lowered for a small α, although
+    the odds would allow it: training makes the collapse that such a model does not have when it is new.
+    `depthscope.remedies.recommend` does the same with ρ, c and the gradient as they are measured in a model.
+    """
+    if depth < 1 or not 0 < level < 1 or not growth > 1:
+        raise ValueError(f"expected depth ≥ 1, a level in (0, 1) and growth > 1, got {depth}, {level}, {growth}")
+
+    def run(alpha: float, tau: float) -> Course:
+        return course(depth, alpha, tau, gains, placement=placement, energy=energy)
+
+    def held(tau: float) -> bool:
+        return max(run(1.0, tau).similarity) <= max(level, 1 / gains.tokens) * (1 + 1e-9)
+
+    if held(0.0):
+        tau = 0.0
+    elif placement == "post":  # where the odds settle, whatever the depth
+        tau = gains.odds_map().tau_for(odds_of(level))
+    else:
+        tau = _least(held)
+    alpha = 1.0
+    if abs(run(1.0, tau).growth) > math.log(growth):
+        alpha = 1 - _least(lambda less: abs(run(1 - less, tau).growth) <= math.log(growth) / 2)
+    reached = run(alpha, tau)
+    return Prescription(alpha, tau, reached.similarity[-1], math.exp(reached.growth))
+
+
+def _least(holds: Callable[[float], bool], steps: int = 30) -> float:
+    """The least number in [0, 1] for which it holds, if it holds from there on."""
+    low, high = 0.0, 1.0
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
