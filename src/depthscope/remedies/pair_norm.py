@@ -47,7 +47,7 @@ def rescaled(centred: Tensor, squares: Tensor, scale: float) -> Tensor:
 @register_remedy
 @dataclass(frozen=True)
 class PairNorm(RelativeToMean):
-    """Centres the tokens at a station of the trunk and brings them to one root mean square `scale`, in all blocks or some.
+    """Centres the tokens at a station of the trunk, and brings them to the root mean square `scale`.
 
     `at`: "input", "after_attention", "ffn_input" or "output". The causal form ("auto" in causal models, "prefix") is
     that of `pair_norm`; "full" would let a token see later ones there, and `allow_leak=True` permits it. Padding
