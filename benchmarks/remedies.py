@@ -27,7 +27,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import depthscope
 from depthscope.models import BlockConfig, Encoder, VisionTransformer
-from depthscope.remedies import AttnScale, DeEscalate, FeatScale, Reparameterise, ResidualWeight, deescalate
+from depthscope.remedies import (
+    AttnScale,
+    CentredAttention,
+    ContraNorm,
+    DeEscalate,
+    FeatScale,
+    MVSplit,
+    NeuTRENO,
+    PairNorm,
+    Reparameterise,
+    ResidualWeight,
+    ValueResidual,
+    deescalate,
+)
 
 FORMS = {
     "full mean": DeEscalate(1.0, mixing="full"),
@@ -37,6 +50,16 @@ FORMS = {
     "AttnScale": AttnScale(),
     "FeatScale": FeatScale(),
     "H = VΛV⁻¹": Reparameterise(start="fresh"),
+}
+FORMS |= {  # of other papers
+    "weight per block": ResidualWeight(0.5, "block"),
+    "per feature": ResidualWeight(0.5, "feature"),
+    "centred": CentredAttention(),
+    "PairNorm": PairNorm(),
+    "ContraNorm": ContraNorm(),
+    "MV-Split": MVSplit(),
+    "NeuTRENO": NeuTRENO(),
+    "value residual": ValueResidual(),
 }
 
 

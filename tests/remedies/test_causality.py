@@ -12,7 +12,22 @@ from torch.testing import assert_close
 
 import depthscope
 import zoo
-from depthscope.remedies import REMEDIES, AttnScale, DeEscalate, Ema, FeatScale, Prefix, Reparameterise, ResidualWeight
+from depthscope.remedies import (
+    REMEDIES,
+    AttnScale,
+    CentredAttention,
+    ContraNorm,
+    DeEscalate,
+    Ema,
+    FeatScale,
+    MVSplit,
+    NeuTRENO,
+    PairNorm,
+    Prefix,
+    Reparameterise,
+    ResidualWeight,
+    ValueResidual,
+)
 
 CAUSAL: dict[str, Any] = {
     "causal-lm": lambda: zoo.make("causal-lm")[0],
@@ -48,13 +63,20 @@ FORMS = {
             (1.0, "output", Ema(decay=0.5)),
         )
     ],
-    "residual-weight": [ResidualWeight(0.5)],
+    "residual-weight": [ResidualWeight(0.5), ResidualWeight(0.3, "feature")],
     "attn-scale": [AttnScale(0.7), AttnScale(-0.4, mixing="prefix", learnable=False)],
     "feat-scale": [FeatScale(0.6, -0.3), FeatScale(-0.5, 0.8, mixing="prefix", learnable=False)],
     "reparameterise": [Reparameterise("smooth", start="fresh")],
+    "centred-attention": [CentredAttention()],
+    "pair-norm": [PairNorm()],
+    "contra-norm": [ContraNorm()],
+    "mv-split": [MVSplit(0.5, 0.3)],
+    "neutreno": [NeuTRENO()],
+    "value-residual": [ValueResidual()],
 }
 
-OF_ATTENTION = ("attn-scale", "feat-scale")
+OF_ATTENTION = ("attn-scale", "feat-scale", "centred-attention", "neutreno", "value-residual")
+ON_THE_TRUNK = ("de-escalation", "pair-norm", "contra-norm")
 SQUARE = ("causal-lm", "gpt2", "opt", "bert", "gptj", *ENCODER_DECODERS)  # W_V is d × d, in a layer that is known
 
 
@@ -88,15 +110,17 @@ def test_every_registered_remedy_is_tried():
 
 def remedies_by_name() -> list[tuple[Any, str]]:
     """Every remedy × family; but for XLNet, whose attention branch cannot be reached, for mixers, which have no
-    attention, for a W_V that cannot be V, and for a trunk that has no station between its branches."""
+    attention, for a W_V that cannot be V, and for a trunk that has no station between its branches, or none after the
+    other."""
     every = [(remedy, name) for forms in FORMS.values() for remedy in forms for name in CAUSAL]
     return [
         (remedy, name)
         for remedy, name in every
-        if not (name == "xlnet" and not isinstance(remedy, DeEscalate))
+        if not (name == "xlnet" and remedy.name not in ON_THE_TRUNK)
         and not (name in RECURRENT and remedy.name in OF_ATTENTION)
         and not (remedy.name == "reparameterise" and name not in SQUARE)
         and not (name in PARALLEL and getattr(remedy, "at", "") in ("after_attention", "ffn_input"))
+        and not (name in PARALLEL and name not in RECURRENT and remedy.name == "mv-split")
     ]
 
 

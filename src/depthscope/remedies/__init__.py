@@ -3,8 +3,13 @@
 from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.remedies.application import Applied, applied, apply, remove
 from depthscope.remedies.attn_scale import AttnScale
+from depthscope.remedies.centred_attention import CentredAttention
+from depthscope.remedies.contra_norm import ContraNorm, contra_norm
 from depthscope.remedies.deescalation import DeEscalate, LearnableTau, deescalate
 from depthscope.remedies.feat_scale import FeatScale
+from depthscope.remedies.first_values import NeuTRENO, ValueResidual
+from depthscope.remedies.mv_split import MVSplit
+from depthscope.remedies.pair_norm import PairNorm, pair_norm
 from depthscope.remedies.recommendation import Recommendation, recommend
 from depthscope.remedies.record import restore
 from depthscope.remedies.remedy import REMEDIES, Remedy, Site, register_remedy
@@ -15,21 +20,29 @@ __all__ = [
     "REMEDIES",
     "Applied",
     "AttnScale",
+    "CentredAttention",
+    "ContraNorm",
     "DeEscalate",
     "Ema",
     "FeatScale",
     "Full",
     "LearnableTau",
+    "MVSplit",
+    "NeuTRENO",
+    "PairNorm",
     "Prefix",
     "Recommendation",
     "Remedy",
     "Reparameterise",
     "ResidualWeight",
     "Site",
+    "ValueResidual",
     "applied",
     "apply",
     "bake",
+    "contra_norm",
     "deescalate",
+    "pair_norm",
     "recommend",
     "register_remedy",
     "remove",

@@ -8,20 +8,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from depthscope.anatomy import BlockAnatomy, Spot
-from depthscope.passes.by_thread import ByThread
-from depthscope.passes.hooks import Hook, hang
-from depthscope.passes.tokens import tokens_at
+from depthscope.anatomy import BlockAnatomy
 from depthscope.remedies.remedy import Site, register_remedy
-from depthscope.remedies.uniform import Scaling, ScalingHook, UniformAttention
-
-CONTEXT = "context"
+from depthscope.remedies.uniform import Scaling, ScalingHook
+from depthscope.remedies.values import CONTEXT, by_head, context_of, heads_of, listen_to_mean
 
 
 def scaled_context(context: Tensor, uniform: Tensor, omega: Tensor) -> Tensor:
@@ -32,10 +28,7 @@ def scaled_context(context: Tensor, uniform: Tensor, omega: Tensor) -> Tensor:
     """
     heads = len(omega)
     width = context.shape[-1] // heads
-    own = uniform.unflatten(-1, (-1, width))  # (…, g, d_v)
-    if own.shape[-2] != heads:
-        own = own.repeat_interleave(heads // own.shape[-2], dim=-2)
-    change = omega.unsqueeze(-1) * (context.unflatten(-1, (heads, width)) - own)
+    change = omega.unsqueeze(-1) * (context.unflatten(-1, (heads, width)) - by_head(uniform, heads, width))
     return context + change.flatten(-2).to(context.dtype)
 
 
@@ -63,71 +56,21 @@ class AttnScale(Scaling):
 
     def install(self, site: Site) -> None:
         """Puts its hooks into one block, or refuses."""
-        block = site.block
-        spot, cut = _values(block)
-        if block.context is None or block.projections is None or spot is None:
-            raise ValueError(
-                f"{block.name!r} ({type(block.module).__name__}) does not show what its attention reads and returns "
-                "for each head: attn-scale cannot be put in there; blocks= chooses others"
-            )
-        uniform = UniformAttention(self, self.mixing, site, "values")
-        listener = ValueListener(uniform, spot, cut)
-        listener.block = block.name
-        hang(spot.module, listener, spot.side)
-        heads = block.projections().value.shape[0]
-        hook = ScaleContext(self, site, listener, heads)
-        site.put_inside(self, hook, block.context, CONTEXT)  # first: taking it down takes the parameters out
+        heads, context = heads_of(self, site.block), context_of(self, site.block)
+        hook = ScaleContext(self, site, heads)
+        site.put_inside(self, hook, context, CONTEXT)  # first: taking it down takes the parameters out
         hook.add_parameters(heads)
-
-
-def _values(block: BlockAnatomy) -> tuple[Spot | None, Callable[[Tensor], Tensor] | None]:
-    """Where the values can be heard, and how they are cut out of what is heard."""
-    if block.fused_values is not None:
-        return block.fused_values.spot, block.fused_values.cut
-    return block.values, None
-
-
-class Kept(ByThread):
-    """What uniform attention makes of the values of the pass that runs in this thread, until its context is there."""
-
-    found: Tensor | None = None
-
-
-class ValueListener(Hook):
-    """The values of a block have been computed: what uniform attention makes of them is kept for its context."""
-
-    def __init__(self, uniform: UniformAttention, spot: Spot, cut: Callable[[Tensor], Tensor] | None):
-        self.uniform, self.path, self.cut = uniform, spot.path, cut
-        self.kept = Kept()
-
-    def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
-        values = tokens_at(last, self.path)
-        assert values is not None
-        values = values if self.cut is None else self.cut(values)
-        self.kept.found = self.uniform.of(self.uniform.running.batch_first(values))
-
-    def taken(self) -> Tensor:
-        """What was kept, once."""
-        found, self.kept.found = self.kept.found, None
-        if found is None:
-            raise ValueError(
-                f"the values of {self.block!r} were not computed in this pass, so that attn-scale has no mean of them: "
-                "start again without a cache"
-            )
-        return found
 
 
 class ScaleContext(ScalingHook):
     """AttnScale on what the output projection of one block reads."""
 
-    def __init__(self, remedy: AttnScale, site: Site, values: ValueListener, heads: int):
+    def __init__(self, remedy: AttnScale, site: Site, heads: int):
         super().__init__(remedy, site)
-        self.values, self.heads = values, heads
+        self.values, self.heads = listen_to_mean(remedy, remedy.mixing, site), heads
 
     def changed(self, tokens: Tensor) -> Tensor:
-        uniform = self.values.taken()
-        if uniform.shape[1] > tokens.shape[1]:
-            uniform = uniform[:, -tokens.shape[1] :]  # the first ones belong to a memory that attention also reads
+        uniform = self.values.taken(tokens.shape[1])
         omega = self.in_force("omega")
         return scaled_context(
             tokens, uniform, omega if isinstance(omega, Tensor) else uniform.new_full((self.heads,), omega)

@@ -1,34 +1,49 @@
 """A weight on the branches: x + α·F(x) instead of x + F(x).
 
 Beyond about 100 blocks de-escalation alone makes gradients grow with depth; a small α keeps them (order and chaos,
-see `recommend`). As a remedy of its own it slows the escalation: ρ = 1 + α²…, but does not stop it.
+see `recommend`). As a remedy of its own it slows the escalation: ρ = 1 + α²…, but does not stop it. Learned, it is
+what ReZero (Bachlechner et al. 2020: one α per block for both branches, 0 at the start) and LayerScale (Touvron et al.
+2021: one per feature and branch, small at the start) add to a model; the model's own norms stay.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
+from depthscope.models.token_means import accumulator
 from depthscope.passes.hooks import TokenHook
+from depthscope.remedies.deescalation import gain_of
 from depthscope.remedies.remedy import Remedy, Site, register_remedy
 from depthscope.stations import BRANCHES
+
+Learned = Literal["no", "block", "feature"]
 
 
 @register_remedy
 @dataclass(frozen=True)
 class ResidualWeight(Remedy):
-    """Multiplies what attention and FFN add to the trunk by `alpha`, in all blocks or some."""
+    """Multiplies what attention and FFN add to the trunk by `alpha`, in all blocks or some.
+
+    `learn="block"` trains one α per block, which its branches share, `learn="feature"` one per feature and branch;
+    `alpha` is where it starts. The state_dict of a block gains `residual_weight`, or `residual_weight_attention_branch`
+    and so on. At α = 0 a block of a pre-norm model hands on what it is given, and α alone has a gradient.
+    """
 
     alpha: float
+    learn: Learned = "no"
 
     name: ClassVar[str] = "residual-weight"
 
     def __post_init__(self) -> None:
         if isinstance(self.alpha, bool) or not 0 <= self.alpha < float("inf"):
             raise ValueError(f"expected alpha of at least 0, got {self.alpha}")
+        if self.learn not in get_args(Learned):
+            raise ValueError(f"expected learn='no', 'block' or 'feature', got {self.learn!r}")
         super().__post_init__()
 
     def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
@@ -45,14 +60,46 @@ class ResidualWeight(Remedy):
                     f"stations of this block: {', '.join(spots)}{site.unseen}"
                 )
         for branch in self.stations_in(site.block):
-            site.put(self, Weighted(self.alpha), branch)
+            hook = Weighted(self, site, branch)
+            site.put(self, hook, branch)  # first: taking it down takes the parameters out
+            hook.add_parameter(site.block)
+
+    @property
+    def learns(self) -> bool:
+        return self.learn != "no"
 
 
 class Weighted(TokenHook):
     """One branch, times α."""
 
-    def __init__(self, alpha: float):
-        self.alpha = alpha
+    remedy: ResidualWeight
+
+    def __init__(self, remedy: ResidualWeight, site: Site, branch: str):
+        self.remedy, self.owner = remedy, site.block.module
+        self.parameter_name = "residual_weight" if remedy.learn == "block" else f"residual_weight_{branch}"
+
+    def add_parameter(self, block: BlockAnatomy) -> None:
+        """Gives the block its α, if it is learned; in float32 or better, since a step of training is small."""
+        if self.remedy.learns and self.parameter_name not in self.owner._parameters:
+            like = next(self.owner.parameters())
+            shape = (gain_of(block).numel(),) if self.remedy.learn == "feature" else ()
+            start = torch.full(shape, self.remedy.alpha, dtype=accumulator(like), device=like.device)
+            self.owner.register_parameter(self.parameter_name, nn.Parameter(start))
+
+    def taken_down(self, module: nn.Module) -> None:
+        self.owner._parameters.pop(self.parameter_name, None)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {self.parameter_name: getattr(self.owner, self.parameter_name)} if self.remedy.learns else {}
+
+    def values_in_force(self) -> dict[str, float | list[float]]:
+        alpha = self.alpha()
+        return {"alpha": alpha.tolist() if isinstance(alpha, Tensor) else alpha}
+
+    def alpha(self) -> Tensor | float:
+        """The α in force."""
+        found: Tensor | float = getattr(self.owner, self.parameter_name) if self.remedy.learns else self.remedy.alpha
+        return found
 
     def change(self, tokens: Tensor) -> Tensor:
-        return self.alpha * tokens
+        return (self.alpha() * tokens).to(tokens.dtype)

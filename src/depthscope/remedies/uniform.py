@@ -27,14 +27,17 @@ MIXINGS = ("auto", "full", "prefix")
 class UniformAttention:
     """What uniform attention would make of the tokens at one place of one block, in each call of it.
 
-    `spare_first`: the causal mean of the first token is 0, as in `Prefix`, and not the token itself.
+    `spare_first`: the causal mean of the first token is 0, as in `Prefix`, and not the token itself. `warns`: say that
+    the prefix mean is taken where nobody knows whether the model is causal.
     """
 
-    def __init__(self, remedy: Remedy, mixing: str, site: Site, place: str, spare_first: bool = False):
+    def __init__(
+        self, remedy: Remedy, mixing: str, site: Site, place: str, *, spare_first: bool = False, warns: bool = True
+    ):
         self.remedy, self.running, self.place = remedy, site.running, (site.block.name, place)
         self.spare_first = spare_first
         self.kind = kind_for(mixing, site)
-        if mixing == "auto" and self.kind == "causal" and site.causal is None and site.is_first:
+        if warns and mixing == "auto" and self.kind == "causal" and site.causal is None and site.is_first:
             warn_of_the_prefix_mean(stacklevel=5)
 
     def of(self, tokens: Tensor) -> Tensor:
@@ -109,10 +112,11 @@ class Scaling(RelativeToMean):
     learnable: bool = field(default=True, kw_only=True)
 
     numbers: ClassVar[Mapping[str, str]] = {}  # option, which is a start → the parameter of a block
+    optional: ClassVar[tuple[str, ...]] = ()  # of these, the options that may be None
 
     def __post_init__(self) -> None:
         for name in self.numbers:
-            if getattr(self, name) is not None:
+            if not (name in self.optional and getattr(self, name) is None):
                 check_number(self, name)
         if not isinstance(self.learnable, bool):
             raise ValueError(f"expected learnable to be true or false, got {self.learnable!r}")

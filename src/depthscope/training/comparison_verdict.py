@@ -58,7 +58,8 @@ def _best(rows: Sequence[Row]) -> Iterator[str]:
     for places in _by_depth(rows):
         by_rank = {kind: [place for place in places if rank[place] == kind] for kind in ("best", "equal", "worse")}
         if not by_rank["best"]:
-            yield f"{_where(rows[places[0]], rows)}: no variant has an interval, as in each some run failed or was stopped."
+            said = "no variant has an interval, as in each some run failed or was stopped"
+            yield f"{_where(rows[places[0]], rows)}: {said}."
             continue
         (first,) = by_rank["best"]
         text = f"{_where(rows[first], rows)}: {_number(rows[first])}"

@@ -1,0 +1,105 @@
+"""ContraNorm (Guo et al. 2023, ICLR): each token is pushed away from the tokens that point where it points.
+
+    Y = (1 + s)X − s·S X, S = softmax(X̂X̂ᵀ/T), X̂ the tokens over their norms
+
+S X is attention with the tokens as queries, keys and values, so that the fused kernel computes it and S is not formed.
+Where tokens are nearly equal, or T is large, S is uniform, and Y is de-escalation with τ = s/(1 + s), times 1 + s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from depthscope.anatomy import BlockAnatomy
+from depthscope.models.attention import seen_tokens
+from depthscope.remedies.remedy import Site, register_remedy
+from depthscope.remedies.trunk import check_station, shown_station, station_for
+from depthscope.remedies.uniform import RealTokensHook, RelativeToMean, UniformAttention, check_number
+
+
+def contra_norm(
+    tokens: Tensor,
+    scale: float = 1.0,
+    mask: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    causal: bool = False,
+) -> Tensor:
+    """(1 + s)X − s·S X for tokens (batch, n, d), mask (batch, n) true for real tokens → (batch, n, d).
+
+    `causal` hides later tokens in S. Padding is unchanged, and no real token sees it. Equal tokens are unchanged; so is
+    a single one. A token of zeros points nowhere: it sees all others alike.
+    """
+    real = None if mask is None else mask.bool()
+    x = tokens if real is None else torch.where(real.unsqueeze(-1), tokens, 0.0)  # padding may hold nan
+    directions = F.normalize(x, dim=-1)
+    allowed = None
+    if real is not None:
+        n = x.shape[-2]
+        allowed = real.unsqueeze(-2) | torch.eye(n, dtype=torch.bool, device=x.device)  # no row without a token
+        allowed = allowed & seen_tokens(n, x.device) if causal else allowed
+    smoothed = F.scaled_dot_product_attention(
+        directions, directions, x, attn_mask=allowed, is_causal=causal and allowed is None, scale=1 / temperature
+    )
+    changed = x + scale * (x - smoothed.to(x.dtype))
+    return changed if real is None else torch.where(real.unsqueeze(-1), changed, tokens)
+
+
+@register_remedy
+@dataclass(frozen=True)
+class ContraNorm(RelativeToMean):
+    """Pushes tokens apart that point the same way, at a station of the trunk, in all blocks or some.
+
+    `scale` is s. At a branch weight of 1 it stops the escalation only above √2 − 1 = 0.414: the odds of a block grow by
+    2, and de-escalation with τ = s/(1 + s) takes (1 − τ)² of them. The authors' code has it before a norm
+    (`at="after_attention"` in post-norm). It costs about an attention with one head, n²d. In causal models ("auto",
+    "prefix") S sees the tokens so far; "full" would let a token see later ones there, and `allow_leak=True` permits it.
+    With a cache of keys and values it would need all earlier tokens: `use_cache=False`.
+    """
+
+    scale: float = 1.0
+    temperature: float = 1.0
+    at: str = "output"
+
+    name: ClassVar[str] = "contra-norm"
+    always_shown: ClassVar[tuple[str, ...]] = ("scale", "at")
+
+    def __post_init__(self) -> None:
+        check_number(self, "scale")
+        check_number(self, "temperature", above=0.0)
+        check_station(self.at)
+        super().__post_init__()
+
+    def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
+        """The station that it changes."""
+        return (station_for(block, self.at),)
+
+    def install(self, site: Site) -> None:
+        """Puts its hook into one block, or refuses."""
+        station = shown_station(site, self.at)
+        site.put(self, Contrast(self, site, station), station)
+
+
+class Contrast(RealTokensHook):
+    """ContraNorm at one station of one block."""
+
+    def __init__(self, remedy: ContraNorm, site: Site, station: str):
+        self.remedy, self.running = remedy, site.running
+        self.mean = UniformAttention(remedy, remedy.mixing, site, station)  # it knows which tokens may be seen
+
+    def values_in_force(self) -> dict[str, float | list[float]]:
+        return {"scale": self.remedy.scale}
+
+    def changed(self, tokens: Tensor) -> Tensor:
+        now, causal = self.running.now, self.mean.kind_of_this_call() == "causal"
+        if causal and now.past:
+            raise ValueError(
+                f"{self.remedy.name} compares a token with all tokens before it, and a cache of keys and values does "
+                "not hold them: call the model, or generate, with use_cache=False"
+            )
+        return contra_norm(tokens, self.remedy.scale, now.real, temperature=self.remedy.temperature, causal=causal)

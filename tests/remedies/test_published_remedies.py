@@ -1,0 +1,347 @@
+"""Centred attention, PairNorm, ContraNorm, MV-Split, NeuTRENO, value residual, learned weights: formulas written out,
+the equivalences between them, gradients, what is learned, saving and removing."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import depthscope
+import zoo
+from depthscope.anatomy import anatomy_of
+from depthscope.models import BlockConfig, Encoder
+from depthscope.models.token_means import Full, uniform_causal
+from depthscope.passes import Listen, Machine, undisturbed
+from depthscope.passes.hooks import hooks_in
+from depthscope.remedies import (
+    CentredAttention,
+    ContraNorm,
+    DeEscalate,
+    FeatScale,
+    MVSplit,
+    NeuTRENO,
+    PairNorm,
+    ResidualWeight,
+    ValueResidual,
+    applied,
+    contra_norm,
+    deescalate,
+    pair_norm,
+    restore,
+)
+from depthscope.remedies.centred_attention import centred_context
+from depthscope.remedies.first_values import mixed_values, neutreno_context
+from depthscope.remedies.mv_split import split_branch
+from depthscope.remedies.remedy import Remedy
+from oracles import uniform_matrix
+from samples import seeded
+from zoo import doubled, run
+
+pytestmark = pytest.mark.filterwarnings("ignore:the remedy goes into")
+X = torch.randn(2, 7, 16, generator=seeded(0), dtype=torch.float64) + 1
+REAL = zoo.MASK.bool()
+EYE = torch.eye(7, dtype=torch.float64)
+REMEDIES: dict[str, Remedy] = {
+    "centred-attention": CentredAttention(),
+    "pair-norm": PairNorm(),
+    "contra-norm": ContraNorm(),
+    "mv-split": MVSplit(0.7, 0.3),
+    "neutreno": NeuTRENO(),
+    "value-residual": ValueResidual(),
+    "per block": ResidualWeight(0.5, "block"),
+    "per feature": ResidualWeight(0.5, "feature"),
+}
+
+
+def pair_norm_oracle(x: Tensor, causal: bool, real: Tensor | None = None) -> Tensor:
+    """Row by row."""
+    found = x.clone()
+    for b in range(len(x)):
+        rows = [i for i in range(x.shape[1]) if real is None or real[b, i]]
+        centred = {}
+        for place, i in enumerate(rows):
+            seen = rows[: place + 1] if causal else rows
+            alone = causal and place == 0
+            centred[i] = x[b, i] - (0 if alone else x[b, seen].mean(dim=0))
+        for place, i in enumerate(rows):
+            seen = rows[: place + 1] if causal else rows
+            squares = torch.stack([centred[j] for j in seen]).square().mean()
+            found[b, i] = centred[i] / (squares + 1e-6).sqrt()
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("real", [None, REAL], ids=["all real", "padded"])
+def test_pair_norm_is_its_formula(causal: bool, real: Tensor | None):
+    found = pair_norm(X, mask=real, mixing="prefix" if causal else "full")
+    assert_close(found, pair_norm_oracle(X, causal, real), rtol=0, atol=1e-12)
+    assert not torch.allclose(found, pair_norm_oracle(X, not causal, real), atol=1e-2)
+
+
+def test_pair_norm_is_complete_de_escalation_and_a_rescale():
+    found, centred = pair_norm(X, 2.0), deescalate(X, 1.0)
+    ratio = found.norm(dim=(-2, -1)) / centred.norm(dim=(-2, -1))
+    assert_close(found, centred * ratio[:, None, None], rtol=0, atol=1e-12)
+    assert_close(found.square().mean(dim=(-2, -1)), torch.full((2,), 4.0, dtype=torch.float64), rtol=1e-5, atol=0)
+    assert (pair_norm(torch.ones(1, 5, 4)) == 0).all()  # tokens that are equal
+
+
+def contra_norm_oracle(x: Tensor, s: float, t: float, causal: bool, real: Tensor | None = None) -> Tensor:
+    unit = x / x.norm(dim=-1, keepdim=True)
+    seen = uniform_matrix(7, causal, real) > 0
+    seen = seen.expand(2, 7, 7) | (EYE > 0)
+    matrix = (unit @ unit.mT / t).masked_fill(~seen, -torch.inf).softmax(-1)
+    changed = (1 + s) * x - s * matrix @ x
+    return changed if real is None else torch.where(real[..., None], changed, x)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("real", [None, REAL, REAL.flip(1)], ids=["all real", "right", "left"])
+def test_contra_norm_is_its_formula(causal: bool, real: Tensor | None):
+    found = contra_norm(X, 0.7, real, temperature=0.5, causal=causal)
+    assert_close(found, contra_norm_oracle(X, 0.7, 0.5, causal, real), rtol=0, atol=1e-12)
+    assert not torch.allclose(found, contra_norm_oracle(X, 0.7, 0.5, not causal, real), atol=1e-3)
+
+
+def test_contra_norm_near_collapse_is_de_escalation():
+    """S is uniform where tokens are nearly equal, and where T is large: (1 + s)(I − τ11ᵀ/n)X with τ = s/(1 + s)."""
+    close = 1 + 1e-6 * torch.randn(1, 7, 16, generator=seeded(1), dtype=torch.float64)
+    for tokens, temperature in ((X, 1e12), (close, 1.0)):
+        found = contra_norm(tokens, 0.5, temperature=temperature)
+        expected = 1.5 * deescalate(tokens, 0.5 / 1.5)
+        assert_close(found, expected, rtol=0, atol=1e-10)
+    assert torch.equal(contra_norm(torch.ones(1, 3, 4)), torch.ones(1, 3, 4))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_affine_forms_are_their_matrices(causal: bool):
+    uniform = uniform_matrix(7, causal)
+    scores = torch.randn(2, 4, 7, 7, generator=seeded(2), dtype=torch.float64).masked_fill(uniform == 0, -torch.inf)
+    attention = scores.softmax(-1)
+    own, first = (torch.randn(2, 2, 7, 3, generator=seeded(i), dtype=torch.float64) for i in (3, 4))  # 2 for 4 heads
+
+    def joined(x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(2)
+
+    by_head, first_by_head = (v.repeat_interleave(2, dim=1) for v in (own, first))
+    context = joined(attention @ by_head)
+    expected = joined((attention - 0.8 * uniform) @ by_head)
+    assert_close(centred_context(context, joined(uniform @ own), 4, 0.8), expected, rtol=0, atol=1e-13)
+    expected = joined(attention @ by_head + 0.6 * (first_by_head - by_head))
+    assert_close(neutreno_context(context, joined(first), joined(own), 0.6, 4), expected, rtol=0, atol=1e-13)
+    assert_close(mixed_values(own, first, 0.5), 0.5 * own + 0.5 * first, rtol=0, atol=1e-14)
+    branch, beta, alpha = X.flip(1), *torch.randn(2, 16, generator=seeded(5), dtype=torch.float64)
+    expected = ((EYE - uniform) @ branch) @ beta.diag() + (uniform @ (branch - X)) @ alpha.diag()
+    assert_close(split_branch(branch, uniform @ branch, uniform @ X, beta, alpha), expected, rtol=0, atol=1e-13)
+
+
+def test_gradients_of_the_formulas():
+    """Against finite differences."""
+    small = torch.randn(1, 4, 3, generator=seeded(6), dtype=torch.float64, requires_grad=True)
+    vector = torch.randn(3, generator=seeded(7), dtype=torch.float64, requires_grad=True)
+    for mixing in ("full", "prefix"):
+        causal = mixing == "prefix"
+        assert torch.autograd.gradcheck(lambda x, m=mixing: pair_norm(x, mixing=m), small)
+        assert torch.autograd.gradcheck(lambda x, c=causal: contra_norm(x, causal=c), small)
+
+        def split(x: Tensor, beta: Tensor, causal: bool = causal) -> Tensor:
+            mean = uniform_causal(x)[0] if causal else Full().mean(x)
+            return split_branch(x.flip(1), mean, mean, beta, 0.5 * beta)
+
+        assert torch.autograd.gradcheck(split, (small, vector))
+
+
+def encoder(causal: bool = False) -> Encoder:
+    return Encoder(3, BlockConfig(16, 4, causal=causal), generator=seeded(1)).double()
+
+
+def test_centred_attention_is_attention_of_de_escalated_values():
+    """(A − 11ᵀ/n)V = A(V − mean V), since the rows of A sum to 1; not so where attention is causal."""
+    for causal in (False, True):
+        model = encoder(causal)
+        depthscope.apply(model, CentredAttention())
+        centred = model(X)
+        depthscope.remove(model)
+        for block in model.blocks:
+            block.attention.value.register_forward_hook(
+                lambda _m, _a, v, c=causal: v - uniform_matrix(7, c) @ v  # of the prefix where it is causal
+            )
+        assert torch.allclose(model(X), centred, rtol=0, atol=1e-11) is not causal
+
+
+def test_feat_scale_of_minus_tau_is_de_escalation_of_the_branch():
+    model = encoder()
+    depthscope.apply(model, FeatScale(-0.6, learnable=False))
+    found = model(X)
+    depthscope.remove(model)
+    for block in model.blocks:
+        block.stations["attention_branch"].register_forward_hook(lambda _m, _a, y: deescalate(y, 0.6))
+    assert_close(model(X), found, rtol=0, atol=1e-12)
+
+
+def test_neutreno_and_value_residual_in_a_model():
+    for remedy in (NeuTRENO(0.6), ValueResidual(0.3)):
+        model = encoder()
+        depthscope.apply(model, remedy)
+        assert [entry.block for entry in applied(model)] == ["blocks.1", "blocks.2"]
+        found = model(X)
+        depthscope.remove(model)
+        kept: list[Tensor] = []
+
+        def hear(_m: Any, _a: Any, v: Tensor, kept: list[Tensor] = kept, remedy: Remedy = remedy) -> Tensor | None:
+            kept.append(v)
+            return 0.7 * v + 0.3 * kept[0] if isinstance(remedy, ValueResidual) else None
+
+        def add(_m: Any, args: Any, kept: list[Tensor] = kept) -> Any:
+            return (args[0] + 0.6 * (kept[0] - kept[-1]),)
+
+        for block in model.blocks:
+            block.attention.value.register_forward_hook(hear)
+            if isinstance(remedy, NeuTRENO):
+                block.attention.output.register_forward_pre_hook(add)
+        assert_close(model(X), found, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gpt-neox", "phi3", "gpt2"])
+def test_values_inside_a_fused_layer_are_exchanged_in_their_place(name: str):
+    """GPT-NeoX has query, key and value head by head in one layer; Phi-3 one after the other, with groups."""
+    model, inputs = zoo.make(name)
+    model.double().eval()
+    blocks = anatomy_of(model).blocks[:2]
+
+    def heard() -> list[Tensor]:
+        found: list[Tensor] = []
+        handles = [
+            block.fused_values.spot.module.register_forward_hook(lambda _m, _a, out: found.append(out.detach()))
+            for block in blocks
+        ]
+        run(model, doubled(inputs))
+        for handle in handles:
+            handle.remove()
+        return found
+
+    first, plain = heard()
+    depthscope.apply(model, ValueResidual(0.3))
+    _, mixed = heard()
+    cut = blocks[1].fused_values.cut
+    assert_close(cut(mixed), 0.7 * cut(plain) + 0.3 * cut(first), rtol=0, atol=1e-12)
+    untouched = torch.ones(plain.shape[-1], dtype=torch.bool)
+    untouched[cut(torch.arange(plain.shape[-1])[None, None]).flatten()] = False
+    assert untouched.any()
+    assert torch.equal(mixed[..., untouched], plain[..., untouched])  # queries and keys
+
+
+@pytest.mark.parametrize("name", ["encoder", "bert", "gpt2", "causal-lm"])
+def test_mv_split_on_the_branches_of_every_block(name: str):
+    model, inputs = zoo.make(name)
+    model.double().eval()
+    before, after = {}, {}
+
+    def keeping(found: dict) -> Any:
+        def keep(visit: Any, station: str, tokens: Tensor, _source: Tensor) -> None:
+            found[visit.number, station] = (tokens.clone(), visit.real, visit.block)
+
+        stations = {s for block in anatomy_of(model).blocks for a in block.additions for s in a.stations}
+        return Machine(model, anatomy_of(model), Listen(stations, keep))
+
+    first = keeping(before)
+    with undisturbed(model), first:
+        depthscope.apply(model, MVSplit(0.7, 0.3))
+        second = keeping(after)
+        with second:
+            run(model, doubled(inputs))
+    for block in anatomy_of(model).blocks[:1]:
+        for addition in block.additions:
+            given, real, _ = before[1, addition.branch]
+            trunk = after[1, addition.trunk][0]
+            uniform = uniform_matrix(given.shape[1], bool(zoo.ZOO[name].causal), real)
+            expected = 0.7 * (given - uniform @ given) + 0.3 * uniform @ (given - trunk)
+            if real is not None:
+                expected = torch.where(real.unsqueeze(-1), expected, given)
+            assert_close(after[1, addition.branch][0], expected, rtol=0, atol=1e-10)
+
+
+def test_mv_split_starts_at_one_over_the_root_of_the_depth_and_refuses_parallel_branches():
+    model = depthscope.apply(encoder(), MVSplit())
+    assert_close(model.blocks[0].mv_split_beta_ffn_branch, torch.full((16,), 3**-0.5, dtype=torch.float64))
+    parallel, _ = zoo.make("gpt-neox")
+    with pytest.raises(ValueError, match="mv-split cannot be put in"):
+        depthscope.apply(parallel, MVSplit())
+    assert not list(hooks_in(parallel))
+
+
+@pytest.mark.parametrize("name", ["pre", "post"])
+def test_learned_weights_are_those_of_rezero_and_layer_scale(name: str):
+    """x + a·F and x + g⊙F: with the model's own norms."""
+    model = Encoder(2, BlockConfig(16, 4, placement=name), generator=seeded(1)).double()
+    plain = model(X)
+    depthscope.apply(model, ResidualWeight(1.0, "feature"))
+    assert torch.equal(model(X), plain)
+    gain = torch.randn(16, generator=seeded(2), dtype=torch.float64)
+    for block in model.blocks:
+        block.residual_weight_ffn_branch.data.copy_(gain)
+    found = model(X)
+    depthscope.remove(model)
+    for block in model.blocks:
+        block.stations["ffn_branch"].register_forward_hook(lambda _m, _a, y: y @ gain.diag())
+    assert_close(model(X), found, rtol=0, atol=1e-12)
+    zero = Encoder(2, BlockConfig(16, 4, placement="pre"), final_norm=False).double()
+    depthscope.apply(zero, ResidualWeight(0.0, "block"))
+    assert torch.equal(zero(X), X)
+    zero(X).sin().sum().backward()
+    assert all(block.residual_weight.grad != 0 for block in zero.blocks)
+    assert applied(zero)[0].values == {"alpha": 0.0}
+
+
+@pytest.mark.parametrize("remedy", REMEDIES.values(), ids=list(REMEDIES))
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_copies_pickles_gradients_saving_and_removing(name: str, remedy: Remedy, tmp_path):
+    model, inputs = zoo.make(name)
+    model.eval()
+    reference, keys = run(model, inputs), list(model.state_dict())
+    depthscope.apply(model, remedy)
+    changed = run(model, inputs)
+    assert not torch.allclose(changed, reference, atol=1e-4)
+    changed.square().sum().backward()
+    own = [key for key in model.state_dict() if key not in keys]
+    assert bool(own) == remedy.learns
+    assert all(model.get_parameter(key).grad is not None for key in own)
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+    with pytest.raises(ValueError, match="is already at the"):
+        depthscope.apply(model, remedy)
+    model.save_pretrained(tmp_path)
+    loaded = restore(type(model).from_pretrained(tmp_path).eval(), tmp_path)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+        assert torch.equal(run(twin, inputs), changed)
+    depthscope.remove(model)
+    assert torch.equal(run(model, inputs), reference)
+    assert list(model.state_dict()) == keys
+    assert not list(hooks_in(model))
+
+
+def test_what_cannot_be_put_in_says_why():
+    shared = hf.AlbertModel(hf.AlbertConfig(**zoo.TEXT, embedding_size=8))
+    hidden = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 24, batch_first=True), 2)
+    for model, remedy, why in (
+        (shared, NeuTRENO(), "share their weights"),
+        (shared, ValueResidual(), "share their weights"),
+        (hidden, CentredAttention(), "does not show what its attention reads"),
+        (hidden, NeuTRENO(), "does not show what its attention reads"),
+        (zoo.make("xlnet")[0], MVSplit(), "mv-split cannot be put in"),
+    ):
+        with pytest.raises(ValueError, match=why) as refused:
+            depthscope.apply(model, remedy)
+        assert "\n" not in str(refused.value)
+        assert not list(hooks_in(model))
+
+
+def test_stacked_with_de_escalation():
+    model = encoder()
+    depthscope.apply(model, CentredAttention(), ResidualWeight(0.5, "block"), DeEscalate(0.5))
+    assert len(applied(model)) == 3 + 6 + 3
+    assert model(X).isfinite().all()
