@@ -47,7 +47,7 @@ def describe(name: str, block: Any) -> BlockAnatomy:
 
 def causal(model: Any) -> bool | None:
     """The encoder is not; a model with a decoder has both kinds, and the block's `part` tells them apart."""
-    parts = {module.is_decoder for module in walking.modules(model) if type(module).__name__ in BLOCKS}
+    parts = {bool(module.is_decoder) for module in walking.modules(model) if type(module).__name__ in BLOCKS}
     return parts.pop() if len(parts) == 1 else None
 
 
