@@ -21,8 +21,8 @@ from depthscope.passes import Batch, Listen, Machine, Visit, call, full_precisio
 from depthscope.progress import Tick
 from depthscope.usage.followed import Followed, Means, taken
 
-# Tokens to fit per feature: with N of them for d features, what a block does that is not linear reaches the map as noise
-# of d/(N − d) of its energy, so that the error on other text comes out 15 % too large at 4, 41 % at 2, 6 % at 9.
+# Tokens to fit per feature: with N of them for d features, what a block does that is not linear reaches the map as
+# noise of d/(N − d) of its energy, so that the error on other text comes out 15 % too large at 4, 41 % at 2, 6 % at 9.
 ENOUGH = 4.0
 _ROOM = 2**30  # bytes of sums that are kept at a time: more blocks than fit there are fitted in further passes
 _WELL = 1e-11  # least square of a Cholesky pivot of a correlation matrix: below it float64 has lost too many digits
