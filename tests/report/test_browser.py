@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from depthscope.report import Subject, write
+from depthscope.report import CHARTS, Subject, write
 from depthscope.report.drawings import Material
 from depthscope.report.page import render
 from profiles_made_up import made_up
@@ -37,7 +37,7 @@ def test_every_chart_is_there_and_nothing_is_asked_for(page: Path, shown: Opened
     assert found.complaints == []
     assert found.requests == [page.as_uri()]
     charts = found.page.locator(".chart")
-    assert charts.count() == 20
+    assert charts.count() == len(CHARTS)
     for number in range(charts.count()):
         marks = charts.nth(number).locator("svg .mark-line path, svg .mark-rect path, svg .mark-symbol path")
         assert marks.count() > 0, charts.nth(number).get_attribute("data-chart")
