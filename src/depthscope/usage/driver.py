@@ -39,9 +39,8 @@ from depthscope.usage.result import DepthUse
 from depthscope.usage.skips import Exchanged, exchange_each, without_each
 from depthscope.usage.verdict import SHORT
 
-Doing = Callable[
-    [str, int | None], Tick
-]  # told what is done next and in how many passes; gives what to call after each
+# Told what is done next and in how many passes; gives what to call after each of them.
+Doing = Callable[[str, int | None], Tick]
 FOLLOWED = 32  # tokens of each sequence: medians over them move by a few per cent, and L × 32 tokens are small
 
 
@@ -195,9 +194,11 @@ class _Run:
         if self.loss_of is None:
             return
         judged, loss_of = calls_with_loss(self.model, self.anatomy, judging, loss)
-        tick = self.doing(f"replacing each of {self.depth} blocks", self.depth * len(judged))
+        tick = self.doing(f"replacing each of {len(maps)} blocks", len(maps) * len(judged))
         instead = {block: _Replaced(found) for block, found in maps.items()}
-        self.linear = exchange_each(self.model, self.anatomy, judged, instead, loss_of, most=self.most, progress=tick)
+        self.linear = exchange_each(
+            self.model, self.anatomy, judged, instead, loss_of, most=self.most, depth=self.depth, progress=tick
+        )
 
     def result(self, notes: list[str], asked: dict[str, Any]) -> DepthUse:
         frame = pd.DataFrame({"block": np.arange(1, self.depth + 1, dtype=np.int64)} | self._columns())

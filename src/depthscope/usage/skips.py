@@ -71,9 +71,8 @@ def without_each(
     def passed_on(visit: Visit) -> Tensor:
         return visit.entered
 
-    return exchange_each(
-        model, anatomy, calls, dict.fromkeys(range(1, depth + 1), passed_on), loss_of, most=most, progress=progress
-    )
+    instead = dict.fromkeys(range(1, depth + 1), passed_on)
+    return exchange_each(model, anatomy, calls, instead, loss_of, most=most, depth=depth, progress=progress)
 
 
 def exchange_each(
@@ -84,10 +83,11 @@ def exchange_each(
     loss_of: LossOf | None,
     *,
     most: int | None,
+    depth: int,
     progress: Tick | None = None,
 ) -> Exchanged:
-    """One block at a time returns something else, in a pass of its own."""
-    means, depth = Means(), max(instead)
+    """One block at a time returns something else, in a pass of its own; of blocks that `instead` lacks all is nan."""
+    means = Means()
     for batch in calls:
         whole, loss = _pass(model, anatomy, batch, None, {}, loss_of, most)
         weight = float(len(whole.output)) if whole.output is not None else 0.0
