@@ -89,7 +89,7 @@ class Survey:
 
 
 def survey(attention: AttentionOperator, real: Tensor | None = None) -> Survey:
-    """One sweep. Rows are shifted by the first real one before they are summed: equal ones have a spread of exactly 0."""
+    """One sweep. Rows are shifted by the first real one before they are summed: equal rows have no spread at all."""
     n, m = attention.shape[-2:]
     if n != m:
         raise ValueError(f"expected attention matrices (…, n, n), got shape {tuple(attention.shape)}")
@@ -120,7 +120,7 @@ class _Sums:
 
     def add(self, tile: Tile) -> None:
         rows, here = tile.rows, self.real[..., tile.first : tile.last]
-        self.diagonal.append(rows.diagonal(offset=tile.first, dim1=-2, dim2=-1))
+        self.diagonal.append(rows.diagonal(offset=tile.first, dim1=-2, dim2=-1).clone())  # a view would keep the tile
         if not self.narrow:  # causal rows are never nearly equal: they need no shift
             if bool(self.triangular.any()):
                 self.triangular = self.triangular & ~rows.triu(tile.first + 1).flatten(-2).any(dim=-1)
