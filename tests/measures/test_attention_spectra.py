@@ -272,8 +272,8 @@ def test_nothing_that_is_kept_holds_a_tile(monkeypatch: pytest.MonkeyPatch):
         sums = sums or streaming._Sums(torch.Size([1, 256, 256]), tile.rows, None, narrow=False)
         sums.add(tile)
     assert sums is not None
-    kept = [value for value in vars(sums).values() if isinstance(value, Tensor)] + sums.diagonal
-    assert len(kept) > 16
+    kept = [value for value in vars(sums).values() if isinstance(value, Tensor)]
+    assert len(kept) > 5
     assert sum(value.untyped_storage().nbytes() for value in kept) < 256 * 64
 
 
