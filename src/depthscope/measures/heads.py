@@ -55,8 +55,8 @@ class GroupedAttention(DenseAttention):
         object.__setattr__(self, "group", group)
         object.__setattr__(self, "number", number)
 
-    @property
-    def matrix(self) -> Tensor:  # type: ignore[override, misc]
+    @property  # type: ignore[misc]
+    def matrix(self) -> Tensor:  # type: ignore[override]
         return self.group.matrices[self.number]
 
     @property

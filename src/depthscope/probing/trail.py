@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from depthscope.measures import TokenNorms
+from depthscope.measures import Bounded, TokenNorms
 from depthscope.probing.ledger import Kind
 
 
@@ -18,7 +18,7 @@ class Seen:
 
     norms: TokenNorms
     place: tuple[Kind, int]  # its ledger and its row there
-    numbers: dict[str, Tensor] = field(default_factory=dict)
+    numbers: dict[str, Tensor | Bounded] = field(default_factory=dict)
     unit: Tensor | None = None  # (batch, n, d)
     has_direction: Tensor | None = None  # (batch, n); None: every token has one
     outliers: Tensor | None = None  # (batch, n), if there are any
