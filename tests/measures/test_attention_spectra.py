@@ -263,6 +263,20 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(name: str, causal_: bool,
     assert large <= 2.1 * small
 
 
+def test_nothing_that_is_kept_holds_a_tile(monkeypatch: pytest.MonkeyPatch):
+    """A view of a tile would keep all of it, and all tiles are the matrix."""
+    monkeypatch.setattr(operators, "TILE", 2**12)
+    q, k = torch.randn(2, 1, 256, 8, generator=seeded(9))
+    sums = None
+    for tile in m.ScoredAttention(q, k, 0.35).tiles():
+        sums = sums or streaming._Sums(torch.Size([1, 256, 256]), tile.rows, None, narrow=False)
+        sums.add(tile)
+    assert sums is not None
+    kept = [value for value in vars(sums).values() if isinstance(value, Tensor)]
+    assert len(kept) > 5
+    assert sum(value.untyped_storage().nbytes() for value in kept) < 256 * 64
+
+
 def test_the_watch_sees_a_matrix():
     assert entries_made(512, False, lambda p: p.dense()) == 512**2
 

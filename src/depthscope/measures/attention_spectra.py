@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -85,8 +86,8 @@ def _second_eigenvalue(attention: Tensor, mask: Tensor | None) -> Bounded:
             break
         wide = (scaled if len(left) == len(scaled) else scaled[left]).double()
         chosen = wide if dtype == torch.float64 else scaled[left]
-        space = BlockKrylov(lambda v, chosen=chosen: v @ chosen.mT, _start(chosen, block))
-        found = spectral_radius(space.extend(steps)).measured(lambda v, wide=wide: v @ wide.mT)
+        space = BlockKrylov(partial(_times, chosen), _start(chosen, block))
+        found = spectral_radius(space.extend(steps)).measured(partial(_times, wide))
         off = found.error + torch.finfo(scaled.dtype).eps * found.value  # of the scaling
         value[left], error[left] = found.value * spread[left], off * spread[left]
         left = left[~(off <= TOLERANCE * found.value)]
@@ -100,6 +101,10 @@ def _scaled(p: TokenMatrix, usable: Tensor) -> Tensor:
     if bool(usable.all()):
         return deviations / scale
     return torch.where(usable[:, None, None], deviations / scale, 0.0)
+
+
+def _times(matrices: Tensor, rows: Tensor) -> Tensor:
+    return rows @ matrices.mT
 
 
 def _start(matrices: Tensor, block: int) -> Tensor:

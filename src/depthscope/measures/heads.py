@@ -27,11 +27,12 @@ class HeadGroup:
     @cached_property
     def matrices(self) -> Tensor:
         """(heads, batch, n, m)."""
-        first = self.heads[0]
-        if len(self.heads) == 1 or not isinstance(first, ScoredAttention) or first.query.requires_grad:
+        scored = [head for head in self.heads if isinstance(head, ScoredAttention) and not head.query.requires_grad]
+        if len(scored) < len(self.heads):
             return torch.stack([head.dense() for head in self.heads])
+        first = scored[0]
         whole = torch.empty((len(self.heads), *first.shape), dtype=first.query.dtype, device=first.query.device)
-        for head, matrix in zip(self.heads, whole, strict=True):
+        for head, matrix in zip(scored, whole, strict=True):
             head.dense(out=matrix)
         return whole
 
@@ -54,7 +55,7 @@ class GroupedAttention(DenseAttention):
         object.__setattr__(self, "group", group)
         object.__setattr__(self, "number", number)
 
-    @property
+    @property  # type: ignore[misc]
     def matrix(self) -> Tensor:  # type: ignore[override]
         return self.group.matrices[self.number]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 ROWS = 1024  # made at a time
 TILE = 2**20  # entries that a sweep over the rows has at a time: they stay in the processor's caches
+_WIDTHS = 8  # of the tiles of causal attention
 _FEWEST = 16  # rows of a tile, however long they are: fewer would not be worth a matrix product
 
 
@@ -140,8 +141,10 @@ class ScoredAttention:
 
     def tiles(self) -> Iterator[Tile]:
         m = self.shape[-1]
+        step = max(m // _WIDTHS, 1)
         for first, last in _pieces(self.shape):
-            seen = min(last, m) if self.causal else m  # what no row of the tile may look at is not computed
+            # What no row of the tile may look at is not computed. In a few widths: memory is then used again.
+            seen = min(-(-last // step) * step, m) if self.causal else m
             yield Tile(first, last, seen, self._rows(first, last, seen))
 
     def _rows(self, first: int, last: int, seen: int) -> Tensor:

@@ -48,7 +48,7 @@ def product(attention: AttentionOperator, x: Tensor, real: Tensor | None = None)
 def entropy(attention: AttentionOperator, real: Tensor | None = None) -> Tensor:
     """The mean over the real rows of −Σ_j p_ij log p_ij; takes cross-attention too."""
     batch, n = attention.shape[:-2], attention.shape[-2]
-    total, count = 0.0, torch.full(batch, float(n), dtype=torch.float64)
+    total, count = torch.zeros(()), torch.full(batch, float(n), dtype=torch.float64)
     if real is not None:
         count = real.sum(dim=-1).double()
     for tile in attention.tiles():
@@ -89,7 +89,7 @@ class Survey:
 
 
 def survey(attention: AttentionOperator, real: Tensor | None = None) -> Survey:
-    """One sweep. Rows are shifted by the first real one before they are summed: equal ones have a spread of exactly 0."""
+    """One sweep. Rows are shifted by the first real one before they are summed: equal rows have no spread at all."""
     n, m = attention.shape[-2:]
     if n != m:
         raise ValueError(f"expected attention matrices (…, n, n), got shape {tuple(attention.shape)}")
@@ -116,11 +116,11 @@ class _Sums:
         self.sums = torch.zeros((*batch, m), dtype=torch.float64, device=device)
         self.squares = torch.zeros(batch, dtype=torch.float64, device=device)
         self.triangular = torch.ones(batch, dtype=torch.bool, device=device)
-        self.diagonal: list[Tensor] = []
+        self.diagonal = torch.zeros((*batch, n), dtype=torch.float64, device=device)
 
     def add(self, tile: Tile) -> None:
         rows, here = tile.rows, self.real[..., tile.first : tile.last]
-        self.diagonal.append(rows.diagonal(offset=tile.first, dim1=-2, dim2=-1))
+        self.diagonal[..., tile.first : tile.last] = rows.diagonal(offset=tile.first, dim1=-2, dim2=-1)
         if not self.narrow:  # causal rows are never nearly equal: they need no shift
             if bool(self.triangular.any()):
                 self.triangular = self.triangular & ~rows.triu(tile.first + 1).flatten(-2).any(dim=-1)
@@ -129,7 +129,7 @@ class _Sums:
             if self.masked:
                 rows = torch.where(here.unsqueeze(-1), rows, 0.0)
         self.sums[..., : tile.seen] += rows.sum(dim=-2, dtype=torch.float64)
-        self.squares = self.squares + torch.linalg.vector_norm(rows, dim=-1).double().square().sum(dim=-1)
+        self.squares += torch.linalg.vector_norm(rows, dim=-1).double().square().sum(dim=-1)
 
     def _find_first(self, rows: Tensor, here: Tensor) -> None:
         if bool(self.unknown.any()):
@@ -147,7 +147,7 @@ class _Sums:
         return Survey(
             self.shift.double() + offset,
             spread,
-            torch.cat(self.diagonal, dim=-1).double(),
+            self.diagonal,
             self.triangular,
             count,
             self.real,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from depthscope.measures import TokenNorms
+from depthscope.measures import Bounded, TokenNorms
 from depthscope.probing.ledger import Kind, Ledger
 from depthscope.probing.sweep import Kept, Swept
 
@@ -19,7 +19,7 @@ class Seen:
 
     ledger: Ledger
     row: int  # its own there
-    numbers: dict[str, Tensor] = field(default_factory=dict)
+    numbers: dict[str, Tensor | Bounded] = field(default_factory=dict)
     kept: Kept | None = None  # what the tokens that leave the block are compared with
     compared: Kept | None = None  # what these were compared with, where they passed
     outliers: Tensor | None = None  # (batch, n), if there are any

@@ -141,7 +141,7 @@ def _timed(task: Task, config: TrainingConfig, launch: Launch, *, look: bool) ->
         taken = []
         for step in range(TIMED + 1):
             started = time.perf_counter()
-            result = compute_step(engine, task, config, step, TIMED + 1, carries, stop=False)
+            result = compute_step(engine, task, config, step, TIMED + 1, carries, lambda: (False, False))
             update(engine, config, 0.0)
             carries = list(result.carries)
             taken.append(time.perf_counter() - started)
