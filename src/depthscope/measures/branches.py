@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures.tokens import norm_of_rows
+from depthscope.measures.norms import norm_of_rows
 
 _SAFE = (1e-15, 1e15)  # norms whose squares and products float32 holds with all its digits
 
