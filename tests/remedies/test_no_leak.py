@@ -12,7 +12,19 @@ import depthscope
 import zoo
 from depthscope.anatomy import anatomy_of
 from depthscope.passes import batches, is_causal, undisturbed
-from depthscope.remedies import AttnScale, DeEscalate, FeatScale, applied
+from depthscope.remedies import (
+    AttnScale,
+    CentredAttention,
+    ContraNorm,
+    DeEscalate,
+    FeatScale,
+    MVSplit,
+    NeuTRENO,
+    PairNorm,
+    ResidualWeight,
+    ValueResidual,
+    applied,
+)
 from depthscope.remedies.remedy import Remedy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # DeBERTa, of transformers
@@ -218,6 +230,36 @@ def test_scaled_attention_stays_causal(name: str, remedy: Remedy):
             depthscope.apply(model, remedy)
         assert not torch.allclose(tokens_of(model(**arguments(model, ids))), plain, atol=1e-3)
     assert max(before, change_of_earlier_tokens(model, ids)) < 1e-5
+
+
+PUBLISHED = (
+    CentredAttention(),
+    PairNorm(),
+    ContraNorm(),
+    MVSplit(0.5, 0.3),
+    NeuTRENO(),
+    ValueResidual(),
+    ResidualWeight(0.5, "feature"),
+)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_the_remedies_of_other_papers_stay_causal(name: str):
+    """Every one that a family does not refuse; those of the trunk are refused by none."""
+    model = build(CAUSAL[name], 0)
+    ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    put_in = []
+    for remedy in PUBLISHED:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "cannot tell", without inputs
+            try:
+                depthscope.apply(model, remedy)
+            except ValueError:  # refused; tests/remedies/test_published_remedies.py has the reasons
+                continue
+        put_in.append(remedy.name)
+        assert change_of_earlier_tokens(model, ids) < 1e-5, remedy
+        depthscope.remove(model)
+    assert {"pair-norm", "contra-norm"} <= set(put_in)
 
 
 @pytest.mark.parametrize("make", [Noisy, broken], ids=["always dropping out", "a weight that is nan"])

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from depthscope.anatomy import BlockAnatomy
 from depthscope.models.attention import seen_tokens
 from depthscope.remedies.remedy import Site, register_remedy
-from depthscope.remedies.trunk import check_station, shown_station, station_for
-from depthscope.remedies.uniform import RealTokensHook, RelativeToMean, UniformAttention, check_number
+from depthscope.remedies.trunk import TrunkRemedy
+from depthscope.remedies.uniform import RealTokensHook, UniformAttention, check_number
 
 
 def contra_norm(
@@ -52,7 +51,7 @@ def contra_norm(
 
 @register_remedy
 @dataclass(frozen=True)
-class ContraNorm(RelativeToMean):
+class ContraNorm(TrunkRemedy):
     """Pushes tokens apart that point the same way, at a station of the trunk, in all blocks or some.
 
     `scale` is s. At a branch weight of 1 it stops the escalation only above √2 − 1 = 0.414: the odds of a block grow by
@@ -64,7 +63,6 @@ class ContraNorm(RelativeToMean):
 
     scale: float = 1.0
     temperature: float = 1.0
-    at: str = "output"
 
     name: ClassVar[str] = "contra-norm"
     always_shown: ClassVar[tuple[str, ...]] = ("scale", "at")
@@ -72,17 +70,11 @@ class ContraNorm(RelativeToMean):
     def __post_init__(self) -> None:
         check_number(self, "scale")
         check_number(self, "temperature", above=0.0)
-        check_station(self.at)
         super().__post_init__()
 
-    def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
-        """The station that it changes."""
-        return (station_for(block, self.at),)
-
-    def install(self, site: Site) -> None:
-        """Puts its hook into one block, or refuses."""
-        station = shown_station(site, self.at)
-        site.put(self, Contrast(self, site, station), station)
+    def hook(self, site: Site, station: str) -> Contrast:
+        """What changes the tokens at this station of this block."""
+        return Contrast(self, site, station)
 
 
 class Contrast(RealTokensHook):

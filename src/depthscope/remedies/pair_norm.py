@@ -14,12 +14,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from depthscope.anatomy import BlockAnatomy
 from depthscope.models.token_means import accumulator, uniform_causal
 from depthscope.remedies.deescalation import token_mean
 from depthscope.remedies.remedy import Site, register_remedy
-from depthscope.remedies.trunk import check_station, shown_station, station_for
-from depthscope.remedies.uniform import RealTokensHook, RelativeToMean, UniformAttention, check_number
+from depthscope.remedies.trunk import TrunkRemedy
+from depthscope.remedies.uniform import RealTokensHook, UniformAttention, check_number
 
 EPSILON = 1e-6  # under the root, as in the authors' code: tokens that are all equal become 0
 
@@ -46,7 +45,7 @@ def rescaled(centred: Tensor, squares: Tensor, scale: float) -> Tensor:
 
 @register_remedy
 @dataclass(frozen=True)
-class PairNorm(RelativeToMean):
+class PairNorm(TrunkRemedy):
     """Centres the tokens at a station of the trunk, and brings them to the root mean square `scale`.
 
     `at`: "input", "after_attention", "ffn_input" or "output". The causal form ("auto" in causal models, "prefix") is
@@ -55,24 +54,16 @@ class PairNorm(RelativeToMean):
     """
 
     scale: float = 1.0
-    at: str = "output"
 
     name: ClassVar[str] = "pair-norm"
-    always_shown: ClassVar[tuple[str, ...]] = ("at",)
 
     def __post_init__(self) -> None:
         check_number(self, "scale", above=0.0)
-        check_station(self.at)
         super().__post_init__()
 
-    def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
-        """The station that it changes."""
-        return (station_for(block, self.at),)
-
-    def install(self, site: Site) -> None:
-        """Puts its hook into one block, or refuses."""
-        station = shown_station(site, self.at)
-        site.put(self, NormPairs(self, site, station), station)
+    def hook(self, site: Site, station: str) -> NormPairs:
+        """What changes the tokens at this station of this block."""
+        return NormPairs(self, site, station)
 
 
 class NormPairs(RealTokensHook):
