@@ -202,7 +202,7 @@ def test_budgets(text: str, seconds: float):
         (["vit-digits", "--tune", "--seeds", "1000000000"], "at most 10000 seeds, as each is a run, got 1000000000"),
         (["vit-digits", "--tune", "--set", "evaluate_on=test"], "leave evaluate_on out"),
         (["vit-digit"], "did you mean 'vit-digits'"),
-        (["vit-digits", "--variants", "post,per"], "unknown variant 'per': did you mean 'pre'?"),
+        (["vit-digits", "--variants", "post,pree"], "unknown variant 'pree': did you mean 'pre'?"),
         (["vit-digits", "--variants", ","], "expected --variants to be some of post, pre, deescalated"),
         (["vit-digits", "--depths", "1.5"], "expected --depths to be whole numbers separated by commas, got '1.5'"),
         (["vit-digits", "--depths", "0"], "expected depth greater than 0, got 0"),

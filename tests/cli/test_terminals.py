@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from depthscope.cli.app import app, main
-from depthscope.cli.compare import _show as show_comparison
+from depthscope.cli.compare_display import show_summary
 from depthscope.cli.letters import legible
 from processes import ENVIRONMENT
 
@@ -103,14 +103,15 @@ def test_a_curve_in_ascii_rises_as_it_does_in_blocks():
 def test_a_comparison_is_whole_in_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    cell = {"variant": "deescalated-leaking", "depth": 48, "lr": 0.0003, "warmup_steps": 100, "failed": 0, "runs": 3}
+    cell = {"variant": "deescalated-leaking", "depth": 48, "lr": 0.0003, "warmup_steps": 100, "runs": 3}
+    cell |= {"failed": 0, "stopped": 0}
     for name in ("loss", "test_loss", "test_accuracy"):
         cell |= {name: 0.12345, f"{name}_std": 0.0234}
     summary = {"cells": [cell | {"best_lr": True}, cell | {"best_lr": False}], "runs": {}}
     printed = {}
     for columns in (120, 80, 60):
         monkeypatch.setenv("COLUMNS", str(columns))
-        show_comparison(summary, Path("out"))
+        show_summary(summary, Path("out"))
         printed[columns] = capsys.readouterr().out
         assert max(map(len, printed[columns].splitlines()[:-1])) <= columns  # the last line ends in a path
         assert " ".join(printed[columns].split()).count("0.123 ± 0.023") == 6

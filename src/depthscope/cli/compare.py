@@ -273,15 +273,17 @@ def _variants(recipe: str, text: str, changes: dict[str, Any], launch: Launch) -
 def _buildable(recipe: str, changes: dict[str, Any], launch: Launch) -> list[str]:
     from depthscope.training.estimate import require_fits
 
-    found = []
+    found, left_out = [], {}
     for name in RECIPES[recipe].variants:
         try:
             require_fits(configured(recipe, name, changes).changed(depth=4), cpu=bool(launch.options.get("cpu")))
             found.append(name)
         except ValueError as error:
-            print(f"depthscope: {name} is left out: {error}", file=sys.stderr)
-    if not found:
-        raise ValueError(f"no variant of {recipe} can be built with these settings")
+            left_out[name] = error
+    if not found:  # the settings are to blame, not the variants
+        raise ValueError(f"no variant of {recipe} can be built: {next(iter(left_out.values()))}")
+    for name, error in left_out.items():
+        print(f"depthscope: {name} is left out: {error}", file=sys.stderr)
     return found
 
 

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from depthscope.measures import MEASURES
 from depthscope.passes import Visit
-from depthscope.probing.reduction import Reduction
+from depthscope.probing.reduction import Reduction, SinkRow
+from depthscope.probing.trail import Seen
 
 
 def cut(tokens: Tensor, real: Tensor | None, window: int) -> tuple[Tensor, Tensor | None]:
@@ -50,11 +51,8 @@ class WindowedReduction(Reduction):
         super().__init__(*args, **options)
 
     def see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
-        real = super()._real(tokens, visit.real)
-        seen = len(self.sinks)
-        windows, mask = self._cut(tokens, real)
+        windows, mask = self._cut(tokens, super()._real(tokens, visit.real))
         super().see_tokens(replace(visit, real=mask), station, windows, source)
-        self.sinks[seen:] = [self._in_sequence(sink, tokens.shape[1], real) for sink in self.sinks[seen:]]
 
     def see_final_norm(self, visit: Visit, tokens: Tensor, source: Tensor) -> None:
         windows, mask = self._cut(tokens, super()._real(tokens, visit.real))
@@ -80,11 +78,17 @@ class WindowedReduction(Reduction):
         """Positions were excluded before the sequence was cut."""
         return mask
 
-    def _in_sequence(self, sink: Any, n: int, real: Tensor | None) -> Any:
-        """The outlier of a window with its sequence, and its position among the real tokens there."""
-        sample, window = divmod(sink.sample - self.first_sample, -(-n // self.window))
+    def _name_outliers(self, block: int, part: str, seen: Seen, real: Tensor | None) -> None:
+        named = len(self.sinks)
+        super()._name_outliers(block, part, seen, real)
+        each = self._windows[seen.kind.batch]
+        self.sinks[named:] = [self._in_sequence(sink, each, real) for sink in self.sinks[named:]]
+
+    def _in_sequence(self, sink: SinkRow, each: int, real: Tensor | None) -> SinkRow:
+        """The outlier of a window with its sequence, of `each` windows, and its place among the real tokens there."""
+        sample, window = divmod(sink.sample - self.first_sample, each)
         start = window * self.window
-        before = start if real is None else int(real[sample, :start].sum())
+        before = start if real is None else int(real.reshape(-1, each * self.window)[sample, :start].sum())
         return sink._replace(sample=self.first_sample + sample, token=before + sink.token)
 
 

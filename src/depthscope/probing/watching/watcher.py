@@ -27,6 +27,7 @@ from depthscope.passes import (
 from depthscope.passes.undoing import undone, unhook_one
 from depthscope.probing.reduction import Reduction
 from depthscope.probing.roles import OF_GRADIENTS, gradient_scalars
+from depthscope.probing.watching import wrapped
 from depthscope.probing.watching.gate import Alarm, DepthAlarm, Gate, Means, Rules, at_checkpoint, make_gate
 from depthscope.probing.watching.gradients import GradientTaps
 from depthscope.probing.watching.heat_map import heat_map
@@ -41,15 +42,6 @@ from depthscope.probing.watching.records import (
     curves_of,
     frame_of_records,
     means_of,
-)
-from depthscope.probing.watching.wrapped import (
-    has_compiled_parts,
-    in_any_process,
-    in_backward,
-    in_compiled_code,
-    inside,
-    is_first_process,
-    refuse_compiled_in_place,
 )
 from depthscope.stations import choose_stations
 
@@ -172,9 +164,9 @@ class Watch:
         self.on_record = on_record
         self.path = None if path is None else Path(path)
         self._entrance = model  # what the training loop calls
-        self._model = inside(model)
+        self._model = wrapped.inside(model)
         device_of(self._model)  # refuses a model without weights
-        refuse_compiled_in_place(model)
+        wrapped.refuse_compiled_in_place(model)
         self._measures, self._stations = measures, stations
         self._reduction = self._new_reduction()
         self._machine = Machine(
@@ -228,7 +220,7 @@ class Watch:
 
         Call it in every process at the same place, e.g. at the end of each step; in one process it is `should_stop`.
         """
-        return in_any_process(self.should_stop, device_of(self._model))
+        return wrapped.in_any_process(self.should_stop, device_of(self._model))
 
     def heat_map(self, measure: str = "token_similarity", station: str = "output") -> Any:
         """A matplotlib figure, block × step."""
@@ -252,7 +244,7 @@ class Watch:
         """Begins to count; for loops without a `with`."""
         if self._is_open:
             raise ValueError("this watch is open already")
-        if self.path is not None and is_first_process():
+        if self.path is not None and wrapped.is_first_process():
             check_appendable(self.path)
         self._gradients = torch.is_grad_enabled()
         try:
@@ -295,7 +287,7 @@ class Watch:
         """The model is called with these: told by its hook."""
         if self._listens:
             self._end_pass()  # the pass before this one failed, or was interrupted
-        if not self._model.training or in_backward():
+        if not self._model.training or wrapped.in_backward():
             return
         self._flush_gradients()
         if self._announced is None:
@@ -308,8 +300,8 @@ class Watch:
 
     def _listen(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Attaches everything for the pass that has just begun."""
-        refuse_compiled_in_place(self._entrance)
-        if in_compiled_code():
+        wrapped.refuse_compiled_in_place(self._entrance)
+        if wrapped.in_compiled_code():
             raise ValueError(_INSIDE_COMPILED)
         if not self._is_packed and pieces_of(kwargs) is not None:
             self._is_packed = True
@@ -317,7 +309,7 @@ class Watch:
         self._reduction = self._new_reduction()
         with undone(self._end_pass, only_after_failure=True):
             self._listens = True
-            if has_compiled_parts(self._entrance):
+            if wrapped.has_compiled_parts(self._entrance):
                 self._eager.enter_context(torch.compiler.set_stance("force_eager"))
             self._machine.__enter__()
             if self._taps is not None:
@@ -367,7 +359,7 @@ class Watch:
         self._ask_gate(step, means)
 
     def _write(self, record: Record) -> None:
-        if self.path is not None and is_first_process():
+        if self.path is not None and wrapped.is_first_process():
             try:
                 append(self.path, record)
             except OSError as error:  # not worth a training run
@@ -376,7 +368,7 @@ class Watch:
 
     def _flush_gradients(self, *, only_if_come: bool = False) -> None:
         """Some weights may never get a gradient: what has come is taken, unless a backward pass is still to come."""
-        if self._taps is None or (only_if_come and (in_backward() or not self._taps.has_come)):
+        if self._taps is None or (only_if_come and (wrapped.in_backward() or not self._taps.has_come)):
             return
         self._taps.flush()
 

@@ -213,7 +213,7 @@ def _learned(accuracy: pd.DataFrame, enough: bool) -> Claim:
 def _gain(accuracy: pd.DataFrame, kind: str, other: str, enough: bool) -> Claim:
     difference = (accuracy[kind] - accuracy[other]).to_numpy()
     helps = "smoothing helps images: it raises" if kind == "smooth" else "sharpening raises"
-    against = "" if other == "plain" else ", also against the control of the same size with both signs"
+    against = "" if other == "plain" else ", also against the control with both signs"
     mean, half = interval(difference)
     decided = mean - half > 0 or mean + half < 0
     return judge(

@@ -42,6 +42,7 @@ ROLES = {
     "norms_gradient": ("norms", drawing.ORANGE),
     "queries_keys_gradient": ("queries, keys", drawing.VERMILION),
 }
+_LINE = CAN_LEARN  # drawn: below it attention hardly learns
 COLOURS = dict(zip(MODELS, (drawing.VERMILION, drawing.BLUE, drawing.GREEN), strict=True))
 _VOCABULARY = 28_000
 _BASE, _SIGMA = 768, 0.02  # BERT-base: width, and the standard deviation of its weights
@@ -187,7 +188,7 @@ def draw(frame: pd.DataFrame) -> Any:
         rest = curve(frame, model, "branch_token_diversity")
         branches.semilogy(size.index, size, color=colour, linewidth=1.6, label=f"size, {model}")
         branches.semilogy(rest.index, rest, color=colour, linewidth=1.2, linestyle="--", label=f"differs, {model}")
-    ratios.axhline(CAN_LEARN, color=drawing.BLACK, linewidth=0.8)
+    ratios.axhline(_LINE, color=drawing.BLACK, linewidth=0.8)
     drawing.label(ratios, "queries and keys over values and output", "block", "ratio of gradients")
     drawing.label(branches, "what attention adds to the trunk", "block", "size over the trunk; share that differs")
     for ax in axes:
