@@ -216,14 +216,20 @@ def test_unknown_models_are_measured_at_their_outputs():
 def test_memory_does_not_grow_with_depth():
     """Of the tokens, nothing is kept but the unit tokens of one block's input."""
     model = Encoder(40, BlockConfig(16, 4), generator=seeded(0))
-    alive: list[int] = []
+    alive: list[int | None] = []
 
     def count() -> None:
-        alive.append(sum(1 for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.shape == (3, 11, 16)))
+        """At some blocks: to look through all objects of a test run takes a while."""
+        if len(alive) in (1, 5, 13, 26, 39):
+            objects = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
+            alive.append(sum(1 for o in objects if o.shape == (3, 11, 16)))
+        else:
+            alive.append(None)
 
     probe(model, torch.randn(3, 11, 16, generator=seeded(1)), measures="spectral", stations="all", progress=count)
     assert len(alive) == 40
-    assert max(alive[5:]) <= alive[1] + 1
+    assert alive[1] is not None
+    assert max(number for number in alive[5:] if number is not None) <= alive[1] + 1
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_the_level_is_held_in_blocks_that_are_copies_of_one_another(seed: int):
     torch.manual_seed(seed)
     layer = torch.nn.TransformerEncoderLayer(128, 8, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 48, enable_nested_tensor=False)  # copies the layer, weights and all
-    x = torch.randn(4, 64, 128)
+    x = torch.randn(2, 64, 128)
     found = recommend(model, x)
     by_the_map = found.odds.tau_for(odds_of(found.level))
     depthscope.apply(model, DeEscalate(by_the_map))
