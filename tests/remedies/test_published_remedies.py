@@ -108,6 +108,20 @@ def test_contra_norm_is_its_formula(causal: bool, real: Tensor | None):
     assert not torch.allclose(found, contra_norm_oracle(X, 0.7, 0.5, not causal, real), atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_contra_norm_of_zeros_and_of_padding_is_finite(dtype: torch.dtype):
+    """A token of zeros has no direction, and no gradient by it; padding is set to zeros. In float16 0/0 was nan."""
+    x = X.to(dtype)
+    assert contra_norm(x, 1.0, REAL).isfinite().all()
+    x[0, 1] = 0
+    x.requires_grad_()
+    found = contra_norm(x, 1.0)
+    found.float().square().sum().backward()
+    assert found.isfinite().all()
+    assert x.grad is not None
+    assert x.grad.abs().max() < 100
+
+
 def test_contra_norm_near_collapse_is_de_escalation():
     """S is uniform where tokens are nearly equal, and where T is large: (1 + s)(I − τ11ᵀ/n)X with τ = s/(1 + s)."""
     close = 1 + 1e-6 * torch.randn(1, 7, 16, generator=seeded(1), dtype=torch.float64)
