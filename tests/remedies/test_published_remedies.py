@@ -359,3 +359,31 @@ def test_stacked_with_de_escalation():
     depthscope.apply(model, CentredAttention(), ResidualWeight(0.5, "block"), DeEscalate(0.5))
     assert len(applied(model)) == 3 + 6 + 3
     assert model(X).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("listening", "changing"),
+    [
+        (CentredAttention(), ValueResidual()),
+        (NeuTRENO(), ValueResidual()),
+        (MVSplit(0.5, 0.7, learnable=False), DeEscalate(0.6, at="input")),
+        (MVSplit(0.5, 0.7, learnable=False), DeEscalate(0.6, at="after_attention")),
+    ],
+    ids=["centred attention", "neutreno", "mv-split, input", "mv-split, after attention"],
+)
+@pytest.mark.parametrize("name", ["ours", "gpt2"])
+def test_what_a_remedy_hears_is_what_all_the_others_have_made_of_it(name: str, listening: Remedy, changing: Remedy):
+    """Whichever was put in first: the mean that is taken out of attention is that of the values which it reads."""
+    torch.manual_seed(0)
+    if name == "ours":
+        model: nn.Module = Encoder(3, BlockConfig(16, 4, placement="pre")).double().eval()
+    else:
+        model = hf.GPT2Model(hf.GPT2Config(n_layer=3, n_embd=16, n_head=4, vocab_size=9, n_positions=8)).double().eval()
+    call = {} if name == "ours" else {"inputs_embeds": X}
+    found = []
+    for order in ((listening, changing), (changing, listening)):
+        for remedy in order:
+            depthscope.apply(model, remedy)
+        found.append(model(X) if name == "ours" else model(**call).last_hidden_state)
+        depthscope.remove(model)
+    assert torch.equal(*found)
