@@ -1,6 +1,6 @@
 """How alike tokens are at block 60 of new weights: t_sim of every wiring, and of every remedy in a post-norm model.
 
-    python benchmarks/block60.py              # about two minutes on 2 cores
+    python benchmarks/block60.py              # about four minutes on one core
     python benchmarks/block60.py deep-norm    # some names
 
 64 random tokens of width 256 in two sequences, 8 heads, weights of attention from N(0, 1/d), mean of two seeds. Two

@@ -108,6 +108,20 @@ def test_contra_norm_is_its_formula(causal: bool, real: Tensor | None):
     assert not torch.allclose(found, contra_norm_oracle(X, 0.7, 0.5, not causal, real), atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_contra_norm_of_zeros_and_of_padding_is_finite(dtype: torch.dtype):
+    """A token of zeros has no direction, and no gradient by it; padding is set to zeros. In float16 0/0 was nan."""
+    x = X.to(dtype)
+    assert contra_norm(x, 1.0, REAL).isfinite().all()
+    x[0, 1] = 0
+    x.requires_grad_()
+    found = contra_norm(x, 1.0)
+    found.float().square().sum().backward()
+    assert found.isfinite().all()
+    assert x.grad is not None
+    assert x.grad.abs().max() < 100
+
+
 def test_contra_norm_near_collapse_is_de_escalation():
     """S is uniform where tokens are nearly equal, and where T is large: (1 + s)(I − τ11ᵀ/n)X with τ = s/(1 + s)."""
     close = 1 + 1e-6 * torch.randn(1, 7, 16, generator=seeded(1), dtype=torch.float64)
@@ -345,3 +359,31 @@ def test_stacked_with_de_escalation():
     depthscope.apply(model, CentredAttention(), ResidualWeight(0.5, "block"), DeEscalate(0.5))
     assert len(applied(model)) == 3 + 6 + 3
     assert model(X).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("listening", "changing"),
+    [
+        (CentredAttention(), ValueResidual()),
+        (NeuTRENO(), ValueResidual()),
+        (MVSplit(0.5, 0.7, learnable=False), DeEscalate(0.6, at="input")),
+        (MVSplit(0.5, 0.7, learnable=False), DeEscalate(0.6, at="after_attention")),
+    ],
+    ids=["centred attention", "neutreno", "mv-split, input", "mv-split, after attention"],
+)
+@pytest.mark.parametrize("name", ["ours", "gpt2"])
+def test_what_a_remedy_hears_is_what_all_the_others_have_made_of_it(name: str, listening: Remedy, changing: Remedy):
+    """Whichever was put in first: the mean that is taken out of attention is that of the values which it reads."""
+    torch.manual_seed(0)
+    if name == "ours":
+        model: nn.Module = Encoder(3, BlockConfig(16, 4, placement="pre")).double().eval()
+    else:
+        model = hf.GPT2Model(hf.GPT2Config(n_layer=3, n_embd=16, n_head=4, vocab_size=9, n_positions=8)).double().eval()
+    call = {} if name == "ours" else {"inputs_embeds": X}
+    found = []
+    for order in ((listening, changing), (changing, listening)):
+        for remedy in order:
+            depthscope.apply(model, remedy)
+        found.append(model(X) if name == "ours" else model(**call).last_hidden_state)
+        depthscope.remove(model)
+    assert torch.equal(*found)

@@ -166,3 +166,9 @@ def test_what_has_no_meaning_is_refused():
         course(3, 1.0, 1.5)
     with pytest.raises(ValueError, match="a level in"):
         prescribe(10, level=1.0)
+    with pytest.raises(ValueError, match="one of post, pre, got 'post-norm'"):
+        prescribe(10, placement="post-norm")
+    with pytest.raises(ValueError, match="energy above 0, got 64 and 0"):
+        prescribe(10, energy=0)
+    with pytest.raises(ValueError, match="no α above 0 keeps the gradient's growth over 100 blocks"):
+        prescribe(100, placement="pre", growth=1.0001)  # τ alone takes more from a random gradient's mean

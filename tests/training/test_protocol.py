@@ -72,7 +72,13 @@ def test_a_rate_that_fails_is_not_chosen_and_the_grid_goes_down(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"factors": (1.0,)}, "at least 2 rates"), ({"seeds": (1, 2)}, "at least 3 seeds")],
+    [
+        ({"factors": (1.0,)}, "at least 2 rates"),
+        ({"factors": (3.0, 1.0, 1.0000001)}, "differ by 1 % or more, got the factors 3, 1, 1.0000001"),
+        ({"factors": (0.0, 1.0)}, "above 0, got 0, 1"),
+        ({"factors": (1.0, math.inf)}, "above 0, got 1, inf"),
+        ({"seeds": (1, 2)}, "at least 3 seeds"),
+    ],
 )
 def test_what_would_not_be_fair_is_refused(wrong, message: str):
     with pytest.raises(ValueError, match=message):

@@ -32,6 +32,7 @@ class Hook:
     block: str = ""
     part: str = ""  # of the model that the block is in
     key: int = -1  # in the module's dictionary of hooks
+    hears_last: bool = False  # it hears what all changes at its place have made, also those put in after it
 
     def __call__(self, module: nn.Module, args: Any, last: Any) -> Any:
         raise NotImplementedError
@@ -203,6 +204,10 @@ def hang(module: nn.Module, hook: Hook, side: Side) -> None:
     else:
         handle = module.register_forward_hook(hook)
     hook.key = handle.id
+    hooks = module._forward_pre_hooks if side == "in" else module._forward_hooks
+    for key, other in list(hooks.items()):
+        if isinstance(other, Hook) and other.hears_last:
+            hooks.move_to_end(key)  # type: ignore[attr-defined]  # torch's type says dict, and it is ordered
 
 
 def reads_copy(block: BlockAnatomy, station: str) -> bool:

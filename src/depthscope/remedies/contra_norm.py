@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from depthscope.models.attention import seen_tokens
+from depthscope.models.token_means import accumulator
 from depthscope.remedies.remedy import Site, register_remedy
 from depthscope.remedies.trunk import TrunkRemedy
 from depthscope.remedies.uniform import RealTokensHook, UniformAttention, check_number
@@ -36,7 +37,7 @@ def contra_norm(
     """
     real = None if mask is None else mask.bool()
     x = tokens if real is None else torch.where(real.unsqueeze(-1), tokens, 0.0)  # padding may hold nan
-    directions = F.normalize(x, dim=-1)
+    directions = directions_of(x)
     allowed = None
     if real is not None:
         n = x.shape[-2]
@@ -47,6 +48,14 @@ def contra_norm(
     )
     changed = x + scale * (x - smoothed.to(x.dtype))
     return changed if real is None else torch.where(real.unsqueeze(-1), changed, tokens)
+
+
+def directions_of(tokens: Tensor) -> Tensor:
+    """Tokens (…, d) over their norms. A token of zeros stays zero and has no gradient: in float16 the small bound that
+    `F.normalize` divides by is 0, and elsewhere its gradient would be 10¹² times too large."""
+    wide = tokens.to(accumulator(tokens))
+    norms = wide.norm(dim=-1, keepdim=True)
+    return (wide / torch.where(norms > 0, norms, 1.0)).to(tokens.dtype)
 
 
 @register_remedy

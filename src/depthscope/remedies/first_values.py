@@ -61,6 +61,8 @@ class Kept(ByThread):
 class FirstValues(Hook):
     """The first block of a part has computed its values: they are kept for the others, as the model lays them out."""
 
+    hears_last = True
+
     def __init__(self, name: str, part: str, path: Any, cut: Cut | None):
         self.name, self.part, self.path, self.cut = name, part, path, cut
         self.kept = Kept()

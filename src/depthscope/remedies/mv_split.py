@@ -90,6 +90,8 @@ class TrunkMean(ByThread):
 class TrunkListener(Hook):
     """The trunk has come to where a branch leaves it: its mean is kept for the branch."""
 
+    hears_last = True
+
     def __init__(self, mean: UniformAttention, spot: Spot):
         self.mean, self.side, self.path = mean, spot.side, spot.path
         self.kept = TrunkMean()

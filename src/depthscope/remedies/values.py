@@ -70,6 +70,8 @@ class Kept(ByThread):
 class ValueListener(Hook):
     """The values of a block have been computed: they, or what uniform attention makes of them, are kept."""
 
+    hears_last = True
+
     def __init__(self, running: Pass, uniform: UniformAttention | None, spot: Spot, cut: Cut | None, name: str):
         self.running, self.uniform, self.path, self.cut, self.name = running, uniform, spot.path, cut, name
         self.kept = Kept()

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from depthscope.theory.odds import OddsMap, odds_of
 
@@ -129,8 +129,12 @@ def course(
     `similarity` is that of the tokens at the entrance, by default 1/n (unrelated tokens); `energy` their mean square,
     which matters in pre-norm.
     """
-    if depth < 1 or not 0 <= tau <= 1 or alpha < 0:
+    if depth < 1 or not 0 <= tau <= 1 or not alpha >= 0:
         raise ValueError(f"expected depth ≥ 1, α ≥ 0 and τ in [0, 1], got {depth}, {alpha}, {tau}")
+    if placement not in get_args(Placement):  # another word would be taken for one of them
+        raise ValueError(f"expected placement to be one of {', '.join(get_args(Placement))}, got {placement!r}")
+    if gains.tokens < 1 or not 0 < energy < math.inf:
+        raise ValueError(f"expected at least 1 token, of an energy above 0, got {gains.tokens} and {energy}")
     through = _through_post if placement == "post" else _through_pre
     entrance = 1 / gains.tokens if similarity is None else similarity
     state = _State(energy * entrance, energy * (1 - entrance))
@@ -260,8 +264,8 @@ def prescribe(
     the odds would allow it: training makes the collapse that such a model does not have when it is new.
     `depthscope.remedies.recommend` does the same with ρ, c and the gradient as they are measured in a model.
     """
-    if depth < 1 or not 0 < level < 1 or not growth > 1:
-        raise ValueError(f"expected depth ≥ 1, a level in (0, 1) and growth > 1, got {depth}, {level}, {growth}")
+    if not isinstance(depth, int) or depth < 1 or not 0 < level < 1 or not growth > 1:
+        raise ValueError(f"expected whole depth ≥ 1, a level in (0, 1) and growth > 1, got {depth}, {level}, {growth}")
 
     def run(alpha: float, tau: float) -> Course:
         return course(depth, alpha, tau, gains, placement=placement, energy=energy)
@@ -278,6 +282,11 @@ def prescribe(
     alpha = 1.0
     if abs(run(1.0, tau).growth) > math.log(growth):
         alpha = 1 - _least(lambda less: abs(run(1 - less, tau).growth) <= math.log(growth) / 2)
+        if alpha == 0:  # such a model would be new for ever: it has no branches
+            raise ValueError(
+                f"no α above 0 keeps the gradient's growth over {depth} blocks with τ = {tau:.3g} within √{growth:g}: "
+                "allow more growth, or start with smaller weights"
+            )
     reached = run(alpha, tau)
     return Prescription(alpha, tau, reached.similarity[-1], math.exp(reached.growth))
 

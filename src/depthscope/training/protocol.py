@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from depthscope.training.comparison import MOST_RUNS, Cell, Launch, Result, run_cells
@@ -20,6 +21,7 @@ from depthscope.training.metrics import METRICS, read_metrics
 
 FACTORS = (0.3, 1.0, 3.0)
 MORE = 2  # rates beyond the grid, at most, where the best is at its edge
+APART = 1.01  # between neighbours of a grid, at least: rates are told apart by six digits
 SEEDS = 3
 _TUNING_SEED = 0  # of the runs that choose; the fresh ones begin at 1
 
@@ -40,6 +42,11 @@ class Protocol:
     def __post_init__(self) -> None:
         if len(self.factors) < 2:
             raise ValueError(f"expected at least 2 rates to choose from, got {len(self.factors)}")
+        if not all(math.isfinite(factor) and factor > 0 for factor in self.factors):
+            raise ValueError(f"expected factors of a rate above 0, got {_listed(self.factors)}")
+        ordered = sorted(self.factors)
+        if any(less * APART > more for less, more in pairwise(ordered)):
+            raise ValueError(f"expected rates that differ by 1 % or more, got the factors {_listed(self.factors)}")
         if len(self.seeds) < SEEDS:
             raise ValueError(f"expected at least {SEEDS} seeds, as fewer have no interval, got {len(self.seeds)}")
 
@@ -174,6 +181,10 @@ def _beyond(losses: Mapping[float, float], protocol: Protocol) -> list[float]:
     if chosen == rates[0]:
         return [rounded(chosen * rates[0] / rates[1])]
     return [rounded(chosen * rates[-1] / rates[-2])] if chosen == rates[-1] else []
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:.9g}" for number in numbers)
 
 
 def _leaks(config: TrainingConfig) -> bool:
