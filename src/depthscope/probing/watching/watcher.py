@@ -221,6 +221,7 @@ class Watch:
     @property
     def should_stop(self) -> bool:
         """Whether a rule of `stop_if` has held for as long as it asks: here, in this process."""
+        self._flush_gradients(only_if_come=True)  # a weight without a gradient would keep the rule waiting for a step
         return self.gate.should_stop
 
     def should_stop_together(self) -> bool:
