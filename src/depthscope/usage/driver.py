@@ -236,8 +236,8 @@ class _Run:
         notes = [*notes, *anatomy.notes, *anatomy.left_out, *self.notes]
         if self.seen.not_finite is not None:
             notes.append(
-                f"tokens leave block {self.seen.not_finite} with numbers that are not finite (nan or infinite): what is "
-                "undefined by them is left out, here and in later blocks"
+                f"tokens leave block {self.seen.not_finite} with numbers that are not finite (nan or infinite): what "
+                "is undefined by them is left out, here and in later blocks"
             )
         if blind:
             named = "any block" if len(blind) == self.depth else f"blocks {', '.join(map(str, blind))}"
