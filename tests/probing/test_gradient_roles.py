@@ -275,3 +275,38 @@ def test_cuts_that_leave_something_out_are_refused():
     wrong = replace(block, projections=lambda: replace(made, roles=pieces))
     with pytest.raises(ValueError, match="take 128 of the 768 numbers"):
         roles_of(wrong)
+
+
+class Adapted(nn.Module):
+    """A linear layer with an adapter beside it, as people write them: it has no `weight` of its own."""
+
+    def __init__(self, base: nn.Linear):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def test_wrapped_layers_keep_their_roles():
+    model, inputs = make("llama")
+    model.requires_grad_(False)
+    layers = model.layers
+    for layer in layers:
+        for name in ("q_proj", "v_proj"):
+            setattr(layer.self_attn, name, Adapted(getattr(layer.self_attn, name)).to(model.dtype))
+        layer.mlp.down_proj = Adapted(layer.mlp.down_proj).to(model.dtype)
+    profile = probe(model.eval(), inputs, gradients=True, loss=lambda output: output.last_hidden_state.pow(3).mean())
+    model(**inputs).last_hidden_state.pow(3).mean().backward()
+    for role, name in (
+        ("queries_keys", "self_attn.q_proj"),
+        ("values_output", "self_attn.v_proj"),
+        ("ffn", "mlp.down_proj"),
+    ):
+        adapters = [layer.get_submodule(name) for layer in layers]
+        expected = [math.hypot(*(float(p.grad.norm()) for p in (a.down.weight, a.up.weight))) for a in adapters]
+        assert profile.curve(MEASURES[role], "output")[1:] == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(ValueError, match="expected a linear layer with a weight, got Adapted"):
+        anatomy_of(model).blocks[0].projections()

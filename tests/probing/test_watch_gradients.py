@@ -214,3 +214,12 @@ def test_a_rule_on_gradients_needs_them():
         depthscope.watch(encoder(), stop_if="queries_keys_gradient<1e-9")
     with pytest.raises(ValueError, match="say at which branch"):
         depthscope.watch(encoder(), gradients=True, stop_if="mean_coherent_share>0.9")
+
+
+def test_a_rule_on_gradients_does_not_wait_for_a_weight_that_gets_none():
+    model = encoder()
+    model.blocks[0].unused = nn.Linear(16, 16)
+    rules = {"stop_if": "queries_keys_gradient<1e-9 at block 1", "on_alarm": lambda _alarm: None}
+    with depthscope.watch(model, every=1, gradients=True, **rules) as watch:
+        model(torch.ones(2, 5, 16)).square().mean().backward()
+        assert watch.should_stop

@@ -228,7 +228,7 @@ def test_which_half_and_which_blocks_could_go():
     words = said(frame, loss=3.0, weights={"look": "trained"})
     assert words["half"] == (
         "The first half of the model (blocks 1–2) does most of the work: of all that skipping single blocks costs, 92% "
-        "is in blocks 1–2 (without the first and the last block: 98%), 8% in blocks 3–4. 75% of it are in 2 of 4 "
+        "is in blocks 1–2 (without the first and the last block: 98%), 8% in blocks 3–4. 75% of it is in 2 of 4 "
         "blocks (1–2); block 1 costs most (loss +2.000, +66.7%)."
     )
     assert words["could go"] == (
@@ -263,3 +263,94 @@ def test_thresholds_are_those_of_the_other_verdict():
 def test_public_names():
     assert depthscope.depth_use is depth_use
     assert depthscope.DepthUse is DepthUse
+
+
+def test_the_encoder_of_a_pair_has_no_lens_and_no_crash():
+    """Its decoder reads what the encoder returned, and ids too: it is no module of the encoder's tail."""
+    found = depth_use(hf.T5ForConditionalGeneration(_T5).eval(), {"input_ids": IDS, "decoder_input_ids": IDS},
+                      part="encoder")  # fmt: skip
+    assert found.frame["lens_kl"].isna().all()
+    assert any("no logit lens" in note for note in found.metadata["notes"])
+
+
+_T5 = hf.T5Config(vocab_size=64, d_model=16, d_kv=4, num_layers=2, num_heads=4, d_ff=32, decoder_start_token_id=0)
+
+
+def test_the_lens_sees_through_a_cap_that_nearly_all_logits_have_reached():
+    model, inputs = make("gemma2")
+    model.config.final_logit_softcapping = 0.02  # tanh of 5 and more, from which float32 gives nothing back
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(4)
+        assert model(**inputs).logits.abs().amax() > 0.0199999
+    found = depth_use(model.eval(), inputs, skips=False, linear=False)
+    assert found.frame["lens_kl"].notna().all()
+    assert found.frame["lens_kl"].iloc[0] > 0
+
+
+def test_numbers_that_are_not_finite_are_said():
+    model, inputs = make("gpt2")
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.weight[0, 0] = math.nan
+    found = depth_use(model.eval(), inputs)
+    assert any("tokens leave block 2 with numbers that are not finite" in note for note in found.metadata["notes"])
+
+
+def test_one_token_is_not_called_a_loss_of_context():
+    model, _ = make("gpt2")
+    found = depth_use(model.eval(), {"input_ids": IDS[:, :1]})
+    assert "alike" not in {finding.rule for finding in found.findings}
+
+
+def test_no_half_does_the_work_where_no_block_is_missed(used: DepthUse):
+    frame = used.frame.assign(skip_loss=[0.004, 0.0, -0.01])
+    metadata = used.metadata | {"loss": 4.0, "weights": {"look": "trained"}}
+    rules_of = {finding.rule: finding.sentence for finding in findings_of(frame, metadata)}
+    assert "half" not in rules_of
+    assert rules_of["could go"].startswith("Blocks 1–3 could go, each by itself")
+    assert "half" in {finding.rule for finding in findings_of(frame.assign(skip_loss=[0.1, 0.0, 0.0]), metadata)}
+
+
+def test_blocks_after_a_settled_prediction_are_not_said_to_change_it_where_they_do_not(used: DepthUse):
+    frame = used.frame.assign(lens_top1=[0.0, 1.0, 1.0], lens_top5=[0.0, 1.0, 1.0], lens_kl=[2.0, 0.0, 0.0])
+    said = next(f.sentence for f in findings_of(frame, used.metadata) if f.rule == "settled")
+    assert "hardly change" in said
+    frame = frame.assign(lens_kl=[2.0, 0.5, 0.0])
+    said = next(f.sentence for f in findings_of(frame, used.metadata) if f.rule == "settled")
+    assert "change how sure the model is; the KL is below 0.1 from block 3 on" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ridge": math.nan}, "expected a ridge of at least 0, got nan"),
+        ({"loss": "cross_entropy"}, "expected loss= to be a function of what the model returns"),
+    ],
+)
+def test_a_wrong_option_is_one_line(options: dict, message: str):
+    model, inputs = make("gpt2")
+    with pytest.raises(ValueError, match=message):
+        depth_use(model.eval(), inputs, **options)
+
+
+def test_a_name_is_no_model():
+    for measure in (depth_use, depthscope.probe, depthscope.skip_loss):
+        with pytest.raises(ValueError, match=r"expected a model, a torch.nn.Module, got 'gpt2'"):
+            measure("gpt2", IDS)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("costs", "which"),
+    [
+        ([1.0, 1.0, 1.0], "Both halves"),
+        ([2.0, 9.0, 1.0], "The middle of the model (block 2)"),
+        ([2.0, 1.0, 1.0], "The first half of the model (block 1)"),
+        ([1.0, 1.0, 2.0], "The second half of the model (block 3)"),
+    ],
+)
+def test_of_an_odd_number_of_blocks_the_middle_one_is_in_neither_half(used: DepthUse, costs: list[float], which: str):
+    metadata = used.metadata | {"loss": 4.0, "weights": {"look": "trained"}}
+    said = next(f for f in findings_of(used.frame.assign(skip_loss=costs), metadata) if f.rule == "half")
+    assert said.sentence.startswith(which)
+    assert f"{costs[1] / sum(costs):.0%} in the middle one, block 2" in said.sentence
+    assert said.numbers["first_half"] == pytest.approx(costs[0] / sum(costs))
+    assert said.numbers["second_half"] == pytest.approx(costs[2] / sum(costs))

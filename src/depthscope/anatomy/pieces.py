@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,18 @@ class Piece:
 
     def of(self, values: Tensor) -> tuple[Tensor, ...]:
         return (values,) if self.cut is None else self.cut(values)
+
+
+class HiddenWeights(ValueError):
+    """A layer that a wrapper, such as an adapter of one's own, stands in the place of: its matrix is not known. What
+    its parameters are for is known all the same."""
+
+    def __init__(self, layer: nn.Module, roles: Mapping[Role, tuple[Piece, ...]]):
+        super().__init__(
+            f"expected a linear layer with a weight, got {type(layer).__name__}: merge the adapter into the weights, "
+            "or give the wrapper a property `weight`"
+        )
+        self.roles = roles
 
 
 def pieces_of_layers(*layers: nn.Module | None) -> tuple[Piece, ...]:

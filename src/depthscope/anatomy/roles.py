@@ -6,12 +6,12 @@ rows go where they belong; what a family does not say is `other`, and is named, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
 from torch import Tensor, nn
 
-from depthscope.anatomy.pieces import Piece, Role
+from depthscope.anatomy.pieces import HiddenWeights, Piece, Role
 from depthscope.anatomy.structure import BlockAnatomy
 
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -27,7 +27,7 @@ def roles_of(block: BlockAnatomy) -> RolePieces:
     positions, gates, mixers in the place of attention, and attention itself where the family shows no projections.
     """
     found: RolePieces = {role: [] for role in ROLES}
-    shown = {} if block.projections is None else block.projections().roles
+    shown = _shown(block)
     claimed: set[int] = set()
     for role, pieces in shown.items():
         for piece in pieces:
@@ -60,6 +60,16 @@ def shared_parameters(blocks: Iterable[BlockAnatomy]) -> set[int]:
         shared |= seen & mine
         seen |= mine
     return shared
+
+
+def _shown(block: BlockAnatomy) -> Mapping[Role, tuple[Piece, ...]]:
+    """What the projections of attention say."""
+    if block.projections is None:
+        return {}
+    try:
+        return block.projections().roles
+    except HiddenWeights as hidden:
+        return hidden.roles
 
 
 def _norms(block: BlockAnatomy) -> Iterator[nn.Module]:

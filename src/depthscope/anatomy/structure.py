@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from depthscope import walking
-from depthscope.anatomy.pieces import Piece, Role, pieces_of_layers, thirds
+from depthscope.anatomy.pieces import HiddenWeights, Piece, Role, pieces_of_layers, thirds
 from depthscope.stations import Placement, trunk_of
 
 Side = Literal["in", "out"]
@@ -299,6 +299,13 @@ def linear_projections(
 ) -> Projections:
     """Separate linear layers, the common layout; `key_value_heads` < heads for grouped queries."""
     groups = key_value_heads or heads
+    roles: dict[Role, tuple[Piece, ...]] = {
+        "queries_keys": pieces_of_layers(query, key),
+        "values_output": pieces_of_layers(value, output),
+    }
+    for layer in (query, key, value, output):
+        if layer is not None and not isinstance(getattr(layer, "weight", None), Tensor):
+            raise HiddenWeights(layer, roles)
     return Projections(
         query=_input_heads(query.weight.T, heads),
         key=_input_heads(key.weight.T, groups).repeat_interleave(heads // groups, dim=0),
@@ -308,7 +315,7 @@ def linear_projections(
         key_bias=_bias_heads(key.bias, groups, heads),
         value_bias=_bias_heads(value.bias, groups, heads),
         output_bias=None if output is None else _detached(output.bias),
-        roles={"queries_keys": pieces_of_layers(query, key), "values_output": pieces_of_layers(value, output)},
+        roles=roles,
     )
 
 

@@ -21,6 +21,8 @@ from depthscope.passes.undoing import TemporaryHook, temporary_hooks, undone, un
 
 def uncompiled(model: nn.Module) -> tuple[nn.Module, list[str]]:
     """The model behind `torch.compile`, whose graph would pass by our hooks, and a note that says so."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a model, a torch.nn.Module, got {model!r}")
     original = getattr(model, "_orig_mod", None)
     if isinstance(original, nn.Module):
         return original, ["the model was compiled: its original was run, uncompiled"]

@@ -47,7 +47,7 @@ from depthscope.passes import (
 from depthscope.passes.left_out import choose_parts
 from depthscope.probing.final_norm import FinalNorm
 from depthscope.probing.finite_weights import weights_not_finite
-from depthscope.probing.gradients import Loss, gradient_norms
+from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.parts import PartSeen
 from depthscope.probing.profile import Profile, frame_of, sinks_of
 from depthscope.probing.reduction import Excluded, Reduction
@@ -97,6 +97,7 @@ def probe(
     wanted = at.choose_stations(stations)
     excluded = _excluded(exclude_tokens)
     parts = choose_parts(without)
+    check_loss(loss)
     model, notes = uncompiled(model)
     calls = batches(model, inputs, tokenizer)
     first = next(calls, None)

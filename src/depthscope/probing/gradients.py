@@ -18,6 +18,12 @@ from depthscope.probing.roles import Roles, norm_of_gradient, norm_of_norms
 Loss = Callable[[Any], Tensor]
 
 
+def check_loss(loss: object) -> None:
+    """Refuses what could not be called with a model's output."""
+    if loss is not None and not callable(loss):
+        raise ValueError(f"expected loss= to be a function of what the model returns, or None, got {loss!r}")
+
+
 def gradient_norms(
     model: nn.Module,
     anatomy: Anatomy,

@@ -23,7 +23,7 @@ from depthscope.passes import (
     uncompiled,
     undisturbed,
 )
-from depthscope.probing.gradients import Loss
+from depthscope.probing.gradients import Loss, check_loss
 from depthscope.probing.losses import causal_by_trying, default_loss, with_all_logits
 from depthscope.progress import Tick
 
@@ -86,6 +86,7 @@ def calls_with_loss(
     model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss: Loss | None
 ) -> tuple[list[Batch], LossOf]:
     """The calls to make, and what takes the loss of each."""
+    check_loss(loss)
     if loss is not None:
         return calls, lambda _batch, returned, _last: loss(returned)
     causal = causal_by_trying(model, anatomy, calls[0])

@@ -72,10 +72,10 @@ def depth_use(
     """
     if followed is not None and followed < 1:
         raise ValueError(f"expected followed= with at least 1 token of each sequence, or None, got {followed}")
-    if ridge < 0:
+    if not 0 <= ridge < float("inf"):
         raise ValueError(f"expected a ridge of at least 0, got {ridge}")
-    refuse_open_surgery(model)
     model, notes = uncompiled(model)
+    refuse_open_surgery(model)
     anatomy, given = anatomy_and_calls(model, inputs, tokenizer, told)
     if len(anatomy.parts) > 1:
         named = ", ".join(anatomy.parts)
@@ -234,6 +234,11 @@ class _Run:
         placements = {block.placement for block in blocks}
         blind = [b for b in range(1, self.depth + 1) if b not in self.seen.seen]
         notes = [*notes, *anatomy.notes, *anatomy.left_out, *self.notes]
+        if self.seen.not_finite is not None:
+            notes.append(
+                f"tokens leave block {self.seen.not_finite} with numbers that are not finite (nan or infinite): what "
+                "is undefined by them is left out, here and in later blocks"
+            )
         if blind:
             named = "any block" if len(blind) == self.depth else f"blocks {', '.join(map(str, blind))}"
             notes.append(f"attention was not seen in {named}: no sink rate and no logits there")

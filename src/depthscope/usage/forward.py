@@ -32,6 +32,7 @@ class ForwardPass:
         self.depth = 0
         self.lengths = (0, 0)  # of the sequences: the shortest and the longest, in real tokens
         self.seen: set[int] = set()  # blocks whose attention was seen
+        self.not_finite: int | None = None  # the first block that some token left with nan or infinity
         self.shape = torch.Size()  # of what entered block 1, (batch, n, d)
         self.dtype = ""  # of the same
         self.kept: dict[int, Tensor] = {}  # by block, of this pass: the followed tokens of its output
@@ -80,8 +81,11 @@ class ForwardPass:
                 self._trunk[station] = tokens
             if station == "output":
                 self.last = visit, tokens, source
+                followed = taken(tokens, self.followed(tokens, visit.real))
+                if not followed.isfinite().all():
+                    self.not_finite = min(visit.number, self.not_finite or visit.number)
                 if self.keeps:
-                    self.kept[visit.number] = taken(tokens, self.followed(tokens, visit.real))
+                    self.kept[visit.number] = followed
                 self._trunk.clear()
 
     def _begin_block(self, visit: Visit, tokens: Tensor) -> None:

@@ -81,8 +81,10 @@ class TailWatch:
         self.calls.clear()
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        read = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         given, returned = first_tokens((*args, *kwargs.values())), first_tokens(output)
-        if given is not None and returned is not None:
+        # What reads more than the tokens, as a decoder does that reads an encoder's, cannot be run again on others.
+        if given is not None and returned is not None and len(read) <= 1:
             self.calls.append(_Call(module, given, returned))
 
     def way(self, tokens: Tensor, logits: Tensor, cap: float | None) -> Tail | None:
@@ -91,10 +93,10 @@ class TailWatch:
         tried: set[int] = set()
         while ways:
             at, modules, factors = ways.pop(0)
-            for limit in (None, cap) if cap else (None,):
-                factor = _factor(logits if limit is None else _uncapped(logits, limit), at)
-                if modules and factor is not None:
-                    return Tail(modules, (*factors, factor), limit)
+            if modules and (factor := _factor(logits, at)) is not None:
+                return Tail(modules, (*factors, factor))
+            if modules and cap and (factor := _factor_under_cap(logits, at, cap)) is not None:
+                return Tail(modules, (*factors, factor), cap)
             if (tied := self._tied(at, logits)) is not None:
                 head, factor = tied
                 return Tail((*modules, head), (*factors, 1.0, factor))
@@ -124,8 +126,17 @@ def agrees(tail: Tail, tokens: Tensor, logits: Tensor) -> bool:
     return bool((found - expected).abs().max() <= allowed)
 
 
-def _uncapped(logits: Tensor, cap: float) -> Tensor:
-    return cap * torch.atanh((logits.double() / cap).clamp(-1 + 1e-12, 1 - 1e-12))
+def _factor_under_cap(logits: Tensor, of: Tensor, cap: float) -> float | None:
+    """c with logits = cap·tanh(c·of / cap). 1 is tried as the model does it, since logits that have come near the cap
+    have lost the digits from which they could be uncapped."""
+    if logits.shape != of.shape:
+        return None
+    capped = (cap * torch.tanh(of.double() / cap)).to(logits.dtype)
+    allowed = 32 * torch.finfo(logits.dtype).eps * torch.linalg.vector_norm(logits.double())
+    if bool(torch.linalg.vector_norm(capped.double() - logits.double()) <= allowed):
+        return 1.0
+    uncapped = cap * torch.atanh((logits.double() / cap).clamp(-1 + 1e-12, 1 - 1e-12))
+    return _factor(uncapped, of)
 
 
 def _factor(x: Tensor, of: Tensor) -> float | None:

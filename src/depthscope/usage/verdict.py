@@ -127,14 +127,20 @@ def _which_half(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | N
     if found is None or not found[1].sum() > 0:
         return None
     name, work = found
-    half = len(work) // 2
-    first, most = float(work[:half].sum() / work.sum()), int(work.argmax())
-    carriers = _carriers(work)
-    numbers = {"first_half": first, "second_half": 1 - first, "costliest": most + 1.0, "carriers": float(len(carriers))}
-    lower, upper = blocks_of(range(1, half + 1)), blocks_of(range(half + 1, len(work) + 1))
-    if first >= LEANS:
+    if name == "skip_loss" and work.sum() < SPARE * abs(metadata.get("loss") or 0.0):
+        return None  # shares of next to nothing are noise
+    half, odd = len(work) // 2, len(work) % 2  # of an odd number of blocks the middle one is in neither half
+    first, second = (float(part.sum() / work.sum()) for part in (work[:half], work[half + odd :]))
+    most, carriers = int(work.argmax()), _carriers(work)
+    numbers = {"first_half": first, "second_half": second, "costliest": most + 1.0, "carriers": float(len(carriers))}
+    lower, upper = blocks_of(range(1, half + 1)), blocks_of(range(half + odd + 1, len(work) + 1))
+    middle = f", {work[half] / work.sum():.0%} in the middle one, block {half + 1}" if odd else ""
+    both = first + second
+    if both < HALF:
+        which = f"The middle of the model (block {half + 1}) does most of the work"
+    elif first >= LEANS * both:
         which = f"The first half of the model ({lower}) does most of the work"
-    elif first <= 1 - LEANS:
+    elif second >= LEANS * both:
         which = f"The second half of the model ({upper}) does most of the work"
     else:
         which = "Both halves of the model do work"
@@ -143,8 +149,8 @@ def _which_half(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | N
         numbers["first_half_without_ends"] = float(work[1:half].sum() / rest)
         inner = f" (without the first and the last block: {numbers['first_half_without_ends']:.0%})"
     sentence = (
-        f"{which}: of all that skipping single blocks costs, {first:.0%} is in {lower}{inner}, {1 - first:.0%} in "
-        f"{upper}. {CARRY:.0%} of it {'is' if len(carriers) == 1 else 'are'} in {len(carriers)} of {len(work)} blocks "
+        f"{which}: of all that skipping single blocks costs, {first:.0%} is in {lower}{inner}, {second:.0%} in "
+        f"{upper}{middle}. {CARRY:.0%} of it is in {len(carriers)} of {len(work)} blocks "
         f"({ranges(carriers)}); block {most + 1} costs most ({_cost(frame, name, metadata, most)})."
     )
     return Finding("half", sentence, numbers)
@@ -183,11 +189,13 @@ def _settled(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | Non
         said = f"; one block earlier {before:.0%} of the tokens have the final first choice" if depth > 1 else ""
         return Finding("settled", f"The prediction is not settled before the last block{said}, halfway {middle:.0%}.",
                        numbers)  # fmt: skip
+    after = f"The blocks after it change how sure the model is; the KL is below {NEAR:g} from block {near} on."
+    if near <= at:
+        after = f"The blocks after it hardly change how sure the model is: the KL is below {NEAR:g} from there on."
     return Finding(
         "settled",
         f"The prediction is settled from block {at} of {depth} on: {top1:.0%} of the tokens have their final first "
-        f"choice there (logit lens; KL {kl:.2f} nats, {top5:.0%} of the five likeliest), halfway {middle:.0%}. The "
-        f"blocks after it change how sure the model is; the KL is below {NEAR:g} from block {near} on.",
+        f"choice there (logit lens; KL {kl:.2f} nats, {top5:.0%} of the five likeliest), halfway {middle:.0%}. {after}",
         numbers,
     )
 
@@ -210,7 +218,8 @@ def _could_go(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | Non
     if not spare:
         return Finding("could go", f"No block could go so that {bound}; {cheapest}.", numbers)
     together = " This is of one block at a time: skip_loss(run=2) measures two in a row." if len(spare) > 1 else ""
-    sentence = f"{blocks_of(spare).capitalize()} could go, by itself: {bound}; {cheapest}.{together}"
+    each = ", each by itself" if len(spare) > 1 else ", by itself"
+    sentence = f"{blocks_of(spare).capitalize()} could go{each}: {bound}; {cheapest}.{together}"
     return Finding("could go", sentence, numbers)
 
 
@@ -315,7 +324,7 @@ def _logits(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | None
 
 def _alike(_frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
     energy = metadata.get("energy")
-    if not energy:
+    if not energy or metadata.get("shortest", 2) < 2:  # a single token is alike to itself whatever the model does
         return None
     shared, own, token = energy["shared"], energy["sequence"], energy["token"] + energy["position"]
     numbers = {"shared": shared, "sequence": own, "token": token}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,6 +190,14 @@ def check_appendable(path: Path) -> None:
 def append(path: Path, record: Record) -> None:
     """Adds one line in one write; if it fails (a full disk), the file stays as it was, and OSError is raised."""
     append_line(path, record.line())
+
+
+def append_or_warn(path: Path, record: Record) -> None:
+    """The same for a running training, which a full disk is not worth."""
+    try:
+        append(path, record)
+    except OSError as error:
+        warnings.warn(f"step {record.step} was watched but not written to {path}: {error}", stacklevel=2)
 
 
 def _read(path: Path) -> list[Record]:

@@ -36,7 +36,7 @@ from depthscope.probing.watching.options import check_options
 from depthscope.probing.watching.records import (
     Curves,
     Record,
-    append,
+    append_or_warn,
     by_block,
     check_appendable,
     curves_of,
@@ -44,8 +44,6 @@ from depthscope.probing.watching.records import (
     means_of,
 )
 from depthscope.stations import choose_stations
-
-_INSIDE_COMPILED = "the model is called by compiled code, which passes hooks by: watch what torch.compile returned"
 
 OnRecord = Callable[[int, dict[str, float]], object]
 OnAlarm = Callable[[Alarm], object]
@@ -116,7 +114,6 @@ def watch(
     half of its gradients, other processes that wait, a loop that does not come to save its work. With several
     processes each watches its own part of the batch: ask `watch.should_stop_together()` in all of them.
     A value that is undefined (nan) counts as one that holds.
-
     Rules on gradients (`queries_keys_gradient<1e-6`) need `gradients=True`, and are asked when they have come.
     """
     check_options(
@@ -213,6 +210,7 @@ class Watch:
     @property
     def should_stop(self) -> bool:
         """Whether a rule of `stop_if` has held for as long as it asks: here, in this process."""
+        self._flush_gradients(only_if_come=True)  # a weight without a gradient would keep the rule waiting for a step
         return self.gate.should_stop
 
     def should_stop_together(self) -> bool:
@@ -301,8 +299,7 @@ class Watch:
     def _listen(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Attaches everything for the pass that has just begun."""
         wrapped.refuse_compiled_in_place(self._entrance)
-        if wrapped.in_compiled_code():
-            raise ValueError(_INSIDE_COMPILED)
+        wrapped.refuse_compiled_code()
         if not self._is_packed and pieces_of(kwargs) is not None:
             self._is_packed = True
             warnings.warn("sequences that are packed into one row (position_ids) are watched as one", stacklevel=2)
@@ -360,11 +357,7 @@ class Watch:
 
     def _write(self, record: Record) -> None:
         if self.path is not None and wrapped.is_first_process():
-            try:
-                append(self.path, record)
-            except OSError as error:  # not worth a training run
-                said = f"step {record.step} was watched but not written to {self.path}: {error}"
-                warnings.warn(said, stacklevel=2)
+            append_or_warn(self.path, record)
 
     def _flush_gradients(self, *, only_if_come: bool = False) -> None:
         """Some weights may never get a gradient: what has come is taken, unless a backward pass is still to come."""

@@ -38,12 +38,13 @@ def refuse_compiled_in_place(model: nn.Module) -> None:
         )
 
 
-def in_compiled_code() -> bool:
-    """Whether the compiler is at work around this call: it would compile our hooks, or pass them by."""
-    if torch.compiler.is_compiling():
-        return True
+def refuse_compiled_code() -> None:
+    """Refuses a call that the compiler is at work around: it would compile our hooks, or pass them by."""
     callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
-    return callback() not in (None, False)
+    if torch.compiler.is_compiling() or callback() not in (None, False):
+        raise ValueError(
+            "the model is called by compiled code, which passes hooks by: watch what torch.compile returned"
+        )
 
 
 def has_compiled_parts(model: nn.Module) -> bool:
