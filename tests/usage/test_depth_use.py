@@ -223,12 +223,16 @@ def said(frame: pd.DataFrame, **metadata: object) -> dict[str, str]:
     return {finding.rule: finding.sentence for finding in findings_of(frame, metadata)}
 
 
+def test_a_single_block_is_not_said_to_settle_late():
+    assert "settled" not in said(table(lens_kl=[0.0], lens_top1=[1.0], lens_top5=[1.0]))
+
+
 def test_which_half_and_which_blocks_could_go():
     frame = table(skip_loss=[2.0, 0.5, 0.01, 0.2], skip_output=[1.0] * 4)
     words = said(frame, loss=3.0, weights={"look": "trained"})
     assert words["half"] == (
         "The first half of the model (blocks 1–2) does most of the work: of all that skipping single blocks costs, 92% "
-        "is in blocks 1–2 (without the first and the last block: 98%), 8% in blocks 3–4. 75% of it are in 2 of 4 "
+        "is in blocks 1–2 (without the first and the last block: 98%), 8% in blocks 3–4. 75% of it is in 2 of 4 "
         "blocks (1–2); block 1 costs most (loss +2.000, +66.7%)."
     )
     assert words["could go"] == (

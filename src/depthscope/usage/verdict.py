@@ -144,7 +144,7 @@ def _which_half(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | N
         inner = f" (without the first and the last block: {numbers['first_half_without_ends']:.0%})"
     sentence = (
         f"{which}: of all that skipping single blocks costs, {first:.0%} is in {lower}{inner}, {1 - first:.0%} in "
-        f"{upper}. {CARRY:.0%} of it {'is' if len(carriers) == 1 else 'are'} in {len(carriers)} of {len(work)} blocks "
+        f"{upper}. {CARRY:.0%} of it is in {len(carriers)} of {len(work)} blocks "
         f"({ranges(carriers)}); block {most + 1} costs most ({_cost(frame, name, metadata, most)})."
     )
     return Finding("half", sentence, numbers)
@@ -169,20 +169,20 @@ def _settled_at(frame: pd.DataFrame) -> int | None:
 
 
 def _settled(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | None:
-    at = _settled_at(frame)
-    if at is None:
+    at, depth = _settled_at(frame), len(frame)
+    if at is None or depth == 1:  # a single block is both the first and the last
         return None
-    depth = len(frame)
     top1, kl, top5 = (float(frame[name].iloc[at - 1]) for name in ("lens_top1", "lens_kl", "lens_top5"))
     near = next((b for b in range(1, depth + 1) if (frame["lens_kl"].iloc[b - 1 :] <= NEAR).all()), depth)
-    middle = float(frame["lens_top1"].iloc[depth // 2 - 1]) if depth > 1 else top1
+    middle = float(frame["lens_top1"].iloc[depth // 2 - 1])
     numbers = {"block": float(at), "top1": top1, "kl": kl, "top5": top5, "near": float(near), "middle": middle}
     if at == depth:
-        before = float(frame["lens_top1"].iloc[-2]) if depth > 1 else float("nan")
-        numbers["before"] = before
-        said = f"; one block earlier {before:.0%} of the tokens have the final first choice" if depth > 1 else ""
-        return Finding("settled", f"The prediction is not settled before the last block{said}, halfway {middle:.0%}.",
-                       numbers)  # fmt: skip
+        numbers["before"] = float(frame["lens_top1"].iloc[-2])
+        said = (
+            f"The prediction is not settled before the last block; one block earlier {numbers['before']:.0%} of the "
+            f"tokens have the final first choice, halfway {middle:.0%}."
+        )
+        return Finding("settled", said, numbers)
     return Finding(
         "settled",
         f"The prediction is settled from block {at} of {depth} on: {top1:.0%} of the tokens have their final first "
