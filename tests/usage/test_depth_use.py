@@ -52,6 +52,12 @@ def test_saved_and_loaded(used: DepthUse, tmp_path: Path):
     pd.testing.assert_frame_equal(found.matrix, used.matrix)
     assert found.metadata == json.loads(json.dumps(used.metadata))
     assert str(found) == str(used)
+    about = json.loads((tmp_path / "depth.json").read_text(encoding="utf-8"))
+    for name, wrong in (("weights", "trained"), ("energy", {"shared": None})):
+        (tmp_path / "depth.json").write_text(json.dumps(about | {name: wrong}), encoding="utf-8")
+        with pytest.raises(ValueError, match="holds no use of depth"):
+            DepthUse.load(tmp_path)
+    (tmp_path / "depth.json").write_text(json.dumps(about), encoding="utf-8")
     (tmp_path / "depth.parquet").write_bytes(b"damaged")
     with pytest.raises(ValueError, match="holds no use of depth"):
         DepthUse.load(tmp_path)
