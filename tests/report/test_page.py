@@ -104,6 +104,8 @@ def test_each_sentence_on_the_use_of_depth_leads_to_a_chart_that_shows_it(measur
         assert f"<li>{row['blocks']} of {row['of']} {question}: " in text
     both = write(tmp_path / "both.html", measured.profile, measured.use).read_text(encoding="utf-8")
     assert f'<a href="#chart-energy">{sentences["alike"]}</a>' in both
+    apart = write(tmp_path / "apart.html", measured.use, measured.spectra, measured.use, measured.profile)
+    assert apart.read_text(encoding="utf-8").count(f"<li>{sentences['alike']}</li>") == 1  # the second has a profile
 
 
 def test_before_and_after_are_two_runs(measured: Measured, tmp_path: Path):
