@@ -191,6 +191,14 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(page: Path, opened: Open, t
     assert min(widths) > 200
 
 
+def test_a_long_name_needs_no_sideways_scrolling(opened: Open, tmp_path: Path):
+    profile = made_up({"token_similarity": [0.1, 0.5, 0.9]})
+    subjects = [Subject(f"{number}{'x' * 300}", replace(profile)) for number in (1, 2)]
+    path = tmp_path / "long.html"
+    path.write_text(render(subjects, title="x" * 300), encoding="utf-8")
+    assert opened(path, width=390).page.evaluate("() => document.documentElement.scrollWidth") <= 390
+
+
 def test_it_can_be_printed(page: Path, opened: Open):
     found = opened(page, scheme="dark").page
     assert len(found.pdf()) > 20_000

@@ -17,7 +17,7 @@ from profiles_made_up import made_up
 from report_samples import Measured
 
 # Sentences that no rule of the diagnosis says.
-OWN_RULES = {"verdict", "paths", "eigenvalues", "gradients", "depth", "compared"}
+OWN_RULES = {"verdict", "paths", "eigenvalues", "gradients", "depth", "built upon", "compared"}
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +113,21 @@ def test_two_charts_cannot_bring_two_tables_of_one_name(measured: Measured):
     assert first is not None
     with pytest.raises(ValueError, match="'mine' brings a table 'steps'"):
         tables_of(material, {"steps": first, "mine": mine(material)})
+
+
+def test_what_is_built_upon_whom_has_the_colours_that_its_words_say(measured: Measured):
+    """Dark is 0 and bright is 1, whatever the numbers are: else the least of large changes would look like none."""
+    drawing = CHARTS["built_upon"](Material(subjects_of([measured.use])))
+    assert drawing is not None
+    colour = next(
+        layer["encoding"]["color"] for layer in drawing.spec.to_dict()["layer"] if "color" in layer["encoding"]
+    )
+    assert colour["scale"]["domain"] == [0, 1]
+
+
+def test_the_colours_of_a_low_heat_map_are_not_cut_off(drawings: dict[str, Drawing]):
+    for name in ("built_upon", "heads"):
+        spec = drawings[name].spec.to_dict()
+        for layer in spec["layer"]:
+            if "color" in layer["encoding"]:
+                assert layer["encoding"]["color"]["legend"]["gradientLength"] < spec["height"], name

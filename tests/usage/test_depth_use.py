@@ -52,6 +52,12 @@ def test_saved_and_loaded(used: DepthUse, tmp_path: Path):
     pd.testing.assert_frame_equal(found.matrix, used.matrix)
     assert found.metadata == json.loads(json.dumps(used.metadata))
     assert str(found) == str(used)
+    about = json.loads((tmp_path / "depth.json").read_text(encoding="utf-8"))
+    for name, wrong in (("weights", "trained"), ("energy", {"shared": None})):
+        (tmp_path / "depth.json").write_text(json.dumps(about | {name: wrong}), encoding="utf-8")
+        with pytest.raises(ValueError, match="holds no use of depth"):
+            DepthUse.load(tmp_path)
+    (tmp_path / "depth.json").write_text(json.dumps(about), encoding="utf-8")
     (tmp_path / "depth.parquet").write_bytes(b"damaged")
     with pytest.raises(ValueError, match="holds no use of depth"):
         DepthUse.load(tmp_path)
@@ -221,6 +227,10 @@ def table(**columns: list[float]) -> pd.DataFrame:
 
 def said(frame: pd.DataFrame, **metadata: object) -> dict[str, str]:
     return {finding.rule: finding.sentence for finding in findings_of(frame, metadata)}
+
+
+def test_a_single_block_is_not_said_to_settle_late():
+    assert "settled" not in said(table(lens_kl=[0.0], lens_top1=[1.0], lens_top5=[1.0]))
 
 
 def test_which_half_and_which_blocks_could_go():

@@ -12,6 +12,7 @@ from depthscope.report.drawings import Material
 
 COLOURS = (VERMILION, BLUE, GREEN, ORANGE, PURPLE, SKY, GREY)  # all of them can be seen on black and on white
 HEIGHT = 260
+_LEGEND, _LEGEND_TITLE = 160, 30  # of the colours of a heat map, in pixels: at most; what stands above them
 # Letters and lines have the colour of the text around them: light and dark need no other chart.
 CONFIG: dict[str, Any] = {
     "background": "transparent",
@@ -151,12 +152,16 @@ def heat_map(
     height: int,
     params: Sequence[Any],
     signed: bool = False,
+    domain: Sequence[float] | None = None,
 ) -> Any:
     """A cell for every block and whatever stands on the other axis; the column under the pointer has an edge.
 
-    `signed`: 0 is in the middle of the colours.
+    `signed`: 0 is in the middle of the colours. `domain` has the values of the first and the last colour; by default
+    those of the smallest and the largest number.
     """
-    scale = alt.Scale(scheme="blueorange", domainMid=0) if signed else alt.Scale(scheme="viridis")
+    ends = {} if domain is None else {"domain": list(domain)}
+    scale = alt.Scale(scheme="blueorange", domainMid=0) if signed else alt.Scale(scheme="viridis", **ends)
+    length = max(40, min(_LEGEND, height - _LEGEND_TITLE))  # what is longer than the chart would be cut off
     cells = (
         chart.transform_calculate(left="datum.block - 0.5", right="datum.block + 0.5")
         .mark_rect()
@@ -169,7 +174,7 @@ def heat_map(
             ),
             x2="right:Q",
             y=y,
-            color=alt.Color(f"{colour}:Q", scale=scale, legend=alt.Legend(title=title, gradientLength=160)),
+            color=alt.Color(f"{colour}:Q", scale=scale, legend=alt.Legend(title=title, gradientLength=length)),
             stroke=alt.condition(_HOVERED, alt.value("currentColor"), alt.value(None)),
             tooltip=list(tooltip),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ _MOOD = {
     "rank collapse": "warn",
     "cannot tell": "unsure",
 }
+# Findings of `depth_use` that another chart shows than that of all its numbers by block.
+_RULE_OF_USE = {"built upon": "built upon", "alike": "shared by whom"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Said:
     notes: list[str] = field(default_factory=list)
     commands: dict[str, str] = field(default_factory=dict)
     ended: list[dict[str, str]] = field(default_factory=list)
+    counts: list[str] = field(default_factory=list)
 
 
 def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
@@ -60,7 +63,11 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
     if subject.spectra is not None:
         findings += [Sentence(text, chart_of.get("eigenvalues", "")) for text in of_spectra(subject.spectra)]
     if subject.use is not None:
-        findings += [Sentence(item.sentence, chart_of.get("depth", "")) for item in subject.use.findings]
+        shown = dict(chart_of) if subject.profile is not None else {**chart_of, "shared by whom": ""}  # not another's
+        findings += [
+            Sentence(item.sentence, shown.get(_RULE_OF_USE.get(item.rule, "depth"), ""))
+            for item in subject.use.findings
+        ]
     if subject.compared is not None:
         findings += [
             Sentence(str(text), chart_of.get("compared", "")) for text in _list(subject.compared.get("verdict"))
@@ -79,7 +86,12 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
         _notes(subject, remedy),
         dict(subject.commands),
         _ended(subject.training),
+        [f"{row['blocks']} of {row['of']} {question}: {row['rests_on']}" for question, row in _counted(subject)],
     )
+
+
+def _counted(subject: Subject) -> Iterable[tuple[Any, Any]]:
+    return () if subject.use is None else subject.use.summary().iterrows()
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -151,12 +151,13 @@ class DepthUse:
                 if sum_of(source / name) != sums[name]:
                     raise ValueError(f"{name} is not what was written")
                 tables.append(pd.read_parquet(source / name))
+            found = cls(tables[0], _numbered(tables[1]), metadata)
+            found.to_dict()  # the record has no sum of its own: what cannot be judged is damaged
         except FileNotFoundError as error:
             raise ValueError(f"no use of depth in {source}: {Path(error.filename).name} is missing") from None
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             raise ValueError(f"{source} holds no use of depth: {' '.join(str(error).split())[:200]}") from None
-        frame, matrix = tables
-        return cls(frame, _numbered(matrix), metadata)
+        return found
 
 
 def format_number(name: str, value: float) -> str:

@@ -175,20 +175,20 @@ def _settled_at(frame: pd.DataFrame) -> int | None:
 
 
 def _settled(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | None:
-    at = _settled_at(frame)
-    if at is None:
+    at, depth = _settled_at(frame), len(frame)
+    if at is None or depth == 1:  # a single block is both the first and the last
         return None
-    depth = len(frame)
     top1, kl, top5 = (float(frame[name].iloc[at - 1]) for name in ("lens_top1", "lens_kl", "lens_top5"))
     near = next((b for b in range(1, depth + 1) if (frame["lens_kl"].iloc[b - 1 :] <= NEAR).all()), depth)
-    middle = float(frame["lens_top1"].iloc[depth // 2 - 1]) if depth > 1 else top1
+    middle = float(frame["lens_top1"].iloc[depth // 2 - 1])
     numbers = {"block": float(at), "top1": top1, "kl": kl, "top5": top5, "near": float(near), "middle": middle}
     if at == depth:
-        before = float(frame["lens_top1"].iloc[-2]) if depth > 1 else float("nan")
-        numbers["before"] = before
-        said = f"; one block earlier {before:.0%} of the tokens have the final first choice" if depth > 1 else ""
-        return Finding("settled", f"The prediction is not settled before the last block{said}, halfway {middle:.0%}.",
-                       numbers)  # fmt: skip
+        numbers["before"] = float(frame["lens_top1"].iloc[-2])
+        said = (
+            f"The prediction is not settled before the last block; one block earlier {numbers['before']:.0%} of the "
+            f"tokens have the final first choice, halfway {middle:.0%}."
+        )
+        return Finding("settled", said, numbers)
     after = f"The blocks after it change how sure the model is; the KL is below {NEAR:g} from block {near} on."
     if near <= at:
         after = f"The blocks after it hardly change how sure the model is: the KL is below {NEAR:g} from there on."

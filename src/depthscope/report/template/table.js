@@ -106,7 +106,7 @@ page.showTable = function () {
       line.className = row.block === page.hovered ? "hovered" : "";
       for (const name of names) {
         const cell = document.createElement("td");
-        cell.textContent = page.shown(row[name]);
+        cell.textContent = name === "head" && row[name] === -1 ? "" : page.shown(row[name]);  // −1: of no single head
         cell.title = String(row[name]);
         if (typeof row[name] === "number") cell.className = "number";
         line.append(cell);
