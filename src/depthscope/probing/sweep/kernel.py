@@ -15,7 +15,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -63,17 +63,18 @@ def _compile(folder: str) -> Callable[..., None] | None:
     """The loops, to be compiled at their first call; None where the user has told numba to compile nothing."""
     import numba  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-    if numba.config.DISABLE_JIT:
+    config: Any = numba.config  # which reads its names from the environment
+    if config.DISABLE_JIT:
         return None
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = folder or before  # read where a function is decorated
+    before = config.CACHE_DIR
+    config.CACHE_DIR = folder or before  # read where a function is decorated
     try:
         # Sums may be taken in another order, which makes them fast; nan and infinity keep their meaning.
-        return numba.njit(
-            cache=bool(folder), nogil=True, fastmath={"reassoc"}, error_model="numpy", boundscheck=False
-        )(sweep_rows)
+        return numba.njit(cache=bool(folder), nogil=True, fastmath={"reassoc"}, error_model="numpy", boundscheck=False)(
+            sweep_rows
+        )
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before
 
 
 def _try(compiled: Callable[..., None]) -> None:
