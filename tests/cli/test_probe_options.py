@@ -143,3 +143,19 @@ def test_a_modules_file_of_another_kind_ends_in_one_line(program, tmp_path: Path
     printed = program("probe", f"hf:{tmp_path}", code=2)
     assert "as sentence-transformers writes it" in printed.err
     assert printed.err.count("\n") == 1
+
+
+def test_windows_are_measured_and_named():
+    command = [sys.executable, "-m", "depthscope", "probe", "encoder", "--depth", "1", "--width", "8", "--heads", "2"]
+    command += ["--tokens", "12", "--json", "--measures"]
+    found = []
+    for more in (["token_similarity"], ["token_similarity", "--window", "4"]):
+        result = subprocess.run(command + more, capture_output=True, text=True, check=True)
+        document = json.loads(result.stdout)
+        found.append((document["metadata"]["window"], document["profile"]["token_similarity"]))
+    assert [window for window, _ in found] == [None, 4]
+    assert found[0][1] != found[1][1]
+    refused = subprocess.run([*command, "delta", "--window", "4"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "attention crosses the windows" in refused.stderr
+    assert refused.stderr.count("\n") == 1

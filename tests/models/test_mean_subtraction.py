@@ -117,3 +117,16 @@ def test_layouts_and_empty_batches(mean: Any):
     assert_close(without_mean(x, 0.6, mean), written_out(x, 0.6, mean))
     for shape in ((0, 5, 3), (2, 0, 3), (2, 5, 0)):
         assert without_mean(torch.zeros(shape), 0.6, mean).shape == shape
+
+
+@pytest.mark.parametrize("mean", FORMS, ids=str)
+def test_a_model_may_add_to_the_result_in_place(mean: Any):
+    x = torch.randn(2, 40, 3, generator=seeded(0), dtype=torch.float64)
+
+    def added(x: Tensor) -> Tensor:
+        y = without_mean(x, 0.6, mean)
+        y += x.sin()
+        return y
+
+    found, expected = both_ways(added, x, x), both_ways(lambda x: written_out(x, 0.6, mean) + x.sin(), x, x)
+    assert_close(found, expected, rtol=1e-12, atol=1e-12)

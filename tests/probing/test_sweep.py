@@ -140,6 +140,7 @@ def check(out: Tensor, x: Tensor, real: Tensor | None, eps: float) -> None:
             if not np.isfinite(rows).all():
                 assert np.isnan(found["norms.deviation_norm"])
                 assert np.isnan(found["directions.deviation_norm"])
+                np.testing.assert_equal(found["largest_norm"], float(naive.lengths(rows).max()))
                 continue
             units = naive.directions(rows), naive.directions(rows[~naive.outliers(rows)])
         for name, part, absolute in (("norms", rows, 0.0), ("directions", units[0], 1.0), ("ordinary", units[1], 1.0)):
@@ -307,6 +308,47 @@ def test_nothing_is_written_into_the_package_and_no_home_is_needed(tmp_path: Pat
         monkeypatch.setenv(name, str(tmp_path / name))
         assert kernel._cache_folder() == ""
         assert kernel._compiled.__wrapped__().sweep is not None
+
+
+@needs_numba
+def test_a_cache_that_is_broken_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert kernel._compiled.__wrapped__().sweep is not None
+    for file in tmp_path.rglob("*.nb[ci]"):
+        file.write_bytes(file.read_bytes()[:20])
+    found = kernel._compiled.__wrapped__()
+    assert found.sweep is not None
+    assert not found.trouble
+
+
+@needs_numba
+def test_loops_that_cannot_be_compiled_are_left_to_the_eager_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import numba
+
+    def cannot(*_: object) -> None:
+        raise RuntimeError("LLVM has no such processor\nmore")
+
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(numba, "njit", lambda **_: lambda _loops: cannot)
+    assert kernel._compiled.__wrapped__() == kernel.Kernel(None, "RuntimeError: LLVM has no such processor")
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", True)  # plain Python would take minutes
+    assert kernel._compiled.__wrapped__() == kernel.Kernel(None)
+
+
+@pytest.mark.parametrize("value", ["off", "OFF", "0", "no", "False "])
+def test_the_kernel_can_be_refused(value: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DEPTHSCOPE_KERNEL", value)
+    assert kernel.kernel() == kernel.Kernel(None)
+
+
+def test_the_kernel_is_asked_for_by_tokens_that_it_can_read(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr(kernel, "kernel", lambda: asked.append(1) or kernel.Kernel(None))
+    out, sweeper = torch.empty(len(FIELDS), 3, dtype=torch.float64), Sweeper()
+    sweeper.sweep(tokens(dtype=torch.float64), None, out)
+    assert not asked
+    sweeper.sweep(tokens(), None, out)
+    assert asked == [1]
 
 
 @needs_numba

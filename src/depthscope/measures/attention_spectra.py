@@ -27,6 +27,7 @@ from depthscope.measures.tokens import TokenMatrix
 
 TOLERANCE = 1e-5  # relative: what is not known to it is done by the dense form
 _SMALL = 80  # below, the dense form is faster, and a space would be all of Rⁿ
+_WIDE = 2**20  # entries that are float64 at a time
 _DENSE_MOST = 1024  # above, the dense form takes too long to stand behind: the bound says what was reached
 
 
@@ -59,15 +60,14 @@ def _delta(attention: Tensor, mask: Tensor | None) -> Bounded:
     usable, spread = p.deviation_norm.isfinite().reshape(-1), p.deviation_norm.reshape(-1)
     scaled = _scaled(p, usable)
     space = BlockKrylov(lambda v: (v @ scaled.mT) @ scaled, _start(scaled, 4))
-    rounding = 2 * torch.finfo(scaled.dtype).eps
+    rounding = 2 * torch.finfo(scaled.dtype).eps  # of the deviations and their scale
     for steps in (12, 6):
-        square, above = largest_of_symmetric(space.extend(steps))
-        value = square.sqrt()
-        error = torch.where(spread > 0, (square + above).sqrt() - value + rounding, 0.0)
-        if bool((error <= TOLERANCE * value).all()):
+        found = largest_of_symmetric(space.extend(steps))
+        if bool((found.above <= TOLERANCE * found.value).all()):
             break
-    found = Bounded(value * spread, error * spread)
-    return _or_exact(delta, found, usable, attention, mask)
+    value, error = found.root(partial(_images, scaled))
+    error = torch.where(spread > 0, error + rounding, 0.0)
+    return _or_exact(delta, Bounded(value * spread, error * spread), usable, attention, mask)
 
 
 def _second_eigenvalue(attention: Tensor, mask: Tensor | None) -> Bounded:
@@ -80,15 +80,15 @@ def _second_eigenvalue(attention: Tensor, mask: Tensor | None) -> Bounded:
     value = torch.where(triangular, value, 0.0)
     error = torch.zeros_like(value)
     left = (usable & ~triangular & (spread > 0)).nonzero().squeeze(-1)
-    scaled = _scaled(p, usable) if len(left) else p.values
-    for dtype, block, steps in ((scaled.dtype, 1, 40), (torch.float64, 2, 32)):
+    dtype = p.values.dtype
+    for width, block, steps in ((dtype, 1, 40), (torch.float64, 2, 32)):
         if len(left) == 0:
             break
-        wide = (scaled if len(left) == len(scaled) else scaled[left]).double()
-        chosen = wide if dtype == torch.float64 else scaled[left]
+        wide = _deflated(p, left)
+        chosen = wide.to(width)
         space = BlockKrylov(partial(_times, chosen), _start(chosen, block))
         found = spectral_radius(space.extend(steps)).measured(partial(_times, wide))
-        off = found.error + torch.finfo(scaled.dtype).eps * found.value  # of the scaling
+        off = found.error + torch.finfo(dtype).eps * found.value  # as P is rounded
         value[left], error[left] = found.value * spread[left], off * spread[left]
         left = left[~(off <= TOLERANCE * found.value)]
     return _or_exact(second_eigenvalue, Bounded(value, error), usable, attention, mask)
@@ -103,8 +103,23 @@ def _scaled(p: TokenMatrix, usable: Tensor) -> Tensor:
     return torch.where(usable[:, None, None], deviations / scale, 0.0)
 
 
+def _deflated(p: TokenMatrix, chosen: Tensor) -> Tensor:
+    """Π⊥P/‖Π⊥P‖_F of some matrices in float64 throughout: eigenvalues may feel every rounding, (chosen, n, n)."""
+    values = p.values.flatten(0, -3)[chosen].double()
+    mask = None if p.mask is None else p.mask.reshape(-1, values.shape[-1])[chosen]
+    deviations = TokenMatrix(values, mask).deviations
+    return deviations.div_(p.deviation_norm.reshape(-1)[chosen][:, None, None])
+
+
 def _times(matrices: Tensor, rows: Tensor) -> Tensor:
     return rows @ matrices.mT
+
+
+def _images(matrices: Tensor, vectors: Tensor) -> Tensor:
+    """Each matrix (matrices, n, n) times its vector (matrices, n) in float64; some are widened at a time."""
+    some = max(_WIDE // matrices[0].numel(), 1)
+    parts = zip(matrices.split(some), vectors.split(some), strict=True)
+    return torch.cat([(m.double() @ v.unsqueeze(-1)).squeeze(-1) for m, v in parts])
 
 
 def _start(matrices: Tensor, block: int) -> Tensor:

@@ -95,8 +95,28 @@ def least_seen(n: int, block: int, chance: float = CHANCE) -> float:
     return min(1.0, math.exp(log / block))
 
 
-def largest_of_symmetric(space: BlockKrylov) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalue θ of the space, (batch,), and a bound on how far that of A ≥ 0 can be above it.
+class Largest(NamedTuple):
+    """The largest eigenvalue that a space of a symmetric A ≥ 0 knows, (batch,)."""
+
+    value: Tensor  # θ
+    above: Tensor  # a bound on how far that of A can be above it; inf: no bound
+    vector: Tensor  # (batch, n), of length 1
+
+    def root(self, product: Callable[[Tensor], Tensor]) -> Bounded:
+        """√ of the largest eigenvalue of A = BᵀB, given x ↦ Bx in float64, (batch, n) → (batch, m).
+
+        ‖Bx‖ is right to the square of the error of x. How far it is from √θ shows what the products of the space were
+        rounded by, which the bound has to have in it too.
+        """
+        length = torch.linalg.vector_norm(self.vector, dim=-1)
+        value = torch.linalg.vector_norm(product(self.vector), dim=-1) / length
+        theta = self.value.sqrt()
+        off = (theta - value).abs()
+        return Bounded(value, (self.value + self.above).sqrt() - theta + _CAUTION * off)
+
+
+def largest_of_symmetric(space: BlockKrylov) -> Largest:
+    """The largest eigenvalue θ of the space.
 
     A has an eigenvalue of at least θ; above θ + bound there is none, but for the chance `CHANCE`. inf: no bound.
     """
@@ -110,7 +130,8 @@ def largest_of_symmetric(space: BlockKrylov) -> tuple[Tensor, Tensor]:
     seen = torch.linalg.matrix_norm((first / away) @ last.mT)  # φ, in the Frobenius norm
     excluded = seen < least_seen(n, b)
     bound = torch.where(excluded.any(dim=0), gaps.gather(0, excluded.int().argmax(dim=0)[None])[0], torch.inf)
-    return top, torch.where(top > 0, bound, 0.0)
+    vector = (u[..., -1].unsqueeze(-2) @ space.basis[..., :-b, :].double()).squeeze(-2)
+    return Largest(top, torch.where(top > 0, bound, 0.0), vector)
 
 
 class Radius(NamedTuple):

@@ -126,7 +126,7 @@ def bounded_stable_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None
     space = BlockKrylov(lambda v: (v @ values.mT) @ values, start)
     rounding = 4 * torch.finfo(values.dtype).eps  # of σ₁², relative to ‖X‖_F² = 1
     for steps in (4, 3, 3, 4):
-        square, above = largest_of_symmetric(space.extend(steps))
+        square, above, _ = largest_of_symmetric(space.extend(steps))
         error = above + rounding
         if bool((~usable | (error <= TOLERANCE * square)).all()):
             break

@@ -75,10 +75,13 @@ class _Causal(torch.autograd.Function):
             return tokens.clone()
         x = tokens.reshape(-1, *tokens.shape[-2:])
         found = _plan(mean, tau, x.shape[-2], _length(x), x.dtype)
+        y = torch.empty(tokens.shape, dtype=x.dtype, device=x.device)  # no view: a model may add to it in place
         if torch.is_autocast_enabled("cpu"):
             with no_autocast(x.device):
-                return _sweep(x, found, transposed).view(tokens.shape)
-        return _sweep(x, found, transposed).view(tokens.shape)
+                _sweep(x, y.view(x.shape), found, transposed)
+        else:
+            _sweep(x, y.view(x.shape), found, transposed)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
@@ -138,9 +141,8 @@ def _make_plan(mean: CausalMean, tau: float, n: int, length: int, dtype: torch.d
     return plan
 
 
-def _sweep(x: Tensor, plan: list[_Stretch], transposed: bool) -> Tensor:
-    """(I − τC) or its transpose times tokens (batch, n, d): the transpose goes from the last stretch to the first."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def _sweep(x: Tensor, y: Tensor, plan: list[_Stretch], transposed: bool) -> None:
+    """y = (I − τC)x or its transpose, tokens (batch, n, d): the transpose goes from the last stretch to the first."""
     length, totals = len(plan[0].takes), None
     parts = list(zip(x.split(length, 1), y.split(length, 1), plan, strict=True))
     for given, result, stretch in reversed(parts) if transposed else parts:
@@ -153,7 +155,6 @@ def _sweep(x: Tensor, plan: list[_Stretch], transposed: bool) -> Tensor:
         else:
             torch.addcmul(own, taken, totals, out=result)
             totals = torch.add(added, totals, alpha=stretch.fade)
-    return y
 
 
 def _written_out_full(tokens: Tensor, tau: float) -> Tensor:

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from depthscope.probing.sweep.loops import sweep_rows
 
 _NOTHING = {kind: np.zeros((0,) * axes, kind) for kind, axes in (("bool", 2), ("float32", 3), ("float64", 2))}
 
-
+_FIELDS = 12  # numbers of a sequence, `FIELDS` of the package
 WORTH_A_THREAD = 2**20  # numbers: about a millisecond for one thread
 
 
@@ -39,29 +39,50 @@ class Kernel(NamedTuple):
 
 def kernel() -> Kernel:
     """The compiled loops; the environment is asked each time."""
-    return Kernel(None) if os.environ.get("DEPTHSCOPE_KERNEL", "on") in ("off", "0", "no") else _compiled()
+    wanted = os.environ.get("DEPTHSCOPE_KERNEL", "on").strip().lower() not in ("off", "0", "no", "false")
+    return _compiled() if wanted else Kernel(None)
 
 
 @cache
 def _compiled() -> Kernel:
     if find_spec("numba") is None:
         return Kernel(None)
-    try:
-        import numba  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-        folder = _cache_folder()
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = folder or before  # read where a function is decorated
+    trouble = ""
+    for folder in dict.fromkeys((_cache_folder(), "")):  # what is in a cache may be broken: then without one
         try:
-            # Sums may be taken in another order, which makes them fast; nan and infinity keep their meaning.
-            compiled = numba.njit(
-                cache=bool(folder), nogil=True, fastmath={"reassoc"}, error_model="numpy", boundscheck=False
-            )(sweep_rows)
-        finally:
-            numba.config.CACHE_DIR = before
-    except Exception as error:  # an installation that does not fit: the eager form does the same
-        return Kernel(None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-    return Kernel(compiled)
+            compiled = _compile(folder)
+            if compiled is not None:
+                _try(compiled)
+            return Kernel(compiled)
+        except Exception as error:  # an installation that does not fit: the eager form does the same
+            trouble = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return Kernel(None, trouble)
+
+
+def _compile(folder: str) -> Callable[..., None] | None:
+    """The loops, to be compiled at their first call; None where the user has told numba to compile nothing."""
+    import numba  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    config: Any = numba.config  # which reads its names from the environment
+    if config.DISABLE_JIT:
+        return None
+    before = config.CACHE_DIR
+    config.CACHE_DIR = folder or before  # read where a function is decorated
+    try:
+        # Sums may be taken in another order, which makes them fast; nan and infinity keep their meaning.
+        return numba.njit(cache=bool(folder), nogil=True, fastmath={"reassoc"}, error_model="numpy", boundscheck=False)(
+            sweep_rows
+        )
+    finally:
+        config.CACHE_DIR = before
+
+
+def _try(compiled: Callable[..., None]) -> None:
+    """One token: only a call compiles, or reads the cache, and shows whether that works."""
+    out = torch.empty(_FIELDS, 1, dtype=torch.float64)
+    sweep(compiled, torch.ones(1, 1, 1), None, out, None, None)
+    if out[0].item() != 1:
+        raise RuntimeError(f"the compiled loops count {out[0].item():g} tokens where there is 1")
 
 
 def _cache_folder() -> str:

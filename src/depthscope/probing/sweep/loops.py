@@ -56,7 +56,7 @@ def sweep_rows(
                 least = norm
             if norm > most:
                 most = norm
-            if not norm <= largest:  # also true for nan, which then stays
+            if norm > largest or math.isnan(norm):  # nothing is larger than nan, which then stays
                 largest = norm
 
         # --- all real tokens, and those that have a direction ---------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -67,8 +69,14 @@ class Sweeper:
     def __init__(self) -> None:
         self._scratch = Scratch()
         self.forms: dict[str, None] = {}
+        self.trouble = ""  # with the kernel
+
+    @cached_property
+    def _compiled(self) -> Callable[..., None] | None:
+        """The kernel; asked for by the first tokens that it could read, since compiling takes seconds."""
         found = kernel.kernel()
-        self._compiled, self.trouble = found.sweep, found.trouble
+        self.trouble = found.trouble
+        return found.sweep
 
     def sweep(
         self, tokens: Tensor, real: Tensor | None, out: Tensor, *, keep: str = "", before: Kept | None = None
@@ -82,7 +90,7 @@ class Sweeper:
             real = (real.to(tokens.device) != 0).expand(tokens.shape[:-1])
         if before is not None and before.tokens.shape != tokens.shape:
             before = None
-        if self._compiled is not None and kernel.can_sweep(tokens):
+        if kernel.can_sweep(tokens) and self._compiled is not None:
             return self._by_kernel(tokens, real, out, keep, before)
         if eager.can_sweep(tokens):
             swept = eager.sweep(tokens, real, out, self._scratch, keep, _units_of(before))
