@@ -282,8 +282,8 @@ def _buildable(recipe: str, changes: dict[str, Any], launch: Launch) -> list[str
             left_out[name] = error
     if not found:  # the settings are to blame, not the variants
         raise ValueError(f"no variant of {recipe} can be built: {next(iter(left_out.values()))}")
-    for name, error in left_out.items():
-        print(f"depthscope: {name} is left out: {error}", file=sys.stderr)
+    for name, reason in left_out.items():
+        print(f"depthscope: {name} is left out: {reason}", file=sys.stderr)
     return found
 
 

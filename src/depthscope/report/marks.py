@@ -159,7 +159,7 @@ def heat_map(
     `signed`: 0 is in the middle of the colours. `domain` has the values of the first and the last colour; by default
     those of the smallest and the largest number.
     """
-    ends = {} if domain is None else {"domain": list(domain)}
+    ends: dict[str, Any] = {} if domain is None else {"domain": list(domain)}
     scale = alt.Scale(scheme="blueorange", domainMid=0) if signed else alt.Scale(scheme="viridis", **ends)
     length = max(40, min(_LEGEND, height - _LEGEND_TITLE))  # what is longer than the chart would be cut off
     cells = (
