@@ -113,6 +113,7 @@ def test_scrolling_reaches_the_last_row(shown: Opened):
     found.evaluate("() => { const rows = document.getElementById('rows'); rows.scrollTop = rows.scrollHeight; }")
     found.wait_for_timeout(100)
     last = found.evaluate("() => Object.values(page.table('numbers').at(-1)).slice(0, 5).map(String)")
+    last = ["" if cell == "-1" else cell for cell in last]  # no head
     assert found.locator("#rows tbody tr").last.locator("td").all_inner_texts()[:5] == last
 
 

@@ -1,4 +1,4 @@
-"""Whether a pass fits into this machine, asked before its input is made: what grows with the tokens, and with n²."""
+"""Whether a pass fits into this machine, and into a day, asked before its input is made: what grows with n and n²."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 _WIDE = 8  # token matrices of a block that are there at once: trunk, q, k, v, branch, and the FFN's, 4 × as wide
 _OF_ONE_HEAD = 4  # bytes per entry: the matrix in float32, which a measure that needs it is given
 _OF_EAGER_HEADS = 2  # matrices of all heads: scores, and their softmax
+# Measures of attention sweep over n² scores about a dozen times: a head of width 32 and 16,384 tokens takes a minute or
+# more of one core, and with four times as many tokens sixteen times as long.
+_LONGEST_ATTENTION = 65_536
 
 
 def require_pass(model: nn.Module, options: ModelOptions, *, batch: int, tokens: int, width: int) -> None:
@@ -36,7 +39,14 @@ def require_pass(model: nn.Module, options: ModelOptions, *, batch: int, tokens:
         needed += _OF_EAGER_HEADS * batch * heads * tokens**2 * size
         what += f", with attention matrices of {heads} heads"
     if isinstance(options, ProbeOptions):
-        names = [n for n in choose_measures(chosen_measures(options)) if "matrix" in MEASURES[n].needs]
+        chosen = choose_measures(chosen_measures(options))
+        names = [name for name in chosen if "matrix" in MEASURES[name].needs]
+        swept = [name for name in chosen if MEASURES[name].of == "attention"]
+        if swept and options.window is None and tokens > _LONGEST_ATTENTION:
+            raise ValueError(
+                f"expected at most {_LONGEST_ATTENTION} tokens for {swept[0]} and other measures of attention, whose "
+                f"time grows with the square of the tokens, got --tokens {tokens}: give fewer, or --measures default"
+            )
         if names:
             needed += _OF_ONE_HEAD * batch * tokens**2
             what += f", with the attention matrix that --measures {options.measures} reads"
