@@ -113,7 +113,8 @@ def curve(frame: pd.DataFrame, rate: str, seed: int, signal: str) -> pd.Series:
 def first_in_a_row(holds: pd.Series, looks: int = LOOKS) -> int | None:
     """The first step of `looks` in a row at which it holds."""
     long_enough = holds.astype(float).rolling(looks).sum() == looks
-    return int(long_enough.idxmax()) - looks + 1 if long_enough.any() else None
+    ends = [int(step) for step, enough in long_enough.items() if enough]  # type: ignore[call-overload]
+    return ends[0] - looks + 1 if ends else None
 
 
 def speaks(frame: pd.DataFrame, rate: str, seed: int, signal: str) -> int | None:
