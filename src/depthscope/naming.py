@@ -59,8 +59,13 @@ def as_names(given: object, what: str) -> list[str]:
     return names
 
 
-def _as_written(lowered: str, known: Iterable[str]) -> str:
-    return next(item for item in known if item.lower() == lowered)
+def _as_written(small: str, known: Iterable[str]) -> str:
+    return next(item for item in known if item.lower() == small)
+
+
+def lowered(sentence: str) -> str:
+    """With a small first letter, to follow a colon."""
+    return sentence[:1].lower() + sentence[1:]
 
 
 def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:

@@ -45,8 +45,27 @@ X = torch.randn(24, 7, 16, generator=seeded(1))
 # --- Hugging Face -----------------------------------------------------------------------------------------
 
 
-def hugging_face(folder: Path, at: int | None, every: int = 2, **options: Any) -> tuple[Any, list[Alarm]]:
+class Killed(RuntimeError):
+    pass
+
+
+def hugging_face(
+    folder: Path,
+    at: int | None,
+    every: int = 2,
+    *,
+    dies: int | None = None,
+    resume: str | None = None,
+    watched: bool = True,
+    **options: Any,
+) -> tuple[Any, list[Alarm]]:
+    """A training; before the step `dies` it is broken off, as by a signal."""
     import transformers as hf
+
+    class Death(hf.TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == dies:
+                raise Killed
 
     settings = {
         "output_dir": str(folder),
@@ -70,9 +89,30 @@ def hugging_face(folder: Path, at: int | None, every: int = 2, **options: Any) -
         eval_dataset=[{"x": x, "labels": 0} for x in X[:2]],
     )
     trainer.remove_callback(hf.PrinterCallback)
-    trainer.add_callback(depthscope.DepthCallback(trainer, every=every, stop_if=RULE, on_alarm=raised.append))
-    trainer.train()
+    if watched:
+        trainer.add_callback(depthscope.DepthCallback(trainer, every=every, stop_if=RULE, on_alarm=raised.append))
+    trainer.add_callback(Death())
+    trainer.train(resume_from_checkpoint=resume)
     return trainer, raised
+
+
+def test_hugging_face_counts_on_after_it_was_killed(tmp_path: Path):
+    """Looks 4 and 6 were bad when it died, and 2 was good: the third bad one is 8, not the first of three."""
+    with pytest.raises(Killed):
+        hugging_face(tmp_path, 4, dies=7, save_steps=1)
+    trainer, (alarm,) = hugging_face(tmp_path, None, resume=str(tmp_path / "checkpoint-7"), save_steps=1)
+    assert (alarm.since, alarm.step, alarm.good) == (4, 8, 2)
+    assert trainer.state.global_step == 9
+    assert alarm.checkpoint == tmp_path / "good-checkpoint-2"
+    assert (alarm.checkpoint / "model.safetensors").stat().st_size > 0
+
+
+def test_hugging_face_begins_to_count_after_a_checkpoint_without_a_gate(tmp_path: Path):
+    hugging_face(tmp_path, 1, watched=False, max_steps=3)
+    last = str(tmp_path / "checkpoint-3")
+    trainer, (alarm,) = hugging_face(tmp_path, None, resume=last, restore_callback_states_from_checkpoint=True)
+    assert (alarm.since, alarm.step, alarm.good) == (4, 8, None)
+    assert trainer.state.global_step == 9
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -105,7 +145,9 @@ def test_hugging_face_goes_on_where_nothing_collapses(tmp_path: Path):
 # --- Lightning --------------------------------------------------------------------------------------------
 
 
-def lightning_fit(folder: Path, at: int | None, top: int = 1) -> tuple[Any, list[Alarm]]:
+def lightning_fit(
+    folder: Path, at: int | None, top: int = 1, steps: int = 14, **resumed: str
+) -> tuple[Any, list[Alarm]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations of its imports, its advice
         lightning = pytest.importorskip("lightning.pytorch")
@@ -126,8 +168,8 @@ def lightning_fit(folder: Path, at: int | None, top: int = 1) -> tuple[Any, list
         saver = lightning.callbacks.ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=top)
         callback = depthscope.DepthCallback(every=2, stop_if=RULE, on_alarm=raised.append)
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = lightning.Trainer(max_steps=14, accelerator="cpu", callbacks=[saver, callback], **quiet)
-        trainer.fit(Module(), DataLoader(list(X), batch_size=2))
+        trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", callbacks=[saver, callback], **quiet)
+        trainer.fit(Module(), DataLoader(list(X), batch_size=2), **resumed)
     return trainer, raised
 
 
@@ -148,6 +190,13 @@ def test_lightning_names_its_own_checkpoint_where_all_are_kept_and_goes_on_where
     assert len(list((tmp_path / "well").iterdir())) == 1
     _, (alarm,) = lightning_fit(tmp_path / "none", 7, top=0)
     assert "checkpoint" not in str(alarm)
+
+
+def test_lightning_counts_on_from_a_checkpoint(tmp_path: Path):
+    lightning_fit(tmp_path, 6, top=-1, steps=9)  # looks 6 and 8 are bad
+    _, (alarm,) = lightning_fit(tmp_path, None, top=-1, ckpt_path=str(tmp_path / "epoch=0-step=9.ckpt"))
+    assert (alarm.since, alarm.step, alarm.good) == (6, 10, 4)
+    assert alarm.checkpoint == tmp_path / "epoch=0-step=3.ckpt"
 
 
 # --- keeping ----------------------------------------------------------------------------------------------

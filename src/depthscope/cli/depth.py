@@ -16,6 +16,9 @@ from depthscope.files import write_whole
 from depthscope.progress import Tick
 
 if TYPE_CHECKING:
+    from depthscope.cli.inputs import Inputs
+    from depthscope.cli.models import LoadedModel
+    from depthscope.cli.options import ModelOptions
     from depthscope.usage import DepthUse
 
 
@@ -35,7 +38,7 @@ def depth(options: DepthOptions) -> None:
 
         show(found)
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
-        _save(found, options.out)
+        save_use(found, options.out)
         asked = {**_asked(options), **options.told}
         plain = {"lens": True, "skips": True, "ridge": 0.0}
         add_report(options.out, "depth", call("depth_use", "model, inputs", asked, plain))
@@ -58,19 +61,24 @@ def _asked(options: DepthOptions) -> dict[str, Any]:
 
 
 def _measure(options: DepthOptions) -> DepthUse:
+    with prepared(options) as (loaded, inputs, progress):
+        return use_of(loaded, inputs, options, progress, **_asked(options))
+
+
+def use_of(loaded: LoadedModel, inputs: Inputs, options: ModelOptions, progress: Doing, **asked: Any) -> DepthUse:
+    """The use of depth of a model that was loaded, with what was asked for it in its record."""
     from depthscope.usage import depth_use
 
-    with prepared(options) as (loaded, inputs, progress):
-        found = depth_use(
-            loaded.model,
-            inputs.batches,
-            tokenizer=inputs.tokenizer,
-            progress=_Costs(progress, options.quick),
-            **_asked(options),
-            **options.told,
-        )
-        notes = [*found.metadata.get("notes", []), *loaded.notes, *inputs.notes]
-        found.metadata.update({"model": options.model, "seed": options.seed, **inputs.metadata}, notes=notes)
+    found = depth_use(
+        loaded.model,
+        inputs.batches,
+        tokenizer=inputs.tokenizer,
+        progress=_Costs(progress, quick=asked.get("skips") is False and asked.get("linear") is False),
+        **asked,
+        **options.told,
+    )
+    notes = [*found.metadata.get("notes", []), *loaded.notes, *inputs.notes]
+    found.metadata.update({"model": options.model, "seed": options.seed, **inputs.metadata}, notes=notes)
     return found
 
 
@@ -101,7 +109,7 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
-def _save(found: DepthUse, folder: Path) -> None:
+def save_use(found: DepthUse, folder: Path) -> None:
     """The tables first: a picture that fails must not cost them."""
     found.save(folder)
     write_whole(folder / "depth.csv", lambda path: found.frame.to_csv(path, index=False))

@@ -31,12 +31,17 @@ def show(found: DepthUse) -> None:
     console.print()
     console.say(" · ".join(words))
     console.print()
-    _show_blocks(console, found)
-    _show_counts(console, found)
+    show_tables(console, found)
     for finding in found.findings:
         console.say(finding.sentence, "- ")
     for note in about.get("notes", []):
         console.say(f"Note: {note}")
+
+
+def show_tables(console: Screen, found: DepthUse) -> None:
+    """All numbers by block, and how many blocks matter."""
+    _show_blocks(console, found)
+    _show_counts(console, found)
 
 
 def _show_blocks(console: Screen, found: DepthUse) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from depthscope.cli.console import Screen
     from depthscope.diagnosis import Diagnosis
     from depthscope.probing import Profile
+    from depthscope.usage import DepthUse
 
 _ROWS = 12  # of the table of blocks
 # What norms make for branches to read; in post-norm these are stations of the trunk.
@@ -22,7 +23,9 @@ _LEARNING = {"queries_keys_gradient": "∂ queries\nand keys", "values_output_gr
 _MAIN = ("token_similarity", "token_diversity", "cosine_similarity", "direction_similarity", "largest_token_share")
 
 
-def show(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = None) -> None:
+def show(
+    profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = None, used: DepthUse | None = None
+) -> None:
     """Everything that a person wants to see first."""
     from depthscope.cli.console import Screen
     from depthscope.cli.verdict import show_diagnosis
@@ -34,10 +37,16 @@ def show(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = 
     console.print()
     _show_measures(console, profile)
     _show_blocks(console, profile)
+    notes = [*profile.metadata.get("notes", [])]
+    if used is not None:
+        from depthscope.cli.depth_display import show_tables
+
+        show_tables(console, used)
+        notes += used.metadata.get("notes", [])
     show_diagnosis(console, diagnosis)
     if skipped is not None:
         _show_skipped(console, skipped)
-    for note in profile.metadata.get("notes", []):
+    for note in dict.fromkeys(notes):
         console.say(f"Note: {note}")
 
 

@@ -212,6 +212,15 @@ class ProbeOptions(ModelOptions):
         int, Option(min=1, help="With --skip-loss: how many blocks in a row to skip.", rich_help_panel=_PROBE)
     ] = 1
     gradients: Annotated[bool, Option("--gradients", help="Also gradient norms.", rich_help_panel=_PROBE)] = False
+    depth_use: Annotated[
+        bool,
+        Option(
+            "--depth-use",
+            help="Also which blocks matter, as `depthscope depth` measures it: a pass or two per block. The verdict "
+            "then says it too.",
+            rich_help_panel=_PROBE,
+        ),
+    ] = False
     estimate: Annotated[
         bool,
         Option(
@@ -232,8 +241,8 @@ class ProbeOptions(ModelOptions):
 
     @property
     def loss(self) -> Literal["no", "if causal", "where there is one", "required"]:
-        """Skipping blocks changes a loss."""
-        return "required" if self.skip_loss else "no"
+        """Skipping blocks changes a loss; the use of depth can do without."""
+        return "required" if self.skip_loss else "where there is one" if self.depth_use else "no"
 
 
 @dataclass(frozen=True)

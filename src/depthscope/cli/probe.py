@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from depthscope.cli.depth import save_use, use_of
 from depthscope.cli.documents import print_document
 from depthscope.cli.options import (
     ProbeOptions,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from depthscope.conditions import Condition
     from depthscope.diagnosis import Diagnosis
     from depthscope.probing import Profile, Spectra
+    from depthscope.usage import DepthUse
 
 
 @as_command
@@ -44,21 +46,27 @@ def probe(options: ProbeOptions) -> None:
     excluded_tokens(options)  # refused here, before a model is built
     if options.skip_run != 1 and not options.skip_loss:
         raise ValueError(f"--skip-run {options.skip_run} goes with --skip-loss; give both or neither")
+    if options.depth_use and options.skip_loss and options.skip_run == 1:
+        raise ValueError("--depth-use skips single blocks as well: leave --skip-loss out, or give --skip-run 2 or more")
+    if options.without is not None and options.depth_use:
+        raise ValueError("--depth-use is of the whole model; leave it or --without out")
     if options.without is not None and options.skip_loss:
         raise ValueError("--skip-loss is of the whole model; leave it or --without out")
     left_out_parts(options)
     if options.out is not None:
         require_writable(options.out)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
-        profile, skipped, diagnosis = _measure(options)
+        profile, skipped, used, diagnosis = _measure(options)
     if options.json:
-        print_document("probe", as_json(profile, diagnosis, skipped))
+        print_document("probe", as_json(profile, diagnosis, skipped, used))
     else:
         from depthscope.cli.display import show
 
-        show(profile, diagnosis, skipped)
+        show(profile, diagnosis, skipped, used)
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
         _save(profile, skipped, diagnosis, options.out)
+        if used is not None:
+            save_use(used, options.out)
         add_report(options.out, "probe", _in_python(options))
         say_where(options.out, options.json)
     if failed := failures(profile, conditions):
@@ -66,7 +74,9 @@ def probe(options: ProbeOptions) -> None:
         raise typer.Exit(ExitCode.GATE)
 
 
-def as_json(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = None) -> dict[str, Any]:
+def as_json(
+    profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = None, used: DepthUse | None = None
+) -> dict[str, Any]:
     """What `--json` prints: the verdict, and the curves at `output`, mean over samples; what is undefined is null."""
     metadata = profile.metadata
     found = {
@@ -84,6 +94,8 @@ def as_json(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None
         }
     if skipped is not None:
         found["skip_loss"] = skipped.to_dict("records")
+    if used is not None:  # its sentences are among those of the diagnosis
+        found["depth_use"] = {name: value for name, value in used.to_dict().items() if name in ("table", "summary")}
     return finite(found)
 
 
@@ -109,7 +121,7 @@ def _conditions(options: ProbeOptions) -> list[Condition]:
     return [parse_fail_on(text, measured) for text in options.fail_on or []]
 
 
-def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagnosis]:
+def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, DepthUse | None, Diagnosis]:
     """Loads the model, makes its input, probes and judges; where a remedy is called for, it is measured."""
     from depthscope.diagnosis import diagnose
     from depthscope.remedies import Recommendation, recommend
@@ -125,11 +137,9 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Diagn
             return recommend(loaded.model, inputs.batches, progress=tick, **options.told)
 
         weights = _spectra(loaded.model, profile, options)
-        return (
-            profile,
-            skipped,
-            diagnose(profile, skipped, spectra=weights, measure=None if options.estimate else measure),
-        )
+        used = use_of(loaded, inputs, options, progress) if options.depth_use else None
+        chosen = None if options.estimate else measure
+        return profile, skipped, used, diagnose(profile, skipped, spectra=weights, depth=used, measure=chosen)
 
 
 def _spectra(model: nn.Module, profile: Profile, options: ProbeOptions) -> Spectra | None:

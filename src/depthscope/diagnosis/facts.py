@@ -24,6 +24,7 @@ from depthscope.probing import Profile, Reference, Spectra
 from depthscope.probing.parts import most_alike
 from depthscope.probing.roles import MEASURES, learning_ratios
 from depthscope.stations import trunk_is_a_sum
+from depthscope.usage import DepthUse
 
 NAN = math.nan
 
@@ -35,6 +36,7 @@ class Facts:
     profile: Profile
     skip_loss: pd.DataFrame | None = None
     spectra: Spectra | None = None
+    use: DepthUse | None = None
 
     # --- what was measured, of what -----------------------------------------------------------------
 
@@ -242,6 +244,14 @@ class Facts:
         """t_sim of what is read at a station of each block, blocks 0..L; all nan if it was not measured."""
         measured = "token_similarity" in self.profile.names(station)
         return np.asarray(self.profile.curve("token_similarity", station) if measured else [NAN] * len(self.similarity))
+
+    def energy(self, part: str) -> float:
+        """The share of the unit tokens' energy at the end: by the profile, else by the use of depth; nan without."""
+        found = self.end(f"energy_{part}")
+        of_use = self.use.metadata if self.use is not None else {}
+        if not math.isnan(found) or str(of_use.get("part") or "") != self.span[0] or not of_use.get("energy"):
+            return found
+        return float(of_use["energy"][part])
 
     # --- the rest ---------------------------------------------------------------------------------------
 

@@ -7,11 +7,14 @@ from collections.abc import Callable
 import pandas as pd
 
 from depthscope.diagnosis.advice import advise
+from depthscope.diagnosis.depth_use import require_same_model, with_depth
 from depthscope.diagnosis.facts import Facts
-from depthscope.diagnosis.rules import FINDINGS, OF_WHOLE_MODELS, VERDICTS, Rule
+from depthscope.diagnosis.rules import CLOSING, FINDINGS, OF_WHOLE_MODELS, VERDICTS, Rule
 from depthscope.diagnosis.verdict import Diagnosis, Finding
+from depthscope.naming import lowered
 from depthscope.probing import Profile, Spectra
 from depthscope.remedies import Recommendation
+from depthscope.usage import DepthUse
 
 
 def diagnose(
@@ -19,37 +22,45 @@ def diagnose(
     skip_loss: pd.DataFrame | None = None,
     *,
     spectra: Spectra | None = None,
+    depth: DepthUse | None = None,
     measure: Callable[[], Recommendation] | None = None,
 ) -> Diagnosis:
     """Whether tokens collapse, why, how fast, and what to do; every sentence with its numbers.
 
-    `skip_loss` is what `depthscope.skip_loss` returned for the same model, and `spectra` what `depthscope.spectra` did.
+    `skip_loss` is what `depthscope.skip_loss` returned for the same model, `spectra` what `depthscope.spectra` did, and
+    `depth` what `depthscope.depth_use` did: with it the verdict also says which half of the blocks does the work, where
+    the prediction is settled, which blocks could go and at what loss, and by whom what is alike is shared.
     What was not measured is said and not guessed: `stations="trunk"` shows which step is to blame, `measures="all"` the
     rest.
 
     From a profile alone the strength of a remedy is an estimate, and is called one. `measure` gives the measured one
     where the model is at hand (`lambda: recommend(model, inputs)`); it is called only if a remedy is called for.
     """
-    facts = Facts(profile, skip_loss, spectra)
+    facts = Facts(profile, skip_loss, spectra, depth)
+    if depth is not None:
+        if facts.without:
+            raise ValueError(f"depth= is of the whole model, and this one was probed without its {facts.without}")
+        require_same_model(profile, depth)
     chosen = next(rule for rule in VERDICTS if rule.applies(facts))
     verdict = _finding(chosen, facts)
     unreadable = chosen.verdict in ("broken", "cannot tell")
     rules = [rule for rule in FINDINGS if not (facts.without and rule.name in OF_WHOLE_MODELS)]
-    findings = () if unreadable else tuple(_finding(rule, facts) for rule in rules if rule.applies(facts))
+    findings: list[Finding] = []
+    if not unreadable:
+        said = [_finding(rule, facts) for rule in rules if rule.applies(facts)]
+        closing = [finding for finding in said if finding.rule in CLOSING]
+        findings = with_depth(facts, chosen.name, [finding for finding in said if finding.rule not in CLOSING])
+        findings += closing
     return Diagnosis(
         chosen.verdict,
-        f"Without its {facts.without}, which is not the model as it is: {_lowered(verdict.sentence)}"
+        f"Without its {facts.without}, which is not the model as it is: {lowered(verdict.sentence)}"
         if facts.without
         else verdict.sentence,
-        findings,
+        tuple(findings),
         advise(facts, chosen.verdict, measure),
         verdict.numbers,
         str(profile.metadata.get("model", "")),
     )
-
-
-def _lowered(sentence: str) -> str:
-    return sentence[0].lower() + sentence[1:]
 
 
 def _finding(rule: Rule, facts: Facts) -> Finding:

@@ -115,7 +115,7 @@ def looks_alike(f: Facts) -> bool:
 
 def anisotropic(f: Facts) -> bool:
     """Whether nearly all of what the unit tokens of a sequence share is shared by all sequences."""
-    shared, own = f.end("energy_shared"), f.end("energy_sequence")
+    shared, own = f.energy("shared"), f.energy("sequence")
     return shared >= SHARED * (shared + own) and own < MINE
 
 
@@ -155,7 +155,8 @@ VERDICTS: tuple[VerdictRule, ...] = (
         "unit tokens' energy); a sequence's own part is {sequence:.1%}. Usual in trained models, no loss of context.",
         say.energy, "anisotropic"),
     VerdictRule("shared by whom",
-        lambda f: f.look == "trained" and looks_alike(f) and not f.has("energy_sequence") and f.about["samples"] > 1,
+        lambda f: f.look == "trained" and looks_alike(f) and math.isnan(f.energy("sequence"))
+        and f.about["samples"] > 1,
         "The tokens look alike ({what} {start:.3f} {where}, {end:.3f} at block {last:.0f}), as in many trained models; "
         "whether by one direction that all sequences share or sequence by sequence was not measured: take the "
         "measures of the verdict.", say.similarity, "cannot tell"),
@@ -215,7 +216,9 @@ FINDINGS: tuple[Rule, ...] = (
         "Input convergence is {input_said} (‖HFC‖/‖LFC‖ {input_start:.3g} → {input_end:.3g}), angle convergence "
         "{angle_said} (mean cosine {angle_start:.3f} → {angle_end:.3f}), rank convergence {rank_said} (effective rank"
         "{without} {rank_start:.1f} → {rank_end:.1f}).", convergence.definitions),
-    Rule("shared by all", lambda f: end(f) >= HALF and anisotropic(f) and not (f.look == "trained" and looks_alike(f)),
+    Rule("shared by all",
+        lambda f: f.has("energy_shared") and end(f) >= HALF and anisotropic(f)
+        and not (f.look == "trained" and looks_alike(f)),
         "What the tokens share is mostly common to all sequences: {shared:.0%} of the unit tokens' energy at block "
         "{last:.0f} ({shared_start:.0%} {where}); {sequence:.1%} is a sequence's own.", say.energy),
     Rule("loss of context", lambda f: f.end("energy_sequence") >= max(MINE, RISE * f.start("energy_sequence")),
@@ -278,6 +281,9 @@ FINDINGS: tuple[Rule, ...] = (
         "Not measured ({count:.0f} of 4): {missing}.", say.not_measured),
 )
 # fmt: on
+
+# What is said of the weights and of what was not measured: after all that was found.
+CLOSING = frozenset({"initialised", "trained", "normal", "not measured"})
 
 # What rests on theorems and laws for blocks with all their parts, or on other models: not said of a model without some.
 OF_WHOLE_MODELS = frozenset(

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from depthscope.remedies import Recommendation
+from depthscope.usage import Finding
 
 Verdict = Literal[
     "broken",  # numbers that are not finite
@@ -23,15 +24,6 @@ Verdict = Literal[
 
 
 COLLAPSES: tuple[Verdict, ...] = ("collapsing", "collapsed")  # what a remedy is for
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One sentence, the rule that said it, and the numbers it rests on."""
-
-    rule: str
-    sentence: str
-    numbers: Mapping[str, float]
 
 
 @dataclass(frozen=True)

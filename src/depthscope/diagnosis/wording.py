@@ -80,9 +80,9 @@ def rise(f: Facts) -> Values:
 
 def energy(f: Facts) -> Values:
     return similarity(f) | {
-        "shared": f.end("energy_shared"),
+        "shared": f.energy("shared"),
         "shared_start": f.start("energy_shared"),
-        "sequence": f.end("energy_sequence"),
+        "sequence": f.energy("sequence"),
     }
 
 
@@ -311,7 +311,7 @@ def missing(f: Facts) -> list[str]:
         found.append("which step is to blame (stations trunk)")
     if not f.has("effective_rank"):
         found.append("directions left (measure effective_rank), so a fall onto opposite clusters would not be seen")
-    if not f.has("energy_sequence"):
+    if not f.has("energy_sequence") and math.isnan(f.energy("sequence")):
         found.append("what sequences share (measures all)")
     elif f.about.get("samples") == 1:
         found.append("what sequences share (there is one)")

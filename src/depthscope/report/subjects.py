@@ -140,7 +140,8 @@ def _judged(subject: Subject) -> Subject:
     """With a verdict, if there is a profile to judge."""
     if subject.profile is None or subject.diagnosis is not None:
         return subject
-    return replace(subject, diagnosis=diagnose(subject.profile, subject.skipped, spectra=subject.spectra).to_dict())
+    judged = diagnose(subject.profile, subject.skipped, spectra=subject.spectra, depth=subject.use)
+    return replace(subject, diagnosis=judged.to_dict())
 
 
 def named(subjects: Sequence[Subject]) -> list[Subject]:

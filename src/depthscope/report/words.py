@@ -54,9 +54,15 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
     """`chart_of` has, by rule of the diagnosis, the chart that shows what it speaks of."""
     judged = _mapping(subject.diagnosis)
     verdict = str(judged.get("verdict", ""))
+    of_use = [] if subject.use is None else list(subject.use.findings)
+    rules_of_use = {item.rule for item in of_use}
+    listed = [_mapping(item) for item in _list(judged.get("findings"))]
+    if joined := rules_of_use & {str(item.get("rule")) for item in listed}:  # a verdict with the use of depth
+        of_use = [item for item in of_use if item.rule in joined]
     findings = [
         Sentence(str(item.get("sentence", "")), chart_of.get(str(item.get("rule")), ""))
-        for item in map(_mapping, _list(judged.get("findings")))
+        for item in listed
+        if item.get("rule") not in rules_of_use
     ]
     if subject.shares is not None:
         findings.append(Sentence(_of_paths(subject), chart_of.get("paths", "")))
@@ -66,7 +72,7 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
         shown = dict(chart_of) if subject.profile is not None else {**chart_of, "shared by whom": ""}  # not another's
         findings += [
             Sentence(item.sentence, shown.get(_RULE_OF_USE.get(item.rule, "depth"), ""))
-            for item in subject.use.findings
+            for item in of_use
         ]
     if subject.compared is not None:
         findings += [

@@ -21,6 +21,7 @@ from depthscope.probing import watch
 from depthscope.probing.watching import Alarm, Watch
 from depthscope.probing.watching.gate import make_gate
 from depthscope.probing.watching.heat_map import heat_map
+from depthscope.probing.watching.pictures import sender
 from depthscope.probing.watching.records import load_records
 from depthscope.training.checkpoint import newest_until
 from depthscope.training.run import NonFiniteLoss, Run
@@ -40,7 +41,8 @@ def watching_depth(session: Session) -> Iterator[Watch | None]:
 
     Behind the FFN and at the block's end: a remedy stands between them, and at τ = 1 leaves 0. The scalars go to
     metrics and trackers with the step that was watched, the curves to `depth.jsonl`, and in the end, if
-    matplotlib is there, the picture of the first to `depth.png`. What a rule of the run asks for is watched too.
+    matplotlib is there, the picture of the first to `depth.png` and to TensorBoard. What a rule of the run asks for is watched
+    too.
     """
     run = session.run
     if run.watch_every is None or not session.engine.is_main:
@@ -103,6 +105,9 @@ def _draw(session: Session) -> None:
         station = BEHIND_FFN if (records["station"] == BEHIND_FFN).any() else "output"
         picture = heat_map(records, station=station)
         write_whole(run.picture, lambda path: picture.savefig(path, dpi=120))
+        for tracker in session.engine.accelerator.trackers:
+            if (send := sender(tracker)) is not None:
+                send(picture, session.position.step)
     except MissingExtra:
         return
     except (OSError, ValueError) as error:  # a picture is not worth a run

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from depthscope.extras import require
 from depthscope.probing.watching.keeping import Keeper
+from depthscope.probing.watching.pictures import Painter
 from depthscope.probing.watching.watcher import Watch, watch
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
 else:
     TrainerCallback = require("transformers", "huggingface").TrainerCallback
+
+# Where a checkpoint's trainer_state.json has the gate. Transformers' own way (`ExportableState`) is not taken: it makes
+# the callback anew without its Trainer, and fails at the first save after a checkpoint that was saved without it.
+_STATE = "depthscope"
 
 
 class DepthCallback(TrainerCallback):
@@ -30,7 +35,11 @@ class DepthCallback(TrainerCallback):
 
     Of several processes all stop, at the end of the same step, if a rule of `stop_if` holds in one. The alarm names
     the Trainer's last good checkpoint. With `save_total_limit` the Trainer would soon remove it: it is then kept
-    as `good-checkpoint-N` beside the others.
+    as `good-checkpoint-N` beside the others. The counts of the rules are in the Trainer's checkpoints: a training that
+    was killed and goes on with `resume_from_checkpoint` counts on.
+
+    Where the Trainer reports to TensorBoard or Weights & Biases, these also get the heat map, one picture
+    (`depth/heat_map`) that grows: after 2, 4, 8, … looks and at the end.
     """
 
     def __init__(self, trainer: Trainer, every: int = 50, **options: Any):
@@ -41,6 +50,7 @@ class DepthCallback(TrainerCallback):
         self._logged: int | None = None
         self._keeper = Keeper(links=False)
         self._newest: Path | None = None  # checkpoint of this run
+        self._painter: Painter | None = None
         if trainer.model is None:
             raise ValueError("expected a Trainer with a model, got one with model_init: not supported")
         watch(trainer.model, every, **options)  # wrong options are refused here, not when training begins
@@ -60,6 +70,10 @@ class DepthCallback(TrainerCallback):
         self._newest = _checkpoint(args, state)  # from which it goes on
         self._watch = watch(self._trainer.model_wrapped, self._every, **self._options)
         self._watch.find_checkpoint = self._keeper.find
+        self._painter = Painter(self._watch, lambda: self._trainer.callback_handler.callbacks)
+        if kept := (state.stateful_callbacks or {}).get(_STATE):  # of the checkpoint from which it goes on
+            self._watch.gate.restore(kept["gate"])
+            self._keeper.restore(kept["checkpoints"])
         self._watch.open()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -74,12 +88,16 @@ class DepthCallback(TrainerCallback):
         if step == state.global_step and step != self._logged:
             self._logged = step
             self._trainer.log(self.watch.scalars())
+            if self._painter is not None:
+                self._painter.look()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         step = self._begun
         if not self.watch.gate or step is None or self.watch.last_step != step:
             return control
         self._keeper.look(step, self._newest, self.watch.gate.goods)
+        if state.stateful_callbacks is not None:  # what the next checkpoint takes with it
+            state.stateful_callbacks[_STATE] = {"gate": self.watch.gate.state(), "checkpoints": self._keeper.state()}
         if self.watch.should_stop_together():
             control.should_training_stop = True
         return control
@@ -87,6 +105,8 @@ class DepthCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.watch.close()
         self._keeper.close()
+        if self._painter is not None:
+            self._painter.draw()
 
 
 def _checkpoint(args: Any, state: Any) -> Path | None:

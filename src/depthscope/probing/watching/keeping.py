@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _PREFIX = "good-"
@@ -40,6 +40,20 @@ class Keeper:
         if found is not None:
             self._named.add(found)
         return found
+
+    def state(self) -> dict[str, str]:
+        """By look, the newest checkpoint there was then, as plain values."""
+        return {str(step): str(path) for step, path in self._newest.items()}
+
+    def restore(self, state: Mapping[str, str]) -> None:
+        """Goes on from `state()`; what is no longer there is forgotten, and ours counts where theirs is gone."""
+        for step, name in state.items():
+            theirs = Path(name)
+            ours = theirs.with_name(_PREFIX + theirs.name)
+            if self._links and ours.exists():
+                self._linked[theirs] = ours
+            if theirs.exists() or theirs in self._linked:
+                self._newest[int(step)] = theirs
 
     def close(self) -> None:
         self._link(set())

@@ -13,6 +13,7 @@ from depthscope.anatomy import anatomy_of
 from depthscope.extras import require
 from depthscope.probing.watching.keeping import Keeper
 from depthscope.probing.watching.options import check_options
+from depthscope.probing.watching.pictures import Painter
 from depthscope.probing.watching.watcher import Watch, watch
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ class DepthCallback(Callback):
     If a rule of `stop_if` holds in one process, `trainer.should_stop` is set in all, at the end of the same batch.
     The alarm names the last good checkpoint of Lightning's own callbacks. One that keeps few (`save_top_k`) would
     soon remove it: it is then kept as `good-NAME` beside the others. Files that are written over, as `last.ckpt`
-    is, do not count.
+    is, do not count. The counts of the rules are in Lightning's checkpoints, and a fit with `ckpt_path` counts on.
+
+    TensorBoardLogger and WandbLogger also get the heat map, one picture (`depth/heat_map`) that grows: after 2, 4, 8, …
+    looks and at the end.
     """
 
     def __init__(self, every: int = 50, *, module: str | None = None, **options: Any):
@@ -53,6 +57,8 @@ class DepthCallback(Callback):
         self._keeper = Keeper(links=False)
         self._savers: list[Any] = []  # of checkpoints, each under a name of its own
         self._newest: Path | None = None  # checkpoint at the beginning of the step
+        self._painter: Painter | None = None
+        self._kept: dict[str, Any] = {}  # by the checkpoint from which a fit goes on
 
     @property
     def watch(self) -> Watch:
@@ -60,6 +66,16 @@ class DepthCallback(Callback):
         if self._watch is None:
             raise ValueError("there is nothing to see before trainer.fit()")
         return self._watch
+
+    def state_dict(self) -> dict[str, Any]:
+        """For Lightning's checkpoints."""
+        if self._watch is None or not self._watch.gate:
+            return {}
+        return {"gate": self._watch.gate.state(), "checkpoints": self._keeper.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """By Lightning, before a fit goes on."""
+        self._kept = state_dict
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         model = _called(pl_module) if self._module is None else _named(pl_module, self._module)
@@ -73,6 +89,11 @@ class DepthCallback(Callback):
         self._keeper = Keeper(links=few, writes=trainer.is_global_zero)
         self._watch = watch(model, self._every, **self._options)
         self._watch.find_checkpoint = self._keeper.find if self._savers else None
+        self._painter = Painter(self._watch, lambda: trainer.loggers if trainer.is_global_zero else ())
+        if kept := self._kept:
+            self._kept = {}
+            self._watch.gate.restore(kept["gate"])
+            self._keeper.restore(kept["checkpoints"])
         self._watch.open()
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
@@ -91,6 +112,8 @@ class DepthCallback(Callback):
         trainer.callback_metrics.update({name: tensor(value) for name, value in scalars.items()})
         for logger in trainer.loggers:
             logger.log_metrics(scalars, step=step)
+        if self._painter is not None:
+            self._painter.look()
         if step is not None and self.watch.gate:
             self._keeper.look(step, self._newest, self.watch.gate.goods)
             stop = trainer.strategy.reduce_boolean_decision(self.watch.should_stop, all=False)
@@ -99,6 +122,8 @@ class DepthCallback(Callback):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self.watch.close()
         self._keeper.close()
+        if self._painter is not None:
+            self._painter.draw()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self._watch is not None:

@@ -1,0 +1,49 @@
+"""What a verdict takes from the use of depth: its sentences, each once, and how the energy splits in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from depthscope.diagnosis.facts import Facts
+from depthscope.naming import lowered
+from depthscope.probing import Profile
+from depthscope.usage import DepthUse, Finding
+
+# Of a verdict with the use of depth: what the second says as well, and better, so that the first is silent.
+_SAID_BETTER = {"spare blocks": "could go", "quiet blocks": "small branches"}
+# What says by whom the tokens' common part is shared, with what it was at the entrance; "anisotropic" is a headline.
+_SHARED_BY = {"anisotropic", "shared by all", "loss of context"}
+
+
+def require_same_model(profile: Profile, used: DepthUse) -> None:
+    """Refuses the use of depth of a model that has other blocks."""
+    part = str(used.metadata.get("part") or "")
+    first, last = profile.parts.get(part, (1, 0))
+    if last - first + 1 != used.depth:
+        known = ", ".join(f"{name or 'it'} has {end - begin + 1}" for name, (begin, end) in profile.parts.items())
+        of = f" of its {part}" if part else ""
+        raise ValueError(
+            f"expected depth= of the model that was probed (blocks: {known}), got the use of {used.depth} blocks{of}"
+        )
+
+
+def with_depth(f: Facts, headline: str, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings of a profile, and those of the use of depth that say something else; `headline` is the verdict's
+    rule."""
+    if f.use is None:
+        return list(findings)
+    there = {headline, *(finding.rule for finding in findings)}
+    found = [item for item in f.use.findings if not (item.rule == "alike" and there & _SHARED_BY)]
+    rules = {item.rule for item in found}
+    kept = [item for item in findings if _SAID_BETTER.get(item.rule) not in rules]
+    return [*kept, *(_of_part(f, item) for item in found)]
+
+
+def _of_part(f: Facts, finding: Finding) -> Finding:
+    """Its blocks are counted from 1 in each part, those of a profile through all parts."""
+    if len(f.profile.parts) == 1:
+        return finding
+    assert f.use is not None
+    where = f"In the {f.use.metadata['part']}, its blocks counted from 1: "
+    return replace(finding, sentence=where + lowered(finding.sentence))
