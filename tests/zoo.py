@@ -340,6 +340,7 @@ ZOO: dict[str, Specimen] = {
     "falcon-one-by-one": decoder(
         "Falcon", hides=("values",), **TEXT, parallel_attn=False, multi_query=False, alibi=True, bias=True
     ),
+    "mpt": decoder("Mpt", hides=("values",), vocab_size=50, d_model=16, n_layers=3, n_heads=4, max_seq_len=32),
     "bloom": decoder("Bloom", hides=("values",), vocab_size=50, hidden_size=16, n_layer=3, n_head=4),
     "mamba": decoder("Mamba", **MIXER, **MAMBA),
     "mamba2": decoder("Mamba2", **MIXER, **MAMBA, num_heads=4, head_dim=8, n_groups=1),

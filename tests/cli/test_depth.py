@@ -59,3 +59,28 @@ def test_mistakes_end_in_one_line(run, arguments: list[str], message: str):
     printed = run(*arguments, code=2)
     assert message in printed.err
     assert len(printed.err.strip().splitlines()[-1].split("\n")) == 1
+
+
+def test_probe_says_it_in_the_same_call(program, tmp_path: Path):
+    """One command: the tables, one verdict with both, a folder that has both, and no sentence twice."""
+    printed = program("probe", "gpt2", *SMALL, "--depth-use", "--out", str(tmp_path / "kept"))
+    words = " ".join(printed.out.split())
+    assert words.index("token_similarity") < words.index("Blocks that matter") < words.index("Verdict:")
+    found, verdict = DepthUse.load(tmp_path / "kept"), words[words.index("Verdict:") :]
+    for finding in found.findings:
+        assert verdict.count(finding.sentence) == 1 or finding.rule == "alike"
+    page = (tmp_path / "kept" / "report.html").read_text(encoding="utf-8")
+    assert page.count("of all that skipping single blocks costs,") == 1
+    kept = json.loads((tmp_path / "kept" / "diagnosis.json").read_text(encoding="utf-8"))
+    assert "half" in {finding["rule"] for finding in kept["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--skip-loss"], "--depth-use skips single blocks as well: leave --skip-loss out, or give --skip-run 2"),
+        (["--without", "skips"], "--depth-use is of the whole model; leave it or --without out"),
+    ],
+)
+def test_probe_refuses_what_does_not_go_with_it(program, arguments: list[str], message: str):
+    assert message in program("probe", "gpt2", *SMALL, "--depth-use", *arguments, code=2).err

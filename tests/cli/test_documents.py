@@ -23,6 +23,7 @@ COMMANDS = [
     ("probe", "encoder", *TINY, "--measures", "token_similarity", "--without", "skips"),
     ("probe", "gpt2", *TINY, "--skip-loss"),
     ("probe", "t5", *TINY),
+    ("probe", "gpt2", *TINY, "--depth-use"),
     ("fix", "encoder", "--depth", "20", *TINY[2:]),
     ("fix", "encoder", "--depth", "2", *TINY[2:]),
     ("fix", "gpt2", *TINY, "--tau", "0.5"),

@@ -455,6 +455,8 @@ def test_what_a_run_leaves_behind(tmp_path: Path):
     events.Reload()
     assert [event.step for event in events.Scalars("depth/t_sim_last")] == [0, 8, 16]
     assert [event.step for event in events.Scalars("loss")] == [5, 10, 15, 20]
+    assert events.Tags()["images"] == ["depth/heat_map"]
+    assert [image.step for image in events.Images("depth/heat_map")] == [20]
     assert [event.value for event in events.Scalars("loss")] == pytest.approx([row["loss"] for row in logged])
 
 

@@ -33,6 +33,7 @@ from depthscope.anatomy.llama import LLAMA
 from depthscope.anatomy.mamba import MAMBA
 from depthscope.anatomy.modernbert import MODERNBERT
 from depthscope.anatomy.mpnet import MPNET
+from depthscope.anatomy.mpt import MPT
 from depthscope.anatomy.olmo2 import OLMO2
 from depthscope.anatomy.opt import OPT
 from depthscope.anatomy.ours import OURS
@@ -68,7 +69,7 @@ FAMILIES: Registry[Family] = Registry(
         *(BERT, ALBERT, XLNET, DISTILBERT, MPNET, MODERNBERT, DEBERTA),
         *(VIT, DINOV2, SWIN, CLIP, SIGLIP, BLIP_VISION, BLIP_TEXT, WAV2VEC2, WAV2VEC2_STABLE),
         *(T5, BART, BART_PRE),
-        *(GPT2, OPT, BLOOM, GPTJ, GPT_NEOX, FALCON),
+        *(GPT2, OPT, BLOOM, MPT, GPTJ, GPT_NEOX, FALCON),
         *(LLAMA, PHI3, GEMMA2, OLMO2, COHERE, DEEPSEEK),
         *(MAMBA, JAMBA),
     ),

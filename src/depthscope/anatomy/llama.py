@@ -1,6 +1,7 @@
 """Hugging Face Llama and the many decoders of its layout: pre-norm, causal, grouped-query attention.
 
-Granite multiplies its branches by a number before it adds them: where that is not 1, no module shows what is added.
+Granite multiplies its branches by a number before it adds them: where that is not 1, no module shows what is added
+(the use of depth takes it from the trunk before and after).
 StableLM may run its branches in parallel. The sink of gpt-oss is a last column of attention's softmax.
 """
 

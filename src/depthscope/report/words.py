@@ -70,10 +70,7 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
         findings += [Sentence(text, chart_of.get("eigenvalues", "")) for text in of_spectra(subject.spectra)]
     if subject.use is not None:
         shown = dict(chart_of) if subject.profile is not None else {**chart_of, "shared by whom": ""}  # not another's
-        findings += [
-            Sentence(item.sentence, shown.get(_RULE_OF_USE.get(item.rule, "depth"), ""))
-            for item in of_use
-        ]
+        findings += [Sentence(item.sentence, shown.get(_RULE_OF_USE.get(item.rule, "depth"), "")) for item in of_use]
     if subject.compared is not None:
         findings += [
             Sentence(str(text), chart_of.get("compared", "")) for text in _list(subject.compared.get("verdict"))

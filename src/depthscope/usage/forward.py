@@ -38,15 +38,20 @@ class ForwardPass:
         self.kept: dict[int, Tensor] = {}  # by block, of this pass: the followed tokens of its output
         self.last: tuple[Visit, Tensor, Tensor] | None = None  # the block that ended last: its output as it was passed
         self.pairs = {id(block.module): _pairs(block) for block in anatomy.blocks}
-        stations = {s for pairs in self.pairs.values() for pair in pairs.items() for s in pair} | {"input", "output"}
+        self.hidden = {id(block.module): _hidden(block) for block in anatomy.blocks}
+        shown = [pair for pairs in self.pairs.values() for pair in pairs.items()]
+        hidden = [(result, trunk) for of_block in self.hidden.values() for result, (trunk, _) in of_block.items()]
+        stations = {station for pair in (*shown, *hidden) for station in pair} | {"input", "output"}
         self.sites = (Listen(stations, self._see_tokens), ListenToAttention(self._see_attention))
         self._trunk: dict[str, Tensor] = {}
+        self._before: dict[str, Tensor] = {}  # copies, for branches that are seen by what they change alone
         self._weight = 0.0
 
     def begin(self) -> None:
         self.kept.clear()
         self.last = None
         self._trunk.clear()
+        self._before.clear()
 
     def end(self) -> None:
         """The end of a pass: how the tokens that leave the last block are alike."""
@@ -79,6 +84,7 @@ class ForwardPass:
                 self._compare(visit, station, tokens, self._trunk.get(pairs[station]))
             if station in pairs.values():
                 self._trunk[station] = tokens
+            self._see_change(visit, station, tokens)
             if station == "output":
                 self.last = visit, tokens, source
                 followed = taken(tokens, self.followed(tokens, visit.real))
@@ -87,6 +93,19 @@ class ForwardPass:
                 if self.keeps:
                     self.kept[visit.number] = followed
                 self._trunk.clear()
+                self._before.clear()
+
+    def _see_change(self, visit: Visit, station: str, tokens: Tensor) -> None:
+        """A branch that no module shows is what it changes: the trunk after it less the trunk before it."""
+        hidden = self.hidden[id(visit.block.module)]
+        if station in hidden:
+            trunk, branch = hidden[station]
+            before = self._before.pop(trunk, None)
+            if before is not None and before.shape == tokens.shape:
+                self._compare(visit, branch, tokens.to(before.dtype) - before, before)
+        if station in {trunk for trunk, _ in hidden.values()}:
+            wide = torch.promote_types(tokens.dtype, torch.float32)  # in which the difference of halves is exact
+            self._before[station] = tokens.to(wide, copy=True)  # a model may add to it in place
 
     def _begin_block(self, visit: Visit, tokens: Tensor) -> None:
         self.depth = max(self.depth, visit.number)
@@ -134,6 +153,20 @@ class ForwardPass:
 def _tensor_of(head: Head) -> Tensor:
     found: Tensor = getattr(head.attention, "query", None)  # type: ignore[assignment]
     return head.attention.dense() if found is None else found
+
+
+def _hidden(block: BlockAnatomy) -> dict[str, tuple[str, str]]:
+    """By station of a sum, that of the trunk in it and the branch in it, where no module shows that branch: Granite
+    multiplies it before it is added, XLNet makes it inside a method. Of two branches that are added at once nothing is
+    known.
+    """
+    return {
+        addition.result: (addition.trunk, addition.branch)
+        for addition in block.all_additions
+        if addition.beside is None
+        and addition.branch not in block.spots
+        and {addition.trunk, addition.result} <= block.spots.keys()
+    }
 
 
 def _pairs(block: BlockAnatomy) -> dict[str, str]:
