@@ -107,7 +107,7 @@ def test_of_one_of_several_parts_it_says_which():
     said = diagnose(seen, depth=of_decoder).finding("half").sentence
     assert said.startswith("In the decoder, its blocks counted from 1: the first half of the model")
     of_decoder.metadata["part"] = "encoder"
-    with pytest.raises(ValueError, match="encoder has 3, decoder has 4.*got the use of 4 blocks of its encoder"):
+    with pytest.raises(ValueError, match=r"encoder has 3, decoder has 4.*got the use of 4 blocks of its encoder"):
         diagnose(seen, depth=of_decoder)
 
 

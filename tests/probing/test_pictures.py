@@ -1,4 +1,4 @@
-"""The heat map of a watch reaches the trackers of both trainers: one picture that grows, beside a handful of scalars."""
+"""The heat map of a watch reaches the trackers of both trainers: one picture that grows, beside some scalars."""
 
 import logging
 import warnings

@@ -41,8 +41,8 @@ def watching_depth(session: Session) -> Iterator[Watch | None]:
 
     Behind the FFN and at the block's end: a remedy stands between them, and at τ = 1 leaves 0. The scalars go to
     metrics and trackers with the step that was watched, the curves to `depth.jsonl`, and in the end, if
-    matplotlib is there, the picture of the first to `depth.png` and to TensorBoard. What a rule of the run asks for is watched
-    too.
+    matplotlib is there, the picture of the first to `depth.png` and to TensorBoard. What a rule of the run asks for is
+    watched too.
     """
     run = session.run
     if run.watch_every is None or not session.engine.is_main:

@@ -64,12 +64,12 @@ def picture_of(records: pd.DataFrame) -> Any:
 def sender(tracker: object) -> Send | None:
     """How a tracker takes a figure; None if it takes none, or we do not know how.
 
-    | tracker                                                               | what takes it                            |
-    | --------------------------------------------------------------------- | ---------------------------------------- |
-    | TensorBoard: the writer itself, Hugging Face's callback (`tb_writer`), | `SummaryWriter.add_figure`               |
-    | Lightning's logger (`experiment`), Accelerate's tracker (`writer`)     |                                          |
-    | Weights & Biases, Lightning's logger                                  | `log_image`                              |
-    | Weights & Biases, Hugging Face's callback (`_wandb`)                  | `wandb.log` of a `wandb.Image`           |
+    | tracker                                                                | what takes it                  |
+    | ---------------------------------------------------------------------- | ------------------------------ |
+    | TensorBoard: the writer itself, Hugging Face's callback (`tb_writer`), | `SummaryWriter.add_figure`     |
+    | Lightning's logger (`experiment`), Accelerate's tracker (`writer`)     |                                |
+    | Weights & Biases, Lightning's logger                                   | `log_image`                    |
+    | Weights & Biases, Hugging Face's callback (`_wandb`)                   | `wandb.log` of a `wandb.Image` |
     """
     for writer in (tracker, *(getattr(tracker, name, None) for name in ("tb_writer", "experiment", "writer"))):
         if callable(getattr(writer, "add_figure", None)):
