@@ -1,4 +1,4 @@
-"""What the use of depth costs: ratios from one run, medians over alternating rounds.
+"""What the use of depth costs: ratios of processor time of one thread from one run, medians over alternating rounds.
 
     python benchmarks/depth.py            # all of it, about four minutes on one core
     python benchmarks/depth.py time       # one part of: time, lens, skips, memory
@@ -50,9 +50,9 @@ def compare(title: str, plain: Callable[[], object], other: Callable[[], object]
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()  # other work on the machine counts less than in time on the clock
     call()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def compare_time() -> None:
@@ -115,6 +115,7 @@ PARTS = {"time": compare_time, "lens": compare_lens, "skips": compare_skips, "me
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     if sys.argv[1:2] == ["--peak"]:
         _peak(sys.argv[2], int(sys.argv[3]))
     else:
