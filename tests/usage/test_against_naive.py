@@ -27,29 +27,54 @@ def naive_median(values: torch.Tensor) -> float:
     return values[REAL].double().quantile(0.5).item()
 
 
-def test_branches_of_gpt2(gpt2: nn.Module):
-    """Pre-norm: each branch against what it is added to, by hooks."""
+def branches_by_hooks(
+    model: nn.Module, layers: list[tuple[nn.Module, nn.Module, nn.Module]]
+) -> dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]:
+    """Of a pre-norm model whose blocks have these (attention, FFN, norm before the FFN): by block and branch, what the
+    module returns, and the trunk that it is added to."""
     kept: dict[tuple[int, str], torch.Tensor] = {}
     handles = []
-    for number, block in enumerate(gpt2.transformer.h, start=1):
-        for name, module in (("attention", block.attn), ("ffn", block.mlp), ("norm", block.ln_2)):
+    for number, modules in enumerate(layers, start=1):
+        for name, module in zip(("attention", "ffn", "norm"), modules, strict=True):
 
             def keep(_m, args, output, key=(number, name)):
                 kept[key] = args[0] if key[1] == "norm" else output[0] if isinstance(output, tuple) else output
 
             handles.append(module.register_forward_hook(keep))
     with torch.no_grad():
-        states = gpt2(**BATCH, output_hidden_states=True).hidden_states
+        states = model(**BATCH, output_hidden_states=True).hidden_states
     for handle in handles:
         handle.remove()
+    trunks = {"attention": lambda block: states[block - 1], "ffn": lambda block: kept[block, "norm"]}
+    return {(block, name): (kept[block, name], trunks[name](block)) for block, name in kept if name != "norm"}
+
+
+def test_branches_of_gpt2(gpt2: nn.Module):
+    """Pre-norm: each branch against what it is added to, by hooks."""
+    naive = branches_by_hooks(gpt2, [(block.attn, block.mlp, block.ln_2) for block in gpt2.transformer.h])
     frame = depth_use(gpt2, BATCH, skips=False, linear=False).frame.set_index("block")
-    for block in (1, 2, 3):
-        for name, trunk in (("attention", states[block - 1]), ("ffn", kept[block, "norm"])):
-            branch = kept[block, name]
-            ratio = naive_median(branch.norm(dim=-1) / trunk.norm(dim=-1))
-            cosine = naive_median(F.cosine_similarity(branch, trunk, dim=-1))
-            assert frame.loc[block, f"{name}_ratio"] == pytest.approx(ratio, rel=1e-5)
-            assert frame.loc[block, f"{name}_cosine"] == pytest.approx(cosine, abs=1e-6)
+    assert len(naive) == 6
+    for (block, name), (branch, trunk) in naive.items():
+        ratio = naive_median(branch.norm(dim=-1) / trunk.norm(dim=-1))
+        cosine = naive_median(F.cosine_similarity(branch, trunk, dim=-1))
+        assert frame.loc[block, f"{name}_ratio"] == pytest.approx(ratio, rel=1e-5)
+        assert frame.loc[block, f"{name}_cosine"] == pytest.approx(cosine, abs=1e-6)
+
+
+def test_branches_of_granite_which_are_multiplied():
+    """No module shows what is added: by hooks, times the factor that the model's own code applies."""
+    torch.manual_seed(0)
+    model = hf.GraniteModel(hf.GraniteConfig(**GROUPED, residual_multiplier=0.3)).eval()
+    naive = branches_by_hooks(model, [(m.self_attn, m.mlp, m.post_attention_layernorm) for m in model.layers])
+    found = depth_use(model, BATCH, skips=False, linear=False)
+    frame = found.frame.set_index("block")
+    assert len(naive) == 2 * len(frame)
+    for (block, name), (branch, trunk) in naive.items():
+        ratio = naive_median(0.3 * branch.norm(dim=-1) / trunk.norm(dim=-1))
+        cosine = naive_median(F.cosine_similarity(branch, trunk, dim=-1))
+        assert frame.loc[block, f"{name}_ratio"] == pytest.approx(ratio, rel=1e-4)  # a difference of trunks
+        assert frame.loc[block, f"{name}_cosine"] == pytest.approx(cosine, abs=1e-4)
+    assert not any("branch of" in note for note in found.metadata["notes"])
 
 
 @pytest.mark.parametrize("how", ["sdpa", "eager"])

@@ -110,7 +110,10 @@ def _in_python(options: ProbeOptions) -> str:
         "window": options.window,
         **options.told,
     }
-    return call("probe", "model, inputs", asked, {"gradients": False, "without": (), "window": None})
+    probed = call("probe", "model, inputs", asked, {"gradients": False, "without": (), "window": None})
+    if not options.depth_use:
+        return probed
+    return f"depthscope.diagnose({probed}, depth={call('depth_use', 'model, inputs', options.told, {})})"
 
 
 def _conditions(options: ProbeOptions) -> list[Condition]:
@@ -127,6 +130,7 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Depth
     from depthscope.remedies import Recommendation, recommend
 
     with prepared(options) as (loaded, inputs, progress):
+        used = use_of(loaded, inputs, options, progress) if options.depth_use else None  # first: it may be refused
         profile, skipped = _run(loaded.model, inputs, options, progress)
         asked = {"model": options.model, "seed": options.seed, **inputs.metadata}
         notes = [*profile.metadata.get("notes", []), *loaded.notes, *inputs.notes, *_saved_remedies(loaded.model)]
@@ -137,7 +141,6 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Depth
             return recommend(loaded.model, inputs.batches, progress=tick, **options.told)
 
         weights = _spectra(loaded.model, profile, options)
-        used = use_of(loaded, inputs, options, progress) if options.depth_use else None
         chosen = None if options.estimate else measure
         return profile, skipped, used, diagnose(profile, skipped, spectra=weights, depth=used, measure=chosen)
 
