@@ -106,6 +106,8 @@ def test_of_one_of_several_parts_it_says_which():
     of_decoder.metadata["part"] = "decoder"
     said = diagnose(seen, depth=of_decoder).finding("half").sentence
     assert said.startswith("In the decoder, its blocks counted from 1: the first half of the model")
+    alone = diagnose(made_up({"token_similarity": ALIKE}), depth=of_decoder)  # as with probe(part="decoder")
+    assert alone.finding("half").sentence.startswith("The first half")
     of_decoder.metadata["part"] = "encoder"
     with pytest.raises(ValueError, match=r"encoder has 3, decoder has 4.*got the use of 4 blocks of its encoder"):
         diagnose(seen, depth=of_decoder)

@@ -223,3 +223,22 @@ def test_a_rule_on_gradients_does_not_wait_for_a_weight_that_gets_none():
     with depthscope.watch(model, every=1, gradients=True, **rules) as watch:
         model(torch.ones(2, 5, 16)).square().mean().backward()
         assert watch.should_stop
+
+
+def test_a_model_whose_queries_and_keys_are_not_known_says_so():
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.mlp = nn.MultiheadAttention(16, 4, batch_first=True), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + self.mix(x, x, x, need_weights=False)[0]
+            return x + self.mlp(x).relu()
+
+    model = nn.Sequential(Own(), Own(), Own())
+    with pytest.warns(UserWarning, match="which weights of this model are queries and keys is not known"):
+        watch = depthscope.watch(model, every=1, gradients=True)
+    with watch:
+        model(torch.randn(2, 5, 16, generator=seeded(0))).square().mean().backward()
+    assert "depth/attention_learns" not in watch.scalars()
+    assert "depth/t_sim_last" in watch.scalars()

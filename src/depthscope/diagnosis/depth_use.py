@@ -19,7 +19,8 @@ _SHARED_BY = {"anisotropic", "shared by all", "loss of context"}
 def require_same_model(profile: Profile, used: DepthUse) -> None:
     """Refuses the use of depth of a model that has other blocks."""
     part = str(used.metadata.get("part") or "")
-    first, last = profile.parts.get(part, (1, 0))
+    # A part that was probed alone is a model of one part, without a name.
+    first, last = profile.parts.get(part, (1, 0)) if len(profile.parts) > 1 else next(iter(profile.parts.values()))
     if last - first + 1 != used.depth:
         known = ", ".join(f"{name or 'it'} has {end - begin + 1}" for name, (begin, end) in profile.parts.items())
         of = f" of its {part}" if part else ""

@@ -249,7 +249,8 @@ class Facts:
         """The share of the unit tokens' energy at the end: by the profile, else by the use of depth; nan without."""
         found = self.end(f"energy_{part}")
         of_use = self.use.metadata if self.use is not None else {}
-        if not math.isnan(found) or str(of_use.get("part") or "") != self.span[0] or not of_use.get("energy"):
+        other = len(self.profile.parts) > 1 and of_use.get("part") != self.span[0]
+        if not math.isnan(found) or other or not of_use.get("energy"):
             return found
         return float(of_use["energy"][part])
 

@@ -6,6 +6,7 @@ layer return give the tokens' mean of its gradient. Nothing of a gradient's size
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -44,6 +45,12 @@ class GradientTaps:
     def __init__(self, machine: Machine, tell: Callable[[int, Curves], object]):
         self._machine, self._tell = machine, tell
         self._roles = Roles(machine.anatomy)
+        if not any(self._roles.of(block)["queries_keys"] for block in machine.anatomy.blocks):
+            warnings.warn(
+                "which weights of this model are queries and keys is not known: their gradient, and how many blocks' "
+                "attention can learn, are left out",
+                stacklevel=4,
+            )
         self._step: int | None = None
         self._handles: list[Any] = []
         self._forget()
