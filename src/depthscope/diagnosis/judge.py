@@ -10,11 +10,11 @@ from depthscope.diagnosis.advice import advise
 from depthscope.diagnosis.depth_use import require_same_model, with_depth
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.rules import CLOSING, FINDINGS, OF_WHOLE_MODELS, VERDICTS, Rule
-from depthscope.diagnosis.verdict import Diagnosis, Finding
+from depthscope.diagnosis.verdict import Diagnosis
 from depthscope.naming import lowered
 from depthscope.probing import Profile, Spectra
 from depthscope.remedies import Recommendation
-from depthscope.usage import DepthUse
+from depthscope.usage import DepthUse, Finding
 
 
 def diagnose(
