@@ -213,13 +213,7 @@ class ProbeOptions(ModelOptions):
     ] = 1
     gradients: Annotated[bool, Option("--gradients", help="Also gradient norms.", rich_help_panel=_PROBE)] = False
     depth_use: Annotated[
-        bool,
-        Option(
-            "--depth-use",
-            help="Also which blocks matter, as `depthscope depth` measures it: a pass or two per block. The verdict "
-            "then says it too.",
-            rich_help_panel=_PROBE,
-        ),
+        bool, Option("--depth-use", help="Also which blocks matter, as `depth` measures it.", rich_help_panel=_PROBE)
     ] = False
     estimate: Annotated[
         bool,
