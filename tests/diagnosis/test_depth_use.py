@@ -17,6 +17,7 @@ from samples import seeded
 
 ALIKE = [0.1, 0.95, 0.95, 0.95, 0.95]
 SHARED = {"shared": 0.93, "sequence": 0.01, "position": 0.02, "token": 0.04}
+LESS = {"shared": 0.1, "sequence": 0.3, "position": 0.1, "token": 0.5}  # not alike: 40 % is common
 OWN = {"shared": 0.05, "sequence": 0.8, "position": 0.05, "token": 0.1}
 
 
@@ -65,13 +66,14 @@ def test_what_a_profile_says_as_well_is_said_once():
     skipped = pd.DataFrame(
         [(0, 0, 2.0, 0.0), (2, 2, 2.004, 0.004)], columns=["first_block", "last_block", "loss", "change"]
     )
-    energies = {f"energy_{name}": [0.01] * 4 + [value] for name, value in OWN.items()}
-    seen = profile([0.1, 0.2, 0.3, 0.3, 0.3], angular_distance=[np.nan, 0.2, 0.001, 0.2, 0.2], **energies)
-    alone = {finding.rule for finding in diagnose(seen, skipped).findings}
-    assert {"spare blocks", "quiet blocks", "loss of context"} <= alone
-    both = {finding.rule for finding in diagnose(seen, skipped, depth=used(OWN)).findings}
-    assert {"could go", "small branches", "loss of context"} <= both
-    assert not both & {"spare blocks", "quiet blocks", "alike"}
+    for energy, said, silent in ((OWN, "alike", "loss of context"), (LESS, "loss of context", "alike")):
+        energies = {f"energy_{name}": [0.01] * 4 + [value] for name, value in energy.items()}
+        seen = profile([0.1, 0.2, 0.3, 0.3, 0.3], angular_distance=[np.nan, 0.2, 0.001, 0.2, 0.2], **energies)
+        alone = {finding.rule for finding in diagnose(seen, skipped).findings}
+        assert {"spare blocks", "quiet blocks", "loss of context"} <= alone
+        both = {finding.rule for finding in diagnose(seen, skipped, depth=used(energy)).findings}
+        assert {"could go", "small branches", said} <= both
+        assert not both & {"spare blocks", "quiet blocks", silent}
 
 
 def test_alike_tokens_are_told_apart_by_the_use_of_depth():

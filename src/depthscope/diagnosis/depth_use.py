@@ -9,11 +9,14 @@ from depthscope.diagnosis.facts import Facts
 from depthscope.naming import lowered
 from depthscope.probing import Profile
 from depthscope.usage import DepthUse, Finding
+from depthscope.usage.verdict import HALF
 
 # Of a verdict with the use of depth: what the second says as well, and better, so that the first is silent.
 _SAID_BETTER = {"spare blocks": "could go", "quiet blocks": "small branches"}
-# What says by whom the tokens' common part is shared, with what it was at the entrance; "anisotropic" is a headline.
-_SHARED_BY = {"anisotropic", "shared by all", "loss of context"}
+# By whom the tokens' common part is shared: of tokens that are alike the use of depth says all of it, of others the
+# profile says what became of it since the entrance; "anisotropic" is a headline, and says it for both.
+_SHARED_BY = {"shared by all", "loss of context"}
+_HEADLINE = "anisotropic"
 
 
 def require_same_model(profile: Profile, used: DepthUse) -> None:
@@ -34,11 +37,15 @@ def with_depth(f: Facts, headline: str, findings: Sequence[Finding]) -> list[Fin
     rule."""
     if f.use is None:
         return list(findings)
-    there = {headline, *(finding.rule for finding in findings)}
-    found = [item for item in f.use.findings if not (item.rule == "alike" and there & _SHARED_BY)]
-    rules = {item.rule for item in found}
-    kept = [item for item in findings if _SAID_BETTER.get(item.rule) not in rules]
-    return [*kept, *(_of_part(f, item) for item in found)]
+    there = {finding.rule for finding in findings}
+    silent = {"alike"} if headline == _HEADLINE else set()
+    for item in f.use.findings:
+        if item.rule == "alike" and there & _SHARED_BY:
+            alike = item.numbers["shared"] + item.numbers["sequence"] >= HALF
+            silent |= _SHARED_BY if alike else {"alike"}
+        silent |= {rule for rule, better in _SAID_BETTER.items() if better == item.rule}
+    kept = [item for item in findings if item.rule not in silent]
+    return [*kept, *(_of_part(f, item) for item in f.use.findings if item.rule not in silent)]
 
 
 def _of_part(f: Facts, finding: Finding) -> Finding:
