@@ -20,9 +20,9 @@ from torch import Tensor
 from depthscope.measures import streaming
 from depthscope.measures.attention import delta, is_triangular, second_eigenvalue, square_rows
 from depthscope.measures.bounded import Bounded
-from depthscope.measures.heads import TOGETHER, GroupedAttention
+from depthscope.measures.heads import GroupedAttention, is_streamed
 from depthscope.measures.krylov import BlockKrylov, largest_of_symmetric, random_rows, spectral_radius
-from depthscope.measures.operators import AttentionOperator, DenseAttention
+from depthscope.measures.operators import AttentionOperator
 from depthscope.measures.tokens import TokenMatrix
 
 TOLERANCE = 1e-5  # relative: what is not known to it is done by the dense form
@@ -49,8 +49,7 @@ def _of_group(compute: Callable[..., Bounded], attention: AttentionOperator, mas
     if isinstance(attention, GroupedAttention):
         value, error = attention.group.once(compute, mask)
         return Bounded(value[attention.number], error[attention.number])
-    fits = isinstance(attention, DenseAttention) and attention.shape.numel() <= TOGETHER
-    return compute(attention.dense(), mask) if fits else None
+    return None if is_streamed(attention) else compute(attention.dense(), mask)
 
 
 def _delta(attention: Tensor, mask: Tensor | None) -> Bounded:
