@@ -139,14 +139,14 @@ class _Centred:
         image, total = torch.zeros_like(v), torch.zeros_like(v[..., :1])
         short = v.to(self.known.dtype)
         for t in self._rows():
-            y = self._image(v, short, t)
+            y = self._image(v, short, t) / self.scale  # before the second product: squares could underflow
             if self.real is not None:
                 y = torch.where(self.real[:, None, t.first : t.last], y, 0.0)
             of_tile = y.sum(dim=-1, keepdim=True)
             total += of_tile
             image[..., : t.seen] += (y.to(t.rows.dtype) @ t.rows).double()
             image[..., t.seen :] -= of_tile * self.shift[..., None, t.seen :].double()
-        return self._on_real(image - total * self.rest.unsqueeze(-2)) / self.scale.square()
+        return self._on_real(image - total * self.rest.unsqueeze(-2)) / self.scale
 
     def _on_real(self, vectors: Tensor) -> Tensor:
         return vectors if self.real is None else torch.where(self.real.unsqueeze(-2), vectors, 0.0)

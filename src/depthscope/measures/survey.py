@@ -105,7 +105,7 @@ class _Sums:
             rows = torch.where(here.unsqueeze(-1), rows, 0.0)
         count = here.sum(dim=-1).double()
         offset = rows.sum(dim=-2).double() / count.clamp(min=1).unsqueeze(-1)
-        squares = (rows.unsqueeze(-2) @ rows.unsqueeze(-1)).sum(dim=(-3, -2, -1), dtype=torch.float64)
+        squares = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).square().sum(dim=-1)  # none underflows
         squares = torch.where(squares == 0, 0.0, squares - count * offset.square().sum(dim=-1)).clamp(min=0)
 
         total = (self.count + count).clamp(min=1)
