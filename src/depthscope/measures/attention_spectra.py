@@ -22,13 +22,12 @@ from depthscope.measures.attention import delta, is_triangular, second_eigenvalu
 from depthscope.measures.bounded import Bounded
 from depthscope.measures.heads import GroupedAttention, is_streamed
 from depthscope.measures.krylov import BlockKrylov, largest_of_symmetric, random_rows, spectral_radius
-from depthscope.measures.norms import SAFE_NORMS
 from depthscope.measures.operators import AttentionOperator
 from depthscope.measures.tokens import TokenMatrix
+from depthscope.measures.unit_matrices import UnitMatrices, frobenius_norms
 
 TOLERANCE = 1e-5  # relative: what is not known to it is done by the dense form
 _SMALL = 80  # below, the dense form is faster, and a space would be all of Rⁿ
-_WIDE = 2**17  # entries that are float64 at a time: they stay in the processor's caches
 _DENSE_MOST = 1024  # above, the dense form takes too long to stand behind: the bound says what was reached
 
 
@@ -57,17 +56,15 @@ def _delta(attention: Tensor, mask: Tensor | None) -> Bounded:
     if attention.shape[-1] < _SMALL:
         return _exact(delta, attention, mask)
     p = square_rows(attention, mask)
-    deviations, spread = _centred(p)
+    centred, spread = _centred(p)
     usable = spread.isfinite()
-    matrices, factor = _with_factor(deviations, spread, usable)
-    short = factor.to(matrices.dtype)[:, None, None]
-    space = BlockKrylov(lambda v: ((v * short) @ matrices.mT * short) @ matrices, _start(matrices, 4))
-    rounding = 2 * torch.finfo(matrices.dtype).eps  # of the deviations and their scale
+    space = BlockKrylov(centred.gram, _start(centred.values, 4))
+    rounding = 2 * torch.finfo(p.values.dtype).eps  # of the deviations and their scale
     for steps in (12, 6):
         found = largest_of_symmetric(space.extend(steps))
         if bool((found.above <= TOLERANCE * found.value).all()):
             break
-    value, error = found.root(lambda v: _images(matrices, v) * factor.unsqueeze(-1))
+    value, error = found.root(centred.images)
     error = torch.where(spread > 0, error + rounding, 0.0)
     return _or_exact(delta, Bounded(value * spread, error * spread), usable, attention, mask)
 
@@ -77,7 +74,7 @@ def _second_eigenvalue(attention: Tensor, mask: Tensor | None) -> Bounded:
         return _exact(second_eigenvalue, attention, mask)
     p = square_rows(attention, mask)
     triangular = is_triangular(p.values).reshape(-1)
-    spread = _centred(p)[1]
+    wide, spread = _deflated(p)
     usable = spread.isfinite() & (p.count > 1).reshape(-1)
     value = streaming.largest_on_diagonal(p.values.diagonal(dim1=-2, dim2=-1), p.real).reshape(-1)
     value = torch.where(triangular, value, 0.0)
@@ -87,57 +84,36 @@ def _second_eigenvalue(attention: Tensor, mask: Tensor | None) -> Bounded:
     for width, block, steps in ((dtype, 1, 40), (torch.float64, 2, 32)):
         if len(left) == 0:
             break
-        wide = _deflated(p, left, spread)
-        chosen = wide.to(width)
+        exact = wide if len(left) == len(wide) else wide[left]
+        chosen = exact.to(width)
         space = BlockKrylov(partial(_times, chosen), _start(chosen, block))
-        found = spectral_radius(space.extend(steps)).measured(partial(_times, wide))
+        found = spectral_radius(space.extend(steps)).measured(partial(_times, exact))
         off = found.error + torch.finfo(dtype).eps * found.value  # as P is rounded
         value[left], error[left] = found.value * spread[left], off * spread[left]
         left = left[~(off <= TOLERANCE * found.value)]
     return _or_exact(second_eigenvalue, Bounded(value, error), usable, attention, mask)
 
 
-def _centred(p: TokenMatrix) -> tuple[Tensor, Tensor]:
-    """Π⊥P (matrices, n, n) and ‖Π⊥P‖_F (matrices,), centred once where that norm is a safe one."""
+def _centred(p: TokenMatrix) -> tuple[UnitMatrices, Tensor]:
+    """Π⊥P/‖Π⊥P‖_F (matrices, n, n), 0 where that has no meaning, and ‖Π⊥P‖_F (matrices,)."""
     deviations = p.deviations.flatten(0, -3)
-    rows = torch.linalg.vector_norm(deviations, dim=-1)
-    spread = torch.linalg.vector_norm(rows.double(), dim=-1)
-    return deviations, spread if _is_safe(spread, p.values.dtype) else p.deviation_norm.reshape(-1)
-
-
-def _is_safe(norms: Tensor, dtype: torch.dtype) -> bool:
-    low, high = SAFE_NORMS[dtype]
-    return bool(((norms > low) & (norms < high)).all())
-
-
-def _with_factor(deviations: Tensor, spread: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
-    """Matrices and factors (matrices,) whose products are Π⊥P/‖Π⊥P‖_F; 0 where that has no meaning.
-
-    Vectors are multiplied by the factor, which spares a pass over the matrices, wherever squares of it are safe.
-    """
-    if _is_safe(spread, deviations.dtype):
-        return deviations, spread.reciprocal()
+    spread, safe = frobenius_norms(deviations)
+    if safe:
+        return UnitMatrices(deviations, spread.reciprocal()), spread
+    spread = p.deviation_norm.reshape(-1)
+    usable = spread.isfinite()
     scale = torch.where(usable & (spread > 0), spread, 1.0).to(deviations.dtype)[:, None, None]
-    return torch.where(usable[:, None, None], deviations / scale, 0.0), torch.ones_like(spread)
+    return UnitMatrices(torch.where(usable[:, None, None], deviations / scale, 0.0), torch.ones_like(spread)), spread
 
 
-def _deflated(p: TokenMatrix, chosen: Tensor, spread: Tensor) -> Tensor:
-    """Π⊥P/‖Π⊥P‖_F of some matrices in float64 throughout: eigenvalues may feel every rounding, (chosen, n, n)."""
-    values = p.values.flatten(0, -3)[chosen].double()
-    mask = None if p.mask is None else p.mask.reshape(-1, values.shape[-1])[chosen]
-    deviations = TokenMatrix(values, mask).deviations
-    return deviations.div_(spread[chosen][:, None, None])
+def _deflated(p: TokenMatrix) -> tuple[Tensor, Tensor]:
+    """The same in float64 throughout: eigenvalues may feel every rounding."""
+    centred, spread = _centred(p if p.values.dtype == torch.float64 else TokenMatrix(p.values.double(), p.mask))
+    return centred.values * centred.factor[:, None, None], spread
 
 
 def _times(matrices: Tensor, rows: Tensor) -> Tensor:
     return rows @ matrices.mT
-
-
-def _images(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """Each matrix (matrices, n, n) times its vector (matrices, n) in float64; some are widened at a time."""
-    some = max(_WIDE // matrices[0].numel(), 1)
-    parts = zip(matrices.split(some), vectors.split(some), strict=True)
-    return torch.cat([(m.double() @ v.unsqueeze(-1)).squeeze(-1) for m, v in parts])
 
 
 def _start(matrices: Tensor, block: int) -> Tensor:
