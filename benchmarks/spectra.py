@@ -8,7 +8,7 @@ time    a probe with one spectral measure ÷ the plain pass, ViT 12 × 192 with 
 long    one head of width 32 at 1 k, 4 k and 16 k tokens, streamed: sweeps over the rows, and time ÷ one fused
         attention of that head
 memory  peak memory of a process that does that, above one that only makes the queries and keys
-windows token similarity of a small Llama with random weights, in windows of 512 tokens and over 1 k, 4 k and 16 k
+windows similarity of a small Llama with random weights, in windows of 512 tokens and over 1 k, 4 k and 16 k
 command `depthscope probe llama --tokens … --measures spectral` (2 blocks of width 128, 4 heads, one sequence) at 1 k,
         4 k and 16 k tokens: time and peak memory of the whole command
 """
@@ -35,7 +35,7 @@ from depthscope.measures.survey import survey
 from depthscope.models import BlockConfig, VisionTransformer, pre_norm
 from depthscope.probing import probe
 
-ROUNDS = 9
+ROUNDS = 7
 MEASURES = ("frobenius_norm", "stable_rank", "effective_rank", "sampled_rank", "delta", "second_eigenvalue")
 LENGTHS = (1024, 4096, 16_384)
 
@@ -141,8 +141,12 @@ def compare_windows() -> None:
     for n in LENGTHS:
         for window in ((), ("--window", "512")):
             found, _, _ = _command(n, "--measures", "default", *window)
-            curve = ", ".join(f"{value:.4f}" for value in found["profile"]["token_similarity"])
-            print(f"{n:>6} tokens {'in windows of 512' if window else 'whole':<18} token similarity by block {curve}")
+            for name in ("token_similarity", "cosine_similarity"):
+                curve = ", ".join(f"{value:.4f}" for value in found["profile"][name])
+                print(
+                    f"{n:>6} tokens {'in windows of 512' if window else 'whole':<18} {name} by block {curve}",
+                    flush=True,
+                )
 
 
 def compare_command() -> None:
