@@ -124,7 +124,7 @@ def bounded_stable_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None
     unit, usable = _of_unit_norm(x)
     everywhere = torch.ones(unit.values.shape[-1], dtype=torch.bool, device=unit.values.device)
     space = BlockKrylov(unit.gram, random_rows(len(unit.values), _DIRECTIONS, everywhere, unit.values.dtype))
-    for steps in (8, 12):
+    for steps in (8, 4, 8):
         found = largest_of_symmetric(space.extend(steps))
         if bool((found.above <= TOLERANCE / 2 * found.value).all()):
             break
