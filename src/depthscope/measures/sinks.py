@@ -38,18 +38,20 @@ def first_token(attention: AttentionOperator, real: Tensor | None = None, scores
     rows = _real_rows(attention, real)
     first, counted = rows.int().argmax(dim=-1), rows & (rows.cumsum(dim=-1) > 1)
     total = torch.zeros(batch, dtype=torch.float64, device=rows.device)
-    peaks = None if scores is None else [scores.amax(dim=-1)]
+    peaks = torch.full((batch, n), torch.nan, dtype=torch.float64, device=rows.device)
+    if scores is not None:
+        peaks[:] = scores.amax(dim=-1)
     for tile in attention.tiles():
         here = slice(tile.first, tile.last)
         column = first.clamp(max=tile.seen - 1)[:, None, None].expand(batch, tile.last - tile.first, 1)
         share = tile.rows.gather(-1, column).squeeze(-1)
         total += torch.where(counted[:, here], share.double(), 0.0).sum(dim=-1)
         if scores is None and (of_tile := tile.peaks) is not None:
-            peaks = [*(peaks or []), of_tile]
+            peaks[:, here] = of_tile.double()
     many = counted.sum(dim=-1)
     return FirstToken(
         mass=torch.where(many > 0, total / many.clamp(min=1), torch.nan),
-        largest_logit=torch.full_like(total, torch.nan) if peaks is None else largest_logit(torch.cat(peaks, -1), rows),
+        largest_logit=largest_logit(peaks, rows),
     )
 
 

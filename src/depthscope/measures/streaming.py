@@ -30,9 +30,15 @@ _SPECTRUM = 3  # sweeps before the bound is first looked at
 
 
 def product(attention: AttentionOperator, x: Tensor, real: Tensor | None = None) -> Tensor:
-    """P x in the precision of x: (…, n, k) → (…, n, k)."""
-    parts = [tile.rows.to(x.dtype) @ x[..., : tile.seen, :] for tile in sweep(attention, real)]
-    return torch.cat(parts, dim=-2)
+    """P x in the precision of x: (…, n, k) → (…, n, k).
+
+    Written where it stays: small tensors that are kept between tiles would break up the memory that tiles use again.
+    """
+    *batch, n, _ = torch.broadcast_shapes(attention.shape[:-2], x.shape[:-2]) + attention.shape[-2:]
+    found = x.new_empty((*batch, n, x.shape[-1]))
+    for tile in sweep(attention, real):
+        found[..., tile.first : tile.last, :] = tile.rows.to(x.dtype) @ x[..., : tile.seen, :]
+    return found
 
 
 def largest_on_diagonal(diagonal: Tensor, real: Tensor) -> Tensor:
@@ -131,8 +137,10 @@ class _Centred:
 
     def times(self, v: Tensor) -> Tensor:
         """(Π⊥P) v for every row v."""
-        short = v.to(self.known.dtype)
-        return self._on_real(torch.cat([self._image(v, short, tile) for tile in self._rows()], dim=-1)) / self.scale
+        image, short = torch.empty_like(v), v.to(self.known.dtype)
+        for t in self._rows():
+            image[..., t.first : t.last] = self._image(v, short, t)
+        return self._on_real(image) / self.scale
 
     def gram(self, v: Tensor) -> Tensor:
         """(Π⊥P)ᵀ(Π⊥P) v for every row v: a tile is used for both products."""
