@@ -86,7 +86,11 @@ def test_the_largest_logit_is_that_of_the_scores(kind: str):
 
 
 def test_a_matrix_alone_has_no_logit_and_a_row_without_keys_none_either():
-    assert row_peaks(m.DenseAttention(torch.eye(3)[None])) is None
+    alone = m.DenseAttention(torch.eye(3)[None])
+    assert row_peaks(alone) is None
+    given = HeadInput({"attention": lambda: alone, "scores": lambda: None, "real": lambda: None})
+    with pytest.raises(ValueError, match="expected the scores"):
+        MEASURES["largest_logit"].compute(given)
     nowhere = m.ScoredAttention(*torch.ones(2, 1, 3, 2), 1.0, torch.zeros(1, 3, 3, dtype=torch.bool))
     assert largest_logit(nowhere.peaks()).isnan()
 

@@ -160,8 +160,11 @@ def _entropy(head: HeadInput) -> Tensor:
 
 
 def _largest_logit(head: HeadInput) -> Tensor:
-    peaks = head.survey.peaks if is_streamed(head.attention) and head.scores is None else None
-    return largest_logit(row_peaks(head.attention, head.scores) if peaks is None else peaks, head.real)
+    surveyed = is_streamed(head.attention) and head.scores is None
+    peaks = head.survey.peaks if surveyed else row_peaks(head.attention, head.scores)
+    if peaks is None:
+        raise ValueError("expected the scores that a softmax reads, or queries and keys, got attention's matrix alone")
+    return largest_logit(peaks, head.real)
 
 
 def _sink_value_norm(head: HeadInput) -> Tensor:
