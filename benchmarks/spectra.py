@@ -1,17 +1,22 @@
 """What spectra cost: on a small ViT against the plain pass, and on long contexts as they grow.
 
     python benchmarks/spectra.py          # all of it, some minutes on 2 cores
-    python benchmarks/spectra.py time     # one part of: time, long, memory
+    python benchmarks/spectra.py time     # one part of: time, long, memory, windows, command
 
 time    a probe with one spectral measure ÷ the plain pass, ViT 12 × 192 with 8 × 197 tokens: median and quartiles of
         alternating pairs, in processor time; and how far the measures are from their dense forms
 long    one head of width 32 at 1 k, 4 k and 16 k tokens, streamed: sweeps over the rows, and time ÷ one fused
         attention of that head
 memory  peak memory of a process that does that, above one that only makes the queries and keys
+windows similarity of a small Llama with random weights, in windows of 512 tokens and over 1 k, 4 k and 16 k
+command `depthscope probe llama --tokens … --measures spectral` (2 blocks of width 128, 4 heads, one sequence) at 1 k,
+        4 k and 16 k tokens: time and peak memory of the whole command
 """
 
 from __future__ import annotations
 
+import json
+import os
 import resource
 import statistics
 import subprocess
@@ -19,16 +24,18 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from depthscope import measures as m
 from depthscope.measures import streaming
+from depthscope.measures.survey import survey
 from depthscope.models import BlockConfig, VisionTransformer, pre_norm
 from depthscope.probing import probe
 
-ROUNDS = 9
+ROUNDS = 7
 MEASURES = ("frobenius_norm", "stable_rank", "effective_rank", "sampled_rank", "delta", "second_eigenvalue")
 LENGTHS = (1024, 4096, 16_384)
 
@@ -61,11 +68,10 @@ def head(n: int, *, causal: bool) -> m.ScoredAttention:
 
 
 LONG: dict[str, Callable[[m.ScoredAttention], object]] = {
+    "survey": survey,  # entropy, sinks, largest logit, and |λ₂| of a causal head
     "delta": streaming.delta,
     "second_eigenvalue": streaming.second_eigenvalue,
     "omega and mu": lambda p: m.mu(p, p.query),
-    "attention_entropy": m.attention_entropy,
-    "sink_attention": lambda p: streaming.column_share(p, torch.arange(p.shape[-1])[None] == 0),
 }
 
 
@@ -84,7 +90,8 @@ def compare_long() -> None:
         for n in LENGTHS:
             p = head(n, causal=causal)
             q, k = p.query, p.key
-            fused = min(_seconds(partial(F.scaled_dot_product_attention, q, k, q, is_causal=causal)) for _ in range(3))
+            one = q[None], k[None], q[None]  # (batch, heads, n, d): three axes would not be fused
+            fused = min(_seconds(partial(F.scaled_dot_product_attention, *one, is_causal=causal)) for _ in range(3))
             for name, compute in LONG.items():
                 Counted.sweeps = 0
                 counted = Counted(q, k, p.scale, causal=causal)
@@ -117,7 +124,45 @@ def peak(name: str, n: int) -> None:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
-PARTS = {"time": compare_time, "long": compare_long, "memory": compare_memory}
+def _command(n: int, *options: str) -> tuple[dict[str, Any], float, float]:
+    """What the command prints, its processor time in seconds, and its peak memory in GB."""
+    shape = ("--depth", "2", "--width", "128", "--heads", "4", "--samples", "1", "--tokens", str(n))
+    command = [sys.executable, "-m", "depthscope", "probe", "llama", *shape, *options, "--estimate", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    printed = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} ended with {os.waitstatus_to_exitcode(status)}")
+    return json.loads(printed), used.ru_utime + used.ru_stime, used.ru_maxrss / 1e6
+
+
+def compare_windows() -> None:
+    for n in LENGTHS:
+        for window in ((), ("--window", "512")):
+            found, _, _ = _command(n, "--measures", "default", *window)
+            for name in ("token_similarity", "cosine_similarity"):
+                curve = ", ".join(f"{value:.4f}" for value in found["profile"][name])
+                print(
+                    f"{n:>6} tokens {'in windows of 512' if window else 'whole':<18} {name} by block {curve}",
+                    flush=True,
+                )
+
+
+def compare_command() -> None:
+    for n in LENGTHS:
+        found, seconds, memory = _command(n, "--measures", "spectral")
+        bounds = {name: f"{bound:.0e}" for name, bound in found["metadata"]["error_bounds"].items()}
+        print(f"{n:>6} tokens {seconds:7.1f} s of processor time, peak {memory:.2f} GB, bounds {bounds}", flush=True)
+
+
+PARTS = {
+    "time": compare_time,
+    "long": compare_long,
+    "memory": compare_memory,
+    "windows": compare_windows,
+    "command": compare_command,
+}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--peak"]:

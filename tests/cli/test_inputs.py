@@ -182,6 +182,16 @@ def test_random_tokens_for_an_encoder():
     assert batch["x"].dtype == torch.float64
 
 
+@pytest.mark.parametrize(("tokens", "samples"), [(4096, 8), (4097, 7), (16_384, 2), (40_000, 1)])
+def test_of_long_sequences_there_are_fewer_unless_told(tokens: int, samples: int):
+    """32,768 tokens in all, and one sequence at least."""
+    model = Encoder(1, BlockConfig(2, 1))
+    (batch,) = made(model, tokens=tokens).batches
+    assert batch["x"].shape == (samples, tokens, 2)
+    (batch,) = made(model, tokens=tokens, samples=3).batches
+    assert batch["x"].shape == (3, tokens, 2)
+
+
 def test_a_factorys_own_input_takes_the_dtype():
     model = Encoder(1, SMALL).double()
     x, ids = torch.zeros(1, 2, 16), torch.zeros(1, 2, dtype=torch.int64)

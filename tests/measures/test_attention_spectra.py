@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from depthscope import measures as m
-from depthscope.measures import attention_spectra, krylov, operators, streaming
+from depthscope.measures import attention_spectra, krylov, operators, streaming, survey
 from depthscope.measures.heads import GroupedAttention
 from samples import seeded
 
@@ -289,7 +289,7 @@ STREAMED: dict[str, Callable[[m.ScoredAttention], object]] = {
     "omega": lambda p: m.omega(p, p.query),
     "mu": lambda p: m.mu(p, p.query),
     "entropy": lambda p: m.attention_entropy(p),
-    "sinks": lambda p: streaming.column_share(p, torch.ones(1, p.shape[-1], dtype=torch.bool)),
+    "survey": lambda p: survey.survey(p).mean_row,
 }
 
 
@@ -307,8 +307,9 @@ def test_nothing_that_is_kept_holds_a_tile(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(operators, "TILE", 2**12)
     q, k = torch.randn(2, 1, 256, 8, generator=seeded(9))
     sums = None
-    for tile in m.ScoredAttention(q, k, 0.35).tiles():
-        sums = sums or streaming._Sums(torch.Size([1, 256, 256]), tile.rows, None, narrow=False)
+    operator = m.ScoredAttention(q, k, 0.35)
+    for tile in operator.tiles():
+        sums = sums or survey._Sums(operator, tile, None)
         sums.add(tile)
     assert sums is not None
     kept = [value for value in vars(sums).values() if isinstance(value, Tensor)]

@@ -105,7 +105,8 @@ def test_sinks_and_logits_of_matrices(how: str):
 
 def test_first_token_in_pieces(monkeypatch: pytest.MonkeyPatch):
     """A causal head of 50 tokens in pieces of 7 rows, against its dense matrix."""
-    monkeypatch.setattr("depthscope.measures.operators.ROWS", 7)
+    monkeypatch.setattr("depthscope.measures.operators.TILE", 7 * 3 * 50)
+    monkeypatch.setattr("depthscope.measures.operators._FEWEST", 7)
     q, k = (3 * torch.randn(3, 50, 4, generator=seeded(seed)) for seed in (0, 1))
     real = torch.ones(3, 50, dtype=torch.bool)
     real[1, 40:] = False

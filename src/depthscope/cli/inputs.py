@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOKENS, SAMPLES, BATCH = 128, 8, 8
+_IN_ALL = 2**15  # tokens of all sequences: of longer ones there are fewer, unless --samples says how many
 _IMAGE_ENDINGS = {".png", ".jpg", ".jpeg"}
 _IMAGE_FORMATS = ("PNG", "JPEG")  # whatever a file is called: others start programs (EPS starts Ghostscript)
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # their positions start after the padding's id
@@ -80,7 +81,8 @@ def _refuse(options: ModelOptions, because: str, *names: str) -> None:
 
 def _shape(options: ModelOptions) -> tuple[int, int]:
     """Sequences in all, and at a time."""
-    samples = SAMPLES if options.samples is None else options.samples
+    fitting = max(_IN_ALL // (options.tokens or TOKENS), 1)
+    samples = min(SAMPLES, fitting) if options.samples is None else options.samples
     return samples, min(samples, BATCH if options.batch is None else options.batch)
 
 

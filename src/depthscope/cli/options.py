@@ -86,9 +86,10 @@ class ModelOptions(WeightOptions):
     tokens: Annotated[
         int | None, Option(min=1, help="Tokens per sequence; 128 if the model takes as many.", rich_help_panel=_INPUT)
     ] = None
-    samples: Annotated[int | None, Option(min=1, help="Sequences or images in all.  [8]", rich_help_panel=_INPUT)] = (
-        None
-    )
+    samples: Annotated[
+        int | None,
+        Option(min=1, help="Sequences or images in all; fewer beyond 4096 tokens each.  [8]", rich_help_panel=_INPUT),
+    ] = None
     batch: Annotated[int | None, Option(min=1, help="Sequences at a time.  [8]", rich_help_panel=_INPUT)] = None
     text: Annotated[
         Path | None,

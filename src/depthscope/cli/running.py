@@ -12,7 +12,7 @@ from depthscope import files
 from depthscope.cli.options import ModelOptions
 from depthscope.extras import MissingExtra, require
 from depthscope.naming import visible
-from depthscope.progress import Tick, bar
+from depthscope.progress import Steps, Tick, bar
 
 if TYPE_CHECKING:
     from depthscope.cli.inputs import Inputs
@@ -51,7 +51,7 @@ def show_progress(shown: bool) -> Iterator[Doing]:
             for task in display.task_ids:
                 display.remove_task(task)
             task = display.add_task(description, total=total)
-            return lambda: display.advance(task)
+            return Steps(lambda done: display.update(task, completed=done))
 
         yield start
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from depthscope.measures import streaming
 from depthscope.measures.operators import AttentionOperator
+from depthscope.measures.survey import survey
 from depthscope.measures.tokens import TokenMatrix
 
 
@@ -65,7 +66,8 @@ def second_eigenvalue(attention: Tensor, mask: Tensor | None = None) -> Tensor:
 
 def is_triangular(p: Tensor) -> Tensor:
     """Whether no token attends to a later one, (…)."""
-    return ~p.triu(1).flatten(-2).any(dim=-1)
+    ahead = p[..., 0, 1:].any(dim=-1)  # the first token's look says it of most matrices
+    return ~(ahead if bool(ahead.all()) else p.triu(1).flatten(-2).any(dim=-1))
 
 
 def omega(attention: Tensor | AttentionOperator, tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
@@ -106,7 +108,7 @@ def attention_entropy(attention: Tensor | AttentionOperator, mask: Tensor | None
     The only one of these that also takes cross-attention, (…, n, m) with n queries and m keys.
     """
     if not isinstance(attention, Tensor):
-        return streaming.entropy(attention, mask)
+        return survey(attention, mask).entropy
     p = TokenMatrix(attention, mask)
     per_row = torch.special.entr(p.values).sum(dim=-1, dtype=torch.float64)  # (…, n)
     return torch.where(p.norm.isfinite(), per_row.sum(dim=-1) / p.count, torch.nan)

@@ -20,14 +20,14 @@ from torch import Tensor
 from depthscope.measures import streaming
 from depthscope.measures.attention import delta, is_triangular, second_eigenvalue, square_rows
 from depthscope.measures.bounded import Bounded
-from depthscope.measures.heads import TOGETHER, GroupedAttention
+from depthscope.measures.heads import GroupedAttention, is_streamed
 from depthscope.measures.krylov import BlockKrylov, largest_of_symmetric, random_rows, spectral_radius
-from depthscope.measures.operators import AttentionOperator, DenseAttention
+from depthscope.measures.operators import AttentionOperator
 from depthscope.measures.tokens import TokenMatrix
+from depthscope.measures.unit_matrices import UnitMatrices, frobenius_norms
 
 TOLERANCE = 1e-5  # relative: what is not known to it is done by the dense form
 _SMALL = 80  # below, the dense form is faster, and a space would be all of Rⁿ
-_WIDE = 2**20  # entries that are float64 at a time
 _DENSE_MOST = 1024  # above, the dense form takes too long to stand behind: the bound says what was reached
 
 
@@ -49,23 +49,22 @@ def _of_group(compute: Callable[..., Bounded], attention: AttentionOperator, mas
     if isinstance(attention, GroupedAttention):
         value, error = attention.group.once(compute, mask)
         return Bounded(value[attention.number], error[attention.number])
-    fits = isinstance(attention, DenseAttention) and attention.shape.numel() <= TOGETHER
-    return compute(attention.dense(), mask) if fits else None
+    return None if is_streamed(attention) else compute(attention.dense(), mask)
 
 
 def _delta(attention: Tensor, mask: Tensor | None) -> Bounded:
     if attention.shape[-1] < _SMALL:
         return _exact(delta, attention, mask)
     p = square_rows(attention, mask)
-    usable, spread = p.deviation_norm.isfinite().reshape(-1), p.deviation_norm.reshape(-1)
-    scaled = _scaled(p, usable)
-    space = BlockKrylov(lambda v: (v @ scaled.mT) @ scaled, _start(scaled, 4))
-    rounding = 2 * torch.finfo(scaled.dtype).eps  # of the deviations and their scale
+    centred, spread = _centred(p)
+    usable = spread.isfinite()
+    space = BlockKrylov(centred.gram, _start(centred.values, 4))
+    rounding = 2 * torch.finfo(p.values.dtype).eps  # of the deviations and their scale
     for steps in (12, 6):
         found = largest_of_symmetric(space.extend(steps))
         if bool((found.above <= TOLERANCE * found.value).all()):
             break
-    value, error = found.root(partial(_images, scaled))
+    value, error = found.root(centred.images)
     error = torch.where(spread > 0, error + rounding, 0.0)
     return _or_exact(delta, Bounded(value * spread, error * spread), usable, attention, mask)
 
@@ -75,7 +74,8 @@ def _second_eigenvalue(attention: Tensor, mask: Tensor | None) -> Bounded:
         return _exact(second_eigenvalue, attention, mask)
     p = square_rows(attention, mask)
     triangular = is_triangular(p.values).reshape(-1)
-    usable, spread = (p.deviation_norm.isfinite() & (p.count > 1)).reshape(-1), p.deviation_norm.reshape(-1)
+    wide, spread = _deflated(p)
+    usable = spread.isfinite() & (p.count > 1).reshape(-1)
     value = streaming.largest_on_diagonal(p.values.diagonal(dim1=-2, dim2=-1), p.real).reshape(-1)
     value = torch.where(triangular, value, 0.0)
     error = torch.zeros_like(value)
@@ -84,42 +84,36 @@ def _second_eigenvalue(attention: Tensor, mask: Tensor | None) -> Bounded:
     for width, block, steps in ((dtype, 1, 40), (torch.float64, 2, 32)):
         if len(left) == 0:
             break
-        wide = _deflated(p, left)
-        chosen = wide.to(width)
+        exact = wide if len(left) == len(wide) else wide[left]
+        chosen = exact.to(width)
         space = BlockKrylov(partial(_times, chosen), _start(chosen, block))
-        found = spectral_radius(space.extend(steps)).measured(partial(_times, wide))
+        found = spectral_radius(space.extend(steps)).measured(partial(_times, exact))
         off = found.error + torch.finfo(dtype).eps * found.value  # as P is rounded
         value[left], error[left] = found.value * spread[left], off * spread[left]
         left = left[~(off <= TOLERANCE * found.value)]
     return _or_exact(second_eigenvalue, Bounded(value, error), usable, attention, mask)
 
 
-def _scaled(p: TokenMatrix, usable: Tensor) -> Tensor:
-    """Π⊥P/‖Π⊥P‖_F, (matrices, n, n); 0 where that has no meaning."""
-    deviations, spread = p.deviations.flatten(0, -3), p.deviation_norm.reshape(-1)
+def _centred(p: TokenMatrix) -> tuple[UnitMatrices, Tensor]:
+    """Π⊥P/‖Π⊥P‖_F (matrices, n, n), 0 where that has no meaning, and ‖Π⊥P‖_F (matrices,)."""
+    deviations = p.deviations.flatten(0, -3)
+    spread, safe = frobenius_norms(deviations)
+    if safe:
+        return UnitMatrices(deviations, spread.reciprocal()), spread
+    spread = p.deviation_norm.reshape(-1)
+    usable = spread.isfinite()
     scale = torch.where(usable & (spread > 0), spread, 1.0).to(deviations.dtype)[:, None, None]
-    if bool(usable.all()):
-        return deviations / scale
-    return torch.where(usable[:, None, None], deviations / scale, 0.0)
+    return UnitMatrices(torch.where(usable[:, None, None], deviations / scale, 0.0), torch.ones_like(spread)), spread
 
 
-def _deflated(p: TokenMatrix, chosen: Tensor) -> Tensor:
-    """Π⊥P/‖Π⊥P‖_F of some matrices in float64 throughout: eigenvalues may feel every rounding, (chosen, n, n)."""
-    values = p.values.flatten(0, -3)[chosen].double()
-    mask = None if p.mask is None else p.mask.reshape(-1, values.shape[-1])[chosen]
-    deviations = TokenMatrix(values, mask).deviations
-    return deviations.div_(p.deviation_norm.reshape(-1)[chosen][:, None, None])
+def _deflated(p: TokenMatrix) -> tuple[Tensor, Tensor]:
+    """The same in float64 throughout: eigenvalues may feel every rounding."""
+    centred, spread = _centred(p if p.values.dtype == torch.float64 else TokenMatrix(p.values.double(), p.mask))
+    return centred.values * centred.factor[:, None, None], spread
 
 
 def _times(matrices: Tensor, rows: Tensor) -> Tensor:
     return rows @ matrices.mT
-
-
-def _images(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """Each matrix (matrices, n, n) times its vector (matrices, n) in float64; some are widened at a time."""
-    some = max(_WIDE // matrices[0].numel(), 1)
-    parts = zip(matrices.split(some), vectors.split(some), strict=True)
-    return torch.cat([(m.double() @ v.unsqueeze(-1)).squeeze(-1) for m, v in parts])
 
 
 def _start(matrices: Tensor, block: int) -> Tensor:

@@ -35,7 +35,7 @@ from depthscope.measures.attention_spectra import bounded_delta, bounded_second_
 from depthscope.measures.bounded import Bounded
 from depthscope.measures.energy import energy_split, largest_feature
 from depthscope.measures.given import HEAD_PARTS, PARTS, HeadInput
-from depthscope.measures.operators import AttentionOperator, DenseAttention
+from depthscope.measures.heads import is_streamed
 from depthscope.measures.rank import (
     bounded_effective_rank,
     bounded_stable_rank,
@@ -55,6 +55,7 @@ from depthscope.measures.similarity import (
     token_diversity,
     token_similarity,
 )
+from depthscope.measures.sinks import largest_logit, row_peaks
 from depthscope.measures.tokens import TokenMatrix
 from depthscope.naming import as_names, unknown_name
 from depthscope.registry import Registry
@@ -130,21 +131,40 @@ def half_turns(before: Tensor, after: Tensor, real: Tensor | None, scratch: obje
 
 def _sink_attention(head: HeadInput) -> Tensor:
     """The attention that outlier tokens draw, mean over the queries; nan where a sequence has none."""
-    sinks, attention = head.sinks, _matrix_or_rows(head)  # (batch, n)
+    sinks, attention = head.sinks, head.attention  # (batch, n)
     if not sinks.any():
         return torch.full(sinks.shape[:1], torch.nan, dtype=torch.float64, device=sinks.device)
     real = torch.ones_like(sinks) if head.real is None else head.real.to(sinks.device)
-    if isinstance(attention, Tensor):
-        drawn = torch.where(sinks[:, None, :] & real[:, :, None], attention, 0.0).sum(dim=(-2, -1))
+    if not is_streamed(attention):
+        drawn = torch.where(sinks[:, None, :] & real[:, :, None], attention.dense(), 0.0).sum(dim=(-2, -1))
         share = drawn.double() / real.sum(dim=-1)
     else:
-        share = streaming.column_share(attention, sinks, real)
+        share = torch.where(sinks, head.survey.mean_row, 0.0).sum(dim=-1)
     return torch.where(sinks.any(dim=-1), share, torch.nan)
 
 
-def _matrix_or_rows(head: HeadInput) -> Tensor | AttentionOperator:
-    """The matrix where it is there, or small; else what makes its rows."""
-    return head.attention.dense() if isinstance(head.attention, DenseAttention) else head.attention
+def _bounded_delta(head: HeadInput) -> Bounded:
+    if is_streamed(head.attention):
+        return streaming.delta(head.attention, head.real, head.survey)
+    return bounded_delta(head.attention, head.real)
+
+
+def _bounded_second_eigenvalue(head: HeadInput) -> Bounded:
+    if is_streamed(head.attention):
+        return streaming.second_eigenvalue(head.attention, head.real, head.survey)
+    return bounded_second_eigenvalue(head.attention, head.real)
+
+
+def _entropy(head: HeadInput) -> Tensor:
+    return head.survey.entropy if is_streamed(head.attention) else attention_entropy(head.attention.dense(), head.real)
+
+
+def _largest_logit(head: HeadInput) -> Tensor:
+    surveyed = is_streamed(head.attention) and head.scores is None
+    peaks = head.survey.peaks if surveyed else row_peaks(head.attention, head.scores)
+    if peaks is None:
+        raise ValueError("expected the scores that a softmax reads, or queries and keys, got attention's matrix alone")
+    return largest_logit(peaks, head.real)
 
 
 def _sink_value_norm(head: HeadInput) -> Tensor:
@@ -158,7 +178,8 @@ def _energy(x: TokenMatrix, part: str) -> Tensor:
 
 
 def _omega_and_mu(head: HeadInput) -> tuple[Tensor, Mu]:
-    return omega_and_mu(_matrix_or_rows(head), head.tokens)
+    streamed = is_streamed(head.attention)
+    return omega_and_mu(head.attention if streamed else head.attention.dense(), head.tokens)
 
 
 def _station(name: str, compute: Callable[..., Tensor], *needs: str, **fields: object) -> Measure:
@@ -208,23 +229,19 @@ _OURS = (
         "delta",
         lambda head: delta(head.attention.dense(), head.real),
         "attention",
-        bounded=lambda head: bounded_delta(head.attention, head.real),
+        bounded=_bounded_delta,
     ),
     _head(
         "second_eigenvalue",
         lambda head: second_eigenvalue(head.attention.dense(), head.real),
         "attention",
-        bounded=lambda head: bounded_second_eigenvalue(head.attention, head.real),
+        bounded=_bounded_second_eigenvalue,
     ),
     _head("omega", lambda head: head.once(_omega_and_mu)[0], "attention", "tokens"),
     _head("mu_mean", lambda head: head.once(_omega_and_mu)[1].mean, "attention", "tokens"),
     _head("mu_diversity", lambda head: head.once(_omega_and_mu)[1].diversity, "attention", "tokens"),
-    _head(
-        "attention_entropy",
-        lambda head: attention_entropy(_matrix_or_rows(head), head.real),
-        "attention",
-        crosses=True,
-    ),
+    _head("attention_entropy", _entropy, "attention", crosses=True),
+    _head("largest_logit", _largest_logit, "attention", "scores", crosses=True, incomplete=True),
     _head("sink_attention", _sink_attention, "attention", "sinks", is_share=True, incomplete=True),
     _head("sink_value_norm", _sink_value_norm, "values", "sinks", incomplete=True),
     Measure("composite_residual", "tokens", composite_residual),

@@ -11,6 +11,7 @@ from torch import Tensor
 from depthscope.measures.norms import TokenNorms
 from depthscope.measures.operators import AttentionOperator, DenseAttention
 from depthscope.measures.similarity import directions_without_outliers
+from depthscope.measures.survey import Survey, survey
 from depthscope.measures.tokens import TokenMatrix
 
 T = TypeVar("T")
@@ -84,6 +85,9 @@ class HeadInput:
     | `real`      | (batch, n) true for real tokens; None: all are                                 |
     | `sinks`     | (batch, n) true for the outlier tokens that entered the block                  |
     | `values`    | (batch, m, d_v), the values that P is applied to                               |
+    | `scores`    | (batch, n, m), what an eager softmax read; None: `attention` makes them        |
+
+    With `attention` comes its `survey`: what one sweep over its rows finds out.
     """
 
     attention: AttentionOperator
@@ -92,6 +96,7 @@ class HeadInput:
     real: Tensor | None
     sinks: Tensor
     values: Tensor
+    scores: Tensor | None
 
     def __init__(self, parts: dict[str, Callable[[], Any]], shared: dict[Any, Any] | None = None):
         self.parts = parts
@@ -115,6 +120,15 @@ class HeadInput:
             self._shared[key] = compute(self)
         return self._shared[key]
 
+    @property
+    def survey(self) -> Survey:
+        """What one sweep over the rows finds out: all measures of a head share it."""
+        attention = self.attention
+        if "survey" not in self._shared:
+            self._shared["survey"] = survey(attention, self.real)
+        found: Survey = self._shared["survey"]
+        return found
+
     def only(self, needs: frozenset[str]) -> HeadInput:
         """The parts that a measure has declared, and whether the mask is there is no question."""
         source = {"matrix"} if "attention" in needs and "attention" not in self.parts else set()  # a matrix is enough
@@ -126,4 +140,4 @@ class HeadInput:
         return needs <= self.parts.keys()
 
 
-HEAD_PARTS = frozenset({"attention", "matrix", "tokens", "real", "sinks", "values"})
+HEAD_PARTS = frozenset({"attention", "matrix", "tokens", "real", "sinks", "values", "scores"})

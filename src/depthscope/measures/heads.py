@@ -64,6 +64,18 @@ class GroupedAttention(DenseAttention):
         return self.group.heads[self.number].shape
 
 
+def is_streamed(attention: AttentionOperator) -> bool:
+    """Whether its measures are taken from sweeps over its rows: its matrix is not there, or too large to copy."""
+    return not isinstance(attention, DenseAttention) or attention.shape.numel() > TOGETHER
+
+
+def scored(attention: AttentionOperator) -> ScoredAttention | None:
+    """The queries and keys that attention is made of; None if only its matrix is there."""
+    if isinstance(attention, GroupedAttention):
+        attention = attention.group.heads[attention.number]
+    return attention if isinstance(attention, ScoredAttention) else None
+
+
 def together(heads: Iterable[AttentionOperator]) -> Iterator[AttentionOperator]:
     """The same heads in the same order, in groups whose matrices have at most `TOGETHER` entries.
 

@@ -33,12 +33,25 @@ class BlockKrylov:
     def __init__(self, product: Callable[[Tensor], Tensor], start: Tensor):
         self._product = product
         self._last = start  # (batch, b, n), orthonormal rows
-        self.basis = start  # (batch, K + b, n)
+        self._store = start  # whose first rows are the basis
         self._columns: list[Tensor] = []  # of H, each (batch, b, rows so far)
         self.block = start.shape[-2]
 
+    @property
+    def basis(self) -> Tensor:
+        """(batch, K + b, n), orthonormal rows."""
+        return self._store[:, : self.block * (len(self._columns) + 1)]
+
+    def _make_room(self, steps: int) -> None:
+        """Once for all steps that are asked for: copying the basis at each of them would cost more than a product."""
+        known = self.basis
+        rows = self.block * (len(self._columns) + steps + 1)
+        self._store = known.new_empty(known.shape[0], rows, known.shape[2])
+        self._store[:, : known.shape[1]] = known
+
     def extend(self, steps: int) -> BlockKrylov:
         """So many products more."""
+        self._make_room(steps)
         for _ in range(steps):
             images = self._product(self._last).to(self.basis.dtype)
             inside = images @ self.basis.mT  # (batch, b, K)
@@ -51,7 +64,7 @@ class BlockKrylov:
                 new, second = _orthonormal(torch.baddbmm(new, again, self.basis, alpha=-1))
                 inside, out = inside + out.mT @ again, second @ out
             self._columns.append(torch.cat([inside, out.mT], dim=-1))
-            self.basis = torch.cat([self.basis, new], dim=-2)
+            self._store[:, self.basis.shape[1] - self.block : self.basis.shape[1]] = new
             self._last = new
         return self
 
@@ -70,6 +83,10 @@ def _is_noise(out: Tensor, inside: Tensor) -> Tensor:
 
 
 def _orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
+    if rows.shape[-2] == 1:
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        if bool((length > 0).all()):
+            return rows / length, length
     q, r = torch.linalg.qr(rows.mT)
     return q.mT.contiguous(), r
 

@@ -26,6 +26,12 @@ class Tile(NamedTuple):
     last: int
     seen: int
     rows: Tensor
+    scores: Tensor | None = None  # of the same shape, what the softmax read; −inf where a query may not look
+
+    @property
+    def peaks(self) -> Tensor | None:
+        """The largest number that the softmax of each row read, (…, last − first); None if it is not known."""
+        return None if self.scores is None else self.scores.amax(dim=-1)
 
 
 class AttentionOperator(Protocol):
@@ -133,11 +139,12 @@ class ScoredAttention:
 
     def rows(self, first: int, last: int) -> Tensor:
         """The rows first … last − 1 of P, (…, last − first, m)."""
-        return self._rows(first, last, self.shape[-1])
+        return torch.softmax(self._scores(first, last, self.shape[-1]), dim=-1)
 
-    def scores(self, first: int, last: int) -> Tensor:
-        """What the softmax of these rows reads, (…, last − first, m); −inf where a query may not look."""
-        return self._scores(first, last, self.shape[-1])
+    def peaks(self) -> Tensor:
+        """The largest number that the softmax of each row reads, (…, n), without the softmax."""
+        m = self.shape[-1]
+        return torch.cat([self._scores(a, b, m).amax(dim=-1) for a, b in self.pieces()], dim=-1)
 
     def tiles(self) -> Iterator[Tile]:
         m = self.shape[-1]
@@ -145,21 +152,19 @@ class ScoredAttention:
         for first, last in _pieces(self.shape):
             # What no row of the tile may look at is not computed. In a few widths: memory is then used again.
             seen = min(-(-last // step) * step, m) if self.causal else m
-            yield Tile(first, last, seen, self._rows(first, last, seen))
-
-    def _rows(self, first: int, last: int, seen: int) -> Tensor:
-        return torch.softmax(self._scores(first, last, seen), dim=-1)
+            scores = self._scores(first, last, seen)
+            yield Tile(first, last, seen, torch.softmax(scores, dim=-1), scores)
 
     def _scores(self, first: int, last: int, seen: int) -> Tensor:
+        """What the softmax of these rows reads; −inf where a query may not look."""
         scores = self.query[..., first:last, :] * self.scale @ self.key[..., :seen, :].mT
         return self._allowed(scores, first, last, seen)
 
     def _allowed(self, scores: Tensor, first: int, last: int, seen: int) -> Tensor:
         """The scores with −∞ where a query may not look."""
-        if self.causal:
-            keys = torch.arange(seen, device=scores.device)
-            allowed = keys <= torch.arange(first, last, device=scores.device)[:, None]
-            scores = scores.masked_fill(~allowed, -torch.inf)
+        if self.causal and first < seen:  # keys before the first query are seen by all
+            keys, queries = (torch.arange(first, end, device=scores.device) for end in (seen, last))
+            scores[..., first:].masked_fill_(keys > queries[:, None], -torch.inf)
         if self.mask is not None:
             mask = self.mask.expand(self.shape)[..., first:last, :seen]
             scores = (

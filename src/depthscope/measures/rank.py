@@ -10,6 +10,7 @@ from torch import Tensor
 from depthscope.measures.bounded import Bounded
 from depthscope.measures.krylov import BlockKrylov, largest_of_symmetric, random_rows
 from depthscope.measures.tokens import TokenMatrix
+from depthscope.measures.unit_matrices import UnitMatrices, frobenius_norms
 
 TOLERANCE = 1e-5  # relative: what a Krylov space does not know to it is done by the Gram matrix
 _SMALL = 64  # tokens or features: below, the Gram matrix is faster, and a space would be all there is
@@ -120,36 +121,35 @@ def bounded_stable_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None
     if width < _SMALL or x.has(_gram_eigenvalues):
         value = stable_rank(x)
         return Bounded(value, torch.zeros_like(value))
-    values, usable = _unit_scaled(x)  # (matrices, n, d)
-    everywhere = torch.ones(values.shape[-1], dtype=torch.bool, device=values.device)
-    start = random_rows(len(values), _DIRECTIONS, everywhere, values.dtype)
-    space = BlockKrylov(lambda v: (v @ values.mT) @ values, start)
-    rounding = 4 * torch.finfo(values.dtype).eps  # of σ₁², relative to ‖X‖_F² = 1
-    for steps in (4, 3, 3, 4):
-        square, above, _ = largest_of_symmetric(space.extend(steps))
-        error = above + rounding
-        if bool((~usable | (error <= TOLERANCE * square)).all()):
+    unit, usable = _of_unit_norm(x)
+    everywhere = torch.ones(unit.values.shape[-1], dtype=torch.bool, device=unit.values.device)
+    space = BlockKrylov(unit.gram, random_rows(len(unit.values), _DIRECTIONS, everywhere, unit.values.dtype))
+    for steps in (8, 4, 8):
+        found = largest_of_symmetric(space.extend(steps))
+        if bool((found.above <= TOLERANCE / 2 * found.value).all()):
             break
-    value = square.reciprocal().clamp(min=1)
-    error = error / square * value
+    sigma, off = found.root(unit.images)
+    value = sigma.square().reciprocal().clamp(min=1)
+    # What rounding does to the leading vector is measured (`root`); to what the space did not see, ε ‖X‖_F² at most.
+    error = value * (2 * off / sigma + torch.finfo(unit.values.dtype).eps / sigma.square())
     failed = usable & ~(error <= TOLERANCE * value)
     value, error = (torch.where(usable, part, torch.nan) for part in (value, error))
     if bool(failed.any()):
-        shape, real = values.shape[-2:], x.real.reshape(-1, values.shape[-2])
+        shape, real = x.values.shape[-2:], x.real.reshape(-1, x.values.shape[-2])
         exact = stable_rank(x.values.reshape(-1, *shape)[failed], real[failed])
         value[failed], error[failed] = exact, 0.0
     batch = x.values.shape[:-2]
     return Bounded(value.reshape(batch), error.reshape(batch))
 
 
-def _unit_scaled(x: TokenMatrix) -> tuple[Tensor, Tensor]:
-    """X/‖X‖_F in its own precision, (matrices, n, d), and where that has a meaning; elsewhere the matrix is 0."""
-    norm = x.norm.reshape(-1)
-    low, high = torch.finfo(x.values.dtype).tiny ** 0.5, torch.finfo(x.values.dtype).max ** 0.5
-    if not bool(((norm > low) & (norm < high)).all()):
-        scaled, usable = x.once(_scaled)
-        return scaled.flatten(0, -3), usable.reshape(-1)
-    return x.values.flatten(0, -3) / norm.to(x.values.dtype)[:, None, None], torch.ones_like(norm, dtype=torch.bool)
+def _of_unit_norm(x: TokenMatrix) -> tuple[UnitMatrices, Tensor]:
+    """X/‖X‖_F, (matrices, n, d), and where that has a meaning; elsewhere the matrix is 0."""
+    values = x.values.flatten(0, -3)
+    norms, safe = frobenius_norms(values)
+    if safe:
+        return UnitMatrices(values, norms.reciprocal()), torch.ones_like(norms, dtype=torch.bool)
+    scaled, usable = x.once(_scaled)
+    return UnitMatrices(scaled.flatten(0, -3), torch.ones_like(norms)), usable.reshape(-1)
 
 
 def leading_direction(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> LeadingDirection:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures.operators import AttentionOperator, ScoredAttention
+from depthscope.measures.heads import scored
+from depthscope.measures.operators import AttentionOperator
 
 SINK_MASS = 0.3  # Gu et al. 2024, §3: no head at initialisation passes it, and sink heads give 0.5 and more
 
@@ -25,7 +26,7 @@ class FirstToken(NamedTuple):
 
 
 def first_token(attention: AttentionOperator, real: Tensor | None = None, scores: Tensor | None = None) -> FirstToken:
-    """Both numbers of one head (batch, n, n) in one go, some rows at a time.
+    """Both numbers of one head (batch, n, n) in one sweep, some rows at a time.
 
     `real` (batch, n) is true for real tokens. `scores` (batch, n, n) is what an eager softmax read; a `ScoredAttention`
     makes its own. The first query is left out of the mass: in a causal model it can look at nothing but itself. With
@@ -34,35 +35,45 @@ def first_token(attention: AttentionOperator, real: Tensor | None = None, scores
     batch, n, m = attention.shape
     if n != m:
         raise ValueError(f"expected the attention of tokens to each other (batch, n, n), got {(batch, n, m)}")
-    first, counted, rows = _places(real, batch, n, attention)
-    total = torch.zeros(batch, dtype=torch.float64, device=first.device)
-    largest = torch.full((batch,), -torch.inf, dtype=torch.float64, device=first.device)
-    seen = isinstance(attention, ScoredAttention) or scores is not None
-    pieces = attention.pieces() if isinstance(attention, ScoredAttention) else [(0, n)]
-    for begin, end in pieces:
-        column = first[:, None, None].expand(batch, end - begin, 1)
-        if isinstance(attention, ScoredAttention):
-            read = attention.scores(begin, end)
-            peak = read.amax(dim=-1)  # (batch, rows)
-            safe = torch.where(peak.isfinite(), peak, 0.0)
-            to_first = (read.gather(-1, column).squeeze(-1) - safe).exp()
-            share = to_first / read.sub_(safe.unsqueeze(-1)).exp_().sum(dim=-1)
-        else:
-            share = attention.dense().gather(-1, column).squeeze(-1)
-            peak = share if scores is None else scores.amax(dim=-1)
-        total += torch.where(counted[:, begin:end], share.double(), 0.0).sum(dim=-1)
-        if seen:
-            highest = torch.where(rows[:, begin:end], peak.double(), -torch.inf).amax(dim=-1)
-            largest = torch.maximum(largest, highest)
+    rows = _real_rows(attention, real)
+    first, counted = rows.int().argmax(dim=-1), rows & (rows.cumsum(dim=-1) > 1)
+    total = torch.zeros(batch, dtype=torch.float64, device=rows.device)
+    peaks = torch.full((batch, n), torch.nan, dtype=torch.float64, device=rows.device)
+    if scores is not None:
+        peaks[:] = scores.amax(dim=-1)
+    for tile in attention.tiles():
+        here = slice(tile.first, tile.last)
+        column = first.clamp(max=tile.seen - 1)[:, None, None].expand(batch, tile.last - tile.first, 1)
+        share = tile.rows.gather(-1, column).squeeze(-1)
+        total += torch.where(counted[:, here], share.double(), 0.0).sum(dim=-1)
+        if scores is None and (of_tile := tile.peaks) is not None:
+            peaks[:, here] = of_tile.double()
     many = counted.sum(dim=-1)
     return FirstToken(
         mass=torch.where(many > 0, total / many.clamp(min=1), torch.nan),
-        largest_logit=torch.where(largest.isfinite(), largest, torch.nan),
+        largest_logit=largest_logit(peaks, rows),
     )
 
 
-def _places(real: Tensor | None, batch: int, n: int, attention: AttentionOperator) -> tuple[Tensor, Tensor, Tensor]:
-    """The first real token (batch), the queries that are counted and those that are real (batch, n)."""
-    device = attention.key.device if isinstance(attention, ScoredAttention) else attention.dense().device
-    rows = torch.ones(batch, n, dtype=torch.bool, device=device) if real is None else (real != 0).to(device)
-    return rows.int().argmax(dim=-1), rows & (rows.cumsum(dim=-1) > 1), rows
+def row_peaks(attention: AttentionOperator, scores: Tensor | None = None) -> Tensor | None:
+    """The largest number that the softmax of each query reads, (batch, n); None where the scores were not seen."""
+    if scores is not None:
+        return scores.amax(dim=-1)
+    made_of = scored(attention)
+    return None if made_of is None else made_of.peaks()
+
+
+def largest_logit(peaks: Tensor, real: Tensor | None = None) -> Tensor:
+    """The largest of the rows' peaks (batch, n) over the real queries; nan where none may look anywhere."""
+    peaks = peaks.double()
+    if real is not None:
+        peaks = torch.where(real.to(peaks.device) != 0, peaks, -torch.inf)
+    largest = peaks.amax(dim=-1)
+    return torch.where(largest.isfinite(), largest, torch.nan)
+
+
+def _real_rows(attention: AttentionOperator, real: Tensor | None) -> Tensor:
+    """Which queries are real, (batch, n)."""
+    made_of = scored(attention)
+    device = attention.dense().device if made_of is None else made_of.key.device
+    return torch.ones(attention.shape[:-1], dtype=torch.bool, device=device) if real is None else (real != 0).to(device)

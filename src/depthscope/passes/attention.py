@@ -32,6 +32,7 @@ class Head(NamedTuple):
     attention: AttentionOperator
     complete: bool = True  # whether its rows sum to 1: a sink that is no token takes some of the weight
     scores: Tensor | None = None  # (batch, n, m), what an eager softmax read; of a fused one `attention` makes them
+    among: int = 1  # how many heads there are
 
 
 # Called with the heads one after the other, and the values (batch, groups, m, d_v), or None if not seen.
@@ -113,7 +114,7 @@ class AttentionListener(TorchFunctionMode):
 def _dense_heads(attention: Tensor, scores: Tensor) -> Iterator[Head]:
     """The heads of an eager softmax; both (batch, h, n, m)."""
     for head in range(attention.shape[1]):
-        yield Head(head, head, DenseAttention(attention[:, head]), scores=scores[:, head])
+        yield Head(head, head, DenseAttention(attention[:, head]), scores=scores[:, head], among=attention.shape[1])
 
 
 def attention_by_head(
@@ -137,4 +138,4 @@ def attention_by_head(
         group = head * groups // heads
         mask = None if attn_mask is None else attn_mask.expand(*query.shape[:-2], n, m)[..., head, :, :]
         q, k = query[..., head, :, :].to(working), key[..., group, :, :].to(working)
-        yield Head(head, group, ScoredAttention(q, k, factor, mask, is_causal))
+        yield Head(head, group, ScoredAttention(q, k, factor, mask, is_causal), among=heads)

@@ -48,6 +48,7 @@ from depthscope.passes.left_out import choose_parts
 from depthscope.probing.final_norm import FinalNorm
 from depthscope.probing.finite_weights import weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
+from depthscope.probing.pace import Pace
 from depthscope.probing.parts import PartSeen
 from depthscope.probing.profile import Profile, frame_of, sinks_of
 from depthscope.probing.reduction import Excluded, Reduction
@@ -145,6 +146,7 @@ class _Passes:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, reduction: Reduction, progress: Tick | None):
         self.model, self.anatomy, self.reduction, self.progress = model, anatomy, reduction, progress
+        reduction.pace = Pace(progress)
         self.samples = self.batch_size = self.depth = self.past = 0
         self.causal: bool | None = anatomy.causal
         self.causal_by: str = anatomy.causal_by

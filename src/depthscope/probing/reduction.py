@@ -22,9 +22,11 @@ from depthscope.measures import (
     TokenNorms,
 )
 from depthscope.measures.catalogue import half_turns
+from depthscope.measures.heads import scored
 from depthscope.passes import Head, Visit
 from depthscope.probing.bounds import Bounds, in_groups
 from depthscope.probing.ledger import Kind, Ledger
+from depthscope.probing.pace import Pace
 from depthscope.probing.spelling import Spelling
 from depthscope.probing.sweep import FIELDS, Sweeper, Swept
 from depthscope.probing.trail import Seen, Trail, same_tokens
@@ -89,6 +91,7 @@ class Reduction:
         self.attention_seen: set[tuple[int, str]] = set()
         self.between: set[int] = set()  # blocks whose input is not the output of the block before
         self.sweeper = Sweeper()
+        self.pace = Pace(None)
         self._scratch = Scratch()
         self.begin(0)
 
@@ -328,11 +331,12 @@ class Reduction:
         for head in in_groups(heads):
             given = HeadInput(of_block | _parts_of_head(head, values))
             self.incomplete |= not head.complete
-            for measure in self._kind("attention"):
-                fits = (kind == "attention" or measure.crosses) and (head.complete or measure.incomplete)
-                if fits and given.has(measure.needs):
-                    value = measure.take(given.only(measure.needs))
-                    self._add(visit.number, kind, measure.name, value, head.number)
+            with self.pace.of(head):
+                for measure in self._kind("attention"):
+                    fits = (kind == "attention" or measure.crosses) and (head.complete or measure.incomplete)
+                    if fits and given.has(measure.needs):
+                        value = measure.take(given.only(measure.needs))
+                        self._add(visit.number, kind, measure.name, value, head.number)
 
     def _add(
         self, block: int, station: str, name: str, value: Tensor | Bounded, head: int = -1, whole_batch: bool = False
@@ -350,6 +354,8 @@ def _check_shape(name: str, values: Tensor, expected: tuple[int, ...]) -> None:
 
 def _parts_of_head(head: Head, values: Tensor | None) -> dict[str, Any]:
     parts = {"attention": lambda: head.attention, "matrix": head.attention.dense}
+    if head.scores is not None or scored(head.attention) is not None:
+        parts |= {"scores": lambda: head.scores}
     return parts if values is None else parts | {"values": lambda: values[:, head.group]}
 
 
