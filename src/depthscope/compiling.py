@@ -83,7 +83,7 @@ def _cache_folder() -> str:
 
 
 def over_sequences(loops: Loops, given: tuple[Any, ...], batch: int, numbers: int) -> None:
-    """loops(*given, first, last) over all sequences; so many numbers that it pays are shared among PyTorch's threads."""
+    """loops(*given, first, last) over all sequences; where it pays they are shared among as many threads as PyTorch."""
     parts = min(torch.get_num_threads(), batch) if numbers >= WORTH_A_THREAD else 1
     if parts == 1:
         loops(*given, 0, batch)
