@@ -1,8 +1,8 @@
-"""What a remedy costs in training: ratios of CPU time from one run, each pair back to back; medians and quartiles.
+"""What a remedy costs in training: ratios of CPU time of one thread, from one run, each pair back to back.
 
     python benchmarks/remedies.py             # all of it, about ten minutes on 2 cores
     python benchmarks/remedies.py time        # one part of: time, operation, memory
-    python benchmarks/remedies.py --means     # the token means alone, on the deep ViT, compiled and not (one of them: on, off)
+    python benchmarks/remedies.py --means     # the token means on the deep ViT, compiled and not (one: on, off)
 
 time       a training step (forward, backward, AdamW) with ÷ without, and how many torch operations it adds
 operation  forward and backward of the operation alone, compiled (with numba) and not, and the n × n matrix as written
@@ -164,7 +164,6 @@ class Copy(torch.autograd.Function):
 
 
 def compare_operation() -> None:
-    torch.set_num_threads(1)
     for shape in ((32, 65, 192), (4, 128, 768), (2, 1024, 768)):
         x = torch.randn(shape, requires_grad=True)
         gradient = torch.randn(shape)
@@ -253,6 +252,7 @@ def print_peak(name: str, form: str) -> None:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # threads that wait for each other spend time that is no work
     if sys.argv[1:2] == ["--peak"]:
         print_peak(*sys.argv[2:])
         return
