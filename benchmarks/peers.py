@@ -50,11 +50,8 @@ def make_env(folder: str) -> None:
     """An environment with the tools and with what depthscope needs, in the versions that its tests have."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    needed = [
-        *project["dependencies"],
-        *(name for extra in ("huggingface", "fast") for name in project["optional-dependencies"][extra]),
-        *PEERS,
-    ]
+    extras = [name for extra in ("huggingface", "fast") for name in project["optional-dependencies"][extra]]
+    needed = [*project["dependencies"], *extras, *PEERS]
     venv.create(folder, with_pip=True)
     python = str(Path(folder, "bin", "python"))
     subprocess.run([python, "-m", "pip", "install", "-c", str(ROOT / "constraints.txt"), *needed], check=True)
@@ -134,7 +131,8 @@ def ours(model: nn.Module, inputs: dict[str, Tensor], *, kernel: str) -> Numbers
     from depthscope import probe
 
     os.environ["DEPTHSCOPE_KERNEL"] = kernel
-    frame = probe(model, inputs, stations="output").frame
+    frame = probe(model, inputs).frame
+    frame = frame[frame["station"] == "output"]
     tables = {
         name: rows.pivot(index="block", columns="sample", values="value") for name, rows in frame.groupby("measure")
     }
