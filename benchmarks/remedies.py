@@ -136,7 +136,7 @@ def compare_time(models: dict[str, Callable[[], Any]] | None = None, forms: tupl
         for form in forms:
             step = trainer(make, form)
             more = operations(step) - without
-            middle, low, high = ratios(plain, step, rounds=9)
+            middle, low, high = ratios(plain, step, rounds=7)
             print(
                 f"{name:<34} {form:<16} {middle:.3f} ({low:.3f}–{high:.3f}) × the step without, "
                 f"{more} operations more than its {without}",
