@@ -4,14 +4,17 @@
     ../peers/bin/python benchmarks/peers.py            # all of it
     ../peers/bin/python benchmarks/peers.py time       # one part of: time, memory, padding, growth
 
-time     the measured pass ÷ the plain pass: CPU time, each pair back to back, median and quartiles of the rounds
+time     the measured pass ÷ the plain pass: CPU time, each pair back to back, median and quartiles of the rounds;
+         some ways alone: time depthscope nnsight (how their names begin)
 memory   what a measured pass of 32 sequences needs beyond what the process had before, each in its own process (Linux)
 padding  the largest error of the numbers when sequences are padded, against float64 over the real tokens alone
 growth   milliseconds beyond the plain pass, and their exponent, when depth, tokens or width double
 
 The tools hand out the tokens of every block; none of them has these measures. They are computed from the tokens by
 the formulas as one would write them down (`by_hand`), over all tokens, since no tool knows the mask at that place.
-A tool that is not installed is left out. The model is a GPT-2 of Hugging Face with random weights.
+Each tool is asked for the trunk alone, by the way that its documentation has for it, and those that keep everything
+unless they are told also as they are. All run in float32 on one thread, without gradients. A tool that is not
+installed is left out. The model is a GPT-2 of Hugging Face with random weights.
 """
 
 from __future__ import annotations
@@ -28,15 +31,17 @@ import tomllib
 import venv
 import warnings
 from collections.abc import Callable
+from functools import reduce
 from importlib.metadata import version
 from importlib.util import find_spec
+from operator import or_
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ("torchlens==2.36.*", "transformer_lens==4.3.*", "nnsight==0.8.*")
 PACKAGES = {"torchlens": "torchlens", "TransformerLens": "transformer_lens", "nnsight": "nnsight"}
-SLOW = {"torchlens", "TransformerLens, whole cache"}  # a few rounds are enough to see that
+SLOW = {"torchlens, record", "torchlens, trace", "TransformerLens, whole cache"}  # a few rounds are enough to see that
 SHAPE = {"depth": 12, "tokens": 197, "width": 192}
 Numbers = dict[str, Any]  # by measure: (blocks, batch)
 
@@ -45,7 +50,8 @@ def make_env(folder: str) -> None:
     """An environment with the tools and with what depthscope needs, in the versions that its tests have."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["huggingface"], *PEERS]
+    extras = [name for extra in ("huggingface", "fast") for name in project["optional-dependencies"][extra]]
+    needed = [*project["dependencies"], *extras, *PEERS]
     venv.create(folder, with_pip=True)
     python = str(Path(folder, "bin", "python"))
     subprocess.run([python, "-m", "pip", "install", "-c", str(ROOT / "constraints.txt"), *needed], check=True)
@@ -120,9 +126,11 @@ def hidden_states(model: nn.Module, inputs: dict[str, Tensor]) -> Numbers:
     return by_hand([*states[:-1], _tokens(last[0])])
 
 
-def ours(model: nn.Module, inputs: dict[str, Tensor]) -> Numbers:
+def ours(model: nn.Module, inputs: dict[str, Tensor], *, kernel: str) -> Numbers:
+    """With the compiled sweep of the extra `fast`, or without."""
     from depthscope import probe
 
+    os.environ["DEPTHSCOPE_KERNEL"] = kernel
     frame = probe(model, inputs).frame
     frame = frame[frame["station"] == "output"]
     tables = {
@@ -145,14 +153,19 @@ def with_nnsight(model: nn.Module) -> Callable[[dict[str, Tensor]], Numbers]:
     return run
 
 
-def with_torchlens(model: nn.Module) -> Callable[[dict[str, Tensor]], Numbers]:
+def with_torchlens(model: nn.Module, *, whole: bool) -> Callable[[dict[str, Tensor]], Numbers]:
+    """Its sparse recording of the modules that are wanted, or the trace that keeps every operation."""
     import torchlens
 
     names = ["transformer.drop", *(f"transformer.h.{number}" for number in range(model.config.n_layer))]
+    wanted = reduce(or_, map(torchlens.module, names))
 
     def run(inputs: dict[str, Tensor]) -> Numbers:
-        trace = torchlens.trace(model, (), dict(inputs))
-        return by_hand([_tokens(trace.modules[name].out) for name in names])
+        if whole:
+            trace = torchlens.trace(model, (), dict(inputs))
+            return by_hand([_tokens(trace.modules[name].out) for name in names])
+        recording = torchlens.record(model, (), dict(inputs), save=wanted)
+        return by_hand([record.ram_payload for record in recording])
 
     return run
 
@@ -188,12 +201,14 @@ def _tokens(returned: Any) -> Tensor:
 
 WAYS: dict[str, Callable[[nn.Module], Callable[[dict[str, Tensor]], Any]]] = {
     "plain": lambda model: lambda inputs: model(**inputs),
-    "depthscope": lambda model: lambda inputs: ours(model, inputs),
+    "depthscope": lambda model: lambda inputs: ours(model, inputs, kernel="on"),
+    "depthscope, without numba": lambda model: lambda inputs: ours(model, inputs, kernel="off"),
     "output_hidden_states": lambda model: lambda inputs: hidden_states(model, inputs),
     "nnsight": with_nnsight,
     "TransformerLens": lambda model: with_transformer_lens(model, whole=False),
     "TransformerLens, whole cache": lambda model: with_transformer_lens(model, whole=True),
-    "torchlens": with_torchlens,
+    "torchlens, record": lambda model: with_torchlens(model, whole=False),
+    "torchlens, trace": lambda model: with_torchlens(model, whole=True),
 }
 
 
@@ -221,8 +236,10 @@ def paired(way: str, shape: dict[str, int], rounds: int) -> tuple[list[float], l
     return spent
 
 
-def compare_time() -> None:
+def compare_time(*chosen: str) -> None:
     for way in ways_here()[1:]:
+        if chosen and not way.startswith(chosen):
+            continue
         plain, measured = paired(way, SHAPE, rounds=3 if way in SLOW else 15)
         ratios = sorted(b / a for a, b in zip(plain, measured, strict=True))
         low, middle, high = statistics.quantiles(ratios, n=4)
@@ -302,6 +319,9 @@ def main() -> None:
     here = ", ".join(f"{name} {version(name)}" for name in PACKAGES.values() if find_spec(name) is not None)
     print(f"torch {torch.__version__}, one thread; {here or 'no peer is installed'}")
     print("GPT-2 {depth} × {width}, 8 × {tokens} tokens".format(**SHAPE))
+    if sys.argv[1:2] == ["time"] and len(sys.argv) > 2 and sys.argv[2] not in PARTS:
+        compare_time(*sys.argv[2:])
+        return
     for part in sys.argv[1:] or PARTS:
         PARTS[part]()
 

@@ -1,18 +1,20 @@
-"""What a remedy costs in training: ratios of CPU time from one run, each pair back to back; medians and quartiles.
+"""What a remedy costs in training: ratios of CPU time of one thread, from one run, each pair back to back.
 
     python benchmarks/remedies.py             # all of it, about ten minutes on 2 cores
     python benchmarks/remedies.py time        # one part of: time, operation, memory
-    python benchmarks/remedies.py --means     # the token means alone, on the deep ViT
+    python benchmarks/remedies.py --means     # the token means on the deep ViT, compiled and not (one: on, off)
 
 time       a training step (forward, backward, AdamW) with ÷ without, and how many torch operations it adds
-operation  forward and backward of the operation alone ÷ reading X and writing Y once each way, the bound that
-           memory bandwidth sets; and the n × n matrix as written in the paper
+operation  forward and backward of the operation alone, compiled (with numba) and not, and the n × n matrix as written
+           in the paper, ÷ two bounds: a copy each way into memory that is there (`bandwidth`: X is read and Y is
+           written once), and the same copies as an operation of autograd, which makes its results (`copying`)
 memory     peak memory of a process that trains with ÷ one that trains without (give it alone: a child's peak
            counts what its parent had), and what autograd keeps for the backward pass, counted exactly
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import subprocess
@@ -133,8 +135,8 @@ def compare_time(models: dict[str, Callable[[], Any]] | None = None, forms: tupl
         without = operations(plain)
         for form in forms:
             step = trainer(make, form)
-            middle, low, high = ratios(plain, step, rounds=9)
             more = operations(step) - without
+            middle, low, high = ratios(plain, step, rounds=7)
             print(
                 f"{name:<34} {form:<16} {middle:.3f} ({low:.3f}–{high:.3f}) × the step without, "
                 f"{more} operations more than its {without}",
@@ -142,32 +144,68 @@ def compare_time(models: dict[str, Callable[[], Any]] | None = None, forms: tupl
             )
 
 
+def compare_means() -> None:
+    for kernel in sys.argv[2:] or ("on", "off"):
+        os.environ["DEPTHSCOPE_KERNEL"] = kernel
+        print(f"compiled loops: {kernel}, if numba is installed")
+        compare_time({"ViT 80 × 192, 16 × 65 tokens": vit}, ("full mean", "prefix mean", "EMA"))
+
+
+class Copy(torch.autograd.Function):
+    """The least that an operation with a new result can do."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor) -> Tensor:
+        return tokens.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].clone()
+
+
 def compare_operation() -> None:
-    for shape in ((4, 128, 768), (32, 65, 192), (2, 1024, 768)):
+    for shape in ((32, 65, 192), (4, 128, 768), (2, 1024, 768)):
         x = torch.randn(shape, requires_grad=True)
         gradient = torch.randn(shape)
         plain, there, back = x.detach(), torch.empty(shape), torch.empty(shape)
         matrix = torch.eye(shape[1]) - 1 / shape[1]
 
-        def bound(plain: Tensor = plain, there: Tensor = there, back: Tensor = back, g: Tensor = gradient) -> None:
+        def bandwidth(plain: Tensor = plain, there: Tensor = there, back: Tensor = back, g: Tensor = gradient) -> None:
             there.copy_(plain)
             back.copy_(g)
 
         def both_ways(change: Callable[[Tensor], Tensor], x: Tensor = x, gradient: Tensor = gradient) -> None:
             torch.autograd.grad(change(x), x, gradient)
 
+        def deescalated(kernel: str, form: str, go: Callable[..., None] = both_ways) -> None:
+            os.environ["DEPTHSCOPE_KERNEL"] = kernel
+            go(lambda tokens: deescalate(tokens, mixing=form))
+
         calls: dict[str, Callable[[], object]] = {
-            form: lambda form=form, go=both_ways: go(lambda tokens: deescalate(tokens, mixing=form))
+            f"{form}, {name}": lambda kernel=kernel, form=form, go=deescalated: go(kernel, form)
+            for name, kernel in (("compiled", "on"), ("eager", "off"))
             for form in ("full", "prefix", "ema")
         }
         calls["matrix"] = lambda go=both_ways, matrix=matrix: go(lambda tokens: matrix @ tokens)
-        for form, call in calls.items():
-            middle, low, high = ratios(bound, call, rounds=200)
-            print(
-                f"{shape!s:<16} {form:<8} {middle:6.2f} ({low:.2f}–{high:.2f}) × reading and writing once each way, "
-                f"{operations(call)} operations",
-                flush=True,
-            )
+        calls |= {"copying": lambda go=both_ways: go(Copy.apply), "bandwidth": bandwidth}
+        against_bounds(str(shape), calls, rounds=200)
+
+
+def against_bounds(shape: str, calls: dict[str, Callable[[], object]], rounds: int) -> None:
+    """All calls in turn, so that each round compares them under the same load."""
+    spent: dict[str, list[float]] = {name: [] for name in calls}
+    for round_ in range(-3, rounds):  # the first ones warm up
+        for name, call in calls.items():
+            took = seconds(call)
+            if round_ >= 0:
+                spent[name].append(took)
+    for name in calls:
+        printed = [f"{shape:<16} {name:<18} {1e6 * statistics.median(spent[name]):6.0f} µs"]
+        for bound in ("bandwidth", "copying"):
+            found = [a / b for a, b in zip(spent[name], spent[bound], strict=True)]
+            low, middle, high = statistics.quantiles(found, n=4)
+            printed.append(f"{middle:6.2f} ({low:.2f}–{high:.2f}) × {bound}")
+        print(", ".join(printed), flush=True)
 
 
 def compare_memory() -> None:
@@ -214,11 +252,12 @@ def print_peak(name: str, form: str) -> None:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # threads that wait for each other spend time that is no work
     if sys.argv[1:2] == ["--peak"]:
         print_peak(*sys.argv[2:])
         return
     if sys.argv[1:2] == ["--means"]:
-        compare_time({"ViT 80 × 192, 16 × 65 tokens": vit}, ("full mean", "prefix mean", "EMA"))
+        compare_means()
         return
     parts = {"memory": compare_memory, "time": compare_time, "operation": compare_operation}
     for part in sys.argv[1:] or parts:

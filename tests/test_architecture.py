@@ -11,7 +11,7 @@ SOURCE = Path(depthscope.__file__).parent
 
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
-    {"exit_codes", "extras", "half_precision", "locks", "machine", "naming", "progress", "walking"},
+    {"compiling", "exit_codes", "extras", "half_precision", "locks", "machine", "naming", "progress", "walking"},
     {"files", "offloading", "registry", "stations", "text"},
     {"conditions", "drawing", "measures"},
     {"theory"},

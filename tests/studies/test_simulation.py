@@ -8,8 +8,8 @@ from depthscope import models
 from depthscope.models import Attention
 from depthscope.models.initialisers import HE, SCHEMES, TEXT, UNIT, XAVIER, Scheme, draw_block, draw_linear
 from depthscope.studies.simulation.blocks import attend, root
-from depthscope.studies.simulation.randomness import fill_coarsely, generators
-from depthscope.studies.simulation.weights import SETTINGS, Sampler
+from depthscope.studies.simulation.randomness import generators, levels
+from depthscope.studies.simulation.weights import SETTINGS, Passing, Sampler
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -54,20 +54,51 @@ def test_a_block_with_an_output_matrix_needs_a_law_for_it():
         draw_block(without, Attention(16, 4), nn.Linear(16, 16))
 
 
-def test_coarse_numbers_have_the_moments_of_the_uniform_law():
-    values = torch.empty(3, 400, 399, dtype=torch.float64)  # no multiple of four in a part
-    fill_coarsely(values, 2.0, generators(0, 1)[0])
-    assert values.abs().max() < 2
-    assert values.unique().numel() > 60_000  # of 65 536 levels
-    grid = (values / 2 * 32768 - 0.5).round()
-    assert torch.equal((grid + 0.5) * 2 / 32768, values)
-    # 478 800 numbers: four standard errors of each moment of U(−1, 1)
+def test_levels_have_the_moments_of_the_uniform_law():
+    found = levels(torch.empty(1197, 399, dtype=torch.float64), generators(0, 1)[0])  # no multiple of four
+    assert torch.equal(found, found.round())
+    assert (found.min().item(), found.max().item()) == (-32768, 32767)
+    assert found.unique().numel() > 60_000  # of 65 536 levels
+    values = (found + 0.5) / 32768
+    # 477 603 numbers: four standard errors of each moment of U(−1, 1)
     for power, moment, deviation in (
         (1, 0, 3**-0.5),
         (2, 1 / 3, (1 / 5 - 1 / 9) ** 0.5),
         (4, 1 / 5, (1 / 9 - 1 / 25) ** 0.5),
     ):
-        assert abs((values / 2).pow(power).mean().item() - moment) < 4 * deviation / values.numel() ** 0.5
+        assert abs(values.pow(power).mean().item() - moment) < 4 * deviation / values.numel() ** 0.5
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_passing_weights_are_those_of_the_levels(biased: bool, monkeypatch: pytest.MonkeyPatch):
+    """One after the other in pieces of two rows, the last one of one; without the half they would be off centre."""
+    monkeypatch.setattr("depthscope.studies.simulation.weights.PIECE", 20)
+    x = torch.randn(2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    bias = torch.randn(2, 1, 5, dtype=torch.float64) if biased else None
+    found = Passing((2, 5, 8), 0.3, generators(1, 1)[0], bias)(x)
+    stream = generators(1, 1)[0]
+    pieces = [levels(torch.empty(rows, 8, dtype=torch.float64), stream) for _ in range(2) for rows in (2, 2, 1)]
+    whole = torch.cat(pieces).view(2, 5, 8)
+    weight = (whole + 0.5) * 0.3 / 32768
+    expected = x @ weight.mT + (0 if bias is None else bias)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+    shifted = x @ (whole * 0.3 / 32768).mT + (0 if bias is None else bias)
+    assert (shifted - expected).abs().max() > 1e-6
+
+
+def test_a_sampler_of_passing_weights_keeps_what_is_gaussian_and_has_the_same_laws():
+    size = {"trials": 1, "width": 64, "heads": 4, "seed": 0}
+    kept, passing = Sampler("theorem", **size).draw(), Sampler("theorem", **size, passing=True).draw()
+    assert torch.equal(kept.value.weight, passing.value.weight)
+    identity = torch.eye(256).unsqueeze(0)
+    for one, other in ((kept.query, passing.query), (kept.expand, passing.expand), (kept.contract, passing.contract)):
+        assert isinstance(other, Passing)
+        bias = 0 if other.bias is None else other.bias
+        rows = identity[:, : one.shape[-1], : one.shape[-1]]
+        drawn = other(rows) - bias
+        assert drawn.std().item() == pytest.approx(one.weight.std().item(), rel=0.05)  # 4096 numbers: 0.7 % each
+        assert (one.bias is None) == (other.bias is None)
+        assert not torch.equal(drawn, other(rows) - bias)  # drawn anew
 
 
 @pytest.mark.parametrize("spread", [1.0, 1e-6, 0.0])

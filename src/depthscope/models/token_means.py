@@ -102,9 +102,11 @@ class CausalMean:
         within = _decays(n, self.beta, before.device, before.dtype)
         carried = _fade(n, self.beta, before.device, before.dtype)
         weight = carried * before + within.sum(dim=-1, keepdim=True)
-        if self.shrink is None:
-            return Stretch(within, carried, weight, weight.masked_fill(weight == 1, torch.inf))
-        return Stretch(within, carried, weight, weight + self.shrink)
+        return Stretch(within, carried, weight, self.divisor(weight))
+
+    def divisor(self, weight: Tensor) -> Tensor:
+        """By which totals of this weight become means, if all tokens count; infinite for a token that is left alone."""
+        return weight.masked_fill(weight == 1, torch.inf) if self.shrink is None else weight + self.shrink
 
     def running_mean(
         self, tokens: Tensor, counted: Tensor | None = None, before: Running | None = None

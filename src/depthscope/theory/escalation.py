@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from depthscope.measures import Growth, TokenMatrix, delta, mu, omega, second_eigenvalue, token_similarity
+from depthscope.measures import Growth, TokenMatrix, delta, mu, second_eigenvalue, token_similarity
+from depthscope.measures.attention import Mu, omega_and_mu
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Bound:
 
 def expected_growth(attention: Tensor, tokens: Tensor, *, alpha: float = 1.0, gain: float = 1.0) -> Growth:
     """E[ξ_i] = 1 + α² dσ² μ̄_i² (Lemma 2.4, eq. 9; Lemma A.6, eq. 29, for heads)."""
-    squares = _mean_square_mu(*_heads(attention, tokens))
+    squares = _mean_squares(mu(*_heads(attention, tokens)))
     return Growth(*(1 + alpha**2 * gain * square for square in squares))
 
 
@@ -50,15 +51,20 @@ def expected_eta(attention: Tensor, tokens: Tensor, *, alpha: float = 1.0, gain:
     head k), G_i = B_iᵀB_i and C_i = B_iᵀA_i, the covariances are
     V_ij = Σ_k 4σ²⟨C_i, C_j⟩ + 2σ⁴(d/h)⟨G_i, G_j⟩: the odd moments of a Gaussian vanish.
     """
-    p, x = _heads(attention, tokens)
-    (e1, e2), (v12, v22) = expected_growth(attention, tokens, alpha=alpha, gain=gain), _covariances(p, x, alpha, gain)
+    growth = expected_growth(attention, tokens, alpha=alpha, gain=gain)
+    return _second_order(growth, *_covariances(*_heads(attention, tokens), alpha, gain))
+
+
+def _second_order(expected: Growth, v12: Tensor, v22: Tensor) -> Tensor:
+    e1, e2 = expected
     return v12 / e2**2 - e1 * v22 / e2**3
 
 
 def expected_rate(attention: Tensor, tokens: Tensor, *, alpha: float = 1.0, gain: float = 1.0) -> Tensor:
     """E[r(X, Y)] by (13) and (18), with E[η] to second order."""
-    ratio = expected_ratio(attention, tokens, alpha=alpha, gain=gain)
-    ratio = ratio - expected_eta(attention, tokens, alpha=alpha, gain=gain)
+    growth = expected_growth(attention, tokens, alpha=alpha, gain=gain)
+    ratio = growth.mean / growth.diversity
+    ratio = ratio - _second_order(growth, *_covariances(*_heads(attention, tokens), alpha, gain))
     return 1 + (ratio - 1) * token_similarity(tokens)
 
 
@@ -70,9 +76,10 @@ def lower_bound(attention: Tensor, tokens: Tensor, *, alpha: float = 1.0) -> Bou
     It also holds only "for d sufficiently large": `margin` is what it needs at this d.
     """
     p, x = _heads(attention, tokens)
-    omegas, deltas = omega(p, x), delta(p)  # (…, h)
+    (omegas, mus), deltas = omega_and_mu(p, x), delta(p)  # (…, h)
     mean_part, gap = (1 - omegas).square().mean(dim=-1), deltas.square().mean(dim=-1)
-    mu1, mu2 = _mean_square_mu(p, x)
+    mu1, mu2 = _mean_squares(mus)
+    growth = Growth(1 + alpha**2 * mu1, 1 + alpha**2 * mu2)
     factor = alpha**2 / (1 + alpha**2 * gap) * (mean_part - gap)
     excess = alpha**2 / (1 + alpha**2 * mu2) * (mu1 - mu2) - factor  # the proof's Δ
     return Bound(
@@ -81,7 +88,7 @@ def lower_bound(attention: Tensor, tokens: Tensor, *, alpha: float = 1.0) -> Bou
         delta=gap.sqrt(),
         slack=torch.maximum(mu1 - mean_part, gap - mu2),
         applies=(omegas + deltas < 1).all(dim=-1),
-        margin=excess - expected_eta(attention, tokens, alpha=alpha),
+        margin=excess - _second_order(growth, *_covariances(p, x, alpha, 1.0)),
     )
 
 
@@ -127,8 +134,8 @@ def _heads(attention: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return attention.unsqueeze(-3) if attention.ndim == tokens.ndim else attention, tokens.unsqueeze(-3)
 
 
-def _mean_square_mu(p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    mean, diversity = mu(p, x)  # (…, h)
+def _mean_squares(of_heads: Mu) -> tuple[Tensor, Tensor]:
+    mean, diversity = of_heads  # (…, h)
     return mean.square().mean(dim=-1), diversity.square().mean(dim=-1)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from depthscope.measures import TokenMatrix
 from depthscope.models.attention import join_heads, score_scale, seen_tokens, split_heads
-from depthscope.studies.simulation.weights import Linear, Weights
+from depthscope.studies.simulation.weights import Linear, Passing, Weights
 
 NORM_EPS = 1e-5  # nn.LayerNorm's
 
@@ -32,12 +32,9 @@ class Stations(NamedTuple):
     attention: Tensor  # P (trials, streams, h, n, n)
 
 
-def apply_linear(linear: Linear, x: Tensor) -> Tensor:
+def apply_linear(linear: Linear | Passing, x: Tensor) -> Tensor:
     """Each trial's tokens times its own matrix: (trials, streams, n, in) → (trials, streams, n, out)."""
-    rows = x.flatten(1, 2)  # (trials, streams·n, in)
-    transposed = linear.weight.mT
-    y = rows @ transposed if linear.bias is None else torch.baddbmm(linear.bias, rows, transposed)
-    return y.unflatten(1, x.shape[1:3])
+    return linear(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
 
 
 def root(x: Tensor) -> Tensor:

@@ -26,16 +26,14 @@ def fill_uniform(values: Tensor, bound: float, stream: np.random.Generator) -> N
     torch.add(torch.tensor(-bound, dtype=values.dtype), values, alpha=2 * bound, out=values)  # one pass over memory
 
 
-def fill_coarsely(values: Tensor, bound: float, stream: np.random.Generator) -> None:
-    """values ~ U(−bound, bound) on 65 536 levels, symmetric about 0, in place: a third of the time of `fill_uniform`.
+def levels(values: Tensor, stream: np.random.Generator) -> Tensor:
+    """Fills with whole numbers k from −32768 to 32767, all equally likely, four of each random word.
 
-    Four numbers of each random word. The variance is that of the uniform law to 3e-10, the fourth moment to 1e-9.
+    (k + ½)/32768 is uniform in (−1, 1) on 65 536 levels, symmetric about 0: its variance is that of the uniform law to
+    3e-10, its fourth moment to 1e-9, and it takes a third of the time.
     """
-    for part in values:  # in pieces that stay in the cache
-        words = stream.bit_generator.random_raw(-(-part.numel() // 4))
-        part.copy_(torch.from_numpy(words.view(np.int16)[: part.numel()]).view(part.shape))
-        half = torch.tensor(bound / 65536, dtype=values.dtype)
-        torch.add(half, part, alpha=bound / 32768, out=part)  # (k + ½)/32768, k from −32768 to 32767
+    words = stream.bit_generator.random_raw(-(-values.numel() // 4))
+    return values.copy_(torch.from_numpy(words.view(np.int16)[: values.numel()]).view(values.shape))
 
 
 def standard_normal_tokens(

@@ -2,7 +2,8 @@
 
 The laws are those of `depthscope.models.initialisers`. Drawing is what random blocks cost most: 2.9 million numbers
 per block at d = 512. They are drawn in place, in buffers that are used again from block to block, one stream per
-matrix, so that two threads draw at once and the numbers do not depend on it.
+matrix, so that two threads draw at once and the numbers do not depend on it. Or they are drawn where they are used
+(`Passing`), and never leave the processor's cache.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 
 from depthscope.models.initialisers import DEFAULT, HE, SCHEMES, XAVIER, Law, Scheme, bias_bound, uniform_bound
-from depthscope.studies.simulation.randomness import fill_gaussian, fill_uniform, generators
+from depthscope.studies.simulation.randomness import fill_gaussian, fill_uniform, generators, levels
 
-Fill = Callable[[Tensor, float, np.random.Generator], None]
+PIECE = 2**18  # numbers drawn at once, where they are drawn for one use: 1 MB
 
 
 class Linear(NamedTuple):
@@ -28,16 +29,50 @@ class Linear(NamedTuple):
     weight: Tensor  # (trials, out, in)
     bias: Tensor | None  # (trials, 1, out)
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """(trials, m, in) → (trials, m, out)."""
+        transposed = self.weight.mT
+        return rows @ transposed if self.bias is None else torch.baddbmm(self.bias, rows, transposed)
+
+
+class Passing(NamedTuple):
+    """The same with W ~ U(−bound, bound) on 65 536 levels (`levels`), which exists only while it is multiplied with.
+
+    Every use draws W anew: right for weights that are used once. With W = (K + ½)·step, K whole numbers,
+    xWᵀ + b is step·xKᵀ, and step/2 times the sum of x, + b: no pass over W brings it to scale.
+    """
+
+    shape: tuple[int, int, int]  # (trials, out, in)
+    bound: float
+    stream: np.random.Generator
+    bias: Tensor | None  # (trials, 1, out)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """(trials, m, in) → (trials, m, out)."""
+        (trials, out, given), step = self.shape, self.bound / 32768
+        shift = rows.sum(dim=-1, keepdim=True)  # (trials, m, 1)
+        bias = rows.new_zeros(trials, 1, out) if self.bias is None else self.bias
+        result = torch.add(bias, shift, alpha=step / 2)
+        drawn = rows.new_empty(min(out, max(PIECE // given, 1)), given)
+        for x, y in zip(rows, result, strict=True):
+            for part in y.split(len(drawn), dim=-1):
+                part.addmm_(x, levels(drawn[: part.shape[-1]], self.stream).mT, alpha=step)
+        return result
+
 
 class Weights(NamedTuple):
     """One post-norm block per trial. The norms have no weights: at initialisation they are 1 and 0."""
 
-    query: Linear
-    key: Linear
-    value: Linear
-    output: Linear | None
-    expand: Linear
-    contract: Linear
+    query: Linear | Passing
+    key: Linear | Passing
+    value: Linear | Passing
+    output: Linear | Passing | None
+    expand: Linear | Passing
+    contract: Linear | Passing
 
 
 # By name, the schemes of models.initialisers without W_O, as in Prop. 2.9; and two that only studies use.
@@ -52,8 +87,8 @@ class Sampler:
     """Draws the weights of `trials` independent blocks, again and again into the same buffers.
 
     The tensors of one draw are overwritten by the next: whoever needs two blocks at once takes two samplers.
-    `fill` draws what is uniform. With `value_inputs=n` a Gaussian W_V of d inputs is drawn as one of n < d, for
-    `attend(…, values_of=root(x))`.
+    `passing`: what is uniform is drawn at each use, coarsely (`Passing`). With `value_inputs=n` a Gaussian W_V of d
+    inputs is drawn as one of n < d, for `attend(…, values_of=root(x))`.
     """
 
     def __init__(
@@ -65,7 +100,7 @@ class Sampler:
         heads: int,
         seed: int | tuple[int, ...],
         dtype: torch.dtype = torch.float32,
-        fill: Fill = fill_uniform,
+        passing: bool = False,
         value_inputs: int | None = None,
     ):
         laws, ffn_width = SETTINGS[setting], 4 * width
@@ -79,7 +114,7 @@ class Sampler:
         }
         streams = generators(seed, len(shapes))
         self._jobs: list[Callable[[], None]] = []
-        linears: dict[str, Linear | None] = {}
+        linears: dict[str, Linear | Passing | None] = {}
         for (name, (law, fan_in, fan_out)), stream in zip(shapes.items(), streams, strict=True):
             if law is None:
                 linears[name] = None
@@ -89,10 +124,12 @@ class Sampler:
                 if not law.gaussian:
                     raise ValueError(f"expected a setting whose W_V is Gaussian for value_inputs, got {setting!r}")
                 given = value_inputs
-            weight = torch.empty(trials, fan_out, given, dtype=dtype)
             bias = torch.empty(trials, 1, fan_out, dtype=dtype) if law.bias else None
-            linears[name] = linear = Linear(weight, bias)
-            self._jobs.append(_filler(linear, law, deviation, stream, fill))
+            if passing and not law.gaussian:
+                linears[name] = linear = Passing((trials, fan_out, given), uniform_bound(deviation), stream, bias)
+            else:
+                linears[name] = linear = Linear(torch.empty(trials, fan_out, given, dtype=dtype), bias)
+            self._jobs.append(_filler(linear, law, deviation, stream))
         self._weights = Weights(**linears)  # type: ignore[arg-type]
 
     def draw(self) -> Weights:
@@ -103,17 +140,16 @@ class Sampler:
         return self._weights
 
 
-def _filler(
-    linear: Linear, law: Law, deviation: float, stream: np.random.Generator, fill_others: Fill
-) -> Callable[[], None]:
-    """A call that draws one matrix of every trial, from its own stream."""
+def _filler(linear: Linear | Passing, law: Law, deviation: float, stream: np.random.Generator) -> Callable[[], None]:
+    """A call that draws what is kept of one matrix of every trial, from its own stream."""
 
     def fill() -> None:
-        if law.gaussian:
-            fill_gaussian(linear.weight, deviation, stream)
-        else:
-            fill_others(linear.weight, uniform_bound(deviation), stream)
+        if isinstance(linear, Linear):
+            if law.gaussian:
+                fill_gaussian(linear.weight, deviation, stream)
+            else:
+                fill_uniform(linear.weight, uniform_bound(deviation), stream)
         if linear.bias is not None:
-            fill_uniform(linear.bias, bias_bound(linear.weight.shape[-1]), stream)
+            fill_uniform(linear.bias, bias_bound(linear.shape[-1]), stream)
 
     return fill

@@ -2,7 +2,8 @@
 
 Post-norm blocks without W_O (Prop. 2.9), scores over √d (eq. 2), standard normal tokens. dσ² = 1, the theorem's
 own choice, fits the figure; §2.4's N(0, h/d) does not (`yu2024-init` shows both). To draw weights is most of the
-work: a Gaussian W_V is drawn in law, n × d numbers instead of d × d, and uniform weights on 65 536 levels.
+work: a Gaussian W_V is drawn in law, n × d numbers instead of d × d, and uniform weights on 65 536 levels, piece by
+piece where they are multiplied with.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from depthscope import drawing
 from depthscope.measures import ALIKE, EQUAL, Scratch, TokenMatrix, delta, growth, token_similarity
 from depthscope.progress import Share
 from depthscope.studies.simulation.blocks import Stations, feed, post_norm_block, root
-from depthscope.studies.simulation.randomness import chunks, fill_coarsely, standard_normal_tokens
+from depthscope.studies.simulation.randomness import chunks, standard_normal_tokens
 from depthscope.studies.simulation.weights import SETTINGS, Sampler
 from depthscope.studies.study import Claim, Study, judge
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 STEPS = ("attention", "norm after attention", "FFN", "norm after FFN")
 RATIOS = tuple(f"ratio_{step}" for step in range(1, 5))
-CHUNK = 10  # trials at once: 10 blocks of width 512 are 120 MB
+CHUNK = 10  # trials at once
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
             width=config.width,
             heads=config.heads,
             seed=(config.seed, part, 0),
-            fill=fill_coarsely,
+            passing=True,
             value_inputs=config.tokens if in_law else None,
         )
         x = standard_normal_tokens(size, 1, config.tokens, config.width, (config.seed, part, 1))

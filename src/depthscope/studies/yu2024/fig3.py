@@ -19,7 +19,7 @@ from depthscope import drawing
 from depthscope.measures import ALIKE, Growth, TokenMatrix, token_similarity
 from depthscope.progress import Share
 from depthscope.studies.simulation.blocks import post_norm_block, root
-from depthscope.studies.simulation.randomness import generators, standard_normal_tokens
+from depthscope.studies.simulation.randomness import chunks, generators, standard_normal_tokens
 from depthscope.studies.simulation.weights import Sampler
 from depthscope.studies.study import Claim, Study, judge
 from depthscope.theory import expected_rate, lower_bound, spectral_estimate
@@ -27,6 +27,7 @@ from depthscope.theory import expected_rate, lower_bound, spectral_estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+CHUNK = 100  # draws of W at once: they stay in the processor's cache
 CURVES = {  # column suffix: (name, colour, line)
     "mean": ("sample mean", drawing.BLUE, "-"),
     "bound": ("Estimate 1, eq. (16)", drawing.ORANGE, "--"),
@@ -87,18 +88,21 @@ def redraw(attention: Tensor, tokens: Tensor, trials: int, stream: np.random.Gen
     u, s, _ = torch.linalg.svd(turned[..., 1:], full_matrices=False)  # (h, n, k − 1), (h, k − 1)
     own = x.deviations.unflatten(-1, (h, m)).transpose(0, 1)  # A, the columns of each head (h, n, m)
 
-    w = sigma * torch.from_numpy(stream.standard_normal((trials, h, m)))
-    z = sigma * torch.from_numpy(stream.standard_normal((trials, h, s.shape[-1])))
-    rest = 2 * sigma**2 * torch.from_numpy(stream.standard_gamma((m - 1) / 2, z.shape))  # σ²χ²_{m−1}
-    energy = w.square().sum(dim=-1)  # ‖w‖² (trials, h)
-    mean = (x.mean.unflatten(-1, (h, m)) + along[:, None] * w).square().sum(dim=(-2, -1)) * n
-    shifted = own.square().sum(dim=(-2, -1)) + 2 * _per_head(w, (r.unsqueeze(-2) @ own).squeeze(-2))
-    shifted = shifted + r.square().sum(dim=-1) * energy  # ‖A + rwᵀ‖² (trials, h)
-    seen, slope = u.mT @ own, (u.mT @ r.unsqueeze(-1)).squeeze(-1)  # Uᵀ A (h, k − 1, m), Uᵀr (h, k − 1)
-    cross = (w.transpose(0, 1) @ seen.mT).transpose(0, 1)  # (trials, h, k − 1)
-    b = (seen.square().sum(dim=-1) + 2 * slope * cross + slope.square() * energy.unsqueeze(-1)).clamp(min=0).sqrt()
-    added = (2 * s * b * z + s.square() * (z.square() + rest)).sum(dim=-1)
-    spread = (shifted + added).sum(dim=-1)
+    seen, slope = u.mT @ own, (u.mT @ r.unsqueeze(-1)).squeeze(-1)  # UᵀA (h, k − 1, m), Uᵀr (h, k − 1)
+    means, spreads = [], []
+    for part in chunks(trials, CHUNK):
+        w = sigma * torch.from_numpy(stream.standard_normal((part, h, m)))
+        z = sigma * torch.from_numpy(stream.standard_normal((part, h, s.shape[-1])))
+        rest = 2 * sigma**2 * torch.from_numpy(stream.standard_gamma((m - 1) / 2, z.shape))  # σ²χ²_{m−1}
+        energy = w.square().sum(dim=-1)  # ‖w‖² (part, h)
+        means.append((x.mean.unflatten(-1, (h, m)) + along[:, None] * w).square().sum(dim=(-2, -1)) * n)
+        shifted = own.square().sum(dim=(-2, -1)) + 2 * _per_head(w, (r.unsqueeze(-2) @ own).squeeze(-2))
+        shifted = shifted + r.square().sum(dim=-1) * energy  # ‖A + rwᵀ‖² (part, h)
+        cross = (w.transpose(0, 1) @ seen.mT).transpose(0, 1)  # (part, h, k − 1)
+        b = (seen.square().sum(dim=-1) + 2 * slope * cross + slope.square() * energy.unsqueeze(-1)).clamp(min=0).sqrt()
+        added = (2 * s * b * z + s.square() * (z.square() + rest)).sum(dim=-1)
+        spreads.append((shifted + added).sum(dim=-1))
+    mean, spread = torch.cat(means), torch.cat(spreads)
     return Growth(mean / x.mean_norm.square(), spread / x.deviation_norm.square())
 
 
