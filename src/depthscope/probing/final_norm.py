@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from depthscope import walking
 from depthscope.anatomy import Anatomy
+from depthscope.anatomy.look import is_named_norm
 from depthscope.passes import Visit
 from depthscope.passes.tokens import first_tokens
 from depthscope.passes.undoing import TemporaryHook
@@ -63,7 +64,7 @@ class FinalNorm:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and all(p.ndim <= 1 for p in walking.parameters(module))
+    return is_named_norm(type(module)) and all(p.ndim <= 1 for p in walking.parameters(module))
 
 
 def _version(tensor: Tensor) -> int | None:
