@@ -55,9 +55,13 @@ class Profile:
     def __getattr__(self, name: str) -> Any:
         """Only for what is not there: a table that nobody has read yet."""
         later = self.__dict__.get("_later", {})
-        if name not in later:
+        make = later.get(name)
+        if make is not None:
+            self.__dict__.setdefault(name, make())
+            later.pop(name, None)
+        if name not in self.__dict__:  # another thread may have made it meanwhile
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return self.__dict__.setdefault(name, later[name]())
+        return self.__dict__[name]
 
     def __str__(self) -> str:
         """A table of the key measures at the first, middle and last block."""
