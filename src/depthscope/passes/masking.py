@@ -108,9 +108,10 @@ def _down_to_attention(block: BlockAnatomy) -> list[nn.Module]:
     if block.attention is None:
         return inside
     holds, before = {id(block.attention)}, 0  # and what it stands in
+    not_leaves = [module for module in reversed(inside) if module._modules]
     while len(holds) > before:  # again, since a module that stands in two others is listed with the first
         before = len(holds)
-        for module in reversed(inside):
+        for module in not_leaves:
             if any(id(child) in holds for child in module._modules.values()):
                 holds.add(id(module))
     return [module for module in inside if id(module) in holds or module is block.module]

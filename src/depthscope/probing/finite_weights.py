@@ -16,11 +16,14 @@ def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     The norms of all of them are asked for first: one answer, and finite only if all of them are.
     """
     with torch.no_grad():
-        numbers = [(name, local) for name, weights in named if _can_be_asked(local := _local(weights))]
+        numbers: list[tuple[str, Tensor]] = []
         alike: dict[Any, list[Tensor]] = {}
-        for _, weights in numbers:
-            plain = type(weights) in (Tensor, nn.Parameter)
-            alike.setdefault((weights.device, weights.dtype) if plain else id(weights), []).append(weights)
+        for name, given in named:
+            plain = type(given) in (Tensor, nn.Parameter)
+            weights = given if plain else _local(given)
+            if _can_be_asked(weights):
+                numbers.append((name, weights))
+                alike.setdefault((weights.device, weights.dtype) if plain else id(weights), []).append(weights)
         # A norm may overflow where no weight is infinite: then each is asked.
         if all(math.isfinite(_norm(weights)) for weights in alike.values()):
             return []
