@@ -1,14 +1,14 @@
-"""What a probe costs: ratios from one run, medians over alternating rounds.
+"""What a probe costs: ratios from one run, medians over alternating rounds with their quartiles.
 
     python benchmarks/probe.py            # all of it, about ten minutes on 2 cores
-    python benchmarks/probe.py time       # one part of: time, padded, spectral, depth, memory
+    python benchmarks/probe.py vit        # one part of: tiny, vit, bert, padded, growth, spectral, memory
 
-time      forward with the default profile ÷ plain forward, at `output` and at all trunk stations, with the kernel of
-          the extra `fast` and without it; CPU time of one thread, quartiles beside the median, and how many
-          operations of PyTorch a station adds
+tiny, vit, bert   forward with the default profile ÷ plain forward, at `output` and at all trunk stations, with the
+          kernel of the extra `fast` and without it; processor time of one thread, and how many operations of PyTorch
+          are added. The two tables of a profile are made when they are first read, which is timed by itself
 padded    the same on a padded batch
+growth    how the cost grows with the number of blocks, of tokens, and with the width
 spectral  the same for each measure of the spectral group, at `output`; one round, they are slow
-depth     how the cost grows with the number of blocks
 memory    peak memory of a process that probes ÷ one that only runs the model, at two depths with
           shared weights, and against keeping all hidden states and measuring them afterwards
 """
@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from timing import compare, keep_memory, operations
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from depthscope import measures as m
 from depthscope.measures import group
@@ -84,53 +84,6 @@ def padded_bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return BertModel(config).eval(), {"input_ids": torch.randint(30_000, (8, 128)), "attention_mask": real.long()}
 
 
-class Spread(NamedTuple):
-    """Of ratios: the median and the quartiles."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.low:.3f}–{self.high:.3f}) × plain"
-
-
-def spreads(plain: Callable[[], object], others: dict[str, Callable[[], object]], rounds: int) -> dict[str, Spread]:
-    """Other ÷ plain, in CPU time; every round runs all of them, one after the other."""
-    found: dict[str, list[float]] = {name: [] for name in others}
-    for call in (plain, *others.values(), *others.values()):
-        call()
-    for _ in range(rounds):
-        before = _cpu_seconds(plain)
-        spent = {name: _cpu_seconds(call) for name, call in others.items()}
-        base = (before + _cpu_seconds(plain)) / 2
-        for name, seconds in spent.items():
-            found[name].append(seconds / base)
-    return {name: Spread(*(statistics.quantiles(values, n=4)[i] for i in (1, 0, 2))) for name, values in found.items()}
-
-
-def _cpu_seconds(call: Callable[[], object]) -> float:
-    start = time.process_time()
-    call()
-    return time.process_time() - start
-
-
-class Operations(TorchDispatchMode):
-    """Counts the operations of PyTorch."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
-def operations(call: Callable[[], object]) -> int:
-    with Operations() as seen:
-        call()
-    return seen.count
-
-
 FORMS = {"on": "kernel", "off": "eager"} if find_spec("numba") else {"off": "eager"}
 
 
@@ -142,9 +95,8 @@ def with_form(form: str, call: Callable[[], object]) -> Callable[[], object]:
     return run
 
 
-def compare(name: str, make: Callable[[], Any], rounds: int) -> None:
+def show(name: str, model: nn.Module, inputs: Any, rounds: int) -> None:
     """A model with the default profile and without, in every form and at one and at all trunk stations."""
-    model, inputs = make()
 
     def plain() -> object:
         return model(**inputs) if isinstance(inputs, dict) else model(inputs)
@@ -154,26 +106,49 @@ def compare(name: str, make: Callable[[], Any], rounds: int) -> None:
         for form, title in FORMS.items()
         for where in ("output", "trunk")
     }
+    torch.set_num_threads(1)
     with torch.no_grad():
-        found = spreads(plain, calls, rounds)
+        base, found = compare(plain, calls, rounds)
         counts = {title: operations(call) - operations(plain) for title, call in calls.items()}
-    for title, ratio in found.items():
-        print(f"{name:<42} {title:<16} {ratio}, {counts[title]} operations more")
+        profile = probe(model, inputs)
+    print(f"{name}: plain {base} ms, {rounds} rounds")
+    for title, (ratio, added) in found.items():
+        print(f"    {title:<16} {ratio} × plain, {added:.1f} ms and {counts[title]} operations more")
+    reading = _seconds(lambda: (profile.frame, profile.sinks))
+    print(f"    the tables, when they are first read: {1000 * reading:.1f} ms")
 
 
-def compare_time() -> None:
+def show_tiny() -> None:
+    show("tiny, 10 × 128, 4 × 64 tokens", *tiny(), rounds=60)
+
+
+def show_vit() -> None:
+    show("ViT 12 × 192, 8 × 197 tokens", *vit(), rounds=21)
+
+
+def show_bert() -> None:
+    show("BERT-base, 8 × 128 tokens", *bert(), rounds=5)
+
+
+def show_padded() -> None:
+    show("BERT 12 × 192, 8 × 58–128 of 128 tokens", *padded_bert(), rounds=15)
+
+
+def show_growth() -> None:
+    """One of depth, tokens and width changes, the others stay; the kernel where it is installed."""
     torch.set_num_threads(1)
-    for name, make, rounds in (
-        ("tiny, 10 × 128, 4 × 64 tokens", tiny, 60),
-        ("ViT 12 × 192, 8 × 197 tokens", vit, 25),
-        ("BERT-base, 8 × 128 tokens", bert, 9),
-    ):
-        compare(name, make, rounds)
-
-
-def compare_padded() -> None:
-    torch.set_num_threads(1)
-    compare("BERT 12 × 192, 8 × 58–128 of 128 tokens", padded_bert, 15)
+    cases = [("blocks", d, 64, 128) for d in (5, 10, 20, 40, 80)]
+    cases += [("tokens", 10, n, 128) for n in (16, 64, 256, 1024)]
+    cases += [("width", 10, 64, d) for d in (64, 128, 256, 512)]
+    for what, depth, tokens, width in cases:
+        model, x = Encoder(depth, BlockConfig(width, 4)).eval(), torch.randn(4, tokens, width)
+        with torch.no_grad():
+            base, found = compare(partial(model, x), {"probe": partial(probe, model, x)}, rounds=9)
+        ratio, added = found["probe"]
+        print(
+            f"{what:<7} {depth:>3} blocks, 4 × {tokens:>4} tokens, width {width:>3}: plain {base.median:7.1f} ms, "
+            f"{ratio} × plain, {added:5.1f} ms more, {added / depth:.2f} per block"
+        )
 
 
 def compare_spectral() -> None:
@@ -186,20 +161,6 @@ def compare_spectral() -> None:
         with torch.no_grad():
             for name, ratio in ratios(lambda model=model, inputs=inputs: model(inputs), calls, rounds=1).items():
                 print(f"{title:<30} {name:<20} {ratio:6.2f} × plain")
-
-
-def compare_depth() -> None:
-    x = torch.randn(4, 64, 128)
-    previous = None
-    for depth in (10, 50, 100):
-        model = Encoder(depth, BlockConfig(128, 4)).eval()
-        with torch.no_grad():
-            (ratio,) = ratios(lambda m=model: m(x), {"probe": lambda m=model: probe(m, x)}).values()
-            seconds = statistics.median(_seconds(lambda m=model: probe(m, x)) for _ in range(ROUNDS))
-        per_block = seconds / depth
-        growth = "" if previous is None else f", {per_block / previous:.2f} × the time per block at 10"
-        previous = previous or per_block
-        print(f"{depth:>4} blocks: {ratio:.3f} × plain{growth}")
 
 
 def compare_memory() -> None:
@@ -246,10 +207,12 @@ def _most_memory() -> int:
 
 
 PARTS = {
-    "time": compare_time,
-    "padded": compare_padded,
+    "tiny": show_tiny,
+    "vit": show_vit,
+    "bert": show_bert,
+    "padded": show_padded,
+    "growth": show_growth,
     "spectral": compare_spectral,
-    "depth": compare_depth,
     "memory": compare_memory,
 }
 
@@ -257,6 +220,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--peak"]:
         peak(sys.argv[2], int(sys.argv[3]))
     else:
-        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, medians of {ROUNDS} rounds")
+        print(f"torch {torch.__version__}")
+        keep_memory()
         for part in sys.argv[1:] or PARTS:
             PARTS[part]()

@@ -1,25 +1,24 @@
-"""What watching costs a training run: ratios from one run, medians over alternating rounds.
+"""What watching costs a training run: ratios of processor time from one run, medians over alternating rounds with their
+quartiles.
 
-    python benchmarks/watch.py        # about five minutes on 2 cores
+    python benchmarks/watch.py        # about six minutes; one part of it: vit, bert or run
 
-single    one watched training step ÷ the same step without a watch, with its quartiles. The target is 1.05.
-operations  calls of torch's operators in such a step, without and with a watch: they carry no noise
-idle      a step between two watched ones ÷ the same step without a watch
-every 50  both together: (49 · idle + single) ÷ 50
-counter   what the hook between watched steps takes, in microseconds
-run       50 steps with a watch, the first of them watched, ÷ 50 steps without; ViT only
+vit, bert   one watched training step ÷ the same step without a watch, with gradients and without (the target is 1.05);
+            a step between two watched ones ÷ the same step without a watch; both together, with every 50th watched;
+            what the hook between watched steps takes; and the operations of PyTorch in a step, without and with a watch
+run         50 steps with a watch, the first of them watched, ÷ 50 steps without, in turn; the ViT
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from timing import keep_memory, operations, spread_of
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import depthscope
 from depthscope.models import BlockConfig, VisionTransformer, pre_norm
@@ -45,34 +44,18 @@ MODELS = {"ViT 12 × 192, 8 × 65 tokens": vit, "BERT-base, 2 × 128 tokens": be
 
 
 class Training:
-    """A step of AdamW, timed."""
+    """A step of AdamW, timed: processor time of one thread."""
 
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]):
         self.model, self.loss = model.train(), loss
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 
     def __call__(self) -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         self.loss(self.model).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return time.perf_counter() - start
-
-
-class Operations(TorchDispatchMode):
-    """Counts them."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
-def operations(act: Callable[[], object]) -> int:
-    with Operations() as counted:
-        act()
-    return counted.count
+        return time.process_time() - start
 
 
 def compare(name: str, step: Training, *, gradients: bool = False) -> None:
@@ -114,18 +97,13 @@ def compare(name: str, step: Training, *, gradients: bool = False) -> None:
     watch.close()
     counts = operations(step), operations(watched)
     print(
-        f"{name:<30} single {_spread(single)}  idle {_spread(between)}  "
+        f"{name:<30} single {spread_of(single)}  idle {spread_of(between)}  "
         f"every {EVERY}: {total:.4f}, of which the watched step {1 + (once - 1) / EVERY:.4f}"
         f"; counter {microseconds:.1f} µs; operations {counts[0]} → {counts[1]}"
     )
 
 
-def _spread(ratios: list[float]) -> str:
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return f"{middle:.3f} (quartiles {low:.3f}–{high:.3f})"
-
-
-def compare_runs(name: str, step: Training, rounds: int = 3) -> None:
+def compare_runs(name: str, step: Training, rounds: int = 2) -> None:
     found = []
     for _ in range(rounds):
         plain = watched = 0.0
@@ -140,12 +118,23 @@ def compare_runs(name: str, step: Training, rounds: int = 3) -> None:
     print(f"{name:<30} run of {EVERY} steps: {statistics.median(found):.4f} ({min(found):.4f}–{max(found):.4f})")
 
 
+def show(title: str) -> None:
+    training = Training(*MODELS[title]())
+    compare(title, training)
+    compare(f"{title.split(',')[0]}, gradients", training, gradients=True)
+
+
+VIT, BERT = MODELS
+PARTS = {
+    "vit": lambda: show(VIT),
+    "bert": lambda: show(BERT),
+    "run": lambda: compare_runs(VIT, Training(*vit())),
+}
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, medians of {ROUNDS} rounds")
-    for title, make in MODELS.items():
-        training = Training(*make())
-        compare(title, training)
-        compare(f"{title.split(',')[0]}, gradients", training, gradients=True)
-        if make is vit:
-            compare_runs(title, training)
+    torch.set_num_threads(1)
+    keep_memory()
+    print(f"torch {torch.__version__}, one thread, medians of {ROUNDS} rounds")
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()

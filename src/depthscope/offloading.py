@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,9 +12,12 @@ from torch import nn
 from depthscope import walking
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Where the model takes its inputs. Refuses weights that have no values and that nobody will bring."""
-    weights = walking.parameters(model)
+def device_of(model: nn.Module, weights: Sequence[nn.Parameter] | None = None) -> torch.device:
+    """Where the model takes its inputs. Refuses weights that have no values and that nobody will bring.
+
+    `weights`: all of them, where somebody has collected them already.
+    """
+    weights = walking.parameters(model) if weights is None else weights
     if any(weight.is_meta for weight in weights) and nobody_brings(model):
         raise ValueError("the model is on the meta device and has no weights; load it, or move it with to_empty()")
     if not weights:

@@ -1,8 +1,8 @@
 """The modules and weights of a model, as PyTorch's own `named_modules` and `named_parameters` give them, and faster.
 
 PyTorch's are generators inside generators, one per level: on a small model, a handful of such walks cost as much as a
-forward pass. These are plain lists, made by one loop. The order and the names are the same, and each module or weight
-is there once.
+forward pass. These are plain lists, made by plain loops that call nothing for a leaf. The order and the names are the
+same, and each module or weight is there once.
 """
 
 from __future__ import annotations
@@ -12,31 +12,48 @@ from torch import nn
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """All modules with their paths, the model itself first, as ""."""
-    found: dict[int, tuple[str, nn.Module]] = {}
-    waiting = [("", model)]
-    while waiting:
-        name, module = waiting.pop()
-        if id(module) in found:
-            continue
-        found[id(module)] = name, module
-        if module._modules:
-            prefix = f"{name}." if name else ""
-            inner = [(prefix + key, child) for key, child in module._modules.items() if child is not None]
-            waiting.extend(reversed(inner))
+    found = {id(model): ("", model)}
+
+    def add(prefix: str, children: dict[str, nn.Module | None]) -> None:
+        for key, child in children.items():
+            if child is not None and id(child) not in found:
+                found[id(child)] = prefix + key, child
+                if child._modules:
+                    add(f"{prefix}{key}.", child._modules)
+
+    add("", model._modules)
     return list(found.values())
 
 
 def modules(model: nn.Module) -> list[nn.Module]:
     """All modules, the model itself first."""
-    found: dict[int, nn.Module] = {}
-    waiting = [model]
-    while waiting:
-        module = waiting.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            if module._modules:
-                waiting.extend(reversed([child for child in module._modules.values() if child is not None]))
+    found = {id(model): model}
+
+    def add(children: dict[str, nn.Module | None]) -> None:
+        for child in children.values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = child
+                if child._modules:
+                    add(child._modules)
+
+    add(model._modules)
     return list(found.values())
+
+
+def paths_around(path: str) -> list[str]:
+    """The paths of the modules that stand around this one, from the outside, without the model itself."""
+    words = path.split(".")
+    return [".".join(words[:count]) for count in range(1, len(words))]
+
+
+def way_to(model: nn.Module, path: str) -> list[nn.Module]:
+    """The modules on the way to a path: the model itself first, and last the one that stands there."""
+    way = [model]
+    for word in path.split(".") if path else ():
+        child = way[-1]._modules[word]
+        assert child is not None
+        way.append(child)
+    return way
 
 
 def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

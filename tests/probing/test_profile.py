@@ -1,7 +1,10 @@
 """What a profile can do: curves, summaries, pictures, saving, comparing."""
 
+import copy
+import dataclasses
 import json
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +29,21 @@ def test_public_names_are_functions_of_the_package():
     assert {"probe", "measures"} <= set(dir(depthscope))
     with pytest.raises(AttributeError, match="prob"):
         _ = depthscope.prob
+
+
+def test_tables_are_made_when_they_are_first_read_and_once():
+    fresh = probe(*make("bert"))
+    assert not {"frame", "sinks"} & set(vars(fresh))
+    copies = [copy.deepcopy(fresh), pickle.loads(pickle.dumps(fresh))]
+    assert fresh.frame is fresh.frame
+    assert list(fresh.sinks) == ["block", "sample", "token", "norm_ratio", "text"]
+    for other in [*copies, dataclasses.replace(fresh, metadata={})]:
+        pd.testing.assert_frame_equal(other.frame, fresh.frame)
+        pd.testing.assert_frame_equal(other.sinks, fresh.sinks)
+    with pytest.raises(AttributeError, match="'Profile' object has no attribute 'fram'"):
+        _ = fresh.fram
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        fresh.frame = None
 
 
 def test_curves_run_over_blocks_0_to_l(profile: Profile):

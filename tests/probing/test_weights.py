@@ -8,6 +8,7 @@ from depthscope.anatomy import anatomy_of
 from depthscope.anatomy.look import look_of_weights
 from depthscope.models import BlockConfig, Encoder
 from depthscope.probing import probe
+from depthscope.probing.finite_weights import weights_not_finite
 from samples import seeded
 from zoo import ZOO
 
@@ -43,3 +44,30 @@ def test_what_has_no_norms_or_no_numbers_is_unknown():
     model = Encoder(2, BlockConfig(16, 4), generator=seeded(0))
     nn.init.constant_(model.blocks[0].norm1.bias, float("nan"))
     assert look_of_weights(anatomy_of(model))["look"] == "unknown"
+
+
+def test_norms_of_several_widths_and_formats_are_each_asked():
+    model = Encoder(3, BlockConfig(16, 4), generator=seeded(0))
+    model.blocks[1].norm2 = nn.RMSNorm(16)
+    model.blocks[2].norm1 = nn.LayerNorm(16, dtype=torch.float64)
+    model.blocks[2].norm2 = nn.LayerNorm(8)
+    assert look_of_weights(anatomy_of(model)) == {"look": "initialised", "norms": 6, "moved": 0}
+    for moved, weights in ((1, model.blocks[1].norm2.weight), (2, model.blocks[2].norm1.bias)):
+        nn.init.constant_(weights[3:4], 1e-30 if moved == 2 else 1.5)
+        assert look_of_weights(anatomy_of(model)) == {"look": "trained", "norms": 6, "moved": moved}
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_every_weight_that_is_no_number_is_named(bad: float):
+    weights = {name: torch.randn(5, 3, generator=seeded(0)) for name in "abcd"}
+    weights["c"], weights["d"] = weights["c"].double(), weights["d"].bfloat16()
+    weights["ids"] = torch.arange(3)
+    assert weights_not_finite(weights.items()) == []
+    for name in "bcd":
+        weights[name][4, 1] = bad
+    assert weights_not_finite(weights.items()) == ["b", "c", "d"]
+
+
+def test_weights_whose_squares_overflow_are_numbers():
+    huge = {"huge": torch.full((4, 4), 1e38), "small": torch.ones(3), "large": torch.full((2,), 3e38)}
+    assert weights_not_finite(huge.items()) == []

@@ -123,22 +123,25 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
     if not found:
         return repeated_blocks(model)
     anatomy = _assembled(model, found)
-    return anatomy if named is not None else replace(anatomy, notes=anatomy.notes + left_out(model, anatomy.blocks))
+    return (
+        anatomy if named is not None else replace(anatomy, notes=anatomy.notes + left_out(everything, anatomy.blocks))
+    )
 
 
 def _assembled(model: nn.Module, found: list[tuple[str, nn.Module]]) -> Anatomy:
     families: dict[str, Family] = {}
     axes: set[int] = set()
-    described: list[BlockAnatomy] = []
+    seen: list[tuple[BlockAnatomy, Family, int]] = []
     for name, module in found:
         family = _family_of(type(module))  # type: ignore[arg-type]
         assert family is not None
         families[family.name] = family
         axis = family.token_axis_of(module) if family.token_axis_of else family.token_axis
         axes.add(axis)
-        described.append(replace(family.describe(name, module), family=family.name, token_axis=axis))
-    if len(axes) == 1:
-        described = [replace(block, token_axis=None) for block in described]
+        seen.append((family.describe(name, module), family, axis))
+    described = [
+        replace(block, family=family.name, token_axis=None if len(axes) == 1 else axis) for block, family, axis in seen
+    ]
     if len(families) > 1:
         described = [_with_causality(model, block, families[block.family]) for block in described]
     blocks = in_parts(described)
@@ -164,8 +167,7 @@ def _with_causality(model: nn.Module, block: BlockAnatomy, family: Family) -> Bl
     """A block beside those of other families cannot rely on what is true of the whole model."""
     if block.causal is not None or block.causal_arguments:
         return block
-    paths = block.name.split(".")
-    around = [model.get_submodule(".".join(paths[:depth])) for depth in range(len(paths))]
+    around = walking.way_to(model, block.name)[:-1]
     configured = [module for module in around if hasattr(module, "config")]
     return replace(block, causal=family.causal(configured[-1] if configured else model))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypedDict
+from functools import cache
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ def look_of_weights(anatomy: Anatomy) -> WeightLook:
     or with entries that are not finite. It cannot see a model whose norms were frozen during training.
     """
     seen = {id(norm): norm for block in anatomy.blocks for norm in _norms(block.module)}
-    untouched = [_untouched(norm) for norm in seen.values()]
+    untouched = _untouched(list(seen.values()))
     known = [value for value in untouched if value is not None]
     moved = sum(not value for value in known)
     if not known or len(known) < len(untouched):
@@ -43,18 +44,44 @@ def _norms(block: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in walking.modules(block)
-        if "norm" in type(module).__name__.lower() and getattr(module, "weight", None) is not None
+        if is_named_norm(type(module)) and getattr(module, "weight", None) is not None
         if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 1
     ]
 
 
-def _untouched(norm: nn.Module) -> bool | None:
-    """Whether a norm is as an initialiser leaves it; None if its numbers are not finite, or not to be had."""
-    with torch.no_grad(), brought(norm):
-        gain, bias = norm.weight, getattr(norm, "bias", None)
-        assert isinstance(gain, Tensor)
-        decides = bias if isinstance(bias, Tensor) else gain - gain[0]
-        if decides.is_meta:
-            return None
-        size = torch.linalg.vector_norm(decides, 1, dtype=torch.float64).item()  # one question for both
-        return size == 0 if math.isfinite(size) else None
+@cache
+def is_named_norm(kind: type[nn.Module]) -> bool:
+    """Whether a class is a norm by its name."""
+    return "norm" in kind.__name__.lower()
+
+
+def _untouched(norms: list[nn.Module]) -> list[bool | None]:
+    """Whether each norm is as an initialiser leaves it; None if its numbers are not finite, or not to be had.
+
+    Norms of one width are asked together: one operation and one answer, where each of its own would cost as much as
+    the measures of a small model.
+    """
+    alike: dict[Any, list[tuple[int, Tensor]]] = {}
+    found: list[bool | None] = [None] * len(norms)
+    with torch.no_grad():
+        for place, norm in enumerate(norms):
+            with brought(norm):
+                gain, bias = norm.weight, getattr(norm, "bias", None)
+                assert isinstance(gain, Tensor)
+                decides = bias if isinstance(bias, Tensor) else gain - gain[0]
+                if decides.is_meta:
+                    continue
+                plain = type(decides) in (Tensor, nn.Parameter)  # one of several processes is asked alone
+                key = (decides.shape, decides.dtype, decides.device) if plain else place
+                alike.setdefault(key, []).append((place, decides.detach()))
+        for group in alike.values():
+            for (place, _), size in zip(group, _sizes([decides for _, decides in group]), strict=True):
+                found[place] = size == 0 if math.isfinite(size) else None
+    return found
+
+
+def _sizes(vectors: list[Tensor]) -> list[float]:
+    """Σ|v_i| of vectors of one shape: 0 only if all entries are, and finite only if all are."""
+    if len(vectors) == 1:
+        return [torch.linalg.vector_norm(vectors[0], 1, dtype=torch.float64).item()]
+    return torch.linalg.vector_norm(torch.stack(vectors), 1, dim=-1, dtype=torch.float64).tolist()

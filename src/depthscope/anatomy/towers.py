@@ -12,6 +12,7 @@ from dataclasses import replace
 from torch import nn
 
 from depthscope.anatomy.structure import BlockAnatomy
+from depthscope.walking import paths_around
 
 _KINDS = ("_model", "_tower", "_encoder", "_backbone", "_transformer")  # a name says the same without
 _LATER = ("text", "language", "decoder", "lm", "llm")  # what reads text or another part runs after the others
@@ -79,4 +80,4 @@ def _renamed(block: BlockAnatomy, trunk: str, beside: list[BlockAnatomy]) -> Blo
 def without_nested(found: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
     """Blocks that stand inside other blocks belong to these."""
     names = {name for name, _ in found}
-    return [(name, module) for name, module in found if not any(name.startswith(f"{other}.") for other in names)]
+    return [(name, module) for name, module in found if not any(around in names for around in paths_around(name))]

@@ -139,12 +139,15 @@ def _looked_at(model: nn.Module) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "no submodules"
 
 
-def left_out(model: nn.Module, blocks: Sequence[BlockAnatomy]) -> tuple[str, ...]:
-    """A note on lists of modules that look like blocks and stand beside those of known families."""
-    known = [block.name for block in blocks]
+def left_out(modules: Sequence[Named], blocks: Sequence[BlockAnatomy]) -> tuple[str, ...]:
+    """A note on lists of modules that look like blocks and stand beside those of known families, among all modules."""
+    known = {block.name for block in blocks}
+    around = {outer for name in known for outer in ("", *walking.paths_around(name))}
     found: list[str] = []
-    for name, module in walking.named_modules(model):
-        if not _is_list(module) or any(nested(path, name) or nested(name, path) for path in [*known, *found]):
+    for name, module in modules:
+        if not _is_list(module) or name in around or not known.isdisjoint(("", *walking.paths_around(name), name)):
+            continue
+        if any(nested(path, name) or nested(name, path) for path in found):
             continue
         alike = _repeated(name, module)
         if len(alike) > 1 and all(_is_deep(child) for _, child in alike):

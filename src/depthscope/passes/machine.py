@@ -108,6 +108,7 @@ class Machine:
         self._parts_run: list[str] = []  # in this pass, in order
         self.thread: int | None = None  # in which it is open: what other threads run is not heard
         self._carried: dict[int, Tensor] = {}  # by block module: what a change of a norm's copy adds to the trunk
+        self._hooked: list[nn.Module] = []  # where hooks of this machine hang, or are about to
         self._listeners: list[AttentionListener] = []
         self._refuse_what_does_nothing()
 
@@ -119,9 +120,9 @@ class Machine:
             for station in named:
                 if station not in stations.ALL:
                     raise unknown_name("station", station, stations.ALL)
-                if isinstance(site, Change) and station not in shown:
-                    raise ValueError(f"this model does not show its {station}, so that nothing can be changed there")
                 if isinstance(site, Change):
+                    if station not in shown:
+                        raise ValueError(f"this model does not show its {station}: nothing can be changed there")
                     for block in self.anatomy.blocks:
                         refuse_copy(block, station)
 
@@ -138,10 +139,10 @@ class Machine:
             pass
 
     def _close(self) -> None:
-        unhook(self.model, lambda hook: isinstance(hook, _Hook) and hook.owner is self)
+        unhook(self._hooked, lambda hook: isinstance(hook, _Hook) and hook.owner is self)
         for listener in self._listeners:
             listener.close()
-        self._listeners = []
+        self._hooked, self._listeners = [], []
         self.visit = self.inside = self._given = None  # of a pass that failed: it holds what entered the block
         self._carried.clear()
         self.thread = None
@@ -200,7 +201,7 @@ class Machine:
                 acts.append(partial(self._change, block, spot, site.change, copies))
         for act in acts:
             if spot.side == "in":
-                spot.module.register_forward_pre_hook(_Edit(self, act), with_kwargs=True)
+                self._hang_before(spot.module, _Edit(self, act))
             else:
                 self._after(spot.module, act)
 
@@ -211,8 +212,7 @@ class Machine:
             return
         after = block.spots.get("after_cross_attention")
         if after is not None and "after_attention" in changed:
-            hook = _Edit(self, partial(self._add_carried, block, False))
-            after.module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+            self._hang_before(after.module, _Edit(self, partial(self._add_carried, block, False)), prepend=True)
         self._after(block.module, partial(self._add_carried, block, True))
 
     def _add_carried(self, block: BlockAnatomy, ends: bool, value: Any) -> Any:
@@ -224,9 +224,14 @@ class Machine:
         return edit_tokens(value, lambda tokens: tokens + difference.reshape(tokens.shape))
 
     def _before(self, module: nn.Module, act: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> None:
-        module.register_forward_pre_hook(_Entrance(self, act), with_kwargs=True)
+        self._hang_before(module, _Entrance(self, act))
+
+    def _hang_before(self, module: nn.Module, hook: _Hook, *, prepend: bool = False) -> None:
+        self._hooked.append(module)
+        module.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend)
 
     def _after(self, module: nn.Module, act: Callable[[Any], Any]) -> None:
+        self._hooked.append(module)
         module.register_forward_hook(_Exit(self, act))
 
     # --- while a block runs --------------------------------------------------------------------------
@@ -239,14 +244,11 @@ class Machine:
         if id(block.module) in _REPEATED.blocks:
             return
         path = block.spots["input"].path if "input" in block.spots else None
-        self.running.enter(block.name, place, block.module, args, kwargs, path)
-        tokens, shape = tokens_at((args, kwargs), path), self.running.now.shape
-        assert tokens is not None
-        assert shape is not None
+        tokens = self.running.enter(block.name, place, block.module, args, kwargs, path)
         self.blocks_run += 1
         again = partial(self._run_again, block, args, kwargs)
         part = self._name_of_part(block.part)
-        self.visit = Visit(self.blocks_run, block, self.running.now.real, shape, tokens, again, part)
+        self.visit = Visit(self.blocks_run, block, self.running.now.real, tokens.shape, tokens, again, part)
         self._given = (args, kwargs)
 
     def _name_of_part(self, part: str) -> str:

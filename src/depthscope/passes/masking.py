@@ -24,7 +24,12 @@ MACHINERY = ("torch", "transformers", "accelerate", "deepspeed", "depthscope")
 WHOLE = "save_pretrained"  # what a whole model of transformers has, and its encoders and layers have not
 
 
-Theirs = dict[tuple[int, str], bool]  # by the id of a module or a class, and a library: whether that one wrote it
+class Asked:
+    """What has been found out about the modules of a model while one question is answered, by library."""
+
+    def __init__(self) -> None:
+        self.wrote: dict[tuple[type, str], bool] = {}  # by class
+        self.entrances: dict[tuple[str, str], nn.Module | None] = {}  # by the path of a module
 
 
 def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
@@ -35,8 +40,8 @@ def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     """
     if anatomy.family == "unknown":
         return anatomy
-    theirs: Theirs = {}
-    doubted = {block.part for block in anatomy.blocks if _is_doubted(model, anatomy, block, theirs)}
+    asked = Asked()
+    doubted = {block.part for block in anatomy.blocks if _is_doubted(model, anatomy, block, asked)}
     blocks = tuple(_in_doubt(block) if block.part in doubted else block for block in anatomy.blocks)
     if anatomy.causal is not False or not doubted:
         return replace(anatomy, blocks=blocks)
@@ -44,11 +49,11 @@ def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     return replace(anatomy, blocks=tuple(believed_parts), causal=None)
 
 
-def _is_doubted(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: Theirs) -> bool:
+def _is_doubted(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, asked: Asked) -> bool:
     if block.causal_arguments:
         return _has_own_forward(block.module) or not all(map(_is_as_written, _down_to_attention(block)[1:]))
     causal = anatomy.causal if block.causal is None else block.causal
-    return causal is False and not _makes_its_masks(model, anatomy, block, theirs)
+    return causal is False and not _makes_its_masks(model, anatomy, block, asked)
 
 
 def _in_doubt(block: BlockAnatomy) -> BlockAnatomy:
@@ -56,66 +61,72 @@ def _in_doubt(block: BlockAnatomy) -> BlockAnatomy:
 
 
 def entrance_of(
-    model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: Theirs | None = None
+    model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, asked: Asked | None = None
 ) -> nn.Module | None:
     """The outermost whole model of its library that a block is reached from through nothing but the library's own
-    modules; None if there is none. What it is given, it is given by somebody else. `theirs` remembers, from one block
-    to the next, which of the modules around them are the library's own."""
+    modules; None if there is none. What it is given, it is given by somebody else. `asked` remembers from one block to
+    the next what stands around them."""
     if anatomy.family == "unknown":
         return None
-    library = _library_of(anatomy, block)
-    words = block.name.split(".") if block.name else []
-    found, theirs = None, {} if theirs is None else theirs
-    for count in reversed(range(len(words) + 1)):
-        module = model.get_submodule(".".join(words[:count]))
-        key = (id(module), library)
-        if key not in theirs:
-            theirs[key] = _is_theirs(module, library, theirs)
-        if not theirs[key]:
-            break
-        if hasattr(module, WHOLE) or (library != "transformers" and not _wrote(type(module), "torch")):
-            found = module
-    return found
+    return _entrance(walking.way_to(model, block.name), block.name, _library_of(anatomy, block), asked or Asked())
+
+
+def _entrance(way: list[nn.Module], path: str, library: str, asked: Asked) -> nn.Module | None:
+    """That of the last module on a way, which stands at `path`."""
+    key, module = (path, library), way[-1]
+    if key not in asked.entrances:
+        found = None
+        if _is_theirs(module, library, asked):
+            if len(way) > 1:
+                found = _entrance(way[:-1], path.rpartition(".")[0], library, asked)
+            if found is None and _is_whole(module, library):
+                found = module
+        asked.entrances[key] = found
+    return asked.entrances[key]
+
+
+def _is_whole(module: nn.Module, library: str) -> bool:
+    return hasattr(module, WHOLE) or (library != "transformers" and not _wrote(type(module), "torch"))
 
 
 def is_wrapped(model: nn.Module, anatomy: Anatomy) -> bool:
     """Whether somebody else's module stands around a whole model of a library, and may give it masks."""
-    theirs: Theirs = {}
-    return any(entrance_of(model, anatomy, block, theirs) is not model for block in anatomy.blocks)
+    asked = Asked()
+    return any(entrance_of(model, anatomy, block, asked) is not model for block in anatomy.blocks)
 
 
-def _makes_its_masks(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, theirs: Theirs) -> bool:
+def _makes_its_masks(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, asked: Asked) -> bool:
     library = _library_of(anatomy, block)
-    inside = all(_is_theirs(module, library, theirs) for module in _down_to_attention(block))
-    return inside and entrance_of(model, anatomy, block, theirs) is not None
+    inside = all(_is_theirs(module, library, asked) for module in _down_to_attention(block))
+    return inside and entrance_of(model, anatomy, block, asked) is not None
 
 
 def _down_to_attention(block: BlockAnatomy) -> list[nn.Module]:
     """The block, and what stands around its attention in it, down to the attention; the whole of a block that does not
     show it."""
+    inside = walking.modules(block.module)
     if block.attention is None:
-        return walking.modules(block.module)
-    holds: dict[int, bool] = {}
-
-    def has_attention(module: nn.Module) -> bool:
-        if id(module) not in holds:
-            inside = [has_attention(child) for child in module._modules.values() if child is not None]
-            holds[id(module)] = module is block.attention or any(inside)
-        return holds[id(module)]
-
-    return [m for m in walking.modules(block.module) if has_attention(m) or m is block.module]
+        return inside
+    holds, before = {id(block.attention)}, 0  # and what it stands in
+    not_leaves = [module for module in reversed(inside) if module._modules]
+    while len(holds) > before:  # again, since a module that stands in two others is listed with the first
+        before = len(holds)
+        for module in not_leaves:
+            if any(id(child) in holds for child in module._modules.values()):
+                holds.add(id(module))
+    return [module for module in inside if id(module) in holds or module is block.module]
 
 
 def _library_of(anatomy: Anatomy, block: BlockAnatomy) -> str:
     return FAMILIES[block.family or anatomy.family].library
 
 
-def _is_theirs(module: nn.Module, library: str, theirs: Theirs) -> bool:
+def _is_theirs(module: nn.Module, library: str, asked: Asked) -> bool:
     """Whether a module is as the library wrote it; its class is asked once."""
-    key = (id(type(module)), library)
-    if key not in theirs:
-        theirs[key] = _wrote(type(module), library)
-    return theirs[key] and _is_as_written(module)
+    key = (type(module), library)
+    if key not in asked.wrote:
+        asked.wrote[key] = _wrote(*key)
+    return asked.wrote[key] and _is_as_written(module)
 
 
 def _wrote(kind: type[nn.Module], library: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from depthscope import walking
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.passes.by_thread import ByThread
 from depthscope.passes.mask_names import Names, is_cross, is_padding, looks_like_a_mask, meant_for, side_of
@@ -59,9 +60,12 @@ class MaskFinder:
         self.argument = self.told.removeprefix("~") if isinstance(self.told, str) else anatomy.mask_argument or ""
         self.unused: set[str] = set()  # arguments that look like masks and were not understood
         blocks = {id(block.module) for block in anatomy.blocks}  # also those that are made from a list of modules
-        paths = sorted({path for block in anatomy.blocks for path in _paths_around(block)})
-        found = {path: model.get_submodule(path) for path in paths}
-        modules = {path: m for path, m in found.items() if id(m) in blocks or not _is_list(m)}
+        found: dict[str, nn.Module] = {}
+        for block in anatomy.blocks:
+            found.update(zip(_paths_around(block), walking.way_to(model, block.name), strict=True))
+        modules = {
+            path: found[path] for path in sorted(found) if id(found[path]) in blocks or not _is_list(found[path])
+        }
         self.around = list(dict.fromkeys(modules.values()))
         self._positions = {module: self._mask_positions(module) for module in self.around}
         self._path_of = {module: path for path, module in reversed(modules.items())}  # the first, if it has several
@@ -294,5 +298,4 @@ def _is_list(module: nn.Module) -> bool:
 
 def _paths_around(block: BlockAnatomy) -> list[str]:
     """From the model's own, the empty one, to the block's."""
-    words = block.name.split(".") if block.name else []
-    return [".".join(words[:count]) for count in range(len(words) + 1)]
+    return ["", *walking.paths_around(block.name), block.name] if block.name else [""]

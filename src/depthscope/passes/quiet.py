@@ -63,7 +63,7 @@ class _Before:
         self.modules = walking.modules(model)
         self.training = [module for module in self.modules if module.training]
         self.compiled = [(module, module._compiled_call_impl) for module in self.modules if _is_compiled(module)]
-        self.hooks = temporary_hooks(model)
+        self.hooks = temporary_hooks(self.modules)
         self.remembers = False
 
     def wait_for_turn(self) -> None:
@@ -114,7 +114,7 @@ class _Before:
                 module._compiled_call_impl = implementation
             for module in self.training:
                 module.training = True
-            unhook(self.model, lambda hook: isinstance(hook, TemporaryHook) and id(hook) not in self.hooks)
+            unhook(self.modules, lambda hook: isinstance(hook, TemporaryHook) and id(hook) not in self.hooks)
             self.remembers = False  # from now on all this may be another measurement's
         if self in _MEASURING:
             _MEASURING.remove(self)

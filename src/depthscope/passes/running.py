@@ -30,7 +30,9 @@ class Now(ByThread):
         self.calls = 0  # of the model, counted up to 2
         self.block = ""  # the name of the block that began last, in this pass
         self.real: Tensor | None = None  # (batch, n) true for real tokens; None: all are
-        self.position: Tensor | None = None  # (batch, n) number among the real tokens of the sequence, from 0
+        self.covered: Tensor | None = None  # `real` with the tokens in the cache before it, where the mask has them
+        self.size = (0, 0)  # sequences and tokens of the block's input
+        self.entered_at: torch.device | None = None  # where it is
         self.shape: torch.Size | None = None  # of the block's input
         self.bidirectional: bool | None = None  # what this call says; None: the call says nothing
         self.cache: Any = None  # keys and values of earlier tokens
@@ -39,6 +41,17 @@ class Now(ByThread):
         self.given: list[weakref.ref[Tensor]] = []  # to the block before, where several tensors could be its tokens
         self.ids: tuple[int, ...] | None = None  # the shape of the ids that the model is called with
         self.passed: tuple[Tensor, Tensor | None] | None = None  # in the first pass: what entered and left a block
+
+    @property
+    def position(self) -> Tensor | None:
+        """(batch, n), the number of each token among the real ones of its sequence, from 0; None: its place."""
+        if self.real is not None and self.covered is not None:
+            n = self.real.shape[1]
+            counted = self.covered.long().cumsum(dim=-1)[:, -n:] - 1
+            return counted if self.covered.shape[1] > n else counted + self.past
+        if self.past:
+            return torch.arange(self.past, self.past + self.size[1], device=self.entered_at).expand(self.size)
+        return None
 
 
 class Pass:
@@ -87,8 +100,9 @@ class Pass:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         path: Path | None = None,
-    ) -> None:
-        """A block begins. `index` is the place of its keys and values in a cache, `path` leads to its tokens."""
+    ) -> Tensor:
+        """A block begins, with the tokens that are returned. `index` is the place of its keys and values in a cache,
+        `path` leads to its tokens."""
         recomputed = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
         if recomputed:
             self.masks.begin()
@@ -111,13 +125,10 @@ class Pass:
         now.real = self.masks.real(block, batch, n, past=now.past)
         if not torch.compiler.is_compiling():
             self._recognise_pass(next((v for v in values if isinstance(v, Tensor) and v.ndim == 4), None), recomputed)
-        now.position = None
-        if now.real is not None:
-            counted = now.real.long().cumsum(dim=-1)[:, -n:] - 1
-            now.position = counted if now.real.shape[1] > n else counted + now.past
+        now.size, now.entered_at, now.covered = (batch, n), tokens.device, now.real
+        if now.real is not None and now.real.shape[1] > n:
             now.real = now.real[:, -n:]
-        elif now.past:
-            now.position = torch.arange(now.past, now.past + n, device=tokens.device).expand(batch, n)
+        return tokens
 
     def leave(self, block: str, entrance: Path | None, leaves: Path | None, given: Any, returned: Any) -> None:
         """A block of no known family has run: refuses one that returns another shape than it was given."""

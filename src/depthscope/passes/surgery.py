@@ -76,8 +76,8 @@ def without(
 def open_surgery(model: nn.Module) -> Surgery | None:
     """What leaves parts out of this model now; None: the model is whole."""
     for module in walking.modules(model):
-        for store in (module._forward_pre_hooks, module._forward_hooks):
-            for hook in store.values():
+        if module._forward_pre_hooks or module._forward_hooks:
+            for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
                 if isinstance(owner := getattr(hook, "owner", None), Surgery):
                     return owner
     return None

@@ -6,7 +6,7 @@ undone twice, and is: the second time begins anew what an interrupt broke off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,9 +41,9 @@ class TemporaryHook:
         return self.act(*given)
 
 
-def temporary_hooks(model: nn.Module) -> frozenset[int]:
-    """The `id` of every one that hangs on a model."""
-    return frozenset(id(hook) for _, _, hook in _hooks(model) if isinstance(hook, TemporaryHook))
+def temporary_hooks(modules: Iterable[nn.Module]) -> frozenset[int]:
+    """The `id` of every one that hangs on these modules."""
+    return frozenset(id(hook) for _, _, hook in _hooks(modules) if isinstance(hook, TemporaryHook))
 
 
 def unhook_one(module: nn.Module, unwanted: Callable[[Any], bool]) -> None:
@@ -65,17 +65,18 @@ def _take_down(module: nn.Module, key: int) -> None:
         store.pop(key, None)
 
 
-def unhook(model: nn.Module, unwanted: Callable[[Any], bool]) -> None:
-    """Takes the forward hooks and pre-hooks down for which `unwanted(hook)` is true."""
-    for module, key, hook in _hooks(model):
+def unhook(where: nn.Module | Iterable[nn.Module], unwanted: Callable[[Any], bool]) -> None:
+    """Takes the forward hooks and pre-hooks down for which `unwanted(hook)` is true: all of a model's, or only those on
+    modules that are listed, by whoever knows where they hang."""
+    for module, key, hook in _hooks(walking.modules(where) if isinstance(where, nn.Module) else where):
         if unwanted(hook):
             _take_down(module, key)
 
 
-def _hooks(model: nn.Module) -> list[tuple[nn.Module, int, Any]]:
+def _hooks(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, int, Any]]:
     return [
         (module, key, hook)
-        for module in walking.modules(model)
+        for module in modules
         for store in (module._forward_pre_hooks, module._forward_hooks)
         if store
         for key, hook in store.items()

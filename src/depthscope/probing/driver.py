@@ -50,7 +50,7 @@ from depthscope.probing.finite_weights import weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.pace import Pace
 from depthscope.probing.parts import PartSeen
-from depthscope.probing.profile import Profile, frame_of, sinks_of
+from depthscope.probing.profile import Profile
 from depthscope.probing.reduction import Excluded, Reduction
 from depthscope.probing.roles import Roles
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
@@ -130,7 +130,7 @@ def probe(
         metadata["window"] = window
         metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
     rows = gather_heads(reduction.rows, passes.split_heads)
-    return Profile(frame_of(rows + gradient_rows), metadata, sinks_of(reduction.sinks))
+    return Profile.of_rows(rows + gradient_rows, metadata, reduction.sinks)
 
 
 def _notes_on(roles: Roles | None, *, repeated: bool) -> list[str]:
@@ -269,26 +269,35 @@ class _Passes:
         return [f"{why}: no {', '.join(names)}" for why, names in lacking.items()]
 
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
-        if station == "input" and visit.number == 1:
-            self.device, self.dtype = tokens.device, str(tokens.dtype).removeprefix("torch.")
         if station == "input":
-            begins = visit.number == 1 or visit.part != self._running
-            self._running = visit.part
-            self.batch_size = max(self.batch_size, tokens.shape[0])
-            self.past = max(self.past, self.machine.running.now.past)
-            self.is_masked |= visit.real is not None
-            if visit.real is not None and not bool(visit.real.any()):
-                raise ValueError(
-                    f"the mask hides all {tuple(visit.real.shape)} tokens: expected true, or 1, for real ones; mask= "
-                    'says which argument marks them ("~name": true for padding)'
-                )
-            require_whole(visit.block.module, tokens)
-            self.parts.setdefault(visit.part, PartSeen(self.anatomy, visit)).see(visit.number, tokens, begins=begins)
+            self._see_entrance(visit, tokens)
+            if self.reduction.has_passed(visit, source):
+                return
         if station == "output":
             self.final_norm.remember(visit, source)
         # Our own arithmetic: unseen by the attention listener, in full precision, without gradients.
         with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
             self.reduction.see_tokens(visit, station, tokens, source)
+
+    def _see_entrance(self, visit: Visit, tokens: Tensor) -> None:
+        """Tokens enter a block."""
+        if visit.number == 1:
+            self.device, self.dtype = tokens.device, str(tokens.dtype).removeprefix("torch.")
+        begins = visit.number == 1 or visit.part != self._running
+        self._running = visit.part
+        self.batch_size = max(self.batch_size, tokens.shape[0])
+        self.past = max(self.past, self.machine.running.now.past)
+        if visit.real is not None:
+            self.is_masked = True
+            if not bool(visit.real.any()):
+                raise ValueError(
+                    f"the mask hides all {tuple(visit.real.shape)} tokens: expected true, or 1, for real ones; mask= "
+                    'says which argument marks them ("~name": true for padding)'
+                )
+        require_whole(visit.block.module, tokens)
+        if visit.part not in self.parts:
+            self.parts[visit.part] = PartSeen(self.anatomy, visit)
+        self.parts[visit.part].see(visit.number, tokens, begins=begins)
 
     def _see_final_norm(self, visit: Visit, source: Tensor) -> None:
         tokens = self.machine.running.batch_first(source)
@@ -331,6 +340,8 @@ def _describe(
     parts = passes.parts if len(passes.parts) > 1 or len(anatomy.parts) > 1 else {}
     first = next(iter(passes.parts.values()))
     placements = {part.placement for part in passes.parts.values()}
+    named = walking.named_parameters(model)
+    weights = [parameter for _, parameter in named]
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
@@ -348,12 +359,12 @@ def _describe(
         "causal": passes.causal,
         "causal_by": passes.causal_by,
         "right_to_left": passes.anatomy.right_to_left,
-        "parameters": sum(p.numel() for p in walking.parameters(model)),
+        "parameters": sum(parameter.numel() for parameter in weights),
         "weights": look_of_weights(anatomy),
-        "weights_not_finite": weights_not_finite(model),
+        "weights_not_finite": weights_not_finite(named),
         "dtype": passes.dtype,
         "arithmetic": list(passes.reduction.sweeper.forms),
-        "device": str(device_of(model)),
+        "device": str(device_of(model, weights)),
         "attention_implementation": getattr(config, "_attn_implementation", None),
         "measures": list(names),
         "stations": sorted(stations),

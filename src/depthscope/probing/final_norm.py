@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from depthscope import walking
 from depthscope.anatomy import Anatomy
+from depthscope.anatomy.look import is_named_norm
 from depthscope.passes import Visit
 from depthscope.passes.tokens import first_tokens
 from depthscope.passes.undoing import TemporaryHook
@@ -26,8 +27,9 @@ class FinalNorm:
     """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, hear: Callable[[Visit, Tensor], object]):
+        norms = [(name, module) for name, module in walking.named_modules(model) if is_named_norm(type(module))]
         inside = {id(module) for block in anatomy.blocks for module in walking.modules(block.module)}
-        self.norms = {name: m for name, m in walking.named_modules(model) if id(m) not in inside and _is_norm(m)}
+        self.norms = {name: m for name, m in norms if id(m) not in inside and _has_vectors_only(m)}
         self.hear = hear
         self.name: str | None = None  # of the module that was heard last
         self._returned: tuple[weakref.ref[Tensor], int | None, Visit] | None = None
@@ -62,8 +64,8 @@ class FinalNorm:
         return hook
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and all(p.ndim <= 1 for p in walking.parameters(module))
+def _has_vectors_only(module: nn.Module) -> bool:
+    return all(p.ndim <= 1 for p in walking.parameters(module))
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
-
-from depthscope import walking
 
 
-def weights_not_finite(model: nn.Module) -> list[str]:
-    """Names of weights with NaN or infinity in them; of split ones, in the part that this process holds.
+def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Names of the weights with NaN or infinity in them; of split ones, in the part that this process holds.
 
-    The norm of all of them is asked for first: one call, and finite only if all of them are.
+    The norms of all of them are asked for first: one answer, and finite only if all of them are.
     """
-    named = [(name, _local(weights.detach())) for name, weights in walking.named_parameters(model)]
-    numbers = [(name, weights) for name, weights in named if _can_be_asked(weights)]
-    plain = [weights for _, weights in numbers]
-    if not plain or math.isfinite(get_total_norm(plain)):
-        return []
-    return [name for name, weights in numbers if not _is_finite(weights)]
+    with torch.no_grad():
+        numbers: list[tuple[str, Tensor]] = []
+        alike: dict[Any, list[Tensor]] = {}
+        for name, given in named:
+            plain = type(given) in (Tensor, nn.Parameter)
+            weights = given if plain else _local(given)
+            if _can_be_asked(weights):
+                numbers.append((name, weights))
+                alike.setdefault((weights.device, weights.dtype) if plain else id(weights), []).append(weights)
+        # A norm may overflow where no weight is infinite: then each is asked.
+        if all(math.isfinite(_norm(weights)) for weights in alike.values()):
+            return []
+        return [name for name, weights in numbers if not _is_finite(weights)]
+
+
+def _norm(weights: list[Tensor]) -> float:
+    """One number, finite only if all of these are."""
+    if len(weights) == 1:
+        return torch.linalg.vector_norm(weights[0]).item()
+    return torch.stack(torch._foreach_norm(weights)).sum().item()
 
 
 def _local(weights: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,26 @@ class Profile:
     frame: pd.DataFrame
     metadata: dict[str, Any] = field(default_factory=dict)
     sinks: pd.DataFrame = field(default_factory=lambda: sinks_of([]))
+
+    @classmethod
+    def of_rows(cls, rows: list[Row], metadata: dict[str, Any], sinks: list[SinkRow]) -> Profile:
+        """What a probe has measured. The two tables are made when they are first read: on a small model, to make them
+        takes longer than to measure a block."""
+        profile = cls.__new__(cls)
+        later = {"frame": partial(frame_of, rows), "sinks": partial(sinks_of, sinks)}
+        profile.__dict__.update(metadata=metadata, _later=later)
+        return profile
+
+    def __getattr__(self, name: str) -> Any:
+        """Only for what is not there: a table that nobody has read yet."""
+        later = self.__dict__.get("_later", {})
+        make = later.get(name)
+        if make is not None:
+            self.__dict__.setdefault(name, make())
+            later.pop(name, None)
+        if name not in self.__dict__:  # another thread may have made it meanwhile
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self.__dict__[name]
 
     def __str__(self) -> str:
         """A table of the key measures at the first, middle and last block."""

@@ -155,6 +155,11 @@ class Reduction:
 
     # --- tokens -----------------------------------------------------------------------------------
 
+    def has_passed(self, visit: Visit, source: Tensor) -> bool:
+        """Whether what enters a block is what has left the one before, and nobody asks for it a second time."""
+        within = visit.number != 1 and visit.part == self._part
+        return within and "input" not in self.stations and self._trail.known(source) is not None
+
     def see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         """Tokens (batch, n, d) pass a station; `source` is the tensor that the model passes."""
         self._batch = tokens.shape[0]
@@ -234,9 +239,10 @@ class Reduction:
         return seen
 
     def _look_for_outliers(self, seen: Seen, swept: Swept, real: Tensor | None, out: Tensor) -> None:
-        if out.device.type != "cpu" and self.exclude != "outliers" and not self.wants_attention:
+        on_cpu = out.device.type == "cpu"
+        if not on_cpu and self.exclude != "outliers" and not self.wants_attention:
             seen.unasked = swept, real
-        elif out[_OUTLIERS].any():
+        elif out.numpy()[_OUTLIERS].any() if on_cpu else out[_OUTLIERS].any():
             seen.outliers, seen.norm_ratios = swept.outliers(real)
 
     def _buffer(self, station: str, visit: Visit) -> str:

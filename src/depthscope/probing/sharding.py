@@ -28,7 +28,7 @@ def processes_of(module: nn.Module) -> Any:
     long as a module runs, so that every process has all the heads.
     """
     tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors is None:  # then there is no DTensor
+    if tensors is None or not torch.distributed.is_initialized():  # then there is no DTensor, or no other process
         return None
     for parameter in _weights(module):
         if isinstance(parameter, tensors.DTensor):

@@ -66,11 +66,11 @@ def sweep(
 
 
 def _filled(x: Tensor, real: Tensor, buffer: Tensor) -> Tensor:
-    """The tokens with the first real one of each sequence in the place of its padding."""
-    first = real.int().argmax(dim=-1)  # (batch,)
-    sample, place = (~real).nonzero(as_tuple=True)
-    buffer.copy_(x)
-    buffer[sample, place] = x[sample, first[sample]]
+    """The tokens with the first real one of each sequence in the place of its padding: rows are copied, once."""
+    batch, n, d = x.shape
+    first = real.int().argmax(dim=-1, keepdim=True)  # (batch, 1)
+    places = torch.where(real, torch.arange(n), first) + n * torch.arange(batch)[:, None]  # (batch, n)
+    torch.index_select(x.reshape(-1, d), 0, places.reshape(-1), out=buffer.view(-1, d))
     return buffer
 
 

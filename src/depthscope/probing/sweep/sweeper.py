@@ -87,7 +87,8 @@ class Sweeper:
         comparison, "" where there will be none, and `before` is what these are compared with.
         """
         if real is not None:
-            real = (real.to(tokens.device) != 0).expand(tokens.shape[:-1])
+            real = real.to(tokens.device)
+            real = (real if real.dtype is torch.bool else real != 0).expand(tokens.shape[:-1])
         if before is not None and before.tokens.shape != tokens.shape:
             before = None
         if kernel.can_sweep(tokens) and self._compiled is not None:

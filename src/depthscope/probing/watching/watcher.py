@@ -332,6 +332,8 @@ class Watch:
 
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         self._lasts[visit.part] = visit.number
+        if station == "input" and self._reduction.has_passed(visit, source):
+            return
         with torch.no_grad(), full_precision(tokens):
             self._reduction.see_tokens(visit, station, tokens.detach(), source)
 
