@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple, get_args
 from depthscope.theory.odds import OddsMap, odds_of
 
 Placement = Literal["post", "pre"]
-GROWTH = 10.0  # by how much the gradient may grow or shrink over the whole depth
+GROWTH = 10.0  # by how much the gradient may grow or shrink over the whole depth; `remedies.recommend` allows the same
 LEVEL = 0.1  # the similarity to hold: of the least that `level_to_hold` asks for
 
 
@@ -102,11 +102,12 @@ class Backward(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """What is expected block by block: t_sim behind each block and its de-escalation, λ_g of each block."""
+    """What is expected block by block: t_sim behind each block and its de-escalation, λ_g and λ_t of each block."""
 
     similarity: tuple[float, ...]
     gradient: tuple[float, ...]
     odds: tuple[float, ...]  # t_sim/t_div; infinite where nothing is left of the deviations
+    tokens: tuple[float, ...]  # λ_t: of tokens that are nearly equal, wherever those at the entrance are
 
     @property
     def growth(self) -> float:
@@ -127,7 +128,7 @@ def course(
     """Tokens forwards and a random gradient backwards through `depth` blocks, each with τ at its end.
 
     `similarity` is that of the tokens at the entrance, by default 1/n (unrelated tokens); `energy` their mean square,
-    which matters in pre-norm.
+    which matters in pre-norm. λ_t is infinite at τ = 1: nothing is left of the mean.
     """
     if depth < 1 or not 0 <= tau <= 1 or not alpha >= 0:
         raise ValueError(f"expected depth ≥ 1, α ≥ 0 and τ in [0, 1], got {depth}, {alpha}, {tau}")
@@ -153,7 +154,23 @@ def course(
         total = mean + deviations  # what was 1 behind the block
         logs.append(0.5 * math.log(total))
         mean, deviations = mean / total, deviations / total
-    return Course(tuple(shares), tuple(reversed(logs)), tuple(odds))
+    return Course(
+        tuple(shares), tuple(reversed(logs)), tuple(odds), _token_exponents(depth, alpha, tau, gains, through, energy)
+    )
+
+
+def _token_exponents(
+    depth: int, alpha: float, tau: float, gains: Gains, through: Callable[..., tuple[_State, Backward]], energy: float
+) -> tuple[float, ...]:
+    """λ_t = −½ ln of what a block multiplies the odds of nearly equal tokens by; in post-norm −½ ln((1 − τ)²ρ)."""
+    found, mean, apart = [], energy, 1e-12  # the deviations' share
+    for _ in range(depth):
+        if mean == 0:
+            break
+        state, _ = through(_State(mean, mean * apart), alpha, gains)
+        mean = state.mean * (1 - tau) ** 2
+        found.append(-0.5 * math.log(mean / state.deviations * apart) if mean > 0 else math.inf)
+    return tuple(found) + (math.inf,) * (depth - len(found))
 
 
 def relu_kernel(gap: float) -> float:
