@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -93,7 +94,7 @@ def _cells(shape: Shape, wiring: Wiring, folder: Path, advance: Any) -> pd.DataF
     seen = []
     for alpha, tau in pairs:
         cell = {"run": "measured", "alpha": alpha, "tau": tau, "heads": shape.heads, **about}
-        seen += kept(folder, cell, lambda: [measured(shape, wiring, alpha, tau)])  # noqa: B023
+        seen += kept(folder, cell, partial(measured, shape, wiring, alpha, tau))
         advance(5 * shape.depth)
     found = trained(shape, wiring, folder, advance)
     key = ["alpha", "tau"]

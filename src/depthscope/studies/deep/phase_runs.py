@@ -79,7 +79,7 @@ def pixels(images: Tensor) -> Tensor:
 def kept(
     folder: Path, key: Mapping[str, Any], make: Callable[[], list[Row]], found: Callable[[], object] = lambda: None
 ) -> list[Row]:
-    """The rows of an earlier run with the same key (`found` is told), or those that are made now, which are then kept."""
+    """The rows of an earlier run with the same key (then `found` is called), or those that are made now and kept."""
     key = json.loads(json.dumps(key))  # as it comes back
     path = folder / f"{short_hash(dict(key))}.json"
     if path.exists() and (before := read_json(path))["key"] == key:

@@ -48,8 +48,8 @@ def closed_form(shape: Shape, wiring: Wiring, alpha: float, tau: float, given: t
     }
 
 
-def measured(shape: Shape, wiring: Wiring, alpha: float, tau: float) -> Row:
-    """The same four numbers of the model itself, new; names with `measured_`. λ_t is None at τ = 1."""
+def measured(shape: Shape, wiring: Wiring, alpha: float, tau: float) -> list[Row]:
+    """One row: the same four numbers of the model itself, new; names with `measured_`. λ_t is None at τ = 1."""
     model = build(shape, wiring)
     apply(model, ResidualWeight(alpha), *([DeEscalate(tau, at="output")] if tau else []))
     blocks, tokens = list(model.encoder.blocks), _embedded(shape, wiring)
@@ -61,14 +61,16 @@ def measured(shape: Shape, wiring: Wiring, alpha: float, tau: float) -> Row:
             x = block(x)
     end = TokenMatrix.of(x)
     usable = [number for number in of_tokens if math.isfinite(number)] if tau < 1 else []
-    return {
-        "alpha": alpha,
-        "tau": tau,
-        "measured_lambda_t": sum(usable) / len(usable) if usable else None,
-        "measured_lambda_g": sum(of_gradient) / shape.depth,
-        "measured_diversity": (end.deviation_norm / end.norm).square().log().mean().exp().item(),
-        "measured_growth": sum(of_gradient),
-    }
+    return [
+        {
+            "alpha": alpha,
+            "tau": tau,
+            "measured_lambda_t": sum(usable) / len(usable) if usable else None,
+            "measured_lambda_g": sum(of_gradient) / shape.depth,
+            "measured_diversity": (end.deviation_norm / end.norm).square().log().mean().exp().item(),
+            "measured_growth": sum(of_gradient),
+        }
+    ]
 
 
 @torch.no_grad()
