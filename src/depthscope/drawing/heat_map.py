@@ -65,9 +65,16 @@ def paint_plane(ax: Axes, values: Array, x: Array, y: Array, *, limits: tuple[fl
     )
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
-            bright = value > (low + high) / 2
-            text = {"ha": "center", "va": "center", "fontsize": SMALL - 1, "color": BLACK if bright else "white"}
-            ax.text(x[column], y[row], f"{value:.1f}", **text)
+            colour = BLACK if value > (low + high) / 2 else "white"
+            ax.text(
+                float(x[column]),
+                float(y[row]),
+                f"{value:.1f}",
+                ha="center",
+                va="center",
+                fontsize=SMALL - 1,
+                color=colour,
+            )
     ax.set_yscale("log")
     ax.set_xticks(x, [f"{tick:g}" for tick in x])
     ax.set_yticks(y, [f"{tick:g}" for tick in y])

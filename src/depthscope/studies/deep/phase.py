@@ -116,7 +116,7 @@ def draw(frame: pd.DataFrame) -> Any:
     """The loss of every cell at its best rate, the two lines over it, and rings where the lines are wrong."""
     judged = frame[frame["map"] == "judged"]
     figure, axes = drawing.panels(len(WIRINGS), width=4.6, height=4.2)
-    colours = None
+    colours: Any = None
     for ax, wiring in zip(axes, WIRINGS, strict=True):
         cells = judged[judged["wiring"] == wiring]
         table = cells.pivot(index="alpha", columns="tau", values="loss")

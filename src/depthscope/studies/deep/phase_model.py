@@ -10,6 +10,7 @@ Shapes: K models, L blocks, B images of n tokens (the class token first), width 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class Stack:
 def stacked(model: VisionTransformer, alphas: list[float], taus: list[float]) -> Stack:
     """K copies of a model, each with its own α and τ."""
     count = len(alphas)
-    first = model.encoder.blocks[0]
+    first: Any = model.encoder.blocks[0]
 
     def copies(value: Tensor, dim: int) -> Tensor:
         """With an axis of K models at `dim`."""
@@ -51,7 +52,7 @@ def stacked(model: VisionTransformer, alphas: list[float], taus: list[float]) ->
         shape.insert(dim, count)
         return value.detach().unsqueeze(dim).expand(shape).clone().requires_grad_()
 
-    states = [dict(block.named_parameters()) for block in model.encoder.blocks]
+    states: list[dict[str, Tensor]] = [dict(block.named_parameters()) for block in model.encoder.blocks]
     for state in states:
         for kind in ("weight", "bias"):
             state[f"{QKV}.{kind}"] = torch.cat([state.pop(f"attention.{name}.{kind}") for name in _PROJECTIONS])
