@@ -163,7 +163,8 @@ def trained(shape: Shape, wiring: Wiring, folder: Path, advance: Callable[[int],
     cells: dict[tuple[float, float], list[Row]] = {}
     for tau in shape.taus:
         for rate in shape.rates:
-            about = {"run": "training", "wiring": wiring, "tau": tau, "rate": rate, **asdict(shape)}
+            same = {name: value for name, value in asdict(shape).items() if name not in ("taus", "rates")}
+            about = {"run": "training", "wiring": wiring, "tau": tau, "rate": rate, **same}
             step = partial(advance, shape.depth * len(shape.alphas))
             rows = kept(
                 folder, about, partial(train, shape, wiring, tau, rate, step), partial(_skip, step, shape.steps)
