@@ -189,6 +189,15 @@ def test_the_recommender_measures_what_is_prescribed():
         assert abs(course(24, alpha, written.tau, HE_GAINS).growth) < math.log(10)
 
 
+def test_in_pre_norm_too_both_hold_the_level_behind_the_last_block():
+    """τ to 15 %: half of what the level of the first blocks, which is three times as high, would ask for."""
+    encoder = Encoder(24, BlockConfig(64, 4, 128, initialise=he, placement="pre"), generator=seeded(0))
+    measured = recommend(encoder, torch.randn(2, N, 64, generator=seeded(1)), weigh_branches=False)
+    written = prescribe(24, HE_GAINS, level=measured.level, placement="pre")
+    assert measured.tau == pytest.approx(written.tau, rel=0.15)
+    assert course(24, 1.0, written.tau, HE_GAINS, placement="pre").similarity[-1] == pytest.approx(measured.level)
+
+
 def test_what_has_no_meaning_is_refused():
     with pytest.raises(ValueError, match="τ in"):
         course(3, 1.0, 1.5)
