@@ -27,8 +27,8 @@ from depthscope.studies.study import Study
 
 WIRINGS: tuple[Wiring, ...] = get_args(Wiring)
 MARGINS = {  # column of the finer grid, 0 on the line → its name in the picture
-    "tokens_inside": "tokens too alike above or left of it",
-    "gradient_inside": "gradient grows too much above or right of it",
+    "tokens_inside": "above it tokens are too alike",
+    "gradient_inside": "inside of it the gradient grows too much",
 }
 LINE_COLOURS = (drawing.ORANGE, drawing.SKY)
 
@@ -81,7 +81,7 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
         cells[f"{prefix}least_diversity"], cells[f"{prefix}most_growth"] = lines.diversity, lines.growth
     cells["prescribed"] = PRESCRIBED.inside(cells)
     fine = pd.concat([_lines(config, wiring) for wiring in WIRINGS])
-    fine["tokens_inside"] = fine["diversity"] / cells["least_diversity"].iloc[0] - 1
+    fine["tokens_inside"] = np.log(fine["diversity"] / cells["least_diversity"].iloc[0])
     fine["gradient_inside"] = math.log(cells["most_growth"].iloc[0]) - fine["growth"].abs()
     return pd.concat([cells, fine], ignore_index=True)
 
@@ -115,9 +115,10 @@ def _lines(config: Config, wiring: Wiring) -> pd.DataFrame:
 def draw(frame: pd.DataFrame) -> Any:
     """The loss of every cell at its best rate, the two lines over it, and rings where the lines are wrong."""
     judged = frame[frame["map"] == "judged"]
-    figure, axes = drawing.panels(len(WIRINGS), width=4.6, height=4.2)
+    there = [wiring for wiring in WIRINGS if (judged["wiring"] == wiring).any()]
+    figure, axes = drawing.panels(len(there), width=4.6, height=4.2)
     colours: Any = None
-    for ax, wiring in zip(axes, WIRINGS, strict=True):
+    for ax, wiring in zip(axes, there, strict=True):
         cells = judged[judged["wiring"] == wiring]
         table = cells.pivot(index="alpha", columns="tau", values="loss")
         x, y = table.columns.to_numpy(), table.index.to_numpy()
@@ -135,7 +136,7 @@ def draw(frame: pd.DataFrame) -> Any:
         axes[0].plot([], [], color=colour, linewidth=2.2, label=name)
     axes[0].scatter([], [], s=80, facecolors="none", edgecolors=drawing.VERMILION, label="the lines are wrong")
     figure.colorbar(colours, ax=axes, label="training loss at the end")
-    drawing.shared_legend(figure, axes[0])
+    drawing.shared_legend(figure, axes[0], columns=3 if len(there) > 1 else 1)
     return figure
 
 
