@@ -22,7 +22,11 @@ def claims(frame: pd.DataFrame, config: Any) -> list[Claim]:
     """Of the map that is judged."""
     cells = frame[frame["map"] == "judged"]
     long_enough = config.steps >= ENOUGH
-    found = [_predicted(cells[cells["wiring"] == wiring], NAMES[wiring], long_enough) for wiring in NAMES]
+    found = [
+        _predicted(cells[cells["wiring"] == wiring], name, long_enough)
+        for wiring, name in NAMES.items()
+        if (cells["wiring"] == wiring).any()
+    ]
     return [*found, _safe(cells, long_enough), *_agreement(cells, long_enough)]
 
 
@@ -93,7 +97,7 @@ def alternatives(frame: pd.DataFrame) -> pd.DataFrame:
         "gradient of queries and keys": lambda cells: cells["ratio"].fillna(0.0),
     }
     rows = []
-    for wiring in NAMES:
+    for wiring in judged["wiring"].unique():
         own = judged[judged["wiring"] == wiring]
         guesses = {"both lines": own["expected"], "both lines, measured": own["measured_expected"]}
         guesses["the prescription's bounds"] = own["prescribed"]

@@ -1,4 +1,4 @@
-"""The trainings of depth-phase: every (α, τ) at three learning rates, many models at once, kept in a folder.
+"""The trainings of depth-phase: every (α, τ) at several learning rates, many models at once, kept in a folder.
 
 All models have the same weights when they are new (Xavier's attention, He's FFN: `GAINS`), see the same images in the
 same order, and differ in α, τ and the rate. The last fifth of the training images is not trained on; the loss on it
