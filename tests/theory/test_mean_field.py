@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import depthscope
 from depthscope.measures import token_similarity
 from depthscope.models import BlockConfig, Encoder
 from depthscope.models.initialisers import HE, XAVIER, Scheme, draw_block, pytorch_default
-from depthscope.remedies import recommend
+from depthscope.remedies import DeEscalate, ResidualWeight, recommend
 from depthscope.theory import Gains, course, gradient_exponents, prescribe, relu_kernel, relu_slope, token_exponents
 from samples import seeded
 
@@ -98,6 +99,33 @@ def test_the_exponent_of_tokens_is_that_of_the_odds():
         assert sum(found) / len(found) == pytest.approx(expected, abs=0.03)
 
 
+def test_a_narrow_model_does_not_look_ordered():
+    """Differences that have come through a norm are not among those that the next one takes out; fresh ones are.
+
+    1/d of their energy along the mean and 1/d along the features' mean: 0.03 of the exponent at this width.
+    """
+    encoder = Encoder(40, BlockConfig(32, 2, 64, initialise=he), generator=seeded(0))
+    depthscope.apply(encoder, ResidualWeight(0.1), DeEscalate(0.1))
+    x = torch.randn(4, 5, 32, generator=seeded(7))
+    expected = sum(course(40, 0.1, 0.1, replace(HE_GAINS, tokens=5)).tokens) / 40
+    blocks = list(encoder.blocks)
+    assert sum(token_exponents(blocks, x, generator=seeded(8))) / 40 == pytest.approx(expected, abs=0.01)
+    anew = [token_exponents([block], x, generator=seeded(8))[0] for block in blocks]
+    assert sum(anew) / 40 < expected - 0.015
+
+
+def test_the_exponent_of_tokens_in_closed_form():
+    for tau in (0.0, 0.4, 0.99):
+        expected = -0.5 * math.log((1 - tau) ** 2 * HE_GAINS.odds_map(0.7).rho)
+        assert course(3, 0.7, tau, HE_GAINS).tokens == pytest.approx([expected] * 3, abs=1e-5)
+    assert course(3, 1.0, 1.0, HE_GAINS).tokens == (math.inf,) * 3  # no mean is left, nothing can collapse
+    pre = course(200, 1.0, 0.0, HE_GAINS, placement="pre")
+    assert pre.tokens[0] < 4 * pre.tokens[100] < 0  # like 1/l: the trunk grows
+    # The same number from the odds of a course that is in its collapse.
+    deep = course(200, 1.0, 0.0, HE_GAINS, similarity=0.999)
+    assert -0.5 * math.log(deep.odds[40] / deep.odds[39]) == pytest.approx(deep.tokens[40], abs=1e-3)
+
+
 def test_limits_that_can_be_written_down():
     many = Gains(attention=1.0, ffn=2.0, score=0.0, tokens=10**9)
     complete = course(50, 1.0, 1.0, many)
@@ -159,6 +187,15 @@ def test_the_recommender_measures_what_is_prescribed():
     assert measured.tau == pytest.approx(written.tau, rel=0.08)
     for alpha in (measured.alpha, written.alpha):
         assert abs(course(24, alpha, written.tau, HE_GAINS).growth) < math.log(10)
+
+
+def test_in_pre_norm_too_both_hold_the_level_behind_the_last_block():
+    """τ to 15 %: half of what the level of the first blocks, which is three times as high, would ask for."""
+    encoder = Encoder(24, BlockConfig(64, 4, 128, initialise=he, placement="pre"), generator=seeded(0))
+    measured = recommend(encoder, torch.randn(2, N, 64, generator=seeded(1)), weigh_branches=False)
+    written = prescribe(24, HE_GAINS, level=measured.level, placement="pre")
+    assert measured.tau == pytest.approx(written.tau, rel=0.15)
+    assert course(24, 1.0, written.tau, HE_GAINS, placement="pre").similarity[-1] == pytest.approx(measured.level)
 
 
 def test_what_has_no_meaning_is_refused():

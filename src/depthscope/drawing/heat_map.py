@@ -1,4 +1,4 @@
-"""A quantity by two others, as colour: blocks upwards, training steps to the right."""
+"""A quantity by two others, as colour: blocks upwards and training steps to the right, or two settings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from depthscope.drawing.palette import BLACK, HEAT, LIGHT_GREY
 from depthscope.drawing.panels import SMALL, label, panels, whole_numbers
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +49,37 @@ def draw_heat_map(
     whole_numbers(ax.xaxis)
     whole_numbers(ax.yaxis)
     return figure
+
+
+def paint_plane(ax: Axes, values: Array, x: Array, y: Array, *, limits: tuple[float, float]) -> Any:
+    """Values (y, x) as colour in a plane whose upward axis is logarithmic, each with its number in its cell.
+
+    Grey where there is none. Returns what a colour bar is made of.
+    """
+    ax.grid(False)
+    ax.set_facecolor(LIGHT_GREY)
+    low, high = limits
+    shown = np.ma.masked_invalid(values)
+    colours = ax.pcolormesh(
+        _edges(x), np.exp(_edges(np.log(y))), shown, cmap=HEAT, vmin=low, vmax=high, rasterized=True
+    )
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            colour = BLACK if value > (low + high) / 2 else "white"
+            ax.text(
+                float(x[column]),
+                float(y[row]),
+                f"{value:.1f}",
+                ha="center",
+                va="center",
+                fontsize=SMALL - 1,
+                color=colour,
+            )
+    ax.set_yscale("log")
+    ax.set_xticks(x, [f"{tick:g}" for tick in x])
+    ax.set_yticks(y, [f"{tick:g}" for tick in y])
+    ax.minorticks_off()
+    return colours
 
 
 def _edges(centres: Array) -> Array:

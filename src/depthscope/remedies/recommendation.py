@@ -6,7 +6,8 @@ level follows, is tried on the model, and is raised if it does not hold the leve
 be independent, and blocks that are copies of one another (`nn.TransformerEncoder` when it is new) all feed the same
 mean. More diversity means more chaos: with τ the gradient grows from block to block, and over many blocks
 that must be paid for with a smaller weight α of the branches. τ itself is not lowered for a small α, although
-the odds would allow it: training makes the collapse that such a model does not have when it is new.
+the odds would allow it: training makes the collapse that such a model does not have when it is new. These are the rules
+of `theory.prescribe`, with measured numbers in place of its closed form.
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ from depthscope.remedies.deescalation import DeEscalate
 from depthscope.remedies.record import to_dict
 from depthscope.remedies.remedy import RIGHT_TO_LEFT, Remedy
 from depthscope.remedies.residual_weight import ResidualWeight
-from depthscope.theory import OddsMap, level_to_hold, measure_map, odds_of
+from depthscope.theory import GROWTH, OddsMap, level_to_hold, measure_map, odds_of
 
-GROWTH = 10.0  # by how much the gradient may grow over the whole depth
 TRIALS = 4  # of α, each a forward and a backward pass; and of τ, each a forward pass
 HELD = 1.05  # times the wanted level: what is still called held
 SINKS = 4  # positions that are spared at most

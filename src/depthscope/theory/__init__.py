@@ -33,7 +33,7 @@ from depthscope.theory.gradients import (
     query_key_gradient_bound,
     query_key_gradients,
 )
-from depthscope.theory.mean_field import Course, Gains, Prescription, course, prescribe, relu_kernel, relu_slope
+from depthscope.theory.mean_field import GROWTH, Course, Gains, Prescription, course, prescribe, relu_kernel, relu_slope
 from depthscope.theory.odds import (
     OddsMap,
     attention_map,
@@ -70,6 +70,7 @@ from depthscope.theory.residuals import (
 )
 
 __all__ = [
+    "GROWTH",
     "Bound",
     "Bracket",
     "CollapseBound",

@@ -27,23 +27,26 @@ def token_exponents(
     At tokens X̄ = 1x̄ᵀ that are all equal (each sequence's own mean with the energy of its tokens, and then what the
     blocks make of it), with a difference δ that has no mean: λ_t = ln(‖Π⊥Jδ‖/‖δ‖) − ln(‖f(X̄)‖/‖X̄‖), J the Jacobian
     of the block at X̄. Below 0 a collapse goes on (order), above 0 it heals: λ_t = −½ ln((1 − τ)²ρ) with ρ of
-    `theory.odds`. δ is drawn anew in each block; the mean is over the batch. nan where the mean vanishes, as behind τ
-    = 1: then nothing can collapse.
+    `theory.odds`. δ is drawn once and goes on as Π⊥Jδ: drawn anew in each block it would lose about 1/d of its length
+    to the directions that norms take out, and a model of width 32 would look ordered that is not. The mean is over the
+    batch. nan where the mean vanishes, as behind τ = 1: then nothing can collapse.
     """
     found = []
     x = TokenMatrix.of(tokens)
     mean = (x.mean * (x.norm / x.mean_norm)[..., None]).to(tokens.dtype)  # (batch, d)
+    delta = _centred(_noise(tokens, generator))
     for block in blocks:
         equal = mean.unsqueeze(-2).expand_as(tokens).contiguous()
-        delta = _centred(_noise(tokens, generator))
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward derivative
             after, moved = jvp(block, (equal,), (delta,))  # type: ignore[misc]  # three only with has_aux
-        grown = _norm(_centred(moved)) / _norm(delta)
+        moved = _centred(moved)
+        grown = _norm(moved) / _norm(delta)
         rescaled = _norm(after) / _norm(equal)
         usable = (rescaled > 0) & (_norm(after) > 1e-6 * _norm(moved))
         logs = (grown.log() - rescaled.log())[usable]
         found.append(logs.mean().item() if usable.any() else torch.nan)
         mean = after.mean(dim=-2)
+        delta = _unit(moved) * _norm(delta)[..., None, None].to(moved.dtype)
     return found
 
 
@@ -66,7 +69,7 @@ def gradient_exponents(
             x = entered.detach().requires_grad_()
             (back,) = torch.autograd.grad(block(x), x, gradient)
         found.append((_norm(back) / _norm(gradient)).log().mean().item())
-        gradient = back / _norm(back)[..., None, None].to(back.dtype)  # or hundreds of blocks would overflow
+        gradient = _unit(back)  # or hundreds of blocks would overflow
     return found[::-1]
 
 
@@ -78,6 +81,11 @@ def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
 def _centred(x: Tensor) -> Tensor:
     """Π⊥X: without the mean over the tokens."""
     return x - x.mean(dim=-2, keepdim=True)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """X/‖X‖, per sequence."""
+    return x / _norm(x)[..., None, None].to(x.dtype)
 
 
 def _norm(x: Tensor) -> Tensor:

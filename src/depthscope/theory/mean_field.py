@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple, get_args
 from depthscope.theory.odds import OddsMap, odds_of
 
 Placement = Literal["post", "pre"]
-GROWTH = 10.0  # by how much the gradient may grow or shrink over the whole depth
+GROWTH = 10.0  # by how much the gradient may grow or shrink over the whole depth; `remedies.recommend` allows the same
 LEVEL = 0.1  # the similarity to hold: of the least that `level_to_hold` asks for
 
 
@@ -102,11 +102,12 @@ class Backward(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """What is expected block by block: t_sim behind each block and its de-escalation, λ_g of each block."""
+    """What is expected block by block: t_sim behind each block and its de-escalation, λ_g and λ_t of each block."""
 
     similarity: tuple[float, ...]
     gradient: tuple[float, ...]
     odds: tuple[float, ...]  # t_sim/t_div; infinite where nothing is left of the deviations
+    tokens: tuple[float, ...]  # λ_t: of tokens that are nearly equal, wherever those at the entrance are
 
     @property
     def growth(self) -> float:
@@ -127,7 +128,7 @@ def course(
     """Tokens forwards and a random gradient backwards through `depth` blocks, each with τ at its end.
 
     `similarity` is that of the tokens at the entrance, by default 1/n (unrelated tokens); `energy` their mean square,
-    which matters in pre-norm.
+    which matters in pre-norm. λ_t is infinite at τ = 1: nothing is left of the mean.
     """
     if depth < 1 or not 0 <= tau <= 1 or not alpha >= 0:
         raise ValueError(f"expected depth ≥ 1, α ≥ 0 and τ in [0, 1], got {depth}, {alpha}, {tau}")
@@ -153,7 +154,25 @@ def course(
         total = mean + deviations  # what was 1 behind the block
         logs.append(0.5 * math.log(total))
         mean, deviations = mean / total, deviations / total
-    return Course(tuple(shares), tuple(reversed(logs)), tuple(odds))
+    return Course(
+        tuple(shares), tuple(reversed(logs)), tuple(odds), _token_exponents(depth, alpha, tau, gains, through, energy)
+    )
+
+
+def _token_exponents(
+    depth: int, alpha: float, tau: float, gains: Gains, through: Callable[..., tuple[_State, Backward]], energy: float
+) -> tuple[float, ...]:
+    """λ_t = −½ ln of what a block multiplies the odds of nearly equal tokens by; in post-norm −½ ln((1 − τ)²ρ)."""
+    found, mean, apart = [math.inf], energy, 1e-12  # apart: the deviations' share
+    for _ in range(depth):
+        state, _ = through(_State(mean, mean * apart), alpha, gains)
+        before, mean = mean, state.mean * (1 - tau) ** 2
+        if mean == 0:
+            break
+        found.append(-0.5 * math.log(mean / state.deviations * apart))
+        if math.isclose(mean, before):  # as in post-norm from block 2 on: what follows is the same again
+            break
+    return (*found[1:], *found[-1:] * (depth - len(found) + 1))
 
 
 def relu_kernel(gap: float) -> float:
@@ -258,10 +277,11 @@ def prescribe(
 ) -> Prescription:
     """The branch weight α and the de-escalation τ that keep both factors near 1 over `depth` blocks.
 
-    τ is the least that holds t_sim at `level` at α = 1: where t_sim settles, tokens grow neither alike nor apart. α
-    is the greatest, at most 1, with which the gradient grows by at most `growth` over the whole depth; if it must be
-    below 1, it is taken so that the gradient grows by √growth, well inside. τ is not lowered for a small α, although
-    the odds would allow it: training makes the collapse that such a model does not have when it is new.
+    τ is the least that holds t_sim at `level` behind the last block, at α = 1. In post-norm t_sim settles there: tokens
+    grow neither alike nor apart. In pre-norm it is higher in the first blocks, where the branches weigh most. α is the
+    greatest, at most 1, with which the gradient grows by at most `growth` over the whole depth; if it must be below 1,
+    it is taken so that the gradient grows by √growth, well inside. τ is not lowered for a small α, although the odds
+    would allow it: training makes the collapse that such a model does not have when it is new.
     `depthscope.remedies.recommend` does the same with ρ, c and the gradient as they are measured in a model.
     """
     if not isinstance(depth, int) or depth < 1 or not 0 < level < 1 or not growth > 1:
@@ -271,7 +291,7 @@ def prescribe(
         return course(depth, alpha, tau, gains, placement=placement, energy=energy)
 
     def held(tau: float) -> bool:
-        return max(run(1.0, tau).similarity) <= max(level, 1 / gains.tokens) * (1 + 1e-9)
+        return run(1.0, tau).similarity[-1] <= max(level, 1 / gains.tokens) * (1 + 1e-9)
 
     if held(0.0):
         tau = 0.0
