@@ -129,7 +129,7 @@ def test_the_head_is_told_how_frequent_letters_are():
     tell_frequencies(model, data)
     found = torch.log_softmax(model(data.test[:4][None]), dim=-1)[0, 0]
     assert torch.allclose(found, letter_frequencies(data), atol=1e-6)  # sums of float32
-    assert found.exp().sum() == pytest.approx(1, abs=1e-5)
+    assert found.exp().sum().item() == pytest.approx(1, abs=1e-5)
 
 
 def test_every_variant_is_one_of_the_recipe():
