@@ -191,7 +191,7 @@ STUDY = Study(
         rates=(1e-3, 3e-3),
         variants=(PRESCRIBED, PRE, POST),
         training=Training(
-            depth=3, width=16, heads=2, batch=4, context=8, steps=6, warm_up=1, look_every=2, windows=8, skip_windows=4
+            depth=3, width=16, heads=2, batch=4, context=8, steps=4, warm_up=1, look_every=2, windows=8, skip_windows=2
         ),
     ),
     compute=compute,

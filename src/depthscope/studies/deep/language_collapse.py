@@ -237,8 +237,8 @@ STUDY = Study(
     full=Config(),
     quick=Config(
         rate=1e-2,
-        steps=8,
-        look_every=2,
+        steps=4,
+        look_every=1,
         training=Training(depth=3, width=16, heads=2, rows=4, segment=8, steps=10, hidden_segments=1),
     ),
     compute=compute,
