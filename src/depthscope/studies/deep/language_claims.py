@@ -138,7 +138,7 @@ def _best(judged: pd.DataFrame, there: Sequence[str], learnt: bool) -> Claim:
     return judge(
         "no other variant does better than the prescription",
         paper=OURS,
-        ours=f"the least loss: {_losses(judged, dict.fromkeys((best, PRESCRIBED)))}",
+        ours=f"the least loss: {_losses(judged, list(dict.fromkeys((best, PRESCRIBED))))}",
         tolerance="no variant whose interval of the test loss lies wholly below",
         holds=all(_interval(judged, name)[1] >= _interval(judged, PRESCRIBED)[0] for name in there)
         if learnt and _seeds(judged) > 1
