@@ -21,8 +21,8 @@ PREFIX = Prefix()
 class CarriedMean:
     """Y = X − τ·mean: a strength and a token mean.
 
-    `Prefix()` (causal): the mean over the whole stream. A stream that lasts for a whole training then remembers what
-        the weights of long ago made; where that matters, take `Ema(decay=0.99)`.
+    `Prefix()` (causal): the mean over the whole stream. In training nearly all of it is what earlier weights made, and
+        has no gradient: it does not stop what the loss makes common to all tokens (the study `language-collapse`).
     `Ema(decay=β)` (causal): the same with a short memory.
     `Full()` (the paper's): the mean over the segment, of which nothing is carried on. Every token sees the segment's
         last one, and a segment of one token becomes (1 − τ) times itself.

@@ -67,6 +67,8 @@ STUDIES: Registry[Entry] = Registry(
         Entry("skips-two-measures", f"{_DONG}.two_measures", "do skips save 100 blocks? y and t_div", "1 min, 4 GB"),
         Entry("causal-rate", f"{_CAUSAL}.rate", "causal attention: rate .625, the ramp, δ against n", "21 s"),
         Entry("causal-leak", f"{_CAUSAL}.leak", "the sequence mean lets a causal model see the future", "3 min"),
+        Entry("depth-language", f"{_DEEP}.language", "100 causal blocks on letters: which remedy trains", "40 min"),
+        Entry("language-collapse", f"{_DEEP}.language_collapse", "why a carried causal mean collapses", "4 min"),
         Entry("dovonon2025-theory", f"{_DOVONON}.theory", "which eigenvalues dominate: theory, simulated", "30 s"),
         Entry("three-papers", f"{_DOVONON}.three_papers", "one axis, three measures, three predictions", "1 min, 4 GB"),
         Entry("dovonon2025-fig2", f"{_DOVONON}.fig2", "three definitions of smoothing over depth", "1 min"),
