@@ -73,7 +73,7 @@ def test_a_run_is_done_once_and_its_end_is_read(tmp_path: Path, monkeypatch):
     assert whole["test_loss"] == rows[-1]["test_loss"]
     assert pd.isna(broken["loss"])
     assert pd.isna(broken["test_accuracy"])
-    summary = summarise(frame, results)
+    summary = summarise(frame)
     assert [(row["runs"], row["failed"], row["best_lr"]) for row in summary] == [(1, 0, True), (1, 1, False)]
     json.dumps(summary, allow_nan=False)
 
@@ -203,7 +203,7 @@ def test_means_and_spread_are_over_seeds_and_the_training_loss_chooses_the_rate(
         columns=["variant", "depth", "lr", "warmup_steps", "seed", "step", "quantity", "value"],
     )
     results = [Result(small(lr=lr, seed=seed), None) for lr in (0.1, 0.2) for seed in (0, 1)]
-    first, second = summarise(frame, results)
+    first, second = summarise(frame)
     assert first["loss"] == pytest.approx(2.5)  # the mean of 1 and 3, of 2 and 4
     assert first["loss_std"] == pytest.approx(0.5**0.5)
     assert first["test_loss"] == 3.0
