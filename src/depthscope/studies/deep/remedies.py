@@ -1,0 +1,184 @@
+"""Which remedy when: published wirings and remedies, trained at 12, 48 and 100 blocks under the fair protocol.
+
+Vision Transformers of width 32 on scikit-learn's digits. At each depth every variant has the learning rate that suits
+it, of a grid that is the same for all and is judged on validation data, and three fresh seeds that are judged on test
+data (`depthscope compare --tune`). Steps, batch and data are the same for all variants of a depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+
+from depthscope import drawing
+from depthscope.progress import Share
+from depthscope.studies.deep.remedies_claims import INITIAL, claims
+from depthscope.studies.fair import measured, train_fairly
+from depthscope.studies.study import Study
+from depthscope.training.comparison import Launch
+from depthscope.training.metrics import WATCHED
+from depthscope.training.protocol import Protocol
+from depthscope.training.recipes import RECIPES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIRINGS = {
+    "post": "post-norm",
+    "pre": "pre-norm",
+    "sandwich": "sandwich",
+    "res-post": "res-post",
+    "rezero": "ReZero",
+    "layer-scale": "LayerScale",
+    "sqrt-depth": "1/√L",
+    "ln-scaling": "LayerNorm scaling",
+    "deep-norm": "DeepNorm",
+    "admin": "Admin",
+    "keel": "KEEL",
+    "b2t": "B2T",
+    "resi-dual": "ResiDual",
+    "mix-ln": "Mix-LN",
+    "hybrid-norm": "HybridNorm",
+}
+IN_POST = {  # each put into a post-norm model
+    "deescalated": "de-escalation, τ = 1",
+    "deescalated(tau=0.5)": "de-escalation, τ = 0.5",
+    "post+residual-weight(alpha=0.1)": "weight 0.1",
+    "post+mv-split": "MV-Split",
+    "post+contra-norm": "ContraNorm",
+    "post+pair-norm": "PairNorm",
+    "post+feat-scale": "FeatScale",
+    "post+attn-scale": "AttnScale",
+    "post+centred-attention": "centred attention",
+    "post+neutreno": "NeuTRENO",
+    "post+value-residual": "value residual",
+}
+LABELS = WIRINGS | IN_POST
+AT_100 = ("post", "pre", "deescalated", "layer-scale", "deep-norm", "post+residual-weight(alpha=0.1)", "post+mv-split")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is trained at a depth. `lr` is the middle of the grid: a third, once, three times."""
+
+    depth: int
+    steps: int
+    lr: float
+    variants: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Config:
+    form: Literal["full", "quick"] = "full"
+    stages: tuple[Stage, ...] = (
+        Stage(12, 150, 1e-3, tuple(LABELS)),
+        Stage(48, 80, 1e-3, tuple(LABELS)),
+        Stage(100, 60, 1e-3, AT_100),
+    )
+    settings: Mapping[str, Any] = field(
+        default_factory=lambda: {"width": 32, "ffn_width": 64, "heads": 4, "patch_size": 2, "batch_size": 16}
+    )
+    more: int = 1  # rates beyond the grid
+    trials: int = 3  # fresh seeds, at least 3
+    seed: int = 0  # the seeds that are judged follow it; rates are chosen with seed 0
+
+
+def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
+    """The table of `studies.fair`; t_sim at initialisation (last block, behind its FFN) is a quantity of its own."""
+    recipe, frames = RECIPES["vit-digits"], []
+    cost = [stage.depth * stage.steps * len(stage.variants) for stage in config.stages]
+    for place, stage in enumerate(config.stages):
+        before, mine = sum(cost[:place]) / sum(cost), cost[place] / sum(cost)
+        configs = [
+            recipe(variant).changed(depth=stage.depth, lr=stage.lr, **config.settings) for variant in stage.variants
+        ]
+        seeds = tuple(range(config.seed + 1, config.seed + 1 + config.trials))
+        rare = dict.fromkeys(("evaluate_every", "checkpoint_every", "watch_every"), stage.steps)  # at 0, at the end
+        launch = Launch(
+            folder / f"{config.form}-{stage.depth}", in_process=True, options={"tracker": "none", "draw": False, **rare}
+        )
+        frames.append(
+            train_fairly(
+                configs,
+                Protocol(stage.steps, more=config.more, seeds=seeds),
+                launch,
+                lambda share, before=before, mine=mine: progress(min(1.0, before + mine * share)),
+            )
+        )
+    frame = pd.concat(frames, ignore_index=True)
+    frame.loc[(frame["quantity"] == WATCHED) & (frame["step"] == 0), "quantity"] = INITIAL
+    return frame
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """Above: the test loss of every seed, best variant on top. Below: t_sim at initialisation against it."""
+    runs = measured(frame)
+    depths = list(runs["depth"].unique())
+    figure, axes = drawing.panels(len(depths), 2, width=4.4, height=4.6)
+    for column, depth in enumerate(depths):
+        some = runs[runs["depth"] == depth]
+        losses = some[some["quantity"] == "test_loss"]
+        _draw_losses(axes[column], losses, int(depth))
+        _draw_against_similarity(axes[len(depths) + column], losses, some[some["quantity"] == INITIAL])
+    return figure
+
+
+def _draw_losses(ax: Axes, losses: pd.DataFrame, depth: int) -> None:
+    means = losses.groupby("variant")["value"].mean().sort_values(ascending=False)
+    for place, (variant, mean) in enumerate(means.items()):
+        values = losses.loc[losses["variant"] == variant, "value"]
+        colour = _colour(str(variant))
+        ax.plot(values, [place] * len(values), linestyle="", marker="|", color=colour, markersize=7)
+        ax.plot([values.min(), values.max()], [place, place], color=colour, linewidth=1.2)
+        ax.plot([mean], [place], linestyle="", marker="o", color=colour, markersize=4)
+    ax.set_yticks(range(len(means)), [LABELS[str(name)] for name in means.index])
+    drawing.label(ax, f"{depth} blocks", "test loss: mean and three seeds", "")
+
+
+def _draw_against_similarity(ax: Axes, losses: pd.DataFrame, similarity: pd.DataFrame) -> None:
+    loss, alike = (part.groupby("variant")["value"].mean() for part in (losses, similarity))
+    for name, variants in (("plain", ("post", "pre")), ("wirings", WIRINGS), ("remedies in post-norm", IN_POST)):
+        shown = [one for one in loss.index if one in variants and (name == "plain") == (one in ("post", "pre"))]
+        if shown:
+            colour = _colour(shown[0])
+            ax.plot(
+                alike.reindex(shown),
+                loss.reindex(shown),
+                linestyle="",
+                marker="o",
+                color=colour,
+                markersize=4,
+                label=name,
+            )
+    drawing.label(ax, "", "t_sim at initialisation, last block", "test loss, mean over seeds")
+    drawing.legend_inside(ax)
+
+
+def _colour(variant: str) -> str:
+    if variant in ("post", "pre"):
+        return drawing.VERMILION
+    return drawing.BLUE if variant in WIRINGS else drawing.GREEN
+
+
+STUDY = Study(
+    name="remedies",
+    full=Config(),
+    quick=Config(
+        form="quick",
+        stages=(
+            Stage(2, 3, 1e-3, ("post", "pre", "deescalated")),
+            Stage(3, 3, 1e-3, ("post", "pre", "deescalated")),
+        ),
+        settings={"width": 8, "ffn_width": 8, "heads": 2, "patch_size": 4, "batch_size": 8},
+        more=0,
+    ),
+    compute=compute,
+    draw=draw,
+    claims=claims,
+    in_folder=True,
+)
