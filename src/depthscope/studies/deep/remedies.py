@@ -2,7 +2,8 @@
 
 Vision Transformers of width 32 on scikit-learn's digits. At each depth every variant has the learning rate that suits
 it, of a grid that is the same for all and is judged on validation data, and three fresh seeds that are judged on test
-data (`depthscope compare --tune`). Steps, batch and data are the same for all variants of a depth.
+data (`depthscope compare --tune`). Steps, batch and data are the same for all variants of a depth. Patches of 4 × 4
+make five tokens of an image, with the class token: with 17 tokens, runs of this length learn next to nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +60,16 @@ IN_POST = {  # each put into a post-norm model
     "post+value-residual": "value residual",
 }
 LABELS = WIRINGS | IN_POST
-AT_100 = ("post", "pre", "deescalated", "layer-scale", "deep-norm", "post+residual-weight(alpha=0.1)", "post+mv-split")
+AT_100 = (  # those that keep tokens apart at the start, each by another way, and the two without a remedy
+    "post",
+    "pre",
+    "layer-scale",
+    "deep-norm",
+    "deescalated",
+    "deescalated(tau=0.5)",
+    "post+residual-weight(alpha=0.1)",
+    "post+mv-split",
+)
 
 
 @dataclass(frozen=True)
@@ -76,12 +86,12 @@ class Stage:
 class Config:
     form: Literal["full", "quick"] = "full"
     stages: tuple[Stage, ...] = (
-        Stage(12, 150, 1e-3, tuple(LABELS)),
-        Stage(48, 80, 1e-3, tuple(LABELS)),
-        Stage(100, 60, 1e-3, AT_100),
+        Stage(12, 100, 1e-3, tuple(LABELS)),
+        Stage(48, 80, 5e-4, tuple(LABELS)),
+        Stage(100, 80, 5e-4, AT_100),
     )
     settings: Mapping[str, Any] = field(
-        default_factory=lambda: {"width": 32, "ffn_width": 64, "heads": 4, "patch_size": 2, "batch_size": 16}
+        default_factory=lambda: {"width": 32, "ffn_width": 64, "heads": 4, "patch_size": 4, "batch_size": 32}
     )
     more: int = 1  # rates beyond the grid
     trials: int = 3  # fresh seeds, at least 3
@@ -170,10 +180,7 @@ STUDY = Study(
     full=Config(),
     quick=Config(
         form="quick",
-        stages=(
-            Stage(2, 3, 1e-3, ("post", "pre", "deescalated")),
-            Stage(3, 3, 1e-3, ("post", "pre", "deescalated")),
-        ),
+        stages=(Stage(2, 3, 1e-3, ("post", "pre", "deescalated")),),
         settings={"width": 8, "ffn_width": 8, "heads": 2, "patch_size": 4, "batch_size": 8},
         more=0,
     ),
