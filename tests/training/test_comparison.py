@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from depthscope.exit_codes import code_of
 from depthscope.locks import OWNER, owned
 from depthscope.training import read_metrics, vit_cifar10, vit_digits
 from depthscope.training.checkpoint import checkpoints_in
@@ -110,6 +111,39 @@ def test_stopped_it_lets_its_runs_save_and_goes_on_from_there(tmp_path: Path):
     assert last_step(cell, launch)["step"] == before  # nothing runs on
 
 
+def test_in_this_process_a_run_has_the_same_numbers_and_the_same_end(tmp_path: Path, monkeypatch):
+    cells = [small(), small(lr=1e30)]
+    apart = Launch(tmp_path / "apart", options=OPTIONS)
+    there = run_cells(cells, apart)
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    here = Launch(tmp_path / "here", in_process=True, options=OPTIONS)
+    seen: list[tuple[int, int]] = []
+    assert run_cells(cells, here, lambda done, running: seen.append((done, len(running)))) == there
+    assert (seen[0], seen[-1]) == ((0, 1), (2, 0))
+    losses = [curves(there, launch).query("quantity != 'failed'")["value"].tolist() for launch in (apart, here)]
+    assert losses[0] == losses[1]
+    monkeypatch.setattr("depthscope.training.in_process.train", no_process)
+    assert run_cells(cells, here) == there  # what is done is not run again
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_in_this_process_a_run_that_is_stopped_saves_its_work_first(tmp_path: Path, number, code: int):
+    launch = Launch(tmp_path, in_process=True, options=OPTIONS | {"checkpoint_every": 1_000_000})
+    cell = small(steps=20)
+
+    def stop_at_step_5(_done: int, _running: object) -> None:
+        if last_step(cell, launch).get("step") == 5:
+            signal.raise_signal(number)
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run_cells([cell], launch, stop_at_step_5)
+    assert code_of(stopped.value) == code
+    assert [path.name for path in launch.run_folder(cell).glob("checkpoints/step-*")] == ["step-00000006"]
+    assert not (launch.run_folder(cell) / "outcome.json").exists()
+    assert run_cells([cell], launch)[0].failed is None
+    assert last_step(cell, launch)["step"] == 20
+
+
 PARENT = """
 import sys
 from pathlib import Path
@@ -202,7 +236,6 @@ def test_means_and_spread_are_over_seeds_and_the_training_loss_chooses_the_rate(
         ],
         columns=["variant", "depth", "lr", "warmup_steps", "seed", "step", "quantity", "value"],
     )
-    results = [Result(small(lr=lr, seed=seed), None) for lr in (0.1, 0.2) for seed in (0, 1)]
     first, second = summarise(frame)
     assert first["loss"] == pytest.approx(2.5)  # the mean of 1 and 3, of 2 and 4
     assert first["loss_std"] == pytest.approx(0.5**0.5)

@@ -60,16 +60,21 @@ IN_POST = {  # each put into a post-norm model
     "post+value-residual": "value residual",
 }
 LABELS = WIRINGS | IN_POST
-AT_100 = (  # those that keep tokens apart at the start, each by another way, and the two without a remedy
+AT_48 = (
     "post",
     "pre",
+    "res-post",
     "layer-scale",
     "deep-norm",
+    "mix-ln",
     "deescalated",
     "deescalated(tau=0.5)",
     "post+residual-weight(alpha=0.1)",
     "post+mv-split",
+    "post+contra-norm",
+    "post+neutreno",
 )
+AT_100 = ("post", "pre", "deep-norm", "deescalated")
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,9 @@ class Stage:
 class Config:
     form: Literal["full", "quick"] = "full"
     stages: tuple[Stage, ...] = (
-        Stage(12, 100, 1e-3, tuple(LABELS)),
-        Stage(48, 80, 5e-4, tuple(LABELS)),
-        Stage(100, 80, 5e-4, AT_100),
+        Stage(12, 50, 1e-3, tuple(LABELS)),
+        Stage(48, 50, 5e-4, AT_48),
+        Stage(100, 50, 5e-4, AT_100),
     )
     settings: Mapping[str, Any] = field(
         default_factory=lambda: {"width": 32, "ffn_width": 64, "heads": 4, "patch_size": 4, "batch_size": 32}

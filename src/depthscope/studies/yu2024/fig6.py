@@ -202,7 +202,7 @@ STUDY = Study(
             "width": 64,
             "ffn_width": 128,
             "heads": 4,
-            "patch_size": 8,
+            "patch_size": 16,
             "batch_size": 32,
             "augment": False,
         },
