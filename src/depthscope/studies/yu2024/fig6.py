@@ -42,8 +42,10 @@ LABELS = {variant: label_of(variant) for variant in VARIANTS}  # of the curves
 class Config:
     form: Literal["digits", "quick", "cifar10", "paper"] = "digits"
     recipe: str = "vit-digits"
-    settings: Mapping[str, Any] = field(default_factory=lambda: {"width": 32, "ffn_width": 64, "batch_size": 32})
-    steps: int | None = 250  # None: as the recipe has it
+    settings: Mapping[str, Any] = field(
+        default_factory=lambda: {"width": 32, "ffn_width": 64, "patch_size": 4, "batch_size": 32}
+    )
+    steps: int | None = 100  # None: as the recipe has it
     lr: float = 3e-4  # the middle of the grid, the same for all
     more: int = 1  # rates beyond the grid
     data: str | None = None
@@ -206,6 +208,7 @@ STUDY = Study(
             "batch_size": 32,
             "augment": False,
         },
+        steps=250,
         allow_incomplete=True,
     ),
 )
