@@ -195,7 +195,7 @@ STUDY = Study(
     draw=draw,
     claims=claims,
     in_folder=True,
-    scales={"paper": Config(form="paper", recipe="vit-cifar10", settings={}, steps=None)},
+    scales={"paper": Config(form="paper", recipe="vit-cifar10", settings={}, steps=None, lr=1e-4)},
     with_data=Config(
         form="cifar10",
         recipe="vit-cifar10",
