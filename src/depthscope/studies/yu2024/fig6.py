@@ -1,7 +1,7 @@
 """Yu & Zhang 2024, Fig. 6: post-norm, pre-norm and de-escalated Vision Transformers, trained.
 
 The paper trains 80 blocks for 150 epochs on CIFAR-10 (`--scale paper`, which needs a GPU). The default is the same
-comparison on scikit-learn's digits; with `--data` and a folder of CIFAR-10, 48 narrow blocks for 250 steps. In each
+comparison on scikit-learn's digits; with `--data` and a folder of CIFAR-10, 48 narrow blocks for 150 steps. In each
 form every variant has the learning rate that suits it, chosen on validation data; fresh seeds are judged on test data.
 """
 
@@ -208,7 +208,7 @@ STUDY = Study(
             "batch_size": 32,
             "augment": False,
         },
-        steps=250,
+        steps=150,
         allow_incomplete=True,
     ),
 )
