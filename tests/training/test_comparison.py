@@ -83,6 +83,18 @@ def test_a_run_is_done_once_and_its_end_is_read(tmp_path: Path, monkeypatch):
     with pytest.raises(AssertionError, match="a process was started"):  # other data is another run
         run_cells(cells, Launch(tmp_path, "elsewhere", options=OPTIONS))
 
+    # In this process: the same numbers, the same ends.
+    here = Launch(tmp_path / "here", in_process=True, options=OPTIONS)
+    seen.clear()
+    again = run_cells(cells, here, lambda done, running: seen.append((done, len(running))))
+    assert (seen[0], seen[-1]) == ((0, 1), (2, 0))
+    pd.testing.assert_frame_equal(curves(again, here), frame)
+    assert again[0] == good
+    assert again[1].failed is not None
+    assert again[1].failed.startswith("the loss is not finite at step")
+    monkeypatch.setattr("depthscope.training.in_process.train", no_process)
+    assert run_cells(cells, here) == again  # what is done is not run again
+
 
 def test_a_mistake_ends_the_comparison_with_what_the_run_said(tmp_path: Path):
     with pytest.raises(ValueError, match=r"run post-.* ended with code 2: .*brings its data"):
@@ -109,21 +121,6 @@ def test_stopped_it_lets_its_runs_save_and_goes_on_from_there(tmp_path: Path):
     before = last_step(cell, launch)["step"]
     time.sleep(0.3)
     assert last_step(cell, launch)["step"] == before  # nothing runs on
-
-
-def test_in_this_process_a_run_has_the_same_numbers_and_the_same_end(tmp_path: Path, monkeypatch):
-    cells = [small(), small(lr=1e30)]
-    apart = Launch(tmp_path / "apart", options=OPTIONS)
-    there = run_cells(cells, apart)
-    monkeypatch.setattr(subprocess, "Popen", no_process)
-    here = Launch(tmp_path / "here", in_process=True, options=OPTIONS)
-    seen: list[tuple[int, int]] = []
-    assert run_cells(cells, here, lambda done, running: seen.append((done, len(running)))) == there
-    assert (seen[0], seen[-1]) == ((0, 1), (2, 0))
-    losses = [curves(there, launch).query("quantity != 'failed'")["value"].tolist() for launch in (apart, here)]
-    assert losses[0] == losses[1]
-    monkeypatch.setattr("depthscope.training.in_process.train", no_process)
-    assert run_cells(cells, here) == there  # what is done is not run again
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
