@@ -63,10 +63,8 @@ LABELS = WIRINGS | IN_POST
 AT_48 = (
     "post",
     "pre",
-    "res-post",
     "layer-scale",
     "deep-norm",
-    "mix-ln",
     "deescalated",
     "deescalated(tau=0.5)",
     "post+residual-weight(alpha=0.1)",
