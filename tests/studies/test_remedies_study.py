@@ -57,6 +57,7 @@ def test_a_variant_that_failed_counts_as_at_chance_and_does_not_help():
     assert refuted(failed=((100, "deescalated"),)) == {TRAINS}
     assert refuted(failed=((48, "deescalated"), (48, "post+mv-split"))) == {HELP, AT_48}  # two more at chance
     assert verdicts(failed=((12, "pre"),))[PRE] == "not testable here"
+    assert refuted(failed=tuple(LOSSES)) == {TRAINS, HELP}
 
 
 def test_the_rank_correlation_is_spearmans():

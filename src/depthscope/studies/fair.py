@@ -65,7 +65,7 @@ def tried_rates(frame: pd.DataFrame) -> dict[tuple[str, int], Mapping[float, flo
 
 def with_bounds(row: Mapping[str, Any], name: str = "test_loss") -> str:
     """`1.234 (1.200 to 1.300)`, of a row of `ranked`."""
-    if row[name] is None:
+    if row.get(name) is None:
         return "all runs failed"
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     return f"{row[name]:.3f}" + ("" if low is None else f" ({low:.3f} to {high:.3f})")

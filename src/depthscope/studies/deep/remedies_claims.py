@@ -49,7 +49,7 @@ def claims(frame: pd.DataFrame, config: Any) -> list[Claim]:
 
 def _deescalation_trains(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
     post, ours = _of(rows, "post"), _of(rows, "deescalated")
-    trains, stays = (ours["test_loss_high"] or math.inf) <= TRAINS, _loss(post) >= AT_CHANCE
+    trains, stays = _high(ours) <= TRAINS, _loss(post) >= AT_CHANCE
     return (
         f"at {depth} blocks the de-escalated post-norm model trains where plain post-norm stays at chance",
         f"test loss: de-escalated {with_bounds(ours)}, post-norm {with_bounds(post)}",
@@ -61,10 +61,8 @@ def _deescalation_trains(rows: Sequence[Row], depth: int) -> tuple[str, str, str
 
 def _none_beats_pre_norm(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
     pre = _of(rows, "pre")
-    low = pre["test_loss_low"]
-    better = [
-        row for row in rows if low is not None and row["test_loss_high"] is not None and row["test_loss_high"] < low
-    ]
+    low = pre.get("test_loss_low")
+    better = [row for row in rows if low is not None and _high(row) < low]
     named = ", ".join(f"{row['variant']} {with_bounds(row)}" for row in sorted(better, key=_loss)) or "none"
     return (
         f"at {depth} blocks no remedy beats pre-norm with a tuned rate",
@@ -87,8 +85,8 @@ def _post_norm_is_worse(rows: Sequence[Row], depth: int) -> tuple[str, str, str,
 def _remedies_help_post_norm(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
     post = _of(rows, "post")
     others = [row for row in rows if "+" in row["variant"] or row["variant"].startswith("deescalated")]
-    edge = post["test_loss_low"] if post["test_loss_low"] is not None else math.inf
-    help_it = [row for row in others if row["test_loss_high"] is not None and row["test_loss_high"] < edge]
+    low = post.get("test_loss_low")
+    help_it = [row for row in others if _high(row) < (math.inf if low is None else low)]
     return (
         f"at {depth} blocks most remedies that are put into a post-norm model make it better",
         f"{len(help_it)} of {len(others)}: {', '.join(row['variant'] for row in sorted(help_it, key=_loss)) or 'none'}",
@@ -128,7 +126,13 @@ def _of(rows: Sequence[Row], variant: str) -> Row:
 
 def _loss(row: Row) -> float:
     """The mean over the seeds; infinite if all failed."""
-    return math.inf if row["test_loss"] is None else float(row["test_loss"])
+    return math.inf if row.get("test_loss") is None else float(row["test_loss"])
+
+
+def _high(row: Row) -> float:
+    """The upper end of the interval; infinite where a run failed, so that it lies below nothing."""
+    high = row.get("test_loss_high")
+    return math.inf if high is None else float(high)
 
 
 def _note(config: Any, rows: Sequence[Row]) -> str:
