@@ -60,19 +60,17 @@ IN_POST = {  # each put into a post-norm model
     "post+value-residual": "value residual",
 }
 LABELS = WIRINGS | IN_POST
-AT_48 = (
+AT_48 = (  # the two without a remedy, and ways to keep tokens apart at the start
     "post",
     "pre",
     "layer-scale",
     "deep-norm",
     "deescalated",
-    "deescalated(tau=0.5)",
     "post+residual-weight(alpha=0.1)",
     "post+mv-split",
-    "post+contra-norm",
     "post+neutreno",
 )
-AT_100 = ("post", "pre", "deep-norm", "deescalated")
+AT_100 = ("post", "pre", "deescalated")
 
 
 @dataclass(frozen=True)
