@@ -60,17 +60,16 @@ IN_POST = {  # each put into a post-norm model
     "post+value-residual": "value residual",
 }
 LABELS = WIRINGS | IN_POST
-AT_48 = (  # the two without a remedy, and ways to keep tokens apart at the start
-    "post",
-    "pre",
-    "layer-scale",
-    "deep-norm",
-    "deescalated",
+AT_48 = ("post", "pre", "layer-scale", "deep-norm", "deescalated", "post+mv-split")
+AT_12 = (
+    *AT_48,
+    "rezero",
+    "res-post",
+    "sqrt-depth",
     "post+residual-weight(alpha=0.1)",
-    "post+mv-split",
+    "post+contra-norm",
     "post+neutreno",
 )
-AT_100 = ("post", "pre", "deescalated")
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Config:
-    form: Literal["full", "quick"] = "full"
+    form: Literal["full", "small", "quick"] = "full"
     stages: tuple[Stage, ...] = (
-        Stage(12, 50, 1e-3, tuple(LABELS)),
-        Stage(48, 50, 5e-4, AT_48),
-        Stage(100, 50, 5e-4, AT_100),
+        Stage(12, 100, 1e-3, tuple(LABELS)),
+        Stage(48, 80, 5e-4, tuple(LABELS)),
+        Stage(100, 80, 5e-4, tuple(LABELS)),
     )
     settings: Mapping[str, Any] = field(
         default_factory=lambda: {"width": 32, "ffn_width": 64, "heads": 4, "patch_size": 4, "batch_size": 32}
@@ -129,7 +128,7 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
 def draw(frame: pd.DataFrame) -> Figure:
     """Above: the test loss of every seed, best variant on top. Below: t_sim at initialisation against it."""
     runs = measured(frame)
-    depths = list(runs["depth"].unique())
+    depths = sorted(runs["depth"].unique())
     figure, axes = drawing.panels(len(depths), 2, width=4.4, height=4.6)
     for column, depth in enumerate(depths):
         some = runs[runs["depth"] == depth]
@@ -189,4 +188,14 @@ STUDY = Study(
     draw=draw,
     claims=claims,
     in_folder=True,
+    scales={
+        "small": Config(  # the most telling first, so that an interrupted one has something to say
+            form="small",
+            stages=(
+                Stage(48, 40, 5e-4, AT_48),
+                Stage(12, 50, 1e-3, AT_12),
+                Stage(100, 40, 5e-4, ("post", "pre", "deescalated")),
+            ),
+        )
+    },
 )
