@@ -24,52 +24,31 @@ from depthscope.training.comparison import Launch
 from depthscope.training.metrics import WATCHED
 from depthscope.training.protocol import Protocol
 from depthscope.training.recipes import RECIPES
+from depthscope.training.variants import label_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIRINGS = {
-    "post": "post-norm",
-    "pre": "pre-norm",
-    "sandwich": "sandwich",
-    "res-post": "res-post",
-    "rezero": "ReZero",
-    "layer-scale": "LayerScale",
-    "sqrt-depth": "1/√L",
-    "ln-scaling": "LayerNorm scaling",
-    "deep-norm": "DeepNorm",
-    "admin": "Admin",
-    "keel": "KEEL",
-    "b2t": "B2T",
-    "resi-dual": "ResiDual",
-    "mix-ln": "Mix-LN",
-    "hybrid-norm": "HybridNorm",
-}
-IN_POST = {  # each put into a post-norm model
-    "deescalated": "de-escalation, τ = 1",
-    "deescalated(tau=0.5)": "de-escalation, τ = 0.5",
-    "post+residual-weight(alpha=0.1)": "weight 0.1",
-    "post+mv-split": "MV-Split",
-    "post+contra-norm": "ContraNorm",
-    "post+pair-norm": "PairNorm",
-    "post+feat-scale": "FeatScale",
-    "post+attn-scale": "AttnScale",
-    "post+centred-attention": "centred attention",
-    "post+neutreno": "NeuTRENO",
-    "post+value-residual": "value residual",
-}
-LABELS = WIRINGS | IN_POST
-AT_48 = ("post", "pre", "layer-scale", "deep-norm", "deescalated", "post+mv-split")
-AT_12 = (
-    *AT_48,
-    "rezero",
+WIRINGS = (
+    "post",
+    "pre",
+    "sandwich",
     "res-post",
+    "rezero",
+    "layer-scale",
     "sqrt-depth",
-    "post+residual-weight(alpha=0.1)",
-    "post+contra-norm",
-    "post+neutreno",
+    "ln-scaling",
+    "deep-norm",
+    "admin",
 )
+WIRINGS += ("keel", "b2t", "resi-dual", "mix-ln", "hybrid-norm")  # and no peri, which here is sandwich but for one norm
+IN_POST = ("deescalated", "deescalated(tau=0.5)", "residual-weight", "mv-split", "contra-norm", "pair-norm")
+IN_POST += ("feat-scale", "attn-scale", "centred-attention", "neutreno", "value-residual")
+ALL = (*WIRINGS, *IN_POST)
+LABELS = {variant: label_of(variant) for variant in ALL}
+AT_48 = ("post", "pre", "layer-scale", "deep-norm", "deescalated", "mv-split")
+AT_12 = (*AT_48, "rezero", "res-post", "sqrt-depth", "residual-weight", "contra-norm", "neutreno")
 
 
 @dataclass(frozen=True)
@@ -86,9 +65,9 @@ class Stage:
 class Config:
     form: Literal["full", "small", "quick"] = "full"
     stages: tuple[Stage, ...] = (
-        Stage(12, 100, 1e-3, tuple(LABELS)),
-        Stage(48, 80, 5e-4, tuple(LABELS)),
-        Stage(100, 80, 5e-4, tuple(LABELS)),
+        Stage(12, 100, 1e-3, ALL),
+        Stage(48, 80, 5e-4, ALL),
+        Stage(100, 80, 5e-4, ALL),
     )
     settings: Mapping[str, Any] = field(
         default_factory=lambda: {"width": 32, "ffn_width": 64, "heads": 4, "patch_size": 4, "batch_size": 32}

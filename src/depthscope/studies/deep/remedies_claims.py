@@ -10,6 +10,7 @@ import pandas as pd
 
 from depthscope.studies.fair import measured, ranked, with_bounds
 from depthscope.studies.study import Claim, judge
+from depthscope.training.variants import variant_of
 
 CHANCE = math.log(10)  # the loss of equal odds for ten classes
 TRAINS = 0.9 * CHANCE  # at most, in every seed
@@ -84,7 +85,7 @@ def _post_norm_is_worse(rows: Sequence[Row], depth: int) -> tuple[str, str, str,
 
 def _remedies_help_post_norm(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
     post = _of(rows, "post")
-    others = [row for row in rows if "+" in row["variant"] or row["variant"].startswith("deescalated")]
+    others = [row for row in rows if variant_of(row["variant"]).remedies]
     low = post.get("test_loss_low")
     help_it = [row for row in others if _high(row) < (math.inf if low is None else low)]
     return (
