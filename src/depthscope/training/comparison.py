@@ -63,8 +63,8 @@ class Launch:
     data: str | None = None
     allow_incomplete: bool = False
     jobs: int = 1
-    in_process: bool = False  # one after the other, here: short runs would spend their time on imports
     options: Mapping[str, Any] = field(default_factory=dict)  # fields of `training.run.Run`: evaluate_every, …
+    in_process: bool = False  # one after the other, here: short runs would spend their time on imports
 
     def run_folder(self, cell: Cell) -> Path:
         return self.folder / "runs" / cell.name

@@ -8,7 +8,7 @@ make five tokens of an image, with the class token: with 17 tokens, runs of this
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -82,26 +82,24 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     recipe, frames = RECIPES["vit-digits"], []
     cost = [stage.depth * stage.steps * len(stage.variants) for stage in config.stages]
     for place, stage in enumerate(config.stages):
-        before, mine = sum(cost[:place]) / sum(cost), cost[place] / sum(cost)
         configs = [
             recipe(variant).changed(depth=stage.depth, lr=stage.lr, **config.settings) for variant in stage.variants
         ]
         seeds = tuple(range(config.seed + 1, config.seed + 1 + config.trials))
+        protocol = Protocol(stage.steps, more=config.more, seeds=seeds)
         rare = dict.fromkeys(("evaluate_every", "checkpoint_every", "watch_every"), stage.steps)  # at 0, at the end
-        launch = Launch(
-            folder / f"{config.form}-{stage.depth}", in_process=True, options={"tracker": "none", "draw": False, **rare}
-        )
-        frames.append(
-            train_fairly(
-                configs,
-                Protocol(stage.steps, more=config.more, seeds=seeds),
-                launch,
-                lambda share, before=before, mine=mine: progress(min(1.0, before + mine * share)),
-            )
-        )
+        options = {"tracker": "none", "draw": False, **rare}
+        launch = Launch(folder / f"{config.form}-{stage.depth}", in_process=True, options=options)
+        frames.append(train_fairly(configs, protocol, launch, _part(progress, cost, place)))
     frame = pd.concat(frames, ignore_index=True)
     frame.loc[(frame["quantity"] == WATCHED) & (frame["step"] == 0), "quantity"] = INITIAL
     return frame
+
+
+def _part(progress: Share, cost: Sequence[int], place: int) -> Share:
+    """Of the whole, what a stage has done of its own."""
+    before, mine = sum(cost[:place]) / sum(cost), cost[place] / sum(cost)
+    return lambda share: progress(min(1.0, before + mine * share))
 
 
 def draw(frame: pd.DataFrame) -> Figure:
