@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from depthscope.studies import load
+from depthscope.studies.fair import TRIED
 from depthscope.studies.study import configure, finished, run
 from depthscope.training.comparison_results import COLUMNS
 
@@ -56,13 +57,15 @@ def test_the_quick_form_trains_draws_and_judges_nothing(tmp_path: Path):
     frame = pd.read_parquet(tmp_path / "yu2024-fig6" / "data.parquet")
     assert set(frame["variant"]) == {"post", "pre", "deescalated"}
     assert frame[frame["quantity"] == "loss"]["value"].between(1.5, 3).all()
+    assert set(frame[frame["quantity"] == "test_loss"]["seed"]) == {1, 2, 3}
+    assert (frame["quantity"] == TRIED).sum() == 9
     assert finished(STUDY, STUDY.quick, tmp_path) == claims
 
 
 def test_the_papers_scale_is_the_recipe_and_not_testable_without_a_gpu(monkeypatch, tmp_path: Path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     config = configure(STUDY, scale="paper")
-    assert (config.recipe, config.settings, config.trials) == ("vit-cifar10", {}, 3)
+    assert (config.recipe, config.settings, config.steps, config.trials) == ("vit-cifar10", {}, None, 3)
     claims = run(STUDY, config, tmp_path)
     assert {claim.verdict for claim in claims} == {"not testable here"}
     assert "GPU" in claims[0].note

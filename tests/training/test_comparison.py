@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from depthscope.exit_codes import code_of
 from depthscope.locks import OWNER, owned
 from depthscope.training import read_metrics, vit_cifar10, vit_digits
 from depthscope.training.checkpoint import checkpoints_in
@@ -73,7 +74,7 @@ def test_a_run_is_done_once_and_its_end_is_read(tmp_path: Path, monkeypatch):
     assert whole["test_loss"] == rows[-1]["test_loss"]
     assert pd.isna(broken["loss"])
     assert pd.isna(broken["test_accuracy"])
-    summary = summarise(frame, results)
+    summary = summarise(frame)
     assert [(row["runs"], row["failed"], row["best_lr"]) for row in summary] == [(1, 0, True), (1, 1, False)]
     json.dumps(summary, allow_nan=False)
 
@@ -81,6 +82,18 @@ def test_a_run_is_done_once_and_its_end_is_read(tmp_path: Path, monkeypatch):
     assert run_cells(cells, launch) == results
     with pytest.raises(AssertionError, match="a process was started"):  # other data is another run
         run_cells(cells, Launch(tmp_path, "elsewhere", options=OPTIONS))
+
+    # In this process: the same numbers, the same ends.
+    here = Launch(tmp_path / "here", in_process=True, options=OPTIONS)
+    seen.clear()
+    again = run_cells(cells, here, lambda done, running: seen.append((done, len(running))))
+    assert (seen[0], seen[-1]) == ((0, 1), (2, 0))
+    pd.testing.assert_frame_equal(curves(again, here), frame)
+    assert again[0] == good
+    assert again[1].failed is not None
+    assert again[1].failed.startswith("the loss is not finite at step")
+    monkeypatch.setattr("depthscope.training.in_process.train", no_process)
+    assert run_cells(cells, here) == again  # what is done is not run again
 
 
 def test_a_mistake_ends_the_comparison_with_what_the_run_said(tmp_path: Path):
@@ -108,6 +121,24 @@ def test_stopped_it_lets_its_runs_save_and_goes_on_from_there(tmp_path: Path):
     before = last_step(cell, launch)["step"]
     time.sleep(0.3)
     assert last_step(cell, launch)["step"] == before  # nothing runs on
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_in_this_process_a_run_that_is_stopped_saves_its_work_first(tmp_path: Path, number, code: int):
+    launch = Launch(tmp_path, in_process=True, options=OPTIONS | {"checkpoint_every": 1_000_000})
+    cell = small(steps=20)
+
+    def stop_at_step_5(_done: int, _running: object) -> None:
+        if last_step(cell, launch).get("step") == 5:
+            signal.raise_signal(number)
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run_cells([cell], launch, stop_at_step_5)
+    assert code_of(stopped.value) == code
+    assert [path.name for path in launch.run_folder(cell).glob("checkpoints/step-*")] == ["step-00000006"]
+    assert not (launch.run_folder(cell) / "outcome.json").exists()
+    assert run_cells([cell], launch)[0].failed is None
+    assert last_step(cell, launch)["step"] == 20
 
 
 PARENT = """
@@ -202,8 +233,7 @@ def test_means_and_spread_are_over_seeds_and_the_training_loss_chooses_the_rate(
         ],
         columns=["variant", "depth", "lr", "warmup_steps", "seed", "step", "quantity", "value"],
     )
-    results = [Result(small(lr=lr, seed=seed), None) for lr in (0.1, 0.2) for seed in (0, 1)]
-    first, second = summarise(frame, results)
+    first, second = summarise(frame)
     assert first["loss"] == pytest.approx(2.5)  # the mean of 1 and 3, of 2 and 4
     assert first["loss_std"] == pytest.approx(0.5**0.5)
     assert first["test_loss"] == 3.0

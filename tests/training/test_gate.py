@@ -162,7 +162,7 @@ def test_a_comparison_marks_a_stopped_run_and_loses_nothing(tmp_path: Path):
     assert [_read_result(cell, other) for cell in cells] == [None, results[1]]  # under other rules it goes on
     frame = curves(results, launch)
     assert frame["quantity"].tolist() == ["stopped", "loss", "loss"]
-    (row,) = summarise(frame, results)
+    (row,) = summarise(frame)
     assert (row["failed"], row["stopped"], row["runs"], row["loss"]) == (0, 1, 2, 2.0)
 
 

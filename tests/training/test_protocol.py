@@ -186,7 +186,7 @@ def rows_of(losses: dict[tuple[str, int], list[float]], tmp_path: Path):
             append_metrics(launch.run_folder(cell) / "metrics.jsonl", 1, {"test_loss": value})
             results.append(Result(cell, "not finite" if math.isnan(value) else None))
     frame = curves(results, launch)
-    return with_intervals(summarise(frame, results), frame)
+    return with_intervals(summarise(frame), frame)
 
 
 def test_who_overlaps_the_best_is_equal_to_it(tmp_path: Path):

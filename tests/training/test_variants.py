@@ -5,7 +5,7 @@ import torch
 
 from depthscope.models import INITIALISERS, WIRINGS, Wiring
 from depthscope.models.wiring import run_pre_norm
-from depthscope.remedies import DeEscalate, Ema, LearnableTau, ResidualWeight, applied
+from depthscope.remedies import REMEDIES, DeEscalate, Ema, LearnableTau, ResidualWeight, applied
 from depthscope.training.building import remedy_of
 from depthscope.training.estimate import estimate
 from depthscope.training.images import build_vit
@@ -218,6 +218,21 @@ def test_a_remedy_in_some_blocks_is_built_and_estimated():
     assert estimate(config).parameters == estimate(vit_digits("post").changed(depth=4, width=16)).parameters
     model = make_empty_task(config).build()
     assert [entry.block for entry in applied(model)][::2] == ["encoder.blocks.1", "encoder.blocks.3"]
+
+
+OF_THEIR_OWN = ("de-escalation", "reparameterise")  # the first is `deescalated`, the second has many forms
+
+
+@pytest.mark.parametrize("name", [name for name in REMEDIES.ours() if name not in OF_THEIR_OWN])
+def test_every_published_remedy_is_a_variant_that_learns(name: str):
+    variant = VARIANTS[name]
+    assert (variant.wiring, [remedy.name for remedy in variant.remedies]) == ("post", [name])
+    model = build_vit(tiny_config(variant=name, depth=3), image_size=8, channels=1)
+    images = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    before, plain = model(images), build_vit(tiny_config(variant="post", depth=3), image_size=8, channels=1)(images)
+    assert torch.equal(before, plain) == (name in ("attn-scale", "feat-scale"))  # which begin as no change
+    before.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.encoder.blocks.parameters())
 
 
 @pytest.mark.parametrize("name", [name for name in WIRINGS.ours() if name not in ("post", "pre")])

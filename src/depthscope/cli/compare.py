@@ -238,7 +238,7 @@ def _summary(
     summary: dict[str, Any] = {
         "recipe": recipe,
         "runs": {result.cell.name: {"failed": result.failed, "stopped": result.stopped} for result in results},
-        "cells": summarise(frame, results),
+        "cells": summarise(frame),
     }
     if plan is not None:
         from depthscope.training.comparison_verdict import ranks, verdict_of, with_intervals

@@ -1,7 +1,7 @@
 """A comparison: the same training under several variants, depths, learning rates, warm-ups and seeds.
 
-Every cell is a run of `depthscope train` in a folder and a process of its own; what is complete is not run again,
-what was stopped is continued.
+Every cell is a run of `depthscope train` in a folder and a process of its own, or one after the other in this process;
+what is complete is not run again, what was stopped is continued.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -63,6 +64,7 @@ class Launch:
     allow_incomplete: bool = False
     jobs: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)  # fields of `training.run.Run`: evaluate_every, …
+    in_process: bool = False  # one after the other, here: short runs would spend their time on imports
 
     def run_folder(self, cell: Cell) -> Path:
         return self.folder / "runs" / cell.name
@@ -132,6 +134,10 @@ def run_cells(cells: Sequence[Cell], launch: Launch, watching: Watching = lambda
     """
     results = {cell: _read_result(cell, launch) for cell in cells}
     waiting = [cell for cell in cells if results[cell] is None]
+    if launch.in_process:
+        for done, cell in enumerate(waiting, len(cells) - len(waiting)):
+            results[cell] = _run_here(cell, launch, partial(watching, done, [cell]))
+        waiting = []
     running: dict[Cell, subprocess.Popen[bytes]] = {}
     with _stopping(running):
         while waiting or running:
@@ -152,6 +158,16 @@ def last_step(cell: Cell, launch: Launch) -> dict[str, Any]:
     """The newest logged numbers of a run; empty before the first."""
     rows = read_metrics(launch.run_folder(cell) / METRICS)
     return next((row for row in reversed(rows) if "loss" in row), {})
+
+
+def _run_here(cell: Cell, launch: Launch, told: Callable[[], object]) -> Result:
+    from depthscope.training.in_process import train_here
+
+    _forget_damaged(cell, launch)
+    told()
+    folder, incomplete = launch.run_folder(cell), launch.allow_incomplete
+    code, said = train_here(cell.config, folder, launch.data, launch.options, allow_incomplete=incomplete, told=told)
+    return _ended(cell, launch, code, said)
 
 
 def _start(cell: Cell, launch: Launch) -> subprocess.Popen[bytes]:
@@ -179,6 +195,12 @@ def _end(cell: Cell, launch: Launch, code: int) -> Result:
     said = lines[-1].removeprefix("depthscope: ")
     if code not in (ExitCode.DONE, ExitCode.NOT_FINITE, ExitCode.GATE):  # results, not mistakes
         raise ValueError(f"the run {cell.name} ended with code {code}: {said} (all of it: {folder / 'log.txt'})")
+    return _ended(cell, launch, code, said)
+
+
+def _ended(cell: Cell, launch: Launch, code: int, said: str) -> Result:
+    """Notes how a run has ended, so that it is not run again."""
+    folder = launch.run_folder(cell)
     failed = said if code == ExitCode.NOT_FINITE else None
     stopped = said if code == ExitCode.GATE else None
     outcome = {**_identity(cell, launch), "failed": failed, "metrics": _metrics_sum(folder)}

@@ -68,7 +68,7 @@ def evaluated_in(frame: pd.DataFrame) -> list[str]:
     return _ordered(name for name in frame["quantity"].unique() if name not in OF_THE_LOOP)
 
 
-def summarise(frame: pd.DataFrame, results: Sequence[Result]) -> list[dict[str, Any]]:
+def summarise(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Per variant, depth, learning rate and warm-up: mean and standard deviation over the seeds.
 
     A run whose loss ceased to be finite counts in `failed`, one that a rule has ended in `stopped`, and neither in a
@@ -78,13 +78,13 @@ def summarise(frame: pd.DataFrame, results: Sequence[Result]) -> list[dict[str, 
     """
     final = final_values(frame)
     rows: list[dict[str, Any]] = []
-    for factors in dict.fromkeys(_key(result)[:-1] for result in results):
+    for factors in dict.fromkeys(frame[FACTORS].itertuples(index=False, name=None)):
         found: dict[str, Any] = dict(zip(FACTORS, factors, strict=True))
-        chosen = final[[tuple(row) == factors for row in final[FACTORS].itertuples(index=False, name=None)]]
-        mine = [result for result in results if _key(result)[:-1] == factors]
+        chosen = final[_of(final, factors)]
+        ends = frame.loc[_of(frame, factors), "quantity"]  # a run has at most one row of each
         for end in ENDS:
-            found[end] = sum(getattr(result, end) is not None for result in mine)
-        found["runs"] = len(mine)
+            found[end] = int((ends == end).sum())
+        found["runs"] = len(chosen)
         for name in ("loss", *evaluated_in(frame)):
             found[name] = _finite(chosen[name].mean())
             found[f"{name}_std"] = _finite(chosen[name].std())  # of one run there is none
@@ -101,8 +101,9 @@ def _ordered(names: Iterable[str]) -> list[str]:
     return [*(name for name in OURS if name in found), *(name for name in found if name not in OURS)]
 
 
-def _key(result: Result) -> tuple[Any, ...]:
-    return tuple(getattr(result.cell.config, name) for name in (*FACTORS, "seed"))
+def _of(frame: pd.DataFrame, factors: tuple[Any, ...]) -> list[bool]:
+    """Which rows are of these factors."""
+    return [row == factors for row in frame[FACTORS].itertuples(index=False, name=None)]
 
 
 def _order(row: dict[str, Any]) -> tuple[int, float]:

@@ -87,7 +87,11 @@ def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
     if config.checkpoint_activations:
         checkpoint_activations(model)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+        model.parameters(),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+        fused=True if accelerator.device.type == "cpu" else None,  # there torch's default is one weight at a time
     )
     entrance, prepared = accelerator.prepare(model, optimizer)
     return Engine(accelerator, model, entrance, prepared)

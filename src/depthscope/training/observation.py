@@ -97,7 +97,7 @@ def require_rules(run: Run) -> None:
 def _draw(session: Session) -> None:
     """The picture of what was watched, also by a run that was killed before it came to draw."""
     run = session.run
-    if not run.depth.exists() or (run.picture.exists() and session.position.step >= session.total):
+    if not run.draw or not run.depth.exists() or (run.picture.exists() and session.position.step >= session.total):
         return
     try:
         require("matplotlib.figure", "figures")

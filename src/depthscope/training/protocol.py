@@ -76,8 +76,7 @@ class Choice:
     @property
     def edge(self) -> str:
         """ "least" or "greatest" if the chosen rate is the last of those tried in its direction; else ""."""
-        rates = sorted(self.tried)
-        return {rates[0]: "least", rates[-1]: "greatest"}.get(self.lr, "")
+        return edge_of(self.tried, self.lr)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -166,6 +165,12 @@ def validation_loss(result: Result, launch: Launch) -> float:
 def best(losses: Mapping[float, float]) -> float:
     """The rate with the least loss; the least rate of those that are equal, as where all runs failed."""
     return min(sorted(losses), key=lambda lr: losses[lr])
+
+
+def edge_of(tried: Mapping[float, float], lr: float) -> str:
+    """ "least" or "greatest" if the rate is the last of those tried in its direction; else ""."""
+    rates = sorted(tried)
+    return {rates[0]: "least", rates[-1]: "greatest"}.get(lr, "")
 
 
 def rounded(lr: float) -> float:

@@ -29,6 +29,7 @@ class Run:
     tracker: Annotated[Tracker, "Where curves go besides metrics.jsonl."] = "tensorboard"
     cpu: Annotated[bool, "Leave GPUs alone."] = False
     watch_every: Annotated[int | None, "Steps between two measurements of the tokens of every block; none: never."] = 50
+    draw: Annotated[bool, "Draw depth.png at the end."] = True
     stop_if: Annotated[tuple[str, ...], "Rules at which the run stops: token_similarity>0.99 for 3."] = ()
     warn_if: Annotated[tuple[str, ...], "Rules at which it warns."] = ()
 

@@ -88,6 +88,21 @@ VARIANTS: Registry[Variant] = Registry(
                 "hybrid-norm": "HybridNorm",
             }.items()
         ),
+        # The remedies of other papers in a post-norm model, each by the name that it has in `depthscope.remedies`.
+        Variant("residual-weight", "post-norm, branches times 0.1", "post", (Named.of("residual-weight", alpha=0.1),)),
+        *(
+            Variant(remedy, f"post-norm, {title}", "post", (Named.of(remedy),), label=title)
+            for remedy, title in {
+                "mv-split": "MV-Split",
+                "contra-norm": "ContraNorm",
+                "pair-norm": "PairNorm",
+                "feat-scale": "FeatScale",
+                "attn-scale": "AttnScale",
+                "centred-attention": "centred attention",
+                "neutreno": "NeuTRENO",
+                "value-residual": "value residual",
+            }.items()
+        ),
     ],
 )
 

@@ -1,7 +1,8 @@
 """Yu & Zhang 2024, Fig. 6: post-norm, pre-norm and de-escalated Vision Transformers, trained.
 
 The paper trains 80 blocks for 150 epochs on CIFAR-10 (`--scale paper`, which needs a GPU). The default is the same
-comparison on scikit-learn's digits; with `--data` and a folder of CIFAR-10, 80 narrow blocks for a few steps.
+comparison on scikit-learn's digits; with `--data` and a folder of CIFAR-10, 48 narrow blocks for 150 steps. In each
+form every variant has the learning rate that suits it, chosen on validation data; fresh seeds are judged on test data.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ import torch
 
 from depthscope import drawing
 from depthscope.progress import Share
+from depthscope.studies.fair import measured, ranked, rates_in_words, train_fairly, with_bounds
 from depthscope.studies.study import Claim, Study, judge
-from depthscope.training.comparison import Cell, Launch, cells_of, last_step, run_cells
-from depthscope.training.comparison_results import COLUMNS, curves, final_values
+from depthscope.training.comparison import Launch
+from depthscope.training.comparison_results import COLUMNS, final_values
+from depthscope.training.loading import make_empty_task
+from depthscope.training.protocol import Protocol
 from depthscope.training.recipes import RECIPES
+from depthscope.training.session import total_steps
 from depthscope.training.variants import YU_ZHANG as VARIANTS
 from depthscope.training.variants import label_of
 
@@ -37,12 +42,16 @@ LABELS = {variant: label_of(variant) for variant in VARIANTS}  # of the curves
 class Config:
     form: Literal["digits", "quick", "cifar10", "paper"] = "digits"
     recipe: str = "vit-digits"
-    settings: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 8})  # other than the recipe's
-    evaluate_every: int | None = None
+    settings: Mapping[str, Any] = field(
+        default_factory=lambda: {"width": 32, "ffn_width": 64, "patch_size": 4, "batch_size": 32}
+    )
+    steps: int | None = 100  # None: as the recipe has it
+    lr: float = 3e-4  # the middle of the grid, the same for all
+    more: int = 1  # rates beyond the grid
     data: str | None = None
     allow_incomplete: bool = False
-    trials: int = 3
-    seed: int = 0  # the first; one more per trial
+    trials: int = 3  # fresh seeds, at least 3
+    seed: int = 0  # the seeds that are judged follow it; rates are chosen with seed 0
 
 
 def computable(config: Config) -> bool:
@@ -56,23 +65,25 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
         progress(1.0)
         return pd.DataFrame(columns=COLUMNS)
     recipe = RECIPES[config.recipe]
-    configs = [recipe(variant).changed(**config.settings) for variant in VARIANTS]
-    cells = cells_of(configs, seeds=range(config.seed, config.seed + config.trials))
-    options: dict[str, Any] = {"tracker": "none"}
-    if config.evaluate_every is not None:
-        options["evaluate_every"] = config.evaluate_every
-    launch = Launch(folder / config.form, config.data, config.allow_incomplete, options=options)
-
-    def watching(done: int, running: Sequence[Cell]) -> None:
-        parts = [last_step(cell, launch).get("step", 0) / cell.config.steps for cell in running if cell.config.steps]
-        progress((done + sum(parts)) / len(cells))
-
-    return curves(run_cells(cells, launch, watching), launch)
+    configs = [recipe(variant).changed(lr=config.lr, **config.settings) for variant in VARIANTS]
+    steps = config.steps or total_steps(make_empty_task(configs[0]), configs[0])
+    seeds = tuple(range(config.seed + 1, config.seed + 1 + config.trials))
+    protocol = Protocol(steps, more=config.more, seeds=seeds)
+    often = {} if config.steps is None else {"evaluate_every": steps, "checkpoint_every": 100}
+    launch = Launch(
+        folder / config.form,
+        config.data,
+        config.allow_incomplete,
+        in_process=True,
+        options={"tracker": "none", "draw": False, **often},
+    )
+    return train_fairly(configs, protocol, launch, progress)
 
 
 def draw(frame: pd.DataFrame) -> Figure:
     if len(frame):
-        return drawing.draw_training_curves(frame[frame["quantity"] != "failed"], LABELS)
+        runs = measured(frame)
+        return drawing.draw_training_curves(runs[runs["quantity"] != "failed"], LABELS)
     return drawing.empty("not computed: the paper's scale needs a GPU")
 
 
@@ -81,13 +92,15 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 
     The quick form shows its numbers and judges nothing: its few steps tell no variant from another.
     """
-    note = _note(config)
     if not computable(config):
+        note = "the paper's scale needs a GPU; the same command computes it there"
         return [
             judge(claim, paper=PAPER, ours="not computed", tolerance=tolerance, holds=None, note=note)
             for claim, tolerance in TOLERANCES.items()
         ]
-    final = final_values(frame).reindex(columns=["variant", "loss", "test_loss", "test_accuracy"])
+    rows = ranked(frame)
+    note = _note(config, rows)
+    final = final_values(measured(frame)).reindex(columns=["variant", "loss", "test_loss", "test_accuracy"])
     progress = {name: _means(final, name) for name in ("loss", "test_loss")}
     accuracy = final.groupby("variant")["test_accuracy"].mean()
     told = "; ".join(
@@ -98,8 +111,8 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     lags, trains, close = TOLERANCES
     post, pre, ours = ({name: values[variant] for name, values in progress.items()} for variant in VARIANTS)
     ratios = {name: post[name] / ours[name] if ours[name] > 0 else math.inf for name in progress}
-    rows = final[final["variant"] == "deescalated"]
-    worst_loss, worst_accuracy = rows["test_loss"].fillna(CHANCE).max(), rows["test_accuracy"].fillna(0).min()
+    runs = final[final["variant"] == "deescalated"]
+    worst_loss, worst_accuracy = runs["test_loss"].fillna(CHANCE).max(), runs["test_accuracy"].fillna(0).min()
     fails = "; it fails: test accuracy at most 15 %" if not accuracy["post"] > 0.15 else ""
     likeness = ours["test_loss"] / pre["test_loss"] if pre["test_loss"] > 0 else math.nan
     holds: list[bool | None] = [
@@ -122,14 +135,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         judge(
             trains,
             paper=PAPER,
-            ours=f"test loss {worst_loss:.3f} at most, accuracy {worst_accuracy:.1%} at least, in {len(rows)} run(s)",
+            ours=f"test loss {worst_loss:.3f} at most, accuracy {worst_accuracy:.1%} at least, in {len(runs)} run(s)",
             tolerance=TOLERANCES[trains],
             holds=holds[1],
         ),
         judge(
             close,
             paper=PAPER,
-            ours=f"{likeness:.2f} of pre-norm's progress in test loss",
+            ours=f"{likeness:.2f} of pre-norm's progress in test loss; {_in_intervals(rows)}",
             tolerance=TOLERANCES[close],
             holds=holds[2],
         ),
@@ -154,14 +167,19 @@ def _means(final: pd.DataFrame, name: str) -> dict[str, float]:
     return {str(variant): float(value) for variant, value in values.items()}
 
 
-def _note(config: Config) -> str:
-    if config.form == "paper":
-        return "" if computable(config) else "the paper's scale needs a GPU; the same command computes it there"
-    recipe = RECIPES[config.recipe]
+def _in_intervals(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The test losses with their intervals, and who is called equal."""
+    found = "; ".join(f"{LABELS[row['variant']]} {with_bounds(row)}, {row['rank'] or 'no rank'}" for row in rows)
+    return f"test loss and 95 % bootstrap interval over the seeds: {found}"
+
+
+def _note(config: Config, rows: Sequence[Mapping[str, Any]]) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in config.settings.items())
-    rates = ", ".join(f"{LABELS[variant]} {recipe(variant).lr:g}" for variant in VARIANTS)
     few = "; too few steps for a verdict" if config.form == "quick" else ""
-    return f"{config.recipe} with {settings}; {config.trials} seed(s); learning rates: {rates}{few}"
+    return (
+        f"{config.recipe} with {settings or 'its own settings'}; {config.steps or 'all'} steps; {config.trials} fresh "
+        f"seeds; learning rates chosen on validation data: {rates_in_words(rows, LABELS)}{few}"
+    )
 
 
 STUDY = Study(
@@ -169,27 +187,28 @@ STUDY = Study(
     full=Config(),
     quick=Config(
         form="quick",
-        settings={"depth": 6, "width": 16, "ffn_width": 32, "heads": 2, "patch_size": 4, "steps": 10},
-        trials=1,
+        settings={"depth": 2, "width": 8, "ffn_width": 8, "heads": 2, "patch_size": 4, "batch_size": 16},
+        steps=4,
+        more=0,
     ),
     compute=compute,
     draw=draw,
     claims=claims,
     in_folder=True,
-    scales={"paper": Config(form="paper", recipe="vit-cifar10", settings={})},
+    scales={"paper": Config(form="paper", recipe="vit-cifar10", settings={}, steps=None, lr=1e-4)},
     with_data=Config(
         form="cifar10",
         recipe="vit-cifar10",
         settings={
+            "depth": 48,
             "width": 64,
             "ffn_width": 128,
             "heads": 4,
-            "patch_size": 8,
+            "patch_size": 16,
+            "batch_size": 32,
             "augment": False,
-            "steps": 100,
         },
-        evaluate_every=100,
+        steps=150,
         allow_incomplete=True,
-        trials=1,
     ),
 )

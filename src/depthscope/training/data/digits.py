@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from depthscope.extras import require
@@ -10,8 +12,9 @@ from depthscope.training.data.labelled import LabelledImages
 TRAINING = 1437  # four fifths of 1797; the other 360 are for testing
 
 
+@cache
 def load_digits() -> LabelledImages:
-    """Always the same split: a random order of its own (neighbours in the file are by the same writer)."""
+    """Always the same split: a random order of its own (neighbours in the file are by the same writer). Read once."""
     found = require("sklearn.datasets", "training").load_digits()
     images = torch.as_tensor(found.images).to(torch.uint8).unsqueeze(1)  # (1797, 1, 8, 8), values 0 to 16
     labels = torch.as_tensor(found.target).long()
