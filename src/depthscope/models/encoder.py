@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from depthscope.models import in_one
 from depthscope.models.block import Block, BlockConfig
 from depthscope.models.wiring import wiring_of
 
@@ -40,6 +41,8 @@ class Encoder(nn.Module):
             for block in self.blocks:
                 x, beside = block(x, mask, beside)
             return x + self.final_norm(beside)
+        if self.training and mask is None and (at_once := in_one.run(x, self.blocks)) is not None:
+            return self.final_norm(at_once)
         for block in self.blocks:
             x = block(x, mask)
         return self.final_norm(x)

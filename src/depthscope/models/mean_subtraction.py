@@ -26,17 +26,17 @@ SHORTEST, LONGEST = 12, 64  # tokens in a stretch
 def without_mean(tokens: Tensor, tau: float, mean: TokenMean) -> Tensor:
     """tokens (…, n, d) → tokens − τ·mean (…, n, d), every token counted."""
     if isinstance(mean, Full):
-        return _Full.apply(tokens, tau) if _is_plain(tokens) else _written_out_full(tokens, tau)
+        return _Full.apply(tokens, tau) if is_plain(tokens) else _written_out_full(tokens, tau)
     return _without_causal(tokens, tau, mean, False)
 
 
 def _without_causal(tokens: Tensor, tau: float, mean: CausalMean, transposed: bool) -> Tensor:
-    if tokens.device.type == "cpu" and _is_plain(tokens):
+    if tokens.device.type == "cpu" and is_plain(tokens):
         return _Causal.apply(tokens, tau, mean, transposed)
     return _written_out(tokens, tau, mean, transposed)
 
 
-def _is_plain(tokens: Tensor) -> bool:
+def is_plain(tokens: Tensor) -> bool:
     """Whether nobody but autograd looks at what is done with the tokens, and sums may be in their own dtype."""
     return (
         type(tokens) is Tensor
