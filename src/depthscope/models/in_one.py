@@ -13,8 +13,8 @@ sequence, and for wirings that have no `plan`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -106,7 +106,7 @@ def may_run(x: Tensor) -> bool:
 
 
 def run(x: Tensor, blocks: Iterable[Any]) -> Tensor | None:
-    """x (batch, n, d) through the blocks: what leaves the last one, (batch, n, d); None if they must be run one by one."""
+    """x (batch, n, d) through the blocks: what leaves the last one; None if they must be run one by one."""
     if not may_run(x):
         return None
     plans, weights = [], []

@@ -17,8 +17,9 @@ from depthscope import drawing
 from depthscope.progress import Share
 from depthscope.studies.deep.depth_1000_claims import claims
 from depthscope.studies.deep.depth_1000_runs import Run, Shape, groups_of, kept
-from depthscope.studies.deep.variants import LABELS
+from depthscope.studies.deep.variants import LABELS, prescription, same_as
 from depthscope.studies.study import Study
+from depthscope.theory import Prescription
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,15 +74,23 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
         (config.depth, config.trials),
         *((other, config.trials_elsewhere) for other in config.others),
     ]:
+        own = {variant: same_as(variant, prescription_at(config, depth)) for variant in config.variants}
         chosen = {}
         for variant in config.variants:
-            tried = [trained(Run(variant, depth, rate, config.seed + TUNING_SEED, False)) for rate in config.rates]
+            tried = [trained(Run(own[variant], depth, rate, config.seed + TUNING_SEED, False)) for rate in config.rates]
             chosen[variant] = best_rate(tried)
-            rows += [row for found in tried for row in rows_of(found)]
+            rows += [row | {"variant": variant} for found in tried for row in rows_of(found)]
         for trial in range(1, trials + 1):
             for variant in config.variants:
-                rows += rows_of(trained(Run(variant, depth, chosen[variant], config.seed + TUNING_SEED + trial, True)))
+                run = Run(own[variant], depth, chosen[variant], config.seed + TUNING_SEED + trial, True)
+                rows += [row | {"variant": variant} for row in rows_of(trained(run))]
     return pd.DataFrame(list(rows), columns=COLUMNS)
+
+
+def prescription_at(config: Config, depth: int) -> Prescription:
+    """What the theory prescribes for the blocks of this study."""
+    shape = config.shape
+    return prescription(depth, shape.width, shape.ffn_width, shape.tokens)
 
 
 def best_rate(tried: list[dict[str, Any]]) -> float:

@@ -36,8 +36,8 @@ TOLERANCES = {
         "and in at most 50 % (classic post-norm)"
     ),
     "the prescribed model uses more of its depth than pre-norm": (
-        "effective share of the runs of blocks whose omission costs something, (Σc)²/(count·Σc²) with c the rise of the "
-        "test loss: the least seed of the prescription is above the greatest of pre-norm"
+        "effective share of the runs of blocks whose omission costs something, (Σc)²/(count·Σc²) with c the rise of "
+        "the test loss: the least seed of the prescription is above the greatest of pre-norm"
     ),
     "the prescription holds its progress from 50 to 1000 blocks": (
         f"mean progress at 1000 blocks at least {HALF:g} of that at 50 (one seed there)"

@@ -26,6 +26,7 @@ from depthscope.studies.deep.variants import prescription, wiring_for
 from depthscope.training.config import ImageConfig
 from depthscope.training.data import load_digits
 from depthscope.training.images import ImageClassification
+from depthscope.training.optimiser import QuickAdamW
 from depthscope.training.randomness import derived_generator, derived_seed, seeded
 from depthscope.training.recipes import RECIPES
 from depthscope.training.schedule import learning_rate
@@ -48,7 +49,12 @@ class Shape:
     patch_size: int = 2
     batch: int = 16
     steps: int = 50
-    left_out_on: int = 64  # test images on which runs of blocks are left out
+    left_out_on: int = 32  # test images on which runs of blocks are left out
+
+    @property
+    def tokens(self) -> int:
+        """Patches of an image of 8 × 8, and the class token."""
+        return (8 // self.patch_size) ** 2 + 1
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ def trained(run: Run, shape: Shape, advance: Tick) -> dict[str, Any]:
     config = _config(run, shape)
     task = ImageClassification(config, load_digits())
     model = build(run.variant, task)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=run.rate, weight_decay=config.weight_decay, fused=True)
+    optimiser = QuickAdamW(model.parameters(), run.rate, (config.beta1, config.beta2), config.weight_decay)
     look_at = {round(share * (shape.steps - 1)) for share in LOOKS} if run.counts else set()
     losses: list[float] = []
     looks = []
@@ -152,7 +158,7 @@ def judged(model: nn.Module, task: ImageClassification) -> dict[str, float | Non
 
 @contextmanager
 def listening(model: VisionTransformer, on: bool) -> Iterator[list[float]]:
-    """t_sim behind each block's FFN (before the last norm and de-escalation), of the passes inside: mean over images."""
+    """t_sim behind each block's FFN (before the last norm and de-escalation) in the passes inside, mean over images."""
     heard: list[float] = []
 
     def hear(_module: nn.Module, _given: Any, tokens: Tensor) -> None:
@@ -184,7 +190,7 @@ def blocks_of(model: VisionTransformer) -> list[Block]:
 
 
 def groups_of(depth: int) -> list[range]:
-    """The blocks, counted from 0, in at most `GROUPS` runs of neighbours of the same length (the last may be shorter)."""
+    """The blocks, counted from 0, in at most `GROUPS` runs of equal length; the last may be shorter."""
     size = -(-depth // GROUPS)
     return [range(first, min(first + size, depth)) for first in range(0, depth, size)]
 

@@ -30,12 +30,17 @@ def prescription(depth: int, width: int, ffn_width: int, tokens: int) -> Prescri
 
 
 def wiring_for(variant: str, found: Prescription) -> Wiring:
-    """The wiring of a variant: one of `WIRINGS`, or post-norm with what the prescription says of α, of τ, or of both."""
+    """The wiring of a variant: one of `WIRINGS`, or post-norm with the prescription's α, τ or both."""
     if variant in WIRINGS:
         return WIRINGS[variant]
     alpha = found.alpha if variant in ("prescribed", "alpha") else 1.0
     tau = found.tau if variant in ("prescribed", "tau") else 0.0
     return weighted_post_norm(alpha, tau)
+
+
+def same_as(variant: str, found: Prescription) -> str:
+    """The variant itself, or the one that it cannot be told from: where α = 1 is prescribed, τ alone is all of it."""
+    return {"alpha": "post", "tau": "prescribed"}.get(variant, variant) if found.alpha == 1 else variant
 
 
 def weighted_post_norm(alpha: float, tau: float) -> Wiring:
