@@ -41,8 +41,21 @@ class Encoder(nn.Module):
             for block in self.blocks:
                 x, beside = block(x, mask, beside)
             return x + self.final_norm(beside)
-        if self.training and mask is None and (at_once := in_one.run(x, self.blocks)) is not None:
-            return self.final_norm(at_once)
+        if self.training and mask is None and (found := self._in_one(x)) is not None:
+            return self.final_norm(in_one.run(x, *found))  # type: ignore[no-any-return]
         for block in self.blocks:
             x = block(x, mask)
         return self.final_norm(x)
+
+    def _in_one(self, x: Tensor) -> tuple[list[in_one.Plan], list[Tensor]] | None:
+        """The blocks in numbers, and their weights; None if they are to be run one by one."""
+        if not in_one.may_run(x):
+            return None
+        plans, weights = [], []
+        for block in self.blocks:
+            found = block.in_one(x.dtype) if type(block) is Block else None
+            if found is None:
+                return None
+            plans.append(found[0])
+            weights += found[1]
+        return plans, weights

@@ -5,16 +5,16 @@ handful of views for each of some forty small operations. Here forward and backw
 and what is kept is what the backward pass reads. On a short sequence a product for each head is also faster than
 PyTorch's fused kernel, which is made for long ones.
 
-It computes what the modules compute, up to rounding, and it is for training only: `Encoder` asks `plans_of` first, and
-runs block by block where anybody could look inside (hooks, tensor subclasses, modes, transforms, forward-mode
-derivatives, `torch.compile`), where weights are frozen or parametrised, in half precision, with a mask, on a long
-sequence, and for wirings that have no `plan`.
+It computes what the modules compute, up to rounding, and it is for training only: `Encoder` asks `may_run` and every
+`Block.in_one` first, and runs block by block where anybody could look inside (hooks, tensor subclasses, modes,
+transforms, forward-mode derivatives, `torch.compile`), where weights are frozen or parametrised, in half precision,
+with a mask, on a long sequence, and for wirings that have no `plan`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -47,33 +47,10 @@ class Plan:
     heads: int = 1
     scale: float = 1.0
 
-
-def plan_of(block: Any) -> tuple[Plan, list[Tensor]] | None:
-    """A block as its wiring's plan and its weights, in the order of `_forward`; None if it must be run as it is.
-
-    Every part has to be of the class that a `Block` is built with, trained, and heard by nobody.
-    """
-    make, attention, ffn = block.wiring.plan, block.attention, block.ffn
-    if make is None or attention.causal or len(ffn) != 3:
-        return None
-    linears = [attention.query, attention.key, attention.value, attention.output, ffn[0], ffn[2]]
-    norms = [block.norm1, block.norm2]
-    if any(type(linear) is not nn.Linear for linear in linears) or any(
-        type(norm) is not nn.LayerNorm for norm in norms
-    ):
-        return None
-    if type(ffn[1]) is not nn.ReLU:
-        return None
-    stations = block.stations
-    if any(map(is_heard, (block, attention, ffn, ffn[1], stations, *stations.values(), *linears, *norms))):
-        return None
-    plan = replace(make(block), heads=attention.heads, scale=attention.scale)
-    weights = [one for part in (*linears, *norms) for one in (part.weight, part.bias)]
-    weights += [getattr(block, name) for name in plan.gains]
-    dtype = weights[0].dtype
-    if any(type(one) is not nn.Parameter or not one.requires_grad or one.dtype != dtype for one in weights):
-        return None
-    return plan, weights
+    @property
+    def size(self) -> int:
+        """How many weights a block has."""
+        return 16 + len(self.gains)
 
 
 def is_heard(module: nn.Module) -> bool:
@@ -105,58 +82,62 @@ def may_run(x: Tensor) -> bool:
     )
 
 
-def run(x: Tensor, blocks: Iterable[Any]) -> Tensor | None:
-    """x (batch, n, d) through the blocks: what leaves the last one; None if they must be run one by one."""
-    if not may_run(x):
-        return None
-    plans, weights = [], []
-    for block in blocks:
-        found = plan_of(block)
-        if found is None or found[1][0].dtype != x.dtype:
-            return None
-        plans.append(found[0])
-        weights += found[1]
+def run(x: Tensor, plans: list[Plan], weights: list[Tensor]) -> Tensor:
+    """x (batch, n, d) through the blocks: what leaves the last one, (batch, n, d).
+
+    `weights` has, block by block, weight and bias of queries, keys, values, output, of the FFN's two layers and of the
+    two norms, then the gains that the plan names.
+    """
     return _Stack.apply(x, plans, *weights)  # type: ignore[no-any-return]
 
 
 class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, plans: list[Plan], *weights: Tensor) -> Tensor:
-        batch, n, d = x.shape
-        shape = batch, n
-        rows, kept, at = x.reshape(-1, d), [], 0
-        counts = []
+        rows, kept, counts, at = x.reshape(-1, x.shape[-1]), [], [], 0
         for plan in plans:
-            size = 16 + len(plan.gains)
-            rows, saved = _forward(rows, shape, plan, weights[at : at + size])
-            counts.append(len(saved))
+            rows, saved = _forward(rows, x.shape[:2], plan, weights[at : at + plan.size])
+            at += plan.size
             kept += saved
-            at += size
-        ctx.plans, ctx.shape, ctx.counts = plans, shape, counts
+            counts.append(len(saved))
+        ctx.plans, ctx.counts = plans, counts
         ctx.save_for_backward(x, *weights, *kept)
-        return rows.view(x.shape).clone() if rows is x else rows.view(x.shape)
+        return rows.view(x.shape)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        given = ctx.saved_tensors
-        kept_from = len(given) - sum(ctx.counts)
-        weights, kept = given[1:kept_from], given[kept_from:]
-        rows = gradient.reshape(-1, gradient.shape[-1])
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, *given = ctx.saved_tensors
+        at, place = sum(plan.size for plan in ctx.plans), len(given)
+        if torch.is_grad_enabled():  # create_graph=True: these gradients are to have gradients
+            return _differentiable(gradients[0], x, ctx.plans, given[:at])
+        rows = gradients[0].reshape(-1, x.shape[-1])
         found: list[tuple[Tensor, ...]] = []
-        at, place = len(weights), len(kept)
         for plan, count in zip(reversed(ctx.plans), reversed(ctx.counts), strict=True):
-            size = 16 + len(plan.gains)
-            rows, gradients = _backward(rows, ctx.shape, plan, weights[at - size : at], kept[place - count : place])
-            found.append(gradients)
-            at, place = at - size, place - count
-        return rows.view(gradient.shape), None, *(one for block in reversed(found) for one in block)
+            weights, kept = given[at - plan.size : at], given[place - count : place]
+            rows, own = _backward(rows, x.shape[:2], plan, weights, kept)
+            found.append(own)
+            at, place = at - plan.size, place - count
+        return rows.view(x.shape), None, *(one for own in reversed(found) for one in own)
 
 
-Shape = tuple[int, int]  # batch, n
+def _differentiable(gradient: Tensor, x: Tensor, plans: list[Plan], weights: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The same gradients, from the forward pass run once more under autograd."""
+    with torch.enable_grad():
+        rows, at = x.reshape(-1, x.shape[-1]), 0
+        for plan in plans:
+            rows, _ = _forward(rows, x.shape[:2], plan, weights[at : at + plan.size])
+            at += plan.size
+    wanted = [one for one in (x, *weights) if one.requires_grad]
+    found = iter(torch.autograd.grad(rows.view(x.shape), wanted, gradient, create_graph=True))
+    dx, *others = (next(found) if one.requires_grad else None for one in (x, *weights))
+    return dx, None, *others
 
 
-def _forward(x: Tensor, shape: Shape, plan: Plan, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+Shape = Sequence[int]  # batch, n
+Weights = Sequence[Tensor]
+
+
+def _forward(x: Tensor, shape: Shape, plan: Plan, weights: Weights) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One block: rows (batch·n, d) → the same, and what the backward pass reads."""
     attention, ffn, (g1, c1, g2, c2) = weights[:8], weights[8:12], weights[12:16]
     gain1, gain2 = weights[16:] or (None, None)
@@ -184,7 +165,7 @@ def _forward(x: Tensor, shape: Shape, plan: Plan, weights: tuple[Tensor, ...]) -
 
 
 def _backward(
-    g: Tensor, shape: Shape, plan: Plan, weights: tuple[Tensor, ...], kept: tuple[Tensor, ...]
+    g: Tensor, shape: Shape, plan: Plan, weights: Weights, kept: Weights
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The gradient behind a block → before it, and those of its weights in their order."""
     attention, ffn, (g1, c1, g2, c2) = weights[:8], weights[8:12], weights[12:16]
@@ -217,16 +198,19 @@ def _backward(
     return g, (*of_attention, dw1, db1, dw2, db2, dg1, dc1, dg2, dc2, *gains)
 
 
-def _mix(x: Tensor, shape: Shape, plan: Plan, weights: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def _mix(x: Tensor, shape: Shape, plan: Plan, weights: Weights) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """What the heads make of rows x (batch·n, d), side by side; and queries, keys, values and attention by head.
 
     Scores are kept as (keys, queries): PyTorch's softmax is twice as fast over a dimension that is not the last.
     """
     (batch, n), heads = shape, plan.heads
     w_q, b_q, w_k, b_k, w_v, b_v = weights[:6]
-    projected = x.new_empty((3, *x.shape))
-    for one, weight, bias in zip(projected.unbind(), (w_q, w_k, w_v), (b_q, b_k, b_v), strict=True):
-        torch.addmm(bias, x, weight.t(), out=one)
+    if torch.is_grad_enabled():
+        projected = torch.stack([torch.addmm(b, x, w.t()) for w, b in ((w_q, b_q), (w_k, b_k), (w_v, b_v))])
+    else:
+        projected = x.new_empty((3, *x.shape))
+        for one, weight, bias in zip(projected.unbind(), (w_q, w_k, w_v), (b_q, b_k, b_v), strict=True):
+            torch.addmm(bias, x, weight.t(), out=one)
     by_head = projected.view(3, batch, n, heads, -1).transpose(2, 3).reshape(3, batch * heads, n, -1)
     q, k, v = by_head.unbind()
     p = torch.softmax(torch.baddbmm(x.new_empty(()), k, q.mT, beta=0, alpha=plan.scale), 1)
@@ -234,7 +218,7 @@ def _mix(x: Tensor, shape: Shape, plan: Plan, weights: tuple[Tensor, ...]) -> tu
 
 
 def _mix_backward(
-    g: Tensor, shape: Shape, plan: Plan, weights: tuple[Tensor, ...], kept: tuple[Tensor, ...]
+    g: Tensor, shape: Shape, plan: Plan, weights: Weights, kept: Weights
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """From the gradient of attention's branch to that of what it reads, and of its eight weights."""
     (batch, n), heads = shape, plan.heads

@@ -18,6 +18,7 @@ from depthscope.anatomy import anatomy_of
 from depthscope.extras import require
 from depthscope.half_precision import require_half_precision
 from depthscope.training.config import TrainingConfig
+from depthscope.training.optimiser import QuickAdamW
 from depthscope.training.randomness import derived_seed, seeded
 from depthscope.training.run import Run
 from depthscope.training.schedule import learning_rate
@@ -86,7 +87,8 @@ def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
         model = task.build()
     if config.checkpoint_activations:
         checkpoint_activations(model)
-    optimizer = torch.optim.AdamW(
+    quick = on_cpu and config.precision in ("float32", "float64")
+    optimizer = (QuickAdamW if quick else torch.optim.AdamW)(
         model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
     )
     entrance, prepared = accelerator.prepare(model, optimizer)

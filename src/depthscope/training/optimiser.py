@@ -7,6 +7,7 @@ lists are kept from step to step. Parameters, state and `state_dict` are those o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,7 +32,8 @@ class QuickAdamW(torch.optim.AdamW):
             if not moved:
                 continue
             parameters, averages, squares, steps = self._lists(number, moved)
-            torch._foreach_add_(list({id(step): step for step in steps}.values()), 1)
+            for count in {id(step): step for step in steps}.values():
+                count += 1
             torch._fused_adamw_(
                 parameters,
                 [parameter.grad for parameter in parameters],
@@ -50,28 +52,36 @@ class QuickAdamW(torch.optim.AdamW):
                 found_inf=None,
             )
 
+    def state_dict(self) -> dict[str, Any]:
+        """As `torch.optim.AdamW` has it: every parameter with a count of its own."""
+        found = super().state_dict()
+        found["state"] = {
+            number: {name: value.clone() if name == "step" else value for name, value in entries.items()}
+            for number, entries in found["state"].items()
+        }
+        return found
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._kept = {}
 
     def _lists(self, number: int, moved: list[nn.Parameter]) -> tuple[list[Tensor], ...]:
-        """Parameters, first and second moments, counts of steps; collected again only if others have a gradient."""
+        """Parameters, first and second moments, counts of steps; collected again only if others have a gradient.
+
+        Parameters that have made the same number of steps share one count.
+        """
         kept = self._kept.get(number)
-        if kept is not None and len(kept[0]) == len(moved) and all(map(_same, kept[0], moved)):
+        if kept is not None and len(kept[0]) == len(moved) and all(map(operator.is_, kept[0], moved)):
             return kept
-        new = [parameter for parameter in moved if not self.state[parameter]]
-        count = torch.zeros(())  # of all that begin together
-        for parameter in new:
-            self.state[parameter] = {
-                "step": count,
-                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            }
+        counts: dict[float, Tensor] = {}
+        for parameter in moved:
+            state = self.state[parameter]
+            if not state:
+                for name in ("exp_avg", "exp_avg_sq"):
+                    state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            made = state["step"].item() if "step" in state else 0.0
+            state["step"] = counts.setdefault(made, torch.tensor(made))
         states = [self.state[parameter] for parameter in moved]
         lists = (list(moved), *([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")))
         self._kept[number] = lists
         return lists
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one is other
