@@ -15,7 +15,11 @@ class Encoder(nn.Module):
 
     `final_norm=None` puts a LayerNorm last if the blocks' wiring asks for it: the output of post-norm blocks is
     normed already. Causal blocks make it a decoder trunk.
+    `at_once = True` trains all blocks as one operation where that is possible (`in_one.py`): faster if they are narrow,
+    the same up to rounding. It is not the default, since a pass that somebody listens to is rounded otherwise.
     """
+
+    at_once = False
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class Encoder(nn.Module):
             for block in self.blocks:
                 x, beside = block(x, mask, beside)
             return x + self.final_norm(beside)
-        if self.training and mask is None and (found := self._in_one(x)) is not None:
+        if self.at_once and self.training and mask is None and (found := self._in_one(x)) is not None:
             return self.final_norm(in_one.run(x, *found))  # type: ignore[no-any-return]
         for block in self.blocks:
             x = block(x, mask)

@@ -5,10 +5,10 @@ handful of views for each of some forty small operations. Here forward and backw
 and what is kept is what the backward pass reads. On a short sequence a product for each head is also faster than
 PyTorch's fused kernel, which is made for long ones.
 
-It computes what the modules compute, up to rounding, and it is for training only: `Encoder` asks `may_run` and every
-`Block.in_one` first, and runs block by block where anybody could look inside (hooks, tensor subclasses, modes,
-transforms, forward-mode derivatives, `torch.compile`), where weights are frozen or parametrised, in half precision,
-with a mask, on a long sequence, and for wirings that have no `plan`.
+It computes what the modules compute, up to rounding, and it is for training only. An `Encoder` whose `at_once` is true
+asks `may_run` and every `Block.in_one` first, and runs block by block where anybody could look inside (hooks, tensor
+subclasses, modes, transforms, forward-mode derivatives, `torch.compile`), where weights are frozen or parametrised, in
+half precision, with a mask, on a long sequence, and for wirings that have no `plan`.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def is_heard(module: nn.Module) -> bool:
 def may_run(x: Tensor) -> bool:
     """Whether nothing but plain autograd looks at what is done with the tokens x (batch, n, d)."""
     return (
-        x.device.type == "cpu"
+        not torch._C._len_torch_function_stack()  # first: a mode would hear of the questions below
+        and x.device.type == "cpu"
         and x.ndim == 3
         and x.shape[1] <= LONGEST
         and x.numel() > 0
         and torch.is_grad_enabled()
         and is_plain(x)
-        and not torch._C._len_torch_function_stack()
         and not torch._C._len_torch_dispatch_stack()
         and forward_ad._current_level < 0
         and not torch.is_autocast_enabled("cpu")

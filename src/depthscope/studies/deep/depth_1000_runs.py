@@ -162,6 +162,7 @@ def build(variant: str, task: ImageClassification) -> SideBySide:
             pool="mean",  # no class token
             generator=derived_generator(config.seed, "weights"),
         )
+        vit.encoder.at_once = True
         return SideBySide(vit, derived_generator(config.seed, "head"))
 
 
