@@ -177,7 +177,7 @@ STUDY = Study(
         variants=("prescribed", "alpha"),
         rates=(3e-4, 1e-3),
         trials=1,
-        shape=Shape(width=16, ffn_width=16, heads=2, patch_size=4, batch=8, steps=6, left_out_on=8),
+        shape=Shape(width=16, ffn_width=16, heads=2, patch_size=4, batch=8, steps=4, left_out_on=8),
     ),
     compute=compute,
     draw=draw,
