@@ -1,4 +1,5 @@
-"""What a training step of a deep and narrow model costs: ratios from one run, medians over alternating rounds.
+"""What a training step of a deep and narrow model costs: ratios from one run, medians over alternating rounds, in
+seconds of processor time of one thread (the machine may be shared).
 
     python benchmarks/deep.py                # minutes on 1 core; one of: step depth memory
 
@@ -48,14 +49,14 @@ class Stepper:
         """Seconds of each part; the batch is not counted."""
         batch = self.task.batch(self.number, Share(0, 1), torch.device("cpu"))
         self.number += 1
-        times = [time.perf_counter()]
+        times = [time.process_time()]
         loss, _ = self.task.loss(self.model, batch, None)
-        times.append(time.perf_counter())
+        times.append(time.process_time())
         loss.backward()
-        times.append(time.perf_counter())
+        times.append(time.process_time())
         self.optimiser.step()
         self.optimiser.zero_grad()
-        times.append(time.perf_counter())
+        times.append(time.process_time())
         return [after - before for before, after in pairwise(times)]
 
 
