@@ -204,14 +204,8 @@ def _mix(x: Tensor, shape: Shape, plan: Plan, weights: Weights) -> tuple[Tensor,
     Scores are kept as (keys, queries): PyTorch's softmax is twice as fast over a dimension that is not the last.
     """
     (batch, n), heads = shape, plan.heads
-    w_q, b_q, w_k, b_k, w_v, b_v = weights[:6]
-    if torch.is_grad_enabled():
-        projected = torch.stack([torch.addmm(b, x, w.t()) for w, b in ((w_q, b_q), (w_k, b_k), (w_v, b_v))])
-    else:
-        projected = x.new_empty((3, *x.shape))
-        for one, weight, bias in zip(projected.unbind(), (w_q, w_k, w_v), (b_q, b_k, b_v), strict=True):
-            torch.addmm(bias, x, weight.t(), out=one)
-    by_head = projected.view(3, batch, n, heads, -1).transpose(2, 3).reshape(3, batch * heads, n, -1)
+    projected = torch.addmm(torch.cat(weights[1:6:2]), x, torch.cat(weights[:6:2]).t())  # (batch·n, 3d)
+    by_head = projected.view(batch, n, 3, heads, -1).permute(2, 0, 3, 1, 4).reshape(3, batch * heads, n, -1)
     q, k, v = by_head.unbind()
     p = torch.softmax(torch.baddbmm(x.new_empty(()), k, q.mT, beta=0, alpha=plan.scale), 1)
     return _side_by_side(torch.bmm(p.mT, v), shape, heads), (by_head, p)
@@ -230,10 +224,10 @@ def _mix_backward(
     torch.bmm(ds.mT, k, out=apart[0])
     torch.bmm(ds, q, out=apart[1])
     torch.bmm(p, back, out=apart[2])
-    parts = apart.view(3, batch, heads, n, -1).transpose(2, 3).reshape(3, *x.shape).unbind()
-    dx = torch.mm(parts[0], weights[0]).addmm_(parts[1], weights[2]).addmm_(parts[2], weights[4])
-    inner = [one for part in parts for one in (torch.mm(part.t(), x), part.sum(0))]
-    return dx, (*inner, torch.mm(g.t(), mixed), g.sum(0))
+    beside = apart.view(3, batch, heads, n, -1).permute(1, 3, 0, 2, 4).reshape(batch * n, -1)  # (batch·n, 3d)
+    dx = torch.mm(beside, torch.cat(weights[:6:2]))
+    inner = zip(torch.mm(beside.t(), x).chunk(3), beside.sum(0).chunk(3), strict=True)
+    return dx, (*(one for pair in inner for one in pair), torch.mm(g.t(), mixed), g.sum(0))
 
 
 def _side_by_side(apart: Tensor, shape: Shape, heads: int) -> Tensor:
