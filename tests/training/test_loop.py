@@ -106,14 +106,17 @@ def test_losses_do_not_depend_on_how_a_batch_is_computed(tmp_path: Path):
 
 
 def test_a_step_is_adamws_with_the_gradient_clipped(tmp_path: Path):
-    """Against a loop written out by hand, with settings of which none is torch's default."""
+    """Against a loop written out by hand, with settings of which none is torch's default.
+
+    Torch's AdamW in its fused form: gradients that are 0 but for rounding grow into other numbers in another form.
+    """
     config = tiny_config(
         precision="float64", steps=3, lr=0.01, beta1=0.5, beta2=0.7, weight_decay=0.3, clip_norm=0.05, warmup_steps=2
     )
     run_in(tmp_path, config)
     task = tiny_task(config)
     model = task.build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.5, 0.7), weight_decay=0.3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.5, 0.7), weight_decay=0.3, fused=True)
     for step, lr in enumerate((0.005, 0.01, 0.01)):
         loss, _ = task.loss(model, task.batch(step, Share(0, 1), torch.device("cpu")), None)
         optimizer.zero_grad()
@@ -125,6 +128,27 @@ def test_a_step_is_adamws_with_the_gradient_clipped(tmp_path: Path):
     assert found.keys() == model.state_dict().keys()
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(found[name], weight, rtol=1e-12, atol=1e-14)
+
+
+def test_at_once_trains_the_same_and_resumes_bit_by_bit(tmp_path: Path):
+    config = tiny_config(variant="pre", precision="float64", steps=4)
+    _, plain = run_in(tmp_path / "plain", config)
+    _, losses = run_in(tmp_path / "whole", config.changed(at_once=True), watch_every=None)
+    assert losses == pytest.approx(plain, rel=1e-10)  # rounding, in float64
+    options = {"display": crash_at(3), "checkpoint_every": 2, "watch_every": None}
+    with pytest.raises(Crash):
+        run_in(tmp_path / "parts", config.changed(at_once=True), **options)
+    run_in(tmp_path / "parts", config.changed(at_once=True), watch_every=None, resume=True)
+    assert_bitwise_equal(saved(tmp_path / "whole"), saved(tmp_path / "parts"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"variant": "deescalated"}, "no remedies"), ({"variant": "pre", "compile": True}, "does not go with compile")],
+)
+def test_at_once_is_honoured_or_refused(tmp_path: Path, changes, why):
+    with pytest.raises(ValueError, match=why):
+        run_in(tmp_path, tiny_config(at_once=True, **changes))
 
 
 def test_training_learns_and_leaves_the_global_random_state_alone(tmp_path: Path):

@@ -8,13 +8,14 @@ through, so a forward hook on `block.stations["after_attention"]` sees, or chang
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from depthscope import stations
 from depthscope.models.attention import Attention, AttentionScale
+from depthscope.models.in_one import Plan, is_heard
 from depthscope.models.initialisers import Initialiser, pytorch_default
 from depthscope.models.wiring import Norm, Wiring, post_norm, pre_norm, wiring_of
 
@@ -39,6 +40,10 @@ class FeedForward(nn.Sequential):
 
     def __init__(self, width: int, ffn_width: int, activation: Callable[[], nn.Module] = nn.ReLU, bias: bool = True):
         super().__init__(nn.Linear(width, ffn_width, bias=bias), activation(), nn.Linear(ffn_width, width, bias=bias))
+
+
+# Of the parts of a block, as `Block.in_one` goes through them.
+_KINDS = [nn.Linear] * 6 + [nn.LayerNorm] * 2 + [nn.ReLU] + [Station] * len(stations.BLOCK)
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,29 @@ class Block(nn.Module):
         if self.wiring.second_stream:
             return self.wiring.forward(self, x, mask, x if beside is None else beside)
         return self.wiring.forward(self, x, mask)
+
+    def in_one(self, dtype: torch.dtype) -> tuple[Plan, list[Tensor]] | None:
+        """The block in numbers, and its weights as `in_one.run` wants them; None if it has to be called.
+
+        Every part must be what a block is built with, trained in this dtype, and heard by nobody.
+        """
+        attention, ffn, stations = self.attention, self.ffn, self.stations
+        if self.wiring.plan is None or type(attention) is not Attention or type(ffn) is not FeedForward:
+            return None
+        layers, norms, passed = [*ffn], [self.norm1, self.norm2], [*stations.values()]
+        linears = [attention.query, attention.key, attention.value, attention.output, *layers[::2]]
+        kinds = [type(part) for part in (*linears, *norms, *layers[1::2], *passed)]
+        if kinds != _KINDS or attention.causal or self.norm1.eps != self.norm2.eps:
+            return None
+        if any(map(is_heard, (self, attention, ffn, layers[1], stations, *linears, *norms, *passed))):
+            return None
+        plan = replace(self.wiring.plan(self), heads=attention.heads, scale=attention.scale)
+        weights = [one for part in (*linears, *norms) for one in (part.weight, part.bias)]
+        weights += [getattr(self, name) for name in plan.gains]
+        for one in weights:
+            if type(one) is not nn.Parameter or one.dtype != dtype or not one.requires_grad:
+                return None
+        return plan, weights
 
     def attend(self, x: Tensor, mask: Tensor | None, norm: Norm | None = None) -> Tensor:
         """What attention gives (batch, n, d), reading what `norm`, if there is one, makes of x."""

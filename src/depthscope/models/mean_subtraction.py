@@ -35,13 +35,13 @@ def without_mean(tokens: Tensor, tau: float, mean: TokenMean) -> Tensor:
 
 
 def _without_full(tokens: Tensor, tau: float) -> Tensor:
-    if not _is_plain(tokens):
+    if not is_plain(tokens):
         return _written_out_full(tokens, tau)
     return _Full.apply(tokens, tau) if _is_differentiated() else _full(tokens, tau)
 
 
 def _without_causal(tokens: Tensor, tau: float, mean: CausalMean, transposed: bool) -> Tensor:
-    if tokens.device.type != "cpu" or not _is_plain(tokens):
+    if tokens.device.type != "cpu" or not is_plain(tokens):
         return _written_out(tokens, tau, mean, transposed)
     if _is_differentiated():
         return _Causal.apply(tokens, tau, mean, transposed)
@@ -53,7 +53,7 @@ def _is_differentiated() -> bool:
     return torch.is_grad_enabled() or forward_ad._current_level >= 0
 
 
-def _is_plain(tokens: Tensor) -> bool:
+def is_plain(tokens: Tensor) -> bool:
     """Whether nobody but autograd looks at what is done with the tokens, and sums may be in their own dtype."""
     return (
         type(tokens) is Tensor

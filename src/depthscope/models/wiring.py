@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from depthscope.models.in_one import Plan
 from depthscope.registry import Registry
 from depthscope.stations import Placement
 
@@ -59,6 +60,7 @@ class Wiring:
     `norms`: the names of the block's norms, in the order in which they are called.
     `second_stream`: a second token matrix goes from block to block beside the trunk. It begins as what enters the
     stack, and the stack ends with trunk + final norm(second stream).
+    `plan`: the same block in numbers, if it can be said so; a whole stack of them is then trained in one (`in_one.py`).
     """
 
     name: str
@@ -68,6 +70,7 @@ class Wiring:
     prepare: Prepare = no_parts
     norms: tuple[str, ...] = ("norm1", "norm2")
     second_stream: bool = False
+    plan: Callable[[Any], Plan] | None = None
 
     @property
     def ffn_reads_trunk(self) -> bool:
@@ -94,8 +97,16 @@ def run_pre_norm(block: Wired, x: Tensor, given: Any) -> Tensor:
     return at["output"](z)
 
 
-post_norm = Wiring("post", run_post_norm, final_norm=False, placement="post")
-pre_norm = Wiring("pre", run_pre_norm, final_norm=True, placement="pre")
+def plan_post_norm(block: Any) -> Plan:
+    return Plan("post", block.alpha, norm_eps=block.norm1.eps)
+
+
+def plan_pre_norm(block: Any) -> Plan:
+    return Plan("pre", block.alpha, norm_eps=block.norm1.eps)
+
+
+post_norm = Wiring("post", run_post_norm, final_norm=False, placement="post", plan=plan_post_norm)
+pre_norm = Wiring("pre", run_pre_norm, final_norm=True, placement="pre", plan=plan_pre_norm)
 
 WIRINGS: Registry[Wiring] = Registry("wiring", "depthscope.wirings", [post_norm, pre_norm])
 

@@ -110,10 +110,11 @@ def _put_in(
     entrances = _entrances(model, anatomy, running.masks.around)
     for module in (m for m in running.masks.around if m is not model and id(m) not in blocks):
         hang(module, RefusePairs(running, module, is_outermost=module in entrances), "in")
+    there = {(type(hook.remedy), hook.block, hook.station) for _, hook in hooks_in(model)}
     for remedy in chosen:
         for number, block in chosen_blocks(anatomy, depth_of(model, anatomy), remedy.blocks, remedy.every):
             site = Site(model, anatomy, block, number, _causal(anatomy, block), running)
-            _refuse_twice(model, remedy, block)
+            _refuse_twice(there, remedy, block)
             refuse_leak(remedy, site)
             refuse_right_to_left(remedy, site)
             remedy.install(site)
@@ -255,13 +256,15 @@ def _refuse_wrapped(model: nn.Module, remedies: tuple[Remedy, ...]) -> None:
         raise ValueError("DistributedDataParallel would not synchronise what a remedy learns: apply first, wrap after")
 
 
-def _refuse_twice(model: nn.Module, remedy: Remedy, block: BlockAnatomy) -> None:
-    for _, hook in hooks_in(model):
-        if type(hook.remedy) is type(remedy) and hook.block == block.name and hook.station in remedy.stations_in(block):
+def _refuse_twice(there: set[tuple[type, str, str]], remedy: Remedy, block: BlockAnatomy) -> None:
+    """Refuses a remedy where one of its kind stands; else adds its stations to those that are taken."""
+    for station in remedy.stations_in(block):
+        if (type(remedy), block.name, station) in there:
             raise ValueError(
-                f"{remedy.name} is already at the {hook.station} of {block.name!r}; "
+                f"{remedy.name} is already at the {station} of {block.name!r}; "
                 "take it out first with depthscope.remove(model)"
             )
+    there.update((type(remedy), block.name, station) for station in remedy.stations_in(block))
 
 
 def _coverage(model: nn.Module, anatomy: Anatomy) -> list[str]:

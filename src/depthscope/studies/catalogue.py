@@ -74,6 +74,12 @@ STUDIES: Registry[Entry] = Registry(
         Entry("dovonon2025-fig2", f"{_DOVONON}.fig2", "three definitions of smoothing over depth", "1 min"),
         Entry("dovonon2025-fig5", f"{_DOVONON}.fig5", "eigenvalues of H: fresh, trained here, pretrained", "8 min"),
         Entry("dovonon2025-fig3", f"{_DOVONON}.fig3", "H steered to smooth and to sharpen, trained", "20 min"),
+        Entry(
+            "depth-1000",
+            "depthscope.studies.deep.depth_1000",
+            "a thousand blocks: the prescription and six controls",
+            "75 min",
+        ),
         Entry("dovonon2025-fig4", f"{_DOVONON}.fig4", "the sign of layer norm's weights, pre- and post-norm", "15 s"),
         Entry("remedies", "depthscope.studies.deep.remedies", "which remedy at 12, 48 and 100 blocks, trained", "1 h"),
     ],

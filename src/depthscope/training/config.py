@@ -63,6 +63,10 @@ class TrainingConfig:
         HeldOut, "What is looked at: test data, or validation data (a fifth of the training images, not trained on)."
     ] = "test"
     checkpoint_activations: Annotated[bool, "Keep only what enters a block, compute the rest again."] = False
+    at_once: Annotated[
+        bool,
+        "Train all blocks as one operation: faster on a CPU if they are narrow; watched steps round otherwise.",
+    ] = False
     compile: Annotated[bool, "Compile the model with torch.compile."] = False
 
     def __post_init__(self) -> None:

@@ -1,0 +1,1 @@
+"""Studies of models with very many blocks."""
