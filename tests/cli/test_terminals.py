@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,30 @@ def app_commands() -> list[str]:
     return sorted(typer.main.get_command(app).commands)
 
 
+@pytest.fixture(scope="module")
+def computed_once():
+    """What `probe` and `fix` compute does not depend on the terminal: it is computed once per command."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, computing in (
+            (import_module("depthscope.cli.probe"), "_measure"),
+            (import_module("depthscope.cli.fix"), "_fix"),
+        ):
+            patch.setattr(module, computing, by_arguments(getattr(module, computing)))
+        yield
+
+
+def by_arguments(compute: Callable[..., object]) -> Callable[..., object]:
+    found: dict[str, object] = {}
+
+    def call(*arguments: object) -> object:
+        key = repr(arguments)
+        if key not in found:
+            found[key] = compute(*arguments)
+        return found[key]
+
+    return call
+
+
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Calls the program with streams of some encoding and width; gives what it wrote."""
@@ -67,7 +93,7 @@ def test_nothing_aborts(command: tuple[str, ...], encoding: str, shown):
 
 @pytest.mark.parametrize("columns", [80, 60])
 @pytest.mark.parametrize("command", TABLES, ids=lambda command: command[0])
-def test_no_number_is_cut(command: tuple[str, ...], columns: int, shown):
+def test_no_number_is_cut(command: tuple[str, ...], columns: int, shown, computed_once):
     by_encoding = {encoding: shown(command, encoding, columns) for encoding in ("utf-8", "cp1252", "ascii")}
     for encoding, text in by_encoding.items():
         assert "\\u" not in text, encoding
