@@ -125,10 +125,12 @@ class Sampler:
                     raise ValueError(f"expected a setting whose W_V is Gaussian for value_inputs, got {setting!r}")
                 given = value_inputs
             bias = torch.empty(trials, 1, fan_out, dtype=dtype) if law.bias else None
+            linear: Linear | Passing
             if passing and not law.gaussian:
-                linears[name] = linear = Passing((trials, fan_out, given), uniform_bound(deviation), stream, bias)
+                linear = Passing((trials, fan_out, given), uniform_bound(deviation), stream, bias)
             else:
-                linears[name] = linear = Linear(torch.empty(trials, fan_out, given, dtype=dtype), bias)
+                linear = Linear(torch.empty(trials, fan_out, given, dtype=dtype), bias)
+            linears[name] = linear
             self._jobs.append(_filler(linear, law, deviation, stream))
         self._weights = Weights(**linears)  # type: ignore[arg-type]
 
