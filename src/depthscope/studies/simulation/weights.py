@@ -65,14 +65,17 @@ class Passing(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """One post-norm block per trial. The norms have no weights: at initialisation they are 1 and 0."""
+    """One post-norm block per trial. The norms have no weights: at initialisation they are 1 and 0.
 
-    query: Linear | Passing
-    key: Linear | Passing
-    value: Linear | Passing
-    output: Linear | Passing | None
-    expand: Linear | Passing
-    contract: Linear | Passing
+    Of a sampler with `passing=True` the uniform ones are `Passing`, which have no `weight` to look at.
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear | None
+    expand: Linear
+    contract: Linear
 
 
 # By name, the schemes of models.initialisers without W_O, as in Prop. 2.9; and two that only studies use.
