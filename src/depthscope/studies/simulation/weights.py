@@ -65,14 +65,17 @@ class Passing(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """One post-norm block per trial. The norms have no weights: at initialisation they are 1 and 0."""
+    """One post-norm block per trial. The norms have no weights: at initialisation they are 1 and 0.
 
-    query: Linear | Passing
-    key: Linear | Passing
-    value: Linear | Passing
-    output: Linear | Passing | None
-    expand: Linear | Passing
-    contract: Linear | Passing
+    Of a sampler with `passing=True` the uniform ones are `Passing`, which have no `weight` to look at.
+    """
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear | None
+    expand: Linear
+    contract: Linear
 
 
 # By name, the schemes of models.initialisers without W_O, as in Prop. 2.9; and two that only studies use.
@@ -125,10 +128,12 @@ class Sampler:
                     raise ValueError(f"expected a setting whose W_V is Gaussian for value_inputs, got {setting!r}")
                 given = value_inputs
             bias = torch.empty(trials, 1, fan_out, dtype=dtype) if law.bias else None
+            linear: Linear | Passing
             if passing and not law.gaussian:
-                linears[name] = linear = Passing((trials, fan_out, given), uniform_bound(deviation), stream, bias)
+                linear = Passing((trials, fan_out, given), uniform_bound(deviation), stream, bias)
             else:
-                linears[name] = linear = Linear(torch.empty(trials, fan_out, given, dtype=dtype), bias)
+                linear = Linear(torch.empty(trials, fan_out, given, dtype=dtype), bias)
+            linears[name] = linear
             self._jobs.append(_filler(linear, law, deviation, stream))
         self._weights = Weights(**linears)  # type: ignore[arg-type]
 
