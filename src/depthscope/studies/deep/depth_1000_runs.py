@@ -1,7 +1,7 @@
 """The trainings of `depth-1000`: one model of very many blocks at a time, each kept as a file as soon as it is done.
 
 All are the ViT of the recipe `vit-digits`, narrow, with one change: the head reads all tokens side by side instead of a
-class token, which needs hundreds of steps before it hears of the patches, whatever the depth. AdamW with weight decay
+class token, which at 60 blocks learns next to nothing in as few steps, in every variant tried. AdamW with weight decay
 0.1, no warm-up, no clipping, the rate × 0.2 at 70 % and at 90 % of the steps. A run that chooses a rate has seed 0, is
 trained on four fifths of the training images and judged on the rest; a run that counts has a fresh seed, is trained on
 all training images and judged on the test images.
