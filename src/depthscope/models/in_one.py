@@ -94,7 +94,9 @@ def run(x: Tensor, plans: list[Plan], weights: list[Tensor]) -> Tensor:
 class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, plans: list[Plan], *weights: Tensor) -> Tensor:
-        rows, kept, counts, at = x.reshape(-1, x.shape[-1]), [], [], 0
+        kept: list[Tensor] = []
+        counts: list[int] = []
+        rows, at = x.reshape(-1, x.shape[-1]), 0
         for plan in plans:
             rows, saved = _forward(rows, x.shape[:2], plan, weights[at : at + plan.size])
             at += plan.size
@@ -204,7 +206,7 @@ def _mix(x: Tensor, shape: Shape, plan: Plan, weights: Weights) -> tuple[Tensor,
     Scores are kept as (keys, queries): PyTorch's softmax is twice as fast over a dimension that is not the last.
     """
     (batch, n), heads = shape, plan.heads
-    projected = torch.addmm(torch.cat(weights[1:6:2]), x, torch.cat(weights[:6:2]).t())  # (batch·n, 3d)
+    projected = torch.addmm(torch.cat([*weights[1:6:2]]), x, torch.cat([*weights[:6:2]]).t())  # (batch·n, 3d)
     by_head = projected.view(batch, n, 3, heads, -1).permute(2, 0, 3, 1, 4).reshape(3, batch * heads, n, -1)
     q, k, v = by_head.unbind()
     p = torch.softmax(torch.baddbmm(x.new_empty(()), k, q.mT, beta=0, alpha=plan.scale), 1)
@@ -225,7 +227,7 @@ def _mix_backward(
     torch.bmm(ds, q, out=apart[1])
     torch.bmm(p, back, out=apart[2])
     beside = apart.view(3, batch, heads, n, -1).permute(1, 3, 0, 2, 4).reshape(batch * n, -1)  # (batch·n, 3d)
-    dx = torch.mm(beside, torch.cat(weights[:6:2]))
+    dx = torch.mm(beside, torch.cat([*weights[:6:2]]))
     inner = zip(torch.mm(beside.t(), x).chunk(3), beside.sum(0).chunk(3), strict=True)
     return dx, (*(one for pair in inner for one in pair), torch.mm(g.t(), mixed), g.sum(0))
 

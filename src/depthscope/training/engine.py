@@ -192,6 +192,10 @@ def summed(engine: Engine, values: list[float]) -> list[float]:
     return [float(value) for value in found.tolist()]
 
 
+def _in_one(block: Any, dtype: torch.dtype) -> Any:
+    return block.in_one(dtype)
+
+
 def train_at_once(model: nn.Module, config: TrainingConfig, on_cpu: bool) -> None:
     """Lets all blocks be trained as one operation (`models.in_one`), or says why they cannot be."""
     encoders = [module for module in model.modules() if isinstance(module, Encoder)]
@@ -201,7 +205,7 @@ def train_at_once(model: nn.Module, config: TrainingConfig, on_cpu: bool) -> Non
         why = "it is for CPUs, in float32 or float64"
     elif config.compile or config.checkpoint_activations:
         why = "it does not go with compile or checkpoint_activations"
-    elif not encoders or any(block.in_one(dtype) is None for encoder in encoders for block in encoder.blocks):
+    elif not encoders or any(_in_one(block, dtype) is None for encoder in encoders for block in encoder.blocks):
         why = (
             "it is for our own bidirectional blocks with ReLU, post-norm, pre-norm, DeepNorm or LayerScale, no remedies"
         )

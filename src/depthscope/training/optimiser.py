@@ -36,7 +36,7 @@ class QuickAdamW(torch.optim.AdamW):
                 count += 1
             torch._fused_adamw_(
                 parameters,
-                [parameter.grad for parameter in parameters],
+                [parameter.grad for parameter in parameters],  # type: ignore[misc]  # those without one are left out
                 averages,
                 squares,
                 [],
