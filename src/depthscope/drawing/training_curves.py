@@ -30,8 +30,9 @@ _LINES = ("-", "--", ":", "-.")
 def draw_training_curves(frame: pd.DataFrame, labels: Mapping[str, str] = MappingProxyType({})) -> Figure:
     """`frame` has the columns variant, depth, lr, warmup_steps, seed, step, quantity, value, a row per number.
 
-    Line: mean over seeds; band: ± one standard deviation. A column of panels per quantity that was measured; line
-    styles are warm-ups and learning rates, if they vary. `labels`: what variants are called, if not by their names.
+    Line: mean over seeds; band, or bar where there is one step only: ± one standard deviation. A column of panels per
+    quantity that was measured; line styles are warm-ups and learning rates, if they vary. `labels`: what variants are
+    called, if not by their names.
     """
     depths = sorted(frame["depth"].unique())
     measured = list(frame["quantity"].unique())
@@ -61,6 +62,8 @@ def _draw(ax: Axes, frame: pd.DataFrame, labels: Mapping[str, str]) -> None:
             if frame["warmup_steps"].nunique() > 1:
                 parts.append(f"warm-up {warmup}")
             by_step = runs.groupby("step")["value"]
+            if len(by_step) == 1 and runs["seed"].nunique() > 1:  # a band has no width there
+                ax.errorbar(by_step.mean().index, by_step.mean(), by_step.std(), color=colours[str(variant)], capsize=3)
             line_with_band(
                 ax,
                 by_step.mean().index,
