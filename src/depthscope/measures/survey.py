@@ -79,8 +79,8 @@ class _Sums:
 
     def add(self, tile: Tile) -> None:
         here = self.real[..., tile.first : tile.last]  # (…, rows)
-        if self.peaks is not None:
-            self.peaks[..., tile.first : tile.last] = tile.peaks
+        if self.peaks is not None and (peaks := tile.peaks) is not None:
+            self.peaks[..., tile.first : tile.last] = peaks
         if self.square:
             self._look_at_diagonal(tile)
         of_rows = row_entropies(tile)
