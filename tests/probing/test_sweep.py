@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import depthscope
 import long_double as naive
+from depthscope import compiling
+from depthscope.compiling import Compiled
 from depthscope.measures import Scratch
 from depthscope.models import BlockConfig, Encoder
 from depthscope.probing.sweep import FIELDS, Kept, Sweeper, device, eager, kernel, loops
@@ -287,63 +288,22 @@ def test_a_profile_is_the_same_with_and_without_numba(options: dict, monkeypatch
 
 
 def test_a_numba_that_does_not_work_is_said(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kernel, "_compiled", lambda: kernel.Kernel(None, "ImportError: needs another NumPy"))
+    monkeypatch.setattr(kernel, "_compiled", lambda: Compiled(None, "ImportError: needs another NumPy"))
     monkeypatch.setenv("DEPTHSCOPE_KERNEL", "on")
     found = profile()
     assert any("needs another NumPy" in note for note in found.metadata["notes"])
     assert "kernel" not in found.metadata["arithmetic"]
 
 
-@needs_numba
-def test_nothing_is_written_into_the_package_and_no_home_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Machine code goes to the user's cache; where that cannot be had, every process compiles for itself."""
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = kernel._compiled.__wrapped__().sweep
-    kernel.sweep(made, tokens(), None, torch.empty(len(FIELDS), 3, dtype=torch.float64), None, None)
-    assert list((tmp_path / "depthscope" / "kernels").rglob("*.nbi"))
-    assert not list(Path(depthscope.__file__).parent.rglob("*.nb[ci]"))
-    for name in ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
-        (tmp_path / name).write_text("a file, in which no folder can be made")
-        monkeypatch.setenv(name, str(tmp_path / name))
-        assert kernel._cache_folder() == ""
-        assert kernel._compiled.__wrapped__().sweep is not None
-
-
-@needs_numba
-def test_a_cache_that_is_broken_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert kernel._compiled.__wrapped__().sweep is not None
-    for file in tmp_path.rglob("*.nb[ci]"):
-        file.write_bytes(file.read_bytes()[:20])
-    found = kernel._compiled.__wrapped__()
-    assert found.sweep is not None
-    assert not found.trouble
-
-
-@needs_numba
-def test_loops_that_cannot_be_compiled_are_left_to_the_eager_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import numba
-
-    def cannot(*_: object) -> None:
-        raise RuntimeError("LLVM has no such processor\nmore")
-
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(numba, "njit", lambda **_: lambda _loops: cannot)
-    assert kernel._compiled.__wrapped__() == kernel.Kernel(None, "RuntimeError: LLVM has no such processor")
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", True)  # plain Python would take minutes
-    assert kernel._compiled.__wrapped__() == kernel.Kernel(None)
-
-
 @pytest.mark.parametrize("value", ["off", "OFF", "0", "no", "False "])
 def test_the_kernel_can_be_refused(value: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DEPTHSCOPE_KERNEL", value)
-    assert kernel.kernel() == kernel.Kernel(None)
+    assert kernel.kernel() == Compiled(None)
 
 
 def test_the_kernel_is_asked_for_by_tokens_that_it_can_read(monkeypatch: pytest.MonkeyPatch):
     asked = []
-    monkeypatch.setattr(kernel, "kernel", lambda: asked.append(1) or kernel.Kernel(None))
+    monkeypatch.setattr(kernel, "kernel", lambda: asked.append(1) or Compiled(None))
     out, sweeper = torch.empty(len(FIELDS), 3, dtype=torch.float64), Sweeper()
     sweeper.sweep(tokens(dtype=torch.float64), None, out)
     assert not asked
@@ -354,8 +314,8 @@ def test_the_kernel_is_asked_for_by_tokens_that_it_can_read(monkeypatch: pytest.
 @needs_numba
 def test_threads_share_a_large_sweep(monkeypatch: pytest.MonkeyPatch):
     found = []
-    for worth in (kernel.WORTH_A_THREAD, 1):
-        monkeypatch.setattr(kernel, "WORTH_A_THREAD", worth)
+    for worth in (compiling.WORTH_A_THREAD, 1):
+        monkeypatch.setattr(compiling, "WORTH_A_THREAD", worth)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
         found.append(torch.empty(len(FIELDS), 3, dtype=torch.float64))
         by_kernel(tokens(), HOLES, found[-1], None)

@@ -76,7 +76,7 @@ class Sweeper:
         """The kernel; asked for by the first tokens that it could read, since compiling takes seconds."""
         found = kernel.kernel()
         self.trouble = found.trouble
-        return found.sweep
+        return found.loops
 
     def sweep(
         self, tokens: Tensor, real: Tensor | None, out: Tensor, *, keep: str = "", before: Kept | None = None
