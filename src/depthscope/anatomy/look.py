@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -44,15 +43,14 @@ def _norms(block: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in walking.modules(block)
-        if is_named_norm(type(module)) and getattr(module, "weight", None) is not None
+        if is_named_norm(module) and getattr(module, "weight", None) is not None
         if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 1
     ]
 
 
-@cache
-def is_named_norm(kind: type[nn.Module]) -> bool:
-    """Whether a class is a norm by its name."""
-    return "norm" in kind.__name__.lower()
+def is_named_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm by the name of its class."""
+    return "norm" in type(module).__name__.lower()
 
 
 def _untouched(norms: list[nn.Module]) -> list[bool | None]:

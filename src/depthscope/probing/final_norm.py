@@ -27,7 +27,7 @@ class FinalNorm:
     """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, hear: Callable[[Visit, Tensor], object]):
-        norms = [(name, module) for name, module in walking.named_modules(model) if is_named_norm(type(module))]
+        norms = [(name, module) for name, module in walking.named_modules(model) if is_named_norm(module)]
         inside = {id(module) for block in anatomy.blocks for module in walking.modules(block.module)}
         self.norms = {name: m for name, m in norms if id(m) not in inside and _has_vectors_only(m)}
         self.hear = hear
