@@ -30,21 +30,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# peri is left out: here it is sandwich but for one norm.
 WIRINGS = (
-    "post",
-    "pre",
-    "sandwich",
-    "res-post",
-    "rezero",
-    "layer-scale",
-    "sqrt-depth",
-    "ln-scaling",
-    "deep-norm",
-    "admin",
+    *("post", "pre", "sandwich", "res-post", "rezero", "layer-scale", "sqrt-depth", "ln-scaling", "deep-norm", "admin"),
+    *("keel", "b2t", "resi-dual", "mix-ln", "hybrid-norm"),
 )
-WIRINGS += ("keel", "b2t", "resi-dual", "mix-ln", "hybrid-norm")  # and no peri, which here is sandwich but for one norm
-IN_POST = ("deescalated", "deescalated(tau=0.5)", "residual-weight", "mv-split", "contra-norm", "pair-norm")
-IN_POST += ("feat-scale", "attn-scale", "centred-attention", "neutreno", "value-residual")
+IN_POST = (
+    *("deescalated", "deescalated(tau=0.5)", "residual-weight", "mv-split", "contra-norm", "pair-norm"),
+    *("feat-scale", "attn-scale", "centred-attention", "neutreno", "value-residual"),
+)
 ALL = (*WIRINGS, *IN_POST)
 LABELS = {variant: label_of(variant) for variant in ALL}
 AT_48 = ("post", "pre", "layer-scale", "deep-norm", "deescalated", "mv-split")
