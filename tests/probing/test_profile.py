@@ -34,7 +34,7 @@ def test_public_names_are_functions_of_the_package():
 def test_tables_are_made_when_they_are_first_read_and_once():
     fresh = probe(*make("bert"))
     assert not {"frame", "sinks"} & set(vars(fresh))
-    copies = [copy.deepcopy(fresh), pickle.loads(pickle.dumps(fresh))]
+    copies = [copy.copy(fresh), copy.deepcopy(fresh), pickle.loads(pickle.dumps(fresh))]
     assert fresh.frame is fresh.frame
     assert list(fresh.sinks) == ["block", "sample", "token", "norm_ratio", "text"]
     for other in [*copies, dataclasses.replace(fresh, metadata={})]:
