@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from depthscope import measures as m
-from depthscope.measures import MEASURES, HeadInput, operators
+from depthscope.measures import MEASURES, HeadInput, operators, streaming
 from depthscope.measures.sinks import largest_logit, row_peaks
 from depthscope.measures.survey import survey
 from samples import seeded
@@ -122,3 +122,37 @@ def test_measures_of_a_head_share_one_survey(monkeypatch: pytest.MonkeyPatch):
     assert_close(found["sink_attention"], operator.dense()[..., 0].double().mean(dim=-1), rtol=1e-6, atol=0)
     MEASURES["delta"].take(given.only(MEASURES["delta"].needs))
     assert len(taken) <= 10
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_long_sequence_of_few_real_tokens_is_measured_by_its_matrix(causal: bool, monkeypatch: pytest.MonkeyPatch):
+    """A Krylov space of more dimensions than there are tokens goes on with noise: |λ₂| of 200 was seen."""
+    monkeypatch.setattr(operators, "TILE", 2**14)
+    n, counts = 300, (1, 2, 3, 12, 17, 33, 100, 176, 300)
+    real = torch.arange(n) < torch.tensor(counts)[:, None]
+    real[4] = real[4].flip(0)  # padding on the left
+    q, k = 2 * torch.randn(2, len(counts), n, 8, generator=seeded(5))
+    looks = real[:, None, :].expand(-1, n, n)
+    operator = m.ScoredAttention(q, k, 0.5, looks & torch.ones(n, n, dtype=torch.bool).tril() if causal else looks)
+    taken: list[int] = []
+    tiles = m.ScoredAttention.tiles
+    monkeypatch.setattr(m.ScoredAttention, "tiles", lambda self: taken.append(1) or tiles(self))
+    for fast, dense in ((streaming.delta, m.delta), (streaming.second_eigenvalue, m.second_eigenvalue)):
+        taken.clear()
+        found = fast(operator, real)
+        assert len(taken) <= streaming.SWEEPS
+        # Above 176 tokens a space does it: |λ₂| is then known to its bound, which is some 1e-4.
+        assert_close(found.value[:-1], dense(operator.dense(), real)[:-1], rtol=1e-5, atol=1e-9, equal_nan=True)
+        assert_close(found.value[-1], dense(operator.dense(), real)[-1], rtol=0, atol=1e-3)
+        assert bool((found.error[1:-1] <= 1e-4).all())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_entropy_is_of_whole_rows_where_a_model_looks_at_padding(causal: bool):
+    """A mask that the user tells, and the model has not heard of."""
+    q, k = 2 * torch.randn(2, 2, N, 8, generator=seeded(6))
+    real = torch.arange(N) >= torch.tensor([25, 0])[:, None]
+    operator = m.ScoredAttention(q, k, 0.5, causal=causal)
+    expected = m.attention_entropy(operator.dense(), real)
+    for given in (operator, m.DenseAttention(operator.dense())):
+        assert_close(survey(given, real).entropy, expected, rtol=2e-6, atol=0)

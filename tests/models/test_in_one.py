@@ -166,3 +166,33 @@ def test_nor_where_modes_or_forward_derivatives_look_on():
     with forward_ad.dual_level():
         assert not in_one.may_run(x)
     assert not in_one.may_run(tokens(n=in_one.LONGEST + 1))
+
+
+def test_what_leaves_may_be_changed_in_place():
+    encoder, x = stack("post"), tokens()  # nothing stands behind the last block
+    found = []
+    for encoder.at_once in (True, False):
+        y = encoder(x)
+        y.mul_(3).add_(1)
+        found.append((y, *torch.autograd.grad(y.square().sum(), x)))
+    for at_once, one_by_one in zip(*found, strict=True):
+        torch.testing.assert_close(at_once, one_by_one)
+
+
+@pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
+def test_many_gradients_in_one_backward_pass(wiring, monkeypatch):
+    encoder, x = stack(wiring), tokens(n=3)[:1].detach()
+    with counted(monkeypatch) as calls:
+        batched = torch.autograd.functional.jacobian(encoder, x, vectorize=True)
+    assert calls == [1]
+    encoder.at_once = False
+    torch.testing.assert_close(batched, torch.autograd.functional.jacobian(encoder, x))
+
+
+def test_backward_in_the_scope_of_autocast():
+    encoder, x = stack(dtype=torch.float32), tokens(torch.float32)
+    loss = encoder(x).square().sum()
+    (expected,) = torch.autograd.grad(loss, x, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        (found,) = torch.autograd.grad(loss, x)
+    assert torch.equal(found, expected)

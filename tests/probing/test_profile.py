@@ -14,6 +14,7 @@ import torch
 
 import depthscope
 from depthscope.measures import token_similarity
+from depthscope.models import BlockConfig, Encoder
 from depthscope.probing import Profile, probe
 from zoo import make
 
@@ -34,7 +35,7 @@ def test_public_names_are_functions_of_the_package():
 def test_tables_are_made_when_they_are_first_read_and_once():
     fresh = probe(*make("bert"))
     assert not {"frame", "sinks"} & set(vars(fresh))
-    copies = [copy.deepcopy(fresh), pickle.loads(pickle.dumps(fresh))]
+    copies = [copy.copy(fresh), copy.deepcopy(fresh), pickle.loads(pickle.dumps(fresh))]
     assert fresh.frame is fresh.frame
     assert list(fresh.sinks) == ["block", "sample", "token", "norm_ratio", "text"]
     for other in [*copies, dataclasses.replace(fresh, metadata={})]:
@@ -172,3 +173,12 @@ def test_values_that_are_undefined_stay_undefined(tmp_path: Path):
     loaded = Profile.load(one_token.save(tmp_path))
     assert all(math.isnan(value) for value in loaded.curve("cosine_similarity"))
     assert token_similarity(torch.ones(1, 1, 16)).item() == 1
+
+
+@pytest.mark.parametrize("measures", ["default", "spectral", "all"])
+@pytest.mark.parametrize("shape", [(0, 100, 16), (2, 0, 16)])
+def test_a_batch_of_nothing_is_refused(measures: str, shape: tuple[int, ...]):
+    encoder = Encoder(1, BlockConfig(16, 2))
+    with pytest.raises(ValueError, match="expected at least one sequence of at least one token"):
+        probe(encoder, torch.zeros(shape), measures=measures)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in encoder.modules())

@@ -1,6 +1,7 @@
 """QuickAdamW against torch's fused AdamW: bit by bit, also when gradients are missing and after loading."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -67,3 +68,53 @@ def test_nothing_moves_without_gradients_and_a_closure_is_refused():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with pytest.raises(ValueError, match="no closure"):
         optimiser.step(lambda: 0.0)
+
+
+def begun_anew(optimiser):
+    optimiser.state.clear()
+    return optimiser
+
+
+@pytest.mark.parametrize(
+    "change",
+    [copy.deepcopy, lambda optimiser: pickle.loads(pickle.dumps(optimiser)), begun_anew],
+    ids=["copied", "pickled", "begun anew"],
+)
+def test_the_lists_are_those_of_the_state(change):
+    found = []
+    for optimiser in (
+        QuickAdamW(make().parameters(), **SETTINGS),
+        torch.optim.AdamW(make().parameters(), **SETTINGS, fused=True),
+    ):
+        for step in range(4):
+            if step == 2:
+                optimiser = change(optimiser)
+            give_gradients(nn.ParameterList(optimiser.param_groups[0]["params"]), 3 + step)
+            optimiser.step()
+        found.append(optimiser.param_groups[0]["params"])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("option", ["amsgrad", "maximize"])
+def test_a_state_of_another_kind_of_step_is_refused(option):
+    model = make()
+    optimiser = QuickAdamW(model.parameters(), **SETTINGS)
+    optimiser.load_state_dict(torch.optim.AdamW(make().parameters(), **SETTINGS, **{option: True}).state_dict())
+    give_gradients(model, 0)
+    with pytest.raises(ValueError, match="neither amsgrad nor maximize"):
+        optimiser.step()
+
+
+def test_a_scaler_divides_the_gradients_and_skips_those_that_overflow():
+    found = []
+    for make_optimiser in (QuickAdamW, torch.optim.AdamW):
+        model, scaler = make(), torch.amp.GradScaler("cpu")
+        optimiser = make_optimiser(model.parameters(), **SETTINGS)
+        for factor in (1e-8, float("inf"), 1.0):
+            optimiser.zero_grad()
+            scaler.scale(factor * sum(p.square().sum() for p in model.parameters())).backward()
+            scaler.step(optimiser)
+            scaler.update()
+        found.append(list(model.parameters()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

@@ -50,14 +50,18 @@ def largest_on_diagonal(diagonal: Tensor, real: Tensor) -> Tensor:
 def delta(attention: AttentionOperator, real: Tensor | None = None, known: Survey | None = None) -> Bounded:
     """δ with the bound of `krylov.largest_of_symmetric` and of the rounding. `known`: the survey, if there is one."""
     known = _known(attention, real, known)
-    spread, centred = known.spread, _Centred(attention, known)
-    space = BlockKrylov(centred.gram, _start(attention, known))
-    for steps in (_SPECTRUM, *[1] * (SWEEPS - 1 - _SPECTRUM)):
-        square, above, _ = largest_of_symmetric(space.extend(steps))
-        value = square.sqrt()
-        error = (square + above).sqrt() - value
-        if bool((~(error > ENOUGH * value)).all()):
-            break
+    spread, centred, few = known.spread, _Centred(attention, known), _of_few(attention, known)
+    value, error = torch.zeros_like(spread), torch.zeros_like(spread)
+    if bool(centred.used.any()):
+        space = BlockKrylov(centred.gram, _start(attention, known))
+        for steps in (_SPECTRUM, *[1] * (SWEEPS - 1 - _SPECTRUM - bool(few))):
+            square, above, _ = largest_of_symmetric(space.extend(steps))
+            value = square.sqrt()
+            error = (square + above).sqrt() - value
+            if bool((~(error > ENOUGH * value) | ~centred.used).all()):
+                break
+    for sequence, p in few.items():
+        value[sequence], error[sequence] = torch.linalg.matrix_norm(p, 2), 0.0
     return _finished(value, error + centred.rounding, spread, spread.isfinite())
 
 
@@ -69,12 +73,16 @@ def second_eigenvalue(attention: AttentionOperator, real: Tensor | None = None, 
     if bool((known.triangular | ~usable | (known.spread == 0)).all()):
         value = torch.where(known.triangular, value, torch.where(usable, 0.0, torch.nan))
         return Bounded(value, torch.zeros_like(value))
-    centred = _Centred(attention, known)
-    space = BlockKrylov(centred.times, _start(attention, known))
-    for steps in (6, *[1] * (SWEEPS - 7)):
-        radius, error = spectral_radius(space.extend(steps), centred.rounding)[:2]
-        if bool((~(error > ENOUGH * radius)).all()):
-            break
+    centred, few = _Centred(attention, known), _of_few(attention, known)
+    radius, error = torch.zeros_like(known.spread), torch.zeros_like(known.spread)
+    if bool(centred.used.any()):
+        space = BlockKrylov(centred.times, _start(attention, known))
+        for steps in (6, *[1] * (SWEEPS - 7 - bool(few))):
+            radius, error = spectral_radius(space.extend(steps), centred.rounding)[:2]
+            if bool((~(error > ENOUGH * radius) | ~centred.used).all()):
+                break
+    for sequence, p in few.items():
+        radius[sequence], error[sequence] = torch.linalg.eigvals(p).abs().amax(), centred.rounding
     found = _finished(radius, error, known.spread, usable)
     least = torch.maximum(found.value, 1 - found.value)  # |λ₂| ≤ 1 as well
     found = Bounded(found.value, torch.minimum(found.error, least))
@@ -88,9 +96,33 @@ def _known(attention: AttentionOperator, real: Tensor | None, known: Survey | No
     return survey(attention, real) if known is None else known
 
 
+def _block(attention: AttentionOperator) -> int:
+    """How many vectors are multiplied at once."""
+    return min(_VECTORS, max(attention.shape[-1] // (SWEEPS + 1), 1))
+
+
 def _start(attention: AttentionOperator, known: Survey) -> Tensor:
-    block = min(_VECTORS, max(attention.shape[-1] // (SWEEPS + 1), 1))
-    return random_rows(attention.shape[0], block, known.real, torch.float64)
+    return random_rows(attention.shape[0], _block(attention), known.real, torch.float64)
+
+
+def _are_few(attention: AttentionOperator, known: Survey) -> Tensor:
+    """Which sequences have so few real tokens that a space would be all of theirs, and go on with noise; (batch,)."""
+    return known.count <= _block(attention) * (SWEEPS + 1)
+
+
+def _of_few(attention: AttentionOperator, known: Survey) -> dict[int, Tensor]:
+    """Π⊥P/‖Π⊥P‖_F of sequences of few real tokens, without their padding: by number. One sweep, if there are such."""
+    few = _are_few(attention, known) & known.spread.isfinite() & (known.spread > 0)
+    rows: dict[int, list[Tensor]] = {sequence: [] for sequence in few.nonzero().flatten().tolist()}
+    if not rows:
+        return {}
+    for tile in sweep(attention, known.real):
+        for sequence, found in rows.items():
+            real = known.real[sequence]
+            own = tile.rows[sequence][real[tile.first : tile.last]]
+            found.append(torch.nn.functional.pad(own, (0, len(real) - tile.seen))[:, real].double())
+    whole = {sequence: torch.cat(found) for sequence, found in rows.items()}
+    return {sequence: (p - p.mean(dim=0)) / known.spread[sequence] for sequence, p in whole.items()}
 
 
 def _finished(value: Tensor, error: Tensor, spread: Tensor, usable: Tensor) -> Bounded:
@@ -110,21 +142,20 @@ class _Centred:
     def __init__(self, attention: AttentionOperator, known: Survey):
         self.attention, self.known = attention, known
         self.real = None if bool(known.real.all()) else known.real
-        self.finite = known.spread.isfinite()
-        usable = self.finite & (known.spread > 0)
+        self.used = usable = known.spread.isfinite() & (known.spread > 0) & ~_are_few(attention, known)
         mean, dtype = torch.where(usable.unsqueeze(-1), known.mean_row, 0.0), known.dtype
         self.shift = mean.to(dtype)  # (batch, n)
         self.rest = mean - self.shift.double()
         self.scale = torch.where(usable, known.spread, 1.0)[:, None, None]
         # Relative to ‖Π⊥P‖_F. Sums of n rounded numbers: 17ε were seen at n = 600, under a sink.
         self.rounding = max(attention.shape[-1], 4) ** 0.5 * torch.finfo(dtype).eps
-        self.all_finite = bool(self.finite.all())
+        self.all_used = bool(usable.all())
 
     def _rows(self) -> Iterator[Tile]:
         for tile in sweep(self.attention, self.real):
             rows = tile.rows - self.shift[..., None, : tile.seen]
-            if not self.all_finite:
-                rows = torch.where(self.finite[:, None, None], rows, 0.0)
+            if not self.all_used:
+                rows = torch.where(self.used[:, None, None], rows, 0.0)
             yield tile._replace(rows=rows)
 
     def _image(self, v: Tensor, short: Tensor, tile: Tile) -> Tensor:

@@ -40,18 +40,20 @@ def sweep(attention: AttentionOperator, real: Tensor | None) -> Iterator[Tile]:
     """P once, with rows and, of a square P, columns of padding set to 0."""
     n, m = attention.shape[-2:]
     for tile in attention.tiles():
-        if real is not None:
-            kept = real[..., tile.first : tile.last, None]
-            kept = kept & real[..., None, : tile.seen] if n == m else kept
-            tile = tile._replace(rows=torch.where(kept, tile.rows, 0.0))
-        yield tile
+        yield tile if real is None else _without_padding(tile, real, n == m)
         pulse(tile.last / n)
+
+
+def _without_padding(tile: Tile, real: Tensor, square: bool) -> Tile:
+    kept = real[..., tile.first : tile.last, None]
+    kept = kept & real[..., None, : tile.seen] if square else kept
+    return tile._replace(rows=torch.where(kept, tile.rows, 0.0))
 
 
 def survey(attention: AttentionOperator, real: Tensor | None = None) -> Survey:
     """One sweep; takes cross-attention too, which has no diagonal."""
     found: _Sums | None = None
-    for tile in sweep(attention, real):
+    for tile in sweep(attention, None):
         if found is None:
             found = _Sums(attention, tile, real)
         found.add(tile)
@@ -81,10 +83,12 @@ class _Sums:
         here = self.real[..., tile.first : tile.last]  # (…, rows)
         if self.peaks is not None and (peaks := tile.peaks) is not None:
             self.peaks[..., tile.first : tile.last] = peaks
+        of_rows = row_entropies(tile)  # of whole rows, also where a model looks at what the user calls padding
+        self.entropy += (torch.where(here, of_rows, 0.0) if self.masked else of_rows).sum(dim=-1, dtype=torch.float64)
+        if self.masked:
+            tile = _without_padding(tile, self.real, self.square)
         if self.square:
             self._look_at_diagonal(tile)
-        of_rows = row_entropies(tile)
-        self.entropy += (torch.where(here, of_rows, 0.0) if self.masked else of_rows).sum(dim=-1, dtype=torch.float64)
         self._add_rows(tile, here)
 
     def _look_at_diagonal(self, tile: Tile) -> None:

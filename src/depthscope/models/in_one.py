@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as modules
 
 from depthscope.models.mean_subtraction import is_plain
+from depthscope.models.token_means import no_autocast
 
 LONGEST = 64  # tokens: beyond it the fused kernel is as fast, and the matrices of attention begin to weigh
 _fused = F.scaled_dot_product_attention  # as it is before anybody patches it to listen
@@ -104,15 +105,22 @@ class _Stack(torch.autograd.Function):
             counts.append(len(saved))
         ctx.plans, ctx.counts = plans, counts
         ctx.save_for_backward(x, *weights, *kept)
-        return rows.view(x.shape)
+        return torch.ops.aten._unsafe_view(rows, x.shape)  # no view to autograd: a model may add to it in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_autocast_enabled("cpu"):  # backward() was called in its scope
+            with no_autocast(gradients[0].device):
+                return _Stack._gradients(ctx, gradients[0])
+        return _Stack._gradients(ctx, gradients[0])
+
+    @staticmethod
+    def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, *given = ctx.saved_tensors
         at, place = sum(plan.size for plan in ctx.plans), len(given)
-        if torch.is_grad_enabled():  # create_graph=True: these gradients are to have gradients
-            return _differentiable(gradients[0], x, ctx.plans, given[:at])
-        rows = gradients[0].reshape(-1, x.shape[-1])
+        if torch.is_grad_enabled() or not is_plain(gradient):  # create_graph=True, or many gradients batched as one
+            return _differentiable(gradient, x, ctx.plans, given[:at])
+        rows = gradient.reshape(-1, x.shape[-1])
         found: list[tuple[Tensor, ...]] = []
         for plan, count in zip(reversed(ctx.plans), reversed(ctx.counts), strict=True):
             weights, kept = given[at - plan.size : at], given[place - count : place]
@@ -124,13 +132,15 @@ class _Stack(torch.autograd.Function):
 
 def _differentiable(gradient: Tensor, x: Tensor, plans: list[Plan], weights: Sequence[Tensor]) -> tuple[Any, ...]:
     """The same gradients, from the forward pass run once more under autograd."""
+    further = torch.is_grad_enabled()
     with torch.enable_grad():
         rows, at = x.reshape(-1, x.shape[-1]), 0
         for plan in plans:
             rows, _ = _forward(rows, x.shape[:2], plan, weights[at : at + plan.size])
             at += plan.size
+        result = rows.view(x.shape)
     wanted = [one for one in (x, *weights) if one.requires_grad]
-    found = iter(torch.autograd.grad(rows.view(x.shape), wanted, gradient, create_graph=True))
+    found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=further))
     dx, *others = (next(found) if one.requires_grad else None for one in (x, *weights))
     return dx, None, *others
 

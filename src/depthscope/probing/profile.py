@@ -58,7 +58,8 @@ class Profile:
         make = later.get(name)
         if make is not None:
             self.__dict__.setdefault(name, make())
-            later.pop(name, None)
+            left = {other: make for other, make in later.items() if other not in self.__dict__}
+            self.__dict__["_later"] = left  # a dictionary of its own: a copy shares the one before
         if name not in self.__dict__:  # another thread may have made it meanwhile
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return self.__dict__[name]

@@ -20,6 +20,7 @@ class QuickAdamW(torch.optim.AdamW):
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], weight_decay: float):
         super().__init__(parameters, lr=lr, betas=betas, weight_decay=weight_decay, fused=True)
+        self._step_supports_amp_scaling = False  # a GradScaler divides the gradients itself, and skips what overflows
         self._kept: dict[int, tuple[list[Tensor], ...]] = {}  # number of the group → parameters, averages, squares
 
     @torch.no_grad()
@@ -28,6 +29,8 @@ class QuickAdamW(torch.optim.AdamW):
         if closure is not None:
             raise ValueError("expected no closure: QuickAdamW does not evaluate the loss again")
         for number, group in enumerate(self.param_groups):
+            if group["amsgrad"] or group["maximize"]:  # from a checkpoint, or set by hand
+                raise ValueError("expected neither amsgrad nor maximize: QuickAdamW has no such step")
             moved = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not moved:
                 continue
@@ -61,8 +64,9 @@ class QuickAdamW(torch.optim.AdamW):
         }
         return found
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After `load_state_dict`, and in a copy: the lists are of other tensors then."""
+        super().__setstate__(state)
         self._kept = {}
 
     def _lists(self, number: int, moved: list[nn.Parameter]) -> tuple[list[Tensor], ...]:
@@ -71,7 +75,9 @@ class QuickAdamW(torch.optim.AdamW):
         Parameters that have made the same number of steps share one count.
         """
         kept = self._kept.get(number)
-        if kept is not None and len(kept[0]) == len(moved) and all(map(operator.is_, kept[0], moved)):
+        begun = self.state[moved[0]].get("exp_avg")  # another one after `state.clear()`
+        same = kept is not None and begun is kept[1][0] and len(kept[0]) == len(moved)
+        if kept is not None and same and all(map(operator.is_, kept[0], moved)):
             return kept
         counts: dict[float, Tensor] = {}
         for parameter in moved:
