@@ -12,7 +12,7 @@ from depthscope.models import BlockConfig, Encoder
 from depthscope.report.subjects import subjects_of
 from depthscope.report.words import said_of
 from depthscope.usage import DepthUse
-from profiles_made_up import TRAINED, made_up
+from profiles_made_up import INITIALISED, TRAINED, made_up
 from samples import seeded
 
 ALIKE = [0.1, 0.95, 0.95, 0.95, 0.95]
@@ -96,6 +96,28 @@ def test_of_another_model_it_is_refused():
         diagnose(profile([*ALIKE, 0.9]), depth=used())
     with pytest.raises(ValueError, match="is of the whole model, and this one was probed without its skips"):
         diagnose(made_up({"token_similarity": ALIKE}, without=["skips"]), depth=used())
+    for name, other in (("width", 48), ("family", "gpt2")):
+        wrong = used()
+        wrong.metadata[name] = other
+        with pytest.raises(ValueError, match=rf"of the model that was probed \({name} .*\), got {name} {other}"):
+            diagnose(profile(ALIKE), depth=wrong)
+    with pytest.raises(ValueError, match=r"expected depth= from depthscope\.depth_use, got DataFrame"):
+        diagnose(profile(ALIKE), depth=used().frame)
+
+
+def test_a_collapse_is_not_called_harmless():
+    """Of random weights, and of tokens with nothing of their own, a shared direction is what a collapse looks like."""
+    nothing_left = {"shared": 0.9995, "sequence": 0.0, "position": 0.0, "token": 0.0005}
+    for energy, similarity, weights in ((SHARED, 0.95, INITIALISED), (nothing_left, 0.9996, TRAINED)):
+        use = used(energy)
+        use.metadata["weights"] = weights
+        seen = made_up({"token_similarity": [0.1] + [similarity] * 4}, weights=weights)
+        found = diagnose(seen, depth=use)
+        assert found.verdict in ("collapsing", "collapsed")
+        assert "that all sequences share: of their energy" in found.finding("alike").sentence
+    use = used(SHARED)
+    use.metadata["weights"] = {"look": "unknown"}
+    assert "which in trained weights is no loss of context" in str(use.findings)
 
 
 def test_of_one_of_several_parts_it_says_which():
