@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthscope.extras import require
-from depthscope.probing.watching.keeping import Keeper
+from depthscope.probing.watching.keeping import Keeper, go_on, state_of
 from depthscope.probing.watching.pictures import Painter
 from depthscope.probing.watching.watcher import Watch, watch
 
@@ -70,10 +70,11 @@ class DepthCallback(TrainerCallback):
         self._newest = _checkpoint(args, state)  # from which it goes on
         self._watch = watch(self._trainer.model_wrapped, self._every, **self._options)
         self._watch.find_checkpoint = self._keeper.find
-        self._painter = Painter(self._watch, lambda: self._trainer.callback_handler.callbacks)
+        self._painter = Painter(
+            self._watch, lambda: self._trainer.callback_handler.callbacks if state.is_world_process_zero else ()
+        )
         if kept := (state.stateful_callbacks or {}).get(_STATE):  # of the checkpoint from which it goes on
-            self._watch.gate.restore(kept["gate"])
-            self._keeper.restore(kept["checkpoints"])
+            go_on(kept, self._watch.gate, self._keeper)
         self._watch.open()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -97,7 +98,7 @@ class DepthCallback(TrainerCallback):
             return control
         self._keeper.look(step, self._newest, self.watch.gate.goods)
         if state.stateful_callbacks is not None:  # what the next checkpoint takes with it
-            state.stateful_callbacks[_STATE] = {"gate": self.watch.gate.state(), "checkpoints": self._keeper.state()}
+            state.stateful_callbacks[_STATE] = state_of(self.watch.gate, self._keeper)
         if self.watch.should_stop_together():
             control.should_training_stop = True
         return control
