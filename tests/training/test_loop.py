@@ -488,11 +488,10 @@ def test_a_tracker_that_fails_to_take_the_picture_does_not_end_a_run(tmp_path: P
     def fails(_figure: object, _step: int) -> None:
         raise RuntimeError("no connection")
 
-    said: list[str] = []
+    display = Recorder()
     monkeypatch.setattr("depthscope.training.observation.sender", lambda _tracker: fails)
-    monkeypatch.setattr("depthscope.training.display.Quiet.say", lambda _self, message: said.append(message))
-    run_in(tmp_path, tiny_config(variant="post", epochs=1), tracker="tensorboard", watch_every=2)
-    assert "the picture of the depth was not logged: RuntimeError: no connection" in said
+    run_in(tmp_path, tiny_config(variant="post", epochs=1), tracker="tensorboard", watch_every=2, display=display)
+    assert "the picture of the depth was not logged: RuntimeError: no connection" in display.messages
     assert (tmp_path / "depth.png").exists()
 
 
