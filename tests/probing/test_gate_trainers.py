@@ -148,6 +148,16 @@ def test_hugging_face_refuses_a_damaged_state(tmp_path: Path):
         hugging_face(tmp_path, None, resume=str(path.parent), save_steps=1)
 
 
+def test_hugging_face_counts_anew_after_steps_without_a_gate(tmp_path: Path):
+    """Looks 4 and 6 were bad; from 7 to 11 nobody looked, and the Trainer handed the counts on."""
+    with pytest.raises(Killed):
+        hugging_face(tmp_path, 4, dies=7, save_steps=1)
+    first, second = (str(tmp_path / f"checkpoint-{step}") for step in (7, 11))
+    hugging_face(tmp_path, None, resume=first, save_steps=1, watched=False, max_steps=11)
+    _, (alarm,) = hugging_face(tmp_path, None, resume=second, save_steps=1, max_steps=20)
+    assert (alarm.since, alarm.step, alarm.good) == (12, 16, None)
+
+
 def test_of_other_rules_a_resumed_hugging_face_counts_anew(tmp_path: Path):
     """Looks 4 and 6 were bad by the old rule; the new one is asked at 8 for the first time."""
     with pytest.raises(Killed):
