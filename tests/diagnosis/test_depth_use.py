@@ -137,6 +137,14 @@ def test_of_one_of_several_parts_it_says_which():
         diagnose(seen, depth=of_decoder)
 
 
+def test_of_blocks_that_could_all_go_no_half_does_the_work():
+    """Without a loss as with one: shares of next to nothing are noise."""
+    nothing = used(skip_loss=[np.nan] * 4, skip_output=[0.01, 0.0, 0.01, 0.02])
+    rules = {finding.rule: finding.sentence for finding in nothing.findings}
+    assert rules["could go"].startswith("Blocks 1–4 could go, each by itself")
+    assert "half" not in rules
+
+
 def test_a_page_says_each_sentence_once_and_leads_to_its_chart():
     import torch
 

@@ -128,7 +128,7 @@ def _which_half(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | N
     if found is None or not found[1].sum() > 0:
         return None
     name, work = found
-    if name == "skip_loss" and work.sum() < SPARE * abs(metadata.get("loss") or 0.0):
+    if work.sum() < (SPARE * abs(metadata.get("loss") or 0.0) if name == "skip_loss" else MOVES):
         return None  # shares of next to nothing are noise
     half, odd = len(work) // 2, len(work) % 2  # of an odd number of blocks the middle one is in neither half
     first, second = (float(part.sum() / work.sum()) for part in (work[:half], work[half + odd :]))
