@@ -12,7 +12,7 @@ from depthscope.models import BlockConfig, Encoder
 from depthscope.report.subjects import subjects_of
 from depthscope.report.words import said_of
 from depthscope.usage import DepthUse
-from profiles_made_up import TRAINED, made_up
+from profiles_made_up import INITIALISED, TRAINED, made_up
 from samples import seeded
 
 ALIKE = [0.1, 0.95, 0.95, 0.95, 0.95]
@@ -96,6 +96,28 @@ def test_of_another_model_it_is_refused():
         diagnose(profile([*ALIKE, 0.9]), depth=used())
     with pytest.raises(ValueError, match="is of the whole model, and this one was probed without its skips"):
         diagnose(made_up({"token_similarity": ALIKE}, without=["skips"]), depth=used())
+    for name, other in (("width", 48), ("family", "gpt2")):
+        wrong = used()
+        wrong.metadata[name] = other
+        with pytest.raises(ValueError, match=rf"of the model that was probed \({name} .*\), got {name} {other}"):
+            diagnose(profile(ALIKE), depth=wrong)
+    with pytest.raises(ValueError, match=r"expected depth= from depthscope\.depth_use, got DataFrame"):
+        diagnose(profile(ALIKE), depth=used().frame)
+
+
+def test_a_collapse_is_not_called_harmless():
+    """Of random weights, and of tokens with nothing of their own, a shared direction is what a collapse looks like."""
+    nothing_left = {"shared": 0.9995, "sequence": 0.0, "position": 0.0, "token": 0.0005}
+    for energy, similarity, weights in ((SHARED, 0.95, INITIALISED), (nothing_left, 0.9996, TRAINED)):
+        use = used(energy)
+        use.metadata["weights"] = weights
+        seen = made_up({"token_similarity": [0.1] + [similarity] * 4}, weights=weights)
+        found = diagnose(seen, depth=use)
+        assert found.verdict in ("collapsing", "collapsed")
+        assert "that all sequences share: of their energy" in found.finding("alike").sentence
+    use = used(SHARED)
+    use.metadata["weights"] = {"look": "unknown"}
+    assert "which in trained weights is no loss of context" in str(use.findings)
 
 
 def test_of_one_of_several_parts_it_says_which():
@@ -113,6 +135,14 @@ def test_of_one_of_several_parts_it_says_which():
     of_decoder.metadata["part"] = "encoder"
     with pytest.raises(ValueError, match=r"encoder has 3, decoder has 4.*got the use of 4 blocks of its encoder"):
         diagnose(seen, depth=of_decoder)
+
+
+def test_of_blocks_that_could_all_go_no_half_does_the_work():
+    """Without a loss as with one: shares of next to nothing are noise."""
+    nothing = used(skip_loss=[np.nan] * 4, skip_output=[0.01, 0.0, 0.01, 0.02])
+    rules = {finding.rule: finding.sentence for finding in nothing.findings}
+    assert rules["could go"].startswith("Blocks 1–4 could go, each by itself")
+    assert "half" not in rules
 
 
 def test_a_page_says_each_sentence_once_and_leads_to_its_chart():

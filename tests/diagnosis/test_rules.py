@@ -131,6 +131,7 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
         (sim(LEVEL, effective_rank=[20.0] * 8 + [5.0]), {}),
     ),
     "rising": ((sim(MIDDLE), {}), ("end", MIDDLE[-1]), (sim(SLOW), {})),
+    "as they came": ((sim([0.55, 0.58, 0.6, 0.61]), {}), ("start", 0.55), (sim([0.4, 0.41, 0.42, 0.43]), {})),
     "different": ((sim(SLOW), {}), ("end", SLOW[-1]), (sim(COLLAPSE), {})),
     # --- findings
     "crossing": ((sim(COLLAPSE), {}), ("passes_0.99", 16), (sim(MIDDLE), {})),

@@ -1,5 +1,6 @@
 """The gate inside real trainers: they stop, and their last good checkpoint is kept and named."""
 
+import json
 import logging
 import warnings
 from pathlib import Path
@@ -13,7 +14,8 @@ from torch.utils.data import DataLoader
 import depthscope
 from depthscope.models import BlockConfig, Encoder
 from depthscope.probing import Alarm
-from depthscope.probing.watching.keeping import Keeper
+from depthscope.probing.watching.gate import make_gate
+from depthscope.probing.watching.keeping import Keeper, go_on
 from samples import seeded
 
 RULE = "token_similarity>0.99 for 3"
@@ -57,6 +59,7 @@ def hugging_face(
     dies: int | None = None,
     resume: str | None = None,
     watched: bool = True,
+    rule: str = RULE,
     **options: Any,
 ) -> tuple[Any, list[Alarm]]:
     """A training; before the step `dies` it is broken off, as by a signal."""
@@ -90,7 +93,7 @@ def hugging_face(
     )
     trainer.remove_callback(hf.PrinterCallback)
     if watched:
-        trainer.add_callback(depthscope.DepthCallback(trainer, every=every, stop_if=RULE, on_alarm=raised.append))
+        trainer.add_callback(depthscope.DepthCallback(trainer, every=every, stop_if=rule, on_alarm=raised.append))
     trainer.add_callback(Death())
     trainer.train(resume_from_checkpoint=resume)
     return trainer, raised
@@ -113,6 +116,55 @@ def test_hugging_face_begins_to_count_after_a_checkpoint_without_a_gate(tmp_path
     trainer, (alarm,) = hugging_face(tmp_path, None, resume=last, restore_callback_states_from_checkpoint=True)
     assert (alarm.since, alarm.step, alarm.good) == (4, 8, None)
     assert trainer.state.global_step == 9
+
+
+DAMAGED = [
+    ["a list"],
+    {"gate": {}},
+    {"gate": [1], "checkpoints": {}},
+    {"gate": {f"stop if {RULE}": [4, 2]}, "checkpoints": {}},
+    {"gate": {f"stop if {RULE}": [4, "2", None]}, "checkpoints": {}},
+    {"gate": {f"stop if {RULE}": [None, 2, None]}, "checkpoints": {}},
+    {"gate": {}, "checkpoints": {"two": "checkpoint-2"}},
+    {"gate": {}, "checkpoints": ["checkpoint-2"]},
+]
+
+
+@pytest.mark.parametrize("state", DAMAGED)
+def test_a_damaged_state_is_refused_in_one_line(state: Any):
+    gate = make_gate(RULE, None, ["token_similarity"], ["output"])
+    with pytest.raises(ValueError, match=r"^the .* in the checkpoint (is|are) damaged: [^\n]*$"):
+        go_on(state, gate, Keeper(links=False))
+
+
+def test_hugging_face_refuses_a_damaged_state(tmp_path: Path):
+    with pytest.raises(Killed):
+        hugging_face(tmp_path, 4, dies=7, save_steps=1)
+    path = tmp_path / "checkpoint-7" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    state["stateful_callbacks"]["depthscope"] = {"gate": {f"stop if {RULE}": "4"}, "checkpoints": {}}
+    path.write_text(json.dumps(state))
+    with pytest.raises(ValueError, match="the state of the gate in the checkpoint is damaged"):
+        hugging_face(tmp_path, None, resume=str(path.parent), save_steps=1)
+
+
+def test_hugging_face_counts_anew_after_steps_without_a_gate(tmp_path: Path):
+    """Looks 4 and 6 were bad; from 7 to 11 nobody looked, and the Trainer handed the counts on."""
+    with pytest.raises(Killed):
+        hugging_face(tmp_path, 4, dies=7, save_steps=1)
+    first, second = (str(tmp_path / f"checkpoint-{step}") for step in (7, 11))
+    hugging_face(tmp_path, None, resume=first, save_steps=1, watched=False, max_steps=11)
+    _, (alarm,) = hugging_face(tmp_path, None, resume=second, save_steps=1, max_steps=20)
+    assert (alarm.since, alarm.step, alarm.good) == (12, 16, None)
+
+
+def test_of_other_rules_a_resumed_hugging_face_counts_anew(tmp_path: Path):
+    """Looks 4 and 6 were bad by the old rule; the new one is asked at 8 for the first time."""
+    with pytest.raises(Killed):
+        hugging_face(tmp_path, 4, dies=7, save_steps=1)
+    last = str(tmp_path / "checkpoint-7")
+    _, (alarm,) = hugging_face(tmp_path, None, resume=last, save_steps=1, rule="token_similarity>0.98 for 2")
+    assert (alarm.since, alarm.step, alarm.good) == (8, 10, None)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -121,6 +121,24 @@ def test_weights_and_biases_get_it_from_either_trainer():
     assert len(logged) == 2  # all is drawn
 
 
+def test_weights_and_biases_get_it_from_accelerate():
+    """`depthscope train --set tracker=wandb`: its tracker wraps pictures itself."""
+    from accelerate.tracking import WandBTracker
+
+    class Tracker(WandBTracker):
+        def __init__(self) -> None:
+            self.logged: list[Any] = []
+
+        def log_images(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+            self.logged.append((values, step))
+
+    tracker = Tracker()
+    send = sender(tracker)
+    assert send is not None
+    send("figure", 7)
+    assert tracker.logged == [({NAME: ["figure"]}, 7)]
+
+
 def test_a_tracker_that_fails_does_not_end_the_training():
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no room")
@@ -129,6 +147,52 @@ def test_a_tracker_that_fails_does_not_end_the_training():
     painter.look()
     with pytest.warns(UserWarning, match="was not logged: OSError: no room"):
         painter.look()
+
+
+def test_a_tracker_that_fails_does_not_cost_the_others_their_picture():
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no room")
+
+    class Lost:
+        @property
+        def experiment(self) -> None:
+            raise RuntimeError("no connection")
+
+    logged: list[Any] = []
+    other = SimpleNamespace(log_image=lambda key, images, step: logged.append((key, step)))
+    painter = Painter(a_watch(), lambda: [SimpleNamespace(log_image=fail), other])
+    painter.look()
+    with pytest.warns(UserWarning, match="was not logged: OSError: no room"):
+        painter.look()
+    assert logged == [(NAME, 1)]
+    with pytest.warns(UserWarning, match="was not logged: RuntimeError: no connection"):
+        Painter(a_watch(), lambda: [Lost()]).look()
+
+
+def test_only_the_first_process_of_hugging_face_sends_it(tmp_path: Path):
+    """In the others Weights & Biases was never begun, and `wandb.log` fails."""
+    import transformers as hf
+
+    settings: dict[str, Any] = {"max_steps": 3, "per_device_train_batch_size": 2, "save_strategy": "no"}
+    settings |= {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "dataloader_pin_memory": False}
+    logged: list[Any] = []
+
+    class Tracker(hf.TrainerCallback):  # type: ignore[misc]
+        _wandb = SimpleNamespace(log=logged.append, Image=lambda figure: figure)
+
+    class Second(hf.TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            state.is_world_process_zero = False
+
+    for callbacks, pictures in ([Tracker()], 2), ([Tracker(), Second()], 0):
+        logged.clear()
+        arguments = hf.TrainingArguments(str(tmp_path), **settings)
+        data = [{"x": x, "labels": 0} for x in X]
+        trainer = hf.Trainer(Model(), arguments, train_dataset=data, callbacks=callbacks)
+        trainer.remove_callback(hf.PrinterCallback)
+        trainer.add_callback(depthscope.DepthCallback(trainer, every=1))
+        trainer.train()
+        assert len(logged) == pictures
 
 
 def test_without_token_similarity_the_first_measure_is_drawn():

@@ -484,6 +484,17 @@ def test_what_a_run_leaves_behind(tmp_path: Path):
     assert [event.value for event in events.Scalars("loss")] == pytest.approx([row["loss"] for row in logged])
 
 
+def test_a_tracker_that_fails_to_take_the_picture_does_not_end_a_run(tmp_path: Path, monkeypatch):
+    def fails(_figure: object, _step: int) -> None:
+        raise RuntimeError("no connection")
+
+    display = Recorder()
+    monkeypatch.setattr("depthscope.training.observation.sender", lambda _tracker: fails)
+    run_in(tmp_path, tiny_config(variant="post", epochs=1), tracker="tensorboard", watch_every=2, display=display)
+    assert "the picture of the depth was not logged: RuntimeError: no connection" in display.messages
+    assert (tmp_path / "depth.png").exists()
+
+
 def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch):
     import sys
 

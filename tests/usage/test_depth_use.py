@@ -305,6 +305,14 @@ def test_numbers_that_are_not_finite_are_said():
     assert any("tokens leave block 2 with numbers that are not finite" in note for note in found.metadata["notes"])
 
 
+def test_blocks_that_are_not_finite_have_no_linear_map():
+    model = Encoder(3, BlockConfig(16, 2), generator=seeded(0)).eval()
+    with torch.no_grad():
+        next(model.blocks[1].parameters()).fill_(math.nan)
+    errors = depth_use(model, torch.randn(16, 20, 16, generator=seeded(1)), linear=True).frame["linear_error"]
+    assert errors.isna().tolist() == [False, True, True]
+
+
 def test_one_token_is_not_called_a_loss_of_context():
     model, _ = make("gpt2")
     found = depth_use(model.eval(), {"input_ids": IDS[:, :1]})

@@ -20,7 +20,11 @@ _HEADLINE = "anisotropic"
 
 
 def require_same_model(profile: Profile, used: DepthUse) -> None:
-    """Refuses the use of depth of a model that has other blocks."""
+    """Refuses the use of depth of a model that is of another family or width, or has other blocks.
+
+    The class may be another: a profile of the bare model goes with the use of the same blocks below a head."""
+    if not isinstance(used, DepthUse):
+        raise ValueError(f"expected depth= from depthscope.depth_use, got {type(used).__name__}")
     part = str(used.metadata.get("part") or "")
     # A part that was probed alone is a model of one part, without a name.
     first, last = profile.parts.get(part, (1, 0)) if len(profile.parts) > 1 else next(iter(profile.parts.values()))
@@ -30,6 +34,11 @@ def require_same_model(profile: Profile, used: DepthUse) -> None:
         raise ValueError(
             f"expected depth= of the model that was probed (blocks: {known}), got the use of {used.depth} blocks{of}"
         )
+    probed = profile.metadata | profile.metadata.get("towers", {}).get(part, {})
+    for name in ("family", "width"):
+        theirs, ours = probed.get(name), used.metadata.get(name)
+        if theirs is not None and ours is not None and theirs != ours:
+            raise ValueError(f"expected depth= of the model that was probed ({name} {theirs}), got {name} {ours}")
 
 
 def with_depth(f: Facts, headline: str, findings: Sequence[Finding]) -> list[Finding]:

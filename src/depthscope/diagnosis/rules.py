@@ -179,6 +179,9 @@ VERDICTS: tuple[VerdictRule, ...] = (
         "In {blocks:.0f} blocks the tokens of a sequence grow more alike, but not equal: {what} {start:.3f} {where}, "
         "{end:.3f} at block {last:.0f}.",
         say.similarity, "no collapse"),
+    VerdictRule("as they came", lambda f: end(f) >= HALF,
+        "The tokens of a sequence leave about as alike as they came, or less: {what} {start:.3f} {where}, {end:.3f} at "
+        "block {last:.0f}.", say.similarity, "no collapse"),
     VerdictRule("different", lambda f: True,
         "The tokens of a sequence stay different: {what} {start:.3f} {where}, {end:.3f} at block {last:.0f}.",
         say.similarity, "no collapse"),

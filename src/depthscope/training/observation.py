@@ -106,12 +106,19 @@ def _draw(session: Session) -> None:
         picture = heat_map(records, station=station)
         write_whole(run.picture, lambda path: picture.savefig(path, dpi=120))
         for tracker in session.engine.accelerator.trackers:
-            if (send := sender(tracker)) is not None:
-                send(picture, session.position.step)
+            _send(session, tracker, picture)
     except MissingExtra:
         return
     except (OSError, ValueError) as error:  # a picture is not worth a run
         session.display.say(f"{run.picture} was not drawn: {error}")
+
+
+def _send(session: Session, tracker: Any, picture: Any) -> None:
+    try:
+        if (send := sender(tracker)) is not None:
+            send(picture, session.position.step)
+    except Exception as error:  # other people's code: a picture is not worth a run
+        session.display.say(f"the picture of the depth was not logged: {type(error).__name__}: {error}")
 
 
 def first_nonfinite_block(task: Task, model: nn.Module, batch: Any, carry: Carry) -> int:

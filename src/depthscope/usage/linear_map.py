@@ -69,6 +69,11 @@ class LeastSquares:
         self.mean_u += step_u * (k / total)
         self.count = total
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that was seen is: nan or infinity determine no map."""
+        return all(bool(part.isfinite().all()) for part in (self.mean_x, self.mean_u, self.xx, self.xu))
+
     def solve(self, ridge: float = 0.0) -> LinearMap:
         """A and b. `ridge` is added to the diagonal of the tokens' correlation matrix; 0 unless asked for.
 
@@ -107,7 +112,8 @@ def fit_each(
     ridge: float = 0.0,
     progress: Tick | None = None,
 ) -> dict[int, LinearMap]:
-    """By block, the map of its real tokens; of the blocks whose input and output are as wide as block 1's."""
+    """By block, the map of its real tokens; of the blocks whose input and output are as wide as block 1's, and
+    finite."""
     maps: dict[int, LinearMap] = {}
     step = _at_a_time(width)
     for first in range(1, depth + 1, step):
@@ -121,7 +127,7 @@ def fit_each(
             _run(model, anatomy, batch, see, None)
             if progress is not None:
                 progress()
-        maps |= {block: found.solve(ridge) for block, found in sums.items()}
+        maps |= {block: found.solve(ridge) for block, found in sums.items() if found.is_finite}
     return maps
 
 

@@ -26,6 +26,7 @@ LEANS = 2 / 3  # of the work in one half of the blocks: twice as much as in the 
 CARRY = 0.75  # of all that skipping single blocks costs: what is left is a third of it
 HALF = 0.5  # of the energy: as in the verdict of `probe`
 MINE = 0.1  # of the energy, likewise: a sequence's own part that is more than the noise of a mean of some ten tokens
+LEFT = 0.001  # of the energy, likewise: with less than this of their own even tokens of a trained model have collapsed
 SHORT = 20  # tokens: in shorter sequences even uniform causal attention gives the first token half of what makes a sink
 
 
@@ -127,7 +128,7 @@ def _which_half(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | N
     if found is None or not found[1].sum() > 0:
         return None
     name, work = found
-    if name == "skip_loss" and work.sum() < SPARE * abs(metadata.get("loss") or 0.0):
+    if work.sum() < (SPARE * abs(metadata.get("loss") or 0.0) if name == "skip_loss" else MOVES):
         return None  # shares of next to nothing are noise
     half, odd = len(work) // 2, len(work) % 2  # of an odd number of blocks the middle one is in neither half
     first, second = (float(part.sum() / work.sum()) for part in (work[:half], work[half + odd :]))
@@ -333,7 +334,7 @@ def _alike(_frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
         said = f"Tokens are not alike in the end: of their energy (unit length, without outliers) {split}."
     elif own < MINE:
         said = (
-            f"Tokens are alike in the end by a direction that all sequences share, which is no loss of context: of "
+            f"Tokens are alike in the end by a direction that all sequences share{_no_loss(metadata, token)}: of "
             f"their energy (unit length, without outliers) {split}."
         )
     elif own >= token:
@@ -347,3 +348,12 @@ def _alike(_frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
             f"common to a sequence: of their energy (unit length, without outliers) {split}."
         )
     return Finding("alike", said, numbers)
+
+
+def _no_loss(metadata: Mapping[str, Any], token: float) -> str:
+    """Training can make a direction that costs nothing; of random weights the same is a collapse, as is a direction
+    beside which nothing is left."""
+    look = (metadata.get("weights") or {}).get("look", "unknown")
+    if look == "initialised" or token <= LEFT:
+        return ""
+    return ", which is no loss of context" if look == "trained" else ", which in trained weights is no loss of context"

@@ -126,7 +126,7 @@ class Gate:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Counts on from `state()`. A rule that is not in it begins anew; one that has fired fires again at its next
         look, if it still holds."""
-        self._counts = [Count(*state.get(_key(rule, stops), ())) for rule, stops in self._rules]
+        self._counts = [_count(state, _key(rule, stops)) for rule, stops in self._rules]
         self.should_stop = False
 
 
@@ -201,3 +201,21 @@ def at_checkpoint(alarm: Alarm, checkpoint: Path | None) -> Alarm:
 
 def _key(rule: Condition, stops: bool) -> str:
     return f"{'stop' if stops else 'warn'} if {rule}"
+
+
+def _count(state: object, key: str) -> Count:
+    """That of a rule in `Gate.state()`; ValueError if it is something else: a count must not be guessed."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"the state of the gate in the checkpoint is damaged: expected counts by rule, got {state!r}")
+    found = state.get(key, [None, 0, None])
+    if not isinstance(found, list | tuple) or len(found) != 3 or not _is_count(*found):
+        raise ValueError(
+            f'the state of the gate in the checkpoint is damaged: "{key}" has {found!r}, expected [first look or null, '
+            "looks in a row, last good look or null]"
+        )
+    return Count(*found)
+
+
+def _is_count(since: object, looks: object, good: object) -> bool:
+    steps = all(step is None or (type(step) is int and step >= 0) for step in (since, good))
+    return steps and type(looks) is int and looks >= 0 and (looks > 0) == (since is not None)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthscope.extras import require
-from depthscope.probing.watching.keeping import Keeper
+from depthscope.probing.watching.keeping import Keeper, go_on, state_of
 from depthscope.probing.watching.pictures import Painter
 from depthscope.probing.watching.watcher import Watch, watch
 
@@ -70,10 +70,13 @@ class DepthCallback(TrainerCallback):
         self._newest = _checkpoint(args, state)  # from which it goes on
         self._watch = watch(self._trainer.model_wrapped, self._every, **self._options)
         self._watch.find_checkpoint = self._keeper.find
-        self._painter = Painter(self._watch, lambda: self._trainer.callback_handler.callbacks)
-        if kept := (state.stateful_callbacks or {}).get(_STATE):  # of the checkpoint from which it goes on
-            self._watch.gate.restore(kept["gate"])
-            self._keeper.restore(kept["checkpoints"])
+        self._painter = Painter(
+            self._watch, lambda: self._trainer.callback_handler.callbacks if state.is_world_process_zero else ()
+        )
+        kept = (state.stateful_callbacks or {}).pop(_STATE, None)  # of the checkpoint from which it goes on
+        if kept is not None and not _missed_looks(kept, state.global_step):
+            go_on(kept, self._watch.gate, self._keeper)
+            state.stateful_callbacks[_STATE] = kept
         self._watch.open()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -97,7 +100,8 @@ class DepthCallback(TrainerCallback):
             return control
         self._keeper.look(step, self._newest, self.watch.gate.goods)
         if state.stateful_callbacks is not None:  # what the next checkpoint takes with it
-            state.stateful_callbacks[_STATE] = {"gate": self.watch.gate.state(), "checkpoints": self._keeper.state()}
+            kept = state_of(self.watch.gate, self._keeper)
+            state.stateful_callbacks[_STATE] = {**kept, "look": step, "every": self._every}
         if self.watch.should_stop_together():
             control.should_training_stop = True
         return control
@@ -112,3 +116,12 @@ class DepthCallback(TrainerCallback):
 def _checkpoint(args: Any, state: Any) -> Path | None:
     path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
     return path if path.is_dir() else None
+
+
+def _missed_looks(kept: Any, step: int) -> bool:
+    """Whether the training went on without a gate meanwhile, whose state the Trainer hands on from checkpoint to
+    checkpoint: what was not looked at is not in a row."""
+    try:
+        return bool(step - kept["look"] > kept["every"])
+    except (KeyError, TypeError):
+        return False  # without them, or damaged: said by who reads the rest

@@ -11,7 +11,7 @@ from torch import nn, tensor
 
 from depthscope.anatomy import anatomy_of
 from depthscope.extras import require
-from depthscope.probing.watching.keeping import Keeper
+from depthscope.probing.watching.keeping import Keeper, go_on, state_of
 from depthscope.probing.watching.options import check_options
 from depthscope.probing.watching.pictures import Painter
 from depthscope.probing.watching.watcher import Watch, watch
@@ -71,7 +71,7 @@ class DepthCallback(Callback):
         """For Lightning's checkpoints."""
         if self._watch is None or not self._watch.gate:
             return {}
-        return {"gate": self._watch.gate.state(), "checkpoints": self._keeper.state()}
+        return state_of(self._watch.gate, self._keeper)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """By Lightning, before a fit goes on."""
@@ -92,8 +92,7 @@ class DepthCallback(Callback):
         self._painter = Painter(self._watch, lambda: trainer.loggers if trainer.is_global_zero else ())
         if kept := self._kept:
             self._kept = {}
-            self._watch.gate.restore(kept["gate"])
-            self._keeper.restore(kept["checkpoints"])
+            go_on(kept, self._watch.gate, self._keeper)
         self._watch.open()
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
@@ -33,7 +34,9 @@ class Painter:
     def look(self) -> None:
         """A step was watched, and its numbers are there."""
         self._looks += 1
-        self._sends = [send for tracker in self._trackers() if (send := sender(tracker)) is not None]
+        self._sends = []
+        with _warned():
+            self._sends = [send for tracker in self._trackers() if (send := sender(tracker)) is not None]
         if self._looks > 1 and self._looks & (self._looks - 1) == 0:
             self.draw()
 
@@ -44,14 +47,22 @@ class Painter:
         if self._drawn == self._looks or not self._sends or step is None:
             return
         self._drawn = self._looks
-        try:
+        with _warned():
             figure = picture_of(self._watch.records)
             for send in self._sends:
-                send(figure, step)
-        except MissingExtra as error:
-            warnings.warn(f"no picture of the depth is logged: {error}", stacklevel=2)
-        except Exception as error:  # other people's code; not worth a training run
-            warnings.warn(f"the picture of the depth was not logged: {type(error).__name__}: {error}", stacklevel=2)
+                with _warned():  # the other trackers get it all the same
+                    send(figure, step)
+
+
+@contextmanager
+def _warned() -> Iterator[None]:
+    """What goes wrong with a picture is a warning: not worth a training run."""
+    try:
+        yield
+    except MissingExtra as error:
+        warnings.warn(f"no picture of the depth is logged: {error}", stacklevel=4)
+    except Exception as error:  # other people's code
+        warnings.warn(f"the picture of the depth was not logged: {type(error).__name__}: {error}", stacklevel=4)
 
 
 def picture_of(records: pd.DataFrame) -> Any:
@@ -70,6 +81,7 @@ def sender(tracker: object) -> Send | None:
     | Lightning's logger (`experiment`), Accelerate's tracker (`writer`)     |                                |
     | Weights & Biases, Lightning's logger                                   | `log_image`                    |
     | Weights & Biases, Hugging Face's callback (`_wandb`)                   | `wandb.log` of a `wandb.Image` |
+    | Weights & Biases, Accelerate's tracker                                 | `log_images`                   |
     """
     for writer in (tracker, *(getattr(tracker, name, None) for name in ("tb_writer", "experiment", "writer"))):
         if callable(getattr(writer, "add_figure", None)):
@@ -77,6 +89,8 @@ def sender(tracker: object) -> Send | None:
     log_image, wandb = getattr(tracker, "log_image", None), getattr(tracker, "_wandb", None)
     if callable(log_image):
         return lambda figure, step: log_image(NAME, [figure], step=step)
+    if getattr(tracker, "name", None) == "wandb" and callable(log_images := getattr(tracker, "log_images", None)):
+        return lambda figure, step: log_images({NAME: [figure]}, step=step)
     if wandb is not None:
         return lambda figure, step: wandb.log({NAME: wandb.Image(figure), "train/global_step": step})
     return None
