@@ -29,7 +29,7 @@ def whole_catalogue(x: Tensor, y: Tensor, p: Tensor) -> dict[str, Tensor]:
     """Every measure: of the tokens x (batch, n, d), of the step from x to y, of attention p (batch, n, n) to x."""
     tokens, after = TokenMatrix(x), TokenMatrix(y)
     summary = Summary({name: part(tokens, tokens) for name, part in PARTS.items()})
-    of_head = {"matrix": p, "tokens": tokens, "values": x, "sinks": tokens.outliers, "real": None}
+    of_head = {"matrix": p, "tokens": tokens, "values": x, "sinks": tokens.outliers, "real": None, "scores": p.log()}
     head = HeadInput({name: lambda part=part: part for name, part in of_head.items()})
     u, v = tokens.directions, after.directions
     given_to: dict[str, Callable[[m.Measure], tuple]] = {

@@ -85,11 +85,12 @@ ARMS: dict[str, tuple[CarriedMean | None, bool]] = {  # the mean, and whether th
     BOTH: (OfSegment(), True),
     POST: (None, False),
 }
+UNSEEN = 1  # added to the study's seed: the criteria were written when the runs of seed 0 had been seen
 
 
 @dataclass(frozen=True)
 class Config:
-    seed: int = 1  # the criteria were written when seed 0 had been seen
+    seed: int = 0
     rate: float = 5e-4
     steps: int = 80  # of the 360 of yu2024-fig7, whose schedule it has
     look_every: int = 10
@@ -122,7 +123,7 @@ def build(arm: str, task: LanguageModelling) -> TransformerXL:
 
 
 def _trained(arm: str, config: Config, corpus: Corpus, told: Share) -> pd.DataFrame:
-    settings = configured(config.training, Case("post"), config.rate, config.seed)
+    settings = configured(config.training, Case("post"), config.rate, config.seed + UNSEEN)
     task = LanguageModelling(settings, corpus)
     model = build(arm, task).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
@@ -205,14 +206,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             holds=inside[CARRIED] > ALIKE and left[CARRIED] < STARVED,
         ),
         judge(
-            "it takes both: a stale mean, and no gradient through it",
+            "the collapse takes both a stale mean and no gradient through the mean",
             paper="ours",
             ours=f"t_sim behind block {middle}: {_list(inside, (CARRIED, *mended))}",
             tolerance=f"below {ALIKE} where one of the two is mended, or both",
             holds=inside[CARRIED] > ALIKE > max(inside[arm] for arm in mended),
         ),
         judge(
-            "what drives it is the learning of word frequencies: told these, the first block keeps its gradient",
+            "learning word frequencies drives the collapse: told these, the first block keeps its gradient",
             paper="ours",
             ours=f"gradient of block 1 over that of the first step: {_list(left, (CARRIED, TOLD, BOTH))}",
             tolerance=f"above {STARVED} where they are told, below it where not",
