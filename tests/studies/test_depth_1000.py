@@ -8,7 +8,7 @@ from depthscope import apply
 from depthscope.models import BlockConfig, Encoder
 from depthscope.remedies import DeEscalate, ResidualWeight
 from depthscope.studies.deep import depth_1000_runs as runs
-from depthscope.studies.deep.depth_1000 import COLUMNS, STUDY, best_rate, rows_of
+from depthscope.studies.deep.depth_1000 import COLUMNS, STUDY, rows_of
 from depthscope.studies.deep.depth_1000_claims import TOLERANCES, claims
 from depthscope.studies.deep.variants import LABELS, prescription, same_as, weighted_post_norm, wiring_for
 
@@ -65,11 +65,6 @@ def test_leaving_blocks_out_is_a_model_without_them():
     del model.encoder.blocks[1]
     assert torch.equal(model(images), without)
     assert not torch.allclose(without, whole)
-
-
-def test_the_best_rate_is_finite():
-    tried = [{"run": {"rate": rate}, "loss": loss} for rate, loss in ((1e-3, None), (3e-4, 2.0), (1e-4, 2.0))]
-    assert best_rate(tried) == 1e-4
 
 
 def made_up(**progress: float) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """depth-language: the quick form, what its claims rest on, and that they can fail."""
 
+import math
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from depthscope.studies.deep.language_runs import (
     POST,
     PRE,
     PRESCRIBED,
+    SPARSE,
     TAU,
     UNTOLD,
     VARIANTS,
@@ -35,7 +37,17 @@ from depthscope.training.recipes import lm_manual
 STUDY = load("depth-language")
 DEPTH, SEEDS = 4, (0, 1, 2)
 # Losses and similarities of a world in which every claim holds; the floor is 3.
-LOSS = {PRESCRIBED: 2.0, PRE: 2.05, POST: 2.9, TAU: 2.5, ALPHA: 2.6, "DeepNorm": 2.1, "LayerScale": 2.2, UNTOLD: 2.8}
+LOSS = {
+    PRESCRIBED: 2.0,
+    PRE: 2.05,
+    POST: 2.9,
+    TAU: 2.5,
+    ALPHA: 2.6,
+    "DeepNorm": 2.1,
+    "LayerScale": 2.2,
+    SPARSE: 2.3,
+    UNTOLD: 2.8,
+}
 SIMILAR = dict.fromkeys(VARIANTS, 0.3) | {POST: 0.99, UNTOLD: 0.9}
 
 
@@ -102,9 +114,9 @@ def test_a_failed_run_loses_and_one_seed_decides_nothing():
     assert fallen(one) == {1, 2, 3, 5}
 
 
-def test_the_rate_that_failed_is_not_chosen():
-    tuning = pd.DataFrame({"rate": [1.0, 2.0, 3.0], "quantity": "held_out", "value": [None, 2.0, 1.5]})
-    assert language.best_rate(tuning) == 3.0
+def test_a_run_that_failed_has_an_infinite_loss():
+    ends = [pd.DataFrame({"quantity": ["loss", "held_out"], "value": [9.0, value]}) for value in (1.5, math.nan)]
+    assert [language.held_out_loss(found) for found in ends] == [1.5, math.inf]
 
 
 def test_carriers_are_the_fewest_blocks():

@@ -62,6 +62,18 @@ def test_the_grid_grows_where_the_best_rate_is_at_its_edge_but_not_for_ever(tmp_
     assert max(far.tried) == pytest.approx(1e-7 * 3 * 10 / 3 * 10 / 3, rel=0.2)
 
 
+def test_runs_one_after_the_other_grow_the_grid_alike():
+    def loss_at(best: float):
+        return lambda rate: abs(math.log(rate / best)) if rate < 1 else math.inf
+
+    assert list(fair.search_rates((1e-4, 3e-4, 1e-3), 2, loss_at(3e-4))) == [1e-4, 3e-4, 1e-3]
+    assert list(fair.search_rates((1e-4, 3e-4, 1e-3), 2, loss_at(3e-3))) == pytest.approx(
+        [1e-4, 3e-4, 1e-3, 3.33333e-3, 0.0111111], rel=1e-5
+    )
+    assert min(fair.search_rates((1e-4, 3e-4, 1e-3), 1, loss_at(1e-9))) == pytest.approx(3.33333e-5)
+    assert fair.best(fair.search_rates((1.0, 2.0), 3, lambda _: math.inf)) < 1
+
+
 def test_a_rate_that_fails_is_not_chosen_and_the_grid_goes_down(tmp_path: Path, pretended):
     (choice,) = fair.choose_rates([small("pre", lr=1.0)], Protocol(7, more=3), Launch(tmp_path))
     assert choice.tried[1.0] == math.inf

@@ -136,7 +136,7 @@ def choose_rates(
         for result in run_cells(list(cells), launch, watching):
             losses, lr = cells[result.cell]
             losses[lr] = validation_loss(result, launch)
-        wanted = [_beyond(losses, protocol) for losses in tried]
+        wanted = [beyond(losses, len(protocol.factors), protocol.more) for losses in tried]
     return [Choice(config, losses, best(losses)) for config, losses in zip(configs, tried, strict=True)]
 
 
@@ -170,7 +170,7 @@ def best(losses: Mapping[float, float]) -> float:
 def edge_of(tried: Mapping[float, float], lr: float) -> str:
     """ "least" or "greatest" if the rate is the last of those tried in its direction; else ""."""
     rates = sorted(tried)
-    return {rates[0]: "least", rates[-1]: "greatest"}.get(lr, "")
+    return {rates[0]: "least", rates[-1]: "greatest"}.get(lr, "") if rates else ""
 
 
 def rounded(lr: float) -> float:
@@ -178,10 +178,23 @@ def rounded(lr: float) -> float:
     return float(f"{lr:.6g}")
 
 
-def _beyond(losses: Mapping[float, float], protocol: Protocol) -> list[float]:
-    """The next rate, where the best is at an edge: as far from it as its neighbour is."""
+def search_rates(grid: Sequence[float], more: int, loss_at: Callable[[float], float]) -> dict[float, float]:
+    """Rate → loss, of a grid that grows as that of `choose_rates` does, one run after the other."""
+    tried: dict[float, float] = {}
+    wanted = list(grid)
+    while wanted:
+        tried |= {rate: loss_at(rate) for rate in wanted}
+        wanted = beyond(tried, len(grid), more)
+    return tried
+
+
+def beyond(losses: Mapping[float, float], grid: int, more: int) -> list[float]:
+    """The next rate, where the best is at an edge: as far from it as its neighbour is.
+
+    None if it is not, or if `more` rates have been added to the `grid` of the beginning.
+    """
     rates, chosen = sorted(losses), best(losses)
-    if len(rates) - len(protocol.factors) >= protocol.more:
+    if len(rates) - grid >= more:
         return []
     if chosen == rates[0]:
         return [rounded(chosen * rates[0] / rates[1])]

@@ -6,8 +6,10 @@ seeds. At 1000 blocks all variants come first, so that a study that was stopped 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from depthscope.studies.deep.depth_1000_runs import Run, Shape, groups_of, kept
 from depthscope.studies.deep.variants import LABELS, prescription, same_as
 from depthscope.studies.study import Study
 from depthscope.theory import Prescription
+from depthscope.training.protocol import best, search_rates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +38,7 @@ class Config:
     others: tuple[int, ...] = (200, 50, 100, 500)  # other depths, in this order
     variants: tuple[str, ...] = tuple(LABELS)
     rates: tuple[float, ...] = (1e-4, 3e-4, 1e-3)
+    more: int = 2  # rates beyond these, at most, where the best is at their edge
     trials: int = 3  # seeds at `depth`
     trials_elsewhere: int = 1  # at the other depths
     shape: Shape = field(default_factory=Shape)
@@ -42,8 +46,9 @@ class Config:
 
 
 def runs_of(config: Config) -> int:
-    """How many runs of one block there are, in all: the measure of progress."""
-    each = len(config.rates) + config.trials, len(config.rates) + config.trials_elsewhere
+    """How many runs of one block there are, at most: the measure of progress."""
+    rates = len(config.rates) + config.more
+    each = rates + config.trials, rates + config.trials_elsewhere
     return len(config.variants) * (config.depth * each[0] + sum(config.others) * each[1])
 
 
@@ -70,6 +75,14 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
         return found
 
     rows: list[dict[str, Any]] = []
+
+    def loss_of(variant: str, run: Run) -> float:
+        """On the images that the run is judged on; infinite if it failed."""
+        found = trained(run)
+        rows.extend(row | {"variant": variant} for row in rows_of(found))
+        return math.inf if found["loss"] is None else float(found["loss"])
+
+    most = len(config.rates) + config.more
     for depth, trials in [
         (config.depth, config.trials),
         *((other, config.trials_elsewhere) for other in config.others),
@@ -77,26 +90,24 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
         own = {variant: same_as(variant, prescription_at(config, depth)) for variant in config.variants}
         chosen = {}
         for variant in config.variants:
-            tried = [trained(Run(own[variant], depth, rate, config.seed + TUNING_SEED, False)) for rate in config.rates]
-            chosen[variant] = best_rate(tried)
-            rows += [row | {"variant": variant} for found in tried for row in rows_of(found)]
+            tuning = partial(Run, own[variant], depth, seed=config.seed + TUNING_SEED, counts=False)
+            tried = search_rates(config.rates, config.more, partial(_at_rate, loss_of, variant, tuning))
+            chosen[variant] = best(tried)
+            done += depth * config.shape.steps * (most - len(tried))  # the runs that no edge asked for
         for trial in range(1, trials + 1):
             for variant in config.variants:
-                run = Run(own[variant], depth, chosen[variant], config.seed + TUNING_SEED + trial, True)
-                rows += [row | {"variant": variant} for row in rows_of(trained(run))]
-    return pd.DataFrame(list(rows), columns=COLUMNS)
+                loss_of(variant, Run(own[variant], depth, chosen[variant], config.seed + TUNING_SEED + trial, True))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _at_rate(loss_of: Callable[[str, Run], float], variant: str, run: Callable[..., Run], rate: float) -> float:
+    return loss_of(variant, run(rate=rate))
 
 
 def prescription_at(config: Config, depth: int) -> Prescription:
     """What the theory prescribes for the blocks of this study."""
     shape = config.shape
     return prescription(depth, shape.width, shape.ffn_width, shape.tokens)
-
-
-def best_rate(tried: list[dict[str, Any]]) -> float:
-    """The rate with the least loss on the images that were held back; the least rate of those that are equal."""
-    losses = {found["run"]["rate"]: found["loss"] for found in tried}
-    return min(sorted(losses), key=lambda rate: float("inf") if losses[rate] is None else losses[rate])
 
 
 def rows_of(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -176,6 +187,7 @@ STUDY = Study(
         others=(),
         variants=("prescribed", "alpha"),
         rates=(3e-4, 1e-3),
+        more=0,
         trials=1,
         shape=Shape(width=16, ffn_width=16, heads=2, patch_size=4, batch=8, steps=4, left_out_on=8),
     ),

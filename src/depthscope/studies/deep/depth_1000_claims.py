@@ -9,6 +9,7 @@ import pandas as pd
 from depthscope.studies.deep.depth_1000_runs import CHANCE, LEARNED
 from depthscope.studies.deep.variants import LABELS
 from depthscope.studies.study import Claim, judge
+from depthscope.training.protocol import edge_of
 
 HALF = 0.5  # of the prescription's progress: a control that stays below it lacks what the prescription has
 ALIKE = 0.8  # of the best control's progress, from which on the prescription counts as close
@@ -187,10 +188,13 @@ def _holds(found: _Numbers) -> Answer:
 
 
 def _note(frame: pd.DataFrame, config: Any) -> str:
-    """Rates that were chosen, and those that are the last of their grid."""
-    ends = frame[frame["counts"].astype(bool) & (frame["quantity"] == "loss") & (frame["depth"] == config.depth)]
-    rates = ends.groupby("variant", sort=False)["rate"].first()
-    edge = {min(config.rates), max(config.rates)}
-    chosen = ", ".join(f"{LABELS[name]} {rate:g}{' (edge)' if rate in edge else ''}" for name, rate in rates.items())
-    shape = config.shape
-    return f"{config.depth} blocks × {shape.width}, {shape.steps} steps of {shape.batch} images; rates: {chosen}"
+    """Rates that were chosen, and those that are the last of the rates that were tried."""
+    ends = frame[(frame["quantity"] == "loss") & (frame["depth"] == config.depth)]
+    counts = ends["counts"].astype(bool)
+    chosen = []
+    for variant, rate in ends[counts].groupby("variant", sort=False)["rate"].first().items():
+        tried = ends.loc[~counts & (ends["variant"] == variant), "rate"]
+        edge = edge_of(dict.fromkeys(tried, 0.0), rate)
+        chosen.append(f"{LABELS[str(variant)]} {rate:g}" + (f" (the {edge} that was tried)" if edge else ""))
+    shape, rates = config.shape, ", ".join(chosen)
+    return f"{config.depth} blocks × {shape.width}, {shape.steps} steps of {shape.batch} images; rates: {rates}"

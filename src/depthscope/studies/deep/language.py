@@ -7,6 +7,7 @@ rates, chosen on text that is not the test text, and then fresh seeds. All see t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from depthscope.studies.deep.language_runs import (
     PRE,
     PRESCRIBED,
     ROLES,
+    SPARSE,
     TAU,
     UNTOLD,
     VARIANTS,
@@ -36,6 +38,7 @@ from depthscope.studies.deep.language_runs import (
 from depthscope.studies.study import Study
 from depthscope.training.data.characters import Characters, load_characters
 from depthscope.training.intervals import bootstrap_interval
+from depthscope.training.protocol import best, search_rates
 
 TUNING_SEED = 1000  # added to the study's own: no seed that is judged has helped to choose
 _COLOURS = {
@@ -47,6 +50,7 @@ _COLOURS = {
     DEEP_NORM: drawing.BLACK,
     LAYER_SCALE: drawing.SKY,
     UNTOLD: drawing.GREY,
+    SPARSE: drawing.YELLOW,
 }
 
 
@@ -54,7 +58,8 @@ _COLOURS = {
 class Config:
     seed: int = 0
     trials: int = 3
-    rates: tuple[float, ...] = (5e-4, 2e-3, 8e-3)
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    more: int = 2  # rates beyond these, at most, where the best is at their edge
     variants: tuple[str, ...] = VARIANTS
     training: Training = field(default_factory=Training)
 
@@ -68,7 +73,7 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     frequent letters are.
     """
     data = load_characters()
-    each = len(config.rates) + config.trials
+    each = len(config.rates) + config.more + config.trials
     frames: list[pd.DataFrame] = []
 
     def run(variant: str, rate: float, seed: int, held_out: str) -> pd.DataFrame:
@@ -83,8 +88,11 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
 
     chosen = {}
     for variant in config.variants:
-        tuning = [run(variant, rate, config.seed + TUNING_SEED, "validation") for rate in config.rates]
-        chosen[variant] = best_rate(pd.concat(tuning))
+
+        def loss_at(rate: float, variant: str = variant) -> float:
+            return held_out_loss(run(variant, rate, config.seed + TUNING_SEED, "validation"))
+
+        chosen[variant] = best(search_rates(config.rates, config.more, loss_at))
     for trial in range(config.trials):  # outermost: what is interrupted has whole seeds to compare
         for variant, rate in chosen.items():
             run(variant, rate, config.seed + trial, "test")
@@ -92,10 +100,10 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     return pd.concat([frame, _learns(frame), _intervals(frame), _floor(data)], ignore_index=True)
 
 
-def best_rate(tuning: pd.DataFrame) -> float:
-    """The rate with the least loss on the validation text; one that has none (nan) comes last."""
-    found = tuning[tuning["quantity"] == "held_out"].sort_values("value", kind="stable")
-    return float(found["rate"].iloc[0])
+def held_out_loss(found: pd.DataFrame) -> float:
+    """At the end of a run; infinite if it failed."""
+    value = float(found.loc[found["quantity"] == "held_out", "value"].iloc[0])
+    return math.inf if math.isnan(value) else value
 
 
 def _learns(frame: pd.DataFrame) -> pd.DataFrame:
@@ -189,6 +197,7 @@ STUDY = Study(
     quick=Config(
         trials=2,
         rates=(1e-3, 3e-3),
+        more=0,
         variants=(PRESCRIBED, PRE, POST),
         training=Training(
             depth=3, width=16, heads=2, batch=4, context=8, steps=4, warm_up=1, look_every=2, windows=8, skip_windows=2

@@ -24,6 +24,7 @@ from depthscope.studies.deep.language_runs import (
     prescribed,
 )
 from depthscope.studies.study import Claim, judge
+from depthscope.training.protocol import edge_of
 
 REACHES = 0.1  # nats per letter within which a loss counts as reached, as in yu2024-fig7
 LEARNT = 0.1  # nats below the loss of letter frequencies: less has learnt nothing but these
@@ -117,10 +118,14 @@ def _floor_claim(frame: pd.DataFrame, judged: pd.DataFrame, there: Sequence[str]
 
 def _edges(frame: pd.DataFrame, there: Sequence[str]) -> str:
     """Which variants have their best rate at an edge of those tried: a better one may lie beyond."""
-    rates = sorted(frame.loc[frame["held_out"] == "validation", "rate"].unique())
-    chosen = {name: float(_of(frame[frame["held_out"] == "test"], name, "held_out")["rate"].iloc[0]) for name in there}
-    edge = [f"{name} {rate:g}" for name, rate in chosen.items() if rate in (rates[0], rates[-1])]
-    return f"at an edge of the rates tried: {', '.join(edge)}" if edge else ""
+    said = []
+    for name in there:
+        ends = frame[(frame["variant"] == name) & (frame["quantity"] == "held_out")]
+        tried = ends.loc[ends["held_out"] == "validation", "rate"]
+        rate = float(ends.loc[ends["held_out"] == "test", "rate"].iloc[0])
+        if edge_of(dict.fromkeys(tried, 0.0), rate):
+            said.append(f"{name} {rate:g}")
+    return f"at an edge of the rates tried: {', '.join(said)}" if said else ""
 
 
 def _less(judged: pd.DataFrame, other: str, claim: str, learnt: bool) -> Claim:

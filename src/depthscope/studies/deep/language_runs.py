@@ -31,9 +31,9 @@ from depthscope.training.variants import folder_name
 
 PRESCRIBED, ALPHA, TAU = "prescription", "α alone", "τ alone"
 POST, PRE, DEEP_NORM, LAYER_SCALE = "post-norm", "pre-norm", "DeepNorm", "LayerScale"
-UNTOLD = "prescription, not told the frequencies"
+UNTOLD, SPARSE = "prescription, not told the frequencies", "prescription, τ in every tenth block"
 # In this order they are trained: what is there of an interrupted study can be compared.
-VARIANTS = (PRESCRIBED, PRE, POST, TAU, ALPHA, DEEP_NORM, LAYER_SCALE, UNTOLD)
+VARIANTS = (PRESCRIBED, PRE, POST, TAU, ALPHA, DEEP_NORM, LAYER_SCALE, SPARSE, UNTOLD)
 ROLES = {role: MEASURES[role] for role in ("queries_keys", "values_output")}
 STATION = "after_ffn"  # a block's sum before its norm and its de-escalation, which would hide what they undo
 _ALL, _CPU = Share(0, 1), torch.device("cpu")
@@ -46,11 +46,11 @@ class Training:
     depth: int = 100
     width: int = 32
     heads: int = 4
-    batch: int = 4
+    batch: int = 16
     context: int = 32  # letters of a window
-    steps: int = 120
-    warm_up: int = 12
-    look_every: int = 20  # steps between two looks at similarities and gradients
+    steps: int = 150
+    warm_up: int = 15
+    look_every: int = 25  # steps between two looks at similarities and gradients
     windows: int = 256  # of the validation or test text that a loss is taken on
     skip_windows: int = 8  # on which blocks are left out
     hidden_windows: int = 2  # which are also read with the future hidden, in one pass per letter
@@ -81,6 +81,7 @@ def notation(variant: str, shape: Training) -> str:
     return {
         PRESCRIBED: f"post+{mean}+{weight}",
         UNTOLD: f"post+{mean}+{weight}",
+        SPARSE: f"post+de-escalation(tau={tau}, at=output, every=10)+{weight}",
         ALPHA: f"post+{weight}",
         TAU: f"post+{mean}",
         POST: "post",

@@ -59,14 +59,14 @@ class Stage:
 class Config:
     form: Literal["full", "small", "quick"] = "full"
     stages: tuple[Stage, ...] = (
-        Stage(12, 100, 1e-3, ALL),
-        Stage(48, 80, 5e-4, ALL),
-        Stage(100, 80, 5e-4, ALL),
+        Stage(12, 100, 3e-3, ALL),
+        Stage(48, 80, 1.5e-3, ALL),
+        Stage(100, 80, 1.5e-3, ALL),
     )
     settings: Mapping[str, Any] = field(
         default_factory=lambda: {"width": 32, "ffn_width": 64, "heads": 4, "patch_size": 4, "batch_size": 32}
     )
-    more: int = 1  # rates beyond the grid
+    more: int = 2  # rates beyond the grid
     trials: int = 3  # fresh seeds, at least 3
     seed: int = 0  # the seeds that are judged follow it; rates are chosen with seed 0
 
@@ -163,9 +163,9 @@ STUDY = Study(
         "small": Config(  # the most telling first, so that an interrupted one has something to say
             form="small",
             stages=(
-                Stage(48, 40, 5e-4, AT_48),
-                Stage(12, 50, 1e-3, AT_12),
-                Stage(100, 40, 5e-4, ("post", "pre", "deescalated")),
+                Stage(48, 40, 1.5e-3, AT_48),
+                Stage(12, 50, 3e-3, AT_12),
+                Stage(100, 40, 1.5e-3, ("post", "pre", "deescalated")),
             ),
         )
     },
