@@ -13,7 +13,16 @@ from depthscope.measures import token_similarity
 from depthscope.models import BlockConfig, Encoder
 from depthscope.models.initialisers import HE, XAVIER, Scheme, draw_block, pytorch_default
 from depthscope.remedies import DeEscalate, ResidualWeight, recommend
-from depthscope.theory import Gains, course, gradient_exponents, prescribe, relu_kernel, relu_slope, token_exponents
+from depthscope.theory import (
+    Gains,
+    OddsMap,
+    course,
+    gradient_exponents,
+    prescribe,
+    relu_kernel,
+    relu_slope,
+    token_exponents,
+)
 from samples import seeded
 
 N, WIDTH, FFN, DEPTH = 32, 128, 256, 24
@@ -187,6 +196,24 @@ def test_the_recommender_measures_what_is_prescribed():
     assert measured.tau == pytest.approx(written.tau, rel=0.08)
     for alpha in (measured.alpha, written.alpha):
         assert abs(course(24, alpha, written.tau, HE_GAINS).growth) < math.log(10)
+    asked = prescribe(24, Gains.of_odds(measured.odds, N), level=measured.level)
+    assert list(measured.growth)[1] == float(f"{asked.alpha:.2g}")  # the first that is tried after 1
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.floats(1, 4), st.floats(0, 0.4), st.integers(8, 500))
+def test_gains_of_an_odds_map_have_that_map(rho: float, feed: float, tokens: int):
+    found = Gains.of_odds(OddsMap(rho, feed), tokens).odds_map()
+    assert found.rho == pytest.approx(rho)
+    assert found.feed == pytest.approx(feed, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("rho", "feed", "tokens"), [(0.9, 0.1, 8), (2, -0.1, 8), (2, 0.6, 64), (math.nan, 0.1, 8), (2, 0.1, 1)]
+)
+def test_an_odds_map_that_no_such_block_has_is_refused(rho: float, feed: float, tokens: int):
+    with pytest.raises(ValueError, match="expected"):
+        Gains.of_odds(OddsMap(rho, feed), tokens)
 
 
 def test_in_pre_norm_too_both_hold_the_level_behind_the_last_block():

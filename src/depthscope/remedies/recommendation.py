@@ -6,8 +6,8 @@ level follows, is tried on the model, and is raised if it does not hold the leve
 be independent, and blocks that are copies of one another (`nn.TransformerEncoder` when it is new) all feed the same
 mean. More diversity means more chaos: with τ the gradient grows from block to block, and over many blocks
 that must be paid for with a smaller weight α of the branches. τ itself is not lowered for a small α, although
-the odds would allow it: training makes the collapse that such a model does not have when it is new. These are the rules
-of `theory.prescribe`, with measured numbers in place of its closed form.
+the odds would allow it: training makes the collapse that such a model does not have when it is new. In a post-norm
+model the first α to be tried is that of `theory.prescribe` for blocks of these ρ and c; the gradient mends it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ from depthscope.probing.parts import most_alike
 from depthscope.progress import Tick
 from depthscope.remedies import expression
 from depthscope.remedies.application import temporarily
+from depthscope.remedies.branch_weight import first_sequences, gradient_growth, growth_by_weight, prescribed_weight
 from depthscope.remedies.deescalation import DeEscalate
 from depthscope.remedies.record import to_dict
 from depthscope.remedies.remedy import RIGHT_TO_LEFT, Remedy
 from depthscope.remedies.residual_weight import ResidualWeight
 from depthscope.theory import GROWTH, OddsMap, level_to_hold, measure_map, odds_of
 
-TRIALS = 4  # of α, each a forward and a backward pass; and of τ, each a forward pass
+TRIALS = 4  # of τ, each a forward pass
 HELD = 1.05  # times the wanted level: what is still called held
 SINKS = 4  # positions that are spared at most
 
@@ -185,8 +186,12 @@ def recommend(
     weighed = alpha
     tried: dict[float, float] = {}
     if alpha is None and weigh_branches and _can_be_weighed(anatomy) and not _is_trained(profile):
-        few = _first_sequences(_inputs_of(batch)) if anatomy.token_axis == 1 else _inputs_of(batch)
-        tried = _weigh(lambda a: _growth_with(model, few, told, progress, remedy(found), a, part), len(maps))
+        few = first_sequences(first) if anatomy.token_axis == 1 else first
+        tried = growth_by_weight(
+            lambda a: _growth_with(model, few, told, progress, remedy(found), a, part),
+            len(maps),
+            prescribed_weight(profile.metadata | profile.metadata["towers"].get(part, {}), odds, level, len(maps)),
+        )
         best = min(tried, key=lambda a: (abs(math.log(tried[a])) * len(maps) > math.log(GROWTH), -a))
         weighed = None if best == 1 else best
     remedies = (remedy(found), *(() if weighed is None else (ResidualWeight(weighed, blocks=chosen),)))
@@ -309,23 +314,6 @@ def sink_positions(profile: Profile, part: str = "") -> tuple[int, ...]:
     return tuple(sorted(int(token) for token in common.index[:SINKS]))
 
 
-def _first_sequences(inputs: Any, most: int = 2) -> Any:
-    """A piece of the batch: the gradient's growth over many blocks is nearly the same for every sequence."""
-    if not isinstance(inputs, Mapping):
-        return inputs[:most]
-    size = next(v.shape[0] for v in inputs.values() if isinstance(v, Tensor) and v.ndim)
-    return {
-        name: value[:most] if isinstance(value, Tensor) and value.ndim and value.shape[0] == size else value
-        for name, value in inputs.items()
-    }
-
-
-def gradient_growth(profile: Profile, part: str = "") -> float:
-    """By what factor the gradient grows per block of a part on its way to the input: (g₁/g_L)^(1/(L−1))."""
-    norms = [norm for norm in profile.curve("output_gradient", part=part) if not math.isnan(norm)]
-    return (norms[0] / norms[-1]) ** (1 / (len(norms) - 1)) if len(norms) > 1 else 1.0
-
-
 def _growth_with(
     model: nn.Module, few: Any, told: Told, progress: Tick | None, remedy: Remedy, alpha: float, part: str
 ) -> float:
@@ -335,17 +323,6 @@ def _growth_with(
     if progress is not None:
         progress()
     return gradient_growth(profile, part)
-
-
-def _weigh(growth: Callable[[float], float], depth: int) -> dict[float, float]:
-    """α → growth, until the growth over the whole depth is allowed. Its logarithm falls about like α²."""
-    tried = {1.0: growth(1.0)}
-    alpha = 1.0
-    while math.log(tried[alpha]) * depth > math.log(GROWTH) and len(tried) < TRIALS:
-        aim = math.log(GROWTH) / 2 / depth  # well inside what is allowed
-        alpha = float(f"{alpha * math.sqrt(aim / math.log(tried[alpha])):.2g}")
-        tried[alpha] = growth(alpha)
-    return tried
 
 
 def _maps(model: nn.Module, anatomy: Anatomy, batch: Batch, part: str, progress: Tick | None) -> list[OddsMap]:

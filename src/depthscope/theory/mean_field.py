@@ -63,6 +63,24 @@ class Gains:
             tokens=tokens,
         )
 
+    @staticmethod
+    def of_odds(odds: OddsMap, tokens: int) -> Gains:
+        """Gains whose odds map is this one, as it is measured in a model: g_a from ρ, g_f from c. Biases are in both.
+
+        An FFN of any size brings c to 1/(π − 1) = .47 at most; for more, and for ρ below 1, there are no such gains.
+        """
+        if not odds.rho >= 1 or not odds.feed >= 0 or tokens < 2:
+            raise ValueError(f"expected ρ ≥ 1, c ≥ 0 and two tokens at least, got {odds.rho}, {odds.feed}, {tokens}")
+
+        def gains(share: float) -> Gains:  # of what an FFN adds to all that leaves it
+            return Gains(attention=odds.rho - 1, ffn=share / (1 - share), tokens=tokens)
+
+        most = 1 - 1e-9
+        share = most * _least(lambda part: gains(most * part).odds_map().feed >= odds.feed)
+        if not math.isclose(gains(share).odds_map().feed, odds.feed, rel_tol=1e-6, abs_tol=1e-8):
+            raise ValueError(f"expected c that a ReLU FFN can bring about, got {odds.feed:.3g} for {tokens} tokens")
+        return gains(share)
+
     def odds_map(self, alpha: float = 1.0) -> OddsMap:
         """ρ and c of `theory.odds`: ρ = (1 + A + α²b_a)(1 + a + α²b_f)/(1 + a), c what deviations alone bring about."""
         weight = alpha**2
@@ -282,7 +300,8 @@ def prescribe(
     greatest, at most 1, with which the gradient grows by at most `growth` over the whole depth; if it must be below 1,
     it is taken so that the gradient grows by √growth, well inside. τ is not lowered for a small α, although the odds
     would allow it: training makes the collapse that such a model does not have when it is new.
-    `depthscope.remedies.recommend` does the same with ρ, c and the gradient as they are measured in a model.
+    `depthscope.remedies.recommend` asks for it with the ρ and c that it has measured (`Gains.of_odds`), tries α on the
+    model, and mends it where the measured gradient says otherwise.
     """
     if not isinstance(depth, int) or depth < 1 or not 0 < level < 1 or not growth > 1:
         raise ValueError(f"expected whole depth ≥ 1, a level in (0, 1) and growth > 1, got {depth}, {level}, {growth}")
