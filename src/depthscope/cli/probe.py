@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from depthscope.probing import Profile, Spectra
     from depthscope.usage import DepthUse
 
+_OF_USE = ("table", "summary", "metadata")  # its sentences are among those of the diagnosis
+
 
 @as_command
 def probe(options: ProbeOptions) -> None:
@@ -94,8 +96,8 @@ def as_json(
         }
     if skipped is not None:
         found["skip_loss"] = skipped.to_dict("records")
-    if used is not None:  # its sentences are among those of the diagnosis
-        found["depth_use"] = {name: value for name, value in used.to_dict().items() if name in ("table", "summary")}
+    if used is not None:
+        found["depth_use"] = {name: value for name, value in used.to_dict().items() if name in _OF_USE}
     return finite(found)
 
 
