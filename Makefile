@@ -17,11 +17,13 @@ endif
 demo: .venv/installed
 	$(BIN)/depthscope tour
 
+# Types are checked beside the tests: alone, mypy would keep one core busy and let the others wait.
 test: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+	@$(BIN)/mypy & types=$$!; \
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal; tests=$$?; \
+	wait $$types || { echo "mypy found mistakes: they stand above"; exit 1; }; exit $$tests
 
 # The site, into site/: open site/index.html. Nothing is fetched, neither now nor by the pages.
 docs: .venv/installed-dev

@@ -1,12 +1,14 @@
 """One thread per process, since the tests' tensors are tiny and threads only wait for each other; Ctrl-C that works;
-bfloat16 on processors that announce what they do not have.
+bfloat16 on processors that announce what they do not have; a command line that is built once.
 """
 
 import os
 import signal
+from functools import cache
 
 import pytest
 import torch
+import typer.main
 
 from depthscope.half_precision import require_half_precision
 
@@ -30,3 +32,11 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def commands_built_once():
+    """At every call of the program typer builds all commands anew, which takes longer than most calls themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from warm import run_warm
+
 SOURCE = Path(__file__).parent / "plug_in"
 NAME, VERSION = "example_plug_in", "1.0"
 
@@ -37,9 +39,18 @@ def build_wheel(folder: Path, entry_points: str) -> Path:
     return wheel
 
 
-def install(folder: Path, entry_points: str) -> dict[str, str]:
+def install(folder: Path, entry_points: str, by_pip: bool = False) -> dict[str, str]:
     """Installs the wheel into a folder of its own; the environment of a process that sees it."""
     wheel, site = build_wheel(folder, entry_points), folder / "site"
+    if by_pip:
+        install_by_pip(wheel, site)
+    else:
+        zipfile.ZipFile(wheel).extractall(site)
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def install_by_pip(wheel: Path, site: Path) -> None:
     pip = [
         sys.executable,
         "-m",
@@ -53,20 +64,16 @@ def install(folder: Path, entry_points: str) -> dict[str, str]:
         str(wheel),
     ]
     subprocess.run(pip, check=True, capture_output=True, timeout=300)
-    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     points = (SOURCE / "entry_points.txt").read_text(encoding="utf-8")
-    return install(tmp_path_factory.mktemp("installed"), points)
+    return install(tmp_path_factory.mktemp("installed"), points, by_pip=True)
 
 
 def run(installed: dict[str, str], *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [sys.executable, *command], env=installed, capture_output=True, text=True, timeout=300, check=False
-    )
+    result = run_warm(*command, env=installed)
     assert result.returncode == code, result.stderr
     return result
 

@@ -5,7 +5,9 @@ from pydoc_data.topics import topics
 
 import pytest
 
+from depthscope.cli import compare
 from depthscope.cli.app import main
+from processes import train_here
 
 
 @pytest.fixture
@@ -28,3 +30,10 @@ def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return printed
 
     return call
+
+
+@pytest.fixture
+def trained_here(monkeypatch: pytest.MonkeyPatch):
+    """`compare` starts no processes."""
+    monkeypatch.setattr(compare, "run_cells", compare.run_cells)  # and is put back
+    train_here()

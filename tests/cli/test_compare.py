@@ -58,6 +58,7 @@ def test_curves_a_table_and_a_summary(run, tmp_path: Path, monkeypatch):
     files = {path.name for path in tmp_path.iterdir()}
     results = {"curves.parquet", "curves.png", "curves.pdf", "summary.json"}
     assert files == {"runs", "commands.json", "report.html", *results}
+    assert not list((tmp_path / "runs").glob("*/report.html"))  # one page for all of them
     summary = json.loads((tmp_path / "summary.json").read_text())
     frame = pd.read_parquet(tmp_path / "curves.parquet")
     assert set(frame["variant"]) == {"pre", "deescalated"}
@@ -81,7 +82,7 @@ def test_a_dry_run_lists_the_runs_and_starts_none(run, tmp_path: Path):
     assert not out.exists()
 
 
-def test_composed_variants_are_compared_and_have_folders_of_their_own(run, tmp_path: Path):
+def test_composed_variants_are_compared_and_have_folders_of_their_own(run, trained_here, tmp_path: Path):
     variants = "post, deescalated(tau=0.5,at=input), post+residual-weight(alpha=0.5)@xavier"
     code, printed, _err = run("vit-digits", "--variants", variants, "--seeds", "1", "--dry-run", "--json")
     assert code == 0

@@ -66,7 +66,7 @@ def test_every_command_with_results_has_a_schema():
     assert group.commands.keys() - with_json == {"schema", "report", "tour"}  # which write pages and schemas
 
 
-def test_what_is_saved_is_what_is_printed(program, tmp_path: Path):
+def test_what_is_saved_is_what_is_printed(program, trained_here, tmp_path: Path):
     found = checked("fix", program("fix", "encoder", "--depth", "20", *TINY[2:], "--json", "--out", "out").out)
     assert json.loads((tmp_path / "out" / "fix.json").read_text(encoding="utf-8")) == found
     arguments = (*DIGITS, "--depths", "1", "--seeds", "1", "--variants", "post", "--out", "runs", "--json")

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from depthscope.cli.app import main
 from depthscope.studies import STUDIES, Entry
 from depthscope.studies.study import FILES, Study, judge
+from warm import run_warm
 
 
 @dataclass(frozen=True)
@@ -287,8 +288,7 @@ def plugged(tmp_path: Path):
     def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "200"}
-        command = [sys.executable, "-m", "depthscope", "reproduce", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+        done = run_warm("-m", "depthscope", "reproduce", *arguments, env=environment, cwd=tmp_path)
         assert done.returncode == code, done.stderr
         return done
 

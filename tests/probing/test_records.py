@@ -2,8 +2,7 @@
 
 import json
 import math
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from depthscope.probing import load_records
 from depthscope.probing.reduction import Row
 from depthscope.probing.watching.heat_map import heat_map
 from depthscope.probing.watching.records import Record, append, check_appendable, curves_of, frame_of_records, means_of
+from warm import run_warm
 from zoo import TOKENS
 
 NAN = math.nan
@@ -158,7 +158,7 @@ except OSError:
 
 
 def test_a_full_disk_leaves_the_file_whole(tmp_path: Path):
-    run = subprocess.run([sys.executable, "-c", FULL_DISK], cwd=tmp_path, capture_output=True, text=True, check=False)
+    run = run_warm("-c", FULL_DISK, env=os.environ, cwd=tmp_path)
     assert run.stdout == "refused True\n", run.stderr
 
 

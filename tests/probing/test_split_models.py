@@ -1,8 +1,7 @@
 """Models that several processes share, or that do not fit into memory: the numbers are those of the whole model."""
 
 import json
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import depthscope
 from depthscope.remedies import DeEscalate, ResidualWeight
 from processes import ENVIRONMENT
 from traces import hooks_of
+from warm import run_warm
 
 IDS = torch.arange(24).reshape(2, 12)
 HERE = Path(__file__).parent
@@ -49,12 +49,10 @@ def said(folder: Path) -> list[dict[str, Any]]:
     """What each of two processes says about the models that they share; its profiles are in the folder."""
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         pytest.skip("this build of torch has no torch.distributed with gloo")
-    command = [sys.executable, str(HERE / "split_model.py"), str(folder)]
-    processes = [
-        subprocess.Popen([*command, str(rank)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    with ThreadPoolExecutor(2) as pool:
+        script = str(HERE / "split_model.py")
+        ended = list(pool.map(lambda rank: run_warm(script, str(folder), str(rank), env=ENVIRONMENT), range(2)))
+    assert [process.returncode for process in ended] == [0, 0], "\n".join(process.stderr for process in ended)
     return [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -75,7 +75,7 @@ def test_autocast(dtype: torch.dtype):
 @pytest.mark.parametrize("name", ["encoder-pre", "causal-lm", "torch", "bert", "gpt2", "t5"])
 def test_compiles_without_graph_breaks(name: str):
     model, inputs = zoo.make(name)
-    model.eval()
+    zoo.shortened(model.eval())
     batch = next(batches(model, inputs))
     depthscope.apply(model, DeEscalate(LearnableTau(), at="after_attention"), DeEscalate(0.9), ResidualWeight(0.5))
     eager = run(model, inputs)

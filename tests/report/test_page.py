@@ -46,15 +46,19 @@ def test_a_hundred_blocks_are_under_a_megabyte_and_a_half(hundred_blocks: depths
     assert 900_000 < page.stat().st_size < LIMIT
 
 
-def test_it_asks_nothing_of_a_network(measured: Measured, tmp_path: Path):
-    text = write(tmp_path / "page.html", measured.profile).read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def text(measured: Measured, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of the profile."""
+    return write(tmp_path_factory.mktemp("page") / "page.html", measured.profile).read_text(encoding="utf-8")
+
+
+def test_it_asks_nothing_of_a_network(text: str):
     assert "default-src 'none'" in text
     assert "unsafe-eval" not in text
     assert not re.search(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?(?!data:)\w", text)
 
 
-def test_every_table_is_there_once(measured: Measured, tmp_path: Path):
-    text = write(tmp_path / "page.html", measured.profile).read_text(encoding="utf-8")
+def test_every_table_is_there_once(text: str):
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert data is not None
     found = json.loads(data[1])
@@ -83,8 +87,7 @@ def test_what_users_supply_is_text(tmp_path: Path):
     assert outside.count("&lt;img src=x onerror=alert(2)&gt;") >= 8
 
 
-def test_the_verdict_leads_to_the_charts(measured: Measured, tmp_path: Path):
-    text = write(tmp_path / "page.html", measured.profile).read_text(encoding="utf-8")
+def test_the_verdict_leads_to_the_charts(measured: Measured, text: str):
     diagnosis = depthscope.diagnose(measured.profile)
     assert f"{diagnosis.verdict}</strong>" in text
     links = set(re.findall(r'href="#(chart-\w+)"', text))
@@ -161,8 +164,8 @@ def test_what_is_not_ours_or_damaged_is_refused(measured: Measured, tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", ["[]", '{"findings": 3}', '{"findings": [3], "recommendation": [], "verdict": {}}'])
-def test_a_diagnosis_of_others_cannot_break_the_page(content: str, measured: Measured, tmp_path: Path):
-    measured.profile.save(tmp_path)
+def test_a_diagnosis_of_others_cannot_break_the_page(content: str, tmp_path: Path):
+    made_up({"token_similarity": [0.1, 0.5, 0.9]}).save(tmp_path)
     (tmp_path / "diagnosis.json").write_text(content)
     if content == "[]":
         with pytest.raises(ValueError, match="damaged: expected an object"):

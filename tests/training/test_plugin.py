@@ -2,12 +2,14 @@
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+
+from processes import train_here
+from warm import run_warm
 
 CODE = '''
 from dataclasses import replace
@@ -106,9 +108,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
 
-def depthscope(installed: dict[str, str], *arguments: str) -> str:
-    command = [sys.executable, "-m", "depthscope", *arguments]
-    result = subprocess.run(command, env=installed, capture_output=True, text=True, timeout=300, check=False)
+def depthscope(installed: dict[str, str], *arguments: str, first: Callable[[], object] | None = None) -> str:
+    result = run_warm("-m", "depthscope", *arguments, env=installed, first=first)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -139,7 +140,7 @@ def test_a_recipe_may_bring_its_task(installed, tmp_path: Path):
 
 def test_whatever_a_task_reports_is_compared(installed, tmp_path: Path):
     arguments = ("numbers", "--variants", "post,pre", "--seeds", "1", "--cpu", "--out", str(tmp_path))
-    out = depthscope(installed, "compare", *arguments)
+    out = depthscope(installed, "compare", *arguments, first=train_here)
     assert out.splitlines()[0].split("runs")[1].split() == ["loss", "test", "loss", "digits", "right", "score", "std"]
     assert out.splitlines()[1].endswith("0.250      3.000")
     summary = json.loads((tmp_path / "summary.json").read_text())
