@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from depthscope.diagnosis.facts import Facts
+from depthscope.diagnosis.trained_remedies import trained_at
 from depthscope.diagnosis.verdict import COLLAPSES, Verdict
 from depthscope.remedies import DeEscalate, Recommendation
 from depthscope.remedies.remedy import RIGHT_TO_LEFT
@@ -123,4 +124,6 @@ def _caveats(f: Facts) -> str:
         words.append(f". The mean is that of the tokens up to each one, as {known}")
     if f.look == "trained":
         words.append(". Train with it from the start or on: put into trained weights it raises the loss")
+    elif f.look == "initialised" and not f.may_leak:
+        words.append(f". {trained_at(f.blocks)}: which one suits your task, `depthscope compare` measures")
     return "".join(words)
