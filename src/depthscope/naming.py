@@ -88,3 +88,8 @@ def blocks_of(numbers: Iterable[int]) -> str:
     """1, 2, 3, 5 as "blocks 1–3, 5"."""
     found = list(numbers)
     return f"block{'s' if len(found) > 1 else ''} {ranges(found)}"
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 variant", "3 variants"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

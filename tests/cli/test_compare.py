@@ -188,6 +188,42 @@ def test_all_variants_are_those_that_the_recipe_can_build(run, tmp_path: Path):
     assert {"post", "pre", "deescalated"} <= set(built)
 
 
+def test_all_can_stand_among_other_variants_and_is_what_the_least_depth_can_have(run, tmp_path: Path):
+    arguments = ("--variants", "all,deescalated(tau=0.5)", "--depths", "1", "--seeds", "1", "--dry-run", "--json")
+    code, printed, err = run(*arguments, "--cpu", "--out", str(tmp_path))
+    assert code == 0
+    built = [entry["config"]["variant"] for entry in json.loads(printed)["plan"].values()]
+    assert {"post", "deescalated", "deescalated(tau=0.5)"} <= set(built)
+    assert "value-residual is left out: value-residual brings the values of the first block" in err
+    assert "value-residual" not in built
+
+
+@pytest.mark.parametrize(
+    ("variant", "said"),
+    [("post+nonsense", "unknown remedy 'nonsense'"), ("deescalated(tau=7)", "expected tau in [0, 1], got 7")],
+)
+def test_a_dry_run_refuses_remedies_that_do_not_exist(run, tmp_path: Path, variant: str, said: str):
+    code, _out, err = run(*SMALL, "--variants", variant, "--dry-run", "--out", str(tmp_path))
+    assert code == 2
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_one_is_not_called_several(run, tmp_path: Path, asked):
+    arguments = (*SMALL, "--variants", "post", "--depths", "1", "--tune", "--dry-run", "--out", str(tmp_path))
+    out = run(*arguments)[1]
+    assert "1 variant (post), 1 block;" in out
+    err = run(*arguments, "--budget", "1s")[2]
+    assert "for 1 pair of variant and depth × 6 runs of" in err
+
+
+def test_a_warm_up_that_does_not_end_is_said(run, tmp_path: Path, asked):
+    out = run(*TUNED, "--warmup", "0,100", "--dry-run", "--out", str(tmp_path))[1]
+    said = "A warm-up of 100 steps does not end within a run, so that its rate is not reached."
+    assert said in " ".join(out.split())
+    assert "warm-up" not in run(*TUNED, "--warmup", "99", "--dry-run", "--out", str(tmp_path))[1]
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("2h", 7200), ("1h30m", 5400), ("45min", 2700), ("90s", 90), ("0.5h", 1800)]
 )
@@ -199,6 +235,7 @@ def test_budgets(text: str, seconds: float):
     ("arguments", "message"),
     [
         (["vit-digits", "--budget", "2"], "expected --budget as 2h, 1h30m or 45m, got '2'"),
+        (["vit-digits", "--budget", "9" * 400 + "h"], "expected --budget as 2h, 1h30m or 45m, got '9"),
         (["vit-digits", "--budget", "1.2.3h"], "expected --budget as"),
         (["vit-digits", "--tune", "--seeds", "2"], "at least 3 seeds"),
         (["vit-digits", "--tune", "--lr-grid", "1"], "at least 2 rates"),

@@ -19,6 +19,7 @@ from depthscope.models.token_means import Full, uniform_causal
 from depthscope.passes import Listen, Machine, undisturbed
 from depthscope.passes.hooks import hooks_in
 from depthscope.remedies import (
+    AttnScale,
     CentredAttention,
     ContraNorm,
     DeEscalate,
@@ -387,3 +388,41 @@ def test_what_a_remedy_hears_is_what_all_the_others_have_made_of_it(name: str, l
         found.append(model(X) if name == "ours" else model(**call).last_hidden_state)
         depthscope.remove(model)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    "remedies",
+    [
+        (AttnScale(0.5), CentredAttention(0.6)),  # both take the mean of the values
+        (FeatScale(0.3, 0.5), MVSplit(beta=0.7, alpha=0.4)),  # of the attention branch
+        (PairNorm(), DeEscalate(0.5)),  # of what leaves the block
+    ],
+    ids=lambda some: "+".join(remedy.name for remedy in some),
+)
+def test_two_remedies_at_one_place_keep_their_means_apart_in_a_cache(remedies):
+    model, inputs = zoo.make("llama")
+    depthscope.apply(model.eval(), *remedies)
+    ids = inputs["input_ids"]
+    with torch.no_grad():
+        whole = model(input_ids=ids)
+        begun = model(input_ids=ids[:, :3], use_cache=True)
+        rest = model(input_ids=ids[:, 3:], past_key_values=begun.past_key_values, use_cache=True)
+    assert_close(rest[0], whole[0][:, 3:], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("remedy", [NeuTRENO, ValueResidual])
+def test_the_first_block_alone_has_no_earlier_values_and_is_refused(remedy):
+    for depth, blocks in ((1, None), (3, (1,))):
+        model = Encoder(depth, BlockConfig(16, 4))
+        with pytest.raises(ValueError, match="into later blocks, and only the first was chosen"):
+            depthscope.apply(model, remedy(blocks=blocks))
+        assert not list(hooks_in(model))
+    assert [
+        item.block for item in applied(depthscope.apply(Encoder(3, BlockConfig(16, 4)), remedy(blocks=(1, 3))))
+    ] == ["blocks.2"]
+
+
+@pytest.mark.parametrize("alpha", ["0.1", None, True, torch.tensor(0.5), float("nan"), float("inf"), -1])
+def test_a_branch_weight_that_is_no_number_is_refused(alpha):
+    with pytest.raises(ValueError, match="expected alpha"):
+        ResidualWeight(alpha)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import depthscope
@@ -59,6 +60,37 @@ def test_save_pretrained_and_restore(tmp_path):
         restore(loaded, tmp_path)
     again = hf.BertModel.from_pretrained(tmp_path).eval()
     assert_close(restore(again, model.state_dict())(**inputs)[0], expected)
+
+
+def test_what_was_learned_comes_back_also_where_the_library_saves_it_under_older_names(tmp_path):
+    """`layers.0.residual_weight` of a ViT is `encoder.layer.0.residual_weight` on disk."""
+    model, inputs = zoo.make("vit")
+    depthscope.apply(model.eval(), ResidualWeight(0.5, learn="block"))
+    for number, weight in enumerate(p for name, p in model.named_parameters() if name.endswith("residual_weight")):
+        weight.data.fill_(0.1 * (number + 1))
+    expected = model(inputs)[0]
+    model.save_pretrained(tmp_path)
+    loaded = restore(type(model).from_pretrained(tmp_path).eval(), tmp_path)
+    assert torch.equal(loaded(inputs)[0], expected)
+    on_disk = load_file(tmp_path / "model.safetensors")
+    loaded = restore(type(model).from_pretrained(tmp_path).eval(), on_disk)
+    assert torch.equal(loaded(inputs)[0], expected)
+
+
+def test_learned_numbers_of_another_shape_are_refused(tmp_path):
+    """One number would else be copied to all features in silence."""
+    model, _ = zoo.make("bert")
+    depthscope.apply(model, ResidualWeight(0.5, learn="feature"))
+    model.save_pretrained(tmp_path)
+    weights = {
+        name: tensor.mean() if "residual_weight" in name else tensor for name, tensor in model.state_dict().items()
+    }
+    loaded = type(model).from_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"residual_weight_attention_branch' among the saved weights to be \(\d+,\), got \(\)"
+    ):
+        restore(loaded, weights)
+    assert not applied(loaded)
 
 
 def test_a_model_without_remedies_saves_no_record(tmp_path):

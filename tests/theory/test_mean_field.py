@@ -232,7 +232,51 @@ def test_what_has_no_meaning_is_refused():
         prescribe(10, level=1.0)
     with pytest.raises(ValueError, match="one of post, pre, got 'post-norm'"):
         prescribe(10, placement="post-norm")
-    with pytest.raises(ValueError, match="energy above 0, got 64 and 0"):
+    with pytest.raises(ValueError, match="energy above 0, got 0"):
         prescribe(10, energy=0)
     with pytest.raises(ValueError, match="no α above 0 keeps the gradient's growth over 100 blocks"):
         prescribe(100, placement="pre", growth=1.0001)  # τ alone takes more from a random gradient's mean
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_a_number_that_is_none_is_refused_and_not_computed_with(placement):
+    for wrong in (-1.0, math.nan, math.inf):
+        for name in ("attention", "ffn", "score", "attention_bias", "ffn_bias"):
+            with pytest.raises(ValueError, match=f"expected {name}, an energy"):
+                Gains(**{name: wrong})
+        with pytest.raises(ValueError, match=r"similarity in \[0, 1\]"):
+            course(3, similarity=wrong, placement=placement)
+        with pytest.raises(ValueError, match="finite α ≥ 0"):
+            course(3, wrong, placement=placement)
+    for tokens in (0, 2.5, math.nan):
+        with pytest.raises(ValueError, match="whole number of tokens"):
+            Gains(tokens=tokens)
+    with pytest.raises(ValueError, match="whole depth"):
+        course(2.5, placement=placement)
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_one_token_and_equal_tokens(placement):
+    """A single token has no differences: it is its mean, and neither exponent of it needs a remedy."""
+    found = course(3, 1.0, 0.0, Gains(tokens=1), placement=placement)
+    assert found.similarity == (1.0,) * 3
+    assert all(map(math.isnan, found.tokens))
+    if placement == "post":  # the gradient of one token neither grows nor shrinks
+        assert found.growth == pytest.approx(0, abs=1e-12)
+    assert prescribe(30, Gains(tokens=1), placement=placement).tau == 0
+    with pytest.raises(ValueError, match="a single token has no odds"):
+        Gains(tokens=1).odds_map()
+    for gains, similarity in ((Gains(tokens=1), None), (Gains(), 1.0)):
+        with pytest.raises(ValueError, match="τ = 1 leaves nothing of tokens that are all equal"):
+            course(3, 1.0, 1.0, gains, placement=placement, similarity=similarity)
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_attention_that_singles_tokens_out_is_refused(placement):
+    """At s = 4, 16 tokens, blocks of width 384 let the gradient grow by e^0.2 a block; the formulas would say e^0.7."""
+    sharp = Gains(1.0, 0.5, 4.0, tokens=16)
+    with pytest.raises(ValueError, match=r"scores of variance 3\.\d+ among 16 tokens single some out"):
+        course(12, 1.0, 0.4, sharp, placement=placement)
+    with pytest.raises(ValueError, match="expected nearly uniform attention"):
+        prescribe(12, sharp, placement=placement)
+    assert course(12, 1.0, 0.4, replace(sharp, tokens=64), placement=placement).growth > 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,7 +130,10 @@ def compare(
         require_rules(Run(out, **of_run))
     factors = None if lr_grid is None else numbers("--lr-grid", lr_grid, float)
     cells = cells_of(
-        [configured(recipe, variant, changes) for variant in _variants(recipe, variants, changes, launch)],
+        [
+            configured(recipe, variant, changes)
+            for variant in _variants(recipe, variants, changes, launch, asked_depths)
+        ],
         depths=asked_depths,
         seeds=(0,) if tuned else range(seeds),
         warmups=None if warmup is None else numbers("--warmup", warmup, int),
@@ -140,6 +144,7 @@ def compare(
         _tuned(recipe, cells, launch, factors, seeds, seconds, asked=asked, dry_run=dry_run, as_json=as_json)
         return
     if dry_run:
+        _check_remedies(cells)
         if as_json:
             print_document("compare", {"dry_run": True, "recipe": recipe, "plan": runs_as_json(cells, launch)})
         else:
@@ -163,7 +168,7 @@ def read_budget(text: str) -> float:
     except ValueError:
         parts = {}
     seconds = sum(number * {"h": 3600, "m": 60, "s": 1}[unit] for unit, number in parts.items())
-    if not seconds > 0:
+    if not 0 < seconds < math.inf:
         raise ValueError(f"expected --budget as 2h, 1h30m or 45m, got {text!r}")
     return seconds
 
@@ -260,23 +265,27 @@ def _finish(summary: dict[str, Any], launch: Launch, as_json: bool) -> None:
         show_summary(summary, launch.folder)
 
 
-def _variants(recipe: str, text: str, changes: dict[str, Any], launch: Launch) -> list[str]:
-    """Those that are named; of `all`, what this recipe can build, and on stderr why not the others."""
-    if text.strip() == ALL:
-        return _buildable(recipe, changes, launch)
+def _variants(
+    recipe: str, text: str, changes: dict[str, Any], launch: Launch, depths: Sequence[int] | None
+) -> list[str]:
+    """Those that are named; for `all`, what this recipe can build, and on stderr why not the others."""
     chosen = [name for name in split(text, ",") if name]
     if not chosen:
         raise ValueError(f"expected --variants to be some of {', '.join(RECIPES[recipe].variants)}, got {text!r}")
+    if ALL in chosen:
+        place = chosen.index(ALL)
+        chosen[place : place + 1] = _buildable(recipe, changes, launch, min((4, *(depths or ()))))
     return list(dict.fromkeys(chosen))
 
 
-def _buildable(recipe: str, changes: dict[str, Any], launch: Launch) -> list[str]:
+def _buildable(recipe: str, changes: dict[str, Any], launch: Launch, depth: int) -> list[str]:
+    """What can be built with so many blocks: with one there is no block that a first one could be brought into."""
     from depthscope.training.estimate import require_fits
 
     found, left_out = [], {}
     for name in RECIPES[recipe].variants:
         try:
-            require_fits(configured(recipe, name, changes).changed(depth=4), cpu=bool(launch.options.get("cpu")))
+            require_fits(configured(recipe, name, changes).changed(depth=depth), cpu=bool(launch.options.get("cpu")))
             found.append(name)
         except ValueError as error:
             left_out[name] = error
@@ -285,6 +294,14 @@ def _buildable(recipe: str, changes: dict[str, Any], launch: Launch) -> list[str
     for name, reason in left_out.items():
         print(f"depthscope: {name} is left out: {reason}", file=sys.stderr)
     return found
+
+
+def _check_remedies(cells: list[Cell]) -> None:
+    """A remedy or an option that does not exist is refused also where nothing is built."""
+    from depthscope.training.building import remedies_of
+
+    for config in {cell.config.variant: cell.config for cell in cells}.values():
+        remedies_of(config)
 
 
 def _check(cells: list[Cell], launch: Launch, *, writes: bool = True) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.naming import visible
+from depthscope.naming import counted, visible
 from depthscope.progress import bar
 from depthscope.training.comparison import Cell, Launch, last_step
 
@@ -88,13 +88,15 @@ def plan_in_words(plan: Plan, launch: Launch, budget: float | None) -> list[str]
     time = f"about {least}" + (f", at most {most}" if most != least else "")
     first = plan.configs[0]
     return [
-        f"{first.recipe}: {len(variants)} variants ({', '.join(variants)}), {', '.join(map(str, depths))} blocks; "
+        f"{first.recipe}: {counted(len(variants), 'variant')} ({', '.join(variants)}), "
+        f"{', '.join(map(str, depths))} block{'' if depths == [1] else 's'}; "
         f"each run {protocol.steps} steps, batch {first.batch_size}.",
         f"1. Choosing rates on validation data: {len(protocol.factors)} each ({rates} of its own), seed 0: "
         f"{count * len(protocol.factors)} runs{beyond}.",
         f"2. Measuring on test data: {len(protocol.seeds)} fresh seeds each at the chosen rate: "
         f"{count * len(protocol.seeds)} runs.",
-        f"A step takes {speeds} blocks; {launch.jobs} run{'s' if launch.jobs > 1 else ''} at a time.",
+        f"A step takes {speeds} block{'' if [*plan.step_seconds] == [1] else 's'}; "
+        f"{counted(launch.jobs, 'run')} at a time.",
         *(f"{note[0].upper()}{note[1:]}." for note in plan.notes),
         f"In all {time}" + (f"; the budget is {in_words(budget)}." if budget is not None else "."),
     ]
@@ -104,7 +106,7 @@ def list_runs(cells: Sequence[Cell], launch: Launch) -> None:
     """The folders of what a dry run would train."""
     for cell in cells:
         print(visible(str(launch.run_folder(cell))))
-    print(f"{len(cells)} run{'s' if len(cells) > 1 else ''}; nothing was trained")
+    print(f"{counted(len(cells), 'run')}; nothing was trained")
 
 
 def runs_as_json(cells: Sequence[Cell], launch: Launch) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from depthscope.passes.by_thread import ByThread
 from depthscope.passes.hooks import Hook, hang, hooks_in
 from depthscope.passes.tokens import tokens_at
 from depthscope.remedies.remedy import Remedy, Site, register_remedy
-from depthscope.remedies.selection import depth_of
+from depthscope.remedies.selection import chosen_blocks, depth_of
 from depthscope.remedies.uniform import RealTokensHook, check_number
 from depthscope.remedies.values import CONTEXT, VALUES, Cut, by_head, context_of, heads_of, listen_to_values, values_of
 
@@ -45,11 +45,22 @@ class OfFirstValues(Remedy):
         blocks = site.anatomy.of_part(site.block.part)
         if depth_of(site.model, site.anatomy) > len(site.anatomy.blocks):
             raise ValueError(f"the blocks of this model share their weights: {self.name} needs a first one of its own")
+        self._require_later_blocks(site)
         spot, cut = values_of(self, blocks[0])
         found = FirstValues(self.name, site.block.part, spot.path, cut)
         hang(spot.module, found, spot.side)
         hang(blocks[-1].module, Forget(found), "out")
         return found
+
+    def _require_later_blocks(self, site: Site) -> None:
+        """Refuses a choice of first blocks alone: it would change nothing, in silence."""
+        anatomy = site.anatomy
+        chosen = chosen_blocks(anatomy, depth_of(site.model, anatomy), self.blocks, self.every)
+        if all(block is anatomy.of_part(block.part)[0] for _, block in chosen):
+            raise ValueError(
+                f"{self.name} brings the values of the first block into later blocks, and only the first was chosen: "
+                f"expected blocks= with a later one of the {len(anatomy.blocks)}"
+            )
 
 
 class Kept(ByThread):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import groupby
 from pathlib import Path
@@ -130,15 +130,29 @@ def _load_learned(model: nn.Module, weights: Mapping[str, Tensor] | str | Path |
         return
     if weights is None:
         raise ValueError("the recorded remedies have learned: pass restore(model, the folder it was saved in)")
-    saved = weights if isinstance(weights, Mapping) else _read(Path(weights), learned)
+    on_disk = {name: _name_on_disk(model, name, parameter) for name, parameter in learned.items()}
+    saved = weights if isinstance(weights, Mapping) else _read(Path(weights), {*on_disk, *on_disk.values()})
     for name, parameter in learned.items():
-        if name not in saved:
+        found = saved.get(name, saved.get(on_disk[name]))
+        if found is None:
             raise ValueError(f"expected {name!r} among the saved weights, got none")
+        if found.shape != parameter.shape:
+            shapes = f"{tuple(parameter.shape)}, got {tuple(found.shape)}"
+            raise ValueError(f"expected {name!r} among the saved weights to be {shapes}")
         with torch.no_grad():
-            parameter.copy_(saved[name])
+            parameter.copy_(found)
 
 
-def _read(path: Path, names: Mapping[str, Any]) -> dict[str, Tensor]:
+def _name_on_disk(model: nn.Module, name: str, parameter: Tensor) -> str:
+    """What `save_pretrained` calls it: Transformers 5 writes some families, ViT's among them, under older names."""
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # an older version, which renames nothing
+        return name
+    return str(next(iter(revert_weight_conversion(getattr(model, "module", model), {name: parameter}))))
+
+
+def _read(path: Path, names: Collection[str]) -> dict[str, Tensor]:
     from safetensors import safe_open
 
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]

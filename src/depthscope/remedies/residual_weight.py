@@ -40,8 +40,9 @@ class ResidualWeight(Remedy):
     name: ClassVar[str] = "residual-weight"
 
     def __post_init__(self) -> None:
-        if isinstance(self.alpha, bool) or not 0 <= self.alpha < float("inf"):
-            raise ValueError(f"expected alpha of at least 0, got {self.alpha}")
+        is_number = isinstance(self.alpha, int | float) and not isinstance(self.alpha, bool)
+        if not is_number or not 0 <= self.alpha < float("inf"):
+            raise ValueError(f"expected alpha to be a number of at least 0, got {self.alpha!r}")
         if self.learn not in get_args(Learned):
             raise ValueError(f"expected learn='no', 'block' or 'feature', got {self.learn!r}")
         super().__post_init__()

@@ -34,7 +34,8 @@ class UniformAttention:
     def __init__(
         self, remedy: Remedy, mixing: str, site: Site, place: str, *, spare_first: bool = False, warns: bool = True
     ):
-        self.remedy, self.running, self.place = remedy, site.running, (site.block.name, place)
+        self.remedy, self.running, self.block, self.place = remedy, site.running, site.block.name, place
+        self.key = (self.block, f"{remedy.name}: {place}")  # in a cache; others may stand at the same place
         self.spare_first = spare_first
         self.kind = kind_for(mixing, site)
         if warns and mixing == "auto" and self.kind == "causal" and site.causal is None and site.is_first:
@@ -49,12 +50,12 @@ class UniformAttention:
             return self._causal(tokens, now.real)[0]
         if now.shape is not None and tokens.shape[1] != now.shape[self.running.token_axis]:
             raise ValueError(
-                f"{self.place[0]!r} computes the {self.place[1]} of the tokens in its cache anew, so that "
+                f"{self.block!r} computes the {self.place} of the tokens in its cache anew, so that "
                 f"{self.remedy.name} cannot go on from them: call the model, or generate, with use_cache=False"
             )
-        before = recall(now.cache, self.place, now.past)
+        before = recall(now.cache, self.key, now.past)
         found, after = self._causal(tokens, now.real, before)
-        remember(now.cache, self.place, now.past + tokens.shape[1], after)
+        remember(now.cache, self.key, now.past + tokens.shape[1], after)
         return found
 
     def _causal(self, tokens: Tensor, real: Tensor | None, before: Running | None = None) -> tuple[Tensor, Running]:

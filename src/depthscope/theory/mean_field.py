@@ -50,6 +50,13 @@ class Gains:
     ffn_bias: float = 0.0  # b_f
     tokens: int = 64
 
+    def __post_init__(self) -> None:
+        for name in ("attention", "ffn", "score", "attention_bias", "ffn_bias"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"expected {name}, an energy, to be finite and at least 0, got {value}")
+        if not isinstance(self.tokens, int) or self.tokens < 1:
+            raise ValueError(f"expected a whole number of tokens, at least 1, got {self.tokens}")
+
     @staticmethod
     def of_linear(width: int, ffn_width: int, tokens: int) -> Gains:
         """Everything as `nn.Linear` draws it: gain 1/3, biases of variance 1/(3·fan_in)."""
@@ -83,6 +90,8 @@ class Gains:
 
     def odds_map(self, alpha: float = 1.0) -> OddsMap:
         """ρ and c of `theory.odds`: ρ = (1 + A + α²b_a)(1 + a + α²b_f)/(1 + a), c what deviations alone bring about."""
+        if self.tokens == 1:
+            raise ValueError("a single token has no odds, as it is its own mean: expected at least 2 tokens")
         weight = alpha**2
         a = weight * self.ffn
         rho = (1 + weight * (self.attention + self.attention_bias)) * (1 + a + weight * self.ffn_bias) / (1 + a)
@@ -146,14 +155,18 @@ def course(
     """Tokens forwards and a random gradient backwards through `depth` blocks, each with τ at its end.
 
     `similarity` is that of the tokens at the entrance, by default 1/n (unrelated tokens); `energy` their mean square,
-    which matters in pre-norm. λ_t is infinite at τ = 1: nothing is left of the mean.
+    which matters in pre-norm. λ_t is infinite at τ = 1, where nothing is left of the mean, and nan of a single token,
+    which differs from no other. Refused are τ = 1 on equal tokens, of which it leaves nothing, and scores that vary so
+    much that uniform attention is no approximation (`_attention`).
     """
-    if depth < 1 or not 0 <= tau <= 1 or not alpha >= 0:
-        raise ValueError(f"expected depth ≥ 1, α ≥ 0 and τ in [0, 1], got {depth}, {alpha}, {tau}")
+    if not isinstance(depth, int) or depth < 1 or not 0 <= tau <= 1 or not 0 <= alpha < math.inf:
+        raise ValueError(f"expected whole depth ≥ 1, finite α ≥ 0 and τ in [0, 1], got {depth}, {alpha}, {tau}")
+    if similarity is not None and not 0 <= similarity <= 1:
+        raise ValueError(f"expected similarity in [0, 1], got {similarity}")
     if placement not in get_args(Placement):  # another word would be taken for one of them
         raise ValueError(f"expected placement to be one of {', '.join(get_args(Placement))}, got {placement!r}")
-    if gains.tokens < 1 or not 0 < energy < math.inf:
-        raise ValueError(f"expected at least 1 token, of an energy above 0, got {gains.tokens} and {energy}")
+    if not 0 < energy < math.inf:
+        raise ValueError(f"expected tokens of a finite energy above 0, got {energy}")
     through = _through_post if placement == "post" else _through_pre
     entrance = 1 / gains.tokens if similarity is None else similarity
     state = _State(energy * entrance, energy * (1 - entrance))
@@ -161,8 +174,10 @@ def course(
     for _ in range(depth):
         state, backward = through(state, alpha, gains)
         state = _State(state.mean * (1 - tau) ** 2, state.deviations)
+        if not state.energy > 0:
+            raise ValueError("τ = 1 leaves nothing of tokens that are all equal: expected τ below 1, or other tokens")
         back.append(backward)
-        shares.append(state.similarity if state.energy > 0 else math.nan)
+        shares.append(state.similarity)
         odds.append(state.mean / state.deviations if state.deviations > 0 else math.inf)
     mean, deviations = 1 / gains.tokens, 1 - 1 / gains.tokens  # of a random gradient
     logs = []
@@ -181,6 +196,8 @@ def _token_exponents(
     depth: int, alpha: float, tau: float, gains: Gains, through: Callable[..., tuple[_State, Backward]], energy: float
 ) -> tuple[float, ...]:
     """λ_t = −½ ln of what a block multiplies the odds of nearly equal tokens by; in post-norm −½ ln((1 − τ)²ρ)."""
+    if gains.tokens == 1:
+        return (math.nan,) * depth
     found, mean, apart = [math.inf], energy, 1e-12  # apart: the deviations' share
     for _ in range(depth):
         state, _ = through(_State(mean, mean * apart), alpha, gains)
@@ -214,9 +231,18 @@ def _angle(gap: float) -> float:
 
 
 def _attention(read: _State, gains: Gains) -> tuple[float, float]:
-    """ε and ν: what of the deviations goes through attention, forwards and backwards."""
+    """ε and ν: what of the deviations goes through attention, forwards and backwards.
+
+    ε + 1/n is the sum of the squares of a token's attention to others, which cannot be above 1. Where it would be,
+    attention looks at single tokens, and what is said here of nearly uniform attention is refused.
+    """
     e, v, n, s = read.energy, read.deviations, gains.tokens, gains.score
-    spread = math.exp(min(s * e * v, 50.0))
+    if s * e * v > math.log1p(n):
+        raise ValueError(
+            f"expected nearly uniform attention, but scores of variance {s * e * v:.3g} among {n} tokens single some "
+            f"out: expected at most ln(n + 1) = {math.log1p(n):.3g}; take a smaller score or energy, or more tokens"
+        )
+    spread = math.exp(s * e * v)
     forwards = (spread - 1) / n
     return forwards, forwards + s * spread * (v * v + e * v) / n
 
@@ -295,8 +321,10 @@ def prescribe(
 ) -> Prescription:
     """The branch weight α and the de-escalation τ that keep both factors near 1 over `depth` blocks.
 
-    τ is the least that holds t_sim at `level` behind the last block, at α = 1. In post-norm t_sim settles there: tokens
-    grow neither alike nor apart. In pre-norm it is higher in the first blocks, where the branches weigh most. α is the
+    τ holds t_sim at `level` behind the last block, at α = 1; 0 if it stays below by itself. In post-norm it is that of
+    the odds map's fixed point, whatever the depth: tokens grow neither alike nor apart there (t_sim up to 0.12 for the
+    default, as the kernel bends). In pre-norm it is the least; t_sim is higher in the first blocks, where the branches
+    weigh most. Of n tokens a level below 1/n, that of unrelated ones, counts as 1/n, but for post-norm's τ. α is the
     greatest, at most 1, with which the gradient grows by at most `growth` over the whole depth; if it must be below 1,
     it is taken so that the gradient grows by √growth, well inside. τ is not lowered for a small α, although the odds
     would allow it: training makes the collapse that such a model does not have when it is new.

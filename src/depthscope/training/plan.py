@@ -51,6 +51,9 @@ def make_plan(
     costs = measure_costs(configs, launch)
     wanted = replace(first, steps=costs.recipe_steps)
     protocol, notes = fitted(configs, wanted, costs, launch, budget, asked=asked)
+    warmup = max(config.warmup_steps for config in configs)
+    if warmup >= protocol.steps:
+        notes = [*notes, f"a warm-up of {warmup} steps does not end within a run, so that its rate is not reached"]
     slowest: dict[int, float] = {}
     for (_, depth), seconds in costs.step.items():
         slowest[depth] = max(seconds, slowest.get(depth, 0.0))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from depthscope.naming import counted
 from depthscope.training.comparison import Launch
 from depthscope.training.config import TrainingConfig
 from depthscope.training.engine import compute_step, evaluate, make_engine, release, update
@@ -115,9 +116,10 @@ def fitted(
     least = max(1, round(LEAST_SHARE * protocol.steps))
     if asked or steps < least:
         floor = protocol if asked else replace(protocol, steps=least)
+        pairs = counted(len({(config.variant, config.depth) for config in configs}), "pair")
         raise ValueError(
-            f"expected a --budget of at least {in_words(most(floor))} for {len(configs)} variants and depths × "
-            f"{protocol.runs_each[1]} runs of {floor.steps} steps, got {in_words(budget)}: "
+            f"expected a --budget of at least {in_words(most(floor))} for {pairs} of variant and depth × "
+            f"{protocol.runs_each[1]} runs of {counted(floor.steps, 'step')}, got {in_words(budget)}: "
             f"give fewer --variants or --depths{', or fewer --steps' if asked else ''}"
         )
     said.append(f"{steps} steps a run instead of {protocol.steps}, to keep to the budget")
