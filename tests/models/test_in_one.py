@@ -31,6 +31,13 @@ def tokens(dtype=torch.float64, n=5, width=8) -> torch.Tensor:
     return torch.randn(4, n, width, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
 
 
+@pytest.fixture(params=["on", "off"])
+def kernel(request, monkeypatch) -> str:
+    """With compiled loops, where numba is, and in PyTorch's operations alone."""
+    monkeypatch.setenv("DEPTHSCOPE_KERNEL", request.param)
+    return request.param
+
+
 @contextmanager
 def counted(monkeypatch):
     """How often blocks are run in one inside."""
@@ -51,7 +58,7 @@ def outcome(encoder: Encoder, x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
-def test_it_is_what_the_blocks_compute(wiring, monkeypatch):
+def test_it_is_what_the_blocks_compute(wiring, monkeypatch, kernel):
     encoder, x = stack(wiring), tokens()
     with counted(monkeypatch) as calls:
         at_once = outcome(encoder, x)
@@ -64,7 +71,7 @@ def test_it_is_what_the_blocks_compute(wiring, monkeypatch):
 
 
 @pytest.mark.parametrize("wiring", ["post", "pre", "layer-scale"])
-def test_gradients_and_their_gradients(wiring):
+def test_gradients_and_their_gradients(wiring, kernel):
     encoder, x = stack(wiring, depth=1, width=4), tokens(n=3, width=4)
     plans, weights = encoder._in_one(x)
     plans = [replace(plan, tau=0.3) for plan in plans]
@@ -74,6 +81,7 @@ def test_gradients_and_their_gradients(wiring):
 
 
 def test_a_mutant_without_the_mean_of_the_gradient_is_found(monkeypatch):
+    monkeypatch.setenv("DEPTHSCOPE_KERNEL", "off")
     encoder, x = stack(WIRINGS["weighted"]), tokens()
     encoder.at_once = False
     right = outcome(encoder, x)
@@ -168,7 +176,7 @@ def test_nor_where_modes_or_forward_derivatives_look_on():
     assert not in_one.may_run(tokens(n=in_one.LONGEST + 1))
 
 
-def test_what_leaves_may_be_changed_in_place():
+def test_what_leaves_may_be_changed_in_place(kernel):
     encoder, x = stack("post"), tokens()  # nothing stands behind the last block
     found = []
     for encoder.at_once in (True, False):
@@ -180,7 +188,7 @@ def test_what_leaves_may_be_changed_in_place():
 
 
 @pytest.mark.parametrize("wiring", WIRINGS.values(), ids=WIRINGS)
-def test_many_gradients_in_one_backward_pass(wiring, monkeypatch):
+def test_many_gradients_in_one_backward_pass(wiring, monkeypatch, kernel):
     encoder, x = stack(wiring), tokens(n=3)[:1].detach()
     with counted(monkeypatch) as calls:
         batched = torch.autograd.functional.jacobian(encoder, x, vectorize=True)
@@ -189,7 +197,7 @@ def test_many_gradients_in_one_backward_pass(wiring, monkeypatch):
     torch.testing.assert_close(batched, torch.autograd.functional.jacobian(encoder, x))
 
 
-def test_backward_in_the_scope_of_autocast():
+def test_backward_in_the_scope_of_autocast(kernel):
     encoder, x = stack(dtype=torch.float32), tokens(torch.float32)
     loss = encoder(x).square().sum()
     (expected,) = torch.autograd.grad(loss, x, retain_graph=True)

@@ -46,7 +46,7 @@ class Encoder(nn.Module):
                 x, beside = block(x, mask, beside)
             return x + self.final_norm(beside)
         if self.at_once and self.training and mask is None and (found := self._in_one(x)) is not None:
-            return self.final_norm(in_one.run(x, *found))  # type: ignore[no-any-return]
+            return self.final_norm(in_one.run(x, *found, self))  # type: ignore[no-any-return]
         for block in self.blocks:
             x = block(x, mask)
         return self.final_norm(x)

@@ -3,7 +3,8 @@
 In a block of width 32 half of the time is not spent on its numbers but around them: a module, a node of autograd and a
 handful of views for each of some forty small operations. Here forward and backward pass of all blocks are written out,
 and what is kept is what the backward pass reads. On a short sequence a product for each head is also faster than
-PyTorch's fused kernel, which is made for long ones.
+PyTorch's fused kernel, which is made for long ones. Where numba is installed, all but the products is compiled
+(`block_kernels.py`).
 
 It computes what the modules compute, up to rounding, and it is for training only. An `Encoder` whose `at_once` is true
 asks `may_run` and every `Block.in_one` first, and runs block by block where anybody could look inside (hooks, tensor
@@ -23,6 +24,8 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.modules import module as modules
 
+from depthscope.models import block_kernels
+from depthscope.models.block_kernels import kernels_for
 from depthscope.models.mean_subtraction import is_plain
 from depthscope.models.token_means import no_autocast
 
@@ -30,6 +33,9 @@ LONGEST = 64  # tokens: beyond it the fused kernel is as fast, and the matrices 
 _fused = F.scaled_dot_product_attention  # as it is before anybody patches it to listen
 _layer_norm, _layer_norm_backward = torch.native_layer_norm, torch.ops.aten.native_layer_norm_backward.default
 _threshold_backward = torch.ops.aten.threshold_backward.default
+
+Shape = Sequence[int]  # batch, n
+Weights = Sequence[Tensor]
 
 
 @dataclass(frozen=True)
@@ -83,18 +89,24 @@ def may_run(x: Tensor) -> bool:
     )
 
 
-def run(x: Tensor, plans: list[Plan], weights: list[Tensor]) -> Tensor:
+def run(x: Tensor, plans: list[Plan], weights: list[Tensor], owner: nn.Module | None = None) -> Tensor:
     """x (batch, n, d) through the blocks: what leaves the last one, (batch, n, d).
 
     `weights` has, block by block, weight and bias of queries, keys, values, output, of the FFN's two layers and of the
-    two norms, then the gains that the plan names.
+    two norms, then the gains that the plan names. The memory of what is kept for the backward pass stays with the
+    owner, if there is one, for the next step.
     """
-    return _Stack.apply(x, plans, *weights)  # type: ignore[no-any-return]
+    return _Stack.apply(x, plans, owner, *weights)  # type: ignore[no-any-return]
 
 
 class _Stack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plans: list[Plan], *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, plans: list[Plan], owner: nn.Module | None, *weights: Tensor) -> Tensor:
+        ctx.plans, ctx.kernels = plans, kernels_for(x.dtype)
+        if ctx.kernels is not None:
+            result, columns = block_kernels.forward(x, plans, weights, ctx.kernels, owner)
+            ctx.save_for_backward(x, *weights, columns)
+            return result
         kept: list[Tensor] = []
         counts: list[int] = []
         rows, at = x.reshape(-1, x.shape[-1]), 0
@@ -103,7 +115,7 @@ class _Stack(torch.autograd.Function):
             at += plan.size
             kept += saved
             counts.append(len(saved))
-        ctx.plans, ctx.counts = plans, counts
+        ctx.counts = counts
         ctx.save_for_backward(x, *weights, *kept)
         return torch.ops.aten._unsafe_view(rows, x.shape)  # no view to autograd: a model may add to it in place
 
@@ -120,6 +132,11 @@ class _Stack(torch.autograd.Function):
         at, place = sum(plan.size for plan in ctx.plans), len(given)
         if torch.is_grad_enabled() or not is_plain(gradient):  # create_graph=True, or many gradients batched as one
             return _differentiable(gradient, x, ctx.plans, given[:at])
+        if ctx.kernels is not None:
+            if torch._C._len_torch_dispatch_stack():  # who looks on at PyTorch's operations would miss the loops
+                return _differentiable(gradient, x, ctx.plans, given[:at])
+            dx, of_weights = block_kernels.backward(gradient, ctx.plans, given[:at], given[at], ctx.kernels)
+            return dx, None, None, *of_weights
         rows = gradient.reshape(-1, x.shape[-1])
         found: list[tuple[Tensor, ...]] = []
         for plan, count in zip(reversed(ctx.plans), reversed(ctx.counts), strict=True):
@@ -127,7 +144,7 @@ class _Stack(torch.autograd.Function):
             rows, own = _backward(rows, x.shape[:2], plan, weights, kept)
             found.append(own)
             at, place = at - plan.size, place - count
-        return rows.view(x.shape), None, *(one for own in reversed(found) for one in own)
+        return rows.view(x.shape), None, None, *(one for own in reversed(found) for one in own)
 
 
 def _differentiable(gradient: Tensor, x: Tensor, plans: list[Plan], weights: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -142,11 +159,7 @@ def _differentiable(gradient: Tensor, x: Tensor, plans: list[Plan], weights: Seq
     wanted = [one for one in (x, *weights) if one.requires_grad]
     found = iter(torch.autograd.grad(result, wanted, gradient, create_graph=further))
     dx, *others = (next(found) if one.requires_grad else None for one in (x, *weights))
-    return dx, None, *others
-
-
-Shape = Sequence[int]  # batch, n
-Weights = Sequence[Tensor]
+    return dx, None, None, *others
 
 
 def _forward(x: Tensor, shape: Shape, plan: Plan, weights: Weights) -> tuple[Tensor, tuple[Tensor, ...]]:
