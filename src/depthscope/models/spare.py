@@ -20,6 +20,7 @@ class _Spare(NamedTuple):
     idle: int  # how many hold it if nobody uses it
 
 
+_CAN_ASK = hasattr(torch._C, "_storage_Use_Count")  # PyTorch's own; without it nothing is used again
 _lock = Lock()
 _spares: WeakKeyDictionary[nn.Module, _Spare] = WeakKeyDictionary()
 
@@ -27,7 +28,7 @@ _spares: WeakKeyDictionary[nn.Module, _Spare] = WeakKeyDictionary()
 def matrix(rows: int, columns: int, dtype: torch.dtype, owner: nn.Module | None) -> Tensor:
     """An empty matrix, in memory that its owner has used before, unless any tensor still stands there."""
     size = rows * columns
-    if owner is None:
+    if owner is None or not _CAN_ASK:
         return torch.empty(rows, columns, dtype=dtype, device="cpu")
     with _lock:
         spare = _spares.get(owner)
