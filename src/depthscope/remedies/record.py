@@ -149,7 +149,8 @@ def _name_on_disk(model: nn.Module, name: str, parameter: Tensor) -> str:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:  # an older version, which renames nothing
         return name
-    return str(next(iter(revert_weight_conversion(getattr(model, "module", model), {name: parameter}))))
+    inner: Any = getattr(model, "module", model)
+    return str(next(iter(revert_weight_conversion(inner, {name: parameter}))))
 
 
 def _read(path: Path, names: Collection[str]) -> dict[str, Tensor]:
