@@ -10,6 +10,7 @@ import depthscope
 from depthscope.diagnosis import trained_remedies
 from depthscope.diagnosis.trained_remedies import trained_at
 from depthscope.models import BlockConfig, Encoder
+from depthscope.models.language import CausalLM
 from samples import seeded
 
 
@@ -49,7 +50,20 @@ def test_what_ships_names_three_variants_at_every_depth_and_its_best_is_first():
 
 def test_only_new_models_that_see_all_tokens_are_told(made_up):
     x = torch.randn(2, 16, 32, generator=seeded(0))
-    new = Encoder(24, BlockConfig(32, 4, 64), generator=seeded(1))
+    new = Encoder(100, BlockConfig(32, 4, 64), generator=seeded(1))
     told = str(depthscope.diagnose(depthscope.probe(new, x)).recommendation.reason)
-    assert "trained side by side with 10 blocks" in told
+    assert "trained side by side with 100 blocks" in told
     assert told.endswith("measures.")
+
+
+def test_a_causal_mean_that_wears_tokens_down_is_said_with_its_numbers():
+    def advice(depth: int) -> str:
+        model = CausalLM(depth, BlockConfig(16, 2, 32), vocabulary=11, context=16, generator=seeded(0))
+        ids = torch.randint(0, 11, (2, 16), generator=seeded(1))
+        return str(depthscope.diagnose(depthscope.probe(model, ids)).recommendation.reason)
+
+    said = advice(60)
+    assert "side by side" not in said  # those were not causal
+    assert "over 60 blocks it leaves" in said
+    assert "with every=10" in said
+    assert "over" not in advice(6)

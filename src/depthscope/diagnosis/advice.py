@@ -14,9 +14,11 @@ from depthscope.diagnosis.verdict import COLLAPSES, Verdict
 from depthscope.remedies import DeEscalate, Recommendation
 from depthscope.remedies.remedy import RIGHT_TO_LEFT
 from depthscope.theory import level_to_hold, odds_of, similarity_of
+from depthscope.theory.causal_means import own_token_share
 
 CAUTION = 0.9  # τ holds for nine of ten fits that the data allow
 STRONGEST_CAUSAL = 0.95  # with τ = 1 and a prefix mean little is left of the second token: half a difference
+LONGEST = 512  # tokens up to which a causal mean's effect is computed; beyond, it would take hundreds of blocks
 STRENGTH_UNKNOWN = 1.0  # Yu & Zhang's full de-escalation, where too few blocks say what would do
 
 _NOTHING = {
@@ -106,7 +108,7 @@ def _estimated(f: Facts, tau: float, critical: float | None, expected: float | N
         words.append(f". By the odds map t_sim at block {f.last} is then {about}{expected:.2f} instead of {now}")
     elif f.trend is not None:
         words.append(f". No level is promised: {_no_promise(f)}")
-    words.append(_caveats(f))
+    words.append(_caveats(f, tau))
     words.append(
         ". `depthscope.fix(model, inputs)` measures τ on the model itself, and what weight the branches need with it"
     )
@@ -114,16 +116,30 @@ def _estimated(f: Facts, tau: float, critical: float | None, expected: float | N
 
 
 def _measured(f: Facts, found: Recommendation) -> str:
-    return f"de-escalate, as measured on this model: {found.reason}{_caveats(f)}."
+    return f"de-escalate, as measured on this model: {found.reason}{_caveats(f, found.tau)}."
 
 
-def _caveats(f: Facts) -> str:
+def _caveats(f: Facts, tau: float | None) -> str:
     words = []
     if f.may_leak:
         known = "the model is causal" if f.about.get("causal") else "the model may be causal"
-        words.append(f". The mean is that of the tokens up to each one, as {known}")
+        words.append(f". The mean is that of the tokens up to each one, as {known}{_worn_down(f, tau)}")
     if f.look == "trained":
         words.append(". Train with it from the start or on: put into trained weights it raises the loss")
     elif f.look == "initialised" and not f.may_leak:
         words.append(f". {trained_at(f.blocks)}: which one suits your task, `depthscope compare` measures")
     return "".join(words)
+
+
+def _worn_down(f: Facts, tau: float | None) -> str:
+    """What a causal mean in every block leaves of a token, where that is less than half."""
+    tokens = int(f.about.get("tokens") or 0)
+    if tau is None or not 1 < tokens <= LONGEST:
+        return ""
+    every, tenth = (float(own_token_share(tokens, tau, blocks).mean()) for blocks in (f.blocks, f.blocks // 10))
+    if every >= 0.5:
+        return ""
+    return (
+        f"; over {f.blocks} blocks it leaves {every:.0%} of a token's energy its own, and with every=10 {tenth:.0%}, "
+        "which trained better (docs/studies/depth-language.md)"
+    )

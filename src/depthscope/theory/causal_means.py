@@ -11,8 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from depthscope.theory.odds import uniform_causal_attention
-
 
 def own_token_share(tokens: int, tau: float, blocks: int) -> Tensor:
     """Share of each token's energy that is its own after `blocks` times I − τC, rows normed in between; (tokens).
@@ -22,11 +20,11 @@ def own_token_share(tokens: int, tau: float, blocks: int) -> Tensor:
     """
     if tokens < 1 or blocks < 0 or not 0 <= tau <= 1:
         raise ValueError(f"expected tokens ≥ 1, blocks ≥ 0 and τ in [0, 1], got {tokens}, {blocks} and {tau}")
-    mean = uniform_causal_attention(tokens).double()
-    mean[0] = 0
-    once = torch.eye(tokens, dtype=torch.float64) - tau * mean
+    counts = torch.arange(1, tokens + 1, dtype=torch.float64)[:, None]
     kept = torch.eye(tokens, dtype=torch.float64)
     for _ in range(blocks):
-        kept = once @ kept
+        means = kept.cumsum(dim=0) / counts  # C times what is left: nobody multiplies matrices for a mean
+        means[0] = 0
+        kept = kept - tau * means
         kept = kept / kept.norm(dim=-1, keepdim=True)
     return kept.diagonal() ** 2
