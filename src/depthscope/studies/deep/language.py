@@ -49,9 +49,10 @@ _COLOURS = {
     ALPHA: drawing.PURPLE,
     DEEP_NORM: drawing.BLACK,
     LAYER_SCALE: drawing.SKY,
-    UNTOLD: drawing.GREY,
     SPARSE: drawing.YELLOW,
+    UNTOLD: drawing.GREY,
 }
+_SHORT = {SPARSE: "τ every 10th block", UNTOLD: "frequencies not told"}  # where there is little room
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def draw(frame: pd.DataFrame) -> Any:
     """Above: training, test, gradients and blocks left out. Below: t_sim by block and step, one panel per variant."""
     judged = frame[frame["held_out"] == "test"]
     variants = [name for name in _COLOURS if name in set(frame["variant"])]
-    figure, axes = drawing.panels(4, rows=3, width=3.7, height=3.2)
+    figure, axes = drawing.panels(5, rows=3, width=3.3, height=3.0)
     training, test, learns, skipped, *maps = axes
     floor = frame.loc[frame["quantity"] == "floor", "value"].iloc[0]
     for name in variants:
@@ -178,7 +179,10 @@ def _draw_test(ax: Any, judged: pd.DataFrame, variants: list[str]) -> None:
         ax.plot([low, high], [place, place], color=_COLOURS[name], linewidth=2)
         ax.plot(values, [place] * len(values), "o", color=_COLOURS[name], markersize=4)
     rates = [judged.loc[judged["variant"] == name, "rate"].iloc[0] for name in variants]
-    ax.set_yticks(range(len(variants)), [f"{name}, {rate:g}" for name, rate in zip(variants, rates, strict=True)])
+    ax.set_yticks(
+        range(len(variants)),
+        [f"{_SHORT.get(name, name)}, {rate:g}" for name, rate in zip(variants, rates, strict=True)],
+    )
     ax.invert_yaxis()
     drawing.label(ax, "Test text: seeds and intervals", "loss, nats per letter", "variant, learning rate")
 
@@ -188,7 +192,7 @@ def _draw_similarity(figure: Any, ax: Any, rows: pd.DataFrame, name: str) -> Non
     colours = ax.pcolormesh(table.columns, table.index, table, vmin=0, vmax=1, cmap="viridis", rasterized=True)
     figure.colorbar(colours, ax=ax)
     ax.grid(False)
-    drawing.label(ax, f"t_sim, {name}", "step", "block")
+    drawing.label(ax, f"t_sim, {_SHORT.get(name, name)}", "step", "block")
 
 
 STUDY = Study(
