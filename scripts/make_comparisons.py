@@ -1,7 +1,7 @@
 """Writes what `depthscope.diagnosis` knows of trained remedies, from the results of the study `remedies`.
 
 depthscope reproduce remedies --out results
-python scripts/make_comparisons.py results/remedies       # also prints the tables of docs/which-remedy.md
+python scripts/make_comparisons.py results/remedies     # also prints each depth as a table
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ def main() -> None:
     for depth, stage in found["depths"].items():
         print(f"\n| {depth} blocks | test loss | rate |  |\n| --- | --- | --- | --- |")
         for name, one in stage.items():
-            bounds = f"{one['loss']:.3f} ({one['low']:.3f} to {one['high']:.3f})" if one["low"] else "a run failed"
             edge = f" ({one['edge']} tried)" if one["edge"] else ""
-            print(f"| `{name}` | {bounds} | {one['lr']:g}{edge} | {one['rank']} |")
+            print(f"| `{name}` | {_bounds(one)} | {one['lr']:g}{edge} | {one['rank']} |")
 
 
 def _stage(rows: list[dict[str, Any]], depth: int) -> dict[str, Any]:
@@ -56,6 +55,10 @@ def _stage(rows: list[dict[str, Any]], depth: int) -> dict[str, Any]:
         }
         for row in own
     }
+
+
+def _bounds(one: dict[str, Any]) -> str:
+    return "a run failed" if one["low"] is None else f"{one['loss']:.3f} ({one['low']:.3f} to {one['high']:.3f})"
 
 
 def _short(value: float | None) -> float | None:

@@ -18,6 +18,7 @@ from depthscope.theory.causal_means import own_token_share
 
 CAUTION = 0.9  # τ holds for nine of ten fits that the data allow
 STRONGEST_CAUSAL = 0.95  # with τ = 1 and a prefix mean little is left of the second token: half a difference
+WORN = 0.5  # of a token's energy: if a causal mean leaves less of it, that is said
 LONGEST = 512  # tokens up to which a causal mean's effect is computed; beyond, it would take hundreds of blocks
 STRENGTH_UNKNOWN = 1.0  # Yu & Zhang's full de-escalation, where too few blocks say what would do
 
@@ -137,9 +138,9 @@ def _worn_down(f: Facts, tau: float | None) -> str:
     if tau is None or not 1 < tokens <= LONGEST:
         return ""
     every, tenth = (float(own_token_share(tokens, tau, blocks).mean()) for blocks in (f.blocks, f.blocks // 10))
-    if every >= 0.5:
+    if every >= WORN:
         return ""
     return (
         f"; over {f.blocks} blocks it leaves {every:.0%} of a token's energy its own, and with every=10 {tenth:.0%}, "
-        "which trained better (docs/studies/depth-language.md)"
+        "which trained better at 100 blocks (docs/studies/depth-language.md)"
     )
