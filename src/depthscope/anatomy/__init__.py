@@ -87,8 +87,14 @@ __all__ = [
     "Side",
     "Spot",
     "anatomy_of",
+    "list_families",
     "register_family",
 ]
+
+
+def list_families() -> tuple[str, ...]:
+    """The names of the families of models whose blocks are known."""
+    return tuple(FAMILIES)
 
 
 def register_family(family: Family) -> Family:

@@ -34,24 +34,21 @@ from depthscope.passes import (
     Tokenizer,
     Told,
     Visit,
-    anatomy_as_told,
-    batches,
     refuse_open_surgery,
-    uncompiled,
-    undisturbed,
 )
 from depthscope.passes.hooks import hooks_in
 from depthscope.passes.inputs import call_alike
 from depthscope.passes.undoing import undone
 from depthscope.probing.gradients import Loss
 from depthscope.progress import Tick
+from depthscope.scope import Scope, scope_of
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of the sum of terms, in units of the largest entry
 
 
 def paths(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
     keep_terms: bool = False,
     by_head: bool = False,
@@ -75,22 +72,20 @@ def paths(
     the next token, or a function of what the model returns; it costs about 3L passes. `inputs` and `told` as for
     `probe`: of a model with several parts, `part` says which. Leaves no trace in the model.
     """
-    model, notes = uncompiled(model)
+    scope = scope_of(model, inputs, tokenizer, **told)
+    model, notes = scope.model, scope.notes
     refuse_open_surgery(model)
     if remedies := {type(hook.remedy).__name__ for _, hook in hooks_in(model) if hook.remedy is not None}:
         named = ", ".join(sorted(remedies))
         notes.append(f"the model has remedies ({named}): the paths are those of the changed model")
-    calls = list(batches(model, inputs, tokenizer))
-    if not calls:
-        raise ValueError("expected at least one batch, got none")
-    anatomy = anatomy_as_told(model, told, calls[0])
+    calls, anatomy = list(scope.calls()), scope.anatomy
     _refuse(anatomy)
     following = Following(model, anatomy, by_head, progress)
     rows: list[Row] = []
     terms: list[Tensor] = []
     without: list[list[LeftOut]] = []
     samples = 0
-    with undisturbed(model):
+    with scope.undisturbed():
         for batch in calls:
             following.run(batch)
             split = following.split()
@@ -100,7 +95,7 @@ def paths(
                 rows += Adjoint(following.segments, following.whole, following.real).rows(samples)
             if loss is not False:
                 made = None if loss is True else loss
-                without.append(losses_without(model, anatomy, batch, following.in_layout(), made, progress))
+                without.append(losses_without(scope, batch, following.in_layout(), made, progress))
             if keep_terms:
                 terms.append(split)
             samples += split.shape[1]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from torch import nn
 
 from depthscope.diagnosis.judge import diagnose
 from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
+from depthscope.models.token_means import TokenMean
 from depthscope.passes import Tokenizer, Told, refuse_tensor
 from depthscope.probing import NoLoss, Profile, mean_loss, probe
 from depthscope.progress import Tick
 from depthscope.remedies import Recommendation, Remedy, applied, apply, recommend
 from depthscope.remedies.application import temporarily
+from depthscope.scope import Scope, scope_of
 
 Doing = Callable[[str], Tick | None]  # told what is being done; may give what to call after each piece of it
 
@@ -69,44 +71,54 @@ class Fixed:
 
 
 def fix(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
-    tokenizer: Tokenizer | None = None,
     tau: float | Literal["recommended"] | None = None,
+    level: float | None = None,
+    alpha: float | None = None,
+    at: str = "output",
+    mixing: str | TokenMean = "auto",
+    weigh_branches: bool = True,
+    tokenizer: Tokenizer | None = None,
     doing: Doing = lambda _what: None,
     about: Mapping[str, Any] | None = None,
-    **wishes: Any,
+    **told: Unpack[Told],
 ) -> Fixed:
     """Measures a model, recommends remedies, measures the model with them, and leaves it as it was.
 
     `fixed = depthscope.fix(model, batch); fixed.apply_to(model)` puts the remedies in to stay. `tau` puts de-escalation
-    in with that strength, also against the verdict; `wishes` are the other options of `recommend` (`level`, `alpha`,
-    `at`, `mixing`), and what you may say of the model (`blocks`, `part`, `token_axis`, `causal`, `mask`). `doing(what)`
-    is told what is being done. `about` is added to the profiles' metadata.
+    in with that strength, also against the verdict; `level`, `alpha`, `at`, `mixing` and `weigh_branches` are those of
+    `recommend`, and `told` is what you may say of the model (`blocks`, `part`, `token_axis`, `causal`, `mask`).
+    `doing(what)` is told what is being done. `about` is added to the profiles' metadata. Whether the model is causal is
+    tried once.
     """
-    told: Any = {name: wishes.pop(name) for name in Told.__annotations__ if name in wishes}
-    refuse_tensor(told)
+    scope = scope_of(model, inputs, tokenizer, **told).keep_inputs()
+    refuse_tensor(scope.hints)
     if tau == "recommended":
         tau = None
-    if isinstance(inputs, Iterator):
-        inputs = list(inputs)  # they are read several times
-    if applied(model):
+    if applied(scope.model):
         raise ValueError("the model has remedies already: depthscope.remove(model) takes them out")
 
-    def measured(what: str, **found_out: Any) -> Profile:
-        options = told | found_out
-        found = probe(model, inputs, measures="verdict", tokenizer=tokenizer, progress=doing(what), **options)
+    def measured(what: str) -> Profile:
+        found = probe(scope, measures="verdict", progress=doing(what))
         found.metadata.update(about or {})
         return found
 
     before = measured("probing")
-    tried = {"causal": before.metadata["causal"]} if before.metadata["causal_by"] == "tried" else {}
     notes: tuple[str, ...] = ()
 
     def recommended() -> Recommendation:
-        tick = doing("measuring the odds")
-        return recommend(model, inputs, tau=tau, tokenizer=tokenizer, progress=tick, **wishes, **told | tried)
+        return recommend(
+            scope,
+            tau=tau,
+            level=level,
+            alpha=alpha,
+            at=at,
+            mixing=mixing,
+            weigh_branches=weigh_branches,
+            progress=doing("measuring the odds"),
+        )
 
     verdict = diagnose(before, measure=recommended)
     found = verdict.recommendation
@@ -116,18 +128,17 @@ def fix(
             return Fixed(before, before, replace(found, reason=advice))
         notes = (f"put in as asked for, against the verdict; what to do: {found.reason}",)
         found = recommended()
-    loss_before = _loss(model, inputs, tokenizer, told)
-    options = dict(found.apply_options)
-    with temporarily(model, *found.remedies, inputs=inputs, tokenizer=tokenizer, **options):
-        after = measured("probing again", **options)
-        loss_after = _loss(model, inputs, tokenizer, told)
+    loss_before = _loss(scope)
+    with temporarily(scope, *found.remedies):
+        after = measured("probing again")
+        loss_after = _loss(scope)
     losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
     return Fixed(before, after, found, losses, notes)
 
 
-def _loss(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, told: Told) -> float | None:
+def _loss(scope: Scope) -> float | None:
     """The model's own loss, or that of the next token of any causal language model; None if there is none."""
     try:
-        return mean_loss(model, inputs, tokenizer=tokenizer, **told)
+        return mean_loss(scope)
     except NoLoss:
         return None

@@ -1,5 +1,7 @@
 """A model and a batch in, a profile out; a model in training in, its depth over time out."""
 
+from depthscope.probing.ablation import ablate
+from depthscope.probing.capturing import Captured, capture
 from depthscope.probing.driver import probe
 from depthscope.probing.losses import NoLoss
 from depthscope.probing.profile import Profile, Reference
@@ -12,6 +14,7 @@ from depthscope.probing.weight_spectra import Spectra, spectra
 
 __all__ = [
     "Alarm",
+    "Captured",
     "DepthAlarm",
     "DepthCallback",
     "NoLoss",
@@ -19,6 +22,8 @@ __all__ = [
     "Reference",
     "Spectra",
     "Watch",
+    "ablate",
+    "capture",
     "load_records",
     "mean_loss",
     "probe",

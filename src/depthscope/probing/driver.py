@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
 from typing import Any, Literal, Unpack
 
 import torch
@@ -28,21 +27,11 @@ from depthscope.passes import (
     Tokenizer,
     Told,
     Visit,
-    anatomy_as_told,
-    are_apart,
-    batches,
     call,
     device_of,
     full_precision,
     hidden_tokens_reach_others,
-    is_causal,
-    is_wrapped,
     open_surgery,
-    pieces_of,
-    uncompiled,
-    undisturbed,
-    unpacked,
-    with_sight,
 )
 from depthscope.passes.left_out import choose_parts
 from depthscope.probing.final_norm import FinalNorm
@@ -57,11 +46,12 @@ from depthscope.probing.sharding import Place, gather_heads, processes_of, requi
 from depthscope.probing.spelling import Spelling, without_first_token
 from depthscope.probing.windows import WindowedReduction, without_attention
 from depthscope.progress import Tick
+from depthscope.scope import Causality, Scope, scope_of
 
 
 def probe(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
     measures: str | Sequence[str] = "default",
     stations: str | Sequence[str] = "output",
@@ -99,29 +89,26 @@ def probe(
     excluded = _excluded(exclude_tokens)
     parts = choose_parts(without)
     check_loss(loss)
-    model, notes = uncompiled(model)
-    calls = batches(model, inputs, tokenizer)
-    first = next(calls, None)
-    if first is None:
-        raise ValueError("expected at least one batch, got none")
-    anatomy = anatomy_as_told(model, told, first)
+    scope = scope_of(model, inputs, tokenizer, **told)
+    model, notes = scope.model, scope.notes
+    calls, anatomy = scope.calls(), scope.anatomy
     if window is None:
         reduction = Reduction(names, wanted, excluded, only_at_outputs(measures), entrances=True)
     else:
         names, crossing = without_attention(names)
         reduction = WindowedReduction(window, names, wanted, excluded, only_at_outputs(measures), entrances=True)
         notes = notes + crossing
-    passes = _Passes(model, anatomy, reduction, progress)
+    passes = _Passes(scope, anatomy, reduction, progress)
     gradient_rows = []
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
     surgery = Surgery(model, anatomy, parts) if parts else open_surgery(model)
-    with undisturbed(model), surgery if surgery is not None and parts else nullcontext():
-        for given in chain([first], calls):
+    with scope.undisturbed(), surgery if surgery is not None and parts else nullcontext():
+        for given in calls:
             _refuse_nothing(given)
-            batch = passes.one_to_a_row(given)
+            batch = scope.one_to_a_row(given)
             if passes.samples == 0:
-                passes.find_causality(batch)
-            passes.run(batch, tokenizer)
+                passes.find_causality()
+            passes.run(batch, scope.tokenizer)
             if gradients:
                 sample = passes.samples - passes.batch_size
                 gradient_rows += gradient_norms(model, anatomy, batch, loss, sample, roles)
@@ -152,13 +139,12 @@ def _refuse_nothing(batch: Batch) -> None:
 class _Passes:
     """Runs the batches through the model with everything attached, and remembers what was there."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, reduction: Reduction, progress: Tick | None):
-        self.model, self.anatomy, self.reduction, self.progress = model, anatomy, reduction, progress
+    def __init__(self, scope: Scope, anatomy: Anatomy, reduction: Reduction, progress: Tick | None):
+        self.scope, self.anatomy, self.reduction, self.progress = scope, anatomy, reduction, progress
+        self.model = model = scope.model
         reduction.pace = Pace(progress)
         self.samples = self.batch_size = self.depth = self.past = 0
-        self.causal: bool | None = anatomy.causal
-        self.causal_by: str = anatomy.causal_by
-        self.are_apart: bool | None = None  # whether sequences that share a row do not see each other; None: none do
+        self.causality = Causality(anatomy.causal, anatomy.causal_by)
         self.is_masked = self.leaks_through_mask = False
         self.parts: dict[str, PartSeen] = {}  # in the order in which they ran
         self._running = ""  # the part that runs
@@ -174,24 +160,9 @@ class _Passes:
         self.first_token: str | None = None  # of the tokenizer, where sequences lack it
         self.without_first_token = 0
 
-    def one_to_a_row(self, batch: Batch) -> Batch:
-        """The batch with sequences that are packed into one row each in a row of its own."""
-        pieces = pieces_of(batch.kwargs)
-        if pieces is None:
-            return batch
-        if self.are_apart is None:
-            self.are_apart = are_apart(self.model, self.anatomy, batch, pieces)
-        return unpacked(batch, pieces) if self.are_apart else batch
-
-    def find_causality(self, batch: Batch) -> None:
-        """Tries what is not known, and what somebody's module around a library's model may have changed. Of PyTorch's
-        layers, which each call tells, what is found is true of calls such as this one."""
-        if any(block.causal_arguments for block in self.anatomy.blocks) and self.causal is None:
-            self.causal = is_causal(self.model, self.anatomy, batch) if len(self.anatomy.parts) == 1 else None
-            return
-        again = is_wrapped(self.model, self.anatomy)
-        self.anatomy = with_sight(self.model, self.anatomy, batch, again=again)
-        self.causal, self.causal_by = self.anatomy.causal, self.anatomy.causal_by
+    def find_causality(self) -> None:
+        """As the first batch shows it."""
+        self.anatomy, self.causality = self.scope.causality()
 
     def run(self, batch: Batch, tokenizer: Tokenizer | None = None) -> None:
         self.batch_size = 0
@@ -199,7 +170,7 @@ class _Passes:
         with self.machine, self.final_norm:
             call(self.model, batch)
         self.reduction.end()
-        if self.causal and (missing := without_first_token(tokenizer, batch)):
+        if self.causality.causal and (missing := without_first_token(tokenizer, batch)):
             self.first_token = str(getattr(tokenizer, "bos_token", ""))
             self.without_first_token += missing
         if self.depth == 0:
@@ -223,8 +194,8 @@ class _Passes:
             )
         if self.past:
             notes.append(f"the inputs bring a cache of {self.past} tokens: only the new tokens are measured")
-        if self.are_apart is not None:
-            how = "are measured one by one" if self.are_apart else "see each other, and are measured as one"
+        if self.scope.are_apart is not None:
+            how = "are measured one by one" if self.scope.are_apart else "see each other, and are measured as one"
             notes.append(f"position_ids begin again within a row: the sequences packed there {how}")
         if self.leaks_through_mask:
             notes.append("tokens that the mask hides change the others: does it mark real tokens? mask= says what does")
@@ -364,8 +335,8 @@ def _describe(
         "token_axis": anatomy.token_axis,
         "placement": placements.pop() if len(placements) == 1 else None,
         "final_norm": passes.final_norm.name,
-        "causal": passes.causal,
-        "causal_by": passes.causal_by,
+        "causal": passes.causality.causal,
+        "causal_by": passes.causality.by,
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
         "weights": look_of_weights(anatomy),

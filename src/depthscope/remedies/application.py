@@ -18,27 +18,25 @@ from depthscope.passes import (
     Pass,
     Tokenizer,
     Told,
-    anatomy_as_told,
-    batches,
+    depth_of,
     entrance_of,
     pieces_of,
     refuse_open_surgery,
     refuse_tensor,
-    undisturbed,
-    with_sight,
 )
 from depthscope.passes.hooks import GuessedExit, Hook, LastBlockExit, hang, hooks_in, install, take_down
 from depthscope.passes.undoing import undone
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak, refuse_right_to_left
-from depthscope.remedies.selection import chosen_blocks, depth_of
+from depthscope.remedies.selection import chosen_blocks
+from depthscope.scope import Scope, scope_of
 
 if TYPE_CHECKING:
     from depthscope.remedies.recommendation import Recommendation
 
 
 def apply(
-    model: nn.Module,
+    model: nn.Module | Scope,
     *remedies: Remedy,
     inputs: Any = None,
     tokenizer: Tokenizer | None = None,
@@ -57,8 +55,10 @@ def apply(
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
     pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
     """
+    scope = _scope_of(model, inputs, tokenizer, told)
+    model = scope.given
     with undone(_as_it_was(model), only_after_failure=True):
-        anatomy = _put_in(model, *remedies, inputs=inputs, tokenizer=tokenizer, **told)
+        anatomy = _put_in(scope, *remedies)
         said = [f"what the remedy covers: {left_out}" for left_out in anatomy.left_out]
         if any(remedy.blocks is None for remedy in remedies):
             said += _coverage(model, anatomy)
@@ -67,40 +67,27 @@ def apply(
         return model
 
 
-def _put_in(
-    model: nn.Module,
-    *remedies: Remedy,
-    inputs: Any = None,
-    tokenizer: Tokenizer | None = None,
-    **told: Unpack[Told],
-) -> Anatomy:
+def _scope_of(model: nn.Module | Scope, inputs: Any, tokenizer: Tokenizer | None, told: Told) -> Scope:
+    return scope_of(model, list(inputs) if isinstance(inputs, Iterator) else inputs, tokenizer, **told)
+
+
+def _put_in(scope: Scope, *remedies: Remedy) -> Anatomy:
     """As `apply`, without a word, and without undoing what was begun if it fails."""
     for remedy in remedies or (None,):
         if not isinstance(remedy, Remedy):
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
-    if isinstance(inputs, Iterator):
-        inputs = list(inputs)  # they are read more than once
+    model = scope.given
     _refuse_wrapped(model, remedies)
     refuse_open_surgery(model)
-    refuse_tensor(told)
-    batch = None if inputs is None else next(batches(model, inputs, tokenizer), None)
-    if inputs is not None and batch is None:
-        raise ValueError("expected at least one batch, got none")
-    anatomy = anatomy_as_told(model, told, batch)
-    if anatomy.spelled is not None:
-        told["blocks"] = anatomy.spelled
-    if batch is not None:
-        with undisturbed(model):
-            anatomy = with_sight(model, anatomy, batch, again=True)
-    if anatomy.causal_by and anatomy.causal is not None:
-        told["causal"] = anatomy.causal
+    refuse_tensor(scope.hints)
+    anatomy = scope.anatomy if scope.inputs is None else scope.seen_anatomy(again=True)
 
     def measure(**options: Any) -> Recommendation:
-        if inputs is None:
+        if scope.inputs is None:
             raise ValueError("tau='recommended' is measured on the model: pass apply(…, inputs=a batch)")
         from depthscope.remedies.recommendation import recommend
 
-        return recommend(model, inputs, tokenizer=tokenizer, **options, **told)
+        return recommend(scope, **options)
 
     chosen = [found for remedy in remedies for found in remedy.settled(measure, remedies)]
     _unnest(model)
@@ -123,8 +110,7 @@ def _put_in(
     for block in anatomy.blocks if anatomy.guessed else ():
         hang(block.module, GuessedExit(running), "out")
     axis = {"token_axis": anatomy.token_axis} if anatomy.family == "unknown" else {}
-    said = {**told, **axis}
-    keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
+    keep_record(model, chosen, scope.apply_hints | axis)
     return anatomy
 
 
@@ -139,8 +125,9 @@ def _as_it_was(model: nn.Module) -> Callable[[], None]:
     return undo
 
 
-def remove(model: nn.Module) -> nn.Module:
+def remove(model: nn.Module | Scope) -> nn.Module:
     """Takes all remedies out of a model, in place: it is then bitwise what it was, and returned."""
+    model = model.given if isinstance(model, Scope) else model
 
     def undo() -> None:
         take_down(model)
@@ -151,13 +138,20 @@ def remove(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def temporarily(model: nn.Module, *remedies: Remedy, **options: Any) -> Iterator[nn.Module]:
+def temporarily(
+    model: nn.Module | Scope,
+    *remedies: Remedy,
+    inputs: Any = None,
+    tokenizer: Tokenizer | None = None,
+    **told: Unpack[Told],
+) -> Iterator[nn.Module]:
     """`apply`, and the model as it was afterwards, also after an exception. What is not understood as a mask is said by
     the profiles that are taken meanwhile, and not once more by the remedies."""
-    with undone(_as_it_was(model)), warnings.catch_warnings():
+    scope = _scope_of(model, inputs, tokenizer, told)
+    with undone(_as_it_was(scope.given)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*: not understood as a mask of real tokens")
-        _put_in(model, *remedies, **options)
-        yield model
+        _put_in(scope, *remedies)
+        yield scope.given
 
 
 @dataclass(frozen=True)

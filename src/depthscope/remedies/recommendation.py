@@ -30,17 +30,9 @@ from depthscope.passes import (
     Tokenizer,
     Told,
     Visit,
-    anatomy_as_told,
-    are_apart,
-    batches,
     call,
-    pieces_of,
     refuse_open_surgery,
     refuse_tensor,
-    uncompiled,
-    undisturbed,
-    unpacked,
-    with_sight,
 )
 from depthscope.probing import Profile, probe
 from depthscope.probing.parts import most_alike
@@ -52,6 +44,7 @@ from depthscope.remedies.deescalation import DeEscalate
 from depthscope.remedies.record import to_dict
 from depthscope.remedies.remedy import RIGHT_TO_LEFT, Remedy
 from depthscope.remedies.residual_weight import ResidualWeight
+from depthscope.scope import Scope, scope_of
 from depthscope.theory import GROWTH, OddsMap, level_to_hold, measure_map, odds_of
 
 TRIALS = 4  # of τ, each a forward pass
@@ -110,8 +103,8 @@ class Recommendation:
 
 
 def recommend(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
     level: float | None = None,
     tau: float | None = None,
@@ -138,24 +131,16 @@ def recommend(
     """
     if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
-    refuse_tensor(told)
-    refuse_open_surgery(model)
-    model, _ = uncompiled(model)
-    given = next(batches(model, inputs, tokenizer), None)
-    if given is None:
-        raise ValueError("expected at least one batch, got none")
-    anatomy = anatomy_as_told(model, told, given)
-    if anatomy.spelled is not None:
-        told["blocks"] = anatomy.spelled
-    batch = _one_to_a_row(model, anatomy, given)
-    with undisturbed(model):
-        anatomy = with_sight(model, anatomy, batch, again=True)
+    scope = scope_of(model, inputs, tokenizer, **told)
+    refuse_tensor(scope.hints)
+    refuse_open_surgery(scope.model)
+    model, batch = scope.model, scope.one_to_a_row(scope.first_batch)
+    anatomy = scope.seen_anatomy(again=True)
     if anatomy.right_to_left:
         raise ValueError(f"no de-escalation for {type(model).__name__}: {RIGHT_TO_LEFT}")
-    if anatomy.causal_by and anatomy.causal is not None:
-        told["causal"] = anatomy.causal  # so that nothing below tries again, and `apply` is told
-    profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], **told)
-    options = _apply_options(profile, told)
+    options = scope.apply_hints
+    first = scope.first_only()
+    profile = probe(first, measures=["token_similarity", "outliers"])
     part = most_alike(profile)
     chosen = _numbers(anatomy, part)
     spared = _spared(profile, batch, part)
@@ -167,7 +152,7 @@ def recommend(
         asked = (remedy(tau), *(() if alpha is None else (ResidualWeight(alpha, blocks=chosen),)))
         depth = profile.depth if chosen is None else len(chosen)
         return Recommendation(f"τ = {tau:g} as asked for", asked, blocks=depth, apply_options=options)
-    with undisturbed(model):
+    with scope.undisturbed():
         maps = _maps(model, anatomy, batch, part, progress)
     odds = OddsMap(_geometric_mean([m.rho for m in maps]), _geometric_mean([m.feed for m in maps]))
     level = level_to_hold(profile.curve("token_similarity", part=part)[0]) if level is None else level
@@ -175,20 +160,19 @@ def recommend(
     if found == 0:
         reason = f"{_sentence(odds, part)}: they stay below the wanted level {level:g} by themselves"
         return Recommendation(reason, (), True, level, odds, odds.critical_tau, blocks=len(maps), apply_options=options)
-    first = _inputs_of(batch)
 
     def similarity_with(*remedies: Remedy) -> float:
-        with temporarily(model, *remedies, inputs=first, **options):
-            with_them = probe(model, first, measures=["token_similarity"], **told)
+        with temporarily(first, *remedies):
+            with_them = probe(first, measures=["token_similarity"])
         return with_them.curve("token_similarity", part=part)[-1]
 
     found, held = _hold(lambda strength: similarity_with(remedy(strength)), odds, found, level)
     weighed = alpha
     tried: dict[float, float] = {}
     if alpha is None and weigh_branches and _can_be_weighed(anatomy) and not _is_trained(profile):
-        few = first_sequences(first) if anatomy.token_axis == 1 else first
+        few = first.on(first_sequences(first.inputs)) if anatomy.token_axis == 1 else first
         tried = growth_by_weight(
-            lambda a: _growth_with(model, few, told, progress, remedy(found), a, part),
+            lambda a: _growth_with(few, progress, remedy(found), a, part),
             len(maps),
             prescribed_weight(profile.metadata | profile.metadata["towers"].get(part, {}), odds, level, len(maps)),
         )
@@ -262,24 +246,8 @@ def _reason(
     )
 
 
-def _one_to_a_row(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Batch:
-    """With one sequence to a row: no remedy goes into a model that is given several in one."""
-    if (pieces := pieces_of(batch.kwargs)) is None:
-        return batch
-    with undisturbed(model):
-        return unpacked(batch, pieces) if are_apart(model, anatomy, batch, pieces) else batch
-
-
 def _inputs_of(batch: Batch) -> Any:
     return batch.kwargs or batch.args[0]
-
-
-def _apply_options(profile: Profile, told: Told) -> dict[str, Any]:
-    """What `apply` must be told of this model: what the user said, and what was tried and `apply` cannot know."""
-    options: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
-    if profile.metadata.get("family") == "unknown" and profile.metadata["token_axis"] == 0:
-        options["token_axis"] = 0
-    return options | ({"causal": options.pop("causal")} if "causal" in options else {})  # the last to be read
 
 
 def _can_be_weighed(anatomy: Anatomy) -> bool:
@@ -314,12 +282,10 @@ def sink_positions(profile: Profile, part: str = "") -> tuple[int, ...]:
     return tuple(sorted(int(token) for token in common.index[:SINKS]))
 
 
-def _growth_with(
-    model: nn.Module, few: Any, told: Told, progress: Tick | None, remedy: Remedy, alpha: float, part: str
-) -> float:
+def _growth_with(few: Scope, progress: Tick | None, remedy: Remedy, alpha: float, part: str) -> float:
     weights = () if alpha == 1 else (ResidualWeight(alpha, blocks=remedy.blocks),)
-    with temporarily(model, remedy, *weights, inputs=few, **told):
-        profile = probe(model, few, measures=["token_similarity"], gradients="outputs", **told)
+    with temporarily(few, remedy, *weights):
+        profile = probe(few, measures=["token_similarity"], gradients="outputs")
     if progress is not None:
         progress()
     return gradient_growth(profile, part)

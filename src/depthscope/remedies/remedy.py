@@ -141,6 +141,11 @@ def register_remedy(kind: type[Remedy]) -> type[Remedy]:
     return REMEDIES.register(kind)
 
 
+def list_remedies() -> tuple[str, ...]:
+    """The names of the remedies, as the command line takes them."""
+    return tuple(REMEDIES)
+
+
 def refuse_leak(remedy: Remedy, site: Site) -> None:
     """Full mixing in a causal model lets tokens see later ones: only if it is asked for by name."""
     if remedy.mixing_in(site) == "full" and site.causal is not False and not remedy.allow_leak:

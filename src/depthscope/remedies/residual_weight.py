@@ -70,6 +70,11 @@ class ResidualWeight(Remedy):
         return self.learn != "no"
 
 
+def LayerScale(start: float = 1e-4) -> ResidualWeight:
+    """LayerScale (Touvron et al. 2021): one trained weight per feature of each branch, `start` at the beginning."""
+    return ResidualWeight(start, learn="feature")
+
+
 class Weighted(TokenHook):
     """One branch, times α."""
 

@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy
 from depthscope.anatomy.look import look_of_weights
 from depthscope.passes import (
     Batch,
@@ -19,19 +18,15 @@ from depthscope.passes import (
     Tokenizer,
     Told,
     Visit,
-    are_apart,
     call,
     device_of,
-    pieces_of,
     refuse_open_surgery,
-    uncompiled,
-    undisturbed,
-    unpacked,
 )
 from depthscope.probing.gradients import Loss
 from depthscope.probing.losses import NoLoss
-from depthscope.probing.skipping import LossOf, anatomy_and_calls, calls_with_loss, one_number
+from depthscope.probing.skipping import LossOf, calls_with_loss, one_number
 from depthscope.progress import Tick
+from depthscope.scope import Scope, scope_of
 from depthscope.usage.forward import ENERGY, ForwardPass
 from depthscope.usage.lens import Lens
 from depthscope.usage.linear_map import ENOUGH, errors, fit_each, halves, passes_to_fit
@@ -45,8 +40,8 @@ FOLLOWED = 32  # tokens of each sequence: medians over them move by a few per ce
 
 
 def depth_use(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
     lens: bool = True,
     skips: bool = True,
@@ -74,23 +69,23 @@ def depth_use(
         raise ValueError(f"expected followed= with at least 1 token of each sequence, or None, got {followed}")
     if not 0 <= ridge < float("inf"):
         raise ValueError(f"expected a ridge of at least 0, got {ridge}")
-    model, notes = uncompiled(model)
-    refuse_open_surgery(model)
-    anatomy, given = anatomy_and_calls(model, inputs, tokenizer, told)
+    scope = scope_of(model, inputs, tokenizer, **told)
+    refuse_open_surgery(scope.model)
+    anatomy, given = scope.anatomy, list(scope.calls())
     if len(anatomy.parts) > 1:
         named = ", ".join(anatomy.parts)
         raise ValueError(f"this model has several parts ({named}): say which one, as in part={anatomy.parts[-1]!r}")
     doing = progress or (lambda _what, _passes: lambda: None)
-    with undisturbed(model):
-        given = [_one_to_a_row(model, anatomy, batch) for batch in given]
-        calls, loss_of = calls_with_loss(model, anatomy, given, loss)
-        run = _Run(model, anatomy, calls, loss_of, doing, followed, lens=lens)
+    with scope.undisturbed():
+        given = [scope.one_to_a_row(batch) for batch in given]
+        calls, loss_of = calls_with_loss(scope, given, loss)
+        run = _Run(scope, calls, loss_of, doing, followed, lens=lens)
         run.forward()
         if skips:
             run.skip()
         if linear is not False:
-            run.linearise(given, loss, ridge, told, asked=linear is True)
-        return run.result(notes, {"lens": lens, "skips": skips, "followed": followed, "ridge": ridge})
+            run.linearise(given, loss, ridge, asked=linear is True)
+        return run.result(scope.notes, {"lens": lens, "skips": skips, "followed": followed, "ridge": ridge})
 
 
 class _Run:
@@ -98,8 +93,7 @@ class _Run:
 
     def __init__(
         self,
-        model: nn.Module,
-        anatomy: Anatomy,
+        scope: Scope,
         calls: list[Batch],
         loss_of: LossOf,
         doing: Doing,
@@ -107,7 +101,8 @@ class _Run:
         *,
         lens: bool,
     ):
-        self.model, self.anatomy, self.calls, self.doing, self.most = model, anatomy, calls, doing, followed
+        self.scope, self.calls, self.doing, self.most = scope, calls, doing, followed
+        self.model, self.anatomy = model, anatomy = scope.model, scope.anatomy
         self.loss_of: LossOf | None = loss_of
         self.seen = ForwardPass(anatomy, followed, keeps=lens)
         self.lens = Lens(model, anatomy) if lens else None
@@ -167,11 +162,11 @@ class _Run:
             self.model, self.anatomy, self.calls, self.loss_of, most=self.most, depth=self.depth, progress=tick
         )
 
-    def linearise(self, given: list[Batch], loss: Loss | None, ridge: float, told: Told, *, asked: bool) -> None:
+    def linearise(self, given: list[Batch], loss: Loss | None, ridge: float, *, asked: bool) -> None:
         width = self.seen.shape[-1]
         needed = int(ENOUGH * (width + 1))
         try:
-            if isinstance(told.get("mask"), Tensor) and len(given) == 1:
+            if isinstance(self.scope.hints.get("mask"), Tensor) and len(given) == 1:
                 raise ValueError("a linear map needs two batches where mask= is a tensor of one")
             fitting, judging = halves(given, self.samples, self.anatomy.axis_of(self.anatomy.blocks[0]))
             tokens = self.tokens[0] // 2 if len(given) == 1 else sum(self.tokens[: len(fitting)])
@@ -193,7 +188,7 @@ class _Run:
         self.linear_error = errors(self.model, self.anatomy, judging, maps, None)
         if self.loss_of is None:
             return
-        judged, loss_of = calls_with_loss(self.model, self.anatomy, judging, loss)
+        judged, loss_of = calls_with_loss(self.scope, judging, loss)
         tick = self.doing(f"replacing each of {len(maps)} blocks", len(maps) * len(judged))
         instead = {block: _Replaced(found) for block, found in maps.items()}
         self.linear = exchange_each(
@@ -296,12 +291,6 @@ class _Forget:
     def __call__(self, _visit: Visit) -> None:
         if self.lens is not None:
             self.lens.watch.forget()
-
-
-def _one_to_a_row(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Batch:
-    """Sequences that are packed into one row, and do not see each other, each in a row of its own."""
-    pieces = pieces_of(batch.kwargs)
-    return unpacked(batch, pieces) if pieces is not None and are_apart(model, anatomy, batch, pieces) else batch
 
 
 def _matrix(later: np.ndarray) -> pd.DataFrame:
