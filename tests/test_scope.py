@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,6 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 import depthscope
 from depthscope import Scope
-from depthscope.probing import ablation, capturing
 from depthscope.scope import scope_of
 
 IDS = torch.randint(0, 50, (3, 8), generator=torch.Generator().manual_seed(0))
@@ -182,13 +179,6 @@ def test_remedies_go_in_and_out_by_a_scope():
     with scope.watch(every=1) as watch:
         model.train()(IDS)
     assert len(watch.records)
-
-
-@pytest.mark.parametrize("module", [depthscope.scope, ablation, capturing], ids=lambda module: module.__name__)
-def test_the_examples_are_so(module):
-    found = doctest.testmod(module)
-    assert found.attempted
-    assert not found.failed
 
 
 def test_names_are_listed():

@@ -64,13 +64,30 @@ def paths(
     enter block 1, and a constant part (biases; what a decoder reads of its encoder). At each block a path takes one of
     the heads or the skip; its length is the number of heads. FFNs and norms belong to every path. All paths of each
     length are summed exactly, by dynamic programming, in one pass of the model's own code. That the terms add up to the
-    output is checked behind every block.
+    output is checked after every block.
 
-    `keep_terms` keeps the terms themselves. `by_head` adds what paths through each head contribute: twice the time or
-    more, and the memory of a training step and of O(L²) token matrices. `loss` adds the change of the loss when paths
-    of a length, or all above or below it, are left out: `True` for the model's own (labels in the batch) or that of
-    the next token, or a function of what the model returns; it costs about 3L passes. `inputs` and `told` as for
-    `probe`: of a model with several parts, `part` says which. Leaves no trace in the model.
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it; `part` says which of several parts.
+        inputs: as for `probe`.
+        keep_terms: keeps the terms themselves.
+        by_head: adds what paths through each head contribute: twice the time or more, and the memory of a training step
+            and of O(L²) token matrices.
+        loss: adds the change of the loss when paths of a length, or all above or below it, are left out: `True` for the
+            model's own (labels in the batch) or that of the next token, or a function of what the model returns; it
+            costs about 3L passes.
+        tokenizer: makes ids of strings.
+        progress: is called after every block.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+
+    Returns:
+        `PathShares`: how much of the output came on paths of each length.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> shares = depthscope.paths(model, torch.randn(2, 5, 16))
+        >>> shares.metadata["blocks"]
+        3
     """
     scope = scope_of(model, inputs, tokenizer, **told)
     model, notes = scope.model, scope.notes

@@ -87,11 +87,31 @@ def fix(
 ) -> Fixed:
     """Measures a model, recommends remedies, measures the model with them, and leaves it as it was.
 
-    `fixed = depthscope.fix(model, batch); fixed.apply_to(model)` puts the remedies in to stay. `tau` puts de-escalation
-    in with that strength, also against the verdict; `level`, `alpha`, `at`, `mixing` and `weigh_branches` are those of
-    `recommend`, and `told` is what you may say of the model (`blocks`, `part`, `token_axis`, `causal`, `mask`).
-    `doing(what)` is told what is being done. `about` is added to the profiles' metadata. Whether the model is causal is
-    tried once.
+    Whether the model is causal is tried once.
+
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it.
+        inputs: as for `probe`.
+        tau: puts de-escalation in with that strength, also against the verdict.
+        level: as for `recommend`, and so are `alpha`, `at`, `mixing` and `weigh_branches`.
+        alpha: as for `recommend`.
+        at: as for `recommend`.
+        mixing: as for `recommend`.
+        weigh_branches: as for `recommend`.
+        tokenizer: makes ids of strings.
+        doing: `doing(what)` is called before each part; what it returns is called after each piece of it.
+        about: is added to the profiles' metadata.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+
+    Returns:
+        A `Fixed`: before, after, and the remedies; `fixed.apply_to(model)` puts them in to stay.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> fixed = depthscope.fix(model, torch.randn(2, 5, 16), tau=0.3)
+        >>> len(fixed.after.curve("token_similarity"))
+        4
     """
     scope = scope_of(model, inputs, tokenizer, **told).keep_inputs()
     refuse_tensor(scope.hints)

@@ -27,14 +27,26 @@ def diagnose(
 ) -> Diagnosis:
     """Whether tokens collapse, why, how fast, and what to do; every sentence with its numbers.
 
-    `skip_loss` is what `depthscope.skip_loss` returned for the same model, `spectra` what `depthscope.spectra` did, and
-    `depth` what `depthscope.depth_use` did: with it the verdict also says which half of the blocks does the work, where
-    the prediction is settled, which blocks could go and at what loss, and by whom what is alike is shared.
     What was not measured is said and not guessed: `stations="trunk"` shows which step is to blame, `measures="all"` the
     rest.
 
-    From a profile alone the strength of a remedy is an estimate, and is called one. `measure` gives the measured one
-    where the model is at hand (`lambda: recommend(model, inputs)`); it is called only if a remedy is called for.
+    Args:
+        profile: what `probe` returned.
+        skip_loss: what `depthscope.skip_loss` returned for the same model.
+        spectra: what `depthscope.spectra` did.
+        depth: what `depthscope.depth_use` did: with it the verdict also says which half of the blocks does the work,
+            where the prediction is settled, which blocks could go and at what loss, and who shares what is alike.
+        measure: gives the measured strength of a remedy, which from a profile alone is an estimate and is called one
+            (`lambda: recommend(model, inputs)`); it is called only if a remedy is called for.
+
+    Returns:
+        A `Diagnosis`, which prints itself.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> depthscope.diagnose(depthscope.probe(model, torch.randn(2, 5, 16))).verdict
+        'no collapse'
     """
     facts = Facts(profile, skip_loss, spectra, depth)
     if depth is not None:

@@ -260,7 +260,19 @@ MEASURES: Registry[Measure] = Registry("measure", "depthscope.measures", _OURS, 
 
 
 def list_measures(group: Group = "all") -> tuple[str, ...]:
-    """The names of the measures in a group ("default", "spectral", "all", …), in the order of the catalogue."""
+    """The measures that a probe can take.
+
+    Args:
+        group: "default", "verdict", "spectral", "all", …
+
+    Returns:
+        Their names, in the order of the catalogue.
+
+    Example:
+        >>> import depthscope
+        >>> depthscope.list_measures("default")[0]
+        'token_similarity'
+    """
     return tuple(measure.name for measure in MEASURES.values() if group in measure.groups)
 
 

@@ -66,23 +66,35 @@ def probe(
 ) -> Profile:
     """Measures a Transformer block by block, and leaves no trace in it.
 
-    `inputs`: a tensor, a dict batch, strings (with `tokenizer`), or an iterable of these.
-    `measures`: "default" (O(nd)), "verdict" (what `diagnose` asks for; what it adds to the default
-    is taken at outputs alone), "spectral" (adds ranks and attention), "all", or names.
-    `stations`: "output", "trunk", "all", or names. `exclude_tokens`: positions, or "outliers" (norm
-    above ten times the median). `gradients` adds the gradient norm per block, also split by what the weights are for
-    (queries_keys_gradient, values_output_gradient, ffn_gradient, norms_gradient, other_gradient); with "outputs" that
-    of the blocks' outputs alone. It is of `loss(output)` or, by default, of the inner product of the last block's
-    output with a fixed random matrix. `progress` is called after
-    every block. `without`: parts that are left out of every block meanwhile, such as ("skips", "ffn", "norms"); all
-    names are in `depthscope.passes.left_out`, and the profile's metadata says what was left out. `window`: measure
-    windows of so many tokens instead of whole sequences, which the model still reads; attention is then not measured.
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it.
+        inputs: a tensor, a dict batch, strings (with `tokenizer`), or an iterable of these.
+        measures: "default" (O(nd)), "verdict" (what `diagnose` asks for; what it adds to the default is taken at
+            outputs alone), "spectral" (adds ranks and attention), "all", or names.
+        stations: "output", "trunk", "all", or names.
+        exclude_tokens: positions, or "outliers" (norm above ten times the median).
+        gradients: adds the gradient norm per block, also split by what the weights are for (queries_keys_gradient,
+            values_output_gradient, ffn_gradient, norms_gradient, other_gradient); with "outputs" that of the blocks'
+            outputs alone. It is of `loss(output)` or, by default, of the inner product of the last block's output with
+            a fixed random matrix.
+        loss: takes what the model returns, and gives one number.
+        tokenizer: makes ids of strings.
+        progress: is called after every block.
+        without: parts that are left out of every block meanwhile, such as ("skips", "ffn", "norms"); all names are in
+            `depthscope.passes.left_out`, and the profile's metadata says what was left out.
+        window: measure windows of so many tokens instead of whole sequences, which the model still reads; attention is
+            then not measured.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
 
-    What you may say of the model (`told`): `blocks`, a glob of module names ("encoder.layer.*") for models that are
-    not recognised; `token_axis`, where their tokens stand, 1 for activations (batch, n, d) and 0 for (n, batch, d),
-    which is else found by trying; `mask`, a tensor (batch, n) true for real tokens, or the name of the argument that
-    has it or the lengths ("~name" if it is true for padding); `part`, of a model with several ("encoder", "decoder",
-    …) the only one to measure; `causal`, which is else known of the family, or found by trying.
+    Returns:
+        A `Profile`: a tidy table, with what was measured and what was not seen.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> profile = depthscope.probe(model, torch.randn(2, 5, 16))
+        >>> len(profile.curve("token_similarity"))  # what enters block 1, and the output of each block
+        4
     """
     names = choose_measures(measures)
     wanted = at.choose_stations(stations)

@@ -36,13 +36,29 @@ def skip_loss(
     progress: Tick | None = None,
     **told: Unpack[Told],
 ) -> pd.DataFrame:
-    """The change of the loss when each run of `run` consecutive blocks passes its input on unchanged.
+    """The change of the loss when each run of consecutive blocks passes its input on unchanged.
 
-    Columns first_block, last_block, loss, change; the first row, 0 to 0, is the whole model. `loss(output)`
-    takes what the model returns; by default it is the model's own if the batch has labels, and of any causal model that
-    reads ids and returns logits that of the next token, without padding. Costs one pass per row and batch. Block
-    influence alone misleads: a block that turns its tokens little may still cost much to skip. `told` is what you may
-    say of the model, as for `probe`: with `part`, the blocks of one part are skipped.
+    Costs one pass per row and batch. Block influence alone misleads: a block that turns its tokens little may still
+    cost much to skip.
+
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it.
+        inputs: as for `probe`.
+        run: how many consecutive blocks are skipped at a time.
+        loss: takes what the model returns, and gives one number; by default it is the model's own if the batch has
+            labels, and of any causal model that reads ids and returns logits that of the next token, without padding.
+        tokenizer: makes ids of strings.
+        progress: is called after every row.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+
+    Returns:
+        A table with first_block, last_block, loss and change; the first row, 0 to 0, is the whole model.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> depthscope.skip_loss(model, torch.randn(2, 5, 16), loss=lambda output: output.square().mean()).shape
+        (4, 4)
     """
     scope = scope_of(model, inputs, tokenizer, **told)
     model, anatomy, given = scope.model, scope.anatomy, list(scope.calls())

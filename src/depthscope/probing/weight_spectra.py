@@ -121,11 +121,27 @@ def spectra(
 ) -> Spectra:
     """The eigenvalues of H = W_V W_O of every block and head, and what they say; no forward pass, no data.
 
-    `model` is a model, or a folder with a config.json and safetensors: from a folder one block's attention is in memory
-    at a time. `product="query-key"` reads W_Q W_Kᵀ instead. `fold_norm=True` takes in the norm that stands before
-    attention in a pre-norm block, (I − 11ᵀ/d)diag(γ)H, or diag(γ)H for one that does not centre. `whole=False` leaves
-    out the d × d eigenvalues of a whole block: they take most of the time (d³), those of heads take next to none.
-    `progress` is called after each block.
+    Args:
+        model: a model, or a folder with a config.json and safetensors: from a folder one block's attention is in memory
+            at a time.
+        product: "query-key" reads W_Q W_Kᵀ instead.
+        fold_norm: takes in the norm that stands before attention in a pre-norm block, (I − 11ᵀ/d)diag(γ)H, or diag(γ)H
+            for one that does not centre.
+        whole: False leaves out the d × d eigenvalues of a whole block: they take most of the time (d³), those of heads
+            take next to none.
+        blocks: a glob of module names, as for `Scope`.
+        part: of a model with several, as for `Scope`.
+        trust_remote_code: lets a folder bring code of its own, which is run.
+        progress: is called after each block.
+
+    Returns:
+        `Spectra`: a row per eigenvalue, and summaries by block and head.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> depthscope.spectra(model).depth
+        3
     """
     if product not in ("value-output", "query-key"):
         raise unknown_name("product", product, ("value-output", "query-key"))

@@ -44,16 +44,29 @@ def apply(
 ) -> nn.Module:
     """Puts remedies into a model, in place, and returns it. Either all of them are in, or none.
 
-    `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles what the blocks of a model of no
-    known family are, and whether a model is causal. What you may say of the model (`told`): `causal` wins over all that
-    is known or tried; `blocks` names the blocks of a model of no known family ("encoder.layer.*"); `token_axis=0` says
-    that its activations are (n, batch, d) and not (batch, n, d), and with `inputs` that is found out; `mask` names the
-    argument that is true for real tokens ("~name": for padding); `part` puts the remedies into one part of a model with
-    several ("encoder", "decoder", …).
-    Without `part` all parts have them, each with the mean that its own causality allows; `blocks` and the remedy's own
-    `blocks` choose too, and a warning says what is covered.
-    The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
-    pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
+    The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies, pickles,
+    `save_pretrained` and `torch.compile` work as before. `remove` undoes it. Without `part` all parts of a model have
+    them, each with the mean that its own causality allows; `blocks` and the remedy's own `blocks` choose too, and a
+    warning says what is covered.
+
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it.
+        remedies: such as `DeEscalate(0.3)`.
+        inputs: a batch as for `probe`: needed for `tau="recommended"`; settles what the blocks of a model of no known
+            family are, where its tokens stand, and whether it is causal.
+        tokenizer: makes ids of strings.
+        told: what you say of the model, as for `Scope`. `causal` wins over all that is known or tried; `mask` names the
+            argument that is true for real tokens ("~name": for padding).
+
+    Returns:
+        The model.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> _ = depthscope.apply(model, depthscope.DeEscalate(0.3), causal=False)
+        >>> len(depthscope.remedies.applied(model))
+        3
     """
     scope = _scope_of(model, inputs, tokenizer, told)
     model = scope.given
@@ -126,7 +139,21 @@ def _as_it_was(model: nn.Module) -> Callable[[], None]:
 
 
 def remove(model: nn.Module | Scope) -> nn.Module:
-    """Takes all remedies out of a model, in place: it is then bitwise what it was, and returned."""
+    """Takes all remedies out of a model, in place: it is then bitwise what it was.
+
+    Args:
+        model: a model with remedies, or a `Scope` of it.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> _ = depthscope.apply(model, depthscope.DeEscalate(0.3), causal=False)
+        >>> depthscope.remedies.applied(depthscope.remove(model))
+        []
+    """
     model = model.given if isinstance(model, Scope) else model
 
     def undo() -> None:

@@ -116,18 +116,38 @@ def recommend(
     progress: Tick | None = None,
     **told: Unpack[Told],
 ) -> Recommendation:
-    """The de-escalation that holds the similarity of this model's tokens at `level`, and what must go with it.
+    """The de-escalation that holds the similarity of this model's tokens at a level, and what must go with it.
 
-    Measured on the first batch of `inputs`. The level is by default that of the tokens at the entrance, but at least
-    0.1 and at most 0.5. A `tau` or an `alpha` that is given is taken as it is. In a causal model, positions whose token
-    is an outlier in most sequences (attention sinks) are left alone. A weight of the branches is looked for if
-    `weigh_branches`, if the model shows its branches, and if its weights do not look trained. `told` is what you may
-    say of the model, as for `apply` (`blocks`, `part`, `token_axis`, `causal`, `mask`). Whether the model is causal is
-    tried, and what is found stands in the recommended line.
+    Measured on the first batch. Costs eight to fourteen forward passes, and up to four forward and back to find α. A
+    statement about random weights: in trained ones W aligns with the mean, and ρ and c say what these blocks do, not
+    what training with the remedy will lead to. With a causal mean the threshold lies a little higher (.30–.35 where the
+    full mean has .29). In a causal model, positions whose token is an outlier in most sequences (attention sinks) are
+    left alone. Whether the model is causal is tried, and what is found stands in the recommended line.
 
-    Costs eight to fourteen forward passes, and up to four forward and back to find α. A statement about random
-    weights: in trained ones W aligns with the mean, and ρ and c say what these blocks do, not what training with the
-    remedy will lead to. With a causal mean the threshold lies a little higher (.30–.35 where the full mean has .29).
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it.
+        inputs: as for `probe`.
+        level: the similarity that is held; by default that of the tokens at the entrance, but at least 0.1 and at most
+            0.5.
+        tau: is taken as it is, if given.
+        alpha: is taken as it is, if given.
+        at: the station of the de-escalation.
+        mixing: which mean is taken: "auto" (as the model's causality allows), or one by name.
+        weigh_branches: looks for a weight of the branches, if the model shows its branches and its weights do not look
+            trained.
+        tokenizer: makes ids of strings.
+        progress: is called after every pass.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+
+    Returns:
+        A `Recommendation`: remedies, their reason, and the line of Python that puts them in.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> found = depthscope.recommend(model, torch.randn(2, 5, 16), tau=0.3)
+        >>> found.tau
+        0.3
     """
     if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")

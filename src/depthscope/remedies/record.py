@@ -101,8 +101,21 @@ def set_records(model: nn.Module, records: Sequence[dict[str, Any]]) -> None:
 def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None = None) -> nn.Module:
     """Puts the remedies back that the configuration of a loaded model records, into the same blocks as before.
 
-    `weights`, the saved state_dict or the folder or file (safetensors) that holds it, gives back what a learnable τ
-    had reached: `from_pretrained` does not know these keys and leaves them out.
+    Args:
+        model: what `from_pretrained` gave.
+        weights: the saved state_dict, or the folder or file (safetensors) that holds it: gives back what a learnable τ
+            had reached, since `from_pretrained` does not know these keys and leaves them out.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> import depthscope
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+        >>> saved = depthscope.apply(BertModel(config), depthscope.DeEscalate(0.3)).config  # goes into config.json
+        >>> len(depthscope.remedies.applied(depthscope.restore(BertModel(saved))))
+        2
     """
     from depthscope.remedies.application import apply
 

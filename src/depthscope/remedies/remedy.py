@@ -142,7 +142,16 @@ def register_remedy(kind: type[Remedy]) -> type[Remedy]:
 
 
 def list_remedies() -> tuple[str, ...]:
-    """The names of the remedies, as the command line takes them."""
+    """The remedies that there are.
+
+    Returns:
+        Their names, as the command line takes them.
+
+    Example:
+        >>> import depthscope
+        >>> "de-escalation" in depthscope.list_remedies()
+        True
+    """
     return tuple(REMEDIES)
 
 

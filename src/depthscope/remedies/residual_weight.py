@@ -71,7 +71,19 @@ class ResidualWeight(Remedy):
 
 
 def LayerScale(start: float = 1e-4) -> ResidualWeight:
-    """LayerScale (Touvron et al. 2021): one trained weight per feature of each branch, `start` at the beginning."""
+    """LayerScale (Touvron et al. 2021): one trained weight per feature of each branch.
+
+    Args:
+        start: where the weights begin.
+
+    Returns:
+        A `ResidualWeight` that learns.
+
+    Example:
+        >>> import depthscope
+        >>> depthscope.LayerScale(0.1).learns
+        True
+    """
     return ResidualWeight(start, learn="feature")
 
 

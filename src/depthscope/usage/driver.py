@@ -56,14 +56,32 @@ def depth_use(
     """How much of its depth a Transformer uses, block by block; it leaves no trace in it.
 
     One pass always: the size of each branch over the trunk's and the cosine between them (medians over tokens), the
-    share of heads that look at the first token, the largest attention logit. `lens`: what the model would predict
-    after each block (models with a head). `skips`: what becomes of the later blocks, of the output and of the loss
-    without each block; one pass per block and batch. `linear`: each block as a linear map that is fitted on one half
-    of the sequences and judged on the other; a pass per block and batch of the second half; None: if the text has
-    enough tokens for it. `loss(output)` as for `skip_loss`; without one, and without a default, the loss is left out.
-    `followed`: tokens of each sequence that lens and skips look at, evenly spaced; None: all. `ridge` regularises the
-    linear maps. `progress(what, passes)` is called before each of these, and what it returns after each pass.
-    `inputs`, `tokenizer` and `told` are as for `probe`; of a model with several parts say which, with `part`.
+    share of heads that look at the first token, the largest attention logit.
+
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it; `part` says which of several parts.
+        inputs: as for `probe`.
+        lens: what the model would predict after each block (models with a head).
+        skips: what becomes of the later blocks, of the output and of the loss without each block; one pass per block
+            and batch.
+        linear: each block as a linear map that is fitted on one half of the sequences and judged on the other; a pass
+            per block and batch of the second half; None: if the text has enough tokens for it.
+        loss: as for `skip_loss`; without one, and without a default, the loss is left out.
+        followed: tokens of each sequence that lens and skips look at, evenly spaced; None: all.
+        ridge: regularises the linear maps.
+        tokenizer: makes ids of strings.
+        progress: `progress(what, passes)` is called before each of these, and what it returns after each pass.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+
+    Returns:
+        A `DepthUse`: a row per block, and what it means in words.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> use = depthscope.depth_use(model, torch.randn(2, 5, 16), lens=False)
+        >>> bool(use.frame["skip_output"].notna().all())
+        True
     """
     if followed is not None and followed < 1:
         raise ValueError(f"expected followed= with at least 1 token of each sequence, or None, got {followed}")
