@@ -5,8 +5,8 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from depthscope.cli import compare
 from depthscope.cli.app import main
+from depthscope_lab.cli import compare
 from processes import train_here
 
 

@@ -9,9 +9,9 @@ import pytest
 from depthscope.cli import completion
 from depthscope.cli.documents import commands_with_schemas
 from depthscope.models.families import FAMILIES
-from depthscope.studies import STUDIES
-from depthscope.training.recipes import RECIPES
-from depthscope.training.variants import VARIANTS
+from depthscope_lab.papers import STUDIES
+from depthscope_lab.training.recipes import RECIPES
+from depthscope_lab.training.variants import VARIANTS
 
 WATCHED = (
     "import sys\n"

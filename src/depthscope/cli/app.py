@@ -9,7 +9,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from depthscope import __version__
-from depthscope.cli.compare import compare
 from depthscope.cli.demo import demo
 from depthscope.cli.depth import depth
 from depthscope.cli.fix import fix
@@ -18,14 +17,15 @@ from depthscope.cli.letters import write_legibly
 from depthscope.cli.paths import paths
 from depthscope.cli.probe import probe
 from depthscope.cli.report import report
-from depthscope.cli.reproduce import reproduce
 from depthscope.cli.schema import schema
 from depthscope.cli.spectra import spectra
-from depthscope.cli.tour import tour
-from depthscope.cli.train import train
 from depthscope.exit_codes import ExitCode
 from depthscope.extras import MissingExtra
 from depthscope.naming import visible
+from depthscope_lab.cli.compare import compare
+from depthscope_lab.cli.reproduce import reproduce
+from depthscope_lab.cli.tour import tour
+from depthscope_lab.cli.train import train
 
 _UsageError: Any = typer.BadParameter.__base__  # unknown commands, options and values
 

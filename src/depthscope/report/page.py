@@ -17,7 +17,7 @@ from depthscope.report.drawings import SECTIONS, Drawing, Material
 from depthscope.report.subjects import Subject
 from depthscope.report.tables import NUMBERS, RANGES, packed
 from depthscope.report.words import said_of
-from depthscope.studies import STUDIES
+from depthscope_lab.papers import STUDIES
 
 _MOST_ROWS = 5000  # of a study's table
 VERDICTS = ("reproduced", "not reproduced", "not testable here")

@@ -14,13 +14,13 @@ from depthscope.decomposition import PathShares
 from depthscope.files import read_json, require_file
 from depthscope.probing import Profile, Spectra, load_records
 from depthscope.report.subjects import Subject, has_content, named, subjects_of
-from depthscope.studies.study import Claim
-from depthscope.training import read_metrics
-from depthscope.training.comparison import run_name
-from depthscope.training.comparison_results import COLUMNS as CURVE_COLUMNS
-from depthscope.training.comparison_results import ENDS, FACTORS
-from depthscope.training.metrics import WATCHED, evaluated
 from depthscope.usage import DepthUse
+from depthscope_lab.papers.study import Claim
+from depthscope_lab.training import read_metrics
+from depthscope_lab.training.comparison import run_name
+from depthscope_lab.training.comparison_results import COLUMNS as CURVE_COLUMNS
+from depthscope_lab.training.comparison_results import ENDS, FACTORS
+from depthscope_lab.training.metrics import WATCHED, evaluated
 
 COMMANDS = "commands.json"  # by command, what was typed and the line of Python that does the same
 _MOST_WATCHED = 12  # runs of a comparison whose depth is shown
