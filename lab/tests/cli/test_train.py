@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from depthscope.cli.app import main
-from depthscope_lab.training import read_metrics
+from depthscope.report import read_metrics
 from depthscope_lab.training.config import ImageConfig, LanguageConfig, field_help
 from depthscope_lab.training.display import Terminal
 from depthscope_lab.training.loop import NonFiniteLoss

@@ -5,10 +5,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from depthscope.report.formats import COLUMNS
 from depthscope_lab.papers import load
 from depthscope_lab.papers.fair import TRIED
 from depthscope_lab.papers.study import configure, finished, run
-from depthscope_lab.training.comparison_results import COLUMNS
 
 STUDY = load("yu2024-fig6")
 LAGS = "the post-norm model fails or lags behind the de-escalated model"

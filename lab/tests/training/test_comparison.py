@@ -13,7 +13,8 @@ import pytest
 
 from depthscope.exit_codes import code_of
 from depthscope.locks import OWNER, owned
-from depthscope_lab.training import read_metrics, vit_cifar10, vit_digits
+from depthscope.report import read_metrics
+from depthscope_lab.training import vit_cifar10, vit_digits
 from depthscope_lab.training.checkpoint import checkpoints_in
 from depthscope_lab.training.comparison import Cell, Launch, Result, cells_of, command_of, last_step, run_cells
 from depthscope_lab.training.comparison_results import curves, final_values, summarise

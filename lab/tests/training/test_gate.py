@@ -7,7 +7,8 @@ import pytest
 
 from collapsing import CollapsingTask
 from depthscope.exit_codes import ExitCode
-from depthscope_lab.training import Outcome, Run, read_metrics
+from depthscope.report import read_metrics
+from depthscope_lab.training import Outcome, Run
 from depthscope_lab.training.checkpoint import checkpoints_in, newest_until
 from depthscope_lab.training.comparison import Cell, Launch, _end, _read_result, command_of
 from depthscope_lab.training.comparison_results import curves, summarise

@@ -14,8 +14,8 @@ from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.passes.hooks import TokenHook, hang
 from depthscope.remedies import Remedy, applied, deescalate
 from depthscope.remedies.remedy import REMEDIES
+from depthscope.report import read_metrics
 from depthscope_lab.models import CarriedMean, TransformerXL
-from depthscope_lab.training import read_metrics
 from depthscope_lab.training.estimate import estimate
 from depthscope_lab.training.language import reading_of
 from depthscope_lab.training.loading import make_empty_task, make_task

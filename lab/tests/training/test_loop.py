@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from depthscope.locks import OWNER, Held, lock, owned
-from depthscope_lab.training import NonFiniteLoss, Share, read_metrics
+from depthscope.report import read_metrics
+from depthscope_lab.training import NonFiniteLoss, Share
 from depthscope_lab.training.checkpoint import CheckpointNotWritten, checkpoints_in
 from tiny_training import (
     MemoryTask,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from depthscope_lab.training import Run, make_task, read_metrics, train, vit_digits
+from depthscope.report import read_metrics
+from depthscope_lab.training import Run, make_task, train, vit_digits
 from depthscope_lab.training.checkpoint import checkpoints_in
 from processes import ENVIRONMENT, TORCHRUN
 from tiny_training import assert_bitwise_equal, run_in, saved, tiny_config

@@ -6,13 +6,14 @@ import torch
 from depthscope.models import INITIALISERS, WIRINGS, Wiring
 from depthscope.models.wiring import run_pre_norm
 from depthscope.remedies import REMEDIES, DeEscalate, Ema, LearnableTau, ResidualWeight, applied
+from depthscope.report.formats import folder_name
 from depthscope_lab.training.building import remedy_of
 from depthscope_lab.training.estimate import estimate
 from depthscope_lab.training.images import build_vit
 from depthscope_lab.training.loading import make_empty_task
 from depthscope_lab.training.notation import Named, parse, split
 from depthscope_lab.training.recipes import vit_digits
-from depthscope_lab.training.variants import VARIANTS, Variant, folder_name, label_of, learning_rate_for, variant_of
+from depthscope_lab.training.variants import VARIANTS, Variant, label_of, learning_rate_for, variant_of
 from tiny_language import small, task_of
 from tiny_training import tiny_config
 

@@ -323,7 +323,7 @@ def _check(cells: list[Cell], launch: Launch, *, writes: bool = True) -> None:
 def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
     """curves.parquet, curves.png, curves.pdf and summary.json, each whole or as it was."""
     from depthscope.drawing import draw_training_curves
-    from depthscope_lab.training.comparison_results import ENDS
+    from depthscope.report.formats import ENDS
 
     labels = {variant: label_of(variant) for variant in frame["variant"].unique()}
     figure = draw_training_curves(frame[~frame["quantity"].isin(ENDS)], labels)

@@ -15,6 +15,7 @@ from depthscope.cli.folders import folder
 from depthscope.cli.reporting import add_report
 from depthscope.exit_codes import ExitCode
 from depthscope.files import require_writable
+from depthscope.report.formats import folder_name
 from depthscope_lab.cli import completion
 from depthscope_lab.cli.settings import (
     AllowIncomplete,
@@ -37,7 +38,6 @@ from depthscope_lab.cli.train_display import about_run, show_estimate, show_list
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.run import NonFiniteLoss, Run
 from depthscope_lab.training.signals import end_with_parent
-from depthscope_lab.training.variants import folder_name
 
 if TYPE_CHECKING:
     from depthscope_lab.training.run import Outcome

@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from depthscope.progress import Share
+from depthscope.report.formats import COLUMNS
 from depthscope_lab.training.comparison import Cell, Launch, last_step
-from depthscope_lab.training.comparison_results import COLUMNS, curves, summarise
+from depthscope_lab.training.comparison_results import curves, summarise
 from depthscope_lab.training.comparison_verdict import ranks, with_intervals
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.protocol import Protocol, Told, best, edge_of, run_protocol

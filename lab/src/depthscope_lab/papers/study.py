@@ -10,31 +10,20 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
 from depthscope.files import read_json, require_format, sum_of, write_folder, write_json
 from depthscope.locks import owned
 from depthscope.progress import Share
+from depthscope.report.formats import Claim, Verdict
+from depthscope_lab.papers.catalogue import STUDIES
 from depthscope_lab.papers.provenance import changes, provenance, short_hash
 
-Verdict = Literal["reproduced", "not reproduced", "not testable here"]
 MOST_TRIALS = 100  # times the study's own: a standard error ten times smaller
 FORMAT = 1  # of a study's folder
 FILES = ("data.parquet", "figure.png", "figure.pdf", "claims.json", "config.json")  # written in this order
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A statement that can fail, with the number it rests on."""
-
-    claim: str
-    paper: str  # what the paper says, and where
-    ours: str  # what came out, with its number
-    tolerance: str  # what would still count as the same, and why
-    verdict: Verdict
-    note: str = ""
 
 
 def judge(claim: str, *, paper: str, ours: str, tolerance: str, holds: bool | None, note: str = "") -> Claim:
@@ -113,6 +102,7 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     try:
         before = read_json(folder / "config.json")
         made_with, sums = before.pop("made_with", None), before.pop("files", {})
+        before.pop("title", None)
         written_in = before.pop("format", FORMAT)  # studies of before it was written are of format 1
         claims = [Claim(**claim) for claim in read_json(folder / "claims.json")]
         damaged = [name for name in FILES[:-1] if sum_of(folder / name) != sums.get(name)]
@@ -171,7 +161,7 @@ def _run(
     }
     sums: dict[str, Any] = {}
     writers = {name: _summing(write, name, sums) for name, write in writers.items()}
-    known = {"format": FORMAT, **_plain(study, config), "made_with": made_with, "files": sums}
+    known = {"format": FORMAT, "title": _title(study), **_plain(study, config), "made_with": made_with, "files": sums}
     writers["config.json"] = lambda path: write_json(path, known)  # which is written when all sums are known
     assert tuple(writers) == FILES  # config.json last: it says that the rest is there
     write_folder(folder, writers)
@@ -186,6 +176,11 @@ def _summing(write: Callable[[Path], object], name: str, sums: dict[str, Any]) -
         sums[name] = sum_of(path)
 
     return write_and_sum
+
+
+def _title(study: Study) -> str:
+    """For the page; a study that is in no catalogue has none."""
+    return STUDIES[study.name].title if study.name in STUDIES else ""
 
 
 def _plain(study: Study, config: Any) -> Any:

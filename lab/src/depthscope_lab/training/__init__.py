@@ -28,7 +28,6 @@ _HOMES = {
     "Variant": "variants",
     "lm_manual": "recipes",
     "make_task": "loading",
-    "read_metrics": "metrics",
     "train": "loop",
     "txl_manual": "recipes",
     "txl_wikitext103": "recipes",
@@ -53,7 +52,6 @@ __all__ = [
     "Variant",
     "lm_manual",
     "make_task",
-    "read_metrics",
     "train",
     "txl_manual",
     "txl_wikitext103",
@@ -65,7 +63,6 @@ if TYPE_CHECKING:
     from depthscope_lab.training.config import CharacterConfig, ImageConfig, LanguageConfig, TrainingConfig
     from depthscope_lab.training.loading import make_task
     from depthscope_lab.training.loop import train
-    from depthscope_lab.training.metrics import read_metrics
     from depthscope_lab.training.recipes import (
         RECIPES,
         Recipe,

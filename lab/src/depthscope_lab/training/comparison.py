@@ -24,12 +24,11 @@ from typing import IO, Any
 
 from depthscope.exit_codes import ExitCode, Terminated
 from depthscope.files import content_sum, read_json, sum_of, write_json
+from depthscope.report.formats import METRICS, read_metrics, run_name
 from depthscope_lab.training.config import TrainingConfig
-from depthscope_lab.training.metrics import METRICS, read_metrics
 from depthscope_lab.training.recipes import RECIPES
 from depthscope_lab.training.settings import written
 from depthscope_lab.training.signals import ENDS_WITH_STDIN
-from depthscope_lab.training.variants import folder_name
 
 MOST_RUNS = 10_000  # each is a process and a folder, of seconds at least
 _PAUSE = 0.2  # seconds between two looks at the processes
@@ -48,11 +47,6 @@ class Cell:
         config = self.config
         name = run_name(config.variant, config.depth, config.lr, config.warmup_steps, config.seed)
         return f"{name}-{self.part}" if self.part else name
-
-
-def run_name(variant: str, depth: int, lr: float, warmup: int, seed: int) -> str:
-    """The folder of a run, but for its part."""
-    return f"{folder_name(variant)}-depth{depth}-lr{lr:g}-warmup{warmup}-seed{seed}"
 
 
 @dataclass(frozen=True)

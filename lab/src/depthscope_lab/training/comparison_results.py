@@ -8,16 +8,13 @@ from typing import Any
 
 import pandas as pd
 
+from depthscope.report.formats import COLUMNS, ENDS, FACTORS, METRICS, WATCHED, evaluated, read_metrics
 from depthscope_lab.training.comparison import Launch, Result
-from depthscope_lab.training.metrics import METRICS, WATCHED, evaluated, read_metrics
 
-FACTORS = ["variant", "depth", "lr", "warmup_steps"]
 HIDDEN = "_future_hidden"  # of a model that sees the future: the only loss of it that can be compared with others'
 OURS = ("test_loss", f"test_loss{HIDDEN}", "test_accuracy", "valid_loss", f"valid_loss{HIDDEN}")  # first, in this order
 FOLLOWING = tuple(f"{which}_perplexity{end}" for which in ("valid", "test") for end in ("", HIDDEN))  # exp of a loss
-ENDS = ("failed", "stopped")  # how a run ended that did not come to its end: a row, no curve
 OF_THE_LOOP = ("loss", WATCHED, *ENDS)  # all other quantities were reported by the task
-COLUMNS = [*FACTORS, "seed", "step", "quantity", "value"]
 LAST_SHARE = 0.1  # of a run: its final training loss is the mean over it
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope_lab.training.comparison_results import FACTORS, HIDDEN, evaluated_in, final_values
+from depthscope.report.formats import FACTORS
+from depthscope_lab.training.comparison_results import HIDDEN, evaluated_in, final_values
 from depthscope_lab.training.intervals import bootstrap_interval, overlap
 from depthscope_lab.training.protocol import Choice
 

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from depthscope.anatomy import anatomy_of
-from depthscope.extras import require
 from depthscope.half_precision import require_half_precision
 from depthscope.models import Encoder
+from depthscope_lab.extras import require
 from depthscope_lab.models.at_once import AtOnceEncoder, in_numbers
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.optimiser import QuickAdamW
@@ -71,7 +71,7 @@ class StepResult:
 
 def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
     """Builds the model, puts it on its devices, checks that the batch can be shared out."""
-    accelerate = require("accelerate", "training")
+    accelerate = require("accelerate")
     on_cpu = run.cpu or not torch.accelerator.is_available()
     if on_cpu and config.precision in ("bfloat16", "float16"):
         require_half_precision()
@@ -115,7 +115,7 @@ def release(engine: Engine) -> None:
         # Perhaps gloo's threads wait for Python's lock while the process group waits for them; it was not found out.
         time.sleep(_PAUSE)
     engine.accelerator.end_training()
-    require("accelerate.state", "training").AcceleratorState._reset_state()
+    require("accelerate.state").AcceleratorState._reset_state()
 
 
 def shares_of(engine: Engine, config: TrainingConfig) -> range:

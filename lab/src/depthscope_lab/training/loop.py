@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from depthscope.extras import require
+from depthscope_lab.extras import require
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.display import Display, Quiet
 from depthscope_lab.training.engine import (
@@ -172,7 +172,7 @@ def _batch(session: Session, step: int, part: int) -> Any:
 @contextmanager
 def _engine(task: Task, config: TrainingConfig, run: Run) -> Iterator[Engine]:
     if run.tracker == "tensorboard":
-        require("tensorboard", "training")
+        require("tensorboard")
     elif run.tracker != "none":
         _require_package(run.tracker)
     engine = make_engine(task, config, run)
@@ -184,6 +184,6 @@ def _engine(task: Task, config: TrainingConfig, run: Run) -> Iterator[Engine]:
 
 def _require_package(name: str) -> None:
     try:
-        require(name, "training")
+        require(name)
     except ImportError:
         raise ValueError(f"the tracker {name} needs its package: pip install {name}") from None

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from depthscope.report.formats import METRICS, read_metrics
 from depthscope_lab.training.comparison import MOST_RUNS, Cell, Launch, Result, run_cells
 from depthscope_lab.training.comparison_results import HIDDEN
 from depthscope_lab.training.config import LanguageConfig, TrainingConfig
-from depthscope_lab.training.metrics import METRICS, read_metrics
 
 FACTORS = (0.3, 1.0, 3.0)
 MORE = 2  # rates beyond the grid, at most, where the best is at its edge

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from depthscope.conditions import Condition, parse_condition
-from depthscope_lab.training.metrics import METRICS
+from depthscope.report.formats import METRICS
 from depthscope_lab.training.settings import check_type
 
 Tracker = Literal["tensorboard", "trackio", "wandb", "none"]

@@ -11,7 +11,6 @@ Imports nothing heavy: remedies, wirings and initialisers are named here, and ma
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -148,11 +147,6 @@ def learning_rate_for(variant: Variant, rates: Mapping[str, float]) -> float:
     same_remedies = [remedy.name for remedy in base.remedies] == [remedy.name for remedy in variant.remedies]
     names = [variant.name, *([base.name] if same_remedies else []), variant.wiring]
     return next((rates[name] for name in names if name in rates), min(rates.values()))
-
-
-def folder_name(variant: str) -> str:
-    """The variant in the name of a folder: no brackets, no spaces."""
-    return re.sub(r"[^\w.+=@-]+", "_", variant).strip("_")
 
 
 def _only_remedy(variant: Variant) -> Named:

@@ -20,6 +20,7 @@ from depthscope.files import content_sum, write_whole
 from depthscope.probing import watch
 from depthscope.probing.roles import MEASURES
 from depthscope.probing.skipping import skip_loss
+from depthscope.report.formats import folder_name
 from depthscope.theory import Gains, prescribe
 from depthscope_lab.training.characters import CharacterModelling
 from depthscope_lab.training.config import CharacterConfig
@@ -27,7 +28,6 @@ from depthscope_lab.training.data.characters import Characters
 from depthscope_lab.training.recipes import lm_manual
 from depthscope_lab.training.schedule import learning_rate
 from depthscope_lab.training.task import Share
-from depthscope_lab.training.variants import folder_name
 
 PRESCRIBED, ALPHA, TAU = "prescription", "α alone", "τ alone"
 POST, PRE, DEEP_NORM, LAYER_SCALE = "post-norm", "pre-norm", "DeepNorm", "LayerScale"

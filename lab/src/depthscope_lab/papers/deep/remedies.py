@@ -17,11 +17,11 @@ import pandas as pd
 
 from depthscope import drawing
 from depthscope.progress import Share
+from depthscope.report.formats import WATCHED
 from depthscope_lab.papers.deep.remedies_claims import INITIAL, claims
 from depthscope_lab.papers.fair import measured, train_fairly
 from depthscope_lab.papers.study import Study
 from depthscope_lab.training.comparison import Launch
-from depthscope_lab.training.metrics import WATCHED
 from depthscope_lab.training.protocol import Protocol
 from depthscope_lab.training.recipes import RECIPES
 from depthscope_lab.training.variants import label_of

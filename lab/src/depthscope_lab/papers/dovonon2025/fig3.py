@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from depthscope.drawing import BLUE, GREEN, GREY, VERMILION, block_axis, label, line_with_band, panels, shared_legend
-from depthscope.extras import require
 from depthscope.progress import Share
+from depthscope_lab.extras import require
 from depthscope_lab.papers.dovonon2025.fig2 import TITLES
 from depthscope_lab.papers.dovonon2025.fig3_runs import KINDS, before_and_after, best_rate, subject_of, tuned
 from depthscope_lab.papers.dovonon2025.fig5_runs import Training
@@ -234,7 +234,7 @@ def interval(differences: Any, level: float = 0.95) -> tuple[float, float]:
     found = np.asarray(differences, dtype=float)
     if len(found) < 2:
         return float(found.mean()), float("inf")
-    quantile = require("scipy.stats", "training").t.ppf((1 + level) / 2, len(found) - 1)
+    quantile = require("scipy.stats").t.ppf((1 + level) / 2, len(found) - 1)
     return float(found.mean()), float(quantile * found.std(ddof=1) / np.sqrt(len(found)))
 
 

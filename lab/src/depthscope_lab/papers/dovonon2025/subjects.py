@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from depthscope.extras import require
 from depthscope.models.families import build_family
 from depthscope.text import Text, cut, train_tokenizer
+from depthscope_lab.extras import require
 from depthscope_lab.papers.dong2021.pretrained import Pretrained, given, minilm
 
 FRESH = {"bert": "BERT", "vit": "ViT", "gpt2": "GPT-2", "llama": "Llama-like"}
@@ -49,7 +49,7 @@ def photographs(samples: int, side: int = 224) -> dict[str, Tensor]:
 
     Cut at places spread over each photograph, at its full height, and scaled to mean 0 and deviation 1.
     """
-    images = require("sklearn.datasets", "training").load_sample_images().images  # 427 × 640 × 3
+    images = require("sklearn.datasets").load_sample_images().images  # 427 × 640 × 3
     found = []
     for sample in range(samples):
         image = torch.tensor(images[sample % len(images)]).permute(2, 0, 1).float()

@@ -18,10 +18,11 @@ import torch
 
 from depthscope import drawing
 from depthscope.progress import Share
+from depthscope.report.formats import COLUMNS
 from depthscope_lab.papers.fair import measured, ranked, rates_in_words, train_fairly, with_bounds
 from depthscope_lab.papers.study import Claim, Study, judge
 from depthscope_lab.training.comparison import Launch
-from depthscope_lab.training.comparison_results import COLUMNS, final_values
+from depthscope_lab.training.comparison_results import final_values
 from depthscope_lab.training.loading import make_empty_task
 from depthscope_lab.training.protocol import Protocol
 from depthscope_lab.training.recipes import RECIPES

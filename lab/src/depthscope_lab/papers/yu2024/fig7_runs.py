@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from depthscope.measures import token_similarity
 from depthscope.progress import Share
+from depthscope.report.formats import read_metrics
 from depthscope_lab.models.transformer_xl import TransformerXL
 from depthscope_lab.training.checkpoint import read_newest
 from depthscope_lab.training.config import LanguageConfig
@@ -24,7 +25,6 @@ from depthscope_lab.training.data.wikitext import Corpus, load_manual, load_wiki
 from depthscope_lab.training.display import Quiet
 from depthscope_lab.training.language import LanguageModelling, Segment, build_transformer_xl, reading_of
 from depthscope_lab.training.loop import train
-from depthscope_lab.training.metrics import read_metrics
 from depthscope_lab.training.perplexity import evaluate, evaluate_without_future
 from depthscope_lab.training.recipes import txl_manual, txl_wikitext103
 from depthscope_lab.training.run import NonFiniteLoss, Run

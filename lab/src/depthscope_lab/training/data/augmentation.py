@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthscope.extras import require
+from depthscope_lab.extras import require
 from depthscope_lab.training.randomness import seeded
 
 
 @cache
 def _sub_policies() -> list[Any]:
-    return list(require("kornia.augmentation.auto", "training").AutoAugment("cifar10").children())
+    return list(require("kornia.augmentation.auto").AutoAugment("cifar10").children())
 
 
 def auto_augment(

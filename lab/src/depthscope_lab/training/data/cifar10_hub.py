@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from depthscope.extras import require
+from depthscope_lab.extras import require
 
 _IMAGE_COLUMNS, _LABEL_COLUMNS = ("img", "image"), ("label", "labels")
 _SIZE = (32, 32)
@@ -15,7 +15,7 @@ _SIZE = (32, 32)
 
 def read_dataset(name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images (count, 3072) as uint8, channel first, and labels (count,) of one split."""
-    datasets = require("datasets", "training")
+    datasets = require("datasets")
     try:
         if (Path(name) / "dataset_dict.json").is_file():  # what `save_to_disk` wrote
             found = datasets.load_from_disk(name)[split]

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from depthscope.extras import require
+from depthscope_lab.extras import require
 from depthscope_lab.training.data.labelled import LabelledImages
 
 TRAINING = 1437  # four fifths of 1797; the other 360 are for testing
@@ -15,7 +15,7 @@ TRAINING = 1437  # four fifths of 1797; the other 360 are for testing
 @cache
 def load_digits() -> LabelledImages:
     """Always the same split: a random order of its own (neighbours in the file are by the same writer). Read once."""
-    found = require("sklearn.datasets", "training").load_digits()
+    found = require("sklearn.datasets").load_digits()
     images = torch.as_tensor(found.images).to(torch.uint8).unsqueeze(1)  # (1797, 1, 8, 8), values 0 to 16
     labels = torch.as_tensor(found.target).long()
     if len(images) != 1797:

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from depthscope.extras import require
 from depthscope.files import read_json, write_whole_folder
 from depthscope.text import read_text
+from depthscope_lab.extras import require
 from depthscope_lab.training.data.token_stream import UNKNOWN, Vocabulary, count_words
 
 WIKITEXT103 = "Salesforce/wikitext:wikitext-103-v1"
@@ -131,7 +131,7 @@ class _Hub:
     """A Hugging Face dataset with one row per line."""
 
     def __init__(self, name: str):
-        datasets: Any = require("datasets", "training")
+        datasets: Any = require("datasets")
         self.name = name
         path, _, config = name.partition(":")
         try:

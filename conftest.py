@@ -1,9 +1,11 @@
 """One thread per process, since the tests' tensors are tiny and threads only wait for each other; Ctrl-C that works;
-bfloat16 on processors that announce what they do not have; a command line that is built once.
+bfloat16 on processors that announce what they do not have; a command line that is built once. It holds for tests/ and
+lab/tests/.
 """
 
 import os
 import signal
+import sys
 from functools import cache
 
 import pytest
@@ -40,3 +42,29 @@ def commands_built_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Calls the program; gives what it printed, after checking its exit code."""
+    from depthscope.cli.app import main
+
+    def call(*arguments: str, code: int = 0):
+        monkeypatch.setattr(sys, "argv", ["depthscope", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        printed = capsys.readouterr()
+        assert exit.value.code == code, printed.err
+        return printed
+
+    return call
+
+
+@pytest.fixture
+def trained_here(monkeypatch: pytest.MonkeyPatch):
+    """`compare` starts no processes."""
+    from depthscope_lab.cli import compare
+    from processes import train_here
+
+    monkeypatch.setattr(compare, "run_cells", compare.run_cells)  # and is put back
+    train_here()
