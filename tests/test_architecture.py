@@ -23,8 +23,6 @@ FLOORS = (
     {"usage"},
     {"remedies"},
     {"diagnosis"},
-    {"training"},
-    {"studies"},
     {"report"},
     {"cli"},
 )

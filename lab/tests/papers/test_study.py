@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import depthscope
+import depthscope_lab
 from depthscope.locks import owned
 from depthscope_lab.papers import STUDIES, Entry, load, provenance
 from depthscope_lab.papers.study import FILES, Study, configure, earlier, finished, judge, run
@@ -192,20 +193,21 @@ def test_nothing_earlier_is_no_reason(tmp_path: Path):
 
 
 def test_another_version_of_the_code_does_not_pass_as_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A copy of the house, in which single files are edited: what computes counts, what shows does not."""
-    house = tmp_path / "depthscope"
-    shutil.copytree(Path(depthscope.__file__).parent, house, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(depthscope, "__file__", str(house / "__init__.py"))
+    """A copy of both packages, in which single files are edited: what computes counts, what shows does not."""
+    for package in (depthscope, depthscope_lab):
+        house = tmp_path / package.__name__
+        shutil.copytree(Path(package.__file__).parent, house, ignore=shutil.ignore_patterns("__pycache__"))
+        monkeypatch.setattr(package, "__file__", str(house / "__init__.py"))
     out = tmp_path / "out"
     made = run(STUDY, STUDY.full, out)
-    for shown in ("cli/reproduce.py", "drawing/palette.py"):
-        (house / shown).write_text("# edited\n")
+    for shown in ("depthscope/cli/probe.py", "depthscope/drawing/palette.py", "depthscope_lab/cli/reproduce.py"):
+        (tmp_path / shown).write_text("# edited\n")
         assert finished(STUDY, STUDY.full, out) == made
-    for computing in ("measures/tokens.py", "studies/yu2024/fig4.py", "files.py"):
-        before = (house / computing).read_text()
-        (house / computing).write_text(before + "\n")
+    for computing in ("depthscope/measures/tokens.py", "depthscope_lab/papers/yu2024/fig4.py", "depthscope/files.py"):
+        before = (tmp_path / computing).read_text()
+        (tmp_path / computing).write_text(before + "\n")
         assert earlier(STUDY, STUDY.full, out).refused == "the code has changed"
-        (house / computing).write_text(before)
+        (tmp_path / computing).write_text(before)
         assert finished(STUDY, STUDY.full, out) == made
 
 
@@ -261,7 +263,7 @@ def test_an_entry_must_name_its_study(monkeypatch: pytest.MonkeyPatch):
         STUDIES.register(Entry("yu2024-fig2", "elsewhere", "", ""), owner="elsewhere")
     with pytest.raises(ValueError, match="a study cannot be called 'all'"):
         STUDIES.register(Entry("all", "elsewhere", "", ""))
-    with pytest.raises(ValueError, match=r"expected a depthscope\.studies\.Entry"):
+    with pytest.raises(ValueError, match=r"expected a depthscope_lab\.papers\.Entry"):
         STUDIES.register("yu2024-fig9")
     STUDIES.register(Entry("lost", "json", "", ""), owner="elsewhere")
     with pytest.raises(ValueError, match="expected a STUDY called 'lost' in json, of elsewhere; there is none"):
@@ -276,7 +278,7 @@ PRONOUNS = {"it", "they", "this", "that", "these", "those", "so", "nor", "too"}
 
 def titles(module: str) -> list[str]:
     """The claims' titles of a module as they are written: the first argument of `judge`, without inserted values."""
-    tree = ast.parse((Path(depthscope.__file__).parent.parent / f"{module.replace('.', '/')}.py").read_text())
+    tree = ast.parse((Path(depthscope_lab.__file__).parent.parent / f"{module.replace('.', '/')}.py").read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "judge"]
     found = []
     for first in (call.args[0] for call in calls):

@@ -1,9 +1,9 @@
 """What the numbers of a study hang on besides its configuration: our code, the libraries, the data that it was given.
 
 An earlier run counts only if all three are what they were. The code is taken as a whole: a hash over every source file
-of depthscope except those of the rooms that show things (`cli`, `drawing`, `report`), and, for a study of another
-package, over that package too. Following a study's imports would spare some recomputing and would overlook what is
-found by name (registries, entry points, subprocesses); an edit that could change a number must never go unseen.
+of depthscope and of the lab except those of the rooms that show things (`cli`, `drawing`, `report`), and, for a study
+of another package, over that package too. Following a study's imports would spare some recomputing and would overlook
+what is found by name (registries, entry points, subprocesses); an edit that could change a number must never go unseen.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import depthscope
+import depthscope_lab
 
 SHOWING = {"cli", "drawing", "report"}  # rooms that change no number and no verdict
 LIBRARIES = ("torch", "numpy", "transformers", "scikit-learn")  # what draws, multiplies, initialises, brings data
@@ -51,10 +52,13 @@ def changes(before: Any, now: dict[str, Any], data: str | None) -> str:
 
 
 def code_hash(compute: Callable[..., Any]) -> str:
-    """Of the sources of depthscope that compute, and of the package of `compute` if that is another."""
-    house = Path(depthscope.__file__).parent
-    files = [path for path in house.rglob("*.py") if path.relative_to(house).parts[0] not in SHOWING]
-    return _hash_files([*_named(files, house), *_foreign_sources(compute, house)])
+    """Of the sources of depthscope and of the lab that compute, and of the package of `compute` if that is another."""
+    houses = [Path(str(package.__file__)).parent for package in (depthscope, depthscope_lab)]
+    ours: list[tuple[str, Path]] = []
+    for house in houses:
+        files = [path for path in house.rglob("*.py") if path.relative_to(house).parts[0] not in SHOWING]
+        ours += _named(files, house.parent)
+    return _hash_files([*ours, *_foreign_sources(compute, houses)])
 
 
 def library_versions() -> dict[str, str]:
@@ -76,13 +80,13 @@ def data_hash(data: str | None) -> str | None:
     return _hash_files(_named(files, root.parent if root.is_file() else root))
 
 
-def _foreign_sources(compute: Callable[..., Any], house: Path) -> Iterator[tuple[str, Path]]:
-    """The sources of the outermost package that defines `compute`; nothing if that is depthscope or has no file."""
+def _foreign_sources(compute: Callable[..., Any], houses: list[Path]) -> Iterator[tuple[str, Path]]:
+    """The sources of the outermost package that defines `compute`; nothing if that is ours or has no file."""
     try:
         source = inspect.getsourcefile(inspect.unwrap(compute))
     except TypeError:  # an object that can be called: its class has a file
         source = inspect.getsourcefile(type(compute))
-    if source is None or not (path := Path(source)).exists() or path.is_relative_to(house):
+    if source is None or not (path := Path(source)).exists() or any(map(path.is_relative_to, houses)):
         return
     root = path
     while (root.parent / "__init__.py").exists():
