@@ -15,4 +15,4 @@ def require(module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or module.split(".")[0] != error.name.split(".")[0]:
             raise  # the module is there, and one of its own imports is broken
-        raise MissingExtra(f"this needs {error.name}, which comes with the lab: pip install ./lab") from None
+        raise MissingExtra(f"this needs {error.name}, which the lab brings: pip install ./lab in a checkout") from None

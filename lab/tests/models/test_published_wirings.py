@@ -16,6 +16,7 @@ from depthscope.anatomy import anatomy_of
 from depthscope.models import WIRINGS, BlockConfig, CausalLM, Encoder
 from depthscope.passes import Listen, Machine, undisturbed
 from depthscope.remedies import DeEscalate
+from depthscope_lab import models as lab
 from depthscope_lab.models import TransformerXL, TransformerXLConfig
 from depthscope_lab.models.normed_wirings import NormedLinear
 from depthscope_lab.models.weighted_wirings import admin_weight, deep_norm_constants, layer_scale_start
@@ -23,7 +24,7 @@ from samples import seeded
 
 DEPTH, WIDTH, HEADS = 5, 16, 4
 X = torch.randn(2, 6, WIDTH, generator=seeded(0), dtype=torch.float64)
-PUBLISHED = [name for name in WIRINGS.ours() if name not in ("post", "pre")]
+PUBLISHED = [wiring.name for wiring in lab.PUBLISHED]
 ONE_STREAM = [name for name in PUBLISHED if not WIRINGS[name].second_stream]
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import depthscope
+import depthscope_lab
 from depthscope_lab.papers import STUDIES
 
-SOURCE = Path(depthscope.__file__).parent
+SOURCE = Path(depthscope_lab.__file__).parent
 COMPUTING = {"torch", "numpy", "math", "statistics", "scipy", "cmath"}
-SHOWING_ROOMS = {"drawing", "studies"}
+SHOWING_ROOMS = {"depthscope": {"drawing"}, "depthscope_lab": {"papers"}}
 FITS = {"polyfit", "rolling", "ewm", "cumsum", "cumprod", "pct_change", "shift", "diff", "corr", "cov", "interpolate"}
 FITS |= {"apply", "transform", "map", "pipe", "agg", "eval"}  # through which anything could be computed
 
@@ -42,7 +42,7 @@ def imports_of(tree: ast.Module) -> dict[str, str]:
 
 def computes(whole_name: str) -> bool:
     parts = whole_name.split(".")
-    return parts[0] in COMPUTING or (parts[0] == "depthscope" and parts[1] not in SHOWING_ROOMS)
+    return parts[0] in COMPUTING or (parts[0] in SHOWING_ROOMS and parts[1] not in SHOWING_ROOMS[parts[0]])
 
 
 def offences(code: str, function: str = "draw", seen: frozenset[str] = frozenset()) -> set[str]:

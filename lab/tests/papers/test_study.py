@@ -66,6 +66,7 @@ def test_run_writes_every_file_and_nothing_else(tmp_path: Path):
     assert claim["verdict"] == found[0].verdict == "reproduced"
     config = json.loads((folder / "config.json").read_text())
     assert config.pop("format") == 1
+    assert config.pop("title") == ""  # it is in no catalogue
     assert config.pop("files").keys() == set(FILES) - {"config.json"}
     made_with = config.pop("made_with")
     assert list(made_with) == ["code", "libraries", "data"]

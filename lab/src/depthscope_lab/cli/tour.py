@@ -16,7 +16,7 @@ import typer
 
 from depthscope.cli.folders import folder
 
-EXTRAS = {"transformers": "huggingface", "sklearn": "training", "altair": "report", "matplotlib": "figures"}
+EXTRAS = {"transformers": "huggingface", "altair": "report", "matplotlib": "figures"}
 CUT_SHORT = 1  # how the tour ends if a chapter failed
 
 
@@ -107,8 +107,8 @@ def tour(
         console.print(f"\n[bold]{number} of {len(story)}: {chapter.title}[/bold]", markup=True)
         console.say(chapter.about)
         if absent := [name for name in chapter.needs if find_spec(name) is None]:
-            extra = EXTRAS.get(absent[0], "training")
-            console.say(f"Left out: it needs {absent[0]} (pip install 'depthscope[{extra}]').")
+            how = f"'depthscope[{EXTRAS[absent[0]]}]'" if absent[0] in EXTRAS else "./lab, in a checkout"
+            console.say(f"Left out: it needs {absent[0]} (pip install {how}).")
             continue
         place = ["--out", str(out / chapter.keeps)] if chapter.keeps else []
         if _run([*chapter.command, *place]) != 0:
