@@ -21,10 +21,11 @@ from itertools import pairwise
 
 import torch
 
-from depthscope.training import Share, vit_digits
-from depthscope.training.data import load_digits
-from depthscope.training.images import ImageClassification
-from depthscope.training.optimiser import QuickAdamW
+from depthscope_lab.models import AtOnceEncoder
+from depthscope_lab.training import Share, vit_digits
+from depthscope_lab.training.data import load_digits
+from depthscope_lab.training.images import ImageClassification
+from depthscope_lab.training.optimiser import QuickAdamW
 
 ROUNDS = 5
 DEPTHS = (50, 200, 1000)
@@ -40,7 +41,8 @@ class Stepper:
         config = vit_digits("post").changed(depth=depth, width=32, ffn_width=64, heads=4, batch_size=batch)
         self.task = ImageClassification(config, load_digits())
         self.model = self.task.build()
-        self.model.encoder.at_once = form == "at once"
+        if form == "at once":
+            AtOnceEncoder.turn(self.model.encoder)
         make = torch.optim.AdamW if form == "plain" else QuickAdamW
         self.optimiser = make(self.model.parameters(), lr=RATE, betas=BETAS, weight_decay=DECAY)
         self.number = 0

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from depthscope.models import Block, BlockConfig, theorem
 from depthscope.stations import TRUNK
-from depthscope.studies.yu2024 import fig2, fig3
+from depthscope_lab.papers.yu2024 import fig2, fig3
 
 
 def mean_and_spread(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from depthscope.models import BlockConfig, VisionTransformer, post_norm, pre_norm
-from depthscope.training import ImageConfig, Share, vit_cifar10, vit_digits
-from depthscope.training.data import LabelledImages, load_digits
-from depthscope.training.images import ImageClassification
+from depthscope_lab.training import ImageConfig, Share, vit_cifar10, vit_digits
+from depthscope_lab.training.data import LabelledImages, load_digits
+from depthscope_lab.training.images import ImageClassification
 
 ROUNDS = 9
 WIDTH, HEADS, FFN_WIDTH, DEPTH = 192, 8, 384, 12

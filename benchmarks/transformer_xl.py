@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.models import CarriedMean, TransformerXL, TransformerXLConfig
-from depthscope.models.relative_attention import Place, RelativeAttention
 from depthscope.models.token_means import Full, Prefix
-from depthscope.models.transformer_xl import Context
+from depthscope_lab.models import CarriedMean, TransformerXL, TransformerXLConfig
+from depthscope_lab.models.relative_attention import Place, RelativeAttention
+from depthscope_lab.models.transformer_xl import Context
 
 ROUNDS = 9
 VOCABULARY = 2000

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.models import Block
-from depthscope.training import Share
-from depthscope.training.images import ImageClassification
+from depthscope_lab.training import Share
+from depthscope_lab.training.images import ImageClassification
 from samples import seeded
 from tiny_training import tiny_config, tiny_images
 

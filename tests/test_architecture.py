@@ -25,8 +25,6 @@ FLOORS = (
     {"usage"},
     {"remedies"},
     {"diagnosis"},
-    {"training"},
-    {"studies"},
     {"report"},
     {"cli"},
 )

@@ -68,8 +68,16 @@ def test_the_lines_name_the_index_and_the_extras_exist():
 def test_a_major_version_that_nobody_has_tried_is_not_installed():
     """pyarrow and pillow count years and quarters as major versions, and break nothing that is used here."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
+    ours, *of_the_lab = lab["dependencies"]
+    assert ours.endswith(f"=={project['project']['version']}")
+    assert lab["version"] == project["project"]["version"]
     extras = project["project"]["optional-dependencies"]
-    named = [*project["project"]["dependencies"], *(one for extra in extras if extra != "dev" for one in extras[extra])]
+    named = [
+        *project["project"]["dependencies"],
+        *of_the_lab,
+        *(one for extra in extras if extra != "dev" for one in extras[extra]),
+    ]
     lines = re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
     pinned = {canonicalize_name(name): version for name, version in lines}
     for requirement in map(Requirement, named):
@@ -118,8 +126,42 @@ def test_the_installed_program_runs(site: Path):
     assert installed(site, program, "--version").stdout == f"depthscope {depthscope.__version__}\n"
     assert "probe" in installed(site, program, "--help").stdout
     assert '"title": "depthscope probe --json"' in installed(site, program, "schema", "probe").stdout
-    assert installed(site, program, "reproduce", "--json").returncode == 0
+    assert installed(site, program, "schema", "train").returncode == 0
 
+
+# --- without the lab ---------------------------------------------------------------------------------------------
+
+WITHOUT = """
+import importlib.metadata, sys
+
+importlib.metadata.entry_points = lambda **_group: ()  # no other package is installed
+sys.modules["depthscope_lab"] = None  # and this one cannot be imported
+sys.argv[0] = "depthscope"
+from depthscope.cli import main
+main()
+"""
+
+
+def without_the_lab(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", WITHOUT, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "asked", [("train", "vit-digits", "--lr", "1"), ("compare", "--help"), ("reproduce",), ("tour",)]
+)
+def test_its_commands_say_how_to_get_it(asked: tuple[str, ...]):
+    found = without_the_lab(*asked)
+    how = "comes with depthscope-lab, which is not installed: pip install ./lab in a checkout"
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", f"depthscope: {asked[0]} {how}\n")
+
+
+def test_what_it_wrote_is_reported(tmp_path: Path):
+    found = without_the_lab("report", str(ROOT / "tests" / "saved" / "0.1.0" / "run"), "--out", str(tmp_path))
+    assert found.returncode == 0, found.stderr
+    assert "Training" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+# --- what its users see ------------------------------------------------------------------------------------------
 
 CLIENT = """
 import torch

@@ -18,9 +18,7 @@ _ROOMS = (
     "probing",
     "remedies",
     "report",
-    "studies",
     "theory",
-    "training",
     "usage",
 )
 _PUBLIC = {

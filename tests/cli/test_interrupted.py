@@ -34,7 +34,7 @@ def interrupted(importing: str, *, swallowed: bool = False, before: str = "", at
 
 
 @pytest.mark.parametrize("swallowed", [False, True])
-@pytest.mark.parametrize("importing", ["typer", "depthscope.cli.train"])
+@pytest.mark.parametrize("importing", ["typer", "depthscope_lab.cli.train"])
 def test_while_the_program_is_imported(importing: str, swallowed: bool):
     done = interrupted(importing, swallowed=swallowed)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "depthscope: interrupted\n")

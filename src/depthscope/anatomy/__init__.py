@@ -54,7 +54,6 @@ from depthscope.anatomy.t5 import T5
 from depthscope.anatomy.torch_decoder import TORCH_DECODER
 from depthscope.anatomy.torch_encoder import TORCH_ENCODER
 from depthscope.anatomy.towers import in_parts, without_nested
-from depthscope.anatomy.transformer_xl import TRANSFORMER_XL
 from depthscope.anatomy.unknown import left_out, named_blocks, repeated_blocks
 from depthscope.anatomy.vit import VIT
 from depthscope.anatomy.wav2vec2 import WAV2VEC2, WAV2VEC2_STABLE
@@ -65,7 +64,7 @@ FAMILIES: Registry[Family] = Registry(
     "family",
     "depthscope.families",
     (
-        *(OURS, TRANSFORMER_XL, TORCH_ENCODER, TORCH_DECODER),
+        *(OURS, TORCH_ENCODER, TORCH_DECODER),
         *(BERT, ALBERT, XLNET, DISTILBERT, MPNET, MODERNBERT, DEBERTA),
         *(VIT, DINOV2, SWIN, CLIP, SIGLIP, BLIP_VISION, BLIP_TEXT, WAV2VEC2, WAV2VEC2_STABLE),
         *(T5, BART, BART_PRE),

@@ -10,7 +10,6 @@ from torch import nn
 from depthscope import walking
 from depthscope.anatomy.structure import BlockAnatomy, Family, Projections, Spot, linear_projections
 from depthscope.models.block import Block
-from depthscope.models.normed_wirings import NormedLinear
 
 
 def describe(name: str, block: nn.Module) -> BlockAnatomy:
@@ -40,7 +39,7 @@ def norms_of(block: Any) -> tuple[nn.Module, ...]:
 
 def projections_of(attention: Any) -> Callable[[], Projections] | None:
     """Its matrices; None where a norm follows them: its values are then no linear map of what attention reads."""
-    if isinstance(attention.value, NormedLinear):
+    if isinstance(attention.value, nn.Linear) and type(attention.value).forward is not nn.Linear.forward:
         return None
     output = attention.output if isinstance(attention.output, nn.Linear) else None
     return lambda: linear_projections(attention.query, attention.key, attention.value, output, attention.heads)

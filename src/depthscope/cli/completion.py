@@ -38,39 +38,18 @@ FAMILIES = [
 ]
 
 
-def _beginning(names: list[str], incomplete: str) -> list[str]:
+def beginning(names: list[str], incomplete: str) -> list[str]:
+    """Those that begin with what was typed."""
     return [name for name in names if name.startswith(incomplete)]
 
 
 def models(incomplete: str) -> list[str]:
     """Families; the other two forms of MODEL begin as their owners please."""
-    return _beginning(FAMILIES, incomplete)
-
-
-def recipes(incomplete: str) -> list[str]:
-    """Of `train` and `compare`."""
-    from depthscope.training.recipes import RECIPES
-
-    return _beginning(RECIPES.ours(), incomplete)
-
-
-def variants(incomplete: str) -> list[str]:
-    """One, or the last of several that are separated by commas."""
-    from depthscope.training.variants import VARIANTS
-
-    before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in _beginning(VARIANTS.ours(), last)]
-
-
-def studies(incomplete: str) -> list[str]:
-    """Or all of them."""
-    from depthscope.studies import STUDIES
-
-    return _beginning([*STUDIES.ours(), "all"], incomplete)
+    return beginning(FAMILIES, incomplete)
 
 
 def schemas(incomplete: str) -> list[str]:
     """Commands that have `--json`."""
     from depthscope.cli.documents import commands_with_schemas
 
-    return _beginning(commands_with_schemas(), incomplete)
+    return beginning(commands_with_schemas(), incomplete)
