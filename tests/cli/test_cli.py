@@ -50,7 +50,7 @@ def test_demo_shows_the_collapse_and_the_repair(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demo", "--depth", "0"], "greater than or equal to 1"),
+        (["demo", "--depth", "0"], "expected a whole number from 1 to"),
         (["demo", "--tau", "2"], "less than or equal to 1"),
         (["dmo"], "No such command 'dmo'. Did you mean 'demo'? Try --help.\n"),
         (["demo", "--seed", "-1"], "'--seed': expected a whole number from 0 to 9223372036854775807, got '-1'. Try"),

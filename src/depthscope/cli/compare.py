@@ -15,7 +15,7 @@ from depthscope.cli import completion
 from depthscope.cli.compare_display import list_runs, runs_as_json, show_bar, show_plan, show_summary
 from depthscope.cli.documents import document, print_document
 from depthscope.cli.folders import folder
-from depthscope.cli.help import count_of_seeds
+from depthscope.cli.help import count_of_seeds, counted
 from depthscope.cli.reporting import add_report
 from depthscope.cli.settings import (
     AllowIncomplete,
@@ -100,7 +100,7 @@ def compare(
     out: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Where runs and results are kept.")] = Path(
         "depthscope-comparison"
     ),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    jobs: Annotated[int, counted("Runs at a time.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; train nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     stop_if: StopIf = None,
