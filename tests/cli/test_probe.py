@@ -325,7 +325,7 @@ def test_pickles_are_not_run(run, bert_folder: Path, tmp_path: Path):
         (["my_models:linear"], "no repeated blocks in Linear"),
         (["my_models:make", "--depth", "2"], "--depth with a family's name only"),
         (["my_models:batches", "--tokens", "2"], "the factory brings its own input"),
-        (["bert", "--depth", "0"], "at least 1 block, got 0"),
+        (["bert", "--depth", "0"], "expected a whole number from 1 to"),
         (["bert", "--width", "100", "--heads", "7"], "heads that divide the width, got width 100 and 7 heads"),
         (["bert", "--depth", "99999999"], "GB available"),
         (["encoder", *TINY, "--out", "/dev/null/x"], "can be written for --out, got '/dev/null/x'"),

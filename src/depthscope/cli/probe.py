@@ -24,6 +24,8 @@ from depthscope.cli.reporting import add_report, call
 from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where
 from depthscope.exit_codes import ExitCode
 from depthscope.files import write_folder, write_json
+from depthscope.interruption import attempt, was_stopped
+from depthscope.interruption import notes as of_interruption
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,8 +134,10 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Depth
     from depthscope.remedies import Recommendation, recommend
 
     with prepared(options) as (loaded, inputs, progress):
-        used = use_of(loaded, inputs, options, progress) if options.depth_use else None  # first: it may be refused
         profile, skipped = _run(loaded.model, inputs, options, progress)
+        used = None
+        if options.depth_use:
+            used = attempt("--depth-use", lambda: use_of(loaded, inputs, options, progress))
         asked = {"model": options.model, "seed": options.seed, **inputs.metadata}
         notes = [*profile.metadata.get("notes", []), *loaded.notes, *inputs.notes, *_saved_remedies(loaded.model)]
         profile.metadata.update(asked, notes=notes)
@@ -142,9 +146,15 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Depth
             tick = progress("measuring the remedy", None)
             return recommend(loaded.model, inputs.batches, progress=tick, **options.told)
 
-        weights = _spectra(loaded.model, profile, options)
-        chosen = None if options.estimate else measure
-        return profile, skipped, used, diagnose(profile, skipped, spectra=weights, depth=used, measure=chosen)
+        weights = attempt("the spectra of the weights", lambda: _spectra(loaded.model, profile, options))
+
+        def judged(chosen: Callable[[], Recommendation] | None = None) -> Diagnosis:
+            return diagnose(profile, skipped, spectra=weights, depth=used, measure=chosen)
+
+        found = None if options.estimate else attempt("a measured remedy", lambda: judged(measure))
+        found = found or judged()
+        notes += of_interruption()
+        return profile, skipped, used, found
 
 
 def _spectra(model: nn.Module, profile: Profile, options: ProbeOptions) -> Spectra | None:
@@ -154,9 +164,10 @@ def _spectra(model: nn.Module, profile: Profile, options: ProbeOptions) -> Spect
     if profile.metadata.get("weights", {}).get("look") == "initialised":
         return None
     try:
-        return probing.spectra(model, whole=False, blocks=options.blocks, part=options.part)
+        found = probing.spectra(model, whole=False, blocks=options.blocks, part=options.part)
     except ValueError:
         return None
+    return None if was_stopped() else found  # some blocks tell nothing of all
 
 
 def _saved_remedies(model: nn.Module) -> list[str]:
@@ -198,8 +209,10 @@ def _run(
     if not options.skip_loss:
         return profile, None
     bar = progress("skipping blocks", profile.depth - options.skip_run + 1)
-    skipped = probing.skip_loss(model, inputs.batches, run=options.skip_run, progress=bar, **options.told)
-    return profile, skipped
+    return profile, attempt(
+        "--skip-loss",
+        lambda: probing.skip_loss(model, inputs.batches, run=options.skip_run, progress=bar, **options.told),
+    )
 
 
 def _save(profile: Profile, skipped: pd.DataFrame | None, diagnosis: Diagnosis, folder: Path) -> None:

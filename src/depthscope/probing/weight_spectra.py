@@ -27,6 +27,7 @@ from depthscope.measures.weights import (
     product_eigenvalues,
     spectral_radius,
 )
+from depthscope.interruption import attempt
 from depthscope.naming import unknown_name
 from depthscope.probing.from_disk import Checkpoint, empty_model, is_on_disk, read_for
 from depthscope.probing.saved_spectra import read_spectra, write_spectra
@@ -142,7 +143,12 @@ def spectra(
     for number, block in enumerate(anatomy.blocks, start=1):
         if (why := _unreadable(block)) is None:
             compute = partial(_of_block, block, number, product, fold_norm, whole)
-            tables += compute() if checkpoint is None else read_for(compute, block.module, block.name, checkpoint)
+            if checkpoint is not None:
+                compute = partial(read_for, compute, block.module, block.name, checkpoint)
+            found = attempt(f"the eigenvalues of blocks from {number} on", compute) if tables else compute()
+            if found is None:
+                break
+            tables += found
         else:
             notes.append(f"block {number}: {why}")
         progress()

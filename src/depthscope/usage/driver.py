@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
 from depthscope.anatomy.look import look_of_weights
+from depthscope.interruption import attempt
 from depthscope.passes import (
     Batch,
     Machine,
@@ -87,9 +88,9 @@ def depth_use(
         run = _Run(model, anatomy, calls, loss_of, doing, followed, lens=lens)
         run.forward()
         if skips:
-            run.skip()
+            attempt("what skipping each block changes", run.skip)
         if linear is not False:
-            run.linearise(given, loss, ridge, told, asked=linear is True)
+            attempt("linear maps", lambda: run.linearise(given, loss, ridge, told, asked=linear is True))
         return run.result(notes, {"lens": lens, "skips": skips, "followed": followed, "ridge": ridge})
 
 
@@ -269,7 +270,7 @@ class _Run:
             "dtype": self.seen.dtype,
             "loss": self.loss,
             "linear_loss": None if self.linear is None else self.linear.whole,
-            "linear_tokens": self.fitted_on or None,
+            "linear_tokens": self.fitted_on if self.linear_error else None,
             "energy": energy if known else None,
             "asked": asked,
             "notes": notes,
