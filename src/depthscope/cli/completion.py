@@ -92,14 +92,15 @@ def schemas(incomplete: str) -> list[str]:
 
 
 def refuse_a_typo(model: str) -> None:
-    """Refuses a MODEL that nobody can have meant before torch is imported; what may exist is for `load_model` to say."""
+    """Refuses a MODEL that cannot exist, before torch is imported; of what may exist `load_model` knows more."""
     module, colon, _ = model.partition(":")
     if colon:
         if module != "hf" and _is_nowhere(module.partition(".")[0]):
             raise unknown_module(model)
-    elif model not in FAMILIES and "depthscope.models.families" not in sys.modules:  # which others can add to
-        if not entry_points(group="depthscope.models"):
-            raise unknown_model(model, FAMILIES)
+        return
+    others = "depthscope.models.families" in sys.modules or entry_points(group="depthscope.models")  # may have added it
+    if model not in FAMILIES and not others:
+        raise unknown_model(model, FAMILIES)
 
 
 def _is_nowhere(module: str) -> bool:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from typer import Argument, Exit, Option
+from typer import Argument, Option
 
 from depthscope.cli import completion
+from depthscope.cli.ending import ending_in_order
 from depthscope.cli.folders import folder
 from depthscope.cli.help import counted
 from depthscope.cli.help import seed as seed_of
-from depthscope.exit_codes import code_of
-from depthscope.interruption import stoppable
 
 if TYPE_CHECKING:
     from depthscope.passes import Told
@@ -336,18 +334,8 @@ def as_command(body: Callable[[Any], None]) -> Callable[..., None]:
 
     def command(**values: Any) -> None:
         completion.refuse_a_typo(values["model"])
-        with stoppable() as work:
-            try:
-                body(options(**values))
-            except KeyboardInterrupt as interrupt:  # nothing was finished, or once more
-                work.stopped = interrupt
-            except Exit:
-                if work.stopped is None:
-                    raise
-        if work.stopped is not None:
-            without = f", without {', '.join(work.missing)}; what was finished is there" if work.missing else ""
-            print(f"depthscope: interrupted{without}", file=sys.stderr)
-            sys.exit(code_of(work.stopped))
+        with ending_in_order():
+            body(options(**values))
 
     hints = get_type_hints(options, include_extras=True)
     parameters = [

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, Projections, anatomy_of
 from depthscope.drawing import draw_spectra
+from depthscope.interruption import attempt
 from depthscope.measures.weights import (
     asymmetry,
     mean_growth,
@@ -27,7 +28,6 @@ from depthscope.measures.weights import (
     product_eigenvalues,
     spectral_radius,
 )
-from depthscope.interruption import attempt
 from depthscope.naming import unknown_name
 from depthscope.probing.from_disk import Checkpoint, empty_model, is_on_disk, read_for
 from depthscope.probing.saved_spectra import read_spectra, write_spectra
