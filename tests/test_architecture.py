@@ -13,7 +13,7 @@ SOURCE = Path(depthscope.__file__).parent
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
     {"compiling", "exit_codes", "extras", "half_precision", "locks", "machine", "naming", "progress", "walking"},
-    {"files", "offloading", "registry", "stations", "text"},
+    {"files", "interruption", "offloading", "registry", "stations", "text"},
     {"conditions", "drawing", "measures"},
     {"theory"},
     {"models"},

@@ -225,7 +225,7 @@ def test_data_and_scale_with_all_concern_the_studies_that_have_them(run, fakes: 
         (["plain", "--scale", "paper"], "plain has no scale 'paper'; scales: none"),
         (["--data", "folder"], "expected a study, or all"),
         (["goood"], "unknown study 'goood': did you mean 'good'? expected all or some of good, bad, plain"),
-        (["good", "--trials", "1"], "greater than or equal to 2"),
+        (["good", "--trials", "1"], "expected a whole number from 2 to"),
         (["--quick"], "expected a study, or all"),
         (["good", "--out", "/dev/null/x"], "expected a folder that can be written for --out, got '/dev/null/x'"),
     ],

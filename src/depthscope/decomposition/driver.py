@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -26,6 +27,7 @@ from depthscope.decomposition.path_tensor import (
 from depthscope.decomposition.shares import PathShares, frames_of
 from depthscope.decomposition.tracks import Tracks
 from depthscope.decomposition.watch import Watch, ours
+from depthscope.interruption import attempt, was_stopped
 from depthscope.passes import (
     Batch,
     Change,
@@ -103,23 +105,32 @@ def paths(
     without: list[list[LeftOut]] = []
     samples = 0
     with scope.undisturbed():
-        for batch in calls:
-            following.run(batch)
+        for number, batch in enumerate(calls, start=1):
+            follow = partial(following.run, batch)
+            if number == 1:
+                follow()
+            else:
+                attempt(f"batches from {number} on", follow)
+            if number > 1 and was_stopped():
+                break
             split = following.split()
             rows += share_rows(split, following.whole, following.real, following.depth, samples)
             rows += following.rows_of_blocks(samples)
             if by_head:
-                rows += Adjoint(following.segments, following.whole, following.real).rows(samples)
+                rows += attempt("paths by head", partial(following.rows_of_heads, samples)) or []
             if loss is not False:
                 made = None if loss is True else loss
-                without.append(losses_without(scope, batch, following.in_layout(), made, progress))
+                terms_of = following.in_layout()
+                found = attempt("losses", partial(losses_without, scope, batch, terms_of, made, progress))
+                without += [] if found is None else [found]
             if keep_terms:
                 terms.append(split)
             samples += split.shape[1]
-    if following.without_attention:
-        named = ", ".join(map(str, following.without_attention))
+            described, no_attention = _describe(model, anatomy, following, samples), following.without_attention
+    if no_attention:
+        named = ", ".join(map(str, no_attention))
         notes.append(f"blocks {named} have no self-attention: paths become no longer there")
-    metadata = _describe(model, anatomy, following, samples) | {"notes": [*notes, *anatomy.notes, *anatomy.left_out]}
+    metadata = described | {"notes": [*notes, *anatomy.notes, *anatomy.left_out]}
     return PathShares(*frames_of(rows, without), metadata=metadata, terms=_joined(terms) if keep_terms else None)
 
 
@@ -191,6 +202,10 @@ class Following:
             for block, found in self._by_block
             for name, values in found.items()
         ]
+
+    def rows_of_heads(self, first_sample: int) -> list[Row]:
+        """Which heads of each block carry the paths of each length."""
+        return Adjoint(self.segments, self.whole, self.real).rows(first_sample)
 
     def _enter(self, visit: Visit, tokens: Tensor) -> Tensor:
         with ours():

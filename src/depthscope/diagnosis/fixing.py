@@ -11,6 +11,7 @@ from torch import nn
 
 from depthscope.diagnosis.judge import diagnose
 from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
+from depthscope.interruption import attempt
 from depthscope.models.token_means import TokenMean
 from depthscope.passes import Tokenizer, Told, refuse_tensor
 from depthscope.probing import NoLoss, Profile, mean_loss, probe
@@ -126,7 +127,6 @@ def fix(
         return found
 
     before = measured("probing")
-    notes: tuple[str, ...] = ()
 
     def recommended() -> Recommendation:
         return recommend(
@@ -140,20 +140,27 @@ def fix(
             progress=doing("measuring the odds"),
         )
 
-    verdict = diagnose(before, measure=recommended)
-    found = verdict.recommendation
-    if verdict.verdict not in COLLAPSES or not found.remedies:
-        if tau is None:
-            advice = f"no remedy is put in; what to do: {found.reason}"
-            return Fixed(before, before, replace(found, reason=advice))
-        notes = (f"put in as asked for, against the verdict; what to do: {found.reason}",)
-        found = recommended()
-    loss_before = _loss(scope)
-    with temporarily(scope, *found.remedies):
-        after = measured("probing again")
-        loss_after = _loss(scope)
-    losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
-    return Fixed(before, after, found, losses, notes)
+    def remedied() -> Fixed:
+        notes: tuple[str, ...] = ()
+        verdict = diagnose(before, measure=recommended)
+        found = verdict.recommendation
+        if verdict.verdict not in COLLAPSES or not found.remedies:
+            if tau is None:
+                return _nothing_put_in(before, found)
+            notes = (f"put in as asked for, against the verdict; what to do: {found.reason}",)
+            found = recommended()
+        loss_before = _loss(scope)
+        with temporarily(scope, *found.remedies):
+            after = measured("probing again")
+            loss_after = _loss(scope)
+        losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
+        return Fixed(before, after, found, losses, notes)
+
+    return attempt("the remedy", remedied) or _nothing_put_in(before, diagnose(before).recommendation)
+
+
+def _nothing_put_in(before: Profile, found: Recommendation) -> Fixed:
+    return Fixed(before, before, replace(found, remedies=(), reason=f"no remedy is put in; what to do: {found.reason}"))
 
 
 def _loss(scope: Scope) -> float | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, Projections, anatomy_of
 from depthscope.drawing import draw_spectra
+from depthscope.interruption import attempt
 from depthscope.measures.weights import (
     asymmetry,
     mean_growth,
@@ -158,7 +159,12 @@ def spectra(
     for number, block in enumerate(anatomy.blocks, start=1):
         if (why := _unreadable(block)) is None:
             compute = partial(_of_block, block, number, product, fold_norm, whole)
-            tables += compute() if checkpoint is None else read_for(compute, block.module, block.name, checkpoint)
+            if checkpoint is not None:
+                compute = partial(read_for, compute, block.module, block.name, checkpoint)
+            found = attempt(f"the eigenvalues of blocks from {number} on", compute) if tables else compute()
+            if found is None:
+                break
+            tables += found
         else:
             notes.append(f"block {number}: {why}")
         progress()

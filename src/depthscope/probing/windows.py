@@ -21,8 +21,12 @@ from depthscope.probing.trail import Seen
 
 
 def cut(tokens: Tensor, real: Tensor | None, window: int) -> tuple[Tensor, Tensor | None]:
-    """(batch, n, d) → (batch · windows, w, d), and the mask likewise: what fills up the last window is not real."""
+    """(batch, n, d) → (batch · windows, w, d), and the mask likewise: what fills up the last window is not real.
+
+    A window longer than the sequence is the sequence.
+    """
     batch, n, width = tokens.shape
+    window = min(window, n)
     missing = -n % window
     if missing and real is None:
         real = torch.ones(batch, n, dtype=torch.bool, device=tokens.device)
@@ -88,7 +92,7 @@ class WindowedReduction(Reduction):
         """The outlier of a window with its sequence, of `each` windows, and its place among the real tokens there."""
         sample, window = divmod(sink.sample - self.first_sample, each)
         start = window * self.window
-        before = start if real is None else int(real.reshape(-1, each * self.window)[sample, :start].sum())
+        before = start if real is None else int(real.reshape(-1, each * real.shape[-1])[sample, :start].sum())
         return sink._replace(sample=self.first_sample + sample, token=before + sink.token)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import groupby
@@ -16,6 +17,7 @@ from depthscope.passes.hooks import hooks_in, take_down
 from depthscope.remedies.remedy import REMEDIES, Remedy
 
 FIELD = "depthscope_remedies"
+_GREATEST, _GREATEST_FLOAT32 = 2**63 - 1, 3.4028234e38  # what torch counts with, and computes with
 TOLD = "told"  # beside a remedy: what `apply` was told, so that `restore` does the same
 
 
@@ -55,7 +57,11 @@ def from_dict(record: Mapping[str, Any]) -> Remedy:
 def _value(item: Any, kind: type[Remedy]) -> Any:
     if isinstance(item, Mapping):
         values = {value.__name__: value for value in kind.option_types}
-        return values[item["kind"]](**{name: value for name, value in item.items() if name != "kind"})
+        return values[item["kind"]](**{name: _value(value, kind) for name, value in item.items() if name != "kind"})
+    for number in item if isinstance(item, list | tuple) else (item,):
+        most = _GREATEST if isinstance(number, int) else _GREATEST_FLOAT32
+        if isinstance(number, int | float) and most < abs(number) != math.inf:  # the remedy itself refuses infinity
+            raise ValueError(f"expected numbers of at most {most:.3g} as options of {kind.name}, got {number}")
     return tuple(item) if isinstance(item, list) else item
 
 

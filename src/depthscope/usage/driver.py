@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy.look import look_of_weights
+from depthscope.interruption import attempt
 from depthscope.passes import (
     Batch,
     Machine,
@@ -100,9 +101,9 @@ def depth_use(
         run = _Run(scope, calls, loss_of, doing, followed, lens=lens)
         run.forward()
         if skips:
-            run.skip()
+            attempt("what skipping each block changes", run.skip)
         if linear is not False:
-            run.linearise(given, loss, ridge, asked=linear is True)
+            attempt("linear maps", lambda: run.linearise(given, loss, ridge, asked=linear is True))
         return run.result(scope.notes, {"lens": lens, "skips": skips, "followed": followed, "ridge": ridge})
 
 
@@ -282,7 +283,7 @@ class _Run:
             "dtype": self.seen.dtype,
             "loss": self.loss,
             "linear_loss": None if self.linear is None else self.linear.whole,
-            "linear_tokens": self.fitted_on or None,
+            "linear_tokens": self.fitted_on if self.linear_error else None,
             "energy": energy if known else None,
             "asked": asked,
             "notes": notes,

@@ -13,7 +13,7 @@ import typer
 
 from depthscope.cli.documents import document, print_document
 from depthscope.cli.folders import folder
-from depthscope.cli.help import count_of_seeds
+from depthscope.cli.help import count_of_seeds, counted
 from depthscope.cli.reporting import add_report
 from depthscope.exit_codes import code_of
 from depthscope.extras import require
@@ -100,7 +100,7 @@ def compare(
     out: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Where runs and results are kept.")] = Path(
         "depthscope-comparison"
     ),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    jobs: Annotated[int, counted("Runs at a time.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; train nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     stop_if: StopIf = None,

@@ -14,6 +14,7 @@ import typer
 from depthscope.cli.documents import print_document
 from depthscope.cli.folders import data as data_folder
 from depthscope.cli.folders import folder
+from depthscope.cli.help import counted
 from depthscope.cli.help import seed as seed_of
 from depthscope.exit_codes import ExitCode, code_of
 from depthscope.extras import MissingExtra, require
@@ -49,7 +50,7 @@ def reproduce(
     seed: Annotated[
         int | None, typer.Option(metavar="N", parser=seed_of, help="Seed of weights and tokens.  [0]")
     ] = None,
-    trials: Annotated[int | None, typer.Option(min=2, help="Random trials, where a study has them.")] = None,
+    trials: Annotated[int | None, counted("Random trials, where a study has them.", least=2)] = None,
     scale: Annotated[
         str | None, typer.Option(help="paper: the paper's own size, for a study that trains; needs a GPU.")
     ] = None,

@@ -112,6 +112,9 @@ def train(
         require_rules(run)
     processes, rank = _place_among_processes()
     if dry_run:
+        from depthscope.training.building import remedies_of
+
+        remedies_of(config)  # refuses options that the run would refuse
         whole = data is None and not allow_incomplete
         show_estimate(config, run, processes, as_json, lambda: _task(config, data, allow_incomplete, empty=whole))
         return
