@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from depthscope.extras import require
 from depthscope.probing.watching.keeping import Keeper, go_on, state_of
+from depthscope.probing.watching.options import watch
 from depthscope.probing.watching.pictures import Painter
-from depthscope.probing.watching.watcher import Watch, watch
+from depthscope.probing.watching.watcher import Watch
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback

@@ -12,9 +12,9 @@ from torch import nn, tensor
 from depthscope.anatomy import anatomy_of
 from depthscope.extras import require
 from depthscope.probing.watching.keeping import Keeper, go_on, state_of
-from depthscope.probing.watching.options import check_options
+from depthscope.probing.watching.options import check_options, watch
 from depthscope.probing.watching.pictures import Painter
-from depthscope.probing.watching.watcher import Watch, watch
+from depthscope.probing.watching.watcher import Watch
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
