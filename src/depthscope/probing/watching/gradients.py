@@ -80,9 +80,8 @@ class GradientTaps:
         for block in self._machine.anatomy.blocks:
             for station, layers in writers_of(block).items():
                 for layer in layers:
-                    layer.register_forward_hook(
-                        _Writes(self, guarded(self._guard, partial(self._write, block, station)))
-                    )
+                    write = guarded(self._guard, partial(self._write, block, station))
+                    layer.register_forward_hook(_Writes(self, write))
         self._machine.on_block_end = self._end_block
 
     def end_pass(self) -> None:
@@ -92,7 +91,8 @@ class GradientTaps:
 
     def flush(self) -> None:
         """Tells what has come, if anything has, and closes."""
-        step, curves = self._step, {}
+        step = self._step
+        curves: Curves = {}
         with self._guard():
             curves = self._curves()
         self.close()

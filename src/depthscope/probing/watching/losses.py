@@ -82,7 +82,7 @@ class Losses:
     def state(self) -> dict[str, Any]:
         """As plain values."""
         self._fetch()
-        return {"means": self._means, "width": self._width, "begun": self._begun, "finite": self._is_finite}
+        return {"means": [*self._means], "width": self._width, "begun": [*self._begun], "finite": self._is_finite}
 
     @classmethod
     def of(cls, state: object) -> Losses:
@@ -101,11 +101,8 @@ class Losses:
 def _is_state(state: object) -> bool:
     if not isinstance(state, Mapping) or state.keys() != {"means", "width", "begun", "finite"}:
         return False
-    lists = [state["means"], state["begun"]]
-    numbers = all(
-        isinstance(one, list) and all(type(x) in (int, float) and math.isfinite(x) for x in one) for one in lists
-    )
-    width = state["width"]
-    if not numbers or type(width) is not int or type(state["finite"]) is not bool:
+    means, width, begun = state["means"], state["width"], state["begun"]
+    if not (isinstance(means, list) and isinstance(begun, list) and type(width) is int):
         return False
-    return len(state["means"]) < BINS and len(state["begun"]) < width
+    numbers = all(type(x) in (int, float) and math.isfinite(x) for x in (*means, *begun))
+    return numbers and len(means) < BINS and len(begun) < width and type(state["finite"]) is bool

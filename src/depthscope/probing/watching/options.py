@@ -74,8 +74,13 @@ def watch(
         with depthscope.watch(model, every=50, stop_if="token_similarity>0.99 for 3") as watch:
             for batch in loader:
                 …
+                watch.tell(loss=loss)
                 if watch.should_stop:
                     break
+
+    Tokens that are alike for a while are how a healthy model begins. So a rule says nothing before step 100 (its own
+    number: `"… for 3 after 500"`), nor while the loss falls (`losses.Losses` has the definition). The loss is known if
+    you tell it at every step.
 
     It is a flag and no exception, since an exception out of the model's forward pass would tear the step apart:
     half of its gradients, other processes that wait, a loop that does not come to save its work. With several
