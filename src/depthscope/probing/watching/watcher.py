@@ -230,7 +230,8 @@ class Watch:
             self._taps.close()
         self.close()
         rules = ", and its rules are asked no more" if self.gate else ""
-        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        text = " ".join(str(error).split())
+        why = text if isinstance(error, ValueError) else f"{type(error).__name__}: {text[:200]}"
         warnings.warn(f"the watch ends here{rules}; the training goes on: {why}", stacklevel=2)
 
     def _listen(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
