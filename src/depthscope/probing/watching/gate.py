@@ -70,8 +70,9 @@ class Alarm:
     def __str__(self) -> str:
         value = "undefined (nan)" if math.isnan(self.value) else f"{self.value:.4g}"
         now = "" if self.step == self.since else f", seen in a row until step {self.step}"
-        line = f"{self.rule} holds since step {self.since}{now}: {value} {self.where}: {self.meaning}; {self.loss}; "
+        line = f"{self.rule} holds since step {self.since}{now}: {value} {self.where}: {self.meaning}; "
         line += "it held from the first look on" if self.good is None else f"at step {self.good} it did not hold"
+        line += f"; {self.loss}"
         if self.checkpoint is not None:
             return f"{line}; the last good checkpoint is {self.checkpoint}"
         return f"{line}; no checkpoint was saved by then" if self.knows_checkpoints else line
