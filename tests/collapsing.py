@@ -26,4 +26,5 @@ class CollapsingTask(ImageClassification):
         with torch.no_grad():
             norm.weight.fill_(float(self.step < self.at or (self.until is not None and self.step >= self.until)))
             norm.bias.normal_(generator=seeded(0))
-        return super().loss(model, batch, carry)
+        loss, carry = super().loss(model, batch, carry)
+        return loss + self.step, carry  # it does not fall
