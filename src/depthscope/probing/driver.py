@@ -46,6 +46,7 @@ from depthscope.passes import (
 )
 from depthscope.passes.left_out import choose_parts
 from depthscope.probing.final_norm import FinalNorm
+from depthscope.probing.finite_sequences import as_records, note
 from depthscope.probing.finite_weights import weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.pace import Pace
@@ -212,7 +213,7 @@ class _Passes:
 
     def notes(self, wanted: frozenset[str]) -> list[str]:
         """What was asked for and not seen."""
-        notes = [*self.anatomy.notes, *self.anatomy.left_out]
+        notes = [*note(self.reduction.not_finite, self.samples), *self.anatomy.notes, *self.anatomy.left_out]
         seen = {station for block in self.anatomy.blocks for station in block.spots}
         if missing := sorted(wanted & set(at.BLOCK) - seen):
             notes.append(f"stations that this model does not show: {', '.join(missing)}")
@@ -370,6 +371,7 @@ def _describe(
         "parameters": sum(parameter.numel() for parameter in weights),
         "weights": look_of_weights(anatomy),
         "weights_not_finite": weights_not_finite(named),
+        "not_finite": as_records(passes.reduction.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.reduction.sweeper.forms),
         "device": str(device_of(model, weights)),

@@ -155,6 +155,8 @@ def recommend(
     if anatomy.causal_by and anatomy.causal is not None:
         told["causal"] = anatomy.causal  # so that nothing below tries again, and `apply` is told
     profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], **told)
+    if len(profile.metadata["not_finite"]) == profile.metadata["samples"]:
+        raise ValueError(f"expected sequences that stay finite, got {profile.metadata['notes'][0]}")
     options = _apply_options(profile, told)
     part = most_alike(profile)
     chosen = _numbers(anatomy, part)

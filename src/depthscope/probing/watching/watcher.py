@@ -25,6 +25,7 @@ from depthscope.passes import (
     pieces_of,
 )
 from depthscope.passes.undoing import undone, unhook_one
+from depthscope.probing.finite_sequences import in_words
 from depthscope.probing.reduction import Reduction
 from depthscope.probing.roles import OF_GRADIENTS, gradient_scalars
 from depthscope.probing.watching import wrapped
@@ -183,6 +184,7 @@ class Watch:
         self._due = False  # the announced step is to be watched, and has not been yet
         self._complained = False
         self._is_packed = False  # which was said
+        self._is_broken = False  # a sequence was not finite, which was said
         self._taps: GradientTaps | None = None  # where gradients are asked for
 
     def take_gradients(self) -> None:
@@ -342,7 +344,8 @@ class Watch:
         with torch.no_grad():
             self._reduction.end()
         self._end_pass()
-        rows, self._reduction = self._reduction.rows, self._new_reduction()
+        rows, broken = self._reduction.rows, self._reduction.not_finite
+        self._reduction = self._new_reduction()
         if not rows:
             names = [block.name for block in self._machine.anatomy.blocks][:4]
             raise ValueError(
@@ -355,6 +358,9 @@ class Watch:
         self._write(record)
         if self.on_record is not None:
             self.on_record(step, record.scalars())
+        if not self._is_broken and 0 < len(broken) < max(len(row.values) for row in rows):  # of all, the means are nan
+            self._is_broken = True
+            warnings.warn(f"step {step}: not finite (NaN or infinity), so in no mean: {in_words(broken)}", stacklevel=2)
         self._ask_gate(step, means)
 
     def _write(self, record: Record) -> None:
