@@ -118,7 +118,6 @@ def probe(
     surgery = Surgery(model, anatomy, parts) if parts else open_surgery(model)
     with undisturbed(model), surgery if surgery is not None and parts else nullcontext():
         for given in chain([first], calls):
-            _refuse_nothing(given)
             batch = passes.one_to_a_row(given)
             if passes.samples == 0:
                 passes.find_causality(batch)
@@ -141,13 +140,6 @@ def _notes_on(roles: Roles | None, *, repeated: bool) -> list[str]:
     if repeated:
         return ["blocks share their weights, which have one gradient, not one per block: none by block or by role"]
     return roles.notes
-
-
-def _refuse_nothing(batch: Batch) -> None:
-    """A batch without sequences, or without tokens, has no numbers."""
-    shapes = [tuple(given.shape) for given in (*batch.args, *batch.kwargs.values()) if isinstance(given, Tensor)]
-    if shapes and all(0 in shape for shape in shapes):
-        raise ValueError(f"expected at least one sequence of at least one token, got inputs of shape {shapes[0]}")
 
 
 class _Passes:
