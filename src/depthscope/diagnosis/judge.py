@@ -11,8 +11,9 @@ from depthscope.diagnosis.depth_use import require_same_model, with_depth
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.rules import CLOSING, FINDINGS, OF_WHOLE_MODELS, VERDICTS, Rule
 from depthscope.diagnosis.verdict import Diagnosis
-from depthscope.naming import lowered
+from depthscope.naming import counted, lowered
 from depthscope.probing import Profile, Spectra
+from depthscope.probing.finite_sequences import in_words
 from depthscope.remedies import Recommendation
 from depthscope.usage import DepthUse, Finding
 
@@ -63,11 +64,15 @@ def diagnose(
         closing = [finding for finding in said if finding.rule in CLOSING]
         findings = with_depth(facts, chosen.name, [finding for finding in said if finding.rule not in CLOSING])
         findings += closing
+    headline = verdict.sentence
+    if facts.entered_broken and facts.samples:
+        others = f"Of the {counted(facts.samples, 'other sequence')}: {lowered(headline)}"
+        headline = f"Not finite (NaN or infinity): {in_words(facts.entered_broken)}. {others}"
+    if facts.without:
+        headline = f"Without its {facts.without}, which is not the model as it is: {lowered(headline)}"
     return Diagnosis(
         chosen.verdict,
-        f"Without its {facts.without}, which is not the model as it is: {lowered(verdict.sentence)}"
-        if facts.without
-        else verdict.sentence,
+        headline,
         tuple(findings),
         advise(facts, chosen.verdict, measure),
         verdict.numbers,

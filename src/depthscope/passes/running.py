@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy, Path
 from depthscope.passes.by_thread import ByThread
 from depthscope.passes.caches import cache_in, past_length
+from depthscope.passes.inputs import described
 from depthscope.passes.masks import MaskFinder
 from depthscope.passes.tokens import as_given, batch_first, count_ways, distinct, floating_in, refuse_spread, tokens_at
 
@@ -111,7 +112,11 @@ class Pass:
         tokens = tokens_at((args, kwargs), path)
         if tokens is None:
             where = "" if path is None else f" as its argument {'.'.join(map(str, path[1:]))}"
-            raise ValueError(f"expected tokens to enter {block!r}{where}, got none")
+            raise ValueError(
+                f"expected tokens (floating-point numbers) to enter {block!r}{where}, got {described(values)}"
+            )
+        if tokens.is_nested or tokens.layout is not torch.strided:
+            raise ValueError(f"expected a plain tensor of tokens to enter {block!r}, got {described(tokens)}")
         refuse_spread(block, tokens)
         if self.guessed and not torch.compiler.is_compiling() and not recomputed:
             self._refuse_turned(block, tokens)

@@ -35,6 +35,7 @@ from depthscope.passes import (
 )
 from depthscope.passes.left_out import choose_parts
 from depthscope.probing.final_norm import FinalNorm
+from depthscope.probing.finite_sequences import as_records, note
 from depthscope.probing.finite_weights import weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.pace import Pace
@@ -116,7 +117,6 @@ def probe(
     surgery = Surgery(model, anatomy, parts) if parts else open_surgery(model)
     with scope.undisturbed(), surgery if surgery is not None and parts else nullcontext():
         for given in calls:
-            _refuse_nothing(given)
             batch = scope.one_to_a_row(given)
             if passes.samples == 0:
                 passes.find_causality()
@@ -139,13 +139,6 @@ def _notes_on(roles: Roles | None, *, repeated: bool) -> list[str]:
     if repeated:
         return ["blocks share their weights, which have one gradient, not one per block: none by block or by role"]
     return roles.notes
-
-
-def _refuse_nothing(batch: Batch) -> None:
-    """A batch without sequences, or without tokens, has no numbers."""
-    shapes = [tuple(given.shape) for given in (*batch.args, *batch.kwargs.values()) if isinstance(given, Tensor)]
-    if shapes and all(0 in shape for shape in shapes):
-        raise ValueError(f"expected at least one sequence of at least one token, got inputs of shape {shapes[0]}")
 
 
 class _Passes:
@@ -195,7 +188,7 @@ class _Passes:
 
     def notes(self, wanted: frozenset[str]) -> list[str]:
         """What was asked for and not seen."""
-        notes = [*self.anatomy.notes, *self.anatomy.left_out]
+        notes = [*note(self.reduction.not_finite, self.samples), *self.anatomy.notes, *self.anatomy.left_out]
         seen = {station for block in self.anatomy.blocks for station in block.spots}
         if missing := sorted(wanted & set(at.BLOCK) - seen):
             notes.append(f"stations that this model does not show: {', '.join(missing)}")
@@ -353,6 +346,7 @@ def _describe(
         "parameters": sum(parameter.numel() for parameter in weights),
         "weights": look_of_weights(anatomy),
         "weights_not_finite": weights_not_finite(named),
+        "not_finite": as_records(passes.reduction.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.reduction.sweeper.forms),
         "device": str(device_of(model, weights)),

@@ -66,7 +66,7 @@ def next_token_loss(logits: Tensor, ids: Tensor, real: Tensor | None = None) -> 
     if not pairs.any():
         raise NoLoss("no sequence has two real tokens, so that there is no next token to predict")
     wide = torch.promote_types(logits.dtype, torch.float32)
-    return F.cross_entropy(logits[:, :-1][pairs.to(logits.device)].to(wide), ids[:, 1:][pairs].to(logits.device))
+    return F.cross_entropy(logits[:, :-1][pairs.to(logits.device)].to(wide), ids[:, 1:][pairs].long().to(logits.device))
 
 
 def ids_in(batch: Batch) -> Tensor | None:

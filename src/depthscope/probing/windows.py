@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from depthscope.measures import MEASURES
 from depthscope.passes import Visit
-from depthscope.probing.reduction import Reduction, SinkRow
+from depthscope.probing.reduction import Reduction, Row, SinkRow
 from depthscope.probing.trail import Seen
 
 
@@ -65,11 +65,22 @@ class WindowedReduction(Reduction):
     def end(self) -> None:
         super().end()
         self.rows[self._first_row :] = [
-            row if row.first_sample < 0 else row._replace(values=_means(row.values, self._windows[len(row.values)]))
-            for row in self.rows[self._first_row :]
+            row if row.first_sample < 0 else self._of_sequences(row) for row in self.rows[self._first_row :]
         ]
         self._first_row = len(self.rows)
         self._windows.clear()
+
+    def _of_sequences(self, row: Row) -> Row:
+        """The means over the windows; a sequence of which a window is not finite has none from there on."""
+        values = _means(row.values, self._windows[len(row.values)])
+        for number in range(len(values)):
+            block, station = self.not_finite.get(row.first_sample + number, (math.inf, ""))
+            if row.block > block or (row.block, row.station) == (block, station):
+                values[number] = math.nan
+        return row._replace(values=values)
+
+    def _sequence(self, row: int, rows: int) -> int:
+        return row // self._windows[rows]
 
     def _cut(self, tokens: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor | None]:
         windows, mask = cut(tokens, real, self.window)

@@ -161,6 +161,8 @@ def recommend(
     options = scope.apply_hints
     first = scope.first_only()
     profile = probe(first, measures=["token_similarity", "outliers"])
+    if len(profile.metadata["not_finite"]) == profile.metadata["samples"]:
+        raise ValueError(f"expected sequences that stay finite, got {profile.metadata['notes'][0]}")
     part = most_alike(profile)
     chosen = _numbers(anatomy, part)
     spared = _spared(profile, batch, part)

@@ -23,6 +23,7 @@ from depthscope.passes import (
     device_of,
     refuse_open_surgery,
 )
+from depthscope.probing.finite_sequences import note
 from depthscope.probing.gradients import Loss
 from depthscope.probing.losses import NoLoss
 from depthscope.probing.skipping import LossOf, calls_with_loss, one_number
@@ -248,11 +249,7 @@ class _Run:
         placements = {block.placement for block in blocks}
         blind = [b for b in range(1, self.depth + 1) if b not in self.seen.seen]
         notes = [*notes, *anatomy.notes, *anatomy.left_out, *self.notes]
-        if self.seen.not_finite is not None:
-            notes.append(
-                f"tokens leave block {self.seen.not_finite} with numbers that are not finite (nan or infinite): what "
-                "is undefined by them is left out, here and in later blocks"
-            )
+        notes += note(self.seen.not_finite, self.samples)
         if blind:
             named = "any block" if len(blind) == self.depth else f"blocks {', '.join(map(str, blind))}"
             notes.append(f"attention was not seen in {named}: no sink rate and no logits there")

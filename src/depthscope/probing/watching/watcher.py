@@ -23,6 +23,7 @@ from depthscope.passes import (
     pieces_of,
 )
 from depthscope.passes.undoing import undone, unhook_one
+from depthscope.probing.finite_sequences import in_words
 from depthscope.probing.reduction import Reduction
 from depthscope.probing.roles import gradient_scalars
 from depthscope.probing.watching import wrapped
@@ -93,6 +94,7 @@ class Watch:
         self._complained = False
         self._gave_up = False  # something of ours has failed
         self._is_packed = False  # which was said
+        self._is_broken = False  # a sequence was not finite, which was said
         self._taps: GradientTaps | None = None  # where gradients are asked for
 
     def take_gradients(self) -> None:
@@ -281,19 +283,23 @@ class Watch:
             found = self._measured(step)
         if found is None or self._gave_up:
             return
-        record, means = found
+        record, means, broken = found
         self._records.append(record)
         self._write(record)
         if self.on_record is not None:
             self.on_record(step, record.scalars())
+        if broken and not self._is_broken:
+            self._is_broken = True
+            warnings.warn(f"step {step}: not finite (NaN or infinity), so in no mean: {broken}", stacklevel=2)
         self._ask_gate(step, means)
 
-    def _measured(self, step: int) -> tuple[Record, Means]:
+    def _measured(self, step: int) -> tuple[Record, Means, str]:
         self._stop_listening()
         with torch.no_grad():
             self._reduction.end()
         self._end_pass()
-        rows, self._reduction = self._reduction.rows, self._new_reduction()
+        rows, broken = self._reduction.rows, self._reduction.not_finite
+        self._reduction = self._new_reduction()
         if not rows:
             names = [block.name for block in self._machine.anatomy.blocks][:4]
             raise ValueError(
@@ -301,7 +307,8 @@ class Watch:
                 "of a compiled model, watch what torch.compile returned"
             )
         means = means_of(rows)
-        return Record(step, curves_of(means)), means
+        some = 0 < len(broken) < max(len(row.values) for row in rows)  # of all, the means are nan
+        return Record(step, curves_of(means)), means, in_words(broken) if some else ""
 
     def _write(self, record: Record) -> None:
         if self.path is not None and wrapped.is_first_process():
