@@ -17,10 +17,8 @@ from depthscope.passes.by_thread import ByThread
 from depthscope.passes.caches import cache_in
 from depthscope.passes.mask_names import looks_like_a_mask
 
-GO_ON = (
-    "give whole sequences from their first token (generate with use_cache=False), or take the remedy out with "
-    "depthscope.remove(model)"
-)
+WHOLE = "give whole sequences from their first token (use_cache=False), or take it out: depthscope.remove(model)"
+OTHERS = "take it out (depthscope.remove(model)), or say causal=False to apply if every token sees all others"
 _STATES = ("mems", "cache", "caches", "state", "past_key_values")  # arguments that hold a past
 
 
@@ -82,16 +80,16 @@ class Call(ByThread):
     def doubt(self, n: int, past: int, cache: Any, real: Tensor | None) -> str:
         """Why these n tokens may not be all of their sequences, or stand in another order; "": no doubt."""
         if self.again and cache is not None:
-            return "runs twice in one call of the model, and the cache does not tell its two pasts apart"
+            return f"runs twice in one call of the model, and the cache does not tell its two pasts apart: {WHOLE}"
         if self.lengths and n not in self.lengths:
-            return f"is given {n} tokens, and the model {self.lengths[0]}: where the others stand is not known"
+            return f"is given {n} tokens, and the model {self.lengths[0]}: where the others stand is not known: {OTHERS}"
         if past:
             return ""
         if self.state:
-            return f"may have earlier tokens behind it ({self.state}=), and how many is not known"
+            return f"may have earlier tokens behind it ({self.state}=), and how many is not known: {WHOLE}"
         starts = [name for name, value in self.positions.items() if _starts_later(value, n, real)]
         if starts:
-            return f"is given {starts[0]} that do not begin at 0, and no cache that is known holds the tokens before"
+            return f"is given {starts[0]} that do not begin at 0, and no cache that is known holds the tokens before: {WHOLE}"
         return self._doubt_of_one(cache) if n == 1 else ""
 
     def _doubt_of_one(self, cache: Any) -> str:
@@ -100,7 +98,7 @@ class Call(ByThread):
         is_clear = self.entered.get(self.inside, False) or self.positions or self.has_no_past
         if is_clear or (cache is not None and self.brings_cache):
             return ""
-        return "is given one token after earlier calls, and nothing says how many tokens stand before it"
+        return f"is given one token after earlier calls, and nothing says how many stand before it: {WHOLE}"
 
 
 def _lengths(given: Mapping[str, Any], token_axis: int) -> tuple[int, ...]:

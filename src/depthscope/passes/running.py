@@ -18,7 +18,7 @@ from depthscope.anatomy import Anatomy, Path
 from depthscope.passes.by_thread import ByThread
 from depthscope.passes.caches import cache_in, past_length
 from depthscope.passes.masks import MaskFinder
-from depthscope.passes.past import GO_ON, Call
+from depthscope.passes.past import Call
 from depthscope.passes.tokens import as_given, batch_first, count_ways, distinct, floating_in, refuse_spread, tokens_at
 
 REMEMBERED = 256  # passes whose masks are kept for activation checkpointing
@@ -96,7 +96,7 @@ class Pass:
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing runs a block again, and the first time has been judged
         if why := self.call.doubt(now.size[1], now.past, now.cache, now.real):
-            raise ValueError(f"{name}: {now.block!r} {why}: {GO_ON}")
+            raise ValueError(f"{name}: {now.block!r} {why}")
 
     def see_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is called with these: ids (batch, n) tell where the tokens of blocks that were guessed stand."""
