@@ -19,8 +19,9 @@ from depthscope import walking
 from depthscope.anatomy import FAMILIES, Anatomy, BlockAnatomy, Path, Side
 from depthscope.passes.by_thread import ByThread
 from depthscope.passes.caches import settle, takes_cache
+from depthscope.passes.past import WHOLE
 from depthscope.passes.running import Pass
-from depthscope.passes.tokens import edit_tokens, tokens_at
+from depthscope.passes.tokens import edit_tokens, first_tokens, tokens_at
 from depthscope.passes.undoing import unhook
 from depthscope.stations import trunk_is_a_sum
 
@@ -173,9 +174,28 @@ class BlockEntry(Hook):
         running = self.running
         running.enter(self.block, self.index, module, args, kwargs, self.path)
         has_no_past = self.keeps_nothing or (self.takes_cache and running.now.cache is None)
-        running.call.enter(self.block, running.ran, has_no_past=has_no_past)
+        axes = 0 if running.now.shape is None else len(running.now.shape)
+        running.call.enter(self.block, axes, running.ran, has_no_past=has_no_past)
         if not torch.compiler.is_compiling():
             running.warn_of_masks()
+
+
+class PartOfBlock(Hook):
+    """A part of a block is called: with one token a sequence, and no block running, somebody decodes past the blocks
+    (`layer.step(x)`), where no remedy is heard and no mean goes on."""
+
+    def __init__(self, running: Pass, block: str):
+        self.running, self.block = running, block
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or self.running.call.inside or torch._C._current_graph_task_id() != -1:
+            return
+        tokens, axis = first_tokens((args, kwargs)), self.running.default_token_axis
+        if tokens is not None and (tokens.ndim == 2 or tokens.shape[axis] == 1):
+            raise ValueError(
+                f"a part of {self.block!r} is given {tuple(tokens.shape)} while the block itself is not called, so "
+                f"that its remedies do nothing: {WHOLE}"
+            )
 
 
 class BlockExit(Hook):

@@ -32,6 +32,7 @@ class Call(ByThread):
         self.inside = ""  # the block that runs
         self.entered: dict[str, bool] = {}  # the blocks that have run in this call: whether that was their first ever
         self.again = False  # the block that runs has run before in this call
+        self.lost_axis = False  # the block that runs was once given tokens with an axis more
         self.has_no_past = False  # the block that runs keeps nothing, or could have been given a cache and was not
         self._clear()
 
@@ -40,6 +41,7 @@ class Call(ByThread):
         self.again = False
         self.lengths: tuple[int, ...] = ()  # how many tokens its ids may be; empty: it was given no ids
         self.positions: dict[str, Any] = {}
+        self._later: dict[int, str] = {}  # by number of tokens: the positions that do not begin at 0; "": none
         self.state = ""  # an argument that holds a past, and is not known
         self.brings_cache: bool | None = None  # its caller gives it a cache that is known; None: not called yet
 
@@ -69,32 +71,36 @@ class Call(ByThread):
         self.positions |= {name: value for name, value in given.items() if _is_position(name, value)}
         self.state = self.state or next((name for name, value in given.items() if _holds_a_past(name, value)), "")
 
-    def enter(self, block: str, ran: set[str], *, has_no_past: bool) -> None:
-        """A block begins; `ran` has the names of those that ever ran."""
+    def enter(self, block: str, axes: int, ran: dict[str, int], *, has_no_past: bool) -> None:
+        """A block begins, with tokens of so many axes; `ran` has those of each block in its first pass ever."""
         self.inside, self.has_no_past = block, has_no_past
         if not torch.compiler.is_compiling():
             self.again = block in self.entered
             self.entered.setdefault(block, block not in ran)
-            ran.add(block)
+            self.lost_axis = axes < ran.setdefault(block, axes)
 
     def doubt(self, n: int, past: int, cache: Any, real: Tensor | None) -> str:
         """Why these n tokens may not be all of their sequences, or stand in another order; "": no doubt."""
         if self.again and cache is not None:
             return f"runs twice in one call of the model, and the cache does not tell its two pasts apart: {WHOLE}"
-        if self.lengths and n not in self.lengths:
-            return f"is given {n} tokens, and the model {self.lengths[0]}: where the others stand is not known: {OTHERS}"
+        if self.lost_axis:
+            return f"is given tokens with an axis less than before, as if these were one of each sequence: {WHOLE}"
+        if self.lengths and n not in self.lengths and not _is_filled_up(self.lengths, real):
+            return f"is given {n} tokens, and the model {self.lengths[0]}: how they are ordered is not known: {OTHERS}"
         if past:
             return ""
         if self.state:
             return f"may have earlier tokens behind it ({self.state}=), and how many is not known: {WHOLE}"
-        starts = [name for name, value in self.positions.items() if _starts_later(value, n, real)]
-        if starts:
-            return f"is given {starts[0]} that do not begin at 0, and no cache that is known holds the tokens before: {WHOLE}"
+        if n not in self._later:  # numbers are fetched once in a call
+            named = (name for name, value in self.positions.items() if _starts_later(value, n, real))
+            self._later[n] = next(named, "")
+        if self._later[n]:
+            return f"is given {self._later[n]} that do not begin at 0, and no cache that is known: {WHOLE}"
         return self._doubt_of_one(cache) if n == 1 else ""
 
     def _doubt_of_one(self, cache: Any) -> str:
-        """One token is a whole sequence, or the next of one. It is clear in the first call ever, where a block that takes
-        a cache is given none, where the caller brings an empty one, and where a position says that it is the first."""
+        """One token is a whole sequence, or the next of one. It is clear in the first call ever, where a block that
+        takes a cache is given none, where the caller brings an empty one, and where a position says that it is first."""
         is_clear = self.entered.get(self.inside, False) or self.positions or self.has_no_past
         if is_clear or (cache is not None and self.brings_cache):
             return ""
@@ -112,6 +118,13 @@ def _lengths(given: Mapping[str, Any], token_axis: int) -> tuple[int, ...]:
             elif value.dtype in (torch.int64, torch.int32) and value.ndim in (2, 3):
                 ids += value.shape[1:] if token_axis == 1 else value.shape
     return (*ids, *tokens) if ids else ()
+
+
+def _is_filled_up(lengths: tuple[int, ...], real: Tensor | None) -> bool:
+    """Whether the model has filled its sequences up on the right, and its own mask says so (Reformer)."""
+    if real is None or torch.compiler.is_compiling():
+        return False
+    return any(length < real.shape[1] and not bool(real[:, length:].any()) for length in lengths)
 
 
 def _is_position(name: str, value: Any) -> bool:

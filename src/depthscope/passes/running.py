@@ -65,7 +65,7 @@ class Pass:
         self.masks = MaskFinder(model, anatomy)
         self.now = Now()
         self.call = Call()
-        self.ran: set[str] = set()  # the blocks that ever ran, in any thread, to the knowledge of a remedy
+        self.ran: dict[str, int] = {}  # the blocks that ever ran in a model with remedies → axes of their first tokens
         self.maps, self.guessed = anatomy.maps, anatomy.guessed
         self.default_token_axis = anatomy.token_axis
         self._axes = {block.name: anatomy.axis_of(block) for block in anatomy.blocks}
