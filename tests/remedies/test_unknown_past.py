@@ -14,7 +14,7 @@ import zoo
 from depthscope.remedies import ContraNorm, DeEscalate, MVSplit, PairNorm, Remedy
 
 ONE = "is given one token after earlier calls, and nothing says how many stand before it: give whole sequences"
-pytestmark = pytest.mark.filterwarnings("ignore:cannot tell whether this model is causal")
+pytestmark = pytest.mark.filterwarnings("ignore:cannot tell whether", "ignore:what the remedy covers")
 LATER = "do not begin at 0, and no cache that is known: give whole sequences"
 GENERATE: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 MIXED = {key: value for key, value in zoo.TEXT.items() if key != "num_hidden_layers"}
@@ -34,6 +34,7 @@ REFORMER = {
     "num_buckets": 2,
     "hash_seed": 0,
 }
+BOTH = {"input_ids": zoo.IDS, "decoder_input_ids": zoo.IDS}
 PROPHETNET = {
     "vocab_size": 50,
     "hidden_size": 16,
@@ -249,13 +250,15 @@ def test_decoding_from_the_first_token_on_is_refused_at_the_second():
 # --- tokens of another number, and masks that do not arrive ---------------------------------------------------
 
 
-@pytest.mark.parametrize("told", [{}, {"causal": True}], ids=str)
-def test_streams_side_by_side_are_refused(told: dict[str, bool]):
+@pytest.mark.parametrize(
+    "told", [{}, {"causal": True}, {"inputs": BOTH, "blocks": "prophetnet.decoder.layers.*"}], ids=len
+)
+def test_streams_side_by_side_are_refused(told: dict[str, Any]):
     """ProphetNet's decoder has three streams, one behind the other: the second would see later tokens of the first."""
     model = made(lambda: hf.ProphetNetForConditionalGeneration(hf.ProphetNetConfig(**PROPHETNET)))
     depthscope.apply(model, DeEscalate(0.5), **told)
     with pytest.raises(ValueError, match=r"is given 21 tokens, and the model 7: .*depthscope\.remove"):
-        model(input_ids=zoo.IDS, decoder_input_ids=zoo.IDS)
+        model(**BOTH)
 
 
 def test_a_block_that_is_told_of_no_mask_has_that_of_the_model():

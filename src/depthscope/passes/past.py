@@ -100,7 +100,7 @@ class Call(ByThread):
 
     def _doubt_of_one(self, cache: Any) -> str:
         """One token is a whole sequence, or the next of one. It is clear in the first call ever, where a block that
-        takes a cache is given none, where the caller brings an empty one, and where a position says that it is first."""
+        takes a cache is given none, where the caller brings an empty one, and where its position is said."""
         is_clear = self.entered.get(self.inside, False) or self.positions or self.has_no_past
         if is_clear or (cache is not None and self.brings_cache):
             return ""
