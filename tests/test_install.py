@@ -92,14 +92,14 @@ def test_a_major_version_that_nobody_has_tried_is_not_installed():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that has the package as pip installs it from the wheel that pip builds, without a network."""
+    """A folder that has both packages as pip installs them from the wheels that pip builds, without a network."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     alone = ["--quiet", "--no-index", "--no-deps"]
-    build = [*pip, "wheel", *alone, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    build = [*pip, "wheel", *alone, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT), str(ROOT / "lab")]
     subprocess.run(build, check=True, capture_output=True, timeout=300)
-    (wheel,) = folder.glob("*.whl")
-    install = [*pip, "install", *alone, "--target", str(folder / "site"), str(wheel)]
+    instrument, lab = sorted(folder.glob("*.whl"))
+    install = [*pip, "install", *alone, "--target", str(folder / "site"), str(instrument), str(lab)]
     subprocess.run(install, check=True, capture_output=True, timeout=300)
     return folder / "site"
 
@@ -110,13 +110,20 @@ def installed(site: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=site.parent, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_wheel_has_every_file_of_the_package(site: Path):
+@pytest.mark.parametrize(
+    ("source", "among_them"),
+    [
+        ("src/depthscope", {"py.typed", "cli/schemas/train.json"}),
+        ("lab/src/depthscope_lab", {"py.typed", "cli/train.py"}),
+    ],
+)
+def test_the_wheel_has_every_file_of_the_package(source: str, among_them: set[str], site: Path):
     ours, theirs = (
         {path.relative_to(place).as_posix() for path in place.rglob("*") if "__pycache__" not in path.parts}
-        for place in (ROOT / "src" / "depthscope", site / "depthscope")
+        for place in (ROOT / source, site / Path(source).name)
     )
     assert theirs == ours
-    assert {"py.typed", "cli/schemas/probe.json"} <= theirs
+    assert among_them <= theirs
 
 
 def test_the_installed_program_runs(site: Path):
@@ -126,7 +133,7 @@ def test_the_installed_program_runs(site: Path):
     assert installed(site, program, "--version").stdout == f"depthscope {depthscope.__version__}\n"
     assert "probe" in installed(site, program, "--help").stdout
     assert '"title": "depthscope probe --json"' in installed(site, program, "schema", "probe").stdout
-    assert installed(site, program, "schema", "train").returncode == 0
+    assert installed(site, program, "reproduce", "--json").returncode == 0
 
 
 # --- without the lab ---------------------------------------------------------------------------------------------

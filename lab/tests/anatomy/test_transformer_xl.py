@@ -1,5 +1,7 @@
 """Transformer-XL under the probe: the segment's tokens are measured, the memory's are not."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -51,3 +53,14 @@ def test_causality_is_what_the_mean_leaves_of_it():
         with torch.device("meta"):
             model = TransformerXL(replace(CONFIG, carried_mean=carried_mean))
         assert anatomy_of(model).causal is causal
+
+
+def test_the_family_is_known_before_its_model_is_imported():
+    """Who probes another model does not wait for Transformer-XL."""
+    code = (
+        "import sys\nfrom depthscope.anatomy import FAMILIES, anatomy_of\nfrom depthscope.models import Encoder\n"
+        "assert anatomy_of(Encoder(1)).family == 'depthscope'\n"
+        "assert FAMILIES.owner('transformer-xl') == 'depthscope-lab'\n"
+        "assert 'depthscope_lab.models' not in sys.modules, 'imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

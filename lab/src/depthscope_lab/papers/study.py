@@ -17,7 +17,8 @@ import pandas as pd
 from depthscope.files import read_json, require_format, sum_of, write_folder, write_json
 from depthscope.locks import owned
 from depthscope.progress import Share
-from depthscope.report.formats import Claim, Verdict
+from depthscope.report.formats import Claim as Claim
+from depthscope.report.formats import Verdict
 from depthscope_lab.papers.catalogue import STUDIES
 from depthscope_lab.papers.provenance import changes, provenance, short_hash
 

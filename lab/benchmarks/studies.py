@@ -1,7 +1,7 @@
 """What the batched trials of Fig. 2 and Fig. 3 (Yu & Zhang 2024) save, against the plain loop, in one run.
 
-    python benchmarks/studies.py            # a fifth of the trials of both figures, both ways
-    python benchmarks/studies.py --share 1  # all of them: several minutes for the loop
+    python lab/benchmarks/studies.py            # a fifth of the trials of both figures, both ways
+    python lab/benchmarks/studies.py --share 1  # all of them: several minutes for the loop
 
 The plain loop takes one trial at a time: `models.Block` for every block, δ by `svdvals`, λ₂ by `eigvals`, W_V
 drawn again in full for Fig. 3 (its two estimates once per block). Same sizes, same number of trials, float32.

@@ -1,7 +1,7 @@
 """What a training step of Transformer-XL costs: ours ÷ the equations as written, CPU time, from one run.
 
-    python benchmarks/transformer_xl.py          # all of it, about five minutes on one core
-    python benchmarks/transformer_xl.py time     # one part of: time, memory, depth, remedies, fused
+    python lab/benchmarks/transformer_xl.py          # all of it, about five minutes on one core
+    python lab/benchmarks/transformer_xl.py time     # one part of: time, memory, depth, remedies, fused
 
 time      a training step (forward, backward, Adam) ÷ the same model with its attention as the paper and the
           authors' code write it: einsum over (n, m, batch, head), the shift by padding and copying

@@ -1,7 +1,7 @@
 """What a training step of a deep and narrow model costs: ratios from one run, medians over alternating rounds, in
 seconds of processor time of one thread (the machine may be shared).
 
-    python benchmarks/deep.py                # minutes on 1 core; one of: step depth memory
+    python lab/benchmarks/deep.py                # minutes on 1 core; one of: step depth memory
 
 step    1000 blocks of width 32 of the recipe vit-digits, at its batch of 64 and at 16: the plain loop over the blocks
         with torch's AdamW ÷ the same with QuickAdamW (what `depthscope train` does), ÷ `at_once` and QuickAdamW.

@@ -1,6 +1,6 @@
 """What a training step costs: ratios from one run, medians over alternating rounds.
 
-    python benchmarks/training.py            # minutes on 2 cores; one of: torch depth data
+    python lab/benchmarks/training.py            # minutes on 2 cores; one of: torch depth data
 
 torch  a step of our ViT ÷ a step of the same ViT around PyTorch's nn.TransformerEncoder. Target: at most 1.05.
 depth  seconds per step and block at 25, 50, 100 and 200 blocks. Target: the same at each, so that time is linear.
