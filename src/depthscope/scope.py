@@ -317,8 +317,8 @@ class Scope:
         """The eigenvalues of W_V W_O, block by block: `depthscope.spectra`, with its options."""
         from depthscope.probing import spectra
 
-        named = {name: self.hints[name] for name in ("blocks", "part") if name in self.hints}
-        return spectra(self.model, **{**named, **options})
+        named: dict[str, Any] = {"blocks": self.hints.get("blocks"), "part": self.hints.get("part")}
+        return spectra(self.model, **named | options)
 
     def recommend(self, inputs: Any = None, **options: Any) -> Recommendation:
         """Which remedies, with which numbers: `depthscope.recommend`, with its options."""

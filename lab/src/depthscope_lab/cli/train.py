@@ -112,7 +112,7 @@ def train(
         require_rules(run)
     processes, rank = _place_among_processes()
     if dry_run:
-        from depthscope.training.building import remedies_of
+        from depthscope_lab.training.building import remedies_of
 
         remedies_of(config)  # refuses options that the run would refuse
         whole = data is None and not allow_incomplete
