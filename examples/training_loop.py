@@ -5,7 +5,8 @@ it. Ten seconds.
 
 A post-norm ViT of 12 blocks learns which of four pictures it sees through noise. At the larger rate its tokens become
 equal within twenty steps, and the loss stays that of a guess, ln 4 = 1.39. The watch sees why, and its rule ends the
-loop: three looks in a row at which the tokens of the last block were alike, and a loss that does not fall. Up to there no bit of the training changes.
+loop: three looks in a row at which the tokens of the last block were alike, and a loss that does not fall. Up to there
+no bit of the training changes.
 """
 
 import torch
