@@ -1,5 +1,8 @@
 """Identities and invariances of the similarity measures, each with a mutant that must fail."""
 
+from collections.abc import Iterator
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +13,7 @@ from torch.testing import assert_close
 import oracles
 from depthscope.measures import (
     TokenMatrix,
+    TokenNorms,
     angular_distance,
     cosine_similarity,
     direction_similarity,
@@ -164,6 +168,54 @@ def test_directions_have_no_mean_where_it_is_the_rounding_of_their_tokens():
     x[3, 2] = x[3, 2] * (1 + torch.finfo(torch.bfloat16).eps)
     assert frequency_ratio(TokenMatrix(x).directions).isnan()
     assert frequency_ratio(TokenMatrix(x.float()).directions).isfinite()
+
+
+FORMATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def centred_draws(dtype: torch.dtype, draws: int = 40) -> Iterator[Tensor]:
+    """Tokens whose mean, as large as their deviations, was subtracted in their own format; some begin with a sink."""
+    generator = seeded(0)
+    for n, d in ((2, 4), (3, 4), (8, 64), (64, 4), (512, 4), (512, 64)):
+        x = torch.randn(draws, n, d, generator=generator, dtype=torch.float64)
+        x[: draws // 4, 0] *= 100
+        deviations = x - x.mean(dim=1, keepdim=True)
+        mean = torch.randn(draws, 1, d, generator=generator, dtype=torch.float64)
+        mean *= deviations.norm(dim=(1, 2), keepdim=True) / (n**0.5 * mean.norm(dim=-1, keepdim=True))
+        tokens = (deviations + mean).to(dtype)
+        yield tokens - tokens.mean(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_there_is_no_ratio_to_a_mean_that_was_subtracted(dtype: torch.dtype):
+    for tokens in centred_draws(dtype):
+        assert frequency_ratio(tokens).isnan().all()
+        assert frequency_ratio(tokens, torch.ones(tokens.shape[:2])).isnan().all()
+
+
+def test_one_epsilon_alone_would_not_do(monkeypatch: pytest.MonkeyPatch):
+    """What was asked before sums were thought of, and before a lost mean was summed again."""
+    monkeypatch.setattr(TokenNorms, "has_mean", property(lambda x: x.mean_norm > x.epsilon * x.norm))
+    assert any(frequency_ratio(tokens).isfinite().any() for tokens in centred_draws(torch.float32))
+    monkeypatch.undo()
+    monkeypatch.setattr("depthscope.measures.tokens.mean_is_lost", lambda mean, *_: torch.zeros_like(mean).bool())
+    assert any(frequency_ratio(tokens).isfinite().any() for tokens in centred_draws(torch.float32))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("sink", [1, 100])
+def test_a_mean_above_the_noise_has_its_ratio(dtype: torch.dtype, sink: float):
+    """Thirty epsilons, to the precision that the format leaves it: of the stored tokens, it is that of long double."""
+    x = torch.randn(64, 16, generator=seeded(0), dtype=torch.float64)
+    x[0] *= sink
+    x = x - x.mean(dim=0)
+    share = 30 * max(torch.finfo(dtype).eps, 2**-40)
+    tokens = (x + share * x.norm() / 32).to(dtype)  # √n·√d = 32
+    stored = tokens.double().numpy().astype(np.longdouble)
+    mean = stored.mean(axis=0)
+    expected = float(np.linalg.norm(stored - mean) / (8 * np.linalg.norm(mean)))
+    assert 0.5 / share < expected < 2 / share
+    assert frequency_ratio(tokens).item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_ordinary_tokens_are_no_outliers():

@@ -59,7 +59,8 @@ def token_diversity(tokens: Tokens, mask: Tensor | None = None) -> Tensor:
 def frequency_ratio(tokens: Tokens, mask: Tensor | None = None) -> Tensor:
     """‖HFC[X]‖_F / ‖LFC[X]‖_F = ‖Π⊥X‖_F / ‖Π₁X‖_F (Wang et al. 2022; Dovonon et al. 2025).
 
-    t_sim = 1 / (1 + ratio²). nan where the mean is zero or rounding noise (`TokenMatrix.has_mean`).
+    t_sim = 1 / (1 + ratio²). nan where the mean is zero or rounding noise, as after a mean no larger than the
+    deviations was subtracted in the tokens' format (`TokenNorms.has_mean`).
     """
     x = norms_of(tokens, mask)
     return torch.where(x.has_mean, x.deviation_norm / x.mean_norm, torch.nan)
