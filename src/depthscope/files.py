@@ -281,6 +281,18 @@ def require_file(path: Path) -> Path:
     return path
 
 
+def require_own_file(path: Path) -> Path:
+    """The path; refused if it is no file, or a link that leaves its folder: what others send may point anywhere.
+
+    The hub's cache keeps the files of `snapshots/…` as links to its own `blobs`: those stay.
+    """
+    real = require_file(path).resolve()
+    in_cache = real.parent.name == "blobs" and (real.parent.parent / "snapshots").is_dir()
+    if in_cache or real.is_relative_to(path.parent.resolve()):
+        return path
+    raise ValueError(f"expected a file in {str(path)!r}, got a link that leaves its folder; put the file itself there")
+
+
 def sum_of(path: Path) -> dict[str, Any]:
     """Length and SHA-256 of a file."""
     require_file(path)

@@ -25,6 +25,7 @@ from depthscope.cli.app import main
 from depthscope.cli.console import Screen
 from depthscope.drawing import Curve, draw_by_block
 from depthscope.naming import visible
+from depthscope.probing.from_disk import files_in_index
 from depthscope.text import Text, cut, read_text, train_tokenizer
 from warm import run_warm
 
@@ -99,6 +100,38 @@ def test_pipes_and_devices_are_no_input(tmp_path: Path, bert: Path, run):
     os.mkfifo(folder / "a.png")
     small = ("--depth", "1", "--width", "64", "--samples", "1")
     assert "got 0;" in run("probe", "vit", *small, "--images", str(folder), code=2)[1]
+
+
+ELSEWHERE = ("/dev/null", "../other/model.safetensors", "..", "", "a/b", "a\\b", "a\0b", 7, "pipe", "passwd")
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_index_names_files_of_its_own_folder(name: object, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "passwd").symlink_to("/etc/passwd")
+    (index := tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a.weight": name}}))
+    with pytest.raises((ValueError, OSError), match=r"expected (names of files beside it|a file)"):
+        files_in_index(index)
+
+
+def test_the_links_of_the_hubs_cache_are_its_own(tmp_path: Path):
+    """A snapshot's names are links to ../../blobs/SUM."""
+    (snapshot := tmp_path / "models--a--b" / "snapshots" / "0123").mkdir(parents=True)
+    (blobs := tmp_path / "models--a--b" / "blobs").mkdir()
+    for name, text in (("one", ""), ("index.json", '{"weight_map": {"x": "one", "y": "two", "z": "not yet"}}')):
+        (blobs / f"sum of {name}").write_text(text)
+        (snapshot / name).symlink_to(f"../../blobs/sum of {name}")
+    (snapshot / "two").symlink_to("one")
+    assert files_in_index(snapshot / "index.json") == [snapshot / name for name in ("one", "two", "not yet")]
+
+
+@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_elsewhere_are_not_opened(kind: str, bert: Path, run):
+    (bert / "model.safetensors").rename(bert / "weights")
+    (bert / f"{kind}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {"a.weight": "/dev/null"}}))
+    for command in ("probe", "spectra"):
+        said = f"expected names of files beside it in '{bert / kind}.index.json', got '/dev/null'"
+        assert said in run(command, f"hf:{bert}", code=2)[1]
 
 
 def png(width: int, height: int, text: bytes = b"", rows: int | None = None) -> bytes:
