@@ -132,7 +132,7 @@ def test_a_failed_save_leaves_the_old_profile_whole(profile: Profile, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "profile.json is missing"), ("{", "is not a profile"), ("{}", "format 1")]
+    ("text", "message"), [(None, "profile.json is missing"), ("{", "is damaged"), ("{}", "format 1")]
 )
 def test_loading_something_else_is_refused(profile: Profile, tmp_path: Path, text: str | None, message: str):
     profile.save(tmp_path)

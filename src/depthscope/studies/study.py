@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from depthscope.files import read_json, require_format, sum_of, write_folder, write_json
+from depthscope.files import read_json, sum_of, write_folder, write_json
 from depthscope.locks import owned
 from depthscope.progress import Share
+from depthscope.sealed import Record, read_record, with_record
 from depthscope.studies.provenance import changes, provenance, short_hash
 
 Verdict = Literal["reproduced", "not reproduced", "not testable here"]
@@ -111,17 +112,13 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     if missing:
         return Earlier(refused=f"{missing[0]} is missing")
     try:
-        before = read_json(folder / "config.json")
-        made_with, sums = before.pop("made_with", None), before.pop("files", {})
-        written_in = before.pop("format", FORMAT)  # studies of before it was written are of format 1
-        claims = [Claim(**claim) for claim in read_json(folder / "claims.json")]
-        damaged = [name for name in FILES[:-1] if sum_of(folder / name) != sums.get(name)]
-    except (OSError, ValueError, TypeError, AttributeError):
-        return Earlier(refused="config.json or claims.json cannot be read")
-    try:
-        require_format(written_in, (FORMAT,))
-    except ValueError as error:
-        return Earlier(refused=f"config.json: {error}")
+        record = read_about(folder)
+        before = dict(record.content)
+        made_with = before.pop("made_with", None)
+        damaged = [name for name in FILES[:-1] if sum_of(folder / name) != record.files.get(name)]
+        claims = [] if damaged else [Claim(**claim) for claim in read_json(folder / "claims.json")]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return Earlier(refused=" ".join(str(error).split()))
     if damaged:
         return Earlier(refused=f"{', '.join(damaged)}: not what the earlier run wrote")
     if other := _differences(before, _plain(study, config)):
@@ -129,6 +126,11 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     data = _data(config)
     changed = changes(made_with, provenance(study.compute, data), data)
     return Earlier(refused=changed) if changed else Earlier(claims)
+
+
+def read_about(folder: Path) -> Record:
+    """What a study's folder says of itself; those of before there was a number are of format 1."""
+    return read_record(folder / "config.json", "study", (FORMAT,), unnumbered=FORMAT)
 
 
 def finished(study: Study, config: Any, out: Path) -> list[Claim] | None:
@@ -169,23 +171,11 @@ def _run(
         "figure.pdf": figure.savefig,
         "claims.json": lambda path: write_json(path, [asdict(claim) for claim in claims]),
     }
-    sums: dict[str, Any] = {}
-    writers = {name: _summing(write, name, sums) for name, write in writers.items()}
-    known = {"format": FORMAT, **_plain(study, config), "made_with": made_with, "files": sums}
-    writers["config.json"] = lambda path: write_json(path, known)  # which is written when all sums are known
+    known = {**_plain(study, config), "made_with": made_with}
+    writers = with_record(writers, "config.json", "study", FORMAT, known)
     assert tuple(writers) == FILES  # config.json last: it says that the rest is there
     write_folder(folder, writers)
     return claims
-
-
-def _summing(write: Callable[[Path], object], name: str, sums: dict[str, Any]) -> Callable[[Path], object]:
-    """A writer that also notes what it wrote, so that damage is noticed later."""
-
-    def write_and_sum(path: Path) -> None:
-        write(path)
-        sums[name] = sum_of(path)
-
-    return write_and_sum
 
 
 def _plain(study: Study, config: Any) -> Any:

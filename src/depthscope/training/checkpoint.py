@@ -139,7 +139,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """One checkpoint, every byte checked; a damaged one is a ValueError that names the file."""
     reading = _STATE
     try:
-        state = _read_state(path / _STATE)
+        state = read_state(path / _STATE)
         if state["step"] != _step_of(path):
             raise ValueError(f"it is of step {state['step']!r}, and its folder was renamed or copied")
         files = {}
@@ -152,7 +152,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, state["step"], files, state)
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def read_state(path: Path) -> dict[str, Any]:
     """What a checkpoint says, as it was written: nothing else has its sum."""
     state = read_json(path)
     if not isinstance(state, dict) or "format" not in state:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from depthscope.files import append_line, require_file, write_whole
+from depthscope.files import require_file, write_whole
+from depthscope.sealed import append_sealed
 
 METRICS = "metrics.jsonl"
 WATCHED = "token_similarity"  # of the last block's tokens, in a step that was watched
@@ -17,7 +18,7 @@ WATCHED = "token_similarity"  # of the last block's tokens, in a step that was w
 def append_metrics(path: Path, step: int, values: Mapping[str, float]) -> None:
     """What is not finite is null: JSON knows neither nan nor infinity."""
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    append_line(path, json.dumps({"step": step, **finite}) + "\n")
+    append_sealed(path, json.dumps({"step": step, **finite}) + "\n")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -67,6 +68,7 @@ def _row(line: str) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or type(row.get("step")) is not int:
         return None
+    row.pop("sum", None)
     return row if all(_is_kept(value) for name, value in row.items() if name != "curves") else None
 
 

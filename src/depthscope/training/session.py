@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from depthscope import __version__
-from depthscope.files import remove_leftovers, sum_of, write_json
+from depthscope.files import remove_leftovers, sum_of, write_whole
 from depthscope.locks import owned
 from depthscope.probing.watching.gate import Gate
+from depthscope.sealed import record_writer
 from depthscope.training.building import recorded
 from depthscope.training.checkpoint import (
     Checkpoint,
@@ -147,7 +148,8 @@ def begin(session: Session) -> None:
         for name, written in (found.record.get("logs", {}) if found is not None else {}).items():
             if _log_sums(run).get(name) != written:
                 session.display.say(f"{run.out / name} is not what this run wrote up to step {step}: do not trust it")
-        write_json(run.out / "config.json", {**session.description, "versions": session.versions})
+        about = {**session.description, "versions": session.versions}
+        write_whole(run.out / "config.json", record_writer("training", 1, about))
     if run.tracker != "none":
         engine.accelerator.init_trackers(
             "depthscope",
