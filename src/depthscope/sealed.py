@@ -53,12 +53,13 @@ class Record:
     summed: bool
     sealed: bool
 
-    def require(self, path: Path, *, listed: bool = False) -> Path:
+    def require(self, path: Path, name: str = "", *, listed: bool = False) -> Path:
         """The path of a file that was written together with the record, if it is as it was; a ValueError if not.
 
+        `name` is what the record calls it, if not by its own name.
         One that is not listed is taken as it is beside a record of an earlier version, but where such listed all.
         """
-        known = self.files.get(path.name)
+        known = self.files.get(name or path.name)
         if known is None and (self.sealed or listed):
             raise ValueError(f"{path} is not of what was written there")
         try:
@@ -168,11 +169,6 @@ def append_sealed(path: Path, line: str) -> None:
     append_line(path, f'{body}, "sum": "{_line_sum(_last_sum(path), body.encode())}"}}\n')
 
 
-def unsealed_line(line: str) -> str:
-    """The line as it was given to `append_sealed`."""
-    return re.sub(r', "sum": "[0-9a-f]{8}"\}$', "}", line)
-
-
 def require_whole_log(path: Path, written: Any = None) -> None:
     """A ValueError if a log is not what was written; a last line that a kill has torn is no damage.
 
@@ -181,7 +177,7 @@ def require_whole_log(path: Path, written: Any = None) -> None:
     try:
         data = require_own_file(path).read_bytes()
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing") from None
+        raise ValueError(f"there is no file {path}") from None
     before, wrong, seen = b"", [], False
     lines = data.split(b"\n")[:-1]
     for number, line in enumerate(lines, start=1):
@@ -196,12 +192,10 @@ def require_whole_log(path: Path, written: Any = None) -> None:
             before = found[2]
     if wrong:
         named = f"line {wrong[0]}" + (f" and {len(wrong) - 1} more" if wrong[1:] else "")
-        raise ValueError(
-            f"{path} is damaged: {named} of {len(lines)} is not what was written, or some before it is gone"
-        )
-    if isinstance(written, dict) and isinstance(length := written.get("bytes"), int):
-        if len(data) < length or sha256(data[:length]).hexdigest() != written.get("sha256"):
-            raise ValueError(f"{path} is damaged: its first {length} bytes are not what was written")
+        raise ValueError(f"{path} is damaged: {named} of {len(lines)} is not what was written, or lines are gone")
+    length = written.get("bytes") if isinstance(written, dict) else None
+    if isinstance(length, int) and sha256(data[:length]).hexdigest() != written["sha256"]:
+        raise ValueError(f"{path} is damaged: its first {length} bytes are not what was written")
 
 
 def _line_sum(before: bytes, body: bytes) -> str:

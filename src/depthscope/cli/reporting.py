@@ -26,7 +26,7 @@ def add_report(folder: Path, command: str, python: str = "") -> None:
     from depthscope.report import write
 
     try:
-        write(folder / "report.html", folder)
+        write(folder / "report.html", folder, say=say_damaged)
     except (MissingExtra, ValueError) as error:
         say_missing(error)
 
@@ -34,6 +34,11 @@ def add_report(folder: Path, command: str, python: str = "") -> None:
 def say_missing(error: Exception) -> None:
     """Everything else is there: no error."""
     print(f"depthscope: no report.html: {visible(str(error))}", file=sys.stderr)
+
+
+def say_damaged(text: str) -> None:
+    """A file that the page names and does not show."""
+    print(f"depthscope: not shown: {visible(text)}", file=sys.stderr)
 
 
 def note_command(folder: Path, command: str, python: str) -> None:

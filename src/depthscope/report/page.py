@@ -44,6 +44,11 @@ def tables_of(material: Material, drawings: Mapping[str, Drawing]) -> dict[str, 
     return tables
 
 
+def damage_of(subjects: Sequence[Subject]) -> list[str]:
+    """Which files of these subjects are not as they were written, each once."""
+    return list(dict.fromkeys(text for subject in subjects for text in subject.damage))
+
+
 def render(
     subjects: Sequence[Subject], *, title: str, links: Mapping[str, str] | None = None, notes: Sequence[str] = ()
 ) -> str:
@@ -84,6 +89,7 @@ def render(
         pictures={subject.label: _as_text(subject.figure) for subject in subjects if subject.figure and links is None},
         links=links or {},
         notes=notes,
+        damage=damage_of(subjects),
         titles={name: entry.title for name, entry in STUDIES.items()},
         verdicts={name: sum(c["verdict"] == name for s in subjects for c in s.claims) for name in VERDICTS},
         sections={section: {n: d for n, d in drawings.items() if d.section == section} for section in SECTIONS},
