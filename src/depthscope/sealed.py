@@ -56,10 +56,10 @@ class Record:
     def require(self, path: Path, name: str = "", *, listed: bool = False) -> Path:
         """The path of a file that was written together with the record, if it is as it was; a ValueError if not.
 
-        `name` is what the record calls it, if not by its own name.
+        `name` is what the record may call it, if not by its own name.
         One that is not listed is taken as it is beside a record of an earlier version, but where such listed all.
         """
-        known = self.files.get(name or path.name)
+        known = self.files.get(path.name, self.files.get(name))
         if known is None and (self.sealed or listed):
             raise ValueError(f"{path} is not of what was written there")
         try:
@@ -145,14 +145,19 @@ def write_tables(
 
 
 def read_tables(
-    folder: Path, name: str, kind: str, format: int, tables: Iterable[str], called: str
+    folder: Path, name: str, kind: str, format: int, tables: Mapping[str, str], called: str
 ) -> tuple[list[pd.DataFrame], dict[str, Any]]:
-    """What `write_tables` wrote; a ValueError says what is missing or damaged, and that these are no `called`."""
+    """What `write_tables` wrote; a ValueError says what is missing or damaged, and that these are no `called`.
+
+    `tables` are the names of the files, each with what records of earlier versions may call it.
+    """
     import pandas as pd
 
     try:
         record = read_record(folder / name, kind, (format,))
-        return [pd.read_parquet(record.require(folder / file, listed=True)) for file in tables], record.content
+        return [
+            pd.read_parquet(record.require(folder / file, other, listed=True)) for file, other in tables.items()
+        ], record.content
     except FileNotFoundError:
         raise ValueError(f"no {called} in {folder}: {name} is missing") from None
     except (ValueError, OSError) as error:  # pyarrow's errors are of these kinds
@@ -163,14 +168,17 @@ def _write_table(table: pd.DataFrame, path: Path) -> None:
     table.to_parquet(path, index=False)
 
 
-def append_sealed(path: Path, line: str) -> None:
-    """Adds a line, an object of JSON, with its sum, in one write. If that fails the file is as it was."""
+def append_sealed(path: Path, kind: str, line: str) -> None:
+    """Adds a line, an object of JSON, with its sum, in one write. If that fails the file is as it was.
+
+    `kind` is what stands before the first line: the log and the number of its format.
+    """
     body = line.rstrip("\n").removesuffix("}")
-    append_line(path, f'{body}, "sum": "{_line_sum(_last_sum(path), body.encode())}"}}\n')
+    append_line(path, f'{body}, "sum": "{_line_sum(_last_sum(path, kind), body.encode())}"}}\n')
 
 
-def require_whole_log(path: Path, written: Any = None) -> None:
-    """A ValueError if a log is not what was written; a last line that a kill has torn is no damage.
+def require_whole_log(path: Path, kind: str, written: Any = None) -> None:
+    """A ValueError if a log is not of this kind or not what was written; a last line that a kill has torn is no damage.
 
     `written` are length and sum of its beginning at some time. Lines of before they had sums are taken as they are.
     """
@@ -178,13 +186,13 @@ def require_whole_log(path: Path, written: Any = None) -> None:
         data = require_own_file(path).read_bytes()
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
-    before, wrong, seen = b"", [], False
+    before, wrong, seen = kind.encode(), [], False
     lines = data.split(b"\n")[:-1]
     for number, line in enumerate(lines, start=1):
         found = _SEALED_LINE.fullmatch(line)
         if found is None:
             wrong += [number] if seen or not _is_object(line) else []
-            before = b""
+            before = kind.encode()
         else:
             seen = True
             if _line_sum(before, found[1]) != found[2].decode():
@@ -202,15 +210,15 @@ def _line_sum(before: bytes, body: bytes) -> str:
     return sha256(before + b"\n" + body).hexdigest()[:8]
 
 
-def _last_sum(path: Path) -> bytes:
-    """That of a log's last line; empty if there is none."""
+def _last_sum(path: Path, kind: str) -> bytes:
+    """That of a log's last line; the kind if there is none."""
     if not path.is_file():
-        return b""
+        return kind.encode()
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
         end = file.read(_END)
     found = _SEALED_LINE.fullmatch(end.rstrip(b"\n"))
-    return found[2] if found is not None and end.endswith(b"\n") else b""
+    return found[2] if found is not None and end.endswith(b"\n") else kind.encode()
 
 
 def _is_object(line: bytes) -> bool:

@@ -110,7 +110,7 @@ class PathShares:
     def load(cls, folder: str | os.PathLike[str]) -> PathShares:
         """Reads what `save` wrote; refuses what is damaged."""
         tables, metadata = read_tables(
-            Path(folder), _ABOUT, "path shares", _FORMAT, [_file(name) for name in _TABLES], "path shares"
+            Path(folder), _ABOUT, "path shares", _FORMAT, {_file(name): name for name in _TABLES}, "path shares"
         )
         frame, blocks, heads, losses = tables
         return cls(frame, blocks, heads, losses, metadata)

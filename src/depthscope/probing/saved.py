@@ -47,6 +47,8 @@ def _write_table(table: pd.DataFrame, path: Path) -> None:
 
 def _with_letters(sinks: pd.DataFrame) -> pd.DataFrame:
     """Half of a pair of surrogates is no text for parquet: it is spelled."""
+    if not len(sinks) or "text" not in sinks:
+        return sinks
     return sinks.assign(text=[text.encode("utf-8", "backslashreplace").decode() for text in sinks["text"]])
 
 

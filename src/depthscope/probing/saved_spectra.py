@@ -21,7 +21,7 @@ def write_spectra(folder: Path, frame: pd.DataFrame, metadata: dict[str, Any]) -
 
 def read_spectra(folder: Path, columns: Sequence[str]) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The table, which must have these columns, and the metadata."""
-    (frame,), metadata = read_tables(folder, _ABOUT, "spectra", _FORMAT, [_TABLE], "spectra")
+    (frame,), metadata = read_tables(folder, _ABOUT, "spectra", _FORMAT, {_TABLE: _TABLE}, "spectra")
     if list(frame.columns) != list(columns):
         raise ValueError(f"{folder} holds no spectra of format {_FORMAT}")
     return frame, metadata

@@ -20,14 +20,16 @@ from depthscope.decomposition import PathShares
 from depthscope.files import in_words, read_json, require_own_file
 from depthscope.probing import Profile, Spectra, load_records
 from depthscope.probing.saved import read_made
+from depthscope.probing.watching.records import KIND as WATCH_KIND
 from depthscope.report.subjects import Subject, has_content, named, subjects_of
-from depthscope.sealed import Record, read_commands, read_record, require_whole_log
+from depthscope.sealed import COMMANDS, Record, read_commands, read_record, require_whole_log
 from depthscope.studies.study import Claim, read_about
 from depthscope.training import read_metrics
 from depthscope.training.checkpoint import checkpoints_in, read_state
 from depthscope.training.comparison import run_name
 from depthscope.training.comparison_results import COLUMNS as CURVE_COLUMNS
 from depthscope.training.comparison_results import ENDS, FACTORS
+from depthscope.training.metrics import KIND as METRICS_KIND
 from depthscope.training.metrics import METRICS, WATCHED, evaluated
 from depthscope.usage import DepthUse
 
@@ -220,10 +222,13 @@ def _training(folder: Path) -> Subject:
 
 
 def _logged(folder: Path, written: Any) -> list[tuple[str, int, int, str, float]]:
-    require_whole_log(folder / METRICS, written)
+    require_whole_log(folder / METRICS, METRICS_KIND, written)
+    logged = read_metrics(folder / METRICS)
+    if any("curves" in row for row in logged):
+        raise ValueError(f"{folder / METRICS} is another file: that of a watch")
     rows = [
         (folder.name, 0, int(row["step"]), name, float("nan") if row[name] is None else float(row[name]))
-        for row in read_metrics(folder / METRICS)
+        for row in logged
         for name in (*(name for name in ("loss", "lr", WATCHED) if name in row), *evaluated(row))
     ]
     if not rows:
@@ -243,7 +248,7 @@ def _logs_at_the_last_checkpoint(folder: Path, damage: list[str]) -> dict[str, A
 
 
 def _watched(path: Path, series: str, written: Any = None) -> pd.DataFrame:
-    require_whole_log(path, written)
+    require_whole_log(path, WATCH_KIND, written)
     return load_records(path).assign(series=series)[_WATCHED_COLUMNS]
 
 
@@ -273,11 +278,10 @@ def _picture(record: Record, path: Path) -> bytes | None:
 
 
 def _commands(folder: Path) -> dict[str, str]:
-    """What was typed, and in Python; nothing where the file is not there."""
-    try:
-        kept = read_commands(folder)
-    except FileNotFoundError:
+    """What was typed, and in Python; nothing where there is no such file."""
+    if not os.path.lexists(folder / COMMANDS):
         return {}
+    kept = read_commands(folder)
     found: dict[str, str] = {}
     for command, said in kept.items():
         if isinstance(said, dict):

@@ -12,13 +12,14 @@ from depthscope.files import require_file, write_whole
 from depthscope.sealed import append_sealed
 
 METRICS = "metrics.jsonl"
+KIND = "metrics 1"  # of the log, with the number of its format
 WATCHED = "token_similarity"  # of the last block's tokens, in a step that was watched
 
 
 def append_metrics(path: Path, step: int, values: Mapping[str, float]) -> None:
     """What is not finite is null: JSON knows neither nan nor infinity."""
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    append_sealed(path, json.dumps({"step": step, **finite}) + "\n")
+    append_sealed(path, KIND, json.dumps({"step": step, **finite}) + "\n")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

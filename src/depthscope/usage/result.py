@@ -126,7 +126,7 @@ class DepthUse:
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> DepthUse:
         """Reads what `save` wrote; refuses what is damaged."""
-        names = (_TABLE, _MATRIX)
+        names = {_TABLE: _TABLE, _MATRIX: _MATRIX}
         (frame, matrix), metadata = read_tables(Path(folder), _ABOUT, "use of depth", _FORMAT, names, "use of depth")
         try:
             found = cls(frame, _numbered(matrix), metadata)
