@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from depthscope.sealed import read_commands
+
 BERT = ("bert", "--depth", "2", "--width", "32", "--heads", "4", "--tokens", "8", "--samples", "2")
 VIT = (
     "vit-digits",

@@ -20,12 +20,16 @@ import torch
 from PIL import Image
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+import depthscope
 from depthscope import files, machine
 from depthscope.cli.app import main
 from depthscope.cli.console import Screen
 from depthscope.drawing import Curve, draw_by_block
 from depthscope.naming import visible
+from depthscope.probing import Profile
 from depthscope.probing.from_disk import files_in_index
+from depthscope.probing.reduction import Row, SinkRow
+from depthscope.report import write
 from depthscope.text import Text, cut, read_text, train_tokenizer
 from warm import run_warm
 
@@ -250,6 +254,23 @@ def test_names_are_text_to_the_terminal(capsys: pytest.CaptureFixture[str]):
     shown = capsys.readouterr().out
     assert shown.count(r"[red]a[/red] \x1b[31mb\x07 \x9b2J \u202ec") == 2
     assert visible("τ → é\n\t日本 👩‍👩‍👧") == "τ → é\n\t日本 👩‍👩‍👧"
+
+
+def test_names_in_a_saved_profile_are_text_wherever_they_are_shown(tmp_path: Path):
+    name = "a\x1b[31m\x07\0\u202eb\ud800"
+    rows = [Row(block, "output", -1, "token_similarity", (0.9,), 0) for block in (0, 1)]
+    sink = SinkRow(1, 0, 0, 9.0, "\udc80=1")
+    Profile.of_rows(rows, {"model": name, "blocks": 1, "notes": [name]}, [sink]).save(tmp_path)
+    profile = Profile.load(tmp_path)
+    assert profile.metadata["model"] == name
+    page = write(tmp_path, tmp_path).read_text(encoding="utf-8")
+    data = page[page.index('<script type="application/json"') :]
+    shown = (str(profile), repr(profile), str(depthscope.diagnose(profile)), page[: len(page) - len(data)])
+    for text in (*shown, data[: data.index("</script>")]):
+        assert not {"\x1b", "\x07", "\0", "\u202e"} & set(text)
+        assert "\\u001b" not in text.replace("\\\\u001b", "")
+    assert all(r"a\x1b[31m\x07\x00\u202eb\ud800" in text for text in (shown[0], shown[1], shown[3]))
+    assert profile.sinks["text"].tolist() == [r"\udc80=1"]
 
 
 @pytest.mark.parametrize("name", ["a$b_{", "$x$", r"\$a$b_{$", "$$", "bell\x07"])

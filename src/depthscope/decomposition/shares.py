@@ -16,6 +16,7 @@ from torch import Tensor
 from depthscope.decomposition.leaving_out import LeftOut
 from depthscope.decomposition.measuring import CONSTANT, Row
 from depthscope.drawing import draw_path_shares
+from depthscope.naming import visible
 from depthscope.sealed import read_tables, write_tables
 from depthscope.theory import path_counts
 
@@ -76,7 +77,7 @@ class PathShares:
         return sums.unstack("head")
 
     def __repr__(self) -> str:
-        return f"<PathShares of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>"
+        return visible(f"<PathShares of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>")
 
     def __str__(self) -> str:
         """The shares of each length."""
@@ -92,7 +93,8 @@ class PathShares:
                 f"{_number(value):>{width}}" for value, width in zip(numbers, (12, 10, 10, 10), strict=True)
             )
             lines.append(f"{name:<10}{count:>10}{shown}")
-        return "\n".join([*lines, f"the terms add up to the output within {known['largest_error']:.0e} of it"])
+        lines.append(f"the terms add up to the output within {known['largest_error']:.0e} of it")
+        return visible("\n".join(lines))
 
     def plot(self) -> Any:
         """A matplotlib figure: share by length, and, where they were looked at, blocks × heads and losses."""

@@ -16,7 +16,7 @@ import pandas as pd
 
 from depthscope.drawing import PALETTE, Curve, ReferenceBand, draw_by_block
 from depthscope.measures import MEASURES
-from depthscope.naming import unknown_name
+from depthscope.naming import unknown_name, visible
 from depthscope.probing.reduction import Row, SinkRow
 from depthscope.probing.saved import COLUMNS, SINK_COLUMNS, read_saved, write_saved
 from depthscope.probing.table import table_of
@@ -70,7 +70,8 @@ class Profile:
 
     def __repr__(self) -> str:
         measures = self.frame["measure"].nunique()
-        return f"<Profile of {self.metadata.get('model') or 'a model'}: {self.depth} blocks, {measures} measures>"
+        model = visible(str(self.metadata.get("model") or "a model"))
+        return f"<Profile of {model}: {self.depth} blocks, {measures} measures>"
 
     @property
     def depth(self) -> int:

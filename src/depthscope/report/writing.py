@@ -13,7 +13,7 @@ from urllib.parse import quote
 from depthscope.extras import require
 from depthscope.files import write_folder, write_whole
 from depthscope.report.drawings import Drawing, Material
-from depthscope.report.page import damage_of, drawings_of, render, tables_of
+from depthscope.report.page import damage_of, drawings_of, readable, render, tables_of
 from depthscope.report.reading import read, studies_in
 from depthscope.report.subjects import Subject, named, subjects_of
 from depthscope.report.tables import as_records, chosen
@@ -101,7 +101,8 @@ def _whole(drawing: Drawing, tables: dict[str, Any]) -> dict[str, Any]:
     rows = {name: as_records(chosen(tables[name], where)) for name, where in drawing.uses.items()}
     spec: dict[str, Any] = drawing.spec.to_dict(validate=False)
     title = {"text": drawing.title, "anchor": "start"}
-    return spec | {"datasets": rows, "config": CONFIG | {"background": "white"}, "width": _WIDTH, "title": title}
+    whole = spec | {"datasets": rows, "config": CONFIG | {"background": "white"}, "width": _WIDTH, "title": title}
+    return {name: readable(part) for name, part in whole.items()}
 
 
 def _file(target: str | os.PathLike[str]) -> Path:

@@ -165,6 +165,13 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def remove_surplus(newest: Path, keep: int, spared: Collection[Path]) -> None:
+    """What a run that was killed behind writing its newest checkpoint did not come to remove."""
+    found = checkpoints_in(newest.parent)
+    if found[-1] == newest:  # else later ones are damaged: what is there may be needed
+        _remove_others(newest.parent, _step_of(newest), keep, spared)
+
+
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 

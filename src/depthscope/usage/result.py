@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from depthscope.drawing import draw_depth_use
+from depthscope.naming import visible
 from depthscope.sealed import read_tables, write_tables
 from depthscope.usage.verdict import Finding, counts_of, findings_of
 
@@ -81,7 +82,7 @@ class DepthUse:
         return counts_of(self.frame, self.metadata)
 
     def __repr__(self) -> str:
-        return f"<DepthUse of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>"
+        return visible(f"<DepthUse of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>")
 
     def __str__(self) -> str:
         """The table by block, then the verdict."""
@@ -97,7 +98,7 @@ class DepthUse:
                 lines.append(f"{row['block']:>5}{numbers}")
         for finding in self.findings:
             lines += textwrap.wrap(finding.sentence, 88, initial_indent="- ", subsequent_indent="  ")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
     def plot(self) -> Any:
         """A matplotlib figure: blocks × quantities as colour with the numbers, and the matrix of skipped blocks."""
