@@ -70,7 +70,7 @@ def test_a_log_that_ends_before_its_checkpoint_or_is_of_another_kind_is_refused(
         require_whole_log(log, "watch 1")
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:4]))
     require_whole_log(log, "metrics 1")
-    with pytest.raises(ValueError, match="first .* bytes are not what was written"):
+    with pytest.raises(ValueError, match=r"first .* bytes are not what was written"):
         require_whole_log(log, "metrics 1", written)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -123,6 +124,22 @@ def read_record(path: Path, kind: str, formats: Iterable[int] = (1,), *, unnumbe
         raise ValueError(f"{path} is damaged: its files are no object")
     content = {name: value for name, value in found.items() if name not in _OWN}
     return Record(content, files, summed=written is not None, sealed="kind" in found)
+
+
+def read_kept(path: Path, kind: str, known: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an earlier process has kept there of this kind, if it says what is `known` of it; None if nothing.
+
+    None, too, for what is damaged, with a warning: it is made again.
+    """
+    try:
+        record = read_record(path, kind)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        warnings.warn(f"{error}; it is made again", stacklevel=2)
+        return None
+    plain = json.loads(json.dumps(known))  # as it comes back
+    return record.content if {name: record.content.get(name) for name in plain} == plain else None
 
 
 def read_commands(folder: Path) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def test_names_are_text_to_the_terminal(capsys: pytest.CaptureFixture[str]):
 
 def test_names_in_a_saved_profile_are_text_wherever_they_are_shown(tmp_path: Path):
     name = "a\x1b[31m\x07\0\u202eb\ud800"
-    rows = [Row(block, "output", -1, "token_similarity", (0.9,), 0) for block in (0, 1)]
+    rows = [Row(block, "output", -1, "token_similarity", 0, [0.9]) for block in (0, 1)]
     sink = SinkRow(1, 0, 0, 9.0, "\udc80=1")
     Profile.of_rows(rows, {"model": name, "blocks": 1, "notes": [name]}, [sink]).save(tmp_path)
     profile = Profile.load(tmp_path)

@@ -241,7 +241,8 @@ def _repeated_words(words: list[str], lengths: np.ndarray) -> Any:
 
 
 def sinks_of(rows: list[SinkRow]) -> pd.DataFrame:
-    """Outlier tokens as a table."""
+    """Outlier tokens as a table. Half of a pair of surrogates, which is no text for a table, is spelled."""
+    rows = [row._replace(text=row.text.encode("utf-8", "backslashreplace").decode()) for row in rows]
     columns = zip(*rows, strict=True) if rows else ((),) * len(SINK_COLUMNS)
     types = (np.int32, np.int32, np.int32, np.float64, object)
     arrays = [np.array(column, dtype=kind) for column, kind in zip(columns, types, strict=True)]

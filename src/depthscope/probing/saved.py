@@ -36,20 +36,13 @@ def writers(
 
     `made` is what was made of the profile, and is written with it.
     """
-    tables = dict(zip(_TABLES, (frame, _with_letters(sinks)), strict=True))
+    tables = dict(zip(_TABLES, (frame, sinks), strict=True))
     every = {name: partial(_write_table, table) for name, table in tables.items()} | dict(made)
     return with_record(every, _ABOUT, "profile", _FORMAT, metadata)
 
 
 def _write_table(table: pd.DataFrame, path: Path) -> None:
     table.to_parquet(path, index=False)
-
-
-def _with_letters(sinks: pd.DataFrame) -> pd.DataFrame:
-    """Half of a pair of surrogates is no text for parquet: it is spelled."""
-    if not len(sinks) or "text" not in sinks:
-        return sinks
-    return sinks.assign(text=[text.encode("utf-8", "backslashreplace").decode() for text in sinks["text"]])
 
 
 def read_saved(folder: str | os.PathLike[str]) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:

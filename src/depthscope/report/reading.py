@@ -52,7 +52,7 @@ def studies_in(folder: Path) -> tuple[dict[str, Subject], list[str]]:
     if not folder.is_dir():
         return {}, []
     found, refused = {}, []
-    for path in sorted(path for path in folder.iterdir() if _has(path, *_SIGNS_OF_A_STUDY)):
+    for path in sorted(path for path in folder.iterdir() if _is_study(path)):
         damage: list[str] = []
         if (study := _tried(damage, lambda path=path: _study(path))) is not None:  # type: ignore[misc]
             commands = _tried(damage, lambda path=path: _commands(path)) or {}  # type: ignore[misc]
@@ -60,6 +60,11 @@ def studies_in(folder: Path) -> tuple[dict[str, Subject], list[str]]:
         else:
             refused += damage
     return found, refused
+
+
+def _is_study(folder: Path) -> bool:
+    """Whether what is there is of a study, also if its claims are gone."""
+    return _has(folder, "claims.json") or (_has(folder, "config.json") and _has(folder, "data.parquet"))
 
 
 def _has(folder: Path, *names: str) -> bool:
@@ -112,7 +117,9 @@ def _in(folder: Path) -> list[Subject]:
     if not there and damage:
         raise ValueError("; ".join(damage))
     if not there:
-        raise ValueError(f"there is nothing of depthscope to report in {str(folder)!r}: give a folder that --out wrote")
+        _, refused = studies_in(folder)
+        nothing = f"there is nothing of depthscope to report in {str(folder)!r}: give a folder that --out wrote"
+        raise ValueError("; ".join(refused) or nothing)
     named = [text for found in there for text in found.damage]
     return [replace(_together(there), commands=commands, damage=(*damage, *named))]
 
@@ -295,7 +302,6 @@ def _log_alone(folder: Path) -> Subject:
 
 
 # By reader, the names of which one tells that there is something for it.
-_SIGNS_OF_A_STUDY = ("claims.json", "data.parquet", "figure.png")
 _READERS: dict[Callable[[Path], Subject], tuple[str, ...]] = {
     _profile: ("profile.json", "profile.parquet"),
     lambda folder: Subject(shares=PathShares.load(folder)): ("paths.json", "paths.parquet"),
@@ -303,5 +309,5 @@ _READERS: dict[Callable[[Path], Subject], tuple[str, ...]] = {
     lambda folder: Subject(use=DepthUse.load(folder)): ("depth.json", "depth.parquet"),
     _comparison: ("curves.parquet", "summary.json"),
     _training: (METRICS, "checkpoints"),
-    _study: _SIGNS_OF_A_STUDY,
+    _study: ("claims.json", "data.parquet"),
 }

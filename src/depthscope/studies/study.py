@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from depthscope.files import read_json, sum_of, write_folder, write_json
+from depthscope.files import read_json, write_folder, write_json
 from depthscope.locks import owned
 from depthscope.progress import Share
 from depthscope.sealed import Record, read_record, with_record
@@ -115,7 +115,7 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
         record = read_about(folder)
         before = dict(record.content)
         made_with = before.pop("made_with", None)
-        damaged = [name for name in FILES[:-1] if sum_of(folder / name) != record.files.get(name)]
+        damaged = [name for name in FILES[:-1] if not _is_whole(record, folder / name)]
         claims = [] if damaged else [Claim(**claim) for claim in read_json(folder / "claims.json")]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return Earlier(refused=" ".join(str(error).split()))
@@ -126,6 +126,13 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     data = _data(config)
     changed = changes(made_with, provenance(study.compute, data), data)
     return Earlier(refused=changed) if changed else Earlier(claims)
+
+
+def _is_whole(record: Record, path: Path) -> bool:
+    try:
+        return bool(record.require(path, listed=True))
+    except (OSError, ValueError):
+        return False
 
 
 def read_about(folder: Path) -> Record:
