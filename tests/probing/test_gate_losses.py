@@ -117,7 +117,7 @@ def test_a_collapse_that_learns_nothing_is_stopped_when_the_grace_period_is_over
     assert (alarm.since, alarm.step) == (0, GRACE)
     assert "; the loss does not fall: 2.3, before 2.3" in str(alarm)
     (alarm,) = collapsed(lambda _step: torch.tensor(2.3), f"{RULE} after 70")
-    assert alarm.step == 50
+    assert alarm.step == 70
     (alarm,) = collapsed(lambda step: 20 - step / 20 if step < 212 else math.nan)
     assert (alarm.step, "the loss is not finite" in str(alarm)) == (220, True)
 
