@@ -54,9 +54,7 @@ def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = Non
 # --- the user has named nothing ---------------------------------------------------------------------
 
 
-def _found(
-    model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls: list[Call], batch: Batch
-) -> Anatomy:
+def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls: list[Call], batch: Batch) -> Anatomy:
     trunk = _inside_stages(max(chains, key=_rank), chains)
     _refuse_streams(trunk, batch)
     _refuse_maps(trunk)
