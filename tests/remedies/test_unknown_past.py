@@ -145,21 +145,22 @@ def test_every_causal_family_decodes_as_it_reads_or_is_refused(name: str):
         pytest.skip("it takes no cache")
     depthscope.apply(model, DeEscalate(0.9))
     takes = "past_key_values" if "past_key_values" in names else "cache_params"
-    with torch.no_grad():
-        whole = model(zoo.IDS, use_cache=False)[0]
+
+    def pieces() -> Tensor:
         found = model(zoo.IDS[:, :4], use_cache=True)
-        pieces = [found[0]]
-        try:
-            for place in range(4, 7):
-                cache = {takes: found[takes]}
-                found = model(zoo.IDS[:, place : place + 1], use_cache=True, **cache)
-                pieces.append(found[0])
-        except ValueError as error:
-            assert "use_cache=False" in str(error)
-            assert name in RECURRENT
+        read = [found[0]]
+        for place in range(4, 7):
+            cache = {takes: found[takes]}
+            found = model(zoo.IDS[:, place : place + 1], use_cache=True, **cache)
+            read.append(found[0])
+        return torch.cat(read, dim=1)
+
+    with torch.no_grad():
+        if name in RECURRENT:
+            with pytest.raises(ValueError, match="with use_cache=False"):
+                pieces()
         else:
-            assert name not in RECURRENT
-            assert_close(torch.cat(pieces, dim=1), whole, rtol=0, atol=1e-4)
+            assert_close(pieces(), model(zoo.IDS, use_cache=False)[0], rtol=0, atol=1e-4)
 
 
 # --- one token, and places ------------------------------------------------------------------------------------
