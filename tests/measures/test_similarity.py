@@ -14,14 +14,19 @@ import oracles
 from depthscope.measures import (
     TokenMatrix,
     TokenNorms,
+    against_trunk,
     angular_distance,
+    composite_norm,
     cosine_similarity,
     direction_similarity,
     escalation_rate,
     frequency_ratio,
     growth,
+    mu,
+    omega,
     token_diversity,
     token_similarity,
+    token_sum,
 )
 from samples import attention_and_tokens, seeded, token_matrices
 
@@ -191,6 +196,34 @@ def test_there_is_no_ratio_to_a_mean_that_was_subtracted(dtype: torch.dtype):
     for tokens in centred_draws(dtype):
         assert frequency_ratio(tokens).isnan().all()
         assert frequency_ratio(tokens, torch.ones(tokens.shape[:2])).isnan().all()
+
+
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_ratios_of_eight_bits_are_those_of_the_numbers_that_they_hold(dtype: torch.dtype):
+    """Deviations 4 to 11 times as large as the mean are no noise, though two bits of precision could not tell."""
+    x = torch.randn(8, 12, 16, generator=seeded(0), dtype=torch.float64)
+    x = x - x.mean(dim=1, keepdim=True)
+    x = x + torch.linspace(1 / 11, 1 / 4, 8, dtype=torch.float64)[:, None, None]
+    stored = x.to(dtype)
+    wide, p = stored.float(), torch.softmax(torch.randn(8, 12, 12, generator=seeded(1)), dim=-1)
+    assert 3.5 < frequency_ratio(wide).min() < frequency_ratio(wide).max() < 13
+    assert_close(frequency_ratio(stored), frequency_ratio(wide))
+    assert_close(growth(stored, stored).mean, torch.ones(8, dtype=torch.float64))
+    assert_close(omega(p, stored), omega(p, wide))
+    assert_close(mu(p, stored).mean, mu(p, wide).mean)
+    assert_close(composite_norm(stored), composite_norm(wide))
+    assert_close(against_trunk(stored, stored).ratio, torch.ones(8, 12, dtype=torch.float64))
+    assert_close(token_sum(stored).total, token_sum(wide).total)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_a_mean_that_only_eight_bits_have_made_is_noise(dtype: torch.dtype):
+    for x in centred_draws(torch.float32):
+        without_sinks = x[len(x) // 4 :]
+        assert frequency_ratio(without_sinks.to(dtype)).isnan().all()
 
 
 def test_one_epsilon_alone_would_not_do(monkeypatch: pytest.MonkeyPatch):
