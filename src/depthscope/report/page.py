@@ -91,6 +91,7 @@ def render(
         links=links or {},
         notes=notes,
         damage=damage_of(subjects),
+        unchecked=list(dict.fromkeys(name for subject in subjects for name in subject.unchecked)),
         titles={name: entry.title for name, entry in STUDIES.items()},
         verdicts={name: sum(c["verdict"] == name for s in subjects for c in s.claims) for name in VERDICTS},
         sections={section: {n: d for n, d in drawings.items() if d.section == section} for section in SECTIONS},

@@ -56,7 +56,8 @@ def studies_in(folder: Path) -> tuple[dict[str, Subject], list[str]]:
         damage: list[str] = []
         if (study := _tried(damage, lambda path=path: _study(path))) is not None:  # type: ignore[misc]
             commands = _tried(damage, lambda path=path: _commands(path)) or {}  # type: ignore[misc]
-            found[path.name] = replace(study, commands=commands, damage=(*study.damage, *damage))
+            known = {"commands": commands, "damage": (*study.damage, *damage), "unchecked": _unchecked(path)}
+            found[path.name] = replace(study, **known)
         else:
             refused += damage
     return found, refused
@@ -105,11 +106,11 @@ def _in(folder: Path) -> list[Subject]:
     damage: list[str] = []
     commands = _tried(damage, lambda: _commands(folder)) or {}
     if _has(folder, "fix.json", "before/profile.json", "after/profile.json"):
-        found = _tried(damage, lambda: _fix(folder))
-        if found is None:
+        before_and_after = _tried(damage, lambda: _fix(folder))
+        if before_and_after is None:
             raise ValueError("; ".join(damage))
-        first, *others = found
-        return [replace(first, commands=commands, damage=tuple(damage)), *others]
+        first, *others = before_and_after
+        return [replace(first, commands=commands, damage=tuple(damage), unchecked=_unchecked(folder)), *others]
     readers = [reader for reader, signs in _READERS.items() if _has(folder, *signs)]
     if not readers and _has(folder, "depth.jsonl"):
         readers = [_log_alone]
@@ -121,7 +122,18 @@ def _in(folder: Path) -> list[Subject]:
         nothing = f"there is nothing of depthscope to report in {str(folder)!r}: give a folder that --out wrote"
         raise ValueError("; ".join(refused) or nothing)
     named = [text for found in there for text in found.damage]
-    return [replace(_together(there), commands=commands, damage=(*damage, *named))]
+    whole = replace(_together(there), commands=commands, damage=(*damage, *named), unchecked=_unchecked(folder))
+    return [whole]
+
+
+def _unchecked(folder: Path) -> tuple[str, ...]:
+    """Which records are of a version that gave them no sum of their own."""
+
+    def has_none(name: str) -> bool:
+        found = read_json(require_own_file(folder / name))
+        return isinstance(found, dict) and not {"kind", "sha256"} & found.keys()
+
+    return tuple(name for name in _RECORDS if _has(folder, name) and _tried([], partial(has_none, name)))
 
 
 def _together(subjects: Sequence[Subject]) -> Subject:
@@ -134,7 +146,8 @@ def _together(subjects: Sequence[Subject]) -> Subject:
 
 
 def _profile(folder: Path) -> Subject:
-    profile, damage = Profile.load(folder), []
+    profile = Profile.load(folder)
+    damage: list[str] = []
     diagnosis = _tried(damage, lambda: _diagnosis(folder))
     skipped = _tried(damage, lambda: _table_of_skips(folder))
     subject = Subject(profile=profile, diagnosis=diagnosis, skipped=skipped, damage=tuple(damage))
@@ -266,10 +279,8 @@ def _study(folder: Path) -> Subject:
         claims = tuple(vars(Claim(**claim)) for claim in read_json(record.require(folder / "claims.json")))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder} holds no study: {' '.join(str(error).split())[:200]}") from None
-    data, figure = (
-        _tried(damage, partial(read, record, folder / name))
-        for name, read in (("data.parquet", _data), ("figure.png", _picture))
-    )
+    data = _tried(damage, lambda: _data(record, folder / "data.parquet"))
+    figure = _tried(damage, lambda: _picture(record, folder / "figure.png"))
     name = str(record.content.get("study", folder.name))
     return Subject(name, claims=claims, data=data, figure=figure, damage=tuple(damage))
 
@@ -301,6 +312,10 @@ def _log_alone(folder: Path) -> Subject:
     return Subject(watched=_watched(folder / "depth.jsonl", folder.name))
 
 
+_RECORDS = (
+    *("profile.json", "diagnosis.json", "paths.json", "spectra.json", "depth.json", "fix.json", "summary.json"),
+    *("config.json", "commands.json"),
+)
 # By reader, the names of which one tells that there is something for it.
 _READERS: dict[Callable[[Path], Subject], tuple[str, ...]] = {
     _profile: ("profile.json", "profile.parquet"),
