@@ -90,6 +90,7 @@ def render(
         links=links or {},
         notes=notes,
         damage=damage_of(subjects),
+        unchecked=list(dict.fromkeys(name for subject in subjects for name in subject.unchecked)),
         verdicts={name: sum(c["verdict"] == name for s in subjects for c in s.claims) for name in VERDICTS},
         sections={section: {n: d for n, d in drawings.items() if d.section == section} for section in SECTIONS},
         runs=data["runs"],

@@ -63,7 +63,8 @@ def studies_in(folder: Path) -> tuple[dict[str, Subject], list[str]]:
         damage: list[str] = []
         if (study := _tried(damage, lambda path=path: _study(path))) is not None:  # type: ignore[misc]
             commands = _tried(damage, lambda path=path: _commands(path)) or {}  # type: ignore[misc]
-            found[path.name] = replace(study, commands=commands, damage=(*study.damage, *damage))
+            known = {"commands": commands, "damage": (*study.damage, *damage), "unchecked": _unchecked(path)}
+            found[path.name] = replace(study, **known)
         else:
             refused += damage
     return found, refused
@@ -112,11 +113,11 @@ def _in(folder: Path) -> list[Subject]:
     damage: list[str] = []
     commands = _tried(damage, lambda: _commands(folder)) or {}
     if _has(folder, "fix.json", "before/profile.json", "after/profile.json"):
-        fixed = _tried(damage, lambda: _fix(folder))
-        if fixed is None:
+        before_and_after = _tried(damage, lambda: _fix(folder))
+        if before_and_after is None:
             raise ValueError("; ".join(damage))
-        first, *others = fixed
-        return [replace(first, commands=commands, damage=tuple(damage)), *others]
+        first, *others = before_and_after
+        return [replace(first, commands=commands, damage=tuple(damage), unchecked=_unchecked(folder)), *others]
     readers = [reader for reader, signs in _READERS.items() if _has(folder, *signs)]
     if not readers and _has(folder, "depth.jsonl"):
         readers = [_log_alone]
@@ -128,7 +129,18 @@ def _in(folder: Path) -> list[Subject]:
         nothing = f"there is nothing of depthscope to report in {str(folder)!r}: give a folder that --out wrote"
         raise ValueError("; ".join(refused) or nothing)
     named = [text for found in there for text in found.damage]
-    return [replace(_together(there), commands=commands, damage=(*damage, *named))]
+    whole = replace(_together(there), commands=commands, damage=(*damage, *named), unchecked=_unchecked(folder))
+    return [whole]
+
+
+def _unchecked(folder: Path) -> tuple[str, ...]:
+    """Which records are of a version that gave them no sum of their own."""
+
+    def has_none(name: str) -> bool:
+        found = read_json(require_own_file(folder / name))
+        return isinstance(found, dict) and not {"kind", "sha256"} & found.keys()
+
+    return tuple(name for name in _RECORDS if _has(folder, name) and _tried([], partial(has_none, name)))
 
 
 def _together(subjects: Sequence[Subject]) -> Subject:
@@ -307,6 +319,10 @@ def _log_alone(folder: Path) -> Subject:
     return Subject(watched=_watched(folder / "depth.jsonl", folder.name))
 
 
+_RECORDS = (
+    *("profile.json", "diagnosis.json", "paths.json", "spectra.json", "depth.json", "fix.json", "summary.json"),
+    *("config.json", "commands.json"),
+)
 # By reader, the names of which one tells that there is something for it.
 _READERS: dict[Callable[[Path], Subject], tuple[str, ...]] = {
     _profile: ("profile.json", "profile.parquet"),
