@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.look import look_of_weights
+from depthscope.anatomy.trained import look_of_weights
 from depthscope.passes import (
     Batch,
     Machine,

@@ -1,26 +1,82 @@
-"""Projections per head where one layer makes queries, keys and values, in the orders that decoders have them in."""
+"""Projections per head, where three layers make queries, keys and values, or one, in the orders that there are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from depthscope.anatomy.pieces import Piece, Role, pieces_of_layers
+from depthscope.anatomy.pieces import HiddenWeights, Piece, Role, pieces_of_layers, thirds
 from depthscope.anatomy.structure import Projections, Spot
 
 _LATENT_QUERIES = ("q_proj", "q_a_proj", "q_b_proj")  # one layer, or a narrow one and a wide one
 
+Roles = dict[Role, tuple[Piece, ...]]
+
+
+def linear_projections(
+    query: nn.Linear,
+    key: nn.Linear,
+    value: nn.Linear,
+    output: nn.Linear | None,
+    heads: int,
+    key_value_heads: int | None = None,
+) -> Projections:
+    """Separate linear layers, the common layout; `key_value_heads` < heads for grouped queries."""
+    groups = key_value_heads or heads
+    roles: Roles = {"queries_keys": pieces_of_layers(query, key), "values_output": pieces_of_layers(value, output)}
+    for layer in (query, key, value, output):
+        if layer is not None and not isinstance(getattr(layer, "weight", None), Tensor):
+            raise HiddenWeights(layer, roles)
+    (q, *b_q), (k, *b_k), (v, *b_v) = _rows(query, heads), _rows(key, groups), _rows(value, groups)
+    return Projections(
+        q.mT,
+        _repeated(k.mT, heads),
+        _repeated(v.mT, heads),
+        None if output is None else _by_head(output.weight.T, heads),
+        *(_repeated(bias[0], heads) if bias else None for bias in (b_q, b_k, b_v)),
+        output_bias=None if output is None else _detached(output.bias),
+        roles=roles,
+    )
+
+
+def fused_projections(
+    weight: Tensor,
+    bias: Tensor | None,
+    output: Tensor,
+    output_bias: Tensor | None,
+    heads: int,
+    *,
+    linear: bool = False,
+) -> Projections:
+    """One matrix for query, key and value: weight (d, 3·width), output (width, d), both for row vectors.
+
+    With `linear` both are as nn.Linear stores them, transposed.
+    """
+    rows, into = (weight.T, output.T) if linear else (weight, output)
+    fused = ((weight, 0 if linear else 1), *(() if bias is None else ((bias, 0),)))
+    writes = (output,) if output_bias is None else (output, output_bias)
+    biases = [None] * 3 if bias is None else [_by_head(part, heads) for part in bias.chunk(3)]
+    return Projections(
+        *(part.detach().unflatten(1, (heads, -1)).transpose(0, 1) for part in rows.chunk(3, dim=1)),  # (h, d, k)
+        _by_head(into, heads),
+        *biases,
+        output_bias=_detached(output_bias),
+        roles={
+            "queries_keys": tuple(Piece(p, partial(thirds, dim=dim, first=0, last=2)) for p, dim in fused),
+            "values_output": (
+                *(Piece(p, partial(thirds, dim=dim, first=2, last=3)) for p, dim in fused),
+                *map(Piece, writes),
+            ),
+        },
+    )
+
 
 def stacked_projections(fused: nn.Linear, output: nn.Linear, heads: int, groups: int) -> Projections:
     """All queries, then all keys, then all values; `groups` < heads for grouped queries (Phi-3)."""
-    split = partial(_stacked, heads=heads, groups=groups)
-    rows = _rows(fused, heads + 2 * groups)  # (h + 2g, k, d)
-    made = _projections(*(part for row in rows for part in split(row)), output=output)
-    return replace(made, roles=_roles(fused, output, heads + 2 * groups, split))
+    return _of_one_layer(fused, output, heads, groups, partial(_stacked, heads=heads, groups=groups))
 
 
 def interleaved_projections(fused: nn.Linear, output: nn.Linear, heads: int, groups: int) -> Projections:
@@ -29,11 +85,7 @@ def interleaved_projections(fused: nn.Linear, output: nn.Linear, heads: int, gro
     With as many groups as heads that is query, key, value head by head (GPT-NeoX, Bloom); with one group it is
     multi-query attention (Falcon).
     """
-
-    split = partial(_interleaved, heads=heads, groups=groups)
-    rows = _rows(fused, heads + 2 * groups)
-    made = _projections(*(part for row in rows for part in split(row)), output=output)
-    return replace(made, roles=_roles(fused, output, heads + 2 * groups, split))
+    return _of_one_layer(fused, output, heads, groups, partial(_interleaved, heads=heads, groups=groups))
 
 
 def latent_projections(attention: Any) -> Projections:
@@ -45,15 +97,15 @@ def latent_projections(attention: Any) -> Projections:
     """
     heads, width = attention.config.num_attention_heads, attention.v_head_dim
     queries = [layer for name in _LATENT_QUERIES if (layer := getattr(attention, name, None)) is not None]
-    both, narrow = parameters_of(attention.kv_b_proj), parameters_of(attention.kv_a_proj_with_mqa)
+    both, narrow = _weight_and_bias(attention.kv_b_proj), _weight_and_bias(attention.kv_a_proj_with_mqa)
     turned = attention.qk_rope_head_dim  # last rows of the narrow projection: a key that is rotated, and no value
     (rows,) = _rows(attention.kv_b_proj, heads)  # (h, k + v, rank)
     return Projections(
         query=None,
         key=None,
         value=rows[:, -width:].mT,
-        output=_output(attention.o_proj, heads),
-        output_bias=_bias(attention.o_proj),
+        output=_by_head(attention.o_proj.weight.T, heads),
+        output_bias=_detached(attention.o_proj.bias),
         latent=Spot(attention.kv_a_layernorm, "out"),
         roles={
             "queries_keys": (
@@ -87,8 +139,10 @@ def latent_values(returned: Tensor, heads: int, width: int) -> Tensor:
     return one_head.unflatten(-1, (heads, -1))[..., -width:].flatten(-2)
 
 
+Split = Callable[[Tensor], tuple[Tensor, ...]]  # queries, keys and values among rows by head, (h + 2g, …)
+
+
 def _stacked(rows: Tensor, heads: int, groups: int) -> tuple[Tensor, ...]:
-    """Queries, keys and values among rows by head, (h + 2g, …)."""
     return rows.split([heads, groups, groups])
 
 
@@ -97,19 +151,26 @@ def _interleaved(rows: Tensor, heads: int, groups: int) -> tuple[Tensor, ...]:
     return by_group[:, :-2].flatten(0, 1), by_group[:, -2], by_group[:, -1]
 
 
-def _roles(
-    fused: nn.Linear, output: nn.Linear, heads: int, split: Callable[[Tensor], tuple[Tensor, ...]]
-) -> dict[Role, tuple[Piece, ...]]:
+def _of_one_layer(fused: nn.Linear, output: nn.Linear, heads: int, groups: int, split: Split) -> Projections:
+    rows = heads + 2 * groups
+
     def pieces(first: int, last: int) -> tuple[Piece, ...]:
-        cut = partial(_split_rows, heads=heads, split=split, first=first, last=last)
-        return tuple(Piece(parameter, cut) for parameter in parameters_of(fused))
+        cut = partial(_split_rows, heads=rows, split=split, first=first, last=last)
+        return tuple(Piece(parameter, cut) for parameter in _weight_and_bias(fused))
 
-    return {"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *pieces_of_layers(output))}
+    (q, k, v), *biases = (split(part) for part in _rows(fused, rows))
+    return Projections(
+        q.mT,
+        _repeated(k, heads).mT,
+        _repeated(v, heads).mT,
+        _by_head(output.weight.T, heads),
+        *(_repeated(bias, heads) for of_each in biases for bias in of_each),
+        output_bias=_detached(output.bias),
+        roles={"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *pieces_of_layers(output))},
+    )
 
 
-def _split_rows(
-    values: Tensor, heads: int, split: Callable[[Tensor], tuple[Tensor, ...]], first: int, last: int
-) -> tuple[Tensor, ...]:
+def _split_rows(values: Tensor, heads: int, split: Split, first: int, last: int) -> tuple[Tensor, ...]:
     return split(values.unflatten(0, (heads, -1)))[first:last]
 
 
@@ -123,31 +184,25 @@ def _ends(values: Tensor, size: int, last: bool) -> tuple[Tensor, ...]:
     return (values[cut:],) if last else (values[:cut],)
 
 
-def parameters_of(layer: nn.Linear) -> tuple[Tensor, ...]:
+def _weight_and_bias(layer: nn.Linear) -> tuple[Tensor, ...]:
     """Weight and, if there is one, bias."""
     return (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
 
 
 def _rows(layer: nn.Linear, heads: int) -> tuple[Tensor, ...]:
     """Weight (heads, k, d) and, if there is one, bias (heads, k), by head."""
-    return tuple(part.detach().unflatten(0, (heads, -1)) for part in parameters_of(layer))
+    return tuple(_by_head(parameter, heads) for parameter in _weight_and_bias(layer))
 
 
-def _projections(q: Tensor, k: Tensor, v: Tensor, *biases: Tensor, output: nn.Linear) -> Projections:
-    """From rows by head, weights (h, k, d) and biases (h, k), with keys and values of fewer groups."""
-    heads = q.shape[0]
-
-    def repeated(part: Tensor) -> Tensor:
-        return part.repeat_interleave(heads // part.shape[0], dim=0)
-
-    b_q, b_k, b_v = map(repeated, biases) if biases else (None, None, None)
-    values = repeated(v).mT
-    return Projections(q.mT, repeated(k).mT, values, _output(output, heads), b_q, b_k, b_v, _bias(output))
+def _by_head(values: Tensor, heads: int) -> Tensor:
+    """Rows (h·k, …) → (h, k, …)."""
+    return values.detach().unflatten(0, (heads, -1))
 
 
-def _output(layer: nn.Linear, heads: int) -> Tensor:
-    return layer.weight.detach().T.unflatten(0, (heads, -1))  # (h, v, d)
+def _repeated(part: Tensor, heads: int) -> Tensor:
+    """Of as many heads as there are of queries."""
+    return part.repeat_interleave(heads // part.shape[0], dim=0)
 
 
-def _bias(layer: nn.Linear) -> Tensor | None:
-    return None if layer.bias is None else layer.bias.detach()
+def _detached(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach()
