@@ -15,7 +15,7 @@ from torch import nn
 from depthscope import walking
 from depthscope.anatomy import layout, our_blocks
 from depthscope.anatomy import odd_families as odd
-from depthscope.anatomy.layout import Layout
+from depthscope.anatomy.layout import Attention, Layout
 from depthscope.anatomy.structure import BlockAnatomy, Family
 
 
@@ -46,192 +46,166 @@ def causal_unless_told(model: nn.Module) -> bool | None:
 
 # Text, both ways.
 BERT = Layout(
-    *("post", "attention.output.LayerNorm", "output.LayerNorm"),
-    attention="attention.self",
-    projections="query key value",
-    output="attention.output.dense",
-    heads="num_attention_heads",
-    ffn="intermediate output.dense",
+    "post",
+    "attention.output.LayerNorm output.LayerNorm",
+    Attention("attention.self", "query key value", "attention.output.dense", "num_attention_heads"),
+    "intermediate output.dense",
     cross=("crossattention.self", "crossattention.output.LayerNorm", "crossattention.output.dense"),
     causal="is_decoder",
 )
-# Scores have terms of positions too: the queries and keys of the content do not give P alone. Values and output do give
-# the branch from it.
-DEBERTA = replace(BERT, projections="query_proj key_proj value_proj", cross=None, causal="")
-ALBERT = Layout(
-    *("post", "attention.LayerNorm", "full_layer_layer_norm"),
-    attention="attention",
-    projections="query key value",
-    output="attention.dense",
-    heads="num_attention_heads",
-    ffn="ffn ffn_output",
+DEBERTA = Layout(
+    "post",
+    BERT.norms,
+    # Those of the content. Scores have terms of positions too; values and output do give the branch from P.
+    Attention("attention.self", "query_proj key_proj value_proj", "attention.output.dense", "num_attention_heads"),
+    BERT.ffn,
 )
-XLNET = Layout(*("post", "rel_attn.layer_norm", "ff.layer_norm"), attention="rel_attn", ffn="ff.layer_1 ff.layer_2")
+ALBERT = Layout(
+    "post",
+    "attention.LayerNorm full_layer_layer_norm",
+    Attention("attention", "query key value", "attention.dense", "num_attention_heads"),
+    "ffn ffn_output",
+)
+XLNET = Layout("post", "rel_attn.layer_norm ff.layer_norm", Attention("rel_attn"), "ff.layer_1 ff.layer_2")
 DISTILBERT = Layout(
-    *("post", "sa_layer_norm", "output_layer_norm"),
-    attention="attention",
-    projections="q_lin k_lin v_lin",
-    output="attention.out_lin",
-    heads="n_heads",
-    ffn="ffn",
+    "post",
+    "sa_layer_norm output_layer_norm",
+    Attention("attention", "q_lin k_lin v_lin", "attention.out_lin", "n_heads"),
+    "ffn",
 )
 MPNET = Layout(
-    *("post", "attention.LayerNorm", "output.LayerNorm"),
-    attention="attention.attn",
-    projections="q k v",
-    output="attention.attn.o",
-    heads="num_attention_heads",
-    ffn="intermediate output.dense",
+    "post",
+    "attention.LayerNorm output.LayerNorm",
+    Attention("attention.attn", "q k v", "attention.attn.o", "num_attention_heads"),
+    "intermediate output.dense",
 )
 MODERNBERT = Layout(
-    *("pre", "attn_norm", "mlp_norm"),  # no norm before the first block's attention
-    attention="attn",
-    projections="Wqkv",
-    fused="thirds",
-    output="attn.Wo",
-    heads="config.num_attention_heads",
-    ffn="mlp",
+    "pre",
+    "attn_norm mlp_norm",  # no norm before the first block's attention
+    Attention("attn", "Wqkv", "attn.Wo", "config.num_attention_heads", fused="thirds"),
+    "mlp",
     attention_branch="attn.out_drop",
 )
 
 # Pictures and sound.
 VIT = Layout(
-    *("pre", "layernorm_before", "layernorm_after"),
-    attention="attention",
-    projections="q_proj k_proj v_proj",
-    output="attention.o_proj",
-    heads="num_attention_heads",
-    ffn="mlp",
+    "pre",
+    "layernorm_before layernorm_after",
+    Attention("attention", "q_proj k_proj v_proj", "attention.o_proj", "num_attention_heads"),
+    "mlp",
 )
-DINOV2 = replace(VIT, attention_norm="norm1", ffn_norm="norm2", attention_branch="layer_scale1", ffn="mlp layer_scale2")
+DINOV2 = Layout("pre", "norm1 norm2", VIT.attention, "mlp layer_scale2", attention_branch="layer_scale1")
 SWIN = replace(VIT, attention_branch="drop_path")
 CLIP = Layout(
-    *("pre", "layer_norm1", "layer_norm2"),
-    attention="self_attn",
-    projections="q_proj k_proj v_proj",
-    output="self_attn.out_proj",
-    ffn="mlp",
+    "pre",
+    "layer_norm1 layer_norm2",
+    Attention("self_attn", "q_proj k_proj v_proj", "self_attn.out_proj"),
+    "mlp",
 )
-BLIP_VISION = replace(CLIP, projections="qkv", fused="thirds", output="self_attn.projection")
+BLIP_VISION = replace(CLIP, attention=Attention("self_attn", "qkv", "self_attn.projection", fused="thirds"))
 WAV2VEC2 = Layout(
-    *("post", "layer_norm", "final_layer_norm"),
-    attention="attention",
-    projections="q_proj k_proj v_proj",
-    output="attention.out_proj",
-    ffn="feed_forward",
+    "post",
+    "layer_norm final_layer_norm",
+    Attention("attention", "q_proj k_proj v_proj", "attention.out_proj"),
+    "feed_forward",
 )
 
 # Encoders with decoders.
 T5 = Layout(
-    *("pre", "layer.0.layer_norm", "layer.-1.layer_norm"),
-    attention="layer.0.SelfAttention",
-    projections="q k v",
-    output="layer.0.SelfAttention.o",
-    heads="n_heads",
-    ffn="layer.-1.DenseReluDense",
+    "pre",
+    "layer.0.layer_norm layer.-1.layer_norm",
+    Attention("layer.0.SelfAttention", "q k v", "layer.0.SelfAttention.o", "n_heads"),
+    "layer.-1.DenseReluDense",
     attention_branch="layer.0.SelfAttention",
     cross=("layer.1.EncDecAttention", "layer.1.layer_norm", "layer.1.EncDecAttention"),
     causal="is_decoder",
 )
-OPT = Layout(
-    *("pre", "self_attn_layer_norm", "final_layer_norm"),
-    attention="self_attn",
-    projections="q_proj k_proj v_proj",
-    output="self_attn.out_proj",
-    ffn="fc1 fc2",  # OPT's works on flattened tokens
-)
-BART_PRE = replace(
-    OPT,
+BART = Layout(
+    "post",
+    "self_attn_layer_norm final_layer_norm",
+    CLIP.attention,
+    "fc1 fc2",
     cross=("encoder_attn", "encoder_attn_layer_norm", "encoder_attn.out_proj"),
     causal="self_attn.is_decoder",
 )
-BART = replace(BART_PRE, placement="post")
 TORCH = Layout(
-    *("pre", "norm1", "norm2"),
-    attention="self_attn",
-    ffn="linear1 linear2",
+    "pre",
+    "norm1 norm2",
+    Attention("self_attn"),
+    "linear1 linear2",
     attention_branch="dropout1",
     ffn_branch="dropout2",
 )
-TORCH_DECODER = replace(TORCH, ffn_norm="norm3", ffn_branch="dropout3", cross=("multihead_attn", "norm2", "dropout2"))
+TORCH_DECODER = replace(
+    TORCH, norms="norm1 norm3", ffn_branch="dropout3", cross=("multihead_attn", "norm2", "dropout2")
+)
 
 # Decoders.
 GPT2 = Layout(
-    *("pre", "ln_1", "ln_2"),
-    attention="attn",
-    projections="c_attn",
-    fused="thirds of columns",
-    output="attn.c_proj",
-    ffn="mlp",
+    "pre",
+    "ln_1 ln_2",
+    Attention("attn", "c_attn", "attn.c_proj", fused="thirds of columns"),
+    "mlp",
     cross=("crossattention", "ln_cross_attn", "crossattention.c_proj"),
 )
-GPTJ = Layout(
-    *("parallel", "ln_1"),
-    attention="attn",
-    projections="q_proj k_proj v_proj",
-    output="attn.out_proj",
-    heads="config.num_attention_heads",
-    ffn="mlp",
-    attention_branch="attn",
+OPT = Layout("pre", BART.norms, BART.attention, BART.ffn)  # the FFN works on flattened tokens
+BLOOM = Layout(
+    "pre",
+    layout.LLAMA,
+    Attention("self_attention", "query_key_value", "self_attention.dense", fused="interleaved"),
+    "mlp.dense_h_to_4h mlp.dense_4h_to_h",
 )
 MPT = Layout(
-    *("pre", "norm_1", "norm_2"),
-    attention="attn",
-    projections="Wqkv",
-    fused="stacked",
-    output="attn.out_proj",
-    heads="n_heads",
-    ffn="ffn.up_proj ffn.down_proj",
+    "pre",
+    "norm_1 norm_2",
+    Attention("attn", "Wqkv", "attn.out_proj", "n_heads", fused="stacked"),
+    "ffn.up_proj ffn.down_proj",
     attention_branch="resid_attn_dropout",
 )
-BLOOM = replace(
-    layout.LLAMA,
-    attention="self_attention",
-    projections="query_key_value",
-    fused="interleaved",
-    output="self_attention.dense",
-    ffn="mlp.dense_h_to_4h mlp.dense_4h_to_h",
+GPTJ = Layout(
+    "parallel",
+    "ln_1",
+    Attention("attn", "q_proj k_proj v_proj", "attn.out_proj", "config.num_attention_heads"),
+    "mlp",
+    attention_branch="attn",
 )
-FALCON = replace(BLOOM, groups="num_kv_heads", ffn="mlp", attention_branch="self_attention")
-GPT_NEOX = replace(
+GPT_NEOX = Layout(
+    "parallel",
     layout.LLAMA,
-    attention="attention",
-    projections="query_key_value",
-    fused="interleaved",
-    output="attention.dense",
-    heads="config.num_attention_heads",
-    ffn="mlp",
+    Attention("attention", "query_key_value", "attention.dense", "config.num_attention_heads", fused="interleaved"),
+    "mlp",
     attention_branch="post_attention_dropout",
     ffn_branch="post_mlp_dropout",
 )
-
-
-def like_llama(norms: Layout, **others: Any) -> Layout:
-    """With the norms of a layout, and the other names as in Llama."""
-    llama: dict[str, Any] = {
-        "attention": "self_attn",
-        "projections": "q_proj k_proj v_proj",
-        "output": "self_attn.o_proj",
-        "heads": "config.num_attention_heads",
-        "groups": "config.num_key_value_heads",
-        "ffn": "mlp",
-        "attention_branch": norms.behind_attention or "self_attn",
-    }
-    return replace(norms, **llama | others)
-
-
-LLAMA = like_llama(layout.LLAMA)
-PHI3 = like_llama(
+FALCON = Layout(
+    "pre",
     layout.LLAMA,
-    projections="qkv_proj",
-    fused="stacked",
+    Attention("self_attention", "query_key_value", "self_attention.dense", groups="num_kv_heads", fused="interleaved"),
+    "mlp",
+    attention_branch="self_attention",
+)
+GROUPED = Attention(
+    "self_attn",
+    "q_proj k_proj v_proj",
+    "self_attn.o_proj",
+    heads="config.num_attention_heads",
+    groups="config.num_key_value_heads",
+)
+LLAMA = Layout("pre", layout.LLAMA, GROUPED, "mlp", attention_branch="self_attn")
+GEMMA2 = Layout("sandwich", layout.GEMMA2, GROUPED, "mlp")
+OLMO2 = Layout("branch", layout.OLMO2, GROUPED, "mlp")
+COHERE = replace(LLAMA, placement="parallel", norms="input_layernorm")
+DEEPSEEK = replace(LLAMA, attention=replace(GROUPED, projections="kv_b_proj", fused="latent"))
+PHI3 = Layout(
+    "pre",
+    layout.LLAMA,
+    replace(GROUPED, projections="qkv_proj", fused="stacked"),
+    "mlp",
     attention_branch="resid_attn_dropout",
     ffn_branch="resid_mlp_dropout",
 )
-DEEPSEEK = like_llama(layout.LLAMA, projections="kv_b_proj", fused="latent")
-GEMMA2, OLMO2, COHERE = (like_llama(norms) for norms in (layout.GEMMA2, layout.OLMO2, layout.ONE_NORM[0]))
-JAMBA = like_llama(Layout("pre", "input_layernorm", "pre_ff_layernorm"), ffn="feed_forward")
-MAMBA = Layout("mixer", "norm", attention_branch="mixer")
+JAMBA = replace(LLAMA, norms="input_layernorm pre_ff_layernorm", ffn="feed_forward")
+MAMBA = Layout("mixer", "norm", None, attention_branch="mixer")
 
 
 def _transformers(
@@ -308,7 +282,7 @@ FAMILIES = (
     _transformers(
         "bart-pre",
         _each("MBart Pegasus M2M100 Blenderbot Whisper Speech2Text", *BOTH) + " PegasusXDecoderLayer",
-        partial(odd.bart, BART_PRE),
+        partial(odd.bart, replace(BART, placement="pre")),
         not_told,
     ),
     _transformers("gpt2", "GPT2Block", GPT2, always),

@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 
 from depthscope.anatomy.layout import Layout
-from depthscope.anatomy.pieces import Piece
 from depthscope.anatomy.projections import fused_projections
-from depthscope.anatomy.structure import BlockAnatomy, Projections
+from depthscope.anatomy.structure import BlockAnatomy, Piece, Projections
 from depthscope.stations import BRANCHES, CROSS
 
 WINDOWS = (
@@ -60,9 +59,10 @@ def siglip(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
 
 def cohere(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """Phi has another name for its output projection."""
-    return replace(layout, output="self_attn.dense" if hasattr(layer.self_attn, "dense") else layout.output)(
-        name, layer
-    )
+    if hasattr(layer.self_attn, "dense"):
+        assert layout.attention is not None
+        layout = replace(layout, attention=replace(layout.attention, output="self_attn.dense"))
+    return layout(name, layer)
 
 
 def dinov2(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
@@ -82,9 +82,9 @@ def dinov2(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
 def falcon(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """Parallel branches with two norms or with one, or one after the other."""
     if hasattr(layer, "ln_attn"):
-        layout = replace(layout, placement="parallel", attention_norm="ln_attn", ffn_norm="ln_mlp")
+        layout = replace(layout, placement="parallel", norms="ln_attn ln_mlp")
     elif not hasattr(layer, "post_attention_layernorm"):
-        layout = replace(layout, placement="parallel", ffn_norm="")
+        layout = replace(layout, placement="parallel", norms="input_layernorm")
     return layout(name, layer)
 
 
@@ -96,7 +96,7 @@ def gpt_neox(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
 def jamba(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """Most blocks have a Mamba mixer in the place of attention."""
     if not hasattr(layer, "self_attn"):
-        layout = replace(layout, attention="", projections="", output="", attention_branch="mamba")
+        layout = replace(layout, attention=None, attention_branch="mamba")
     return layout(name, layer)
 
 
@@ -105,7 +105,7 @@ def llama(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     multiplies its branches by a number before it adds them: where that is not 1, no module shows what is added (the use
     of depth takes it from the trunk before and after)."""
     if getattr(layer, "use_parallel_residual", False):
-        layout = replace(layout, placement="parallel", ffn_norm="")
+        layout = replace(layout, placement="parallel", norms="input_layernorm")
     block = replace(layout(name, layer), extra_keys=1 if hasattr(layer.self_attn, "sinks") else 0)
     return block if getattr(layer, "residual_multiplier", 1) == 1 else without(block, *BRANCHES)
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from depthscope.anatomy.pieces import HiddenWeights, Piece, Role, pieces_of_layers, thirds
-from depthscope.anatomy.structure import Projections, Spot
+from depthscope.anatomy.structure import Piece, Projections, Role, Spot
 
 _LATENT_QUERIES = ("q_proj", "q_a_proj", "q_b_proj")  # one layer, or a narrow one and a wide one
 
 Roles = dict[Role, tuple[Piece, ...]]
+
+
+class HiddenWeights(ValueError):
+    """A layer that a wrapper, such as an adapter of one's own, stands in the place of: its matrix is not known. What
+    its parameters are for is known all the same."""
+
+    def __init__(self, layer: nn.Module, roles: Mapping[Role, tuple[Piece, ...]]):
+        super().__init__(
+            f"expected a linear layer with a weight, got {type(layer).__name__}: merge the adapter into the weights, "
+            "or give the wrapper a property `weight`"
+        )
+        self.roles = roles
 
 
 def linear_projections(
@@ -26,7 +37,7 @@ def linear_projections(
 ) -> Projections:
     """Separate linear layers, the common layout; `key_value_heads` < heads for grouped queries."""
     groups = key_value_heads or heads
-    roles: Roles = {"queries_keys": pieces_of_layers(query, key), "values_output": pieces_of_layers(value, output)}
+    roles: Roles = {"queries_keys": _pieces(query, key), "values_output": _pieces(value, output)}
     for layer in (query, key, value, output):
         if layer is not None and not isinstance(getattr(layer, "weight", None), Tensor):
             raise HiddenWeights(layer, roles)
@@ -65,9 +76,9 @@ def fused_projections(
         *biases,
         output_bias=_detached(output_bias),
         roles={
-            "queries_keys": tuple(Piece(p, partial(thirds, dim=dim, first=0, last=2)) for p, dim in fused),
+            "queries_keys": tuple(Piece(p, partial(_thirds, dim=dim, first=0, last=2)) for p, dim in fused),
             "values_output": (
-                *(Piece(p, partial(thirds, dim=dim, first=2, last=3)) for p, dim in fused),
+                *(Piece(p, partial(_thirds, dim=dim, first=2, last=3)) for p, dim in fused),
                 *map(Piece, writes),
             ),
         },
@@ -109,13 +120,13 @@ def latent_projections(attention: Any) -> Projections:
         latent=Spot(attention.kv_a_layernorm, "out"),
         roles={
             "queries_keys": (
-                *pieces_of_layers(*queries),
+                *_pieces(*queries),
                 *(Piece(p, partial(_of_latent, heads=heads, width=width, values=False)) for p in both),
                 *(Piece(p, partial(_ends, size=turned, last=True)) for p in narrow),
             ),
             "values_output": (
                 *(Piece(p, partial(_of_latent, heads=heads, width=width, values=True)) for p in both),
-                *pieces_of_layers(attention.o_proj),
+                *_pieces(attention.o_proj),
             ),
             "other": tuple(Piece(p, partial(_ends, size=turned, last=False)) for p in narrow),
         },
@@ -166,8 +177,13 @@ def _of_one_layer(fused: nn.Linear, output: nn.Linear, heads: int, groups: int, 
         _by_head(output.weight.T, heads),
         *(_repeated(bias, heads) for of_each in biases for bias in of_each),
         output_bias=_detached(output.bias),
-        roles={"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *pieces_of_layers(output))},
+        roles={"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *_pieces(output))},
     )
+
+
+def _thirds(values: Tensor, dim: int, first: int, last: int) -> tuple[Tensor, ...]:
+    """Some of the three equal parts along an axis: queries, keys and values of one layer."""
+    return values.chunk(3, dim=dim)[first:last]
 
 
 def _split_rows(values: Tensor, heads: int, split: Split, first: int, last: int) -> tuple[Tensor, ...]:
@@ -182,6 +198,11 @@ def _of_latent(rows: Tensor, heads: int, width: int, values: bool) -> tuple[Tens
 def _ends(values: Tensor, size: int, last: bool) -> tuple[Tensor, ...]:
     cut = values.shape[0] - size
     return (values[cut:],) if last else (values[:cut],)
+
+
+def _pieces(*layers: nn.Module | None) -> tuple[Piece, ...]:
+    """All parameters of layers, also those that an adapter has put into them."""
+    return tuple(Piece(parameter) for layer in layers if layer is not None for parameter in layer.parameters())
 
 
 def _weight_and_bias(layer: nn.Linear) -> tuple[Tensor, ...]:

@@ -11,8 +11,8 @@ from typing import get_args
 
 from torch import Tensor, nn
 
-from depthscope.anatomy.pieces import HiddenWeights, Piece, Role
-from depthscope.anatomy.structure import BlockAnatomy, is_named_norm
+from depthscope.anatomy.projections import HiddenWeights
+from depthscope.anatomy.structure import BlockAnatomy, Piece, Role, is_named_norm
 
 ROLES: tuple[Role, ...] = get_args(Role)
 

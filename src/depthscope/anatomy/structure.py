@@ -8,7 +8,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from depthscope.anatomy.pieces import Piece, Role
 from depthscope.stations import Placement, trunk_of
 
 Side = Literal["in", "out"]
@@ -28,6 +27,20 @@ class Spot:
     side: Side
     path: Path | None = None
     added_to: Path | None = None
+
+
+Role = Literal["queries_keys", "values_output", "ffn", "norms", "other"]  # what weights are for
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter, or the parts of it that `cut` takes out of a tensor of its shape: its own, or its gradient's."""
+
+    parameter: Tensor
+    cut: Callable[[Tensor], tuple[Tensor, ...]] | None = None  # None: all of it
+
+    def of(self, values: Tensor) -> tuple[Tensor, ...]:
+        return (values,) if self.cut is None else self.cut(values)
 
 
 @dataclass(frozen=True)
