@@ -43,10 +43,10 @@ clean:
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml constraints.txt hashes/run.txt
+.venv/installed: .venv/bin/python pyproject.toml lab/pyproject.toml constraints.txt hashes/run.txt
 	$(BY_HASH) hashes/run.txt
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation --editable '.[figures,huggingface,report,training]'
+	$(PIP) --no-build-isolation --editable '.[figures,huggingface,report]' --editable ./lab
 	touch $@
 
 .venv/installed-dev: .venv/installed hashes/develop.txt

@@ -31,7 +31,7 @@ from timing import compare, keep_memory, operations
 from torch import nn
 
 from depthscope import measures as m
-from depthscope.measures import group
+from depthscope.measures import list_measures
 from depthscope.models import BlockConfig, Encoder, VisionTransformer, pre_norm
 from depthscope.probing import probe
 
@@ -152,7 +152,11 @@ def show_growth() -> None:
 
 
 def compare_spectral() -> None:
-    names = [name for name in group("spectral") if name not in group("default") and not name.startswith("sink")]
+    names = [
+        name
+        for name in list_measures("spectral")
+        if name not in list_measures("default") and not name.startswith("sink")
+    ]
     for title, make in MODELS.items():
         model, inputs = make()
         calls = {

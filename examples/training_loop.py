@@ -22,7 +22,7 @@ def train(learning_rate: float, steps: int = 40) -> tuple[float, depthscope.prob
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     pictures = 2 * torch.randn(4, 1, 8, 8, generator=generator)
     losses = []
-    rule = "token_similarity>0.99 for 3"  # three watched steps in a row, at the last block
+    rule = "token_similarity>0.99 for 3 after 20"  # three watched steps in a row, at the last block, from step 20 on
     with depthscope.watch(model, every=5, stop_if=rule, on_alarm=lambda alarm: print(f"  stopped: {alarm}")) as watch:
         for _ in range(steps):
             labels = torch.randint(4, (16,), generator=generator)
@@ -32,6 +32,7 @@ def train(learning_rate: float, steps: int = 40) -> tuple[float, depthscope.prob
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
+            watch.tell(loss=loss)  # while it falls, the rule says nothing
             if watch.should_stop:  # of several processes: watch.should_stop_together()
                 break
     return sum(losses[-10:]) / 10, watch

@@ -28,7 +28,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 BY_VERSION_ONLY = {"torch"}
 # What `make demo` runs, and what builds it in place.
-RUN = ("depthscope[figures,huggingface,report,training]", "hatchling", "editables")
+RUN = ("depthscope[figures,huggingface,report]", "depthscope-lab", "hatchling", "editables")
 PYTHONS = [(3, minor) for minor in range(11, 15)]
 GLIBC = range(40, 4, -1)  # the minor versions that a manylinux tag may name; a wheel says the lowest that it needs
 PLATFORMS = [

@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope.studies.fair import ranked
-from depthscope.training.variants import label_of
+from depthscope_lab.papers.fair import ranked
+from depthscope_lab.training.variants import label_of
 
 TARGET = Path(__file__).parents[1] / "src/depthscope/diagnosis/comparisons/remedies.json"
 

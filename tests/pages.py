@@ -46,10 +46,10 @@ PARSED_ONLY = {
     r"\bpath/": "the files are the reader's",
     r"--data\b": "the data are the reader's",
     r"^depthscope probe \w+ --depth [1-9]\d\d": "half a minute; tests/diagnosis has a narrow model of that depth",
-    r"^depthscope train \S+(?!.*--dry-run)": "minutes; tests/cli/test_train.py trains a smaller one",
-    r"^depthscope compare (?!.*--dry-run)": "an hour; tests/cli/test_compare.py compares smaller ones",
-    r"^depthscope reproduce [\w-]+(?!.*--quick)": "the full form; every quick form is computed in tests/studies",
-    r"^depthscope reproduce all": "every quick form is computed in tests/studies",
+    r"^depthscope train \S+(?!.*--dry-run)": "minutes; lab/tests/cli/test_train.py trains a smaller one",
+    r"^depthscope compare (?!.*--dry-run)": "an hour; lab/tests/cli/test_compare.py compares smaller ones",
+    r"^depthscope reproduce [\w-]+(?!.*--quick)": "the full form; every quick form is computed in lab/tests/papers",
+    r"^depthscope reproduce all": "every quick form is computed in lab/tests/papers",
 }
 
 

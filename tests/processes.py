@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+    "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "lab" / "tests"), os.environ.get("PYTHONPATH", "")]),
     "OMP_NUM_THREADS": "1",
 }
 # With --standalone the processes meet at a port that the system gives and that is kept from then on.
@@ -21,8 +22,8 @@ def train_here() -> None:
 
     That the numbers are those of other processes is what training/test_comparison.py shows.
     """
-    from depthscope.cli import compare
-    from depthscope.training.comparison import run_cells
+    from depthscope_lab.cli import compare
+    from depthscope_lab.training.comparison import run_cells
 
     def run_here(cells: Any, launch: Any, watching: Any) -> Any:
         return run_cells(cells, replace(launch, in_process=True), watching)

@@ -73,7 +73,7 @@ depthscope probe encoder --depth 2   # a comment
 depthscope probe hf:folder
 torchrun --nproc-per-node 4 -m depthscope train vit-digits
 make demo
-pip install '.[figures,training]'
+pip install '.[figures]' ./lab
 ```
 <!-- parsed only: takes an hour -->
 ```bash

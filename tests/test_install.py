@@ -68,8 +68,16 @@ def test_the_lines_name_the_index_and_the_extras_exist():
 def test_a_major_version_that_nobody_has_tried_is_not_installed():
     """pyarrow and pillow count years and quarters as major versions, and break nothing that is used here."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
+    ours, *of_the_lab = lab["dependencies"]
+    assert ours.endswith(f"=={project['project']['version']}")
+    assert lab["version"] == project["project"]["version"]
     extras = project["project"]["optional-dependencies"]
-    named = [*project["project"]["dependencies"], *(one for extra in extras if extra != "dev" for one in extras[extra])]
+    named = [
+        *project["project"]["dependencies"],
+        *of_the_lab,
+        *(one for extra in extras if extra != "dev" for one in extras[extra]),
+    ]
     lines = re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
     pinned = {canonicalize_name(name): version for name, version in lines}
     for requirement in map(Requirement, named):
@@ -84,14 +92,14 @@ def test_a_major_version_that_nobody_has_tried_is_not_installed():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that has the package as pip installs it from the wheel that pip builds, without a network."""
+    """A folder that has both packages as pip installs them from the wheels that pip builds, without a network."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     alone = ["--quiet", "--no-index", "--no-deps"]
-    build = [*pip, "wheel", *alone, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    build = [*pip, "wheel", *alone, "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT), str(ROOT / "lab")]
     subprocess.run(build, check=True, capture_output=True, timeout=300)
-    (wheel,) = folder.glob("*.whl")
-    install = [*pip, "install", *alone, "--target", str(folder / "site"), str(wheel)]
+    instrument, lab = sorted(folder.glob("*.whl"))
+    install = [*pip, "install", *alone, "--target", str(folder / "site"), str(instrument), str(lab)]
     subprocess.run(install, check=True, capture_output=True, timeout=300)
     return folder / "site"
 
@@ -102,13 +110,20 @@ def installed(site: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=site.parent, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_wheel_has_every_file_of_the_package(site: Path):
+@pytest.mark.parametrize(
+    ("source", "among_them"),
+    [
+        ("src/depthscope", {"py.typed", "cli/schemas/train.json"}),
+        ("lab/src/depthscope_lab", {"py.typed", "cli/train.py"}),
+    ],
+)
+def test_the_wheel_has_every_file_of_the_package(source: str, among_them: set[str], site: Path):
     ours, theirs = (
         {path.relative_to(place).as_posix() for path in place.rglob("*") if "__pycache__" not in path.parts}
-        for place in (ROOT / "src" / "depthscope", site / "depthscope")
+        for place in (ROOT / source, site / Path(source).name)
     )
     assert theirs == ours
-    assert {"py.typed", "cli/schemas/probe.json"} <= theirs
+    assert among_them <= theirs
 
 
 def test_the_installed_program_runs(site: Path):
@@ -120,6 +135,40 @@ def test_the_installed_program_runs(site: Path):
     assert '"title": "depthscope probe --json"' in installed(site, program, "schema", "probe").stdout
     assert installed(site, program, "reproduce", "--json").returncode == 0
 
+
+# --- without the lab ---------------------------------------------------------------------------------------------
+
+WITHOUT = """
+import importlib.metadata, sys
+
+importlib.metadata.entry_points = lambda **_group: ()  # no other package is installed
+sys.modules["depthscope_lab"] = None  # and this one cannot be imported
+sys.argv[0] = "depthscope"
+from depthscope.cli import main
+main()
+"""
+
+
+def without_the_lab(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", WITHOUT, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "asked", [("train", "vit-digits", "--lr", "1"), ("compare", "--help"), ("reproduce",), ("tour",)]
+)
+def test_its_commands_say_how_to_get_it(asked: tuple[str, ...]):
+    found = without_the_lab(*asked)
+    how = "comes with depthscope-lab, which is not installed: pip install ./lab in a checkout"
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", f"depthscope: {asked[0]} {how}\n")
+
+
+def test_what_it_wrote_is_reported(tmp_path: Path):
+    found = without_the_lab("report", str(ROOT / "tests" / "saved" / "0.1.0" / "run"), "--out", str(tmp_path))
+    assert found.returncode == 0, found.stderr
+    assert "Training" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+# --- what its users see ------------------------------------------------------------------------------------------
 
 CLIENT = """
 import torch

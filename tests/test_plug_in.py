@@ -153,6 +153,14 @@ def test_a_plug_in_that_takes_one_of_our_names_is_named(tmp_path: Path):
     assert message.count("\n") == 1
 
 
+def test_a_plug_in_that_takes_the_name_of_a_command_is_named(tmp_path: Path):
+    taken = install(tmp_path, "[depthscope.commands]\nprobe = example_plug_in.clash:probe\n")
+    site = Path(taken["PYTHONPATH"].split(os.pathsep)[0])
+    (site / NAME / "clash.py").write_text("def probe() -> None: ...\n")
+    message = run(taken, "-m", "depthscope", "--version", code=2).stderr
+    assert message == "depthscope: the command 'probe' exists twice: one of depthscope, one of example_plug_in\n"
+
+
 def test_a_plug_in_that_is_broken_does_not_stop_the_rest(tmp_path: Path):
     broken = install(tmp_path, "[depthscope.measures]\nmine = example_plug_in.missing:MINE\n")
     result = run(

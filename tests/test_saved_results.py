@@ -12,10 +12,10 @@ import depthscope
 from depthscope.cli.app import main
 from depthscope.decomposition import PathShares
 from depthscope.files import content_sum, read_json, require_format, write_json
-from depthscope.studies import load
-from depthscope.studies.study import earlier, run
-from depthscope.training import read_metrics
-from depthscope.training.checkpoint import checkpoints_in, read_checkpoint
+from depthscope.report import read_metrics
+from depthscope_lab.papers import load
+from depthscope_lab.papers.study import earlier, run
+from depthscope_lab.training.checkpoint import checkpoints_in, read_checkpoint
 
 SAVED = Path(__file__).parent / "saved" / "0.1.0"
 LATER = "a later version of depthscope wrote it"

@@ -12,18 +12,10 @@ import torch
 import transformers as hf
 from torch import nn
 
-from depthscope.models import (
-    BlockConfig,
-    CarriedMean,
-    CausalLM,
-    Encoder,
-    TransformerXL,
-    TransformerXLConfig,
-    VisionTransformer,
-    pre_norm,
-)
+from depthscope.models import BlockConfig, CausalLM, Encoder, VisionTransformer, pre_norm
 from depthscope.passes import batches
 from depthscope.stations import Placement
+from depthscope_lab.models import CarriedMean, TransformerXL, TransformerXLConfig
 from samples import seeded
 
 SMALL = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 24}

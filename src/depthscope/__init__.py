@@ -18,64 +18,108 @@ _ROOMS = (
     "probing",
     "remedies",
     "report",
-    "studies",
     "theory",
-    "training",
     "usage",
 )
 _PUBLIC = {
+    "Captured": "probing",
+    "DeEscalate": "remedies",
     "DepthCallback": "probing",
     "DepthUse": "usage",
     "Diagnosis": "diagnosis",
     "Fixed": "diagnosis",
+    "LayerScale": "remedies",
     "PathShares": "decomposition",
     "Profile": "probing",
+    "Recommendation": "remedies",
+    "ResidualWeight": "remedies",
+    "Scope": "scope",
     "Spectra": "probing",
+    "ablate": "probing",
     "apply": "remedies",
+    "capture": "probing",
     "depth_use": "usage",
     "diagnose": "diagnosis",
     "fix": "diagnosis",
+    "list_families": "anatomy",
+    "list_measures": "measures",
+    "list_remedies": "remedies",
     "paths": "decomposition",
     "register_family": "anatomy",
     "probe": "probing",
+    "recommend": "remedies",
     "remove": "remedies",
+    "restore": "remedies",
     "skip_loss": "probing",
     "spectra": "probing",
     "watch": "probing",
-    "without": "passes",
 }
 
 __all__ = [
+    "Captured",
+    "DeEscalate",
     "DepthCallback",
     "DepthUse",
     "Diagnosis",
     "Fixed",
+    "LayerScale",
     "PathShares",
     "Profile",
+    "Recommendation",
+    "ResidualWeight",
+    "Scope",
     "Spectra",
     "__version__",
+    "ablate",
     "apply",
+    "capture",
     "depth_use",
     "diagnose",
     "fix",
+    "list_families",
+    "list_measures",
+    "list_remedies",
     "paths",
     "probe",
+    "recommend",
     "register_family",
     "remove",
+    "restore",
     "skip_loss",
     "spectra",
     "watch",
-    "without",
 ]
 
 if TYPE_CHECKING:
     __version__: str
-    from depthscope.anatomy import register_family
+    from depthscope.anatomy import list_families, register_family
     from depthscope.decomposition import PathShares, paths
     from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
-    from depthscope.passes import without
-    from depthscope.probing import DepthCallback, Profile, Spectra, probe, skip_loss, spectra, watch
-    from depthscope.remedies import apply, remove
+    from depthscope.measures import list_measures
+    from depthscope.probing import (
+        Captured,
+        DepthCallback,
+        Profile,
+        Spectra,
+        ablate,
+        capture,
+        probe,
+        skip_loss,
+        spectra,
+        watch,
+    )
+    from depthscope.remedies import (
+        DeEscalate,
+        LayerScale,
+        Recommendation,
+        ResidualWeight,
+        apply,
+        list_remedies,
+        recommend,
+        remove,
+        restore,
+    )
+    from depthscope.scope import Scope
     from depthscope.usage import DepthUse, depth_use
 
 

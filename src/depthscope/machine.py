@@ -89,7 +89,8 @@ def require_memory(parameters: int, dtype: torch.dtype = torch.float32, *, what:
 
     `what` tells of the sizes that were asked for. Blocks cost something whatever their width.
     """
-    needed, available = _SPARE * parameters * dtype.itemsize + _BLOCK * blocks, available_memory()
+    with counting(what):
+        needed, available = _SPARE * parameters * dtype.itemsize + float(_BLOCK * blocks), available_memory()
     if needed > available:
         sizes = [*([what] if what else []), *([f"{parameters:.3g} parameters in {_name(dtype)}"] if parameters else [])]
         raise ValueError(
@@ -101,9 +102,11 @@ def require_memory(parameters: int, dtype: torch.dtype = torch.float32, *, what:
 
 def require_room(size: int, what: str, instead: str) -> None:
     """Refuses input of so many bytes that this machine cannot hold."""
+    with counting(what):
+        needed = size / 1e9
     if size > (available := available_memory()):
         raise ValueError(
-            f"expected input that fits into memory, got {what}: {size / 1e9:.3g} GB needed, "
+            f"expected input that fits into memory, got {what}: {needed:.3g} GB needed, "
             f"{available / 1e9:.1f} GB available; {instead}"
         )
 

@@ -90,6 +90,15 @@ def blocks_of(numbers: Iterable[int]) -> str:
     return f"block{'s' if len(found) > 1 else ''} {ranges(found)}"
 
 
+def sequences_of(numbers: Iterable[int], most: int = 6) -> str:
+    """0, 1, 2, 5 as "sequences 0–2, 5"; of many runs the first ones, and how many sequences more there are."""
+    found = list(numbers)
+    runs = runs_of(found)
+    shown = [number for first, last in runs[:most] for number in range(first, last + 1)]
+    more = f" and {len(found) - len(shown)} more" if len(shown) < len(found) else ""
+    return f"sequence{'s' if len(found) > 1 else ''} {ranges(shown)}{more}"
+
+
 def counted(number: int, noun: str) -> str:
     """ "1 variant", "3 variants"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

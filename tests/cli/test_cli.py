@@ -37,6 +37,21 @@ def test_help_and_version_import_nothing_heavy(option: str):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize("model", ["bret", "no_such_module:make", ":make"])
+def test_a_mistyped_model_is_refused_before_anything_heavy_is_imported(model: str):
+    code = (
+        "import sys; sys.argv = ['depthscope', 'probe', sys.argv[1]]\n"
+        "from depthscope.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as error: assert error.code == 2\n"
+        "assert not {'torch', 'numpy', 'pandas', 'transformers'} & sys.modules.keys()"
+    )
+    result = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("\n") == 1
+    assert f"model {model!r}: did you mean 'bert'?" in result.stderr or f"got {model!r}" in result.stderr
+
+
 def test_demo_shows_the_collapse_and_the_repair(tmp_path: Path):
     out = run("demo", "--depth", "30", "--out", str(tmp_path / "new")).stdout
     last = next(line.split() for line in out.splitlines() if line.split()[:1] == ["30"])
@@ -50,7 +65,7 @@ def test_demo_shows_the_collapse_and_the_repair(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demo", "--depth", "0"], "greater than or equal to 1"),
+        (["demo", "--depth", "0"], "expected a whole number from 1 to"),
         (["demo", "--tau", "2"], "less than or equal to 1"),
         (["dmo"], "No such command 'dmo'. Did you mean 'demo'? Try --help.\n"),
         (["demo", "--seed", "-1"], "'--seed': expected a whole number from 0 to 9223372036854775807, got '-1'. Try"),

@@ -9,9 +9,10 @@ import pytest
 from depthscope.cli import completion
 from depthscope.cli.documents import commands_with_schemas
 from depthscope.models.families import FAMILIES
-from depthscope.studies import STUDIES
-from depthscope.training.recipes import RECIPES
-from depthscope.training.variants import VARIANTS
+from depthscope_lab.cli import completion as of_the_lab
+from depthscope_lab.papers import STUDIES
+from depthscope_lab.training.recipes import RECIPES
+from depthscope_lab.training.variants import VARIANTS
 
 WATCHED = (
     "import sys\n"
@@ -56,9 +57,9 @@ def test_a_word_is_completed(line: str, offered: set[str]):
 def test_every_name_is_offered():
     """The families by a list of its own, since their file imports torch."""
     assert FAMILIES.ours() == completion.FAMILIES
-    assert completion.recipes("") == RECIPES.ours()
-    assert completion.variants("") == VARIANTS.ours()
-    assert completion.studies("") == [*STUDIES.ours(), "all"]
+    assert of_the_lab.recipes("") == RECIPES.ours()
+    assert of_the_lab.variants("") == VARIANTS.ours()
+    assert of_the_lab.studies("") == [*STUDIES.ours(), "all"]
     assert completion.schemas("") == commands_with_schemas()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from depthscope.exit_codes import ExitCode, Terminated, code_of
-from depthscope.studies.study import judge
-from depthscope.training.display import Terminal
+from depthscope_lab.papers.study import judge
+from depthscope_lab.training.display import Terminal
 from processes import ENVIRONMENT
 
 TABLE = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text(encoding="utf-8")
@@ -52,8 +52,8 @@ def test_a_command_ends_with_its_code(code: ExitCode, arguments: tuple[str, ...]
 @pytest.mark.parametrize(("strict", "code"), [((), ExitCode.DONE), (("--strict",), ExitCode.GATE)])
 def test_a_gate_of_claims(strict: tuple[str, ...], code: ExitCode, program, monkeypatch: pytest.MonkeyPatch):
     claim = judge("a claim", paper="", ours="", tolerance="", holds=False)
-    monkeypatch.setattr("depthscope.cli.reproduce._run", lambda *_: [claim])
-    monkeypatch.setattr("depthscope.cli.reproduce._write_pages", lambda *_: None)  # of a study that was not run
+    monkeypatch.setattr("depthscope_lab.cli.reproduce._run", lambda *_: [claim])
+    monkeypatch.setattr("depthscope_lab.cli.reproduce._write_pages", lambda *_: None)  # of a study that was not run
     program("reproduce", "yu2024-fig4", "--quick", *strict, code=code)
 
 
@@ -102,7 +102,7 @@ def test_a_comparison_tells_ctrl_c_from_sigterm(
     def stop(*_a, **_k):
         raise interrupt
 
-    monkeypatch.setattr("depthscope.cli.compare.run_cells", stop)
+    monkeypatch.setattr("depthscope_lab.cli.compare.run_cells", stop)
     assert "the same command goes on" in program("compare", "vit-digits", "--depths", "1", "--cpu", code=code).err
 
 

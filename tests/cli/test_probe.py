@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("short_manual")
 
 TINY = ("--depth", "3", "--width", "32", "--heads", "4", "--samples", "2", "--tokens", "8")
 FACTORY = """
+import sys
 import torch
 from depthscope.models import BlockConfig, Encoder
 
@@ -32,6 +33,14 @@ def make():
     return Encoder(2, BlockConfig(16, 4)), torch.randn(2, 5, 16)
 
 def three(): return 3
+def interrupts(): raise KeyboardInterrupt
+def leaves(): raise GeneratorExit("gone")
+class Quits(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = Encoder(2, BlockConfig(16, 4)).blocks
+    def forward(self, x): sys.exit()
+def quits(): return Quits(), torch.randn(2, 5, 16)
 def broken(): raise RuntimeError("two\\nlines")
 def misfit(): return Encoder(2, BlockConfig(16, 4)), torch.randn(2, 5, 17)
 def batches(): return Encoder(2, BlockConfig(16, 4)), (torch.randn(2, 5, 16) for _ in range(3))
@@ -60,6 +69,7 @@ def run(program):
 def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module of the user's in the current folder."""
     (tmp_path / "my_models.py").write_text(FACTORY)
+    (tmp_path / "my_script.py").write_text("raise SystemExit(0)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_models", raising=False)
@@ -321,11 +331,16 @@ def test_pickles_are_not_run(run, bert_folder: Path, tmp_path: Path):
         (["my_models:mak"], "got 'mak'; did you mean 'make'?"),
         (["my_models:three"], "to return a model or (model, inputs), got int"),
         (["my_models:broken"], "my_models:broken() failed: RuntimeError: two lines"),
+        (["builtins:quit"], "builtins:quit() failed: SystemExit: None (DEPTHSCOPE_TRACEBACK=1 shows where)"),
+        (["my_models:interrupts"], "my_models:interrupts() failed: KeyboardInterrupt"),
+        (["my_models:leaves"], "my_models:leaves() failed: GeneratorExit: gone"),
+        (["my_models:quits"], "running my_models:quits failed: SystemExit"),
+        (["my_script:make"], "importing 'my_script' failed: SystemExit: 0"),
         (["my_models:misfit"], "running my_models:misfit failed: RuntimeError: mat1 and mat2"),
         (["my_models:linear"], "no repeated blocks in Linear"),
         (["my_models:make", "--depth", "2"], "--depth with a family's name only"),
         (["my_models:batches", "--tokens", "2"], "the factory brings its own input"),
-        (["bert", "--depth", "0"], "at least 1 block, got 0"),
+        (["bert", "--depth", "0"], "expected a whole number from 1 to"),
         (["bert", "--width", "100", "--heads", "7"], "heads that divide the width, got width 100 and 7 heads"),
         (["bert", "--depth", "99999999"], "GB available"),
         (["encoder", *TINY, "--out", "/dev/null/x"], "can be written for --out, got '/dev/null/x'"),
@@ -342,7 +357,7 @@ def test_pickles_are_not_run(run, bert_folder: Path, tmp_path: Path):
         (["encoder", "--fail-on", "token_similarity"], "expected --fail-on"),
         (["encoder", "--fail-on", "delta>1"], "'delta', which is not measured"),
         (["bert", "--skip-loss"], "causal language model (gpt2"),
-        (["encoder", "--samples", "0"], "greater than or equal to 1"),
+        (["encoder", "--samples", "0"], "expected a whole number from 1 to"),
         ([], "Missing argument 'MODEL'"),
     ],
 )

@@ -14,8 +14,8 @@ import pytest
 import typer
 
 from depthscope.cli.app import app, main
-from depthscope.cli.compare_display import show_summary
 from depthscope.cli.letters import legible
+from depthscope_lab.cli.compare_display import show_summary
 from processes import ENVIRONMENT
 
 SMALL = ("--depth", "30", "--width", "16", "--heads", "2", "--tokens", "8")

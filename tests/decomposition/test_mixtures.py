@@ -64,7 +64,7 @@ def test_numbers_that_are_not_finite_are_the_model_s():
 
 def test_parts_that_are_left_out_are_refused_and_remedies_named():
     model, inputs = ready("bert")
-    with depthscope.without(model, "skips"), pytest.raises(ValueError, match="without skips now: close"):
+    with depthscope.ablate(model, "skips"), pytest.raises(ValueError, match="without its skips now: close"):
         paths(model, inputs)
     depthscope.apply(model, ResidualWeight(0.5))
     notes = paths(model, inputs).metadata["notes"]

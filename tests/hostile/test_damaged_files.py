@@ -17,11 +17,12 @@ from depthscope import probe
 from depthscope.files import content_sum, write_json
 from depthscope.locks import OWNER, _holder
 from depthscope.probing import Profile, load_records
-from depthscope.studies.study import FILES, Earlier, Study, earlier, judge, run
-from depthscope.training import read_metrics, vit_digits
-from depthscope.training.checkpoint import read_newest
-from depthscope.training.comparison import Cell, Launch, Result, _end, _read_result
-from depthscope.training.data.wikitext import _read
+from depthscope.report import read_metrics
+from depthscope_lab.papers.study import FILES, Earlier, Study, earlier, judge, run
+from depthscope_lab.training import vit_digits
+from depthscope_lab.training.checkpoint import read_newest
+from depthscope_lab.training.comparison import Cell, Launch, Result, _end, _read_result
+from depthscope_lab.training.data.wikitext import _read
 from tiny_training import Recorder, assert_bitwise_equal, run_in, saved, tiny_config
 
 Damage = Callable[[random.Random, str], str | bytes]

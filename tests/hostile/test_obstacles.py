@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from depthscope.cli.app import main
 from depthscope.files import content_sum, in_words, require_writable, sum_of, write_folder, write_json
 from depthscope.locks import owned
-from depthscope.training.checkpoint import checkpoints_in, read_newest
-from depthscope.training.display import Terminal
-from depthscope.training.metrics import read_metrics
+from depthscope.report.formats import read_metrics
+from depthscope_lab.training.checkpoint import checkpoints_in, read_newest
+from depthscope_lab.training.display import Terminal
 
 RUN = (
     "vit-digits",

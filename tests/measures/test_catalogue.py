@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from depthscope import measures as m
-from depthscope.measures import MEASURES, Measure, MissingNeed, choose_measures, group, only_at_outputs
+from depthscope.measures import MEASURES, Measure, MissingNeed, choose_measures, list_measures, only_at_outputs
 from depthscope.models import BlockConfig, Encoder
 from depthscope.probing import probe
 from samples import seeded
@@ -111,12 +111,12 @@ def test_what_one_head_measure_computed_from_more_is_not_read_by_another(registe
 
 
 def test_groups_contain_each_other():
-    names = [set(group(name)) for name in ("default", "spectral", "all")]
+    names = [set(list_measures(name)) for name in ("default", "spectral", "all")]
     assert names[0] < names[1] < names[2] == set(MEASURES)
-    assert names[0] < set(group("verdict")) < names[2]
-    assert only_at_outputs("verdict") == set(group("verdict")) - names[0]
+    assert names[0] < set(list_measures("verdict")) < names[2]
+    assert only_at_outputs("verdict") == set(list_measures("verdict")) - names[0]
     assert only_at_outputs("default") == frozenset()
-    assert choose_measures(["default", "delta", "token_similarity"]) == (*group("default"), "delta")
+    assert choose_measures(["default", "delta", "token_similarity"]) == (*list_measures("default"), "delta")
 
 
 def test_every_record_computes_what_the_function_of_its_name_does():

@@ -8,18 +8,9 @@ import torch
 from torch import nn
 
 from depthscope.anatomy import anatomy_of
-from depthscope.models import (
-    WIRINGS,
-    BlockConfig,
-    CausalLM,
-    Encoder,
-    TransformerXL,
-    TransformerXLConfig,
-    Wiring,
-    post_norm,
-    pre_norm,
-)
+from depthscope.models import WIRINGS, BlockConfig, CausalLM, Encoder, Wiring, post_norm, pre_norm
 from depthscope.models.wiring import wiring_of
+from depthscope_lab.models import TransformerXL, TransformerXLConfig
 from samples import seeded
 
 X = torch.randn(2, 5, 16, generator=seeded(0))

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from depthscope.anatomy import anatomy_of
 from depthscope.models import BlockConfig, Encoder, pre_norm
-from depthscope.passes import Listen, Machine, Surgery, open_surgery, undisturbed, without
+from depthscope.passes import Listen, Machine, Surgery, open_surgery, undisturbed
 from depthscope.passes.left_out import choose_parts, in_words, removed_skips
+from depthscope.probing import ablate
 from samples import seeded
 from traces import hooks_of, state_of
 from zoo import ANATOMIES, IDS, MASK, TOKENS, ZOO, make, run
@@ -97,7 +98,7 @@ def test_our_blocks_equal_a_pass_by_hand(placement: str, parts: tuple[str, ...])
 
         by_hand = post_by_hand if placement == "post" else pre_by_hand
         expected = by_hand(expected, parts, attend, block.ffn, (block.norm1, block.norm2))
-    with without(model, *parts):
+    with ablate(model, *parts):
         found = model(x, MASK)
     close(found[MASK == 1], model.final_norm(expected)[MASK == 1])
 
@@ -116,7 +117,7 @@ def test_bert_equals_a_pass_by_hand(parts: tuple[str, ...]):
             return layer.output.dense(F.gelu(layer.intermediate.dense(y)))
 
         expected = post_by_hand(expected, parts, attend, ffn, (out.LayerNorm, layer.output.LayerNorm))
-    with without(model, *parts):
+    with ablate(model, *parts):
         found = model(IDS, MASK).last_hidden_state
     close(found[MASK == 1], expected[MASK == 1])
 
@@ -132,7 +133,7 @@ def test_gpt2_equals_a_pass_by_hand(parts: tuple[str, ...]):
             return attention.c_proj(plain_attention(q, k, v, 4, LATER))
 
         expected = pre_by_hand(expected, parts, attend, layer.mlp, (layer.ln_1, layer.ln_2))
-    with without(model, *parts):
+    with ablate(model, *parts):
         found = model(IDS).last_hidden_state
     close(found, model.ln_f(expected))
 
@@ -160,7 +161,7 @@ def test_llama_equals_a_pass_by_hand(parts: tuple[str, ...]):
 
         norms = layer.input_layernorm, layer.post_attention_layernorm
         expected = pre_by_hand(expected, parts, attend, layer.mlp, norms)
-    with without(model, *parts):
+    with ablate(model, *parts):
         found = model(IDS).last_hidden_state
     close(found, model.norm(expected))
 
@@ -171,7 +172,7 @@ def test_albert_as_the_authors_did_it():
     authors = copy.deepcopy(model)
     layer = authors.encoder.albert_layer_groups[0].albert_layers[0]
     layer.ffn, layer.ffn_output = nn.Identity(), nn.Identity()
-    with without(model, "ffn_linears"):
+    with ablate(model, "ffn_linears"):
         close(model(IDS).last_hidden_state, authors(IDS).last_hidden_state)
 
 
@@ -183,7 +184,7 @@ def test_xlnet_as_the_authors_did_it():
         whole = layer.rel_attn.post_attention
         layer.rel_attn.post_attention = lambda h, vec, whole=whole: whole(h, vec, residual=False)
         layer.ff = nn.Identity()
-    with without(model, "attention_skip", "ffn_step"):
+    with ablate(model, "attention_skip", "ffn_step"):
         close(model(IDS).last_hidden_state, authors(IDS).last_hidden_state)
 
 
@@ -249,7 +250,7 @@ def test_it_changes_the_model_and_leaves_no_trace(name: str):
     parts = ("skips", "norms")
     before, weights = run(model, inputs), copy.deepcopy(model.state_dict())
     state = state_of(model)
-    with without(model, *parts):
+    with ablate(model, *parts):
         changed = run(model, inputs)
         surgery = open_surgery(model)
         assert surgery is not None
@@ -275,7 +276,7 @@ def test_nothing_is_left_after_an_exception(name: str):
 
     state = state_of(model)
     handle = last.register_forward_pre_hook(fail)
-    with pytest.raises(Broken), without(model, "skips", "norms"):
+    with pytest.raises(Broken), ablate(model, "skips", "norms"):
         run(model, inputs)
     handle.remove()
     assert state_of(model) == state
@@ -283,7 +284,7 @@ def test_nothing_is_left_after_an_exception(name: str):
 
 def test_gradients_pass():
     model, _ = make("bert")
-    with without(model, "skips", "ffn"):
+    with ablate(model, "skips", "ffn"):
         model(IDS, MASK).last_hidden_state.square().sum().backward()
     gradient = model.encoder.layer[0].attention.self.value.weight.grad
     assert gradient is not None
@@ -302,7 +303,7 @@ def test_a_branch_far_below_the_trunk_is_exact():
             layer.self_attn.o_proj.weight.data *= factor
         outputs: list[Tensor] = []
         hear = Listen({"output"}, lambda _v, _s, tokens, _t, outputs=outputs: outputs.append(tokens))
-        with torch.no_grad(), without(model, "skips", "ffn"), Machine(model, anatomy_of(model), hear):
+        with torch.no_grad(), ablate(model, "skips", "ffn"), Machine(model, anatomy_of(model), hear):
             model(IDS)
         ends.append(outputs[0])
     close(1e20 * ends[1], ends[0])
@@ -328,9 +329,9 @@ def test_a_branch_that_is_weighted_is_taken_as_a_difference():
 
 def test_the_mutant_that_keeps_a_skip_is_seen():
     model: Any = make("bert")[0].double().eval()
-    with without(model, "attention_skip"):
+    with ablate(model, "attention_skip"):
         half = model(IDS, MASK).last_hidden_state
-    with without(model, "skips"):
+    with ablate(model, "skips"):
         whole = model(IDS, MASK).last_hidden_state
     assert float((half - whole).detach().abs().max()) > 1e-3
 
@@ -381,13 +382,13 @@ class Strange(nn.Module):
 def test_what_a_family_does_not_have_is_refused(name: str, parts: tuple[str, ...], why: str):
     model, _ = make(name)
     hooks = hooks_of(model)
-    with pytest.raises(ValueError, match=why), without(model, *parts):
+    with pytest.raises(ValueError, match=why), ablate(model, *parts):
         pass
     assert hooks_of(model) == hooks
 
 
 def test_an_unknown_block_is_refused():
-    cut = without(Strange(), "skips", blocks="layers.*", inputs=TOKENS)
+    cut = ablate(Strange(), "skips", blocks="layers.*", inputs=TOKENS)
     with pytest.raises(ValueError, match="adds its branches to the trunk is not known"), cut:
         pass
 
@@ -407,7 +408,7 @@ def test_a_station_that_is_not_shown_is_named():
 
 def test_twice_is_refused():
     model, _ = make("bert")
-    with without(model, "skips"), pytest.raises(ValueError, match="without skips already"), without(model, "ffn"):
+    with ablate(model, "skips"), pytest.raises(ValueError, match="without its skips already"), ablate(model, "ffn"):
         pass
 
 
@@ -415,9 +416,9 @@ def test_no_remedy_is_measured_or_put_in_meanwhile():
     from depthscope.remedies import DeEscalate, apply, recommend
 
     model, inputs = make("bert")
-    with without(model, "skips"):
+    with ablate(model, "skips"):
         for put_in in (lambda: apply(model, DeEscalate(0.5)), lambda: recommend(model, inputs)):
-            with pytest.raises(ValueError, match="without skips now"):
+            with pytest.raises(ValueError, match="without its skips now"):
                 put_in()
 
 
@@ -426,5 +427,5 @@ def test_a_model_with_remedies_is_refused():
 
     model, _ = make("bert")
     apply(model, DeEscalate(0.5))
-    with pytest.raises(ValueError, match="has remedies"), without(model, "skips"):
+    with pytest.raises(ValueError, match="has remedies"), ablate(model, "skips"):
         pass

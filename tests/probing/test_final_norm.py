@@ -101,7 +101,7 @@ def test_it_leaves_no_hook_behind():
     model = Behind(nn.LayerNorm(16))
     probe(model, TOKENS)
     assert not model.tail._forward_hooks
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="fails on these inputs"):
         probe(model, torch.randn(2, 5, 12))
     assert not model.tail._forward_hooks
 

@@ -18,7 +18,7 @@ from depthscope.probing.watching.gate import make_gate
 from depthscope.probing.watching.keeping import Keeper, go_on
 from samples import seeded
 
-RULE = "token_similarity>0.99 for 3"
+RULE = "token_similarity>0.99 for 3 after 0"
 
 
 class Collapsing(nn.Module):
@@ -29,6 +29,7 @@ class Collapsing(nn.Module):
         torch.manual_seed(0)
         self.encoder = Encoder(3, BlockConfig(16, 4))
         self.at, self.passes = at, 0
+        self.register_buffer("steps", torch.zeros(()))  # also those before a checkpoint
 
     def forward(self, x: Tensor, labels: Any = None) -> dict[str, Tensor]:
         if self.training:
@@ -38,7 +39,8 @@ class Collapsing(nn.Module):
                     self.encoder.blocks[1].norm2.bias.normal_(generator=seeded(0))
                 self.encoder.blocks[1].norm2.requires_grad_(False)
             self.passes += 1
-        return {"loss": self.encoder(x).square().mean()}
+            self.steps += 1
+        return {"loss": self.encoder(x).square().mean() + self.steps.item()}  # it does not fall
 
 
 X = torch.randn(24, 7, 16, generator=seeded(1))
@@ -163,7 +165,7 @@ def test_of_other_rules_a_resumed_hugging_face_counts_anew(tmp_path: Path):
     with pytest.raises(Killed):
         hugging_face(tmp_path, 4, dies=7, save_steps=1)
     last = str(tmp_path / "checkpoint-7")
-    _, (alarm,) = hugging_face(tmp_path, None, resume=last, save_steps=1, rule="token_similarity>0.98 for 2")
+    _, (alarm,) = hugging_face(tmp_path, None, resume=last, save_steps=1, rule="token_similarity>0.98 for 2 after 0")
     assert (alarm.since, alarm.step, alarm.good) == (8, 10, None)
 
 

@@ -67,7 +67,7 @@ def test_no_reference_is_set_against_it(fresh_bert: torch.nn.Module):
 
 
 def test_inside_an_open_context_the_profile_says_so_too(fresh_bert: torch.nn.Module):
-    with depthscope.without(fresh_bert, "skips", "ffn"):
+    with depthscope.ablate(fresh_bert, "skips", "ffn"):
         inside = probe(fresh_bert, ids())
         with pytest.raises(ValueError, match="already"):
             probe(fresh_bert, ids(), without="norms")
@@ -90,7 +90,7 @@ def test_a_causal_model_stays_causal_and_padding_stays_out():
     model.eval()
     other = IDS.clone()
     other[:, -1] = 9
-    with torch.no_grad(), depthscope.without(model, "skips", "norms"):
+    with torch.no_grad(), depthscope.ablate(model, "skips", "norms"):
         first, second = (model(input_ids=given).logits[:, :-1] for given in (IDS, other))
     assert torch.equal(first, second)
 

@@ -7,11 +7,11 @@ import torch
 
 import exact_layers as exact
 from depthscope.measures import composite_norm
-from depthscope.studies.dong2021.exponent_mlps import KINDS, pairs_with_mlp, spread, with_mlp
-from depthscope.studies.dong2021.exponent_runs import first_tokens, layers
 from depthscope.theory import Heads, SplitTokens, attend, feed_forward, normalise
 from depthscope.theory.pairs import around_each, around_mean, attend_pairs, feed_forward_pairs
 from depthscope.theory.residuals import Mlp, normalise_uncentred
+from depthscope_lab.papers.dong2021.exponent_mlps import KINDS, pairs_with_mlp, spread, with_mlp
+from depthscope_lab.papers.dong2021.exponent_runs import first_tokens, layers
 from samples import seeded
 
 F64 = torch.float64

@@ -41,14 +41,41 @@ __all__ = [
     "Side",
     "Spot",
     "anatomy_of",
+    "list_families",
     "register_family",
 ]
 
 
+def list_families() -> tuple[str, ...]:
+    """The families of models whose blocks are known.
+
+    Returns:
+        Their names.
+
+    Example:
+        >>> import depthscope
+        >>> "gpt2" in depthscope.list_families()
+        True
+    """
+    return tuple(FAMILIES)
+
+
 def register_family(family: Family) -> Family:
-    """Adds a family of models, so that `probe`, `apply` and the rest know its blocks; returns it.
+    """Adds a family of models, so that `probe`, `apply` and the rest know its blocks.
 
     An installed package does the same with an entry point in the group `depthscope.families`.
+
+    Args:
+        family: an object with a `name`, a `library` and a way to describe a block: see `depthscope.anatomy.Family`.
+
+    Returns:
+        The family.
+
+    Example:
+        >>> import depthscope
+        >>> gpt2 = depthscope.anatomy.FAMILIES["gpt2"]
+        >>> depthscope.register_family(gpt2) is gpt2  # as it is there already
+        True
     """
     return FAMILIES.register(family, owner=getattr(family, "library", None))
 

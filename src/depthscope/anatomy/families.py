@@ -230,10 +230,6 @@ NO_MASK: dict[str, Any] = {"mask_argument": None}
 FAMILIES = (
     Family("depthscope", "depthscope", ("Block",), our_blocks.describe, our_blocks.causal, mask_argument="mask"),
     Family(
-        *("transformer-xl", "depthscope", ("TransformerXLBlock",), our_blocks.describe, our_blocks.causal_xl),
-        mask_argument=None,
-    ),
-    Family(
         *("torch", "torch", ("TransformerEncoderLayer",), partial(odd.torch_encoder, TORCH), not_told),
         mask_argument="src_key_padding_mask",
         token_axis_of=odd.torch_token_axis,

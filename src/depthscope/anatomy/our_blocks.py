@@ -1,5 +1,4 @@
-"""Our own `Block` and Transformer-XL's: every station is a module of its own. In Transformer-XL the tokens are the
-segment's; the memory's are not."""
+"""Our own `Block`: every station is a module of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +11,6 @@ from depthscope import walking
 from depthscope.anatomy.projections import linear_projections
 from depthscope.anatomy.structure import BlockAnatomy, Projections, Spot
 from depthscope.models.block import Block
-from depthscope.models.normed_wirings import NormedLinear
-from depthscope.models.transformer_xl import TransformerXLBlock
 
 
 def describe(name: str, block: Any) -> BlockAnatomy:
@@ -37,7 +34,7 @@ def describe(name: str, block: Any) -> BlockAnatomy:
 
 def _projections_of(attention: Any) -> Callable[[], Projections] | None:
     """Its matrices; None where a norm follows them: its values are then no linear map of what attention reads."""
-    if isinstance(attention.value, NormedLinear):
+    if isinstance(attention.value, nn.Linear) and type(attention.value).forward is not nn.Linear.forward:
         return None
     output = attention.output if isinstance(attention.output, nn.Linear) else None
     return lambda: linear_projections(attention.query, attention.key, attention.value, output, attention.heads)
@@ -46,9 +43,3 @@ def _projections_of(attention: Any) -> Callable[[], Projections] | None:
 def causal(model: nn.Module) -> bool:
     """As attention says."""
     return any(module.attention.causal for module in walking.modules(model) if isinstance(module, Block))
-
-
-def causal_xl(model: nn.Module) -> bool:
-    """Unless the paper's mean over the segment lets tokens see later ones."""
-    blocks = [module for module in walking.modules(model) if isinstance(module, TransformerXLBlock)]
-    return not any(block.carried_mean is not None and block.carried_mean.leaks for block in blocks)

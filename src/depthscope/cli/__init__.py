@@ -18,8 +18,11 @@ def main() -> None:
     own = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else somebody else's, or ignored
     if own:
         signal.signal(signal.SIGINT, _leave)
-    from depthscope.cli.app import main as run
-
+    try:
+        from depthscope.cli.app import main as run
+    except ValueError as error:  # two packages have a command of one name
+        print(f"depthscope: {error}", file=sys.stderr)
+        sys.exit(ExitCode.MISTAKE)
     try:
         if own:
             signal.signal(signal.SIGINT, signal.default_int_handler)

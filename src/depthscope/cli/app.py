@@ -1,15 +1,15 @@
-"""The program `depthscope`: collects the commands and turns a user's mistake into one line."""
+"""The program `depthscope`: collects the commands, the lab's too, and turns a user's mistake into one line."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from depthscope import __version__
-from depthscope.cli.compare import compare
 from depthscope.cli.demo import demo
 from depthscope.cli.depth import depth
 from depthscope.cli.fix import fix
@@ -18,14 +18,12 @@ from depthscope.cli.letters import write_legibly
 from depthscope.cli.paths import paths
 from depthscope.cli.probe import probe
 from depthscope.cli.report import report
-from depthscope.cli.reproduce import reproduce
 from depthscope.cli.schema import schema
 from depthscope.cli.spectra import spectra
-from depthscope.cli.tour import tour
-from depthscope.cli.train import train
 from depthscope.exit_codes import ExitCode
 from depthscope.extras import MissingExtra
 from depthscope.naming import visible
+from depthscope.registry import Registry
 
 _UsageError: Any = typer.BadParameter.__base__  # unknown commands, options and values
 
@@ -36,18 +34,34 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command(cls=Command)(demo)
-app.command(cls=Command)(tour)
-app.command(cls=Command)(probe)
-app.command(cls=Command)(depth)
-app.command(cls=Command)(fix)
-app.command(cls=Command)(spectra)
-app.command(cls=Command)(paths)
-app.command(cls=Command)(reproduce)
-app.command(cls=Command)(train)
-app.command(cls=Command)(compare)
-app.command(cls=Command)(report)
-app.command(cls=Command)(schema)
+
+
+# Ours, and those of installed packages: the lab's, which train.
+COMMANDS: Registry[Callable[..., None]] = Registry(
+    "command", "depthscope.commands", [demo, probe, depth, fix, spectra, paths, report, schema], name_of=None
+)
+_ORDER = (
+    *("demo", "tour", "probe", "depth", "fix", "spectra", "paths"),
+    *("reproduce", "train", "compare", "report", "schema"),
+)
+
+
+def _add_without_the_lab(name: str) -> None:
+    """A command of the lab where that is not installed: whatever is asked of it, one line says what to do."""
+
+    def refuse() -> None:
+        raise MissingExtra(f"{name} comes with depthscope-lab, which is not installed: pip install ./lab in a checkout")
+
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    about = "Comes with depthscope-lab, which is not installed."
+    app.command(name, cls=Command, help=about, add_help_option=False, context_settings=anything)(refuse)
+
+
+for _name in dict.fromkeys([*_ORDER, *COMMANDS]):
+    if _name in COMMANDS:
+        app.command(_name, cls=Command)(COMMANDS[_name])
+    else:
+        _add_without_the_lab(_name)
 
 
 def _print_version(wanted: bool) -> None:

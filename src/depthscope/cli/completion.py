@@ -1,6 +1,21 @@
-"""What the shell completes: names that are told without importing anything heavy. Those of other packages are not."""
+"""Names that are known without importing anything heavy: what the shell completes, and which MODEL is a typo.
+
+Those of other packages are not completed.
+"""
 
 from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from importlib.machinery import PathFinder
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from depthscope.naming import unknown_name
+
+FORMS = "a family's name (bert, gpt2, vit, …), hf:NAME_OR_FOLDER (or a GGUF file), or module:factory"
 
 # As in models/families.py, which imports torch; a test compares them.
 FAMILIES = [
@@ -38,39 +53,48 @@ FAMILIES = [
 ]
 
 
-def _beginning(names: list[str], incomplete: str) -> list[str]:
+def beginning(names: list[str], incomplete: str) -> list[str]:
+    """Those that begin with what was typed."""
     return [name for name in names if name.startswith(incomplete)]
 
 
 def models(incomplete: str) -> list[str]:
     """Families; the other two forms of MODEL begin as their owners please."""
-    return _beginning(FAMILIES, incomplete)
-
-
-def recipes(incomplete: str) -> list[str]:
-    """Of `train` and `compare`."""
-    from depthscope.training.recipes import RECIPES
-
-    return _beginning(RECIPES.ours(), incomplete)
-
-
-def variants(incomplete: str) -> list[str]:
-    """One, or the last of several that are separated by commas."""
-    from depthscope.training.variants import VARIANTS
-
-    before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in _beginning(VARIANTS.ours(), last)]
-
-
-def studies(incomplete: str) -> list[str]:
-    """Or all of them."""
-    from depthscope.studies import STUDIES
-
-    return _beginning([*STUDIES.ours(), "all"], incomplete)
+    return beginning(FAMILIES, incomplete)
 
 
 def schemas(incomplete: str) -> list[str]:
     """Commands that have `--json`."""
     from depthscope.cli.documents import commands_with_schemas
 
-    return _beginning(commands_with_schemas(), incomplete)
+    return beginning(commands_with_schemas(), incomplete)
+
+
+def refuse_a_typo(model: str) -> None:
+    """Refuses a MODEL that cannot exist, before torch is imported; of what may exist `load_model` knows more."""
+    module, colon, _ = model.partition(":")
+    if colon:
+        if module != "hf" and _is_nowhere(module.partition(".")[0]):
+            raise unknown_module(model)
+        return
+    others = "depthscope.models.families" in sys.modules or entry_points(group="depthscope.models")  # may have added it
+    if model not in FAMILIES and not others:
+        raise unknown_model(model, FAMILIES)
+
+
+def _is_nowhere(module: str) -> bool:
+    """Whether there is no such module, here or where Python looks."""
+    try:
+        return not module or (find_spec(module) or PathFinder.find_spec(module, [os.getcwd()])) is None
+    except ValueError:  # a module that was made by hand
+        return False
+
+
+def unknown_model(name: str, families: Iterable[str]) -> ValueError:
+    if name and Path(name).is_dir():
+        return ValueError(f"unknown model {name!r}: it is a folder, say hf:{name}")
+    return unknown_name("model", name, families, f"{FORMS}; families:")
+
+
+def unknown_module(model: str) -> ValueError:
+    return ValueError(f"no module {model.partition(':')[0]!r} from here: expected {FORMS}, got {model!r}")

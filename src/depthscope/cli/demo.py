@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from depthscope.cli.folders import folder
+from depthscope.cli.help import counted
 from depthscope.cli.help import seed as seed_of
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _PICTURE = "demo.png"
 
 
 def demo(
-    depth: Annotated[int, typer.Option(min=1, help="Number of blocks.")] = 60,
+    depth: Annotated[int, counted("Number of blocks.")] = 60,
     tau: Annotated[float, typer.Option(min=0, max=1, help="Strength of the de-escalation.")] = 1.0,
     seed: Annotated[int, typer.Option(metavar="N", parser=seed_of, help="Seed of weights and tokens.")] = 0,
     out: Annotated[

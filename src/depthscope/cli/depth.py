@@ -13,6 +13,7 @@ from depthscope.cli.options import DepthOptions, as_command
 from depthscope.cli.reporting import add_report, call
 from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where
 from depthscope.files import write_whole
+from depthscope.interruption import notes as of_interruption
 from depthscope.progress import Tick
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def use_of(loaded: LoadedModel, inputs: Inputs, options: ModelOptions, progress:
         **asked,
         **options.told,
     )
-    notes = [*found.metadata.get("notes", []), *loaded.notes, *inputs.notes]
+    notes = [*found.metadata.get("notes", []), *loaded.notes, *inputs.notes, *of_interruption()]
     found.metadata.update({"model": options.model, "seed": options.seed, **inputs.metadata}, notes=notes)
     return found
 

@@ -71,6 +71,7 @@ def _fix(options: FixOptions, tau: float | None) -> Fixed:
 
     from depthscope import diagnosis
     from depthscope.cli.running import prepared
+    from depthscope.interruption import notes as of_interruption
 
     wishes: dict[str, Any] = {
         "level": options.level,
@@ -89,7 +90,7 @@ def _fix(options: FixOptions, tau: float | None) -> Fixed:
             **options.told,
         )
     seen = fixed.before.metadata.get("notes", [])
-    return replace(fixed, notes=(*seen, *loaded.notes, *inputs.notes, *fixed.notes))
+    return replace(fixed, notes=(*seen, *loaded.notes, *inputs.notes, *fixed.notes, *of_interruption()))
 
 
 def as_json(fixed: Fixed) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
-_GREATEST_SEED = 2**63 - 1  # what torch takes
+_GREATEST = 2**63 - 1  # what torch counts with, and takes as a seed
 
 
 class _Short:
@@ -47,11 +48,20 @@ def count_of_seeds(given: str | int) -> int:
     return _whole_number(given, least=1)
 
 
+def counted(help: str, panel: str | None = None, *, least: int = 1, metavar: str = "N") -> Any:
+    """The option of a number of things, as many as torch can count."""
+
+    def count(given: str | int) -> int:
+        return _whole_number(given, least)
+
+    return typer.Option(metavar=metavar, parser=count, help=help, rich_help_panel=panel)
+
+
 def _whole_number(given: str | int, least: int) -> int:
     try:
         number = int(given)
     except ValueError:
         number = -1
-    if not least <= number <= _GREATEST_SEED:
-        raise ValueError(f"expected a whole number from {least} to {_GREATEST_SEED}, got {given!r}")
+    if not least <= number <= _GREATEST:
+        raise ValueError(f"expected a whole number from {least} to {_GREATEST}, got {given!r}")
     return number

@@ -10,18 +10,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from depthscope.cli.completion import unknown_model, unknown_module
 from depthscope.cli.folders import expanded
 from depthscope.cli.options import WeightOptions
 from depthscope.extras import MissingExtra, require
 from depthscope.files import read_json
 from depthscope.half_precision import require_half_precision
-from depthscope.naming import did_you_mean, unknown_name
+from depthscope.interruption import is_signal
+from depthscope.naming import did_you_mean
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-FORMS = "a family's name (bert, gpt2, vit, …), hf:NAME_OR_FOLDER (or a GGUF file), or module:factory"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def load_model(options: WeightOptions) -> LoadedModel:
         elif ":" in name:
             loaded = _from_factory(name, options.seed)
         else:
-            raise _unknown_name(name, tuple(FAMILIES))
+            raise unknown_model(name, FAMILIES)
     if not has_offloaded(loaded.model):
         loaded.model.to(device=device, dtype=dtype)
     elif dtype is not None:
@@ -96,15 +96,14 @@ def chosen_dtype(options: WeightOptions) -> torch.dtype | None:
     return None if options.dtype is None else getattr(torch, options.dtype)
 
 
-def user_code_failed(what: str, error: Exception) -> ValueError:
-    """One line for an exception from code that is not ours; the traceback is one variable away."""
+def user_code_failed(what: str, error: BaseException) -> ValueError:
+    """One line for an exception from code that is not ours, also for one that would end Python, as `quit()` does.
+
+    The traceback is one variable away. Ctrl-C is not the code's own, and raised again.
+    """
+    if is_signal(error):
+        raise error
     return ValueError(f"{what} failed: {type(error).__name__}: {error} (DEPTHSCOPE_TRACEBACK=1 shows where)")
-
-
-def _unknown_name(name: str, families: tuple[str, ...]) -> ValueError:
-    if name and Path(name).is_dir():
-        return ValueError(f"unknown model {name!r}: it is a folder, say hf:{name}")
-    return unknown_name("model", name, families, f"{FORMS}; families:")
 
 
 def refuse_a_shape(options: WeightOptions) -> None:
@@ -126,23 +125,25 @@ def quiet_transformers() -> Any:
 
 def _from_hugging_face(name: str, options: WeightOptions) -> LoadedModel:
     """A folder, a GGUF file, or a name: from the cache if it is there, else from the hub."""
-    transformers = quiet_transformers()
     folder = expanded(name)
     _refuse_pipes(folder)
-    if folder.is_file() and folder.suffix == ".gguf":
+    is_gguf, is_folder = folder.is_file() and folder.suffix == ".gguf", bool(name) and folder.is_dir()
+    nowhere = not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+    if nowhere and not (is_gguf or is_folder):
+        raise ValueError(
+            f"expected hf: with a folder, a GGUF file or a name on the hub, got {name!r}, which is none of them"
+        )
+    transformers = quiet_transformers()
+    if is_gguf:
         _require_gguf()
         file = {"gguf_file": folder.name, "local_files_only": True}
         return _pretrained(transformers, str(folder.parent), options, **file)
-    if name and folder.is_dir():
+    if is_folder:
         inside, notes = _in_sentence_transformer(folder)
         if not (inside / "config.json").is_file():
             raise ValueError(f"expected a folder with a config.json, as save_pretrained writes it, got {name!r}")
         loaded = _pretrained(transformers, str(inside), options, local_files_only=True)
         return replace(loaded, notes=(*loaded.notes, *notes))
-    if not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(
-            f"expected hf: with a folder, a GGUF file or a name on the hub, got {name!r}, which is none of them"
-        )
     try:
         return _pretrained(transformers, name, options, local_files_only=True)
     except OSError:
@@ -265,10 +266,10 @@ def _from_factory(name: str, seed: int) -> LoadedModel:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise user_code_failed(f"importing {module_name!r}", error) from error
         module = None
-    except Exception as error:
+    except BaseException as error:
         raise user_code_failed(f"importing {module_name!r}", error) from error
     if module is None:
-        raise ValueError(f"no module {module_name!r} from here: expected {FORMS}, got {name!r}")
+        raise unknown_module(name)
     factory = getattr(module, factory_name, None)
     if not callable(factory):
         public = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -279,7 +280,7 @@ def _from_factory(name: str, seed: int) -> LoadedModel:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             made = factory()
-    except Exception as error:
+    except BaseException as error:
         raise user_code_failed(f"{name}()", error) from error
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):

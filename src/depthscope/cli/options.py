@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 from typer import Argument, Option
 
 from depthscope.cli import completion
+from depthscope.cli.ending import ending_in_order
 from depthscope.cli.folders import folder
+from depthscope.cli.help import counted
 from depthscope.cli.help import seed as seed_of
 
 if TYPE_CHECKING:
@@ -34,9 +36,9 @@ class WeightOptions:
             "file), or module:factory, a function in your code that returns a model or (model, inputs).",
         ),
     ]
-    depth: Annotated[int | None, Option(help="Number of blocks.", rich_help_panel=_SHAPE)] = None
-    width: Annotated[int | None, Option(help="Width of a token.", rich_help_panel=_SHAPE)] = None
-    heads: Annotated[int | None, Option(help="Attention heads per block.", rich_help_panel=_SHAPE)] = None
+    depth: Annotated[int | None, counted("Number of blocks.", _SHAPE)] = None
+    width: Annotated[int | None, counted("Width of a token.", _SHAPE)] = None
+    heads: Annotated[int | None, counted("Attention heads per block.", _SHAPE)] = None
     seed: Annotated[
         int,
         Option(metavar="N", parser=seed_of, help="Seed of random weights and random input.", rich_help_panel=_INPUT),
@@ -83,14 +85,11 @@ class WeightOptions:
 class ModelOptions(WeightOptions):
     """Which model, and what it reads."""
 
-    tokens: Annotated[
-        int | None, Option(min=1, help="Tokens per sequence; 128 if the model takes as many.", rich_help_panel=_INPUT)
-    ] = None
+    tokens: Annotated[int | None, counted("Tokens per sequence; 128 if the model takes as many.", _INPUT)] = None
     samples: Annotated[
-        int | None,
-        Option(min=1, help="Sequences or images in all; fewer beyond 4096 tokens each.  [8]", rich_help_panel=_INPUT),
+        int | None, counted("Sequences or images in all; fewer beyond 4096 tokens each.  [8]", _INPUT)
     ] = None
-    batch: Annotated[int | None, Option(min=1, help="Sequences at a time.  [8]", rich_help_panel=_INPUT)] = None
+    batch: Annotated[int | None, counted("Sequences at a time.  [8]", _INPUT)] = None
     text: Annotated[
         Path | None,
         Option(
@@ -190,11 +189,8 @@ class ProbeOptions(ModelOptions):
     ] = None
     window: Annotated[
         int | None,
-        Option(
-            min=1,
-            metavar="TOKENS",
-            help="Measure windows of so many tokens, not whole sequences (without attention).",
-            rich_help_panel=_PROBE,
+        counted(
+            "Measure windows of so many tokens, not whole sequences (without attention).", _PROBE, metavar="TOKENS"
         ),
     ] = None
     without: Annotated[
@@ -209,9 +205,7 @@ class ProbeOptions(ModelOptions):
     skip_loss: Annotated[
         bool, Option("--skip-loss", help="Also the loss without each block (language models).", rich_help_panel=_PROBE)
     ] = False
-    skip_run: Annotated[
-        int, Option(min=1, help="With --skip-loss: how many blocks in a row to skip.", rich_help_panel=_PROBE)
-    ] = 1
+    skip_run: Annotated[int, counted("With --skip-loss: how many blocks in a row to skip.", _PROBE)] = 1
     gradients: Annotated[bool, Option("--gradients", help="Also gradient norms.", rich_help_panel=_PROBE)] = False
     depth_use: Annotated[
         bool, Option("--depth-use", help="Also which blocks matter, as `depth` measures it.", rich_help_panel=_PROBE)
@@ -332,11 +326,16 @@ class DepthOptions(ModelOptions):
 
 
 def as_command(body: Callable[[Any], None]) -> Callable[..., None]:
-    """A function for typer whose parameters are the fields of the options that `body` takes."""
+    """A function for typer whose parameters are the fields of the options that `body` takes.
+
+    Ctrl-C or SIGTERM ends it when it has shown and saved what was finished by then.
+    """
     options = get_type_hints(body)["options"]
 
     def command(**values: Any) -> None:
-        body(options(**values))
+        completion.refuse_a_typo(values["model"])
+        with ending_in_order():
+            body(options(**values))
 
     hints = get_type_hints(options, include_extras=True)
     parameters = [

@@ -12,6 +12,7 @@ from depthscope.cli.options import PathsOptions, as_command
 from depthscope.cli.reporting import add_report, call
 from depthscope.cli.running import finite, prepared, require_writable, say_where
 from depthscope.files import write_whole
+from depthscope.interruption import notes as of_interruption
 
 if TYPE_CHECKING:
     from depthscope.decomposition import PathShares
@@ -80,7 +81,7 @@ def _split(options: PathsOptions) -> PathShares:
             progress=progress("following paths", pieces * inputs.count if inputs.count and depth else None),
             **options.told,
         )
-        notes = [*shares.metadata.get("notes", []), *loaded.notes, *inputs.notes]
+        notes = [*shares.metadata.get("notes", []), *loaded.notes, *inputs.notes, *of_interruption()]
         shares.metadata.update({"model": options.model, "seed": options.seed, **inputs.metadata}, notes=notes)
     return shares
 

@@ -24,6 +24,8 @@ from depthscope.cli.reporting import add_report, call
 from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where
 from depthscope.exit_codes import ExitCode
 from depthscope.files import write_folder, write_json
+from depthscope.interruption import attempt, was_stopped
+from depthscope.interruption import notes as of_interruption
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,19 +134,29 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Depth
     from depthscope.remedies import Recommendation, recommend
 
     with prepared(options) as (loaded, inputs, progress):
-        used = use_of(loaded, inputs, options, progress) if options.depth_use else None  # first: it may be refused
-        profile, skipped = _run(loaded.model, inputs, options, progress)
+        model = loaded.model
+        profile, used, skipped = _probed(model, inputs, options, progress), None, None
+        if options.depth_use:
+            used = attempt("--depth-use", lambda: use_of(loaded, inputs, options, progress))
+        if options.skip_loss:
+            skipped = attempt("--skip-loss", lambda: _skipped(model, inputs, options, profile.depth, progress))
         asked = {"model": options.model, "seed": options.seed, **inputs.metadata}
-        notes = [*profile.metadata.get("notes", []), *loaded.notes, *inputs.notes, *_saved_remedies(loaded.model)]
+        notes = [*profile.metadata.get("notes", []), *loaded.notes, *inputs.notes, *_saved_remedies(model)]
         profile.metadata.update(asked, notes=notes)
 
         def measure() -> Recommendation:
             tick = progress("measuring the remedy", None)
-            return recommend(loaded.model, inputs.batches, progress=tick, **options.told)
+            return recommend(model, inputs.batches, progress=tick, **options.told)
 
-        weights = _spectra(loaded.model, profile, options)
-        chosen = None if options.estimate else measure
-        return profile, skipped, used, diagnose(profile, skipped, spectra=weights, depth=used, measure=chosen)
+        weights = _spectra(model, profile, options)
+
+        def judged(chosen: Callable[[], Recommendation] | None = None) -> Diagnosis:
+            return diagnose(profile, skipped, spectra=weights, depth=used, measure=chosen)
+
+        found = None if options.estimate or was_stopped() else attempt("a measured remedy", lambda: judged(measure))
+        found = found or judged()
+        notes += of_interruption()
+        return profile, skipped, used, found
 
 
 def _spectra(model: nn.Module, profile: Profile, options: ProbeOptions) -> Spectra | None:
@@ -154,9 +166,13 @@ def _spectra(model: nn.Module, profile: Profile, options: ProbeOptions) -> Spect
     if profile.metadata.get("weights", {}).get("look") == "initialised":
         return None
     try:
-        return probing.spectra(model, whole=False, blocks=options.blocks, part=options.part)
+        found = attempt(
+            "the spectra of the weights",
+            lambda: probing.spectra(model, whole=False, blocks=options.blocks, part=options.part),
+        )
     except ValueError:
         return None
+    return None if was_stopped() else found  # some blocks tell nothing of all
 
 
 def _saved_remedies(model: nn.Module) -> list[str]:
@@ -170,9 +186,7 @@ def _saved_remedies(model: nn.Module) -> list[str]:
     return [f"saved with {named}, measured without: depthscope.remedies.restore(model) puts it back"] if missing else []
 
 
-def _run(
-    model: nn.Module, inputs: Inputs, options: ProbeOptions, progress: Doing
-) -> tuple[Profile, pd.DataFrame | None]:
+def _probed(model: nn.Module, inputs: Inputs, options: ProbeOptions, progress: Doing) -> Profile:
     from depthscope import probing
     from depthscope.passes import anatomy_as_told
 
@@ -182,7 +196,7 @@ def _run(
     except ValueError:  # blocks that no list holds are seen when the model runs
         found = 0
     depth = max(found, getattr(config, "num_hidden_layers", 0))  # blocks that share weights are found once
-    profile = probing.probe(
+    return probing.probe(
         model,
         inputs.batches,
         measures=chosen_measures(options),
@@ -195,11 +209,13 @@ def _run(
         progress=progress("probing", depth * inputs.count if inputs.count and depth else None),
         **options.told,
     )
-    if not options.skip_loss:
-        return profile, None
-    bar = progress("skipping blocks", profile.depth - options.skip_run + 1)
-    skipped = probing.skip_loss(model, inputs.batches, run=options.skip_run, progress=bar, **options.told)
-    return profile, skipped
+
+
+def _skipped(model: nn.Module, inputs: Inputs, options: ProbeOptions, depth: int, progress: Doing) -> pd.DataFrame:
+    from depthscope import probing
+
+    bar = progress("skipping blocks", depth - options.skip_run + 1)
+    return probing.skip_loss(model, inputs.batches, run=options.skip_run, progress=bar, **options.told)
 
 
 def _save(profile: Profile, skipped: pd.DataFrame | None, diagnosis: Diagnosis, folder: Path) -> None:

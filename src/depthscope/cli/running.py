@@ -34,7 +34,7 @@ def prepared(options: ModelOptions) -> Iterator[tuple[LoadedModel, Inputs, Doing
             yield loaded, make_inputs(loaded, options), progress
         except (ValueError, OSError, MissingExtra):
             raise
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             if "allocate" in str(error) or "out of memory" in str(error):
                 raise ValueError(f"out of memory: give fewer --tokens or a smaller --batch ({error})") from None
             if ":" not in options.model:

@@ -13,6 +13,7 @@ from depthscope.cli.options import SpectraOptions, as_command
 from depthscope.cli.reporting import add_report, call
 from depthscope.cli.running import finite, require_writable, say_where, show_progress
 from depthscope.files import write_whole
+from depthscope.interruption import notes as of_interruption
 
 if TYPE_CHECKING:
     from depthscope.probing import Spectra
@@ -70,6 +71,7 @@ def _read(options: SpectraOptions) -> Spectra:
             found = probing.spectra(loaded.model, progress=tick, **asked)
             found.metadata["notes"] += loaded.notes
     found.metadata["model"] = options.model
+    found.metadata["notes"] += of_interruption()
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -26,6 +27,7 @@ from depthscope.decomposition.path_tensor import (
 from depthscope.decomposition.shares import PathShares, frames_of
 from depthscope.decomposition.tracks import Tracks
 from depthscope.decomposition.watch import Watch, ours
+from depthscope.interruption import attempt, was_stopped
 from depthscope.passes import (
     Batch,
     Change,
@@ -34,24 +36,21 @@ from depthscope.passes import (
     Tokenizer,
     Told,
     Visit,
-    anatomy_as_told,
-    batches,
     refuse_open_surgery,
-    uncompiled,
-    undisturbed,
 )
 from depthscope.passes.hooks import hooks_in
 from depthscope.passes.inputs import call_alike
 from depthscope.passes.undoing import undone
 from depthscope.probing.gradients import Loss
 from depthscope.progress import Tick
+from depthscope.scope import Scope, scope_of
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of the sum of terms, in units of the largest entry
 
 
 def paths(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
     keep_terms: bool = False,
     by_head: bool = False,
@@ -67,47 +66,71 @@ def paths(
     enter block 1, and a constant part (biases; what a decoder reads of its encoder). At each block a path takes one of
     the heads or the skip; its length is the number of heads. FFNs and norms belong to every path. All paths of each
     length are summed exactly, by dynamic programming, in one pass of the model's own code. That the terms add up to the
-    output is checked behind every block.
+    output is checked after every block.
 
-    `keep_terms` keeps the terms themselves. `by_head` adds what paths through each head contribute: twice the time or
-    more, and the memory of a training step and of O(L²) token matrices. `loss` adds the change of the loss when paths
-    of a length, or all above or below it, are left out: `True` for the model's own (labels in the batch) or that of
-    the next token, or a function of what the model returns; it costs about 3L passes. `inputs` and `told` as for
-    `probe`: of a model with several parts, `part` says which. Leaves no trace in the model.
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it; `part` says which of several parts.
+        inputs: as for `probe`.
+        keep_terms: keeps the terms themselves.
+        by_head: adds what paths through each head contribute: twice the time or more, and the memory of a training step
+            and of O(L²) token matrices.
+        loss: adds the change of the loss when paths of a length, or all above or below it, are left out: `True` for the
+            model's own (labels in the batch) or that of the next token, or a function of what the model returns; it
+            costs about 3L passes.
+        tokenizer: makes ids of strings.
+        progress: is called after every block.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+
+    Returns:
+        `PathShares`: how much of the output came on paths of each length.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> shares = depthscope.paths(model, torch.randn(2, 5, 16))
+        >>> shares.metadata["blocks"]
+        3
     """
-    model, notes = uncompiled(model)
+    scope = scope_of(model, inputs, tokenizer, **told)
+    model, notes = scope.model, scope.notes
     refuse_open_surgery(model)
     if remedies := {type(hook.remedy).__name__ for _, hook in hooks_in(model) if hook.remedy is not None}:
         named = ", ".join(sorted(remedies))
         notes.append(f"the model has remedies ({named}): the paths are those of the changed model")
-    calls = list(batches(model, inputs, tokenizer))
-    if not calls:
-        raise ValueError("expected at least one batch, got none")
-    anatomy = anatomy_as_told(model, told, calls[0])
+    calls, anatomy = list(scope.calls()), scope.anatomy
     _refuse(anatomy)
     following = Following(model, anatomy, by_head, progress)
     rows: list[Row] = []
     terms: list[Tensor] = []
     without: list[list[LeftOut]] = []
     samples = 0
-    with undisturbed(model):
-        for batch in calls:
-            following.run(batch)
+    with scope.undisturbed():
+        for number, batch in enumerate(calls, start=1):
+            follow = partial(following.run, batch)
+            if number == 1:
+                follow()
+            else:
+                attempt(f"batches from {number} on", follow)
+            if number > 1 and was_stopped():
+                break
             split = following.split()
             rows += share_rows(split, following.whole, following.real, following.depth, samples)
             rows += following.rows_of_blocks(samples)
             if by_head:
-                rows += Adjoint(following.segments, following.whole, following.real).rows(samples)
+                rows += attempt("paths by head", partial(following.rows_of_heads, samples)) or []
             if loss is not False:
                 made = None if loss is True else loss
-                without.append(losses_without(model, anatomy, batch, following.in_layout(), made, progress))
+                terms_of = following.in_layout()
+                found = attempt("losses", partial(losses_without, scope, batch, terms_of, made, progress))
+                without += [] if found is None else [found]
             if keep_terms:
                 terms.append(split)
             samples += split.shape[1]
-    if following.without_attention:
-        named = ", ".join(map(str, following.without_attention))
+            described, no_attention = _describe(model, anatomy, following, samples), following.without_attention
+    if no_attention:
+        named = ", ".join(map(str, no_attention))
         notes.append(f"blocks {named} have no self-attention: paths become no longer there")
-    metadata = _describe(model, anatomy, following, samples) | {"notes": [*notes, *anatomy.notes, *anatomy.left_out]}
+    metadata = described | {"notes": [*notes, *anatomy.notes, *anatomy.left_out]}
     return PathShares(*frames_of(rows, without), metadata=metadata, terms=_joined(terms) if keep_terms else None)
 
 
@@ -179,6 +202,10 @@ class Following:
             for block, found in self._by_block
             for name, values in found.items()
         ]
+
+    def rows_of_heads(self, first_sample: int) -> list[Row]:
+        """Which heads of each block carry the paths of each length."""
+        return Adjoint(self.segments, self.whole, self.real).rows(first_sample)
 
     def _enter(self, visit: Visit, tokens: Tensor) -> Tensor:
         with ours():

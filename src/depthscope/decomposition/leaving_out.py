@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from depthscope.anatomy import Anatomy
 from depthscope.decomposition.measuring import CONSTANT
 from depthscope.passes import Batch, Change, Machine, Visit, call
 from depthscope.probing.gradients import Loss
 from depthscope.probing.losses import causal_by_trying, default_loss, with_all_logits
 from depthscope.progress import Tick
+from depthscope.scope import Scope
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class LeftOut:
 
 
 def losses_without(
-    model: nn.Module,
-    anatomy: Anatomy,
+    scope: Scope,
     batch: Batch,
     terms: Sequence[Tensor],
     loss: Loss | None = None,
@@ -38,7 +37,8 @@ def losses_without(
     `terms` by length 0, …, L, and the constant part last, in the layout of the model. Nothing is run anew inside the
     blocks: the others' attention stays as it was.
     """
-    causal = loss is None and causal_by_trying(model, anatomy, batch)
+    model, anatomy = scope.model, scope.anatomy
+    causal = loss is None and causal_by_trying(scope, batch)
     asked = with_all_logits(model, batch) if causal else batch
     last: list[Visit] = []
     missing: list[Tensor] = []

@@ -124,10 +124,25 @@ class Facts:
     # --- what may make every number meaningless -----------------------------------------------------
 
     @cached_property
-    def broken(self) -> tuple[int, float] | None:
-        """First block with sequences that are not finite, or all zero, and their share; None if there is none.
+    def entered_broken(self) -> dict[int, tuple[int, str]]:
+        """The sequences that were not finite before a block had run, and where: the others can be judged."""
+        entrances = {(0, "output"), *((first, "input") for first, _ in self.profile.parts.values())}
+        found = self.profile.metadata.get("not_finite", ())
+        places = {item["sample"]: (item["block"], item["station"]) for item in found}
+        return {sample: place for sample, place in places.items() if place in entrances}
 
-        A sequence without real tokens is undefined everywhere and does not count, unless all are.
+    @property
+    def samples(self) -> int:
+        """The sequences that can be judged."""
+        return int(self.about.get("samples", 1)) - len(self.entered_broken)
+
+    @cached_property
+    def broken(self) -> tuple[int, float, list[int]] | None:
+        """First block with sequences that are not finite, or all zero, their share at the end, and all of them; None if
+        there is none.
+
+        A sequence without real tokens is undefined everywhere and does not count, unless all are, and neither does one
+        that was not finite when it came.
         """
         frame = self.profile.frame
         name = next((n for n in ("token_similarity", "cosine_similarity", "frobenius_norm") if self.has(n)), None)
@@ -136,10 +151,14 @@ class Facts:
         rows = frame[(frame["station"] == "output") & (frame["measure"] == name)]
         table = rows.pivot_table(index="block", columns="sample", values="value", dropna=False)
         bad = ~np.isfinite(table.to_numpy(dtype=np.float64))  # (blocks, samples)
+        came = ~table.columns.isin(list(self.entered_broken))
         empty = bad.all(axis=0)
-        counted = bad if empty.all() else bad[:, ~empty]
-        hit = counted.any(axis=1)
-        return (int(table.index[hit.argmax()]), float(counted[-1].mean())) if hit.any() else None
+        counts = came if empty[came].all() else came & ~empty
+        if not bad[:, counts].any():
+            return None
+        first = bad[:, counts].any(axis=1).argmax()
+        hit = table.columns[counts & bad.any(axis=0)].tolist()
+        return int(table.index[first]), float(bad[-1, counts].mean()), hit
 
     @cached_property
     def single_token(self) -> bool:
@@ -155,7 +174,7 @@ class Facts:
     @cached_property
     def outliers(self) -> Outliers | None:
         """Tokens that are outliers for a quarter of the blocks that are judged; None if there are none."""
-        return find_outliers(self.profile, int(self.about.get("samples", 1)), self.first, self.last)
+        return find_outliers(self.profile, self.samples, self.first, self.last)
 
     @property
     def sink(self) -> Sink | None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from torch import nn
 
 from depthscope.diagnosis.judge import diagnose
 from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
+from depthscope.interruption import attempt
+from depthscope.models.token_means import TokenMean
 from depthscope.passes import Tokenizer, Told, refuse_tensor
 from depthscope.probing import NoLoss, Profile, mean_loss, probe
 from depthscope.progress import Tick
 from depthscope.remedies import Recommendation, Remedy, applied, apply, recommend
 from depthscope.remedies.application import temporarily
+from depthscope.scope import Scope, scope_of
 
 Doing = Callable[[str], Tick | None]  # told what is being done; may give what to call after each piece of it
 
@@ -69,65 +72,100 @@ class Fixed:
 
 
 def fix(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
-    tokenizer: Tokenizer | None = None,
     tau: float | Literal["recommended"] | None = None,
+    level: float | None = None,
+    alpha: float | None = None,
+    at: str = "output",
+    mixing: str | TokenMean = "auto",
+    weigh_branches: bool = True,
+    tokenizer: Tokenizer | None = None,
     doing: Doing = lambda _what: None,
     about: Mapping[str, Any] | None = None,
-    **wishes: Any,
+    **told: Unpack[Told],
 ) -> Fixed:
     """Measures a model, recommends remedies, measures the model with them, and leaves it as it was.
 
-    `fixed = depthscope.fix(model, batch); fixed.apply_to(model)` puts the remedies in to stay. `tau` puts de-escalation
-    in with that strength, also against the verdict; `wishes` are the other options of `recommend` (`level`, `alpha`,
-    `at`, `mixing`), and what you may say of the model (`blocks`, `part`, `token_axis`, `causal`, `mask`). `doing(what)`
-    is told what is being done. `about` is added to the profiles' metadata.
+    Whether the model is causal is tried once.
+
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it.
+        inputs: as for `probe`.
+        tau: puts de-escalation in with that strength, also against the verdict.
+        level: as for `recommend`, and so are `alpha`, `at`, `mixing` and `weigh_branches`.
+        alpha: as for `recommend`.
+        at: as for `recommend`.
+        mixing: as for `recommend`.
+        weigh_branches: as for `recommend`.
+        tokenizer: makes ids of strings.
+        doing: `doing(what)` is called before each part; what it returns is called after each piece of it.
+        about: is added to the profiles' metadata.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+
+    Returns:
+        A `Fixed`: before, after, and the remedies; `fixed.apply_to(model)` puts them in to stay.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> fixed = depthscope.fix(model, torch.randn(2, 5, 16), tau=0.3)
+        >>> len(fixed.after.curve("token_similarity"))
+        4
     """
-    told: Any = {name: wishes.pop(name) for name in Told.__annotations__ if name in wishes}
-    refuse_tensor(told)
+    scope = scope_of(model, inputs, tokenizer, **told).keep_inputs()
+    refuse_tensor(scope.hints)
     if tau == "recommended":
         tau = None
-    if isinstance(inputs, Iterator):
-        inputs = list(inputs)  # they are read several times
-    if applied(model):
+    if applied(scope.model):
         raise ValueError("the model has remedies already: depthscope.remove(model) takes them out")
 
-    def measured(what: str, **found_out: Any) -> Profile:
-        options = told | found_out
-        found = probe(model, inputs, measures="verdict", tokenizer=tokenizer, progress=doing(what), **options)
+    def measured(what: str) -> Profile:
+        found = probe(scope, measures="verdict", progress=doing(what))
         found.metadata.update(about or {})
         return found
 
     before = measured("probing")
-    tried = {"causal": before.metadata["causal"]} if before.metadata["causal_by"] == "tried" else {}
-    notes: tuple[str, ...] = ()
 
     def recommended() -> Recommendation:
-        tick = doing("measuring the odds")
-        return recommend(model, inputs, tau=tau, tokenizer=tokenizer, progress=tick, **wishes, **told | tried)
+        return recommend(
+            scope,
+            tau=tau,
+            level=level,
+            alpha=alpha,
+            at=at,
+            mixing=mixing,
+            weigh_branches=weigh_branches,
+            progress=doing("measuring the odds"),
+        )
 
-    verdict = diagnose(before, measure=recommended)
-    found = verdict.recommendation
-    if verdict.verdict not in COLLAPSES or not found.remedies:
-        if tau is None:
-            advice = f"no remedy is put in; what to do: {found.reason}"
-            return Fixed(before, before, replace(found, reason=advice))
-        notes = (f"put in as asked for, against the verdict; what to do: {found.reason}",)
-        found = recommended()
-    loss_before = _loss(model, inputs, tokenizer, told)
-    options = dict(found.apply_options)
-    with temporarily(model, *found.remedies, inputs=inputs, tokenizer=tokenizer, **options):
-        after = measured("probing again", **options)
-        loss_after = _loss(model, inputs, tokenizer, told)
-    losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
-    return Fixed(before, after, found, losses, notes)
+    def remedied() -> Fixed:
+        notes: tuple[str, ...] = ()
+        verdict = diagnose(before, measure=recommended)
+        found = verdict.recommendation
+        if verdict.verdict not in COLLAPSES or not found.remedies:
+            if tau is None:
+                return _nothing_put_in(before, found)
+            notes = (f"put in as asked for, against the verdict; what to do: {found.reason}",)
+            found = recommended()
+        loss_before = _loss(scope)
+        with temporarily(scope, *found.remedies):
+            after = measured("probing again")
+            loss_after = _loss(scope)
+        losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
+        return Fixed(before, after, found, losses, notes)
+
+    return attempt("the remedy", remedied) or _nothing_put_in(before, diagnose(before).recommendation)
 
 
-def _loss(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, told: Told) -> float | None:
+def _nothing_put_in(before: Profile, found: Recommendation) -> Fixed:
+    return Fixed(before, before, replace(found, remedies=(), reason=f"no remedy is put in; what to do: {found.reason}"))
+
+
+def _loss(scope: Scope) -> float | None:
     """The model's own loss, or that of the next token of any causal language model; None if there is none."""
     try:
-        return mean_loss(model, inputs, tokenizer=tokenizer, **told)
+        return mean_loss(scope)
     except NoLoss:
         return None

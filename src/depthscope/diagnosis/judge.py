@@ -11,8 +11,9 @@ from depthscope.diagnosis.depth_use import require_same_model, with_depth
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.rules import CLOSING, FINDINGS, OF_WHOLE_MODELS, VERDICTS, Rule
 from depthscope.diagnosis.verdict import Diagnosis
-from depthscope.naming import lowered
+from depthscope.naming import counted, lowered
 from depthscope.probing import Profile, Spectra
+from depthscope.probing.finite_sequences import in_words
 from depthscope.remedies import Recommendation
 from depthscope.usage import DepthUse, Finding
 
@@ -27,14 +28,26 @@ def diagnose(
 ) -> Diagnosis:
     """Whether tokens collapse, why, how fast, and what to do; every sentence with its numbers.
 
-    `skip_loss` is what `depthscope.skip_loss` returned for the same model, `spectra` what `depthscope.spectra` did, and
-    `depth` what `depthscope.depth_use` did: with it the verdict also says which half of the blocks does the work, where
-    the prediction is settled, which blocks could go and at what loss, and by whom what is alike is shared.
     What was not measured is said and not guessed: `stations="trunk"` shows which step is to blame, `measures="all"` the
     rest.
 
-    From a profile alone the strength of a remedy is an estimate, and is called one. `measure` gives the measured one
-    where the model is at hand (`lambda: recommend(model, inputs)`); it is called only if a remedy is called for.
+    Args:
+        profile: what `probe` returned.
+        skip_loss: what `depthscope.skip_loss` returned for the same model.
+        spectra: what `depthscope.spectra` did.
+        depth: what `depthscope.depth_use` did: with it the verdict also says which half of the blocks does the work,
+            where the prediction is settled, which blocks could go and at what loss, and who shares what is alike.
+        measure: gives the measured strength of a remedy, which from a profile alone is an estimate and is called one
+            (`lambda: recommend(model, inputs)`); it is called only if a remedy is called for.
+
+    Returns:
+        A `Diagnosis`, which prints itself.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> depthscope.diagnose(depthscope.probe(model, torch.randn(2, 5, 16))).verdict
+        'no collapse'
     """
     facts = Facts(profile, skip_loss, spectra, depth)
     if depth is not None:
@@ -51,11 +64,15 @@ def diagnose(
         closing = [finding for finding in said if finding.rule in CLOSING]
         findings = with_depth(facts, chosen.name, [finding for finding in said if finding.rule not in CLOSING])
         findings += closing
+    headline = verdict.sentence
+    if facts.entered_broken and facts.samples:
+        others = f"Of the {counted(facts.samples, 'other sequence')}: {lowered(headline)}"
+        headline = f"Not finite (NaN or infinity): {in_words(facts.entered_broken)}. {others}"
+    if facts.without:
+        headline = f"Without its {facts.without}, which is not the model as it is: {lowered(headline)}"
     return Diagnosis(
         chosen.verdict,
-        f"Without its {facts.without}, which is not the model as it is: {lowered(verdict.sentence)}"
-        if facts.without
-        else verdict.sentence,
+        headline,
         tuple(findings),
         advise(facts, chosen.verdict, measure),
         verdict.numbers,

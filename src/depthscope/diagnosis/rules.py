@@ -130,11 +130,14 @@ def reads(f: Facts) -> bool:
 VERDICTS: tuple[VerdictRule, ...] = (
     VerdictRule("not finite", lambda f: f.broken is not None,
         "From block {block:.0f} on there are numbers that are not finite, or tokens that are all zero; at the end in "
-        "{share:.0%} of the sequences. Look for weights that are NaN, and for overflow in half precision.",
+        "{share:.0%} of the sequences ({named}). Look for weights that are NaN, and for overflow in half precision.",
         say.broken, "broken"),
     VerdictRule("weights not finite", lambda f: bool(f.profile.metadata.get("weights_not_finite")),
         "There are weights that are not finite ({named}): what was measured is what a kernel makes of NaN.",
         say.weights_not_finite, "broken"),
+    VerdictRule("nothing finite enters", lambda f: f.samples == 0,
+        "No sequence is finite (NaN or infinity) when it enters the blocks: mend the inputs, or what stands before the "
+        "blocks.", lambda f: {"count": float(len(f.entered_broken))}, "cannot tell"),
     VerdictRule("no similarity", lambda f: not f.has(f.judged),
         "No similarity was measured{others}: take the default measures.", say.other_measures, "cannot tell"),
     VerdictRule("one token", lambda f: f.single_token,

@@ -7,7 +7,7 @@ import math
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.steps import has_steps
 from depthscope.measures import ALIKE, EQUAL
-from depthscope.naming import blocks_of, ranges
+from depthscope.naming import blocks_of, ranges, sequences_of
 from depthscope.stations import FINAL
 
 Values = dict[str, float | str]
@@ -34,7 +34,8 @@ _READERS = {"attention_input": "attention", "ffn_input": "the FFN"}
 
 def broken(f: Facts) -> Values:
     assert f.broken is not None
-    return {"block": float(f.broken[0]), "share": f.broken[1]}
+    block, share, samples = f.broken
+    return {"block": float(block), "share": share, "named": sequences_of(samples)}
 
 
 def weights_not_finite(f: Facts) -> Values:

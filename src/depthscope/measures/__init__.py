@@ -8,7 +8,7 @@ from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omeg
 from depthscope.measures.attention_spectra import bounded_delta, bounded_second_eigenvalue
 from depthscope.measures.bounded import Bounded
 from depthscope.measures.branches import AgainstTrunk, against_trunk, median
-from depthscope.measures.catalogue import GRADIENTS, MEASURES, Measure, choose_measures, group, only_at_outputs
+from depthscope.measures.catalogue import GRADIENTS, MEASURES, Measure, choose_measures, list_measures, only_at_outputs
 from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_sum
 from depthscope.measures.energy import (
     EnergySplit,
@@ -107,11 +107,11 @@ __all__ = [
     "first_token",
     "frequency_ratio",
     "frobenius_norm",
-    "group",
     "growth",
     "largest_feature",
     "largest_token_share",
     "leading_direction",
+    "list_measures",
     "mean_angle",
     "mean_coherent_share",
     "mean_cosine",

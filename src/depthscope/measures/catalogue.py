@@ -259,9 +259,21 @@ _OURS = (
 MEASURES: Registry[Measure] = Registry("measure", "depthscope.measures", _OURS, check=_check)
 
 
-def group(name: Group) -> tuple[str, ...]:
-    """The names of the measures in a group, in the order of the catalogue."""
-    return tuple(measure.name for measure in MEASURES.values() if name in measure.groups)
+def list_measures(group: Group = "all") -> tuple[str, ...]:
+    """The measures that a probe can take.
+
+    Args:
+        group: "default", "verdict", "spectral", "all", …
+
+    Returns:
+        Their names, in the order of the catalogue.
+
+    Example:
+        >>> import depthscope
+        >>> depthscope.list_measures("default")[0]
+        'token_similarity'
+    """
+    return tuple(measure.name for measure in MEASURES.values() if group in measure.groups)
 
 
 def choose_measures(measures: str | Sequence[str]) -> tuple[str, ...]:
@@ -270,7 +282,7 @@ def choose_measures(measures: str | Sequence[str]) -> tuple[str, ...]:
     chosen: dict[str, None] = {}
     for name in wanted:
         if name in GROUP_NAMES:
-            chosen.update(dict.fromkeys(group(name)))  # type: ignore[arg-type]
+            chosen.update(dict.fromkeys(list_measures(name)))  # type: ignore[arg-type]
         elif name in MEASURES:
             chosen[name] = None
         else:
@@ -289,4 +301,4 @@ def only_at_outputs(measures: str | Sequence[str]) -> frozenset[str]:
     if "verdict" not in wanted:
         return frozenset()
     beside = [name for name in wanted if name != "verdict"]
-    return frozenset(group("verdict")) - frozenset(choose_measures(["default", *beside]))
+    return frozenset(list_measures("verdict")) - frozenset(choose_measures(["default", *beside]))

@@ -8,15 +8,13 @@ through, so a forward hook on `block.stations["after_attention"]` sees, or chang
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from depthscope import stations
 from depthscope.models.attention import Attention, AttentionScale
-from depthscope.models.in_one import Plan, is_heard
 from depthscope.models.initialisers import Initialiser, pytorch_default
 from depthscope.models.wiring import Norm, Wiring, post_norm, pre_norm, wiring_of
 
@@ -41,10 +39,6 @@ class FeedForward(nn.Sequential):
 
     def __init__(self, width: int, ffn_width: int, activation: Callable[[], nn.Module] = nn.ReLU, bias: bool = True):
         super().__init__(nn.Linear(width, ffn_width, bias=bias), activation(), nn.Linear(ffn_width, width, bias=bias))
-
-
-# Of the parts of a block, as `Block.in_one` goes through them.
-_KINDS = [nn.Linear] * 6 + [nn.LayerNorm] * 2 + [nn.ReLU] + [Station] * len(stations.BLOCK)
 
 
 @dataclass(frozen=True)
@@ -110,31 +104,6 @@ class Block(nn.Module):
         if self.wiring.second_stream:
             return self.wiring.forward(self, x, mask, x if beside is None else beside)
         return self.wiring.forward(self, x, mask)
-
-    def in_one(self, dtype: torch.dtype) -> tuple[Plan, list[Tensor]] | None:
-        """The block in numbers, and its weights as `in_one.run` wants them; None if it has to be called.
-
-        Every part must be what a block is built with, trained in this dtype, and heard by nobody.
-        """
-        parts: Any = self._modules  # asked in every step: twice as fast as through `__getattr__`
-        attention, ffn, stations = parts.get("attention"), parts.get("ffn"), parts.get("stations")
-        if [type(attention), type(ffn), type(stations)] != [Attention, FeedForward, nn.ModuleDict]:
-            return None
-        layers, passed, inner = [*ffn._modules.values()], [*stations._modules.values()], attention._modules
-        linears = [*map(inner.get, ("query", "key", "value", "output")), *layers[::2]]
-        norms = [parts.get("norm1"), parts.get("norm2")]
-        kinds = [type(part) for part in (*linears, *norms, *layers[1::2], *passed)]
-        if self.wiring.plan is None or kinds != _KINDS or attention.causal or norms[0].eps != norms[1].eps:
-            return None
-        if any(map(is_heard, (self, attention, ffn, layers[1], stations, *linears, *norms, *passed))):
-            return None
-        plan = replace(self.wiring.plan(self), heads=attention.heads, scale=attention.scale)
-        weights = [part._parameters.get(name) for part in (*linears, *norms) for name in ("weight", "bias")]
-        weights += [getattr(self, name) for name in plan.gains]
-        for one in weights:
-            if type(one) is not nn.Parameter or one.dtype != dtype or not one.requires_grad:
-                return None
-        return plan, weights
 
     def attend(self, x: Tensor, mask: Tensor | None, norm: Norm | None = None) -> Tensor:
         """What attention gives (batch, n, d), reading what `norm`, if there is one, makes of x."""

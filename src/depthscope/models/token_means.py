@@ -3,7 +3,7 @@
 `Full` is Yu & Zhang's (eq. 21). In a causal model it lets a position see later ones; `Prefix` and `Ema` do not.
 Their matrices C are row-stochastic and lower triangular, so C1 = 1 and the similar part is scaled by 1 − τ as in
 the paper, except at the first token (see `CausalMean`). Remedies subtract these means by hooks (`depthscope.remedies`),
-Transformer-XL as a part of the model that goes on from segment to segment (`carried_mean.py`).
+the lab's Transformer-XL as a part of the model that goes on from segment to segment.
 """
 
 from __future__ import annotations

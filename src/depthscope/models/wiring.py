@@ -1,8 +1,8 @@
 """How the parts of a block are wired: where norms, branches and skips stand. One short function each, by name.
 
 A wiring runs on any block that has the parts of `Wired`: `Block` and Transformer-XL's share them all. The two classic
-ones stand here, those of other papers in `weighted_wirings.py` and `normed_wirings.py`. A new wiring is a function
-and a line that registers it in `WIRINGS`; another package names it in the entry-point group `depthscope.wirings`.
+ones stand here. A new wiring is a function and a line that registers it in `WIRINGS`; another package, such as the lab
+with those of other papers, names it in the entry-point group `depthscope.wirings`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from depthscope.models.in_one import Plan
 from depthscope.registry import Registry
 from depthscope.stations import Placement
 
@@ -60,7 +59,6 @@ class Wiring:
     `norms`: the names of the block's norms, in the order in which they are called.
     `second_stream`: a second token matrix goes from block to block beside the trunk. It begins as what enters the
     stack, and the stack ends with trunk + final norm(second stream).
-    `plan`: the same block in numbers, if it can be said so; a whole stack of them is then trained in one (`in_one.py`).
     """
 
     name: str
@@ -70,7 +68,6 @@ class Wiring:
     prepare: Prepare = no_parts
     norms: tuple[str, ...] = ("norm1", "norm2")
     second_stream: bool = False
-    plan: Callable[[Any], Plan] | None = None
 
     @property
     def ffn_reads_trunk(self) -> bool:
@@ -97,16 +94,8 @@ def run_pre_norm(block: Wired, x: Tensor, given: Any) -> Tensor:
     return at["output"](z)
 
 
-def plan_post_norm(block: Any) -> Plan:
-    return Plan("post", block.alpha, norm_eps=block.norm1.eps)
-
-
-def plan_pre_norm(block: Any) -> Plan:
-    return Plan("pre", block.alpha, norm_eps=block.norm1.eps)
-
-
-post_norm = Wiring("post", run_post_norm, final_norm=False, placement="post", plan=plan_post_norm)
-pre_norm = Wiring("pre", run_pre_norm, final_norm=True, placement="pre", plan=plan_pre_norm)
+post_norm = Wiring("post", run_post_norm, final_norm=False, placement="post")
+pre_norm = Wiring("pre", run_pre_norm, final_norm=True, placement="pre")
 
 WIRINGS: Registry[Wiring] = Registry("wiring", "depthscope.wirings", [post_norm, pre_norm])
 

@@ -7,6 +7,7 @@ same way. Masks, caches, the token axis and what a block was called with are kno
 from depthscope.offloading import device_of
 from depthscope.passes.attention import Head
 from depthscope.passes.causality import hidden_tokens_reach_others, is_causal, with_sight
+from depthscope.passes.discovery import depth_of
 from depthscope.passes.inputs import Batch, Tokenizer, batches, call
 from depthscope.passes.layout import find_token_axis
 from depthscope.passes.machine import Change, Listen, ListenToAttention, Machine, Visit
@@ -14,7 +15,7 @@ from depthscope.passes.masking import entrance_of, is_wrapped
 from depthscope.passes.packing import are_apart, pieces_of, unpacked
 from depthscope.passes.quiet import full_precision, uncompiled, undisturbed
 from depthscope.passes.running import Pass
-from depthscope.passes.surgery import Surgery, open_surgery, refuse_open_surgery, without
+from depthscope.passes.surgery import Surgery, leave_out, open_surgery, pass_on, refuse_open_surgery
 from depthscope.passes.tokens import batch_first, edit_tokens, exchange, first_tokens
 from depthscope.passes.told import Told, anatomy_as_told, check_told, refuse_tensor
 
@@ -36,6 +37,7 @@ __all__ = [
     "batches",
     "call",
     "check_told",
+    "depth_of",
     "device_of",
     "edit_tokens",
     "entrance_of",
@@ -46,7 +48,9 @@ __all__ = [
     "hidden_tokens_reach_others",
     "is_causal",
     "is_wrapped",
+    "leave_out",
     "open_surgery",
+    "pass_on",
     "pieces_of",
     "refuse_open_surgery",
     "refuse_tensor",
@@ -54,5 +58,4 @@ __all__ = [
     "undisturbed",
     "unpacked",
     "with_sight",
-    "without",
 ]

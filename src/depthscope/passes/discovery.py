@@ -278,3 +278,10 @@ def _stream_in(block: BlockAnatomy, chains: list[Chain], links: Links) -> Stream
             f"several tensors could be the tokens of {block.name!r}: say which with blocks=, one of {said}"
         )
     return Stream() if len(ways) < 2 else next(way for way in ways if way.added)
+
+
+def depth_of(model: nn.Module, anatomy: Anatomy) -> int:
+    """How many blocks run in a pass: more than there are block modules if these share their weights."""
+    if anatomy.applications is not None:
+        return anatomy.applications
+    return max(len(anatomy.blocks), getattr(getattr(model, "config", None), "num_hidden_layers", 0) or 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import random
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ class Batch(NamedTuple):
 
 def call(model: nn.Module, batch: Batch) -> Any:
     """One pass of the model. What is given is copied first: a pass may write into its inputs, or fill a cache of keys
-    and values, or a dictionary of features, further."""
+    and values, or a dictionary of features, further. A model that fails on its inputs is said in one line."""
 
     def own(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -32,7 +33,48 @@ def call(model: nn.Module, batch: Batch) -> Any:
             return {name: own(item) for name, item in value.items()}
         return copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
 
-    return model(*map(own, batch.args), **{name: own(value) for name, value in batch.kwargs.items()})
+    args, kwargs = list(map(own, batch.args)), {name: own(value) for name, value in batch.kwargs.items()}
+    try:
+        return model(*args, **kwargs)
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError, AssertionError) as error:
+        if _is_ours(error) or "allocate" in str(error) or "out of memory" in str(error):
+            raise
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise ValueError(f"{type(model).__name__} fails on these inputs, {described(batch)}: {why}") from error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether a line of this library has raised it, and not one of PyTorch's functions that a listener has called."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    name = str(frame.f_globals.get("__name__", ""))
+    listens = name == __name__ or frame.f_code.co_name == "__torch_function__"
+    return isinstance(error, ValueError | TypeError) and name.startswith("depthscope.") and not listens
+
+
+def described(given: Any) -> str:
+    """The tensors in what a module is given, with what a model may not take: "int64 (2, 6) from 3 to 90"."""
+    return ", ".join(map(_described, tensors_in(given))) or "without a tensor"
+
+
+def _described(tensor: Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_nested:
+        return f"{kind} nested"
+    if tensor.layout is not torch.strided:
+        kind += f" {str(tensor.layout).removeprefix('torch.')}"
+    known = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    if known and tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex()):
+        return f"{kind} {tuple(tensor.shape)} from {tensor.min().item()} to {tensor.max().item()}"
+    return f"{kind} {tuple(tensor.shape)}"
+
+
+def tensors_in(given: Any) -> Iterator[Tensor]:
+    """All tensors in tuples, lists and dictionaries."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, Mapping | tuple | list):
+        for item in given.values() if isinstance(given, Mapping) else given:
+            yield from tensors_in(item)
 
 
 def call_alike(model: nn.Module, batch: Batch) -> Any:
@@ -61,7 +103,9 @@ def _items(inputs: Any) -> Iterable[Any]:
             "a tuple of tensors could be a batch or several: pass a dict of the model's arguments, or a list"
         )
     if isinstance(inputs, Iterable):
-        return (item[0] if isinstance(item, list | tuple) and not _are_strings(item) else item for item in inputs)
+        return (
+            item[0] if isinstance(item, list | tuple) and item and not _are_strings(item) else item for item in inputs
+        )
     raise TypeError(f"expected a tensor, a dict batch, strings, or an iterable of these, got {type(inputs).__name__}")
 
 
@@ -78,6 +122,7 @@ def _batch(model: nn.Module, item: Any, tokenizer: Tokenizer | None, device: tor
             item = dict(features(texts))
         else:
             raise ValueError("these inputs are strings: pass tokenizer=, or token ids instead")
+    _refuse_unreadable(item)
     if isinstance(item, Tensor):
         item = item.to(device)
         name = getattr(model, "main_input_name", None)
@@ -86,11 +131,28 @@ def _batch(model: nn.Module, item: Any, tokenizer: Tokenizer | None, device: tor
         named = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in item.items()}
         batch = Batch((), named) if features_of(model) is None else Batch((named,), {})
     else:
-        raise TypeError(f"expected batches of tensors, dicts or strings, got {type(item).__name__}")
+        empty = "an empty " if isinstance(item, list | tuple) and not item else ""
+        got = f"{empty}{type(item).__name__}"
+        raise TypeError(f"expected batches of tensors, dicts or strings, got {got}")
     batch = _with_decoder_inputs(model, batch)
     if "use_cache" in inspect.signature(model.forward).parameters:
         batch.kwargs.setdefault("use_cache", False)  # a cache of keys and values would grow with depth
     return batch
+
+
+def _refuse_unreadable(item: Any) -> None:
+    """Nothing can be measured of no sequence, of no token, of tensors without numbers; ragged ones are read padded."""
+    given = list(tensors_in(item))
+    for tensor in given:
+        if tensor.is_nested:
+            raise ValueError("expected sequences of one length, got a nested tensor: pad it, and pass a mask")
+        if tensor.is_meta:
+            raise ValueError(
+                f"expected inputs with numbers, got {described(tensor)} on the meta device, which has none"
+            )
+    if given and all(0 in tensor.shape for tensor in given):
+        shape = tuple(given[0].shape)
+        raise ValueError(f"expected at least one sequence of at least one token, got inputs of shape {shape}")
 
 
 def features_of(model: nn.Module) -> Callable[[list[str]], Mapping[str, Any]] | None:

@@ -166,7 +166,7 @@ def follow(model: nn.Module, batch: Batch) -> tuple[list[Call], States]:
         with lineage:
             try:
                 call(model, batch)
-            except RuntimeError:
+            except (RuntimeError, ValueError):
                 if lineage.spread is not None:
                     refuse_spread(*lineage.spread)
                 raise

@@ -1,6 +1,6 @@
-"""A model without its skips, FFNs or norms: values on the pass machine, its weights untouched.
+"""A model without its skips, FFNs, norms or blocks: values on the pass machine, its weights untouched.
 
-    with depthscope.without(model, "skips", "ffn"):
+    with depthscope.ablate(model, "skips", "ffn"):
         model(inputs)
 
 At a residual sum the machine knows the trunk, the branch and what the model made of them, and puts there what the block
@@ -12,11 +12,10 @@ the trunk. What is left out is still computed, and thrown away.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Sequence
 from functools import partial
 from threading import get_ident
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,7 @@ from torch import Tensor, nn
 from depthscope import walking
 from depthscope.anatomy import Addition, Anatomy
 from depthscope.passes.hooks import hooks_in
-from depthscope.passes.inputs import Tokenizer, batches
 from depthscope.passes.left_out import (
-    choose_parts,
     in_words,
     linears_of,
     norms_of,
@@ -36,8 +33,7 @@ from depthscope.passes.left_out import (
 )
 from depthscope.passes.machine import AnySite, Change, Listen, Machine, Visit
 from depthscope.passes.tokens import exchange, first_tokens
-from depthscope.passes.told import Told, anatomy_as_told
-from depthscope.passes.undoing import TemporaryHook, undone, unhook
+from depthscope.passes.undoing import TemporaryHook, unhook
 from depthscope.stations import BRANCHES
 
 ROUNDING = 16  # machine epsilons of the largest term: the trunk of a pre-norm block is mended by two more sums
@@ -48,29 +44,14 @@ _SKIP_OF = {
 }
 
 
-@contextmanager
-def without(
-    model: nn.Module, *parts: str, inputs: Any = None, tokenizer: Tokenizer | None = None, **told: Unpack[Told]
-) -> Iterator[nn.Module]:
-    """The model without these parts of its blocks (see `passes.left_out`) as long as the context is open.
+def pass_on(visit: Visit) -> Tensor:
+    """What leaves a block that is left out: what entered it."""
+    return visit.entered
 
-    `with depthscope.without(model, "skips", "ffn"): …`. Its weights, its mode and its other hooks stay as they are,
-    also after an exception; a pass inside may have gradients. `inputs` (a batch, as for `probe`) and what you may say
-    of the model (`told`) settle what the blocks of a model of no known family are.
-    """
-    if hasattr(model, "_orig_mod") or any(
-        getattr(m, "_compiled_call_impl", None) is not None for m in walking.modules(model)
-    ):
-        raise ValueError("the model is compiled, and its graph would pass by what is changed: use it uncompiled")
-    batch = None if inputs is None else next(batches(model, inputs, tokenizer), None)
-    chosen = choose_parts(parts)
-    if not chosen:
-        raise ValueError('expected what to leave out, such as without(model, "skips", "ffn"), got nothing')
-    fast = torch.backends.mha.get_fastpath_enabled()
-    surgery = Surgery(model, anatomy_as_told(model, told, batch), chosen)
-    with undone(lambda: torch.backends.mha.set_fastpath_enabled(fast)), surgery:
-        torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's fused layers call no module of theirs
-        yield model
+
+def leave_out(blocks: Container[int]) -> Change:
+    """A change by which these blocks pass their input on."""
+    return Change("output", lambda visit, _tokens: pass_on(visit) if visit.number in blocks else None)
 
 
 def open_surgery(model: nn.Module) -> Surgery | None:
@@ -84,10 +65,10 @@ def open_surgery(model: nn.Module) -> Surgery | None:
 
 
 class Surgery(Machine):
-    """A machine that leaves parts out of every block that runs while it is open."""
+    """A machine that leaves parts out of every block that runs while it is open, and some blocks as a whole."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, parts: Sequence[str]):
-        self.parts = tuple(parts)
+    def __init__(self, model: nn.Module, anatomy: Anatomy, parts: Sequence[str], blocks: frozenset[int] = frozenset()):
+        self.parts, self.blocks = tuple(parts), blocks
         self.skips = removed_skips(parts)
         self.by_difference: set[str] = set()  # branches that no module shows as they are added
         self._heard: dict[str, Tensor] = {}  # in the block that runs
@@ -98,9 +79,16 @@ class Surgery(Machine):
         super().__init__(model, anatomy, *self._sites(anatomy))
 
     @property
+    def named(self) -> str:
+        """What is left out, in words."""
+        numbers = ", ".join(map(str, sorted(self.blocks)))
+        blocks = [f"block{'s' if len(self.blocks) > 1 else ''} {numbers}"] if numbers else []
+        return " and ".join([*([in_words(self.parts)] if self.parts else []), *blocks])
+
+    @property
     def notes(self) -> list[str]:
         """What a reader must know of numbers that were taken meanwhile."""
-        found = [f"measured without its {in_words(self.parts)}: this is not the model as it is"]
+        found = [f"measured without its {self.named}: this is not the model as it is"]
         if self.by_difference:
             named = ", ".join(sorted(self.by_difference))
             found.append(f"no module shows {named} as it is added: taken as a difference, with the trunk's rounding")
@@ -108,8 +96,9 @@ class Surgery(Machine):
 
     def _sites(self, anatomy: Anatomy) -> list[AnySite]:
         """Listening where trunk and branches are seen, a change at every sum; none where no sum is touched."""
+        whole: list[AnySite] = [leave_out(self.blocks)] if self.blocks else []
         if not {*self.parts} - {"norms", "ffn_linears"}:
-            return []
+            return whole
         sums = [addition for block in anatomy.blocks for addition in block.all_additions]
         heard = {*BRANCHES, *(addition.trunk for addition in sums)}
         results = dict.fromkeys(addition.result for addition in sums)
@@ -117,7 +106,7 @@ class Surgery(Machine):
         sites += [Change(result, partial(self._sum, result)) for result in results]
         if "ffn_step" in self.parts and "after_ffn" in results:
             sites.append(Change("output", self._leave))
-        return sites
+        return sites + whole
 
     def _attach_all(self) -> None:
         """Norms and layers that pass their input on come first, so that all other hooks see what they pass."""
@@ -202,14 +191,14 @@ class Surgery(Machine):
 def refuse_open_surgery(model: nn.Module) -> None:
     """What is measured or put in while parts are left out would be of another model."""
     if (before := open_surgery(model)) is not None:
-        raise ValueError(f"the model is without {', '.join(before.parts)} now: close depthscope.without first")
+        raise ValueError(f"the model is without its {before.named} now: close depthscope.ablate first")
 
 
 def _refuse_a_changed(model: nn.Module) -> None:
     if any(hook.remedy is not None for _, hook in hooks_in(model)):
         raise ValueError("the model has remedies, whose effect could not be told apart: depthscope.remove(model)")
     if (before := open_surgery(model)) is not None:
-        raise ValueError(f"the model is without {', '.join(before.parts)} already: name all that is left out at once")
+        raise ValueError(f"the model is without its {before.named} already: name all that is left out at once")
 
 
 def _is_sum(summands: list[Tensor], total: Tensor, terms: list[Tensor]) -> bool:

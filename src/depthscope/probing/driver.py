@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
 from typing import Any, Literal, Unpack
 
 import torch
@@ -28,24 +27,15 @@ from depthscope.passes import (
     Tokenizer,
     Told,
     Visit,
-    anatomy_as_told,
-    are_apart,
-    batches,
     call,
     device_of,
     full_precision,
     hidden_tokens_reach_others,
-    is_causal,
-    is_wrapped,
     open_surgery,
-    pieces_of,
-    uncompiled,
-    undisturbed,
-    unpacked,
-    with_sight,
 )
 from depthscope.passes.left_out import choose_parts
 from depthscope.probing.final_norm import FinalNorm
+from depthscope.probing.finite_sequences import as_records, note
 from depthscope.probing.finite_weights import weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.pace import Pace
@@ -57,11 +47,12 @@ from depthscope.probing.sharding import Place, gather_heads, processes_of, requi
 from depthscope.probing.spelling import Spelling, without_first_token
 from depthscope.probing.windows import WindowedReduction, without_attention
 from depthscope.progress import Tick
+from depthscope.scope import Causality, Scope, scope_of
 
 
 def probe(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
     measures: str | Sequence[str] = "default",
     stations: str | Sequence[str] = "output",
@@ -76,52 +67,60 @@ def probe(
 ) -> Profile:
     """Measures a Transformer block by block, and leaves no trace in it.
 
-    `inputs`: a tensor, a dict batch, strings (with `tokenizer`), or an iterable of these.
-    `measures`: "default" (O(nd)), "verdict" (what `diagnose` asks for; what it adds to the default
-    is taken at outputs alone), "spectral" (adds ranks and attention), "all", or names.
-    `stations`: "output", "trunk", "all", or names. `exclude_tokens`: positions, or "outliers" (norm
-    above ten times the median). `gradients` adds the gradient norm per block, also split by what the weights are for
-    (queries_keys_gradient, values_output_gradient, ffn_gradient, norms_gradient, other_gradient); with "outputs" that
-    of the blocks' outputs alone. It is of `loss(output)` or, by default, of the inner product of the last block's
-    output with a fixed random matrix. `progress` is called after
-    every block. `without`: parts that are left out of every block meanwhile, such as ("skips", "ffn", "norms"); all
-    names are in `depthscope.passes.left_out`, and the profile's metadata says what was left out. `window`: measure
-    windows of so many tokens instead of whole sequences, which the model still reads; attention is then not measured.
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it.
+        inputs: a tensor, a dict batch, strings (with `tokenizer`), or an iterable of these.
+        measures: "default" (O(nd)), "verdict" (what `diagnose` asks for; what it adds to the default is taken at
+            outputs alone), "spectral" (adds ranks and attention), "all", or names.
+        stations: "output", "trunk", "all", or names.
+        exclude_tokens: positions, or "outliers" (norm above ten times the median).
+        gradients: adds the gradient norm per block, also split by what the weights are for (queries_keys_gradient,
+            values_output_gradient, ffn_gradient, norms_gradient, other_gradient); with "outputs" that of the blocks'
+            outputs alone. It is of `loss(output)` or, by default, of the inner product of the last block's output with
+            a fixed random matrix.
+        loss: takes what the model returns, and gives one number.
+        tokenizer: makes ids of strings.
+        progress: is called after every block.
+        without: parts that are left out of every block meanwhile, such as ("skips", "ffn", "norms"); all names are in
+            `depthscope.passes.left_out`, and the profile's metadata says what was left out.
+        window: measure windows of so many tokens instead of whole sequences, which the model still reads; attention is
+            then not measured.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
 
-    What you may say of the model (`told`): `blocks`, a glob of module names ("encoder.layer.*") for models that are
-    not recognised; `token_axis`, where their tokens stand, 1 for activations (batch, n, d) and 0 for (n, batch, d),
-    which is else found by trying; `mask`, a tensor (batch, n) true for real tokens, or the name of the argument that
-    has it or the lengths ("~name" if it is true for padding); `part`, of a model with several ("encoder", "decoder",
-    …) the only one to measure; `causal`, which is else known of the family, or found by trying.
+    Returns:
+        A `Profile`: a tidy table, with what was measured and what was not seen.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> profile = depthscope.probe(model, torch.randn(2, 5, 16))
+        >>> len(profile.curve("token_similarity"))  # what enters block 1, and the output of each block
+        4
     """
     names = choose_measures(measures)
     wanted = at.choose_stations(stations)
     excluded = _excluded(exclude_tokens)
     parts = choose_parts(without)
     check_loss(loss)
-    model, notes = uncompiled(model)
-    calls = batches(model, inputs, tokenizer)
-    first = next(calls, None)
-    if first is None:
-        raise ValueError("expected at least one batch, got none")
-    anatomy = anatomy_as_told(model, told, first)
+    scope = scope_of(model, inputs, tokenizer, **told)
+    model, notes = scope.model, scope.notes
+    calls, anatomy = scope.calls(), scope.anatomy
     if window is None:
         reduction = Reduction(names, wanted, excluded, only_at_outputs(measures), entrances=True)
     else:
         names, crossing = without_attention(names)
         reduction = WindowedReduction(window, names, wanted, excluded, only_at_outputs(measures), entrances=True)
         notes = notes + crossing
-    passes = _Passes(model, anatomy, reduction, progress)
+    passes = _Passes(scope, anatomy, reduction, progress)
     gradient_rows = []
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
     surgery = Surgery(model, anatomy, parts) if parts else open_surgery(model)
-    with undisturbed(model), surgery if surgery is not None and parts else nullcontext():
-        for given in chain([first], calls):
-            _refuse_nothing(given)
-            batch = passes.one_to_a_row(given)
+    with scope.undisturbed(), surgery if surgery is not None and parts else nullcontext():
+        for given in calls:
+            batch = scope.one_to_a_row(given)
             if passes.samples == 0:
-                passes.find_causality(batch)
-            passes.run(batch, tokenizer)
+                passes.find_causality()
+            passes.run(batch, scope.tokenizer)
             if gradients:
                 sample = passes.samples - passes.batch_size
                 gradient_rows += gradient_norms(model, anatomy, batch, loss, sample, roles)
@@ -142,23 +141,15 @@ def _notes_on(roles: Roles | None, *, repeated: bool) -> list[str]:
     return roles.notes
 
 
-def _refuse_nothing(batch: Batch) -> None:
-    """A batch without sequences, or without tokens, has no numbers."""
-    shapes = [tuple(given.shape) for given in (*batch.args, *batch.kwargs.values()) if isinstance(given, Tensor)]
-    if shapes and all(0 in shape for shape in shapes):
-        raise ValueError(f"expected at least one sequence of at least one token, got inputs of shape {shapes[0]}")
-
-
 class _Passes:
     """Runs the batches through the model with everything attached, and remembers what was there."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, reduction: Reduction, progress: Tick | None):
-        self.model, self.anatomy, self.reduction, self.progress = model, anatomy, reduction, progress
+    def __init__(self, scope: Scope, anatomy: Anatomy, reduction: Reduction, progress: Tick | None):
+        self.scope, self.anatomy, self.reduction, self.progress = scope, anatomy, reduction, progress
+        self.model = model = scope.model
         reduction.pace = Pace(progress)
         self.samples = self.batch_size = self.depth = self.past = 0
-        self.causal: bool | None = anatomy.causal
-        self.causal_by: str = anatomy.causal_by
-        self.are_apart: bool | None = None  # whether sequences that share a row do not see each other; None: none do
+        self.causality = Causality(anatomy.causal, anatomy.causal_by)
         self.is_masked = self.leaks_through_mask = False
         self.parts: dict[str, PartSeen] = {}  # in the order in which they ran
         self._running = ""  # the part that runs
@@ -174,24 +165,9 @@ class _Passes:
         self.first_token: str | None = None  # of the tokenizer, where sequences lack it
         self.without_first_token = 0
 
-    def one_to_a_row(self, batch: Batch) -> Batch:
-        """The batch with sequences that are packed into one row each in a row of its own."""
-        pieces = pieces_of(batch.kwargs)
-        if pieces is None:
-            return batch
-        if self.are_apart is None:
-            self.are_apart = are_apart(self.model, self.anatomy, batch, pieces)
-        return unpacked(batch, pieces) if self.are_apart else batch
-
-    def find_causality(self, batch: Batch) -> None:
-        """Tries what is not known, and what somebody's module around a library's model may have changed. Of PyTorch's
-        layers, which each call tells, what is found is true of calls such as this one."""
-        if any(block.causal_arguments for block in self.anatomy.blocks) and self.causal is None:
-            self.causal = is_causal(self.model, self.anatomy, batch) if len(self.anatomy.parts) == 1 else None
-            return
-        again = is_wrapped(self.model, self.anatomy)
-        self.anatomy = with_sight(self.model, self.anatomy, batch, again=again)
-        self.causal, self.causal_by = self.anatomy.causal, self.anatomy.causal_by
+    def find_causality(self) -> None:
+        """As the first batch shows it."""
+        self.anatomy, self.causality = self.scope.causality()
 
     def run(self, batch: Batch, tokenizer: Tokenizer | None = None) -> None:
         self.batch_size = 0
@@ -199,7 +175,7 @@ class _Passes:
         with self.machine, self.final_norm:
             call(self.model, batch)
         self.reduction.end()
-        if self.causal and (missing := without_first_token(tokenizer, batch)):
+        if self.causality.causal and (missing := without_first_token(tokenizer, batch)):
             self.first_token = str(getattr(tokenizer, "bos_token", ""))
             self.without_first_token += missing
         if self.depth == 0:
@@ -212,7 +188,7 @@ class _Passes:
 
     def notes(self, wanted: frozenset[str]) -> list[str]:
         """What was asked for and not seen."""
-        notes = [*self.anatomy.notes, *self.anatomy.left_out]
+        notes = [*note(self.reduction.not_finite, self.samples), *self.anatomy.notes, *self.anatomy.left_out]
         seen = {station for block in self.anatomy.blocks for station in block.spots}
         if missing := sorted(wanted & set(at.BLOCK) - seen):
             notes.append(f"stations that this model does not show: {', '.join(missing)}")
@@ -223,8 +199,8 @@ class _Passes:
             )
         if self.past:
             notes.append(f"the inputs bring a cache of {self.past} tokens: only the new tokens are measured")
-        if self.are_apart is not None:
-            how = "are measured one by one" if self.are_apart else "see each other, and are measured as one"
+        if self.scope.are_apart is not None:
+            how = "are measured one by one" if self.scope.are_apart else "see each other, and are measured as one"
             notes.append(f"position_ids begin again within a row: the sequences packed there {how}")
         if self.leaks_through_mask:
             notes.append("tokens that the mask hides change the others: does it mark real tokens? mask= says what does")
@@ -364,12 +340,13 @@ def _describe(
         "token_axis": anatomy.token_axis,
         "placement": placements.pop() if len(placements) == 1 else None,
         "final_norm": passes.final_norm.name,
-        "causal": passes.causal,
-        "causal_by": passes.causal_by,
+        "causal": passes.causality.causal,
+        "causal_by": passes.causality.by,
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
         "weights": look_of_weights(anatomy),
         "weights_not_finite": weights_not_finite(named),
+        "not_finite": as_records(passes.reduction.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.reduction.sweeper.forms),
         "device": str(device_of(model, weights)),

@@ -80,8 +80,7 @@ def gradient_norms(
     for number, (output, axis) in enumerate(zip(outputs, axes, strict=True), start=1):
         gradient = of_output.get(id(output))
         if gradient is not None:
-            per_sample = gradient.transpose(0, 1) if axis == 0 else gradient
-            norms = norm_of_rows(per_sample.double().flatten(1))
+            norms = norm_of_rows(_batch_first(gradient, axis).double().flatten(1))
             rows.append(Row(number, "output", -1, "output_gradient", first_sample, norms.tolist()))
     of_weight = dict(zip(map(id, flat), found[len(kept) :], strict=True))
     for number, (block, own) in enumerate(zip(ran, weights, strict=False), start=1):
@@ -108,10 +107,17 @@ def _loss_of_parts(ends: list[tuple[Tensor, Tensor | None, int]]) -> Tensor:
     return value
 
 
+def _batch_first(tokens: Tensor, token_axis: int) -> Tensor:
+    """(batch, n, d) of what a block passes on: (n, d) is one sequence, and maps are read row after row."""
+    if tokens.ndim == 2:
+        return tokens.unsqueeze(0)
+    return tokens.flatten(1, -2) if token_axis == 1 else tokens.transpose(0, 1)
+
+
 def _default_loss(output: Tensor, mask: Tensor | None, token_axis: int) -> Tensor:
     """Σ over the sequences of ⟨R, X⟩/√(size of X), R by position among the real tokens: padding and the rest
     of the batch do not matter."""
-    tokens = output.flatten(1, -2) if token_axis == 1 else output.transpose(0, 1)  # (batch, n, d)
+    tokens = _batch_first(output, token_axis)
     batch, n, d = tokens.shape
     real = torch.ones(batch, n, dtype=torch.bool, device=tokens.device) if mask is None else mask
     rows = -(-n // 64) * 64  # whole multiples: the first rows do not depend on how many follow

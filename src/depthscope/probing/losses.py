@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.anatomy import Anatomy
-from depthscope.passes import Batch, Visit, is_causal
+from depthscope.passes import Batch, Visit
+from depthscope.scope import Scope
 
 ANSWERS = ("labels", "targets")  # what a model is given to take its own loss
 _NO_IDS = ("mask", "position", "type", "cache", *ANSWERS)
@@ -21,10 +21,11 @@ class NoLoss(ValueError):
     """The model returns no loss, and none can be made of what it returns."""
 
 
-def causal_by_trying(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool:
+def causal_by_trying(scope: Scope, batch: Batch) -> bool:
     """Whether tokens are kept from seeing the answer; of a model that does not say so it is found out."""
+    anatomy = scope.anatomy
     if anatomy.causal is None and not any(block.part for block in anatomy.blocks) and ids_in(batch) is not None:
-        return bool(is_causal(model, anatomy, batch))
+        return bool(scope.is_causal())
     return bool(anatomy.causal)
 
 
@@ -65,7 +66,7 @@ def next_token_loss(logits: Tensor, ids: Tensor, real: Tensor | None = None) -> 
     if not pairs.any():
         raise NoLoss("no sequence has two real tokens, so that there is no next token to predict")
     wide = torch.promote_types(logits.dtype, torch.float32)
-    return F.cross_entropy(logits[:, :-1][pairs.to(logits.device)].to(wide), ids[:, 1:][pairs].to(logits.device))
+    return F.cross_entropy(logits[:, :-1][pairs.to(logits.device)].to(wide), ids[:, 1:][pairs].long().to(logits.device))
 
 
 def ids_in(batch: Batch) -> Tensor | None:

@@ -25,6 +25,7 @@ from depthscope.measures.catalogue import half_turns
 from depthscope.measures.heads import scored
 from depthscope.passes import Head, Visit
 from depthscope.probing.bounds import Bounds, in_groups
+from depthscope.probing.finite_sequences import Place
 from depthscope.probing.ledger import Kind, Ledger
 from depthscope.probing.pace import Pace
 from depthscope.probing.spelling import Spelling
@@ -90,6 +91,7 @@ class Reduction:
         self.sinks: list[SinkRow] = []
         self.attention_seen: set[tuple[int, str]] = set()
         self.between: set[int] = set()  # blocks whose input is not the output of the block before
+        self.not_finite: dict[int, Place] = {}  # by sequence, where it is not finite first
         self.sweeper = Sweeper()
         self.pace = Pace(None)
         self._scratch = Scratch()
@@ -117,6 +119,7 @@ class Reduction:
         self._attention_input: Tensor | None = None  # of the running block
         self._part = ""  # that runs
         self._ledgers: dict[Kind, Ledger] = {}
+        self._looked: list[tuple[Place, Kind, int]] = []  # every sweep, in the order of the pass, and its row
         self._stations: list[tuple[int, str, Seen]] = []
         self._steps: list[tuple[int, str, Seen, Seen]] = []
         self._turns: list[tuple[int, str, Seen]] = []
@@ -130,6 +133,7 @@ class Reduction:
             self._report(seen, block, at.FINAL)
         for place in self._outliers:
             self._name_outliers(*place)
+        self._find_not_finite()
         for kind, ledger in self._ledgers.items():
             turns = [item for item in self._turns if item[2].kind == kind]
             if turns:
@@ -147,6 +151,21 @@ class Reduction:
             for measure in self._kind("step"):
                 self._add_all(steps, measure.name, measure.compute(starts, ends))
         self._ledgers.clear()
+
+    def _find_not_finite(self) -> None:
+        bad = {}
+        for kind, ledger in self._ledgers.items():
+            norms = ledger.read(list(range(sum(looked[1] == kind for looked in self._looked)))).norms
+            bad[kind] = (norms.count > 0) & norms.norm.isnan()  # (sweeps, batch)
+        if not any(bool(found.any()) for found in bad.values()):
+            return
+        for place, kind, number in self._looked:
+            for row in bad[kind][number].nonzero().flatten().tolist():
+                self.not_finite.setdefault(self.first_sample + self._sequence(row, kind.batch), place)
+
+    def _sequence(self, row: int, _rows: int) -> int:
+        """The sequence of the batch that a row of tokens belongs to."""
+        return row
 
     def _add_all(self, places: Sequence[tuple[Any, ...]], name: str, values: Tensor) -> None:
         _check_shape(name, values, (len(places), places[0][-1].kind.batch))
@@ -218,6 +237,8 @@ class Reduction:
         kind = Kind(tokens.shape[0], tokens.shape[1], tokens.dtype, device)
         ledger = self._ledgers.setdefault(kind, Ledger(kind))
         seen = Seen(ledger, ledger.new_row())
+        begins = station == "input" and visit.number == 1
+        self._looked.append(((0, "output") if begins else (visit.number, station), kind, seen.row))
         out = ledger.row(seen.row)
         keep = self._buffer(station, visit) if turns else ""
         before = entered.kept if turns and station != "input" and entered is not None else None

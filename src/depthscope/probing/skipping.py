@@ -12,25 +12,23 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy
 from depthscope.passes import (
     Batch,
-    Change,
+    Listen,
     Machine,
     Tokenizer,
     Told,
     Visit,
-    anatomy_as_told,
-    batches,
     call,
-    uncompiled,
-    undisturbed,
+    leave_out,
 )
 from depthscope.probing.gradients import Loss, check_loss
 from depthscope.probing.losses import causal_by_trying, default_loss, with_all_logits
 from depthscope.progress import Tick
+from depthscope.scope import Scope, scope_of
 
 
 def skip_loss(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
     run: int = 1,
     loss: Loss | None = None,
@@ -38,18 +36,34 @@ def skip_loss(
     progress: Tick | None = None,
     **told: Unpack[Told],
 ) -> pd.DataFrame:
-    """The change of the loss when each run of `run` consecutive blocks passes its input on unchanged.
+    """The change of the loss when each run of consecutive blocks passes its input on unchanged.
 
-    Columns first_block, last_block, loss, change; the first row, 0 to 0, is the whole model. `loss(output)`
-    takes what the model returns; by default it is the model's own if the batch has labels, and of any causal model that
-    reads ids and returns logits that of the next token, without padding. Costs one pass per row and batch. Block
-    influence alone misleads: a block that turns its tokens little may still cost much to skip. `told` is what you may
-    say of the model, as for `probe`: with `part`, the blocks of one part are skipped.
+    Costs one pass per row and batch. Block influence alone misleads: a block that turns its tokens little may still
+    cost much to skip.
+
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it.
+        inputs: as for `probe`.
+        run: how many consecutive blocks are skipped at a time.
+        loss: takes what the model returns, and gives one number; by default it is the model's own if the batch has
+            labels, and of any causal model that reads ids and returns logits that of the next token, without padding.
+        tokenizer: makes ids of strings.
+        progress: is called after every row.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+
+    Returns:
+        A table with first_block, last_block, loss and change; the first row, 0 to 0, is the whole model.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> depthscope.skip_loss(model, torch.randn(2, 5, 16), loss=lambda output: output.square().mean()).shape
+        (4, 4)
     """
-    model, _ = uncompiled(model)
-    anatomy, given = anatomy_and_calls(model, inputs, tokenizer, told)
-    with undisturbed(model):
-        calls, loss_of = calls_with_loss(model, anatomy, given, loss)
+    scope = scope_of(model, inputs, tokenizer, **told)
+    model, anatomy, given = scope.model, scope.anatomy, list(scope.calls())
+    with scope.undisturbed():
+        calls, loss_of = calls_with_loss(scope, given, loss)
         depth, whole = _mean_loss(model, anatomy, calls, loss_of, frozenset())
         if not 1 <= run <= depth:
             raise ValueError(f"expected a run of 1 to {depth} blocks, the model's depth, got {run}")
@@ -64,45 +78,33 @@ def skip_loss(
 
 
 def mean_loss(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
     loss: Loss | None = None,
     tokenizer: Tokenizer | None = None,
     **told: Unpack[Told],
 ) -> float:
     """The mean loss over the batches, as `skip_loss` takes it, with all blocks. `NoLoss` if there is none."""
-    model, _ = uncompiled(model)
-    anatomy, given = anatomy_and_calls(model, inputs, tokenizer, told)
-    with undisturbed(model):
-        calls, loss_of = calls_with_loss(model, anatomy, given, loss)
-        return _mean_loss(model, anatomy, calls, loss_of, frozenset())[1]
+    scope = scope_of(model, inputs, tokenizer, **told)
+    anatomy, given = scope.anatomy, list(scope.calls())
+    with scope.undisturbed():
+        calls, loss_of = calls_with_loss(scope, given, loss)
+        return _mean_loss(scope.model, anatomy, calls, loss_of, frozenset())[1]
 
 
 LossOf = Callable[[Batch, Any, Visit], Tensor]  # of a batch, what the model returned, and the last block that ran
 
 
-def calls_with_loss(
-    model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss: Loss | None
-) -> tuple[list[Batch], LossOf]:
+def calls_with_loss(scope: Scope, calls: list[Batch], loss: Loss | None) -> tuple[list[Batch], LossOf]:
     """The calls to make, and what takes the loss of each."""
     check_loss(loss)
     if loss is not None:
         return calls, lambda _batch, returned, _last: loss(returned)
-    causal = causal_by_trying(model, anatomy, calls[0])
+    model, causal = scope.model, causal_by_trying(scope, calls[0])
     asked = [with_all_logits(model, batch) if causal else batch for batch in calls]
     told = {id(new): old for new, old in zip(asked, calls, strict=True)}  # which have answers of the user's
     return asked, lambda batch, returned, last: default_loss(model, told[id(batch)], returned, last, causal=causal)
-
-
-def anatomy_and_calls(
-    model: nn.Module, inputs: Any, tokenizer: Tokenizer | None, told: Told
-) -> tuple[Anatomy, list[Batch]]:
-    """What the model is, and all calls to make: they are read more than once."""
-    calls = list(batches(model, inputs, tokenizer))
-    if not calls:
-        raise ValueError("expected at least one batch, got none")
-    return anatomy_as_told(model, told, calls[0]), calls
 
 
 def _mean_loss(
@@ -111,12 +113,11 @@ def _mean_loss(
     """The number of blocks that ran, and the mean loss over the batches without the skipped ones."""
     last: list[Visit] = []
 
-    def pass_on(visit: Visit, _tokens: Tensor) -> Tensor | None:
+    def remember(visit: Visit, *_: object) -> None:
         last[:] = [visit]
-        return visit.entered if visit.number in skipped else None
 
     values = []
-    with Machine(model, anatomy, Change("output", pass_on)) as machine:
+    with Machine(model, anatomy, leave_out(skipped), Listen({"output"}, remember)) as machine:
         for batch in calls:
             last.clear()
             returned = call(model, batch)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, Projections, anatomy_of
 from depthscope.drawing import draw_spectra
+from depthscope.interruption import attempt
 from depthscope.measures.weights import (
     asymmetry,
     mean_growth,
@@ -121,11 +122,27 @@ def spectra(
 ) -> Spectra:
     """The eigenvalues of H = W_V W_O of every block and head, and what they say; no forward pass, no data.
 
-    `model` is a model, or a folder with a config.json and safetensors: from a folder one block's attention is in memory
-    at a time. `product="query-key"` reads W_Q W_Kᵀ instead. `fold_norm=True` takes in the norm that stands before
-    attention in a pre-norm block, (I − 11ᵀ/d)diag(γ)H, or diag(γ)H for one that does not centre. `whole=False` leaves
-    out the d × d eigenvalues of a whole block: they take most of the time (d³), those of heads take next to none.
-    `progress` is called after each block.
+    Args:
+        model: a model, or a folder with a config.json and safetensors: from a folder one block's attention is in memory
+            at a time.
+        product: "query-key" reads W_Q W_Kᵀ instead.
+        fold_norm: takes in the norm that stands before attention in a pre-norm block, (I − 11ᵀ/d)diag(γ)H, or diag(γ)H
+            for one that does not centre.
+        whole: False leaves out the d × d eigenvalues of a whole block: they take most of the time (d³), those of heads
+            take next to none.
+        blocks: a glob of module names, as for `Scope`.
+        part: of a model with several, as for `Scope`.
+        trust_remote_code: lets a folder bring code of its own, which is run.
+        progress: is called after each block.
+
+    Returns:
+        `Spectra`: a row per eigenvalue, and summaries by block and head.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> depthscope.spectra(model).depth
+        3
     """
     if product not in ("value-output", "query-key"):
         raise unknown_name("product", product, ("value-output", "query-key"))
@@ -138,11 +155,17 @@ def spectra(
         module = empty_model(folder, trust_remote_code=trust_remote_code)
         checkpoint, name = Checkpoint(folder, module), folder.name
     anatomy = _chosen(anatomy_of(module, blocks), part)
-    tables, notes = [], list(anatomy.notes)
+    tables: list[pd.DataFrame] = []
+    notes = list(anatomy.notes)
     for number, block in enumerate(anatomy.blocks, start=1):
         if (why := _unreadable(block)) is None:
             compute = partial(_of_block, block, number, product, fold_norm, whole)
-            tables += compute() if checkpoint is None else read_for(compute, block.module, block.name, checkpoint)
+            if checkpoint is not None:
+                compute = partial(read_for, compute, block.module, block.name, checkpoint)
+            found = attempt(f"the eigenvalues of blocks from {number} on", compute) if tables else compute()
+            if found is None:
+                break
+            tables += found
         else:
             notes.append(f"block {number}: {why}")
         progress()

@@ -16,13 +16,17 @@ from torch.nn import functional as F
 
 from depthscope.measures import MEASURES
 from depthscope.passes import Visit
-from depthscope.probing.reduction import Reduction, SinkRow
+from depthscope.probing.reduction import Reduction, Row, SinkRow
 from depthscope.probing.trail import Seen
 
 
 def cut(tokens: Tensor, real: Tensor | None, window: int) -> tuple[Tensor, Tensor | None]:
-    """(batch, n, d) → (batch · windows, w, d), and the mask likewise: what fills up the last window is not real."""
+    """(batch, n, d) → (batch · windows, w, d), and the mask likewise: what fills up the last window is not real.
+
+    A window longer than the sequence is the sequence.
+    """
     batch, n, width = tokens.shape
+    window = min(window, n)
     missing = -n % window
     if missing and real is None:
         real = torch.ones(batch, n, dtype=torch.bool, device=tokens.device)
@@ -61,11 +65,22 @@ class WindowedReduction(Reduction):
     def end(self) -> None:
         super().end()
         self.rows[self._first_row :] = [
-            row if row.first_sample < 0 else row._replace(values=_means(row.values, self._windows[len(row.values)]))
-            for row in self.rows[self._first_row :]
+            row if row.first_sample < 0 else self._of_sequences(row) for row in self.rows[self._first_row :]
         ]
         self._first_row = len(self.rows)
         self._windows.clear()
+
+    def _of_sequences(self, row: Row) -> Row:
+        """The means over the windows; a sequence of which a window is not finite has none from there on."""
+        values = _means(row.values, self._windows[len(row.values)])
+        for number in range(len(values)):
+            block, station = self.not_finite.get(row.first_sample + number, (math.inf, ""))
+            if row.block > block or (row.block, row.station) == (block, station):
+                values[number] = math.nan
+        return row._replace(values=values)
+
+    def _sequence(self, row: int, rows: int) -> int:
+        return row // self._windows[rows]
 
     def _cut(self, tokens: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor | None]:
         windows, mask = cut(tokens, real, self.window)
@@ -88,7 +103,7 @@ class WindowedReduction(Reduction):
         """The outlier of a window with its sequence, of `each` windows, and its place among the real tokens there."""
         sample, window = divmod(sink.sample - self.first_sample, each)
         start = window * self.window
-        before = start if real is None else int(real.reshape(-1, each * self.window)[sample, :start].sum())
+        before = start if real is None else int(real.reshape(-1, each * real.shape[-1])[sample, :start].sum())
         return sink._replace(sample=self.first_sample + sample, token=before + sink.token)
 
 

@@ -12,9 +12,9 @@ from depthscope.remedies.mv_split import MVSplit
 from depthscope.remedies.pair_norm import PairNorm, pair_norm
 from depthscope.remedies.recommendation import Recommendation, recommend
 from depthscope.remedies.record import restore
-from depthscope.remedies.remedy import REMEDIES, Remedy, Site, register_remedy
+from depthscope.remedies.remedy import REMEDIES, Remedy, Site, list_remedies, register_remedy
 from depthscope.remedies.reparameterise import Reparameterise, bake
-from depthscope.remedies.residual_weight import ResidualWeight
+from depthscope.remedies.residual_weight import LayerScale, ResidualWeight
 
 __all__ = [
     "REMEDIES",
@@ -26,6 +26,7 @@ __all__ = [
     "Ema",
     "FeatScale",
     "Full",
+    "LayerScale",
     "LearnableTau",
     "MVSplit",
     "NeuTRENO",
@@ -42,6 +43,7 @@ __all__ = [
     "bake",
     "contra_norm",
     "deescalate",
+    "list_remedies",
     "pair_norm",
     "recommend",
     "register_remedy",

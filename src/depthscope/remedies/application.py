@@ -18,27 +18,25 @@ from depthscope.passes import (
     Pass,
     Tokenizer,
     Told,
-    anatomy_as_told,
-    batches,
+    depth_of,
     entrance_of,
     pieces_of,
     refuse_open_surgery,
     refuse_tensor,
-    undisturbed,
-    with_sight,
 )
-from depthscope.passes.hooks import GuessedExit, Hook, LastBlockExit, hang, hooks_in, install, take_down
+from depthscope.passes.hooks import GuessedExit, Hook, LastBlockExit, PartOfBlock, hang, hooks_in, install, take_down
 from depthscope.passes.undoing import undone
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak, refuse_right_to_left
-from depthscope.remedies.selection import chosen_blocks, depth_of
+from depthscope.remedies.selection import chosen_blocks
+from depthscope.scope import Scope, scope_of
 
 if TYPE_CHECKING:
     from depthscope.remedies.recommendation import Recommendation
 
 
 def apply(
-    model: nn.Module,
+    model: nn.Module | Scope,
     *remedies: Remedy,
     inputs: Any = None,
     tokenizer: Tokenizer | None = None,
@@ -46,19 +44,34 @@ def apply(
 ) -> nn.Module:
     """Puts remedies into a model, in place, and returns it. Either all of them are in, or none.
 
-    `inputs` (a batch as for `probe`) is needed for `tau="recommended"`, and settles what the blocks of a model of no
-    known family are, and whether a model is causal. What you may say of the model (`told`): `causal` wins over all that
-    is known or tried; `blocks` names the blocks of a model of no known family ("encoder.layer.*"); `token_axis=0` says
-    that its activations are (n, batch, d) and not (batch, n, d), and with `inputs` that is found out; `mask` names the
-    argument that is true for real tokens ("~name": for padding); `part` puts the remedies into one part of a model with
-    several ("encoder", "decoder", …).
-    Without `part` all parts have them, each with the mean that its own causality allows; `blocks` and the remedy's own
-    `blocks` choose too, and a warning says what is covered.
-    The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies,
-    pickles, `save_pretrained` and `torch.compile` work as before. `remove` undoes it.
+    The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies, pickles,
+    `save_pretrained` and `torch.compile` work as before. `remove` undoes it. Without `part` all parts of a model have
+    them, each with the mean that its own causality allows; `blocks` and the remedy's own `blocks` choose too, and a
+    warning says what is covered.
+
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it.
+        remedies: such as `DeEscalate(0.3)`.
+        inputs: a batch as for `probe`: needed for `tau="recommended"`; settles what the blocks of a model of no known
+            family are, where its tokens stand, and whether it is causal.
+        tokenizer: makes ids of strings.
+        told: what you say of the model, as for `Scope`. `causal` wins over all that is known or tried; `mask` names the
+            argument that is true for real tokens ("~name": for padding).
+
+    Returns:
+        The model.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> _ = depthscope.apply(model, depthscope.DeEscalate(0.3), causal=False)
+        >>> len(depthscope.remedies.applied(model))
+        3
     """
+    scope = _scope_of(model, inputs, tokenizer, told)
+    model = scope.given
     with undone(_as_it_was(model), only_after_failure=True):
-        anatomy = _put_in(model, *remedies, inputs=inputs, tokenizer=tokenizer, **told)
+        anatomy = _put_in(scope, *remedies)
         said = [f"what the remedy covers: {left_out}" for left_out in anatomy.left_out]
         if any(remedy.blocks is None for remedy in remedies):
             said += _coverage(model, anatomy)
@@ -67,40 +80,27 @@ def apply(
         return model
 
 
-def _put_in(
-    model: nn.Module,
-    *remedies: Remedy,
-    inputs: Any = None,
-    tokenizer: Tokenizer | None = None,
-    **told: Unpack[Told],
-) -> Anatomy:
+def _scope_of(model: nn.Module | Scope, inputs: Any, tokenizer: Tokenizer | None, told: Told) -> Scope:
+    return scope_of(model, list(inputs) if isinstance(inputs, Iterator) else inputs, tokenizer, **told)
+
+
+def _put_in(scope: Scope, *remedies: Remedy) -> Anatomy:
     """As `apply`, without a word, and without undoing what was begun if it fails."""
     for remedy in remedies or (None,):
         if not isinstance(remedy, Remedy):
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
-    if isinstance(inputs, Iterator):
-        inputs = list(inputs)  # they are read more than once
+    model = scope.given
     _refuse_wrapped(model, remedies)
     refuse_open_surgery(model)
-    refuse_tensor(told)
-    batch = None if inputs is None else next(batches(model, inputs, tokenizer), None)
-    if inputs is not None and batch is None:
-        raise ValueError("expected at least one batch, got none")
-    anatomy = anatomy_as_told(model, told, batch)
-    if anatomy.spelled is not None:
-        told["blocks"] = anatomy.spelled
-    if batch is not None:
-        with undisturbed(model):
-            anatomy = with_sight(model, anatomy, batch, again=True)
-    if anatomy.causal_by and anatomy.causal is not None:
-        told["causal"] = anatomy.causal
+    refuse_tensor(scope.hints)
+    anatomy = scope.anatomy if scope.inputs is None else scope.seen_anatomy(again=True)
 
     def measure(**options: Any) -> Recommendation:
-        if inputs is None:
+        if scope.inputs is None:
             raise ValueError("tau='recommended' is measured on the model: pass apply(…, inputs=a batch)")
         from depthscope.remedies.recommendation import recommend
 
-        return recommend(model, inputs, tokenizer=tokenizer, **options, **told)
+        return recommend(scope, **options)
 
     chosen = [found for remedy in remedies for found in remedy.settled(measure, remedies)]
     _unnest(model)
@@ -111,6 +111,7 @@ def _put_in(
     for module in (m for m in running.masks.around if m is not model and id(m) not in blocks):
         hang(module, RefusePairs(running, module, is_outermost=module in entrances), "in")
     there = {(type(hook.remedy), hook.block, hook.station) for _, hook in hooks_in(model)}
+    mixed: dict[str, BlockAnatomy] = {}
     for remedy in chosen:
         for number, block in chosen_blocks(anatomy, depth_of(model, anatomy), remedy.blocks, remedy.every):
             site = Site(model, anatomy, block, number, _causal(anatomy, block), running)
@@ -118,14 +119,24 @@ def _put_in(
             refuse_leak(remedy, site)
             refuse_right_to_left(remedy, site)
             remedy.install(site)
+            if anatomy.family == "unknown" and remedy.mixing_in(site) != "none":
+                mixed[block.name] = block
+    for block in mixed.values():
+        hang(_part_of(block), PartOfBlock(running, block.name), "in")
     for part in anatomy.parts:
         hang(anatomy.of_part(part)[-1].module, LastBlockExit(running), "out")  # behind the remedies
     for block in anatomy.blocks if anatomy.guessed else ():
         hang(block.module, GuessedExit(running), "out")
     axis = {"token_axis": anatomy.token_axis} if anatomy.family == "unknown" else {}
-    said = {**told, **axis}
-    keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
+    keep_record(model, chosen, scope.apply_hints | axis)
     return anatomy
+
+
+def _part_of(block: BlockAnatomy) -> nn.Module:
+    """A module that a block cannot do without, however it is called: its first norm, or its first layer."""
+    layers = [module for module in block.module.modules() if not module._modules and module._parameters]
+    norms = [layer for layer in layers if "norm" in type(layer).__name__.lower()]
+    return next(iter((*block.norms, *norms, *layers)), block.module)
 
 
 def _as_it_was(model: nn.Module) -> Callable[[], None]:
@@ -139,8 +150,23 @@ def _as_it_was(model: nn.Module) -> Callable[[], None]:
     return undo
 
 
-def remove(model: nn.Module) -> nn.Module:
-    """Takes all remedies out of a model, in place: it is then bitwise what it was, and returned."""
+def remove(model: nn.Module | Scope) -> nn.Module:
+    """Takes all remedies out of a model, in place: it is then bitwise what it was.
+
+    Args:
+        model: a model with remedies, or a `Scope` of it.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> _ = depthscope.apply(model, depthscope.DeEscalate(0.3), causal=False)
+        >>> depthscope.remedies.applied(depthscope.remove(model))
+        []
+    """
+    model = model.given if isinstance(model, Scope) else model
 
     def undo() -> None:
         take_down(model)
@@ -151,13 +177,20 @@ def remove(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def temporarily(model: nn.Module, *remedies: Remedy, **options: Any) -> Iterator[nn.Module]:
+def temporarily(
+    model: nn.Module | Scope,
+    *remedies: Remedy,
+    inputs: Any = None,
+    tokenizer: Tokenizer | None = None,
+    **told: Unpack[Told],
+) -> Iterator[nn.Module]:
     """`apply`, and the model as it was afterwards, also after an exception. What is not understood as a mask is said by
     the profiles that are taken meanwhile, and not once more by the remedies."""
-    with undone(_as_it_was(model)), warnings.catch_warnings():
+    scope = _scope_of(model, inputs, tokenizer, told)
+    with undone(_as_it_was(scope.given)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*: not understood as a mask of real tokens")
-        _put_in(model, *remedies, **options)
-        yield model
+        _put_in(scope, *remedies)
+        yield scope.given
 
 
 @dataclass(frozen=True)

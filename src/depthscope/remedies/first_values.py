@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
+from depthscope.passes import depth_of
 from depthscope.passes.by_thread import ByThread
 from depthscope.passes.hooks import Hook, hang, hooks_in
 from depthscope.passes.tokens import tokens_at
 from depthscope.remedies.remedy import Remedy, Site, register_remedy
-from depthscope.remedies.selection import chosen_blocks, depth_of
+from depthscope.remedies.selection import chosen_blocks
 from depthscope.remedies.uniform import RealTokensHook, check_number
 from depthscope.remedies.values import CONTEXT, VALUES, Cut, by_head, context_of, heads_of, listen_to_values, values_of
 

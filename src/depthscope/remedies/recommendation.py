@@ -30,17 +30,9 @@ from depthscope.passes import (
     Tokenizer,
     Told,
     Visit,
-    anatomy_as_told,
-    are_apart,
-    batches,
     call,
-    pieces_of,
     refuse_open_surgery,
     refuse_tensor,
-    uncompiled,
-    undisturbed,
-    unpacked,
-    with_sight,
 )
 from depthscope.probing import Profile, probe
 from depthscope.probing.parts import most_alike
@@ -52,6 +44,7 @@ from depthscope.remedies.deescalation import DeEscalate
 from depthscope.remedies.record import to_dict
 from depthscope.remedies.remedy import RIGHT_TO_LEFT, Remedy
 from depthscope.remedies.residual_weight import ResidualWeight
+from depthscope.scope import Scope, scope_of
 from depthscope.theory import GROWTH, OddsMap, level_to_hold, measure_map, odds_of
 
 TRIALS = 4  # of τ, each a forward pass
@@ -110,8 +103,8 @@ class Recommendation:
 
 
 def recommend(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
     level: float | None = None,
     tau: float | None = None,
@@ -123,39 +116,53 @@ def recommend(
     progress: Tick | None = None,
     **told: Unpack[Told],
 ) -> Recommendation:
-    """The de-escalation that holds the similarity of this model's tokens at `level`, and what must go with it.
+    """The de-escalation that holds the similarity of this model's tokens at a level, and what must go with it.
 
-    Measured on the first batch of `inputs`. The level is by default that of the tokens at the entrance, but at least
-    0.1 and at most 0.5. A `tau` or an `alpha` that is given is taken as it is. In a causal model, positions whose token
-    is an outlier in most sequences (attention sinks) are left alone. A weight of the branches is looked for if
-    `weigh_branches`, if the model shows its branches, and if its weights do not look trained. `told` is what you may
-    say of the model, as for `apply` (`blocks`, `part`, `token_axis`, `causal`, `mask`). Whether the model is causal is
-    tried, and what is found stands in the recommended line.
+    Measured on the first batch. Costs eight to fourteen forward passes, and up to four forward and back to find α. A
+    statement about random weights: in trained ones W aligns with the mean, and ρ and c say what these blocks do, not
+    what training with the remedy will lead to. With a causal mean the threshold lies a little higher (.30–.35 where the
+    full mean has .29). In a causal model, positions whose token is an outlier in most sequences (attention sinks) are
+    left alone. Whether the model is causal is tried, and what is found stands in the recommended line.
 
-    Costs eight to fourteen forward passes, and up to four forward and back to find α. A statement about random
-    weights: in trained ones W aligns with the mean, and ρ and c say what these blocks do, not what training with the
-    remedy will lead to. With a causal mean the threshold lies a little higher (.30–.35 where the full mean has .29).
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it.
+        inputs: as for `probe`.
+        level: the similarity that is held; by default that of the tokens at the entrance, but at least 0.1 and at most
+            0.5.
+        tau: is taken as it is, if given.
+        alpha: is taken as it is, if given.
+        at: the station of the de-escalation.
+        mixing: which mean is taken: "auto" (as the model's causality allows), or one by name.
+        weigh_branches: looks for a weight of the branches, if the model shows its branches and its weights do not look
+            trained.
+        tokenizer: makes ids of strings.
+        progress: is called after every pass.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+
+    Returns:
+        A `Recommendation`: remedies, their reason, and the line of Python that puts them in.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> found = depthscope.recommend(model, torch.randn(2, 5, 16), tau=0.3)
+        >>> found.tau
+        0.3
     """
     if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
-    refuse_tensor(told)
-    refuse_open_surgery(model)
-    model, _ = uncompiled(model)
-    given = next(batches(model, inputs, tokenizer), None)
-    if given is None:
-        raise ValueError("expected at least one batch, got none")
-    anatomy = anatomy_as_told(model, told, given)
-    if anatomy.spelled is not None:
-        told["blocks"] = anatomy.spelled
-    batch = _one_to_a_row(model, anatomy, given)
-    with undisturbed(model):
-        anatomy = with_sight(model, anatomy, batch, again=True)
+    scope = scope_of(model, inputs, tokenizer, **told)
+    refuse_tensor(scope.hints)
+    refuse_open_surgery(scope.model)
+    model, batch = scope.model, scope.one_to_a_row(scope.first_batch)
+    anatomy = scope.seen_anatomy(again=True)
     if anatomy.right_to_left:
         raise ValueError(f"no de-escalation for {type(model).__name__}: {RIGHT_TO_LEFT}")
-    if anatomy.causal_by and anatomy.causal is not None:
-        told["causal"] = anatomy.causal  # so that nothing below tries again, and `apply` is told
-    profile = probe(model, _inputs_of(batch), measures=["token_similarity", "outliers"], **told)
-    options = _apply_options(profile, told)
+    options = scope.apply_hints
+    first = scope.first_only()
+    profile = probe(first, measures=["token_similarity", "outliers"])
+    if len(profile.metadata["not_finite"]) == profile.metadata["samples"]:
+        raise ValueError(f"expected sequences that stay finite, got {profile.metadata['notes'][0]}")
     part = most_alike(profile)
     chosen = _numbers(anatomy, part)
     spared = _spared(profile, batch, part)
@@ -167,7 +174,7 @@ def recommend(
         asked = (remedy(tau), *(() if alpha is None else (ResidualWeight(alpha, blocks=chosen),)))
         depth = profile.depth if chosen is None else len(chosen)
         return Recommendation(f"τ = {tau:g} as asked for", asked, blocks=depth, apply_options=options)
-    with undisturbed(model):
+    with scope.undisturbed():
         maps = _maps(model, anatomy, batch, part, progress)
     odds = OddsMap(_geometric_mean([m.rho for m in maps]), _geometric_mean([m.feed for m in maps]))
     level = level_to_hold(profile.curve("token_similarity", part=part)[0]) if level is None else level
@@ -175,20 +182,19 @@ def recommend(
     if found == 0:
         reason = f"{_sentence(odds, part)}: they stay below the wanted level {level:g} by themselves"
         return Recommendation(reason, (), True, level, odds, odds.critical_tau, blocks=len(maps), apply_options=options)
-    first = _inputs_of(batch)
 
     def similarity_with(*remedies: Remedy) -> float:
-        with temporarily(model, *remedies, inputs=first, **options):
-            with_them = probe(model, first, measures=["token_similarity"], **told)
+        with temporarily(first, *remedies):
+            with_them = probe(first, measures=["token_similarity"])
         return with_them.curve("token_similarity", part=part)[-1]
 
     found, held = _hold(lambda strength: similarity_with(remedy(strength)), odds, found, level)
     weighed = alpha
     tried: dict[float, float] = {}
     if alpha is None and weigh_branches and _can_be_weighed(anatomy) and not _is_trained(profile):
-        few = first_sequences(first) if anatomy.token_axis == 1 else first
+        few = first.on(first_sequences(first.inputs)) if anatomy.token_axis == 1 else first
         tried = growth_by_weight(
-            lambda a: _growth_with(model, few, told, progress, remedy(found), a, part),
+            lambda a: _growth_with(few, progress, remedy(found), a, part),
             len(maps),
             prescribed_weight(profile.metadata | profile.metadata["towers"].get(part, {}), odds, level, len(maps)),
         )
@@ -262,24 +268,8 @@ def _reason(
     )
 
 
-def _one_to_a_row(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Batch:
-    """With one sequence to a row: no remedy goes into a model that is given several in one."""
-    if (pieces := pieces_of(batch.kwargs)) is None:
-        return batch
-    with undisturbed(model):
-        return unpacked(batch, pieces) if are_apart(model, anatomy, batch, pieces) else batch
-
-
 def _inputs_of(batch: Batch) -> Any:
     return batch.kwargs or batch.args[0]
-
-
-def _apply_options(profile: Profile, told: Told) -> dict[str, Any]:
-    """What `apply` must be told of this model: what the user said, and what was tried and `apply` cannot know."""
-    options: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
-    if profile.metadata.get("family") == "unknown" and profile.metadata["token_axis"] == 0:
-        options["token_axis"] = 0
-    return options | ({"causal": options.pop("causal")} if "causal" in options else {})  # the last to be read
 
 
 def _can_be_weighed(anatomy: Anatomy) -> bool:
@@ -314,12 +304,10 @@ def sink_positions(profile: Profile, part: str = "") -> tuple[int, ...]:
     return tuple(sorted(int(token) for token in common.index[:SINKS]))
 
 
-def _growth_with(
-    model: nn.Module, few: Any, told: Told, progress: Tick | None, remedy: Remedy, alpha: float, part: str
-) -> float:
+def _growth_with(few: Scope, progress: Tick | None, remedy: Remedy, alpha: float, part: str) -> float:
     weights = () if alpha == 1 else (ResidualWeight(alpha, blocks=remedy.blocks),)
-    with temporarily(model, remedy, *weights, inputs=few, **told):
-        profile = probe(model, few, measures=["token_similarity"], gradients="outputs", **told)
+    with temporarily(few, remedy, *weights):
+        profile = probe(few, measures=["token_similarity"], gradients="outputs")
     if progress is not None:
         progress()
     return gradient_growth(profile, part)

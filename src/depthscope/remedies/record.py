@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import groupby
@@ -16,6 +17,7 @@ from depthscope.passes.hooks import hooks_in, take_down
 from depthscope.remedies.remedy import REMEDIES, Remedy
 
 FIELD = "depthscope_remedies"
+_GREATEST, _GREATEST_FLOAT32 = 2**63 - 1, 3.4028234e38  # what torch counts with, and computes with
 TOLD = "told"  # beside a remedy: what `apply` was told, so that `restore` does the same
 
 
@@ -55,7 +57,11 @@ def from_dict(record: Mapping[str, Any]) -> Remedy:
 def _value(item: Any, kind: type[Remedy]) -> Any:
     if isinstance(item, Mapping):
         values = {value.__name__: value for value in kind.option_types}
-        return values[item["kind"]](**{name: value for name, value in item.items() if name != "kind"})
+        return values[item["kind"]](**{name: _value(value, kind) for name, value in item.items() if name != "kind"})
+    for number in item if isinstance(item, list | tuple) else (item,):
+        most = _GREATEST if isinstance(number, int) else _GREATEST_FLOAT32
+        if isinstance(number, int | float) and most < abs(number) != math.inf:  # the remedy itself refuses infinity
+            raise ValueError(f"expected numbers of at most {most:.3g} as options of {kind.name}, got {number}")
     return tuple(item) if isinstance(item, list) else item
 
 
@@ -101,8 +107,21 @@ def set_records(model: nn.Module, records: Sequence[dict[str, Any]]) -> None:
 def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None = None) -> nn.Module:
     """Puts the remedies back that the configuration of a loaded model records, into the same blocks as before.
 
-    `weights`, the saved state_dict or the folder or file (safetensors) that holds it, gives back what a learnable τ
-    had reached: `from_pretrained` does not know these keys and leaves them out.
+    Args:
+        model: what `from_pretrained` gave.
+        weights: the saved state_dict, or the folder or file (safetensors) that holds it: gives back what a learnable τ
+            had reached, since `from_pretrained` does not know these keys and leaves them out.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> import depthscope
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+        >>> saved = depthscope.apply(BertModel(config), depthscope.DeEscalate(0.3)).config  # goes into config.json
+        >>> len(depthscope.remedies.applied(depthscope.restore(BertModel(saved))))
+        2
     """
     from depthscope.remedies.application import apply
 

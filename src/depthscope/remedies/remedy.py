@@ -141,6 +141,20 @@ def register_remedy(kind: type[Remedy]) -> type[Remedy]:
     return REMEDIES.register(kind)
 
 
+def list_remedies() -> tuple[str, ...]:
+    """The remedies that there are.
+
+    Returns:
+        Their names, as the command line takes them.
+
+    Example:
+        >>> import depthscope
+        >>> "de-escalation" in depthscope.list_remedies()
+        True
+    """
+    return tuple(REMEDIES)
+
+
 def refuse_leak(remedy: Remedy, site: Site) -> None:
     """Full mixing in a causal model lets tokens see later ones: only if it is asked for by name."""
     if remedy.mixing_in(site) == "full" and site.causal is not False and not remedy.allow_leak:
@@ -163,7 +177,7 @@ def refuse_right_to_left(remedy: Remedy, site: Site) -> None:
 def warn_of_the_prefix_mean(stacklevel: int) -> None:
     """Doubt counts as causal, and whoever has a bidirectional model should know."""
     warnings.warn(
-        "cannot tell whether this model is causal: the prefix mean is used, which is safe in both cases; "
+        "cannot tell whether this model is causal: the prefix mean is used, in which no token sees a later one; "
         "pass causal=False to apply for the full mean, or inputs= to find out",
         stacklevel=stacklevel,
     )

@@ -70,6 +70,23 @@ class ResidualWeight(Remedy):
         return self.learn != "no"
 
 
+def LayerScale(start: float = 1e-4) -> ResidualWeight:
+    """LayerScale (Touvron et al. 2021): one trained weight per feature of each branch.
+
+    Args:
+        start: where the weights begin.
+
+    Returns:
+        A `ResidualWeight` that learns.
+
+    Example:
+        >>> import depthscope
+        >>> depthscope.LayerScale(0.1).learns
+        True
+    """
+    return ResidualWeight(start, learn="feature")
+
+
 class Weighted(TokenHook):
     """One branch, times α."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import nn
-
 from depthscope.anatomy import Anatomy, BlockAnatomy
 
 
@@ -21,13 +19,6 @@ def check_selection(blocks: Iterable[int] | None, every: int) -> tuple[int, ...]
     if not chosen or any(not isinstance(number, int) or number < 1 for number in chosen):
         raise ValueError(f"expected blocks to hold numbers from 1, got {chosen}")
     return chosen
-
-
-def depth_of(model: nn.Module, anatomy: Anatomy) -> int:
-    """How many blocks run in a pass: more than there are block modules if these share their weights."""
-    if anatomy.applications is not None:
-        return anatomy.applications
-    return max(len(anatomy.blocks), getattr(getattr(model, "config", None), "num_hidden_layers", 0) or 0)
 
 
 def chosen_blocks(

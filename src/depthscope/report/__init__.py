@@ -8,20 +8,35 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "CHARTS": "charts",
     "Chart": "drawings",
+    "Claim": "formats",
     "Drawing": "drawings",
     "Material": "drawings",
     "Subject": "subjects",
     "read": "reading",
+    "read_metrics": "formats",
     "write": "writing",
     "write_charts": "writing",
     "write_index": "writing",
 }
 
-__all__ = ["CHARTS", "Chart", "Drawing", "Material", "Subject", "read", "write", "write_charts", "write_index"]
+__all__ = [
+    "CHARTS",
+    "Chart",
+    "Claim",
+    "Drawing",
+    "Material",
+    "Subject",
+    "read",
+    "read_metrics",
+    "write",
+    "write_charts",
+    "write_index",
+]
 
 if TYPE_CHECKING:
     from depthscope.report.charts import CHARTS
     from depthscope.report.drawings import Chart, Drawing, Material
+    from depthscope.report.formats import Claim, read_metrics
     from depthscope.report.reading import read
     from depthscope.report.subjects import Subject
     from depthscope.report.writing import write, write_charts, write_index

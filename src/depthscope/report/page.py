@@ -17,7 +17,6 @@ from depthscope.report.drawings import SECTIONS, Drawing, Material
 from depthscope.report.subjects import Subject
 from depthscope.report.tables import NUMBERS, RANGES, packed
 from depthscope.report.words import said_of
-from depthscope.studies import STUDIES
 
 _MOST_ROWS = 5000  # of a study's table
 VERDICTS = ("reproduced", "not reproduced", "not testable here")
@@ -84,7 +83,6 @@ def render(
         pictures={subject.label: _as_text(subject.figure) for subject in subjects if subject.figure and links is None},
         links=links or {},
         notes=notes,
-        titles={name: entry.title for name, entry in STUDIES.items()},
         verdicts={name: sum(c["verdict"] == name for s in subjects for c in s.claims) for name in VERDICTS},
         sections={section: {n: d for n, d in drawings.items() if d.section == section} for section in SECTIONS},
         runs=data["runs"],

@@ -13,13 +13,8 @@ import pandas as pd
 from depthscope.decomposition import PathShares
 from depthscope.files import read_json, require_file
 from depthscope.probing import Profile, Spectra, load_records
+from depthscope.report.formats import COLUMNS, ENDS, FACTORS, WATCHED, Claim, evaluated, read_metrics, run_name
 from depthscope.report.subjects import Subject, has_content, named, subjects_of
-from depthscope.studies.study import Claim
-from depthscope.training import read_metrics
-from depthscope.training.comparison import run_name
-from depthscope.training.comparison_results import COLUMNS as CURVE_COLUMNS
-from depthscope.training.comparison_results import ENDS, FACTORS
-from depthscope.training.metrics import WATCHED, evaluated
 from depthscope.usage import DepthUse
 
 COMMANDS = "commands.json"  # by command, what was typed and the line of Python that does the same
@@ -122,7 +117,7 @@ def _comparison(folder: Path) -> Subject:
         frame = pd.read_parquet(require_file(folder / "curves.parquet"))
     except (ValueError, OSError) as error:
         raise ValueError(f"{folder / 'curves.parquet'} is damaged: {' '.join(str(error).split())[:200]}") from None
-    if list(frame.columns) != CURVE_COLUMNS:
+    if list(frame.columns) != COLUMNS:
         raise ValueError(f"{folder / 'curves.parquet'} holds no curves of a comparison")
     varying = [name for name in FACTORS if frame[name].nunique() > 1 and name != "variant"]
     names = {"depth": "{} blocks", "lr": "lr {:g}", "warmup_steps": "warm-up {}"}
@@ -177,7 +172,11 @@ def _study(folder: Path) -> Subject:
     picture = folder / "figure.png"
     name = str(config.get("study", folder.name))
     return Subject(
-        name, claims=claims, data=data, figure=require_file(picture).read_bytes() if picture.is_file() else None
+        name,
+        title=str(config.get("title", "")),
+        claims=claims,
+        data=data,
+        figure=require_file(picture).read_bytes() if picture.is_file() else None,
     )
 
 

@@ -25,6 +25,7 @@ class Subject:
     | `training`  | a row per logged number: series, seed, step, quantity, value                                   |
     | `watched`   | a row per number of `watch`: series, step, block, station, measure, value                      |
     | `compared`  | what a fair comparison found: the `cells`, `choices` and `verdict` of its summary             |
+    | `title`     | what a study shows                                                                             |
     | `claims`    | those of a study, as dictionaries; `figure` is its picture as PNG, `data` its table            |
     | `remedy`    | what `fix` wrote: reason, python, loss, notes                                                  |
     | `commands`  | by title, what made it: a command, a line of Python                                            |
@@ -40,6 +41,7 @@ class Subject:
     training: pd.DataFrame | None = None
     watched: pd.DataFrame | None = None
     compared: dict[str, Any] | None = None
+    title: str = ""
     claims: tuple[dict[str, str], ...] = ()
     figure: bytes | None = None
     data: pd.DataFrame | None = None

@@ -11,27 +11,24 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy
 from depthscope.anatomy.trained import look_of_weights
+from depthscope.interruption import attempt
 from depthscope.passes import (
     Batch,
     Machine,
     Tokenizer,
     Told,
     Visit,
-    are_apart,
     call,
     device_of,
-    pieces_of,
     refuse_open_surgery,
-    uncompiled,
-    undisturbed,
-    unpacked,
 )
+from depthscope.probing.finite_sequences import note
 from depthscope.probing.gradients import Loss
 from depthscope.probing.losses import NoLoss
-from depthscope.probing.skipping import LossOf, anatomy_and_calls, calls_with_loss, one_number
+from depthscope.probing.skipping import LossOf, calls_with_loss, one_number
 from depthscope.progress import Tick
+from depthscope.scope import Scope, scope_of
 from depthscope.usage.forward import ENERGY, ForwardPass
 from depthscope.usage.lens import Lens
 from depthscope.usage.linear_map import ENOUGH, errors, fit_each, halves, passes_to_fit
@@ -45,8 +42,8 @@ FOLLOWED = 32  # tokens of each sequence: medians over them move by a few per ce
 
 
 def depth_use(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | Scope,
+    inputs: Any = None,
     *,
     lens: bool = True,
     skips: bool = True,
@@ -61,36 +58,54 @@ def depth_use(
     """How much of its depth a Transformer uses, block by block; it leaves no trace in it.
 
     One pass always: the size of each branch over the trunk's and the cosine between them (medians over tokens), the
-    share of heads that look at the first token, the largest attention logit. `lens`: what the model would predict
-    after each block (models with a head). `skips`: what becomes of the later blocks, of the output and of the loss
-    without each block; one pass per block and batch. `linear`: each block as a linear map that is fitted on one half
-    of the sequences and judged on the other; a pass per block and batch of the second half; None: if the text has
-    enough tokens for it. `loss(output)` as for `skip_loss`; without one, and without a default, the loss is left out.
-    `followed`: tokens of each sequence that lens and skips look at, evenly spaced; None: all. `ridge` regularises the
-    linear maps. `progress(what, passes)` is called before each of these, and what it returns after each pass.
-    `inputs`, `tokenizer` and `told` are as for `probe`; of a model with several parts say which, with `part`.
+    share of heads that look at the first token, the largest attention logit.
+
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it; `part` says which of several parts.
+        inputs: as for `probe`.
+        lens: what the model would predict after each block (models with a head).
+        skips: what becomes of the later blocks, of the output and of the loss without each block; one pass per block
+            and batch.
+        linear: each block as a linear map that is fitted on one half of the sequences and judged on the other; a pass
+            per block and batch of the second half; None: if the text has enough tokens for it.
+        loss: as for `skip_loss`; without one, and without a default, the loss is left out.
+        followed: tokens of each sequence that lens and skips look at, evenly spaced; None: all.
+        ridge: regularises the linear maps.
+        tokenizer: makes ids of strings.
+        progress: `progress(what, passes)` is called before each of these, and what it returns after each pass.
+        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+
+    Returns:
+        A `DepthUse`: a row per block, and what it means in words.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> use = depthscope.depth_use(model, torch.randn(2, 5, 16), lens=False)
+        >>> bool(use.frame["skip_output"].notna().all())
+        True
     """
     if followed is not None and followed < 1:
         raise ValueError(f"expected followed= with at least 1 token of each sequence, or None, got {followed}")
     if not 0 <= ridge < float("inf"):
         raise ValueError(f"expected a ridge of at least 0, got {ridge}")
-    model, notes = uncompiled(model)
-    refuse_open_surgery(model)
-    anatomy, given = anatomy_and_calls(model, inputs, tokenizer, told)
+    scope = scope_of(model, inputs, tokenizer, **told)
+    refuse_open_surgery(scope.model)
+    anatomy, given = scope.anatomy, list(scope.calls())
     if len(anatomy.parts) > 1:
         named = ", ".join(anatomy.parts)
         raise ValueError(f"this model has several parts ({named}): say which one, as in part={anatomy.parts[-1]!r}")
     doing = progress or (lambda _what, _passes: lambda: None)
-    with undisturbed(model):
-        given = [_one_to_a_row(model, anatomy, batch) for batch in given]
-        calls, loss_of = calls_with_loss(model, anatomy, given, loss)
-        run = _Run(model, anatomy, calls, loss_of, doing, followed, lens=lens)
+    with scope.undisturbed():
+        given = [scope.one_to_a_row(batch) for batch in given]
+        calls, loss_of = calls_with_loss(scope, given, loss)
+        run = _Run(scope, calls, loss_of, doing, followed, lens=lens)
         run.forward()
         if skips:
-            run.skip()
+            attempt("what skipping each block changes", run.skip)
         if linear is not False:
-            run.linearise(given, loss, ridge, told, asked=linear is True)
-        return run.result(notes, {"lens": lens, "skips": skips, "followed": followed, "ridge": ridge})
+            attempt("linear maps", lambda: run.linearise(given, loss, ridge, asked=linear is True))
+        return run.result(scope.notes, {"lens": lens, "skips": skips, "followed": followed, "ridge": ridge})
 
 
 class _Run:
@@ -98,8 +113,7 @@ class _Run:
 
     def __init__(
         self,
-        model: nn.Module,
-        anatomy: Anatomy,
+        scope: Scope,
         calls: list[Batch],
         loss_of: LossOf,
         doing: Doing,
@@ -107,7 +121,8 @@ class _Run:
         *,
         lens: bool,
     ):
-        self.model, self.anatomy, self.calls, self.doing, self.most = model, anatomy, calls, doing, followed
+        self.scope, self.calls, self.doing, self.most = scope, calls, doing, followed
+        self.model, self.anatomy = model, anatomy = scope.model, scope.anatomy
         self.loss_of: LossOf | None = loss_of
         self.seen = ForwardPass(anatomy, followed, keeps=lens)
         self.lens = Lens(model, anatomy) if lens else None
@@ -167,11 +182,11 @@ class _Run:
             self.model, self.anatomy, self.calls, self.loss_of, most=self.most, depth=self.depth, progress=tick
         )
 
-    def linearise(self, given: list[Batch], loss: Loss | None, ridge: float, told: Told, *, asked: bool) -> None:
+    def linearise(self, given: list[Batch], loss: Loss | None, ridge: float, *, asked: bool) -> None:
         width = self.seen.shape[-1]
         needed = int(ENOUGH * (width + 1))
         try:
-            if isinstance(told.get("mask"), Tensor) and len(given) == 1:
+            if isinstance(self.scope.hints.get("mask"), Tensor) and len(given) == 1:
                 raise ValueError("a linear map needs two batches where mask= is a tensor of one")
             fitting, judging = halves(given, self.samples, self.anatomy.axis_of(self.anatomy.blocks[0]))
             tokens = self.tokens[0] // 2 if len(given) == 1 else sum(self.tokens[: len(fitting)])
@@ -193,7 +208,7 @@ class _Run:
         self.linear_error = errors(self.model, self.anatomy, judging, maps, None)
         if self.loss_of is None:
             return
-        judged, loss_of = calls_with_loss(self.model, self.anatomy, judging, loss)
+        judged, loss_of = calls_with_loss(self.scope, judging, loss)
         tick = self.doing(f"replacing each of {len(maps)} blocks", len(maps) * len(judged))
         instead = {block: _Replaced(found) for block, found in maps.items()}
         self.linear = exchange_each(
@@ -234,11 +249,7 @@ class _Run:
         placements = {block.placement for block in blocks}
         blind = [b for b in range(1, self.depth + 1) if b not in self.seen.seen]
         notes = [*notes, *anatomy.notes, *anatomy.left_out, *self.notes]
-        if self.seen.not_finite is not None:
-            notes.append(
-                f"tokens leave block {self.seen.not_finite} with numbers that are not finite (nan or infinite): what "
-                "is undefined by them is left out, here and in later blocks"
-            )
+        notes += note(self.seen.not_finite, self.samples)
         if blind:
             named = "any block" if len(blind) == self.depth else f"blocks {', '.join(map(str, blind))}"
             notes.append(f"attention was not seen in {named}: no sink rate and no logits there")
@@ -269,7 +280,7 @@ class _Run:
             "dtype": self.seen.dtype,
             "loss": self.loss,
             "linear_loss": None if self.linear is None else self.linear.whole,
-            "linear_tokens": self.fitted_on or None,
+            "linear_tokens": self.fitted_on if self.linear_error else None,
             "energy": energy if known else None,
             "asked": asked,
             "notes": notes,
@@ -296,12 +307,6 @@ class _Forget:
     def __call__(self, _visit: Visit) -> None:
         if self.lens is not None:
             self.lens.watch.forget()
-
-
-def _one_to_a_row(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Batch:
-    """Sequences that are packed into one row, and do not see each other, each in a row of its own."""
-    pieces = pieces_of(batch.kwargs)
-    return unpacked(batch, pieces) if pieces is not None and are_apart(model, anatomy, batch, pieces) else batch
 
 
 def _matrix(later: np.ndarray) -> pd.DataFrame:

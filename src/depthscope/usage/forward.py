@@ -14,6 +14,7 @@ from torch import Tensor
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.measures import SINK_MASS, TokenMatrix, against_trunk, energy_split, first_token, median
 from depthscope.passes import Head, Listen, ListenToAttention, Visit, full_precision
+from depthscope.probing.finite_sequences import Place
 from depthscope.usage.followed import Followed, Means, taken
 
 ENERGY = ("shared", "sequence", "position", "token")
@@ -32,7 +33,8 @@ class ForwardPass:
         self.depth = 0
         self.lengths = (0, 0)  # of the sequences: the shortest and the longest, in real tokens
         self.seen: set[int] = set()  # blocks whose attention was seen
-        self.not_finite: int | None = None  # the first block that some token left with nan or infinity
+        self.not_finite: dict[int, Place] = {}  # by sequence, the first block that a token left with nan or infinity
+        self._samples = 0  # of the passes before
         self.shape = torch.Size()  # of what entered block 1, (batch, n, d)
         self.dtype = ""  # of the same
         self.kept: dict[int, Tensor] = {}  # by block, of this pass: the followed tokens of its output
@@ -59,6 +61,7 @@ class ForwardPass:
         if self.last is None:
             return
         visit, tokens, _ = self.last
+        self._samples += len(tokens)
         with torch.no_grad(), full_precision(tokens):
             split = energy_split(TokenMatrix(tokens, visit.real).ordinary)
         for name in ENERGY:
@@ -87,9 +90,12 @@ class ForwardPass:
             self._see_change(visit, station, tokens)
             if station == "output":
                 self.last = visit, tokens, source
-                followed = taken(tokens, self.followed(tokens, visit.real))
-                if not followed.isfinite().all():
-                    self.not_finite = min(visit.number, self.not_finite or visit.number)
+                places = self.followed(tokens, visit.real)
+                followed = taken(tokens, places)
+                finite = followed.isfinite().all(dim=-1)  # (k)
+                if not finite.all():
+                    for row in places[~finite].div(tokens.shape[1], rounding_mode="floor").unique().tolist():
+                        self.not_finite.setdefault(self._samples + row, (visit.number, station))
                 if self.keeps:
                     self.kept[visit.number] = followed
                 self._trunk.clear()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
 from depthscope.measures import median
-from depthscope.passes import Batch, Change, Listen, Machine, Visit, call, full_precision
+from depthscope.passes import Batch, Change, Listen, Machine, Visit, call, full_precision, pass_on
 from depthscope.probing.skipping import LossOf, one_number
 from depthscope.progress import Tick
 from depthscope.usage.followed import Followed, Means, taken
@@ -67,11 +67,7 @@ def without_each(
     progress: Tick | None = None,
 ) -> Exchanged:
     """The effect of skipping each block. `loss_of` as `calls_with_loss` makes it; None: no loss is taken."""
-
-    def passed_on(visit: Visit) -> Tensor:
-        return visit.entered
-
-    instead = dict.fromkeys(range(1, depth + 1), passed_on)
+    instead = dict.fromkeys(range(1, depth + 1), pass_on)
     return exchange_each(model, anatomy, calls, instead, loss_of, most=most, depth=depth, progress=progress)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from depthscope import probe
 from depthscope.drawing import panels
-from depthscope.studies.study import Claim, Study, judge
+from depthscope_lab.papers.study import Claim, Study, judge
 from example_plug_in.models import Soft
 
 

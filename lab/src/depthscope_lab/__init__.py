@@ -1,0 +1,1 @@
+"""What trains: recipes, the fair comparison, and the papers recomputed. Built on `depthscope`, the instrument."""

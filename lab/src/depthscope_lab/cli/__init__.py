@@ -1,0 +1,1 @@
+"""The commands that train, as `depthscope` finds them: `train`, `compare`, `reproduce`, `tour`."""

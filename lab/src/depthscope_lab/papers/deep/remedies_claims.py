@@ -1,0 +1,145 @@
+"""What the study `remedies` claims; each statement and its tolerance were fixed before the first result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from depthscope_lab.papers.fair import measured, ranked, with_bounds
+from depthscope_lab.papers.study import Claim, judge
+from depthscope_lab.training.variants import variant_of
+
+CHANCE = math.log(10)  # the loss of equal odds for ten classes
+TRAINS = 0.9 * CHANCE  # at most, in every seed
+AT_CHANCE = 0.97 * CHANCE  # at least, in the mean
+PREDICTS = 0.5  # of Spearman's rank correlation, at least
+INITIAL = "token_similarity_at_initialisation"
+
+Row = Mapping[str, Any]
+
+
+def claims(frame: pd.DataFrame, config: Any) -> list[Claim]:
+    """A verdict on each; the quick form, whose few steps tell no variant from another, judges nothing."""
+    rows = ranked(frame)
+    by_depth = {depth: [row for row in rows if row["depth"] == depth] for depth in dict.fromkeys(frame["depth"])}
+    shallow, deep = min(by_depth), max(by_depth)
+    middle = sorted(by_depth)[len(by_depth) // 2]
+    found = [
+        _deescalation_trains(by_depth[deep], deep),
+        _none_beats_pre_norm(by_depth[shallow], shallow),
+        _post_norm_is_worse(by_depth[middle], middle),
+        _remedies_help_post_norm(by_depth[middle], middle),
+        *(_similarity_predicts(by_depth[depth], depth, _initial(frame, depth)) for depth in sorted({middle, deep})),
+    ]
+    note = _note(config, rows)
+    return [
+        judge(
+            claim,
+            paper="ours",
+            ours=ours,
+            tolerance=tolerance,
+            holds=None if config.form == "quick" else holds,
+            note=note,
+        )
+        for claim, ours, tolerance, holds in found
+    ]
+
+
+def _deescalation_trains(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
+    post, ours = _of(rows, "post"), _of(rows, "deescalated")
+    trains, stays = _high(ours) <= TRAINS, _loss(post) >= AT_CHANCE
+    return (
+        f"at {depth} blocks the de-escalated post-norm model trains where plain post-norm stays at chance",
+        f"test loss: de-escalated {with_bounds(ours)}, post-norm {with_bounds(post)}",
+        f"de-escalated at most 0.9 ln 10 = {TRAINS:.3f} in every seed; post-norm's mean at least 0.97 ln 10 = "
+        f"{AT_CHANCE:.3f}, or a run of it failed",
+        trains and stays,
+    )
+
+
+def _none_beats_pre_norm(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
+    pre = _of(rows, "pre")
+    low = pre.get("test_loss_low")
+    better = [row for row in rows if low is not None and _high(row) < low]
+    named = ", ".join(f"{row['variant']} {with_bounds(row)}" for row in sorted(better, key=_loss)) or "none"
+    return (
+        f"at {depth} blocks no remedy beats pre-norm with a tuned rate",
+        f"pre-norm {with_bounds(pre)}; below its interval: {named}",
+        "no other interval lies wholly below that of pre-norm",
+        None if low is None else not better,
+    )
+
+
+def _post_norm_is_worse(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
+    post, best = _of(rows, "post"), min(rows, key=_loss)
+    return (
+        f"at {depth} blocks post-norm needs a remedy: with a tuned rate it is worse than the best",
+        f"post-norm {with_bounds(post)}; best: {best['variant']} {with_bounds(best)}",
+        "their intervals do not overlap, or a run of post-norm failed",
+        post["rank"] in ("worse", ""),
+    )
+
+
+def _remedies_help_post_norm(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
+    post = _of(rows, "post")
+    others = [row for row in rows if variant_of(row["variant"]).remedies]
+    low = post.get("test_loss_low")
+    help_it = [row for row in others if _high(row) < (math.inf if low is None else low)]
+    return (
+        f"at {depth} blocks most remedies that are put into a post-norm model make it better",
+        f"{len(help_it)} of {len(others)}: {', '.join(row['variant'] for row in sorted(help_it, key=_loss)) or 'none'}",
+        "more than half of them have an interval wholly below that of plain post-norm",
+        2 * len(help_it) > len(others),
+    )
+
+
+def _similarity_predicts(
+    rows: Sequence[Row], depth: int, initial: Mapping[str, float]
+) -> tuple[str, str, str, bool | None]:
+    losses = [min(_loss(row), CHANCE) for row in rows]
+    correlation = rank_correlation([initial[row["variant"]] for row in rows], losses)
+    return (
+        f"at {depth} blocks t_sim at initialisation predicts which variants train",
+        f"Spearman's correlation of t_sim behind the last FFN and test loss: {correlation:.2f}, {len(rows)} variants",
+        f"at least {PREDICTS:g}; a variant that failed or is above chance counts as at chance",
+        None if math.isnan(correlation) else correlation >= PREDICTS,
+    )
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's: the correlation of the ranks, equal values sharing their mean rank; nan where all are equal."""
+    ranks = pd.DataFrame({"one": one, "other": other}).rank()
+    return float(ranks["one"].corr(ranks["other"]))
+
+
+def _initial(frame: pd.DataFrame, depth: int) -> dict[str, float]:
+    runs = measured(frame)
+    chosen = runs[(runs["quantity"] == INITIAL) & (runs["depth"] == depth)]
+    return {str(name): float(value) for name, value in chosen.groupby("variant")["value"].mean().items()}
+
+
+def _of(rows: Sequence[Row], variant: str) -> Row:
+    return next(row for row in rows if row["variant"] == variant)
+
+
+def _loss(row: Row) -> float:
+    """The mean over the seeds; infinite if all failed."""
+    return math.inf if row.get("test_loss") is None else float(row["test_loss"])
+
+
+def _high(row: Row) -> float:
+    """The upper end of the interval; infinite where a run failed, so that it lies below nothing."""
+    high = row.get("test_loss_high")
+    return math.inf if high is None else float(high)
+
+
+def _note(config: Any, rows: Sequence[Row]) -> str:
+    stages = "; ".join(
+        f"{stage.depth} blocks: {len(stage.variants)} variants, {stage.steps} steps" for stage in config.stages
+    )
+    edges = ", ".join(f"{row['variant']} at {row['depth']} ({row['edge']})" for row in rows if row["edge"])
+    few = "; too few steps for a verdict" if config.form == "quick" else ""
+    return f"{stages}; {config.trials} fresh seeds; rates at the edge of those tried: {edges or 'none'}{few}"

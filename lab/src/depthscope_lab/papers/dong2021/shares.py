@@ -1,0 +1,167 @@
+"""Ours: which lengths of path make the output of real models, beside how many paths of each length there are.
+
+Dong et al. 2021 count paths (Fig. 5) and evaluate small networks path by path (Fig. 4). With all paths of a length
+summed exactly (`depthscope.paths`) the same can be asked of models of any size: BERT and GPT-2 with fresh weights,
+MiniLM where it is installed, and with `--data FOLDER` whatever a user has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from depthscope.decomposition import paths
+from depthscope.drawing import BLUE, GREY, VERMILION, block_axis, label, line_with_band, panels, shared_legend
+from depthscope.models.families import build_family
+from depthscope.progress import Share
+from depthscope.text import cut, read_text, train_tokenizer
+from depthscope.theory import path_length_shares
+from depthscope_lab.papers.dong2021.pretrained import given, minilm
+from depthscope_lab.papers.study import Claim, Study, judge
+
+_FRESH = {"bert": "BERT, fresh", "gpt2": "GPT-2, fresh"}
+_VOCABULARY = 28_000  # below those of both
+SHORT = 1  # head at most: "short" where terms are compared
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 0
+    depth: int = 12
+    width: int = 768
+    tokens: int = 64
+    samples: int = 4
+    data: str | None = None  # a folder with weights, or with folders of them
+
+
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """Tidy rows: model, weights, sample, length (−1: constant), the shares, and `counted`: Binomial(L, H/(H + 1))."""
+    text = read_text(None)
+    tokenizer = train_tokenizer(text, _VOCABULARY)
+    fresh = torch.tensor(cut(text, tokenizer, config.tokens, config.samples, spread=True))
+    pretrained = [*minilm(), *given(config.data, families=None)]
+    work = len(_FRESH) + len(pretrained)
+    frames = []
+    for name, title in _FRESH.items():
+        model = build_family(name, config.depth, config.width, seed=config.seed).eval()
+        frames.append(_rows(model, fresh, title, "fresh"))
+        progress(len(frames) / work)
+    for found in pretrained:
+        ids = found.ids(text, config.tokens, config.samples)
+        frames.append(_rows(found.load(), ids, found.name, "pretrained"))
+        progress(len(frames) / work)
+    return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
+
+
+def _rows(model: Any, ids: torch.Tensor, name: str, weights: str) -> pd.DataFrame:
+    found = paths(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    heads = found.metadata["heads"]
+    counted = [*path_length_shares(len(heads), heads).tolist(), np.nan]
+    rows = found.frame.assign(model=name, weights=weights, depth=found.depth)
+    return rows.assign(counted=[counted[length] for length in rows["length"]])
+
+
+def draw(frame: pd.DataFrame) -> Any:
+    """A column per model: shares along the output beside the counts, and below how unequal the tokens of a term are."""
+    models = list(dict.fromkeys(frame["model"]))
+    figure, axes = panels(len(models), 2, width=3.3, height=2.7)
+    for place, model in enumerate(models):
+        rows = frame[(frame["model"] == model) & (frame["length"] >= 0)].groupby("length")
+        share, residual = axes[place], axes[place + len(models)]
+        line_with_band(
+            share,
+            *_curve(rows["projection_share"]),
+            rows["projection_share"].std().to_numpy(),
+            colour=BLUE,
+            name="share along the output",
+        )
+        line_with_band(
+            share, *_curve(rows["counted"]), colour=GREY, name="share of the number of paths", linestyle="--"
+        )
+        line_with_band(
+            residual,
+            *_curve(rows["composite_residual"]),
+            rows["composite_residual"].std().to_numpy(),
+            colour=VERMILION,
+            name="composite residual of the term",
+        )
+        label(share, model, "", "" if place else "share")
+        label(residual, "", "length of path", "" if place else "composite residual")
+        for ax in (share, residual):
+            block_axis(ax, int(frame[frame["model"] == model]["length"].max()), first=0)
+        residual.set_ylim(0, 1.3)
+    shared_legend(figure, axes[0])
+    return figure
+
+
+def _curve(values: Any) -> tuple[Any, Any]:
+    mean = values.mean()
+    return mean.index.to_numpy(), mean.to_numpy()
+
+
+def mean_length(rows: pd.DataFrame, weight: str) -> float:
+    """Σ k·w_k/Σ w_k over the lengths, with the mean of w over samples; the constant part has no length."""
+    mean = rows[rows["length"] >= 0].groupby("length")[weight].mean()
+    return float((mean.index * mean).sum() / mean.sum())
+
+
+def claims(frame: pd.DataFrame, _config: Config) -> list[Claim]:
+    by_model = {str(model): rows for model, rows in frame.groupby("model", sort=False)}
+    lengths = {name: (mean_length(r, "projection_share"), mean_length(r, "counted")) for name, r in by_model.items()}
+    depths = {name: int(rows["depth"].iloc[0]) for name, rows in by_model.items()}
+    fresh = {name: rows for name, rows in by_model.items() if (rows["weights"] == "fresh").all()}
+    trained = {name: rows for name, rows in by_model.items() if name not in fresh}
+    return [
+        judge(
+            "the paths that make the output are as long as the paths that there are",
+            paper="Fig. 5 shows how many paths of each length architectures have",
+            ours="; ".join(
+                f"{name}: {own:.1f} along the output, {all_:.1f} counted" for name, (own, all_) in lengths.items()
+            ),
+            tolerance="mean lengths within 10 %, in every model",
+            holds=all(abs(own - all_) < 0.1 * all_ for own, all_ in lengths.values()),
+        ),
+        judge(
+            "paths through at most half of the blocks make most of the output",
+            paper="“short paths are responsible for the majority of the expressive power” (Fig. 4, of small networks)",
+            ours="; ".join(f"{name}: {_up_to_half(rows, depths[name]):.0%}" for name, rows in by_model.items()),
+            tolerance="more than half of the share of all lengths, in every model",
+            holds=all(_up_to_half(rows, depths[name]) > 0.5 for name, rows in by_model.items()),
+        ),
+        _uniformity("with fresh weights", fresh),
+        _uniformity("in pretrained weights", trained),
+    ]
+
+
+def _up_to_half(rows: pd.DataFrame, depth: int) -> float:
+    mean = rows[rows["length"] >= 0].groupby("length")["projection_share"].mean()
+    return float(mean[mean.index <= depth / 2].sum() / mean.sum())
+
+
+def _uniformity(where: str, models: dict[str, pd.DataFrame]) -> Claim:
+    ratios = {}
+    for name, rows in models.items():
+        residual = rows[rows["length"] >= 0].groupby("length")["composite_residual"].mean()
+        depth = int(rows["depth"].iloc[0])
+        ratios[name] = residual[residual.index > depth / 2].mean() / residual[residual.index <= SHORT].mean()
+    return judge(
+        f"{where}, terms of long paths have tokens that are more alike",
+        paper="§2: each path converges to rank one doubly exponentially in its length",
+        ours="; ".join(f"{name}: × {ratio:.2f}" for name, ratio in ratios.items()) or "no pretrained model here",
+        tolerance=f"composite residual beyond half of the depth at most half of that up to length {SHORT}",
+        holds=all(ratio < 0.5 for ratio in ratios.values()) if ratios else None,
+    )
+
+
+STUDY = Study(
+    "path-shares",
+    full=Config(),
+    quick=Config(depth=4, width=48, tokens=16, samples=2),
+    compute=compute,
+    draw=draw,
+    claims=claims,
+)

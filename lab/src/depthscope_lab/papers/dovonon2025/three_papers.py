@@ -1,0 +1,283 @@
+"""Where the three papers meet: one model, one axis, each paper's measure and each paper's prediction over depth.
+
+Dong et al. 2021 measure y = ‖X − 1x̄ᵀ‖/‖X‖ in a composite norm and say that skips stop the collapse. Yu & Zhang 2024
+measure t_sim = 1/(1 + r²) and predict, for weights drawn anew in every block, that a block leaves the mean 1 + ‖H‖_F²/d
+times its energy and the deviations theirs: r shrinks by 1/√(1 + ‖H‖_F²/d). Dovonon et al. 2025 measure
+r = ‖HFC‖/‖LFC‖ and predict, for the same A and H in every block, the factor max|1 + λμ| over λ ≠ 1 by max|1 + μ|. BERT
+has weights of its own in every block, ALBERT the same in all. The update X + AXH, block by block with each block's own
+A and H, stands beside them.
+"""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from depthscope.anatomy import BlockAnatomy, anatomy_of
+from depthscope.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, block_axis, label, panels, shared_legend
+from depthscope.measures import composite_residual, frequency_ratio, token_similarity
+from depthscope.models.families import build_family
+from depthscope.passes import Listen, Machine, Surgery, Visit, undisturbed
+from depthscope.passes.machine import ListenToAttention
+from depthscope.progress import Share
+from depthscope.text import read_text
+from depthscope.theory import dominance_of
+from depthscope_lab.papers.dovonon2025.subjects import ids_of
+from depthscope_lab.papers.study import Claim, Study, judge
+
+ALONE = "albert, no FFN"
+MODELS = {
+    "bert": "BERT, own weights in every block",
+    "albert": "ALBERT, the same weights in all",
+    ALONE: "ALBERT without its FFN steps",
+}
+PREDICTIONS = {
+    "dong": ("Dong et al.: skips keep it", GREY),
+    "yu": ("Yu & Zhang: 1/√(1 + ‖H‖²/d) per block", BLUE),
+    "dovonon": ("Dovonon et al.: dominating eigenvalues", VERMILION),
+    "update": ("X + AXH with each block's A and H", GREEN),
+}
+MEASURED = {"ratio": "‖HFC‖/‖LFC‖", "residual": "residual y", "similarity": "t_sim"}
+FIRST = 0.25  # of the blocks: rates are read behind it
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 0
+    depth: int = 60
+    width: int = 768
+    tokens: int = 128
+    samples: int = 2
+    examined: int = 8  # blocks, spread over the depth, whose eigenvalues are computed
+
+
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """Tidy rows: model, block, sample; measured ratio, residual, similarity; the predictions of the ratio; factors.
+
+    `factor_yu` and `factor_dovonon` are of the block, the latter of the nearest block that was examined; `smooths` says
+    whether the theory of dominating eigenvalues has input convergence there.
+    """
+    text = read_text(None)
+    batch = ids_of(text, config.tokens, config.samples)
+    frames = []
+    for number, name in enumerate(MODELS):
+        family, *without = name.split(", ")
+        model: Any = build_family(family, config.depth, config.width, seed=config.seed)
+        frames.append(_of_model(model, batch, config, ("ffn_step",) if without else ()).assign(model=name))
+        del model
+        gc.collect()
+        progress((number + 1) / len(MODELS))
+    return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
+
+
+def _of_model(model: Any, batch: dict[str, Tensor], config: Config, without: tuple[str, ...]) -> pd.DataFrame:
+    anatomy = anatomy_of(model)
+    tokens: list[Tensor] = []
+    attention: list[Tensor] = []
+    blocks: list[BlockAnatomy] = []
+
+    def see(visit: Visit, station: str, x: Tensor, _source: Tensor) -> None:
+        if station == "output" or visit.number == 1:
+            tokens.append(x.double())
+        if station == "output":
+            blocks.append(visit.block)
+
+    def hear(_visit: Visit, _kind: str, heads: Any, _values: Tensor | None) -> None:
+        attention.append(torch.stack([head.attention.dense().double() for head in heads]).mean(dim=0))
+
+    cut_out = Surgery(model, anatomy, without) if without else nullcontext()
+    listening = Machine(model, anatomy, Listen({"input", "output"}, see), ListenToAttention(hear))
+    with undisturbed(model), cut_out, listening:
+        model(**batch)
+    if len(attention) != len(blocks):
+        raise ValueError(f"expected attention of all {len(blocks)} blocks, heard that of {len(attention)}")
+    return _rows(tokens, attention, blocks, config)
+
+
+def _rows(tokens: list[Tensor], attention: list[Tensor], blocks: list[BlockAnatomy], config: Config) -> pd.DataFrame:
+    examined = sorted({round(place) for place in np.linspace(0, len(blocks) - 1, config.examined)})
+    factors, said = _factors(attention, blocks, examined)
+    start, x = frequency_ratio(tokens[0]), tokens[0]
+    yu, dovonon = torch.ones_like(start), torch.ones_like(start)
+    frames = []
+    for block, now in enumerate(tokens):
+        if block:
+            x = x + attention[block - 1] @ x @ value_weights(blocks[block - 1])
+            x = x / torch.linalg.matrix_norm(x, keepdim=True)
+            yu, dovonon = yu * factors[block - 1][0], dovonon * factors[block - 1][1]
+        columns = {
+            "ratio": frequency_ratio(now),
+            "residual": composite_residual(now),
+            "similarity": token_similarity(now),
+            "dong": start,
+            "yu": start * yu,
+            "dovonon": start * dovonon,
+            "update": frequency_ratio(x),
+        }
+        frame = pd.DataFrame({name: column.numpy() for name, column in columns.items()})
+        own = factors[max(block - 1, 0)]
+        about = {"factor_yu": own[0], "factor_dovonon": own[1], "smooths": all(said)}
+        frames.append(frame.assign(block=block, sample=range(len(frame)), **about))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _factors(
+    attention: list[Tensor], blocks: list[BlockAnatomy], examined: list[int]
+) -> tuple[list[tuple[float, float]], list[bool]]:
+    """(Yu & Zhang's factor, Dovonon et al.'s) of r for each block, and whether the latter says input convergence."""
+    found = {place: dominance_of(attention[place][0], value_weights(blocks[place])) for place in examined}
+    factors = []
+    for place, block in enumerate(blocks):
+        nearest = min(examined, key=lambda other: abs(other - place))
+        h = value_weights(block)
+        factors.append(((1 + h.square().sum().item() / len(h)) ** -0.5, found[nearest].rate))
+    return factors, [one.input_convergence for one in found.values()]
+
+
+def value_weights(block: BlockAnatomy) -> Tensor:
+    """H = Σ_h W_V W_O of all heads, (d, d) in float64. Fresh heads attend alike, so that one A stands for all."""
+    assert block.projections is not None
+    projections = block.projections()
+    assert projections.output is not None
+    return (projections.value.detach().double() @ projections.output.detach().double()).sum(dim=0)
+
+
+def draw(frame: pd.DataFrame) -> Any:
+    figure, axes = panels(3, 2, width=4.2, height=3.4)
+    for column, (family, title) in enumerate(MODELS.items()):
+        rows = frame[frame["model"] == family].groupby("block")[[*MEASURED, *PREDICTIONS]].mean()
+        above, below = axes[column], axes[column + 3]
+        above.plot(rows.index, rows["ratio"], color=BLACK, linewidth=3, alpha=0.5, label="measured ‖HFC‖/‖LFC‖")
+        for name, (words, colour) in PREDICTIONS.items():
+            above.plot(rows.index, rows[name], color=colour, linewidth=1.5, linestyle="--", label=words)
+        above.set_yscale("log")
+        above.set_ylim(1e-3, 3)
+        for (name, words), colour in zip(MEASURED.items(), (BLACK, ORANGE, BLUE), strict=True):
+            below.plot(rows.index, rows[name], color=colour, linewidth=2, label=words)
+        below.set_ylim(0, 1.5)
+        label(above, title, "block", "‖HFC‖/‖LFC‖")
+        label(below, "the three papers' measures", "block", "")
+        for ax in (above, below):
+            block_axis(ax, int(frame["block"].max()), first=0)
+        below.legend(fontsize=8, frameon=False)
+    shared_legend(figure, axes[0], columns=3)
+    return figure
+
+
+def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    means = {family: frame[frame["model"] == family].groupby("block").mean(numeric_only=True) for family in MODELS}
+    deep = config.depth >= 40
+    return [
+        _one_thing(frame),
+        _directions(frame, means, deep),
+        _skips(means, deep),
+        *(_rate(means[name], config, name, words) for name, words in RATES.items()),
+        _update(means, config),
+    ]
+
+
+def _one_thing(frame: pd.DataFrame) -> Claim:
+    apart = (frame["similarity"] * (1 + frame["ratio"] ** 2) - 1).abs().max()
+    shares = frame["residual"] / np.sqrt(1 - frame["similarity"])
+    return judge(
+        "the three papers' measures are one: t_sim = 1/(1 + r²), and y is √t_div within a constant factor",
+        paper="none of them says it; ours",
+        ours=f"largest relative difference {apart:.0e}; y/√t_div from {shares.min():.2f} to {shares.max():.2f}",
+        tolerance="1e-9, and a factor of 2 of 1",
+        holds=bool(apart < 1e-9 and shares.between(0.5, 2).all()),
+    )
+
+
+def _directions(frame: pd.DataFrame, means: dict[str, pd.DataFrame], deep: bool) -> Claim:
+    smooths = {family: bool(frame[frame["model"] == family]["smooths"].all()) for family in MODELS}
+    ends = {family: (rows["ratio"].iloc[0], rows["ratio"].iloc[-1]) for family, rows in means.items()}
+    return judge(
+        "Yu & Zhang and Dovonon et al. agree on the direction: fresh weights smooth",
+        paper="Yu & Zhang: similarity escalates; Dovonon et al.: input convergence iff the mean's eigenvalue dominates",
+        ours="; ".join(
+            f"{family}: the mean dominates in {'all' if smooths[family] else 'not all'} examined blocks, measured r "
+            f"{first:.2f} → {last:.1e}"
+            for family, (first, last) in ends.items()
+        ),
+        tolerance="none",
+        holds=all(smooths[family] == (last < first) for family, (first, last) in ends.items()) if deep else None,
+        note="" if deep else "needs 40 blocks",
+    )
+
+
+def _skips(means: dict[str, pd.DataFrame], deep: bool) -> Claim:
+    ends = {family: rows["residual"].iloc[-1] / rows["residual"].iloc[0] for family, rows in means.items()}
+    last = int(means["bert"].index[-1])
+    return judge(
+        "skips delay the collapse without ending the collapse: Dong et al.'s own residual shrinks with depth",
+        paper="Dong et al.: “skip connections … stop the output from degeneration”; Yu & Zhang: they do not",
+        ours=f"y behind block {last} is "
+        + ", ".join(f"{share:.1e} of its start in {family}" for family, share in ends.items()),
+        tolerance="below a fifth",
+        holds=all(share < 0.2 for share in ends.values()) if deep else None,
+        note="" if deep else "needs 40 blocks",
+    )
+
+
+def _slope(rows: pd.DataFrame, name: str, config: Config) -> float:
+    """The factor per block, by least squares of the logarithm behind the first quarter."""
+    logs = np.log(rows[name].loc[int(FIRST * config.depth) :])
+    return float(np.exp(np.polyfit(logs.index, logs, 1)[0]))
+
+
+def _near(said: float, seen: float) -> bool:
+    """Whether two factors per block agree, to a fifth of what the measured one does."""
+    return bool(abs(np.log(said) - np.log(seen)) < 0.2 * abs(np.log(seen)))
+
+
+# Whose rate should be right: model → what is claimed of it.
+RATES = {
+    "bert": "with own weights in every block (BERT), Yu & Zhang's rate is right and the dominating eigenvalues' is not",
+    ALONE: "with the same weights in all blocks and no FFN, the dominating eigenvalues' rate is right, the other not",
+    "albert": "with the same weights in all blocks and FFNs (ALBERT), the dominating eigenvalues' rate is right",
+}
+
+
+def _rate(rows: pd.DataFrame, config: Config, model: str, words: str) -> Claim:
+    seen, yu, dovonon = (_slope(rows, name, config) for name in ("ratio", "yu", "dovonon"))
+    by_yu, by_dovonon = _near(yu, seen), _near(dovonon, seen)
+    holds = {"bert": by_yu and not by_dovonon, ALONE: by_dovonon and not by_yu, "albert": by_dovonon}
+    enough = config.depth >= 40
+    return judge(
+        words,
+        paper="Yu & Zhang: independent weights; Dovonon et al.: one A and one H, repeated, no norm and no FFN",
+        ours=f"‖HFC‖/‖LFC‖ × {seen:.4f} per block; Yu & Zhang {yu:.4f}, Dovonon et al. {dovonon:.4f}",
+        tolerance="20 % of the logarithm",
+        holds=holds[model] if enough else None,
+        note="" if enough else "needs 40 blocks",
+    )
+
+
+def _update(means: dict[str, pd.DataFrame], config: Config) -> Claim:
+    parts = {family: (_slope(rows, "ratio", config), _slope(rows, "update", config)) for family, rows in means.items()}
+    enough = config.depth >= 40
+    return judge(
+        "Dovonon et al.'s update with each block's own A and H gives the measured rate, without norms and FFNs",
+        paper="ours, from their eq. of the update",
+        ours="; ".join(f"{name}: measured × {seen:.4f}, update × {said:.4f}" for name, (seen, said) in parts.items()),
+        tolerance="20 % of the logarithm",
+        holds=all(_near(said, seen) for seen, said in parts.values()) if enough else None,
+        note="" if enough else "needs 40 blocks",
+    )
+
+
+STUDY = Study(
+    "three-papers",
+    full=Config(),
+    quick=Config(depth=6, width=64, tokens=24, examined=2),
+    compute=compute,
+    draw=draw,
+    claims=claims,
+)

@@ -1,0 +1,98 @@
+"""A study that is a fair comparison: `depthscope compare --tune` as one table, and what claims and notes read from it.
+
+The table is that of `training.comparison_results.curves`, of the runs that were judged; and a row of quantity TRIED for
+every rate that was tried, with its validation loss (infinite if the run failed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from depthscope.progress import Share
+from depthscope.report.formats import COLUMNS
+from depthscope_lab.training.comparison import Cell, Launch, last_step
+from depthscope_lab.training.comparison_results import curves, summarise
+from depthscope_lab.training.comparison_verdict import ranks, with_intervals
+from depthscope_lab.training.config import TrainingConfig
+from depthscope_lab.training.protocol import Protocol, Told, best, edge_of, run_protocol
+
+TRIED = "validation_loss_of_a_rate"
+
+
+def train_fairly(
+    configs: Sequence[TrainingConfig], protocol: Protocol, launch: Launch, progress: Share
+) -> pd.DataFrame:
+    """Chooses the rates, measures, and gives the table. What is in the launch's folder is not trained again."""
+    choices, results = run_protocol(configs, protocol, launch, _shares(progress, protocol, len(configs), launch))
+    tried = [
+        (choice.config.variant, choice.config.depth, lr, choice.config.warmup_steps, 0, protocol.steps, TRIED, loss)
+        for choice in choices
+        for lr, loss in sorted(choice.tried.items())
+    ]
+    return pd.concat([curves(results, launch), pd.DataFrame(tried, columns=COLUMNS)], ignore_index=True)
+
+
+def measured(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs that were judged, without those that chose."""
+    return frame[frame["quantity"] != TRIED]
+
+
+def ranked(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A row per variant and depth: means, intervals, `rank` (best, equal, worse, "" if a run failed), `edge`."""
+    runs = measured(frame)
+    rows = with_intervals(summarise(runs), runs)
+    places, edges = ranks(rows), edges_of(frame)
+    return [
+        {**row, "rank": places[place], "edge": edges.get((row["variant"], row["depth"]), "")}
+        for place, row in enumerate(rows)
+    ]
+
+
+def edges_of(frame: pd.DataFrame) -> dict[tuple[str, int], str]:
+    """By variant and depth: "least" or "greatest" if the chosen rate is the last of those that were tried; else ""."""
+    return {pair: edge_of(losses, best(losses)) for pair, losses in tried_rates(frame).items()}
+
+
+def tried_rates(frame: pd.DataFrame) -> dict[tuple[str, int], Mapping[float, float]]:
+    """By variant and depth: rate → validation loss."""
+    found: dict[tuple[str, int], dict[float, float]] = {}
+    for row in frame[frame["quantity"] == TRIED].itertuples():
+        found.setdefault((str(row.variant), int(row.depth)), {})[float(row.lr)] = float(row.value)  # type: ignore[arg-type]
+    return dict(found)
+
+
+def with_bounds(row: Mapping[str, Any], name: str = "test_loss") -> str:
+    """`1.234 (1.200 to 1.300)`, of a row of `ranked`."""
+    if row.get(name) is None:
+        return "all runs failed"
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return f"{row[name]:.3f}" + ("" if low is None else f" ({low:.3f} to {high:.3f})")
+
+
+def rates_in_words(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
+    """The chosen rates; one at the edge of its grid is said to be there."""
+    return ", ".join(
+        f"{labels.get(row['variant'], row['variant'])} {row['lr']:g}"
+        + (f" (the {row['edge']} that was tried)" if row["edge"] else "")
+        for row in rows
+    )
+
+
+def _shares(progress: Share, protocol: Protocol, count: int, launch: Launch) -> Told:
+    """Of all runs there may be; those that no edge asks for are skipped when the measuring begins."""
+    total = count * protocol.runs_each[1]
+    before = 0  # runs of the passes that are complete
+
+    def told(doing: str, done: int, running: Sequence[Cell], of: int) -> None:
+        nonlocal before
+        if doing == "measuring":
+            before = total - of
+        parts = sum(last_step(cell, launch).get("step", 0) / protocol.steps for cell in running)
+        progress(min(1.0, (before + done + parts) / total))
+        if done == of and not running and doing != "measuring":
+            before += of
+
+    return told

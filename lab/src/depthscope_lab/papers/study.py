@@ -1,0 +1,203 @@
+"""What a study is: two pure functions and its claims. `compute` computes, `draw` never does.
+
+`draw` chooses rows of the frame, and may average them over trials, samples or seeds (mean, standard deviation). All
+else that a picture shows, theory above all, stands in the frame.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from depthscope.files import read_json, require_format, sum_of, write_folder, write_json
+from depthscope.locks import owned
+from depthscope.progress import Share
+from depthscope.report.formats import Claim as Claim
+from depthscope.report.formats import Verdict
+from depthscope_lab.papers.catalogue import STUDIES
+from depthscope_lab.papers.provenance import changes, provenance, short_hash
+
+MOST_TRIALS = 100  # times the study's own: a standard error ten times smaller
+FORMAT = 1  # of a study's folder
+FILES = ("data.parquet", "figure.png", "figure.pdf", "claims.json", "config.json")  # written in this order
+
+
+def judge(claim: str, *, paper: str, ours: str, tolerance: str, holds: bool | None, note: str = "") -> Claim:
+    """A claim with its verdict; `holds=None`: not testable here."""
+    verdict: Verdict = "not testable here" if holds is None else "reproduced" if holds else "not reproduced"
+    return Claim(claim, paper, ours, tolerance, verdict, note)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A published figure, recomputed."""
+
+    name: str
+    full: Any  # a frozen dataclass with at least a seed; `trials` where there are trials
+    quick: Any
+    compute: Callable[..., pd.DataFrame]  # (config, progress: Share), and a folder if it is `in_folder`
+    draw: Callable[[pd.DataFrame], Any]  # → matplotlib Figure
+    claims: Callable[[pd.DataFrame, Any], list[Claim]]
+    in_folder: bool = False  # it keeps what it has trained, and an interrupted study goes on from there
+    scales: Mapping[str, Any] = field(default_factory=dict)  # other forms, by name: "paper"
+    with_data: Any = None  # the form for data that a user gives, if it is another than the full one
+
+
+def configure(
+    study: Study,
+    *,
+    quick: bool = False,
+    seed: int | None = None,
+    trials: int | None = None,
+    scale: str | None = None,
+    data: str | None = None,
+) -> Any:
+    """The study's configuration with the given changes; refuses what a study does not have."""
+    if scale is not None and (quick or scale not in study.scales):
+        there = ", ".join(study.scales) or "none"
+        raise ValueError(f"{study.name} has no {'quick ' if quick else ''}scale {scale!r}; scales: {there}")
+    if data is not None and study.with_data is not None and quick:
+        raise ValueError(f"{study.name} --quick brings its data; leave --data out")
+    config = study.quick if quick else study.full
+    if scale is not None:
+        config = study.scales[scale]
+    elif data is not None and study.with_data is not None:
+        config = study.with_data
+    assert is_dataclass(config)
+    given = (("seed", seed), ("trials", trials), ("data", data))
+    changes = {name: value for name, value in given if value is not None}
+    known = {field.name for field in fields(config)}
+    if unknown := changes.keys() - known:
+        raise ValueError(f"{study.name} has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
+    if trials is not None and trials < 2:
+        raise ValueError(f"expected at least 2 trials, got {trials}")
+    if trials is not None and trials > (most := MOST_TRIALS * study.full.trials):
+        own = study.full.trials
+        raise ValueError(
+            f"{study.name}: expected at most {most} trials, {MOST_TRIALS} times its own {own}, got {trials}"
+        )
+    return replace(config, **changes)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier run has left: its claims if it counts, else why it does not; both empty if there was none."""
+
+    claims: list[Claim] | None = None
+    refused: str = ""
+
+
+def earlier(study: Study, config: Any, out: Path) -> Earlier:
+    """An earlier run counts if it is complete, of this very configuration, by the same code and on the same data."""
+    folder = out / study.name
+    missing = [name for name in FILES if not (folder / name).exists()]
+    if len(missing) == len(FILES):
+        return Earlier()
+    if missing:
+        return Earlier(refused=f"{missing[0]} is missing")
+    try:
+        before = read_json(folder / "config.json")
+        made_with, sums = before.pop("made_with", None), before.pop("files", {})
+        before.pop("title", None)
+        written_in = before.pop("format", FORMAT)  # studies of before it was written are of format 1
+        claims = [Claim(**claim) for claim in read_json(folder / "claims.json")]
+        damaged = [name for name in FILES[:-1] if sum_of(folder / name) != sums.get(name)]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return Earlier(refused="config.json or claims.json cannot be read")
+    try:
+        require_format(written_in, (FORMAT,))
+    except ValueError as error:
+        return Earlier(refused=f"config.json: {error}")
+    if damaged:
+        return Earlier(refused=f"{', '.join(damaged)}: not what the earlier run wrote")
+    if other := _differences(before, _plain(study, config)):
+        return Earlier(refused=f"the earlier run had another configuration ({other})")
+    data = _data(config)
+    changed = changes(made_with, provenance(study.compute, data), data)
+    return Earlier(refused=changed) if changed else Earlier(claims)
+
+
+def finished(study: Study, config: Any, out: Path) -> list[Claim] | None:
+    """The claims of an earlier run that counts (`earlier`); None if there is none."""
+    return earlier(study, config, out).claims
+
+
+def run(
+    study: Study,
+    config: Any,
+    out: Path,
+    progress: Share = lambda _share: None,
+    seen: Callable[[list[Claim]], object] = lambda _claims: None,
+) -> list[Claim]:
+    """Computes, judges, draws and writes one study; its folder is complete or as it was.
+
+    `seen` is told the claims before anything is drawn or written.
+
+    A study that is `in_folder` gets a folder of its own for every state of code, libraries and data: what it trained
+    by other code stays, and does not count.
+    """
+    with owned(out / study.name):
+        return _run(study, config, out / study.name, progress, seen)
+
+
+def _run(
+    study: Study, config: Any, folder: Path, progress: Share, seen: Callable[[list[Claim]], object]
+) -> list[Claim]:
+    made_with = provenance(study.compute, _data(config))  # before: what is edited meanwhile is another version
+    place = [folder / f"runs-{short_hash(made_with)}"] if study.in_folder else []
+    frame = study.compute(config, progress, *place)
+    claims = study.claims(frame, config)
+    seen(claims)
+    figure = study.draw(frame)
+    writers: dict[str, Callable[[Path], object]] = {
+        "data.parquet": lambda path: frame.to_parquet(path, index=False),
+        "figure.png": lambda path: figure.savefig(path, dpi=160),
+        "figure.pdf": figure.savefig,
+        "claims.json": lambda path: write_json(path, [asdict(claim) for claim in claims]),
+    }
+    sums: dict[str, Any] = {}
+    writers = {name: _summing(write, name, sums) for name, write in writers.items()}
+    known = {"format": FORMAT, "title": _title(study), **_plain(study, config), "made_with": made_with, "files": sums}
+    writers["config.json"] = lambda path: write_json(path, known)  # which is written when all sums are known
+    assert tuple(writers) == FILES  # config.json last: it says that the rest is there
+    write_folder(folder, writers)
+    return claims
+
+
+def _summing(write: Callable[[Path], object], name: str, sums: dict[str, Any]) -> Callable[[Path], object]:
+    """A writer that also notes what it wrote, so that damage is noticed later."""
+
+    def write_and_sum(path: Path) -> None:
+        write(path)
+        sums[name] = sum_of(path)
+
+    return write_and_sum
+
+
+def _title(study: Study) -> str:
+    """For the page; a study that is in no catalogue has none."""
+    return STUDIES[study.name].title if study.name in STUDIES else ""
+
+
+def _plain(study: Study, config: Any) -> Any:
+    return json.loads(json.dumps({"study": study.name, **asdict(config)}))
+
+
+def _data(config: Any) -> str | None:
+    """The path of the data that a user gave, if a study takes any."""
+    return getattr(config, "data", None)
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Which settings differ, with both values where these are short."""
+    found = []
+    for name in {**before, **now}:
+        values = f"{name} was {before.get(name)} and is {now.get(name)}"
+        if before.get(name) != now.get(name):
+            found.append(values if len(values) < 60 else f"other {name}")
+    return ", ".join(found)

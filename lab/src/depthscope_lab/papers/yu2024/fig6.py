@@ -1,0 +1,215 @@
+"""Yu & Zhang 2024, Fig. 6: post-norm, pre-norm and de-escalated Vision Transformers, trained.
+
+The paper trains 80 blocks for 150 epochs on CIFAR-10 (`--scale paper`, which needs a GPU). The default is the same
+comparison on scikit-learn's digits; with `--data` and a folder of CIFAR-10, 48 narrow blocks for 150 steps. In each
+form every variant has the learning rate that suits it, chosen on validation data; fresh seeds are judged on test data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+import torch
+
+from depthscope import drawing
+from depthscope.progress import Share
+from depthscope.report.formats import COLUMNS
+from depthscope_lab.papers.fair import measured, ranked, rates_in_words, train_fairly, with_bounds
+from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.training.comparison import Launch
+from depthscope_lab.training.comparison_results import final_values
+from depthscope_lab.training.loading import make_empty_task
+from depthscope_lab.training.protocol import Protocol
+from depthscope_lab.training.recipes import RECIPES
+from depthscope_lab.training.session import total_steps
+from depthscope_lab.training.variants import YU_ZHANG as VARIANTS
+from depthscope_lab.training.variants import label_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CHANCE = math.log(10)  # the loss of equal odds for ten classes
+ALIKE = 0.8  # the share of the other's progress from which on two variants count as close
+PAPER = "§3.3, Fig. 6: ViT of 80 blocks, CIFAR-10, 150 epochs"
+LABELS = {variant: label_of(variant) for variant in VARIANTS}  # of the curves
+
+
+@dataclass(frozen=True)
+class Config:
+    form: Literal["digits", "quick", "cifar10", "paper"] = "digits"
+    recipe: str = "vit-digits"
+    settings: Mapping[str, Any] = field(
+        default_factory=lambda: {"width": 32, "ffn_width": 64, "patch_size": 4, "batch_size": 32}
+    )
+    steps: int | None = 100  # None: as the recipe has it
+    lr: float = 3e-4  # the middle of the grid, the same for all
+    more: int = 1  # rates beyond the grid
+    data: str | None = None
+    allow_incomplete: bool = False
+    trials: int = 3  # fresh seeds, at least 3
+    seed: int = 0  # the seeds that are judged follow it; rates are chosen with seed 0
+
+
+def computable(config: Config) -> bool:
+    """The paper's scale is weeks of one CPU."""
+    return config.form != "paper" or torch.cuda.is_available()
+
+
+def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
+    """Trains what is not there yet in `folder`; the table of `training.comparison_results.curves`."""
+    if not computable(config):
+        progress(1.0)
+        return pd.DataFrame(columns=COLUMNS)
+    recipe = RECIPES[config.recipe]
+    configs = [recipe(variant).changed(lr=config.lr, **config.settings) for variant in VARIANTS]
+    steps = config.steps or total_steps(make_empty_task(configs[0]), configs[0])
+    seeds = tuple(range(config.seed + 1, config.seed + 1 + config.trials))
+    protocol = Protocol(steps, more=config.more, seeds=seeds)
+    often = {} if config.steps is None else {"evaluate_every": steps, "checkpoint_every": 100}
+    launch = Launch(
+        folder / config.form,
+        config.data,
+        config.allow_incomplete,
+        in_process=True,
+        options={"tracker": "none", "draw": False, **often},
+    )
+    return train_fairly(configs, protocol, launch, progress)
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    if len(frame):
+        runs = measured(frame)
+        return drawing.draw_training_curves(runs[runs["quantity"] != "failed"], LABELS)
+    return drawing.empty("not computed: the paper's scale needs a GPU")
+
+
+def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    """Progress is ln 10 − loss: how far below equal odds a variant has come. A run that failed has come nowhere.
+
+    The quick form shows its numbers and judges nothing: its few steps tell no variant from another.
+    """
+    if not computable(config):
+        note = "the paper's scale needs a GPU; the same command computes it there"
+        return [
+            judge(claim, paper=PAPER, ours="not computed", tolerance=tolerance, holds=None, note=note)
+            for claim, tolerance in TOLERANCES.items()
+        ]
+    rows = ranked(frame)
+    note = _note(config, rows)
+    final = final_values(measured(frame)).reindex(columns=["variant", "loss", "test_loss", "test_accuracy"])
+    progress = {name: _means(final, name) for name in ("loss", "test_loss")}
+    accuracy = final.groupby("variant")["test_accuracy"].mean()
+    told = "; ".join(
+        f"{LABELS[variant]} {CHANCE - progress['loss'][variant]:.3f}, "
+        f"{CHANCE - progress['test_loss'][variant]:.3f}, {accuracy[variant]:.1%}"
+        for variant in VARIANTS
+    )
+    lags, trains, close = TOLERANCES
+    post, pre, ours = ({name: values[variant] for name, values in progress.items()} for variant in VARIANTS)
+    ratios = {name: post[name] / ours[name] if ours[name] > 0 else math.inf for name in progress}
+    runs = final[final["variant"] == "deescalated"]
+    worst_loss, worst_accuracy = runs["test_loss"].fillna(CHANCE).max(), runs["test_accuracy"].fillna(0).min()
+    fails = "; it fails: test accuracy at most 15 %" if not accuracy["post"] > 0.15 else ""
+    likeness = ours["test_loss"] / pre["test_loss"] if pre["test_loss"] > 0 else math.nan
+    holds: list[bool | None] = [
+        max(ratios.values()) <= ALIKE,
+        bool(worst_loss <= 0.9 * CHANCE and worst_accuracy >= 0.2),
+        likeness >= ALIKE,
+    ]
+    if config.form == "quick":
+        holds = [None, None, None]
+    return [
+        judge(
+            lags,
+            paper=PAPER,
+            ours=f"progress {ratios['loss']:.2f} of the de-escalated in training, {ratios['test_loss']:.2f} in test "
+            f"loss{fails} (training loss, test loss, accuracy: {told})",
+            tolerance=TOLERANCES[lags],
+            holds=holds[0],
+            note=note,
+        ),
+        judge(
+            trains,
+            paper=PAPER,
+            ours=f"test loss {worst_loss:.3f} at most, accuracy {worst_accuracy:.1%} at least, in {len(runs)} run(s)",
+            tolerance=TOLERANCES[trains],
+            holds=holds[1],
+        ),
+        judge(
+            close,
+            paper=PAPER,
+            ours=f"{likeness:.2f} of pre-norm's progress in test loss; {_in_intervals(rows)}",
+            tolerance=TOLERANCES[close],
+            holds=holds[2],
+        ),
+    ]
+
+
+TOLERANCES = {
+    "the post-norm model fails or lags behind the de-escalated model": (
+        f"progress (ln 10 − loss) at most {ALIKE:g} of the de-escalated, in training and in test loss"
+    ),
+    "the de-escalated model trains": (
+        f"in every run: test loss at most 0.9 ln 10 = {0.9 * CHANCE:.2f}, accuracy at least 20 %"
+    ),
+    "the de-escalated model is close to the pre-norm model": (
+        f"at least {ALIKE:g} of its progress in test loss; it may be better"
+    ),
+}
+
+
+def _means(final: pd.DataFrame, name: str) -> dict[str, float]:
+    values = (CHANCE - final[name]).fillna(0.0).groupby(final["variant"]).mean()
+    return {str(variant): float(value) for variant, value in values.items()}
+
+
+def _in_intervals(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The test losses with their intervals, and who is called equal."""
+    found = "; ".join(f"{LABELS[row['variant']]} {with_bounds(row)}, {row['rank'] or 'no rank'}" for row in rows)
+    return f"test loss and 95 % bootstrap interval over the seeds: {found}"
+
+
+def _note(config: Config, rows: Sequence[Mapping[str, Any]]) -> str:
+    settings = ", ".join(f"{name} {value}" for name, value in config.settings.items())
+    few = "; too few steps for a verdict" if config.form == "quick" else ""
+    return (
+        f"{config.recipe} with {settings or 'its own settings'}; {config.steps or 'all'} steps; {config.trials} fresh "
+        f"seeds; learning rates chosen on validation data: {rates_in_words(rows, LABELS)}{few}"
+    )
+
+
+STUDY = Study(
+    name="yu2024-fig6",
+    full=Config(),
+    quick=Config(
+        form="quick",
+        settings={"depth": 2, "width": 8, "ffn_width": 8, "heads": 2, "patch_size": 4, "batch_size": 16},
+        steps=4,
+        more=0,
+    ),
+    compute=compute,
+    draw=draw,
+    claims=claims,
+    in_folder=True,
+    scales={"paper": Config(form="paper", recipe="vit-cifar10", settings={}, steps=None, lr=1e-4)},
+    with_data=Config(
+        form="cifar10",
+        recipe="vit-cifar10",
+        settings={
+            "depth": 48,
+            "width": 64,
+            "ffn_width": 128,
+            "heads": 4,
+            "patch_size": 16,
+            "batch_size": 32,
+            "augment": False,
+        },
+        steps=150,
+        allow_incomplete=True,
+    ),
+)

@@ -1,0 +1,299 @@
+"""Yu & Zhang 2024, Fig. 7: a deep Transformer-XL trained post-norm, pre-norm and de-escalated; how much is the leak.
+
+The paper subtracts the mean over the segment, at the FFN's input: every token then sees a part of what is to be
+predicted. Here the same is trained with that mean and with a causal one, and each model is read twice: all positions
+of a segment in one pass, as in training, and with the future hidden, as a model has it that writes. The paper trains
+without warm-up and without clipping, which the authors of Transformer-XL have: post-norm is also trained with each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from depthscope import drawing
+from depthscope.progress import Share
+from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.yu2024.fig7_runs import (
+    CASES,
+    CAUSAL,
+    CLIPPED,
+    FACTORS,
+    LEAKING,
+    PLAIN,
+    POST,
+    PRE,
+    WARM_UP,
+    Training,
+    configured,
+    load_corpus,
+    run_case,
+    similarity_at_start,
+    unigram_loss,
+)
+from depthscope_lab.training.recipes import txl_wikitext103
+
+FAILS, REACHES, LEAK = 0.5, 0.1, 0.05  # nats per token
+SAME = 1e-3
+COLLAPSED = 0.95
+LAST = 0.1  # the end of a training: this share of its steps
+_COLOURS = {
+    POST: drawing.VERMILION,
+    PRE: drawing.BLACK,
+    LEAKING: drawing.ORANGE,
+    CAUSAL: drawing.BLUE,
+    WARM_UP: drawing.PURPLE,
+    CLIPPED: drawing.GREEN,
+}
+
+
+@dataclass(frozen=True)
+class Start:
+    """Models at their own initialisation, of the paper's width; only the vocabulary is small."""
+
+    width: int = 410
+    heads: int = 10
+    depth: int = 60
+    rows: int = 4
+    tokens: int = 150
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 0
+    data: str | None = None  # a folder of WikiText; None: Python's manual
+    training: Training = field(default_factory=Training)
+    rates: tuple[float, ...] = (5e-4, 1.6e-3)  # the higher one is the paper's 2.5e-4 times 410/64, for a width of 64
+    start: Start = field(default_factory=Start)
+
+
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """Tidy rows: part, case, rate (nan where none), step, block (−1 where none), quantity, value.
+
+    `training`: loss (mean since the row before) and t_sim of the last block. `validation`: the loss on the whole
+    text, and on its first segments in one pass and with the future hidden. `start`: t_sim behind every block.
+    `floor`: the loss of one who knows only how frequent words are.
+    """
+    corpus = load_corpus(config.data)
+    rows: list[dict[str, Any]] = [
+        {"part": "floor", "case": "word frequencies", "quantity": "loss", "value": unigram_loss(corpus)}
+    ]
+    shape = config.start
+    for name, case in PLAIN.items():
+        start = txl_wikitext103(case.variant).changed(
+            depth=shape.depth,
+            width=shape.width,
+            ffn_width=2 * shape.width,
+            heads=shape.heads,
+            seed=config.seed,
+        )
+        for block, value in enumerate(similarity_at_start(start, corpus, shape.rows, shape.tokens), start=1):
+            rows.append({"part": "start", "case": name, "block": block, "quantity": "token_similarity", "value": value})
+    runs = [(name, rate) for rate in sorted(config.rates, reverse=True) for name in _cases(config.rates, rate)]
+    for place, (name, rate) in enumerate(runs):
+        trained = configured(config.training, CASES[name], rate, config.seed)
+
+        def told(share: float, place: int = place) -> None:
+            progress((place + share) / len(runs))
+
+        for row in run_case(trained, corpus, config.training.hidden_segments, told):
+            rows.append({"case": name, "rate": rate} | row)
+    frame = pd.DataFrame(rows)
+    for column in ("step", "block"):
+        frame[column] = frame[column].fillna(-1).astype(int)
+    return frame[["part", "case", "rate", "step", "block", "quantity", "value"]]
+
+
+def _cases(rates: Sequence[float], rate: float) -> list[str]:
+    """Warm-up and clipping are for the highest rate, where they could be needed."""
+    return list(CASES if rate == max(rates) else PLAIN)
+
+
+def draw(frame: pd.DataFrame) -> Any:
+    """Above: training at every rate, validation read in both ways. Below: t_sim, in training and before."""
+    rates = sorted(frame["rate"].dropna().unique())
+    columns = len(rates) + 1
+    figure, axes = drawing.panels(columns, rows=2, width=4.2, height=4.0)
+    for column, rate in enumerate(rates):
+        above, below = axes[column], axes[columns + column]
+        for name in _cases(rates, rate):
+            look: dict[str, Any] = {
+                "color": _COLOURS[name],
+                "linestyle": "--" if name in FACTORS else "-",
+                "linewidth": 1.6,
+            }
+            for ax, quantity in ((above, "loss"), (below, "token_similarity")):
+                curve = _curve(frame, name, rate, quantity)
+                ax.plot(curve.index, curve, label=name, **look)
+        above.axhline(_floor(frame), color=drawing.GREY, linewidth=1, linestyle=":", label="word frequencies")
+        below.set_ylim(0, 1.02)
+        drawing.label(above, f"Training, learning rate {rate:g}", "step", "loss, nats per token")
+        drawing.label(below, f"Last block, learning rate {rate:g}", "step", "t_sim")
+        drawing.legend_below([above, below], columns=2)
+    _draw_validation(axes[columns - 1], frame, rates)
+    start = axes[-1]
+    for name in PLAIN:
+        found = _start(frame, name)
+        start.plot(found.index, found, color=_COLOURS[name], linewidth=1.6, label=name)
+    start.set_ylim(0, 1.02)
+    drawing.block_axis(start, int(frame["block"].max()))
+    drawing.label(start, "Not trained, width as in the paper", "block", "t_sim")
+    drawing.legend_below(start, columns=2)
+    return figure
+
+
+def _draw_validation(ax: Any, frame: pd.DataFrame, rates: Sequence[float]) -> None:
+    """Two bars per case and rate."""
+    runs = [(name, rate) for rate in rates for name in _cases(rates, rate)]
+    for place, (quantity, colour) in enumerate((("one pass", drawing.SKY), ("future hidden", drawing.ORANGE))):
+        values = [_validation(frame, name, rate, quantity) for name, rate in runs]
+        heights = [number - 0.2 + 0.4 * place for number in range(len(runs))]
+        ax.barh(heights, values, height=0.38, color=colour, label=quantity)
+    ax.axvline(_floor(frame), color=drawing.GREY, linewidth=1, linestyle=":", label="word frequencies")
+    ax.set_yticks(range(len(runs)), [f"{name}, {rate:g}" for name, rate in runs], fontsize=7)
+    ax.invert_yaxis()
+    drawing.label(ax, "Validation", "loss, nats per token", "model, learning rate")
+    drawing.legend_below(ax, columns=2)
+
+
+def _floor(frame: pd.DataFrame) -> float:
+    return float(frame.loc[frame["part"] == "floor", "value"].iloc[0])
+
+
+def _curve(frame: pd.DataFrame, case: str, rate: float, quantity: str) -> pd.Series:
+    chosen = (frame["part"] == "training") & (frame["case"] == case) & (frame["rate"] == rate)
+    return frame[chosen & (frame["quantity"] == quantity)].set_index("step")["value"]
+
+
+def _final(frame: pd.DataFrame, case: str, rate: float) -> float:
+    """The mean training loss at the end; infinite if the training broke off."""
+    if pd.isna(_validation(frame, case, rate, "whole")):
+        return float("inf")
+    curve = _curve(frame, case, rate, "loss")
+    return float(curve[curve.index > (1 - LAST) * curve.index.max()].mean())
+
+
+def _validation(frame: pd.DataFrame, case: str, rate: float, quantity: str) -> float:
+    chosen = (frame["part"] == "validation") & (frame["case"] == case) & (frame["rate"] == rate)
+    return float(frame.loc[chosen & (frame["quantity"] == quantity), "value"].iloc[0])
+
+
+def _start(frame: pd.DataFrame, case: str) -> pd.Series:
+    return frame[(frame["part"] == "start") & (frame["case"] == case)].set_index("block")["value"]
+
+
+def _list(values: dict[str, float]) -> str:
+    return "; ".join(f"{name} {value:.3f}" for name, value in values.items())
+
+
+def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    found = [claim for rate in sorted(config.rates) for claim in _judge_rate(frame, config.rates, rate)]
+    ends = {name: float(_start(frame, name).iloc[-1]) for name in PLAIN}
+    return [
+        *found,
+        judge(
+            f"at its own initialisation the post-norm model of {config.start.depth} blocks has collapsed",
+            paper="§1, §2: post-norm fails because similarity escalates; not shown for Transformer-XL",
+            ours=f"t_sim behind the last block: {_list(ends)}",
+            tolerance=f"above {COLLAPSED}",
+            holds=ends[POST] > COLLAPSED,
+            note=f"width {config.start.width}, the authors' weights, {config.start.tokens} tokens without memory",
+        ),
+        judge(
+            "the paper's own run, 201 M parameters on WikiText-103 for 50 000 steps, comes out as published",
+            paper="Fig. 7",
+            ours="depthscope train txl-wikitext103 is that run; it needs GPUs",
+            tolerance="—",
+            holds=None,
+        ),
+    ]
+
+
+def _judge_rate(frame: pd.DataFrame, rates: Sequence[float], rate: float) -> list[Claim]:
+    cases = _cases(rates, rate)
+    final = {name: _final(frame, name, rate) for name in cases}
+    whole, hidden = (
+        {name: _validation(frame, name, rate, quantity) for name in cases} for quantity in ("one pass", "future hidden")
+    )
+    at = f"learning rate {rate:g}: "
+    pre = final[PRE]
+    gap = final[POST] - pre
+    learnt = _floor(frame) - pre > REACHES  # else nobody has learnt more than how frequent words are
+    honest = [name for name in cases if name != LEAKING]
+    differences = [abs(whole[name] - hidden[name]) for name in honest if whole[name] == whole[name]]
+    found = [
+        judge(
+            f"{at}post-norm without warm-up and clipping fails",
+            paper="Fig. 7: the loss of post-norm stays high",
+            ours=f"training loss {final[POST]:.3f}, pre-norm {pre:.3f}",
+            tolerance=f"at least {FAILS} above pre-norm",
+            holds=gap >= FAILS if learnt else None,
+            note="" if learnt else "pre-norm has learnt no more than how frequent words are",
+        ),
+        judge(
+            f"{at}the paper's de-escalation, which sees the future, reaches pre-norm",
+            paper="Fig. 7: de-escalated and pre-norm are similar",
+            ours=f"training loss {final[LEAKING]:.3f}, pre-norm {pre:.3f}",
+            tolerance=f"at most {REACHES} above pre-norm",
+            holds=final[LEAKING] <= pre + REACHES if learnt else None,
+        ),
+        judge(
+            f"{at}with the future hidden, the model with the paper's de-escalation has a higher loss",
+            paper="not in the paper",
+            ours=f"{hidden[LEAKING]:.3f} against {whole[LEAKING]:.3f} in one pass; pre-norm {hidden[PRE]:.3f}",
+            tolerance=f"at least {LEAK} higher, on the same tokens",
+            holds=hidden[LEAKING] - whole[LEAKING] >= LEAK,
+        ),
+        judge(
+            f"{at}a causal de-escalation reaches pre-norm",
+            paper="not in the paper",
+            ours=f"training loss {final[CAUSAL]:.3f}, pre-norm {pre:.3f}",
+            tolerance=f"at most {REACHES} above pre-norm",
+            holds=final[CAUSAL] <= pre + REACHES if learnt else None,
+        ),
+        judge(
+            f"{at}models that do not see the future have the same loss in one pass and with the future hidden",
+            paper="not in the paper; a control",
+            ours=f"largest difference {max(differences, default=0.0):.0e}",
+            tolerance=f"{SAME}: rounding of float32 in other sums",
+            holds=max(differences, default=0.0) < SAME,
+        ),
+    ]
+    alike = {name: float(_curve(frame, name, rate, "token_similarity").iloc[-1]) for name in cases}
+    found.append(
+        judge(
+            f"{at}where post-norm fails, its tokens have become alike",
+            paper="§1: it is similarity that keeps deep post-norm models from training",
+            ours=f"t_sim behind the last block at the end: {_list(alike)}",
+            tolerance=f"post-norm above {COLLAPSED}, pre-norm below",
+            holds=alike[POST] > COLLAPSED > alike[PRE] if gap >= FAILS else None,
+        )
+    )
+    if WARM_UP in final:
+        found.append(
+            judge(
+                f"{at}what post-norm lacks is warm-up or clipping",
+                paper="not in the paper, which has neither; the authors of Transformer-XL clip",
+                ours=f"training loss {final[POST]:.3f}; warm-up {final[WARM_UP]:.3f}, clipping {final[CLIPPED]:.3f}",
+                tolerance="one of them makes up for at least half of the distance to pre-norm, if that is at least 0.1",
+                holds=min(final[WARM_UP], final[CLIPPED]) <= pre + gap / 2 if gap >= REACHES else None,
+            )
+        )
+    return found
+
+
+STUDY = Study(
+    "yu2024-fig7",
+    full=Config(),
+    quick=Config(
+        training=Training(depth=2, width=16, heads=2, rows=4, segment=8, steps=10, hidden_segments=1),
+        rates=(1e-2,),
+        start=Start(width=32, heads=2, depth=4, rows=2, tokens=16),
+    ),
+    compute=compute,
+    draw=draw,
+    claims=claims,
+)

@@ -1,0 +1,216 @@
+"""Which number speaks first before a training collapses?
+
+A post-norm ViT of 24 blocks on scikit-learn's digits, whose learning rate rises evenly to one that is too large, and
+to one that is not. Three signals of every step, from `watch(gradients=True)`: t_sim behind the last block, the mean-
+coherent share of the gradient of what writes into the trunk (after MV-Split, arXiv 2605.06169, which sees it rise
+before a deep diffusion Transformer collapses), and ‖∂W_Q,K‖/‖∂W_V,O‖; the latter two as medians over blocks and
+writers. A signal *speaks* at the first of `LOOKS` steps in a row at which it lies outside all that it did in the
+healthy runs of the other seeds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+import depthscope.drawing as drawing
+from depthscope.measures import EQUAL
+from depthscope.probing import watch
+from depthscope.probing.roles import COHERENT, MEASURES
+from depthscope.progress import Share, Tick
+from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.training.data import load_digits
+from depthscope_lab.training.images import ImageClassification
+from depthscope_lab.training.recipes import RECIPES
+from depthscope_lab.training.task import Share as Part
+
+SIGNALS = {"t_sim": "t_sim, last block", "share": "mean-coherent share, median", "ratio": "Q, K over V, O, median"}
+COLOURS = {"too large": drawing.VERMILION, "healthy": drawing.BLUE}
+LOOKS = 3  # in a row, so that one step alone says nothing
+ENOUGH = 30  # steps below which nothing is judged
+_ALL, _CPU = Part(0, 1), torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 0
+    trials: int = 3
+    depth: int = 24
+    width: int = 64
+    steps: int = 80
+    too_large: float = 1e-2  # where the rate arrives at the last step, from 0
+    healthy: float = 2e-4
+
+
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """Tidy rows: rate (too large, healthy), seed, step, signal (also the loss), value."""
+    done, work = 0, 2 * config.trials * config.steps
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        progress(done / work)
+
+    frames = [
+        _run(config, rate, config.seed + trial, advance).assign(rate=name, seed=config.seed + trial)
+        for trial in range(config.trials)
+        for name, rate in (("too large", config.too_large), ("healthy", config.healthy))
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def _run(config: Config, rate: float, seed: int, advance: Tick) -> pd.DataFrame:
+    settings = RECIPES["vit-digits"]("post").changed(
+        depth=config.depth, width=config.width, ffn_width=2 * config.width, heads=4, batch_size=64, seed=seed
+    )
+    task = ImageClassification(settings, load_digits())  # type: ignore[arg-type]
+    model = task.build().train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.1)
+    losses = []
+    with watch(model, every=1, measures=["token_similarity"], gradients=True) as watched:
+        for step in range(config.steps):
+            optimiser.param_groups[0]["lr"] = rate * (step + 1) / config.steps
+            losses.append(_step(model, task, optimiser, step))
+            advance()
+    loss = pd.DataFrame({"step": range(config.steps), "signal": "loss", "value": losses})
+    return pd.concat([signals(watched.records), loss], ignore_index=True)
+
+
+def _step(model: nn.Module, task: ImageClassification, optimiser: torch.optim.Optimizer, step: int) -> float:
+    loss = task.loss(model, task.batch(step, _ALL, _CPU), None)[0]
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+    return loss.item()
+
+
+def signals(records: pd.DataFrame) -> pd.DataFrame:
+    """step, signal, value: the three numbers of every watched step."""
+    last = records["block"].max()
+    t_sim = records[(records["measure"] == "token_similarity") & (records["block"] == last)]
+    share = records[records["measure"] == COHERENT].groupby("step")["value"].median()
+    by_role = {
+        role: records[records["measure"] == MEASURES[role]].set_index(["step", "block"])["value"]
+        for role in ("queries_keys", "values_output")
+    }
+    ratio = (by_role["queries_keys"] / by_role["values_output"]).groupby("step").median()
+    found = {"t_sim": t_sim.groupby("step")["value"].first(), "share": share, "ratio": ratio}
+    return pd.concat(
+        [values.rename("value").reset_index().assign(signal=name) for name, values in found.items()], ignore_index=True
+    )
+
+
+def curve(frame: pd.DataFrame, rate: str, seed: int, signal: str) -> pd.Series:
+    """A signal over the steps of one run."""
+    rows = frame[(frame["rate"] == rate) & (frame["seed"] == seed) & (frame["signal"] == signal)]
+    return rows.set_index("step")["value"].sort_index()
+
+
+def first_in_a_row(holds: pd.Series, looks: int = LOOKS) -> int | None:
+    """The first step of `looks` in a row at which it holds."""
+    long_enough = holds.astype(float).rolling(looks).sum() == looks
+    ends = [int(step) for step, enough in long_enough.items() if enough]  # type: ignore[call-overload]
+    return ends[0] - looks + 1 if ends else None
+
+
+def speaks(frame: pd.DataFrame, rate: str, seed: int, signal: str) -> int | None:
+    """When a run leaves what the healthy runs of the other seeds did: above it, or below it for the ratio."""
+    others = frame[(frame["rate"] == "healthy") & (frame["seed"] != seed) & (frame["signal"] == signal)]["value"]
+    own = curve(frame, rate, seed, signal)
+    return first_in_a_row(own < others.min() if signal == "ratio" else own > others.max())
+
+
+def collapses(frame: pd.DataFrame, rate: str, seed: int) -> int | None:
+    """From which step on the tokens behind the last block are equal until the end."""
+    equal = curve(frame, rate, seed, "t_sim") >= EQUAL
+    if not bool(equal.iloc[-1]):
+        return None
+    return int(equal.index[~equal].max()) + 1 if not equal.all() else int(equal.index[0])
+
+
+def draw(frame: pd.DataFrame) -> Any:
+    figure, axes = drawing.panels(4, 1, width=3.6, height=3.0)
+    for ax, (signal, title) in zip(axes, {"loss": "training loss", **SIGNALS}.items(), strict=True):
+        for (rate, _seed), run in frame[frame["signal"] == signal].groupby(["rate", "seed"]):
+            ordered = run.sort_values("step")
+            ax.plot(ordered["step"], ordered["value"], color=COLOURS[str(rate)], linewidth=1.1, label=str(rate))
+        if signal == "ratio":
+            ax.set_yscale("log")
+        drawing.label(ax, title, "step", "")
+    handles = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
+    axes[0].legend(handles.values(), handles.keys(), frameon=False)
+    return figure
+
+
+def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    seeds = sorted(int(seed) for seed in frame["seed"].unique())
+    enough = config.steps >= ENOUGH and len(seeds) > 1
+    ends = {seed: collapses(frame, "too large", seed) for seed in seeds}
+    return [
+        _collapse(frame, ends, config, enough),
+        *(_leads(frame, signal, ends, enough) for signal in SIGNALS),
+        _false_alarms(frame, seeds, enough),
+    ]
+
+
+def _collapse(frame: pd.DataFrame, ends: dict[int, int | None], config: Config, enough: bool) -> Claim:
+    healthy = [curve(frame, "healthy", seed, "t_sim").iloc[-1] for seed in ends]
+    return judge(
+        "at a learning rate that is too large the tokens of a post-norm ViT become equal in training",
+        paper="ours",
+        ours=f"rate {config.too_large:g}: t_sim of the last block is {EQUAL:g} or more from step "
+        f"{', '.join(_said(step) for step in ends.values())} on; rate {config.healthy:g}: it ends at "
+        f"{', '.join(f'{value:.2f}' for value in healthy)}",
+        tolerance=f"in every seed; below {EQUAL:g} at the end of every healthy run",
+        holds=all(step is not None for step in ends.values()) and max(healthy) < EQUAL if enough else None,
+        note=_too_few(enough),
+    )
+
+
+def _leads(frame: pd.DataFrame, signal: str, ends: dict[int, int | None], enough: bool) -> Claim:
+    spoken = {seed: speaks(frame, "too large", seed, signal) for seed in ends}
+    leads = [end - spoken[seed] for seed, end in ends.items() if end is not None and spoken[seed] is not None]  # type: ignore[operator]
+    said = ", ".join(f"{lead:+d}" for lead in leads) or "none"
+    return judge(
+        f"{SIGNALS[signal]}: speaks before the collapse",
+        paper="MV-Split (2605.06169): the share spikes before the collapse" if signal == "share" else "ours",
+        ours=f"steps before t_sim stays at {EQUAL:g}: {said} (speaks at step "
+        f"{', '.join(_said(step) for step in spoken.values())})",
+        tolerance=f"{LOOKS} steps before it at least, in every seed: as many as it takes to be sure of it",
+        holds=len(leads) == len(ends) and min(leads) >= LOOKS if enough else None,
+        note=_too_few(enough),
+    )
+
+
+def _false_alarms(frame: pd.DataFrame, seeds: list[int], enough: bool) -> Claim:
+    false = {name: [s for s in seeds if speaks(frame, "healthy", s, name) is not None] for name in SIGNALS}
+    return judge(
+        "no signal speaks in a healthy run, judged by the healthy runs of the other seeds",
+        paper="ours: a signal that always speaks leads by any number of steps",
+        ours=", ".join(f"{name}: {len(found)} of {len(seeds)}" for name, found in false.items()),
+        tolerance="none",
+        holds=not any(false.values()) if enough else None,
+        note=_too_few(enough),
+    )
+
+
+def _said(step: int | None) -> str:
+    return "never" if step is None else str(step)
+
+
+def _too_few(enough: bool) -> str:
+    return "" if enough else f"needs {ENOUGH} steps and two seeds"
+
+
+STUDY = Study(
+    "leading-signal",
+    full=Config(),
+    quick=Config(trials=2, depth=3, width=16, steps=6),
+    compute=compute,
+    draw=draw,
+    claims=claims,
+)

@@ -1,0 +1,234 @@
+"""The local rate of Yu & Zhang 2024 (§2.5, Remark 2.8): t_div shrinks by 1/(1 + α²) per block, once tokens are alike.
+
+The paper states it and shows no figure. Post-norm blocks, with and without the FFN, for several α, all
+through the same weights, in float64 from random tokens down to rounding: differences of tokens end at
+1e-16 of the tokens, so t_div, their square, at about 1e-32. In float32 it ends at about 1e-14.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from depthscope.drawing import BLACK, GREY, PALETTE, label, legend_below, panels
+from depthscope.measures import token_diversity
+from depthscope.progress import Share
+from depthscope.theory import asymptotic_rate
+from depthscope_lab.papers.simulation.collapse_rate import FLOOR, LOCAL, Fit, allowed, fit, walk
+from depthscope_lab.papers.simulation.randomness import chunks, standard_normal_tokens
+from depthscope_lab.papers.simulation.variants import attention_half, ffn_half
+from depthscope_lab.papers.simulation.weights import Linear, Sampler, Weights
+from depthscope_lab.papers.study import Claim, Study, judge
+
+CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
+VARIANTS = ("attention", "attention + FFN")
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 0
+    trials: int = 8
+    alphas: tuple[float, ...] = (0.5, 1.0, 1.5)
+    depth: int = 240  # α = 0.5 needs as many; a curve ends where all its trials are at rounding
+    tokens: int = 64
+    width: int = 256
+    heads: int = 8
+
+
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """One row per variant, dtype, α, trial and block: t_div of what leaves the block, and `_with_curves`."""
+    frames = []
+    for part, trials in enumerate(parts := chunks(config.trials, CHUNK)):
+        size = {"trials": trials, "width": config.width, "heads": config.heads}
+        sampler = Sampler("theorem", **size, seed=(config.seed, 9, part, 0), dtype=torch.float64)  # type: ignore[arg-type]
+        start = standard_normal_tokens(
+            trials, 1, config.tokens, config.width, seed=(config.seed, 9, part, 1), dtype=torch.float64
+        )
+        streams = [Streams(variant, start, config.alphas) for variant in VARIANTS]
+        if 1.0 in config.alphas:
+            streams.append(Streams(VARIANTS[0], start.float(), (1.0,)))
+        frames += [stream.rows(0, part) for stream in streams]
+        for block in range(1, config.depth + 1):
+            weights = sampler.draw()
+            for stream in streams:
+                if stream.alphas:
+                    stream.step(weights if stream.dtype == "float64" else _in_float32(weights), config.heads)
+                    frames.append(stream.rows(block, part))
+                    stream.drop_finished()
+            progress((part + block / config.depth) / len(parts))
+    return _with_curves(pd.concat(frames, ignore_index=True))
+
+
+def _with_curves(frame: pd.DataFrame) -> pd.DataFrame:
+    """Adds what is the same for all trials of a curve (a variant, an α, a dtype).
+
+    `mean_diversity`: the geometric mean of t_div over the trials, nan where all are 0. `share_left`: its ratio to the
+    block before, both inside the window of the fit, else nan. `predicted_share`: 1/(1 + α²).
+    """
+    keys = ["variant", "alpha", "dtype"]
+    positive = frame[frame["diversity"] > 0]
+    mean = np.exp(np.log(positive["diversity"]).groupby([positive[key] for key in (*keys, "block")]).mean())
+    local = mean[(mean < LOCAL) & (mean > FLOOR)]
+    share = local / local.groupby(keys).shift(1)
+    columns = pd.DataFrame({"mean_diversity": mean, "share_left": share})
+    with_curves = frame.join(columns, on=[*keys, "block"])
+    return with_curves.assign(predicted_share=frame["alpha"].map(asymptotic_rate))
+
+
+class Streams:
+    """The tokens of one variant, for several α through the same weights: (trials, α, n, d)."""
+
+    def __init__(self, variant: str, start: Tensor, alphas: tuple[float, ...]):
+        self.variant, self.alphas, self.dtype = variant, alphas, str(start.dtype).removeprefix("torch.")
+        self.x = start.expand(-1, len(alphas), -1, -1).contiguous()
+
+    def step(self, weights: Weights, heads: int) -> None:
+        alpha = torch.tensor(self.alphas, dtype=self.x.dtype)[:, None, None]
+        self.x = attention_half(weights, self.x, heads=heads, alpha=alpha)
+        if self.variant == VARIANTS[1]:
+            self.x = ffn_half(weights, self.x)
+
+    def drop_finished(self) -> None:
+        """An α whose trials are all at rounding needs no more blocks."""
+        kept = [i for i, most in enumerate(token_diversity(self.x).amax(dim=0).tolist()) if most > FLOOR / 100]
+        if len(kept) < len(self.alphas):
+            self.x, self.alphas = self.x[:, kept], tuple(self.alphas[i] for i in kept)
+
+    def rows(self, block: int, part: int) -> pd.DataFrame:
+        diversity = token_diversity(self.x)
+        trials = len(diversity)
+        return pd.DataFrame(
+            {
+                "block": block,
+                "trial": np.repeat(part * CHUNK + np.arange(trials), len(self.alphas)),
+                "variant": self.variant,
+                "dtype": self.dtype,
+                "alpha": np.tile(self.alphas, trials),
+                "diversity": diversity.flatten().numpy(),
+            }
+        )
+
+
+def _in_float32(weights: Weights) -> Weights:
+    """The attention part alone: in float32 there is no variant with FFN."""
+    query, key, value = (Linear(linear.weight.float(), None) for linear in (weights.query, weights.key, weights.value))
+    return weights._replace(query=query, key=key, value=value)
+
+
+def draw(frame: pd.DataFrame) -> Any:
+    figure, (left, right) = panels(2, width=4.8, height=4.0)
+    alphas = sorted(frame["alpha"].unique())
+    for alpha, colour in zip(alphas, PALETTE, strict=False):
+        for variant, line in zip(VARIANTS, ("-", "--"), strict=True):
+            curve = _curve(frame, variant, alpha)
+            name = f"α = {alpha:g}, {variant}"
+            left.plot(curve["block"], curve["mean_diversity"], line, color=colour, linewidth=1.6, label=name)
+        alone = _curve(frame, VARIANTS[0], alpha)
+        local = alone.dropna(subset="share_left")
+        right.plot(local["block"], local["share_left"], color=colour, linewidth=1.2, label=f"α = {alpha:g}")
+        right.axhline(alone["predicted_share"].iloc[0], color=BLACK, linewidth=1, linestyle=":")
+    single = _curve(frame, VARIANTS[0], 1.0, "float32")
+    if len(single):
+        left.plot(single["block"], single["mean_diversity"], color=GREY, linewidth=1.2, label="α = 1, float32")
+    left.set_yscale("log")
+    left.set_xlim(0, None)
+    right.plot([], [], color=BLACK, linewidth=1, linestyle=":", label="1/(1 + α²)")
+    right.set_ylim(0, 1)
+    label(left, "Diversity to the end of float64", "block", "t_div, geometric mean over trials")
+    label(right, "What one block leaves of it (no FFN)", "block", "t_div(b) / t_div(b − 1)")
+    legend_below(left, columns=2)
+    legend_below(right, columns=4)
+    return figure
+
+
+def _curve(frame: pd.DataFrame, variant: str, alpha: float, dtype: str = "float64") -> pd.DataFrame:
+    """A row per block, where t_div is not 0 yet."""
+    rows = frame[(frame["variant"] == variant) & (frame["alpha"] == alpha) & (frame["dtype"] == dtype)]
+    return rows.dropna(subset="mean_diversity").drop_duplicates("block")
+
+
+def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    plain, fed = ({alpha: fit(frame, name, alpha) for alpha in config.alphas} for name in VARIANTS)
+    one = plain.get(1.0)
+    near = allowed(walk(1.0, config.width), one.blocks if one else 1, config.trials)
+    single = frame[(frame["dtype"] == "float32") & (frame["block"] > 0)]
+    end32 = single.loc[single["block"] == single["block"].max(), "diversity"].mean() if len(single) else np.nan
+    return [
+        judge(
+            "t_div halves in every block at α = 1",
+            paper="“The asymptotical rate of convergence reaches 1/2 when α = 1” (§2.5)",
+            ours="not reached" if one is None else f"{one.rate:.4f} ± {one.error:.4f} over {one.blocks} blocks",
+            tolerance=f"{near:.1%}: 3 standard errors of the walk that log t_div does at this width",
+            holds=None if one is None else abs(one.rate / 0.5 - 1) < near,
+        ),
+        judge(
+            "t_div keeps halving over 60 blocks and more, down to 1e-17 and below",
+            paper="“fast linear convergence” (§2.5)",
+            ours="not reached"
+            if one is None
+            else f"{one.blocks} blocks to {one.least:.0e}; second half over first half of the rate {one.bend:.3f}",
+            tolerance="60 blocks in the window, 1e-17, both halves within 10 %",
+            holds=None
+            if one is None or config.depth < 90
+            else one.blocks >= 60 and one.least < 1e-17 and abs(one.bend - 1) < 0.1,
+            note="" if config.depth >= 90 else "needs 90 blocks",
+        ),
+        judge(
+            "t_div shrinks by the factor 1/(1 + α²) per block, for every α",
+            paper="Remark 2.8 and eq. 17 with λ₂ = 0",
+            ours=_say(plain),
+            tolerance="3 standard errors of the walk each, as above",
+            holds=_agree(plain, config, 1.0),
+            note="float64 ends after about 50 blocks at α = 1.5, whatever the depth",
+        ),
+        judge(
+            "the FFN does not change the rate at which t_div shrinks",
+            paper="“Other Steps Do Not Impact TSE” (§2.3)",
+            ours=_say(fed),
+            tolerance="1.5 times that: the FFN adds a scatter of its own",
+            holds=_agree(fed, config, 1.5),
+            note="early it does: with the FFN diversity is lower from the first blocks on (ReLU feeds the mean)",
+        ),
+        judge(
+            "float32 cannot show t_div below 1e-14",
+            paper="not in the paper; ours: differences end at ε of the tokens",
+            ours=f"float32 stays at {end32:.0e}",
+            tolerance="within two orders of 1e-14",
+            holds=None if np.isnan(end32) or config.depth < 60 else 1e-16 < end32 < 1e-12,
+            note="t_div from 1 − t_sim ends at 1e-7 already",
+        ),
+    ]
+
+
+def _say(fits: dict[float, Fit | None]) -> str:
+    return ", ".join(
+        f"α = {alpha:g}: {'not reached' if found is None else f'{found.rate:.3f}'} ({asymptotic_rate(alpha):.3f})"
+        for alpha, found in fits.items()
+    )
+
+
+def _agree(fits: dict[float, Fit | None], config: Config, slack: float) -> bool | None:
+    """Whether every rate that was reached is the theory's; None if none was."""
+    reached = {alpha: found for alpha, found in fits.items() if found is not None}
+    if not reached:
+        return None
+    return all(
+        abs(found.rate / asymptotic_rate(alpha) - 1)
+        < slack * allowed(walk(alpha, config.width), found.blocks, config.trials)
+        for alpha, found in reached.items()
+    )
+
+
+STUDY = Study(
+    "yu2024-rate",
+    full=Config(),
+    quick=Config(trials=3, alphas=(1.0, 1.5), depth=95, tokens=16, width=64, heads=4),
+    compute=compute,
+    draw=draw,
+    claims=claims,
+)

@@ -1,0 +1,294 @@
+"""A run while it runs: what it is made of, how it begins or goes on, how it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from depthscope import __version__
+from depthscope.files import remove_leftovers, sum_of, write_json
+from depthscope.locks import owned
+from depthscope.probing.watching.gate import Gate
+from depthscope_lab.training.building import recorded
+from depthscope_lab.training.checkpoint import (
+    Checkpoint,
+    CheckpointNotWritten,
+    Files,
+    NotFinite,
+    checkpoints_in,
+    newest_until,
+    read_newest,
+    refuse_obstacles,
+    require_finite,
+    write_checkpoint,
+)
+from depthscope_lab.training.config import TrainingConfig, defaults_of, differences
+from depthscope_lab.training.display import Display
+from depthscope_lab.training.engine import Engine, shares_of, summed
+from depthscope_lab.training.metrics import append_metrics, keep_until
+from depthscope_lab.training.run import NonFiniteLoss, Run
+from depthscope_lab.training.state import (
+    carries_of,
+    gather_carries,
+    model_tensors,
+    optimizer_tensors,
+    restore_model,
+    restore_optimizer,
+)
+from depthscope_lab.training.task import Carry, Task
+
+
+@dataclass
+class Position:
+    """Where a run stands. All of it is in the checkpoint."""
+
+    step: int = 0  # updates done
+    carries: list[Carry] = field(default_factory=list)  # one per share of this process
+    loss_sum: float = 0.0  # since the last log
+    loss_count: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)  # the last evaluation
+    checkpoint: Path | None = None  # the last one
+    gate: dict[str, Any] = field(default_factory=dict)  # how long each rule has held
+
+    @property
+    def last_good(self) -> str:
+        """From where a run that has come to grief can go on."""
+        if self.checkpoint is None:
+            return "no checkpoint was written"
+        return f"the last good checkpoint is {self.checkpoint}"
+
+
+@dataclass
+class Session:
+    """What the parts of the loop share."""
+
+    engine: Engine
+    task: Task
+    config: TrainingConfig
+    run: Run
+    display: Display
+    position: Position
+    similarity: float | None = None  # t_sim of the last block's tokens when they were last watched
+    gate: Gate | None = None  # of the watch, in the process that watches
+    alarm: str | None = None  # why it asked to stop
+
+    @property
+    def total(self) -> int:
+        """How many steps the run has."""
+        return total_steps(self.task, self.config)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What computes: other versions may give other numbers."""
+        return {"depthscope": __version__, "torch": str(torch.__version__)}
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What a run must have in common with its continuation."""
+        return {"config": recorded(self.config), "data": self.task.describe()}
+
+
+_RECORD = {"config", "data", "versions", "tied", "optimizer", "scaler", "processes", "loss since last log", "metrics"}
+
+
+def total_steps(task: Task, config: TrainingConfig) -> int:
+    """`steps`, or as many as the epochs have."""
+    return config.steps or config.epochs * task.steps_per_epoch
+
+
+@contextmanager
+def owning(engine: Engine, run: Run) -> Iterator[None]:
+    """Inside, this run is its folder's one owner. Its first process has the lock, and all learn of a refusal.
+
+    What a killed run has left unfinished is settled before any process looks for checkpoints.
+    """
+    with ExitStack() as stack:
+        refused: Exception | None = None
+        if engine.is_main:
+            try:
+                stack.enter_context(owned(run.out))
+                remove_leftovers(run.checkpoints)
+            except (ValueError, OSError) as error:
+                refused = error
+        refusals = summed(engine, [float(refused is not None)])
+        if refused is not None:
+            raise refused
+        if refusals[0]:
+            raise ValueError(f"the first process could not become the owner of {str(run.out)!r}")
+        yield
+
+
+def begin(session: Session) -> None:
+    """From the newest whole checkpoint if asked to continue, else from the start in an unused folder."""
+    run, engine = session.run, session.engine
+    refuse_obstacles(run.checkpoints)
+    there = checkpoints_in(run.checkpoints)
+    if there and not run.resume:
+        raise ValueError(
+            f"{str(run.out)!r} has a run up to {there[-1].name}: --resume continues it, or choose another --out"
+        )
+    found = read_newest(run.checkpoints, session.display.say, partial(_check, session)) if run.resume else None
+    if found is None:
+        session.position.carries = [None] * session.config.accumulate
+        if run.resume:
+            session.display.say(f"no checkpoint in {run.out}: starting at step 0")
+    else:
+        _restore(session, found)
+    step = session.position.step
+    if engine.is_main:
+        _tidy(session)
+        for name, written in (found.record.get("logs", {}) if found is not None else {}).items():
+            if _log_sums(run).get(name) != written:
+                session.display.say(f"{run.out / name} is not what this run wrote up to step {step}: do not trust it")
+        write_json(run.out / "config.json", {**session.description, "versions": session.versions})
+    if run.tracker != "none":
+        engine.accelerator.init_trackers(
+            "depthscope",
+            config=None if run.tracker == "tensorboard" else session.config.as_json(),
+            init_kwargs={"tensorboard": {"purge_step": step + 1 if step else 0}},
+        )
+    engine.accelerator.wait_for_everyone()
+
+
+def _tidy(session: Session) -> None:
+    """What was written after the checkpoint, or by a run that never had one, goes: it will be computed again."""
+    run, step = session.run, session.position.step
+    for path in (run.metrics, run.depth):
+        if damaged := keep_until(path, step):
+            session.display.say(f"{damaged} lines of {path} could not be read and are left out")
+    if step == 0:
+        run.picture.unlink(missing_ok=True)
+
+
+def _log_sums(run: Run) -> dict[str, Any]:
+    """Of what a run has written line by line until now."""
+    return {path.name: sum_of(path) for path in (run.metrics, run.depth) if path.exists()}
+
+
+def keep_metrics(session: Session, values: Mapping[str, float]) -> None:
+    """To `metrics.jsonl` and to the tracker."""
+    step = session.position.step
+    try:
+        if session.engine.is_main:
+            append_metrics(session.run.metrics, step, values)
+        session.engine.accelerator.log(dict(values), step=step)
+    except OSError as error:
+        raise OSError(f"the numbers of step {step} cannot be kept: {error}; {session.position.last_good}") from error
+
+
+def save(session: Session) -> None:
+    """Writes a checkpoint; all processes learn whether it is there."""
+    engine, position = session.engine, session.position
+    carry = gather_carries(engine.accelerator, position.carries)
+    failure: Exception | None = None
+    if engine.is_main:
+        try:
+            position.checkpoint = _write(session, carry)
+        except NotFinite as error:
+            failure = NonFiniteLoss(
+                f"{error} is not finite at step {position.step}: the update was too large; {position.last_good}; "
+                "a smaller lr, warmup_steps or clip_norm may help"
+            )
+        except CheckpointNotWritten as error:
+            failure = CheckpointNotWritten(f"{error}; {position.last_good}")
+    failures = summed(engine, [float(failure is not None)])
+    if failure is not None:
+        raise failure
+    if failures[0]:
+        raise CheckpointNotWritten(f"the first process could not write the checkpoint of step {position.step}")
+
+
+def _write(session: Session, carry: Mapping[str, Tensor]) -> Path:
+    """A checkpoint from which a run can go on: what is not finite is refused."""
+    engine, position = session.engine, session.position
+    if session.gate is not None:
+        position.gate = session.gate.state()
+    weights, tied = model_tensors(engine.plain)
+    moments, rest = optimizer_tensors(engine.optimizer)
+    files = {"model": weights, "optimizer": moments, **({"carry": carry} if carry else {})}
+    _require_finite(session, files)
+    record = {
+        **session.description,
+        "versions": session.versions,
+        "tied": tied,
+        "optimizer": rest,
+        "scaler": engine.accelerator.scaler.state_dict() if engine.accelerator.scaler is not None else None,
+        "random numbers": "functions of seed, step and share",
+        "processes": engine.processes,
+        "loss since last log": [position.loss_sum, position.loss_count],
+        "metrics": position.metrics,
+        "logs": _log_sums(session.run),
+        "gate": position.gate,
+    }
+    folder = session.run.checkpoints
+    return write_checkpoint(folder, position.step, files, record, session.run.keep, _good(session))
+
+
+def _good(session: Session) -> set[Path]:
+    """By each rule of the gate the last good checkpoint: it is not removed, however many there are after it."""
+    goods = [] if session.gate is None else session.gate.goods
+    return {path for good in goods if (path := newest_until(session.run.checkpoints, good)) is not None}
+
+
+def _require_finite(session: Session, files: Files) -> None:
+    """Of the weights without buffers: a mask may well be infinite."""
+    buffers = {name for name, _ in session.engine.plain.named_buffers(remove_duplicate=False)}
+    weights = {name: weight for name, weight in files.get("model", {}).items() if name not in buffers}
+    require_finite({f"the weight {name}": weight for name, weight in weights.items()})
+    require_finite({f"the optimizer's {name}": tensor for name, tensor in files.get("optimizer", {}).items()})
+    require_finite({f"the memory {name}": tensor for name, tensor in files.get("carry", {}).items()})
+
+
+def _check(session: Session, found: Checkpoint) -> None:
+    """Refuses a checkpoint that was not written by `_write`, whatever its sums say."""
+    if missing := sorted(_RECORD - found.record.keys()):
+        raise ValueError(f"the checkpoint {str(found.path)!r} is damaged: its record has no {', '.join(missing)}")
+    try:
+        _require_finite(session, found.files)
+    except NotFinite as error:
+        raise ValueError(f"the checkpoint {str(found.path)!r} is damaged: {error} is not finite") from None
+
+
+def _restore(session: Session, found: Checkpoint) -> None:
+    engine, config, record = session.engine, session.config, found.record
+    before = {"config": {**defaults_of(config), **record["config"]}, "data": record["data"]}
+    changed = [line for part in before for line in differences(before[part], session.description[part])]
+    if changed:
+        raise ValueError(f"--resume continues a run as it was; changed since: {'; '.join(changed)}")
+    shares = engine.processes * config.accumulate
+    carry = found.files.get("carry", {})
+    if carry and len({name.split(".")[0] for name in carry}) != shares:
+        raise ValueError(f"the memory of this run is for {record['processes']} processes, got {engine.processes}")
+    if record["processes"] != engine.processes:
+        session.display.say(
+            f"begun with {record['processes']} processes, continued with {engine.processes}: equal up to rounding"
+        )
+    others = differences(record["versions"], session.versions)
+    if others:
+        session.display.say(f"begun with other versions, so the numbers may differ: {'; '.join(others)}")
+    try:
+        restore_model(engine.plain, found.files["model"], record["tied"])
+        restore_optimizer(engine.optimizer, found.files["optimizer"], record["optimizer"])
+    except (RuntimeError, ValueError, KeyError) as error:
+        text = " ".join(str(error).split())
+        raise ValueError(f"the checkpoint {str(found.path)!r} is not of the model that is built now: {text}") from None
+    if engine.accelerator.scaler is not None:
+        engine.accelerator.scaler.load_state_dict(record["scaler"])
+    loss_sum, loss_count = record["loss since last log"]
+    session.position = Position(
+        found.step,
+        carries_of(carry, shares_of(engine, config), engine.device),
+        loss_sum,
+        loss_count,
+        record["metrics"],
+        found.path,
+        record.get("gate", {}),
+    )
+    session.display.say(f"continuing at step {found.step} of {session.total} from {found.path}")

@@ -1,0 +1,193 @@
+"""depth-phase: many models in one against the plain model, lines and claims on cells that are made up."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score
+
+import depthscope
+from depthscope.remedies import DeEscalate, ResidualWeight
+from depthscope_lab.papers.deep import phase, phase_runs
+from depthscope_lab.papers.deep.phase_claims import alternatives, claims
+from depthscope_lab.papers.deep.phase_lines import PRESCRIBED, Lines, balanced_accuracy, best_threshold, fitted
+from depthscope_lab.papers.deep.phase_model import QKV, scores_of, stacked
+from depthscope_lab.training.data.order import batch_indices
+from samples import seeded
+
+CELLS = ((1.0, 0.0), (0.3, 0.5), (2.0, 1.0))
+SHAPE = phase_runs.Shape(depth=3, alphas=(1.0, 0.3, 2.0), taus=(0.5,), rates=(1e-2,), steps=3, batch=8)
+
+
+def plain(wiring, alpha: float, tau: float, dtype=torch.float64):
+    model = phase_runs.build(SHAPE, wiring).to(dtype)
+    return depthscope.apply(model, ResidualWeight(alpha), *([DeEscalate(tau, at="output")] if tau else []))
+
+
+@pytest.mark.parametrize("wiring", ["post", "pre"])
+def test_many_models_in_one_are_the_plain_model_forwards_and_back(wiring):
+    images = torch.randn(5, 1, 8, 8, generator=seeded(0), dtype=torch.float64)
+    alphas, taus = zip(*CELLS, strict=True)
+    stack = stacked(phase_runs.build(SHAPE, wiring).double(), list(alphas), list(taus))
+    scores = scores_of(stack, images)
+    scores.square().sum().backward()
+    for cell, (alpha, tau) in enumerate(CELLS):
+        model = plain(wiring, alpha, tau)
+        expected = model(images)
+        torch.testing.assert_close(scores[cell], expected, rtol=1e-10, atol=1e-12)
+        expected.square().sum().backward()
+        for number, block in enumerate(model.encoder.blocks):
+            for name, rows, parameter in (
+                ("ffn.0.weight", slice(None), block.ffn[0].weight),
+                ("norm1.weight", slice(None), block.norm1.weight),
+                (f"{QKV}.weight", slice(32, 64), block.attention.key.weight),
+            ):
+                ours = stack.blocks[name].grad[number, cell, rows]
+                torch.testing.assert_close(ours, parameter.grad, rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(stack.ends["positions"].grad[cell], model.positions.grad, rtol=1e-8, atol=1e-12)
+
+
+def test_a_training_is_that_of_the_plain_model():
+    rows = phase_runs.train(SHAPE, "post", 0.5, 1e-2, lambda: None)
+    model = plain("post", 0.3, 0.5, torch.float32)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    data, losses = phase_runs.digits(), []
+    for step in range(SHAPE.steps):
+        chosen = batch_indices(SHAPE.seed, step, len(data.train_images), SHAPE.batch)
+        scores = model(phase_runs.pixels(data.train_images[chosen]))
+        loss = torch.nn.functional.cross_entropy(scores, data.train_labels[chosen])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert rows[1]["alpha"] == 0.3
+    assert rows[1]["losses"] == pytest.approx(losses, rel=1e-3)  # Adam's first steps are signs: rounding matters
+    with torch.no_grad():
+        scores = model(phase_runs.pixels(data.test_images))
+    expected = torch.nn.functional.cross_entropy(scores, data.test_labels).item()
+    assert rows[1]["valid_loss"] == pytest.approx(expected, rel=1e-3)
+    ratio = plain_ratio()
+    assert rows[1]["ratio"] == pytest.approx(ratio, rel=1e-4)
+
+
+def plain_ratio() -> float:
+    """Median over blocks of ‖∂W_Q,K‖/‖∂W_V,O‖ of the new model, by the probe's own roles."""
+    data = phase_runs.digits()
+    model = plain("post", 0.3, 0.5, torch.float32)
+    chosen = batch_indices(SHAPE.seed, 0, len(data.train_images), SHAPE.batch)
+    scores = model(phase_runs.pixels(data.train_images[chosen]))
+    torch.nn.functional.cross_entropy(scores, data.train_labels[chosen]).backward()
+    found = []
+    for block in model.encoder.blocks:
+        norm = {name: getattr(block.attention, name).weight.grad.norm() for name in ("query", "key", "value", "output")}
+        found.append(torch.hypot(norm["query"], norm["key"]) / torch.hypot(norm["value"], norm["output"]))
+    return torch.stack(found).median().item()
+
+
+def test_a_cell_that_is_no_number_leaves_the_others_alone():
+    wild = replace(SHAPE, alphas=(1e30, 0.3))
+    rows = phase_runs.train(wild, "pre", 0.0, 1e-2, lambda: None)
+    alone = phase_runs.train(replace(SHAPE, alphas=(0.3,)), "pre", 0.0, 1e-2, lambda: None)
+    assert None in rows[0]["losses"] or rows[0]["valid_loss"] is None
+    assert rows[1]["losses"] == pytest.approx(alone[0]["losses"], rel=1e-4)
+    assert phase_runs.chosen_rate(rows[:1])["loss"] == math.inf
+
+
+def test_the_rate_is_chosen_on_images_that_were_held_back():
+    def run(rate: float, valid: float | None, last: float):
+        return {"rate": rate, "valid_loss": valid, "losses": [2.0] * 5 + [last] * 10}
+
+    found = phase_runs.chosen_rate([run(1.0, 0.5, 0.1), run(2.0, 0.4, 0.2), run(3.0, None, 0.05)])
+    assert (found["rate"], found["loss"], found["edge"]) == (2.0, pytest.approx(0.2), False)
+    assert phase_runs.chosen_rate([run(1.0, 0.3, 0.1), run(2.0, 0.4, 0.2)])["edge"] is True
+
+
+# --- lines and claims on cells that are made up ---------------------------------------------------------
+
+
+def made_up(depth: int, least: float = 1e-3, most: float = 1e4) -> pd.DataFrame:
+    """Cells that train exactly where t_div ≥ `least` and the gradient stays within `most`."""
+    diversity, growth = np.meshgrid(10.0 ** -np.arange(0, 8, 0.7), np.linspace(-3, 18, 12))
+    cells = pd.DataFrame({"diversity": diversity.ravel(), "growth": growth.ravel()}).assign(depth=depth)
+    cells["trains"] = (cells["diversity"] >= least) & (cells["growth"].abs() <= math.log(most))
+    cells["loss"] = np.where(cells["trains"], 0.5, 2.3)
+    for name in ("diversity", "growth"):
+        cells[f"measured_{name}"] = cells[name]
+    return cells.assign(lambda_t=0.1, lambda_g=0.1, measured_lambda_t=0.12, measured_lambda_g=0.12, ratio=1.0)
+
+
+def judged(lines: Lines, cells: pd.DataFrame) -> pd.DataFrame:
+    cells = cells.assign(map="judged", expected=lines.inside(cells), measured_expected=lines.inside(cells))
+    cells["prescribed"] = PRESCRIBED.inside(cells)
+    cells["least_diversity"], cells["most_growth"] = lines.diversity, lines.growth
+    return pd.concat([cells.assign(wiring=wiring) for wiring in ("post", "pre")], ignore_index=True)
+
+
+def test_lines_are_found_where_they_are():
+    lines = fitted(made_up(50))
+    cells = made_up(50)
+    assert balanced_accuracy(lines.inside(cells), cells["trains"]) == 1
+    assert abs(math.log10(lines.diversity / 1e-3)) < 0.7  # as far as the cells are apart
+    assert abs(math.log(lines.growth / 1e4)) < 2
+    assert fitted(cells.assign(trains=True)) == PRESCRIBED
+
+
+def test_balanced_accuracy_is_that_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    expected, trains = rng.random(40) < 0.4, rng.random(40) < 0.7
+    assert balanced_accuracy(expected, trains) == pytest.approx(balanced_accuracy_score(trains, expected))
+    assert math.isnan(balanced_accuracy([True, False], [True, True]))
+
+
+def test_a_threshold_lies_between_the_two_sides():
+    signal, trains = pd.Series([0.1, 0.2, 0.6, 0.9]), pd.Series([False, False, True, True])
+    assert 0.2 < best_threshold(signal, trains) <= 0.6
+    assert math.isnan(best_threshold(signal, trains | True))
+
+
+def test_claims_hold_where_they_should_and_fail_where_they_should():
+    lines = fitted(made_up(50))
+    right = judged(lines, made_up(100))
+    config = phase.Config()
+    assert [claim.verdict for claim in claims(right, config)] == ["reproduced"] * 5
+    moved = judged(lines, made_up(100, least=1e-6))  # another depth has another line
+    assert [claim.verdict for claim in claims(moved, config)][:2] == ["not reproduced"] * 2
+    one_sided = right.assign(trains=True)
+    assert [claim.verdict for claim in claims(one_sided, config)][:2] == ["not testable here"] * 2
+    far = right.assign(lambda_g=0.3)
+    assert [claim.verdict for claim in claims(far, config)][-1] == "not reproduced"
+    unsafe = right.assign(trains=right["trains"] & ~right["prescribed"])
+    assert [claim.verdict for claim in claims(unsafe, config)][2] == "not reproduced"
+    found = alternatives(pd.concat([right, made_up(50).assign(map="fit", wiring="post")]))
+    assert found.set_index(["wiring", "predictor"])["accuracy"]["post"]["both lines"] == 1
+    assert found.set_index(["wiring", "predictor"])["accuracy"]["post"]["tokens alone"] < 1
+
+
+def test_the_quick_form_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config, shares = phase.STUDY.quick, []
+    real, calls = phase_runs.train, []
+
+    def counted(*given):
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(phase_runs, "train", counted)
+    with pytest.raises(KeyboardInterrupt):
+        phase.STUDY.compute(config, shares.append, tmp_path)
+    frame = phase.STUDY.compute(config, shares.append, tmp_path)
+    groups = 2 * len(config.rates) * (len(config.taus) + len(config.other_taus))
+    assert len(calls) == groups + 1  # the one that was interrupted
+    assert shares[-1] == pytest.approx(1.0)
+    pd.testing.assert_frame_equal(frame, phase.STUDY.compute(config, shares.append, tmp_path))
+    assert len(calls) == groups + 1
+    cells = frame[frame["map"] == "judged"]
+    assert len(cells) == 2 * len(config.alphas) * len(config.taus)
+    assert cells["loss"].between(0, 5).all()
+    assert len(phase.STUDY.draw(frame).axes) == 3  # two maps and the scale of colours
+    assert {claim.verdict for claim in phase.STUDY.claims(frame, config)} == {"not testable here"}

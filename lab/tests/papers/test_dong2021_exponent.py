@@ -1,0 +1,154 @@
+"""The exponent study of Dong et al. 2021: its quick form, what its claims rest on, and that they can fail."""
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.testing import assert_close
+
+import depthscope
+from depthscope.measures import composite_norm
+from depthscope.theory import attend, lipschitz_bound
+from depthscope_lab.papers.dong2021 import exponent
+from depthscope_lab.papers.dong2021.exponent_mlps import KINDS, critical_residual
+from depthscope_lab.papers.dong2021.exponent_runs import CASES, first_tokens, layers, on_whole_tokens, order_of
+from depthscope_lab.papers.study import Claim
+
+STUDY, QUICK = exponent.STUDY, exponent.STUDY.quick
+FALSE_OF_THE_PAPER = {  # what came out otherwise, in the full form too
+    "layer normalisation does not change what the size of the values does",
+    "with layer normalisation, too, all tokens become equal, whatever the weights",
+    "a larger Lipschitz constant of the MLP slows the collapse, whatever the MLP",
+}
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    return exponent.compute(QUICK, lambda _share: None)
+
+
+def judged(frame: pd.DataFrame) -> dict[str, Claim]:
+    return {claim.claim: claim for claim in exponent.claims(frame, QUICK)}
+
+
+def test_the_quick_form_says_what_the_full_form_says(frame: pd.DataFrame):
+    found = judged(frame)
+    assert len(found) == 16
+    refuted = {title for title, claim in found.items() if claim.verdict == "not reproduced"}
+    assert refuted == FALSE_OF_THE_PAPER
+    assert {claim.verdict for claim in found.values()} == {"reproduced", "not reproduced"}
+
+
+def test_draw_shows_the_frame_and_leaves_it_alone(frame: pd.DataFrame):
+    before = frame.copy()
+    figure = exponent.draw(frame)
+    figure.canvas.draw()
+    pd.testing.assert_frame_equal(frame, before)
+    assert len(figure.axes) == 4
+    assert all(ax.get_ylabel() and ax.get_xlabel() for ax in figure.axes)
+
+
+def test_a_seed_fixes_the_numbers_and_progress_ends_at_one():
+    small = replace(QUICK, trials=2, depth=3, gains=(1.0, 64.0), mlp_depth=4)
+    shares: list[float] = []
+    first = exponent.compute(small, shares.append)
+    pd.testing.assert_frame_equal(first, exponent.compute(small, lambda _share: None))
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    other = exponent.compute(replace(small, seed=1), lambda _share: None)
+    assert not np.allclose(first["residual"].dropna()[:2], other["residual"].dropna()[:2])
+
+
+@pytest.mark.parametrize(
+    ("change", "titles"),
+    [
+        ({"exponent": lambda f: f["exponent"] - 1}, ["with one head, log e grows by the factor 3 per layer"]),
+        ({"order": lambda f: f["order"] + 0.01}, ["the residual behind a layer of pure attention is the cube"]),
+        ({"log_bound": lambda f: f["log_bound"] - 40}, ["the bound of Thm 2.2 and 2.3 holds in every layer"]),
+        ({"threshold": 1e3}, ["tokens collapse of which the theorem promises nothing"]),
+        ({"relative": lambda f: f["relative"] * 1e-20}, ["whole tokens in float32 or float64 cannot show"]),
+        ({"residual": lambda f: f["residual"] * 0.9 ** f["layer"]}, ["with skips and LN", "with a causal mask"]),
+        ({"critical": lambda f: f["critical"] * 1e-9}, ["the residual above which an MLP stops the collapse"]),
+        ({"layers": 7.0}, ["an MLP with a large enough Lipschitz constant stops"]),
+    ],
+)
+def test_claims_fail_on_other_numbers(frame: pd.DataFrame, change: dict, titles: list[str]):
+    found = judged(frame.assign(**change))
+    for title in titles:
+        (claim,) = [claim for name, claim in found.items() if name.startswith(title)]
+        assert claim.verdict == "not reproduced"
+
+
+def test_refuted_claims_could_have_held(frame: pd.DataFrame):
+    equal = frame.assign(relative=frame["relative"].where(frame["case"] != "blind, LN", 1e-9))
+    assert judged(equal)["with layer normalisation, too, all tokens become equal, whatever the weights"].verdict == (
+        "reproduced"
+    )
+    slower = frame.assign(layers=np.log2(frame["gain"]) + 5)
+    title = "a larger Lipschitz constant of the MLP slows the collapse, whatever the MLP"
+    assert judged(slower)[title].verdict == "reproduced"
+
+
+def test_one_head_and_several_are_cut_from_the_same_matrices():
+    layer = next(layers(2, 8, 4, (0,)))
+    assert layer.many.query.shape == (2, 4, 8, 2)
+    joined = (layer.one.query @ layer.one.key.mT).squeeze(1)
+    assert_close((layer.many.query @ layer.many.key.mT).sum(dim=1), joined)
+    assert_close(layer.many.value.sum(dim=1), layer.one.value.squeeze(1))
+
+
+def test_whole_tokens_go_through_the_same_layer():
+    layer, tokens = next(layers(2, 8, 4, (0,))), first_tokens(2, 5, 8, (1,))
+    assert_close(on_whole_tokens(tokens.tokens, layer.many), attend(tokens, layer.many).tokens)
+
+
+def test_order_is_the_power_of_the_residual():
+    layer, tokens = next(layers(2, 8, 4, (0,))), first_tokens(2, 5, 8, (1,)).scaled(1e-6)
+    for case, wanted in {"one head": 3.0, "LN": 3.0, "MLP": 3.0, "skip": 1.0, "causal": 1.0}.items():
+        assert order_of(CASES[case], tokens, layer).tolist() == pytest.approx([wanted] * 2, abs=1e-4)
+
+
+def test_gain_multiplies_the_lipschitz_constant():
+    layer, gains = next(layers(2, 8, 4, (0,))), torch.tensor([1.0, 4.0], dtype=torch.float64)
+    for kind in KINDS.values():
+        bounds = lipschitz_bound(kind.weights(layer, gains))
+        assert_close(bounds[:, 1], 4 * bounds[:, 0])
+
+
+def test_below_the_critical_residual_tokens_collapse_and_above_they_do_not():
+    source, start = layers(2, 16, 2, (0,)), first_tokens(2, 6, 16, (1,))
+    stack = [next(source) for _ in range(8)]
+    gains, kind = torch.tensor([256.0], dtype=torch.float64), KINDS["sin(g·)"]
+    found = critical_residual(start, stack, kind, gains)
+    for factor, collapses in ((0.5, True), (2.0, False)):  # the shared token is chaotic here: not nearer
+        scale = factor * found.squeeze(-1) / composite_norm(start.residual)
+        last = start.scaled(scale[:, None, None])
+        for layer in stack:
+            attended = attend(last, layer.many)
+            weights = kind.weights(layer, gains)
+            hidden = torch.sin(attended.tokens @ weights.expand[:, 0])
+            last = type(start).of(hidden @ weights.contract[:, 0])  # the naive way, which ends at 1e-16
+        assert ((composite_norm(last.residual) < 1e-8) == collapses).all()
+
+
+def test_titles_can_be_read_alone():
+    """As `test_study` asks of titles in a study's own module."""
+    source = Path(depthscope.__file__).parent / "studies" / "dong2021" / "exponent_claims.py"
+    names = {"judge": 0, "_exponent": 2, "_rate": 5}
+    calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
+    titles = [
+        call.args[names[call.func.id]]
+        for call in calls
+        if getattr(call.func, "id", "") in names and len(call.args) > names[call.func.id]
+    ]
+    texts = [title.value for title in titles if isinstance(title, ast.Constant)]
+    assert len(texts) >= 14
+    for text in texts:
+        words = text.replace(",", " ").split()
+        assert len(words) >= 3
+        assert not {"it", "they"} & set(words)
+        assert words[0].lower() not in {"this", "that", "these", "those", "so"}

@@ -1,0 +1,242 @@
+"""Comparisons: which runs, with which command; done once, continued, failed, refused, stopped."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from depthscope.exit_codes import code_of
+from depthscope.locks import OWNER, owned
+from depthscope.report import read_metrics
+from depthscope_lab.training import vit_cifar10, vit_digits
+from depthscope_lab.training.checkpoint import checkpoints_in
+from depthscope_lab.training.comparison import Cell, Launch, Result, cells_of, command_of, last_step, run_cells
+from depthscope_lab.training.comparison_results import curves, final_values, summarise
+from depthscope_lab.training.metrics import append_metrics
+from processes import ENVIRONMENT
+
+SMALL = {"depth": 1, "width": 8, "heads": 1, "ffn_width": 8, "steps": 3}
+OPTIONS = {"log_every": 1, "tracker": "none", "cpu": True}
+
+
+def small(variant="post", **changes) -> Cell:
+    return Cell(vit_digits(variant).changed(**(SMALL | changes)))
+
+
+def no_process(*_a, **_k):
+    raise AssertionError("a process was started")
+
+
+def test_all_combinations_with_each_variants_own_learning_rate():
+    configs = [vit_digits(variant) for variant in ("post", "pre")]
+    cells = cells_of(configs, depths=(12, 24), seeds=(0, 1), warmups=(0, 100), lr_factors=(1, 3))
+    assert len({cell.name for cell in cells}) == 2 * 2 * 2 * 2 * 2
+    assert {cell.config.lr for cell in cells if cell.config.variant == "post"} == {5e-5, 1.5e-4}
+    assert {cell.config.lr for cell in cells if cell.config.variant == "pre"} == {1e-3, 3e-3}
+    assert "pre-depth24-lr0.003-warmup100-seed1" in {cell.name for cell in cells}
+    (cell,) = cells_of([vit_digits("post").changed(warmup_steps=7)])
+    assert (cell.config.depth, cell.config.warmup_steps) == (48, 7)
+
+
+def test_the_command_has_what_differs_from_the_recipe_and_nothing_else(tmp_path: Path):
+    config = vit_cifar10("deescalated").changed(augment=False, drop_at=(0.5, 0.75), steps=9)
+    launch = Launch(tmp_path, "folder", True, options={"log_every": 2})
+    command = command_of(Cell(config), launch)[3:]
+    assert command[:4] == ["train", "vit-cifar10", "--variant", "deescalated"]
+    assert command[4:7] == ["--resume", "--out", str(tmp_path / "runs" / "deescalated-depth80-lr0.0001-warmup0-seed0")]
+    options = "--set steps=9 --set drop_at=0.5,0.75 --set augment=false --set log_every=2"
+    options += " --data folder --allow-incomplete"
+    assert command[7:] == options.split()
+
+
+def test_a_run_is_done_once_and_its_end_is_read(tmp_path: Path, monkeypatch):
+    launch = Launch(tmp_path, options=OPTIONS)
+    cells = [small(), small(lr=1e30)]
+    seen: list[tuple[int, int]] = []
+    results = run_cells(cells, launch, lambda done, running: seen.append((done, len(running))))
+    assert seen[0] == (0, 1)
+    assert seen[-1] == (2, 0)
+    good, bad = results
+    assert good.failed is None
+    assert bad.failed is not None
+    assert bad.failed.startswith("the loss is not finite at step")
+    assert last_step(cells[0], launch)["step"] == 3
+
+    frame = curves(results, launch)
+    whole, broken = final_values(frame).to_dict("records")
+    rows = read_metrics(launch.run_folder(cells[0]) / "metrics.jsonl")
+    assert whole["loss"] == next(row["loss"] for row in rows if row["step"] == 3 and "loss" in row)
+    assert whole["test_loss"] == rows[-1]["test_loss"]
+    assert pd.isna(broken["loss"])
+    assert pd.isna(broken["test_accuracy"])
+    summary = summarise(frame)
+    assert [(row["runs"], row["failed"], row["best_lr"]) for row in summary] == [(1, 0, True), (1, 1, False)]
+    json.dumps(summary, allow_nan=False)
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    assert run_cells(cells, launch) == results
+    with pytest.raises(AssertionError, match="a process was started"):  # other data is another run
+        run_cells(cells, Launch(tmp_path, "elsewhere", options=OPTIONS))
+
+    # In this process: the same numbers, the same ends.
+    here = Launch(tmp_path / "here", in_process=True, options=OPTIONS)
+    seen.clear()
+    again = run_cells(cells, here, lambda done, running: seen.append((done, len(running))))
+    assert (seen[0], seen[-1]) == ((0, 1), (2, 0))
+    pd.testing.assert_frame_equal(curves(again, here), frame)
+    assert again[0] == good
+    assert again[1].failed is not None
+    assert again[1].failed.startswith("the loss is not finite at step")
+    monkeypatch.setattr("depthscope_lab.training.in_process.train", no_process)
+    assert run_cells(cells, here) == again  # what is done is not run again
+
+
+def test_a_mistake_ends_the_comparison_with_what_the_run_said(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"run post-.* ended with code 2: .*brings its data"):
+        run_cells([small()], Launch(tmp_path, "folder", options=OPTIONS))
+    assert not list(tmp_path.rglob("outcome.json"))
+
+
+def test_stopped_it_lets_its_runs_save_and_goes_on_from_there(tmp_path: Path):
+    launch = Launch(tmp_path, options=OPTIONS | {"checkpoint_every": 1_000_000})
+    cell = small(steps=100_000)
+    stopper = threading.Event()
+
+    def stop_at_the_first_step(_done: int, _running: object) -> None:
+        if last_step(cell, launch) and not stopper.is_set():
+            stopper.set()
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([cell], launch, stop_at_the_first_step)
+    assert stopper.is_set()
+    assert len(list(launch.run_folder(cell).glob("checkpoints/step-*"))) == 1
+    assert not (launch.run_folder(cell) / "outcome.json").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    before = last_step(cell, launch)["step"]
+    time.sleep(0.3)
+    assert last_step(cell, launch)["step"] == before  # nothing runs on
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_in_this_process_a_run_that_is_stopped_saves_its_work_first(tmp_path: Path, number, code: int):
+    launch = Launch(tmp_path, in_process=True, options=OPTIONS | {"checkpoint_every": 1_000_000})
+    cell = small(steps=20)
+
+    def stop_at_step_5(_done: int, _running: object) -> None:
+        if last_step(cell, launch).get("step") == 5:
+            signal.raise_signal(number)
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run_cells([cell], launch, stop_at_step_5)
+    assert code_of(stopped.value) == code
+    assert [path.name for path in launch.run_folder(cell).glob("checkpoints/step-*")] == ["step-00000006"]
+    assert not (launch.run_folder(cell) / "outcome.json").exists()
+    assert run_cells([cell], launch)[0].failed is None
+    assert last_step(cell, launch)["step"] == 20
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from depthscope_lab.training import vit_digits
+from depthscope_lab.training.comparison import Cell, Launch, run_cells
+small = {"depth": 1, "width": 8, "heads": 1, "ffn_width": 8, "steps": 100_000}
+options = {"log_every": 1, "tracker": "none", "cpu": True, "checkpoint_every": 1_000_000}
+run_cells([Cell(vit_digits("post").changed(**small))], Launch(Path(sys.argv[1]), options=options))
+"""
+
+
+def test_killed_its_runs_save_their_work_and_end_with_it(tmp_path: Path):
+    process = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], env=ENVIRONMENT)
+    launch, cell = Launch(tmp_path), small(steps=100_000)
+    folder, patience = launch.run_folder(cell), time.monotonic() + 120
+    while not last_step(cell, launch) and time.monotonic() < patience:
+        time.sleep(0.05)
+    with pytest.raises(ValueError, match=f"in use by process (?!{process.pid} )"), owned(folder):
+        pass
+    process.kill()
+    process.wait()
+    while (folder / OWNER).exists() and time.monotonic() < patience:
+        time.sleep(0.05)
+    with owned(folder):
+        assert len(checkpoints_in(folder / "checkpoints")) == 1
+
+
+class EndedAtOnce:
+    """In place of a process: a run that has logged one number, and is over."""
+
+    returncode, stdin = 0, None
+
+    def __init__(self, command: list[str], **_options: object):
+        folder = Path(command[command.index("--out") + 1])
+        assert not (folder / "checkpoints").exists()  # it would go on from there, and end without its numbers
+        (folder / "checkpoints").mkdir()
+        append_metrics(folder / "metrics.jsonl", 1, {"loss": 2.0})
+
+    def poll(self) -> int:
+        return 0
+
+
+def test_a_finished_run_whose_numbers_are_damaged_is_run_again(tmp_path: Path, monkeypatch):
+    launch = Launch(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", EndedAtOnce)
+    results = run_cells([small()], launch)
+    metrics = launch.run_folder(small()) / "metrics.jsonl"
+    whole = metrics.read_text()
+    metrics.write_text(whole.replace("2.0", "3.0"))
+    with pytest.warns(UserWarning, match=r"metrics.jsonl is not what the run wrote: it is run again from the start"):
+        assert run_cells([small()], launch) == results
+    assert metrics.read_text() == whole
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    assert run_cells([small()], launch) == results
+    (metrics.parent / "outcome.json").write_text("[]")
+    with pytest.raises(AssertionError, match="a process was started"):
+        run_cells([small()], launch)
+
+
+def test_more_runs_than_anybody_waits_for_are_refused_at_once():
+    with pytest.raises(ValueError, match="at most 10000 runs, got 10000000000 seeds × 4 others = 40000000000"):
+        cells_of([vit_digits("post")] * 2, seeds=range(10**10), lr_factors=(1, 2))
+
+
+def test_the_table_has_what_the_task_reported_and_nothing_that_only_follows_from_it(tmp_path: Path):
+    cell, launch = small(), Launch(tmp_path)
+    launch.run_folder(cell).mkdir(parents=True)
+    rows = [
+        {"loss": 2.0, "lr": 0.1, "images_per_second": 9.0, "epoch": 1.0},
+        {"bleu": 5.0, "valid_perplexity": 1.0, "valid_loss": None, "test_loss": 4.0},
+        {"token_similarity": 0.5, "depth/t_sim_last": 0.5},
+    ]
+    for row in rows:
+        append_metrics(launch.run_folder(cell) / "metrics.jsonl", 1, {k: v or float("nan") for k, v in row.items()})
+    frame = curves([Result(cell, None)], launch)
+    quantities = ["loss", "test_loss", "valid_loss", "bleu", "token_similarity"]
+    assert list(frame["quantity"]) == quantities
+    assert frame["value"].tolist() == pytest.approx([2.0, 4.0, float("nan"), 5.0, 0.5], nan_ok=True)
+    assert list(final_values(frame).columns[-4:]) == quantities[:4]
+
+
+def test_means_and_spread_are_over_seeds_and_the_training_loss_chooses_the_rate():
+    frame = pd.DataFrame(
+        [
+            ("post", 1, lr, 0, seed, step, name, value)
+            for lr, offset in ((0.1, 0.0), (0.2, -0.5))
+            for seed in (0, 1)
+            for step, late in ((10, 5.0), (95, 1.0), (100, 3.0))
+            for name, value in (("loss", late + offset + seed), ("test_loss", late - offset), ("test_accuracy", 0.5))
+        ],
+        columns=["variant", "depth", "lr", "warmup_steps", "seed", "step", "quantity", "value"],
+    )
+    first, second = summarise(frame)
+    assert first["loss"] == pytest.approx(2.5)  # the mean of 1 and 3, of 2 and 4
+    assert first["loss_std"] == pytest.approx(0.5**0.5)
+    assert first["test_loss"] == 3.0
+    assert second["test_loss"] == 3.5
+    assert (first["best_lr"], second["best_lr"]) == (False, True)

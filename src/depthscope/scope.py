@@ -1,0 +1,398 @@
+"""A model on inputs, with what is true of the two: settled once, and read by every verb.
+
+    scope = depthscope.Scope(model, batch)
+    print(scope)                # 12 blocks of width 768 · pre-norm · causal (by its family) · 4 × 128 tokens
+    scope.probe()
+    scope.probe(other_batch)    # nothing is settled again
+
+`depthscope.probe(model, batch)` is `Scope(model, batch).probe()`, and so for every verb. What is settled: the opened
+(uncompiled) model, its anatomy, its token axis, whether it is causal and how that is known, the mask, and whether
+sequences are packed. Each is found out when it is first asked for. A scope holds its model and its inputs as long as
+its user holds the scope, and there is no other cache. A block module that was exchanged is noticed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy
+from depthscope.passes import (
+    Batch,
+    Tokenizer,
+    Told,
+    anatomy_as_told,
+    are_apart,
+    batches,
+    check_told,
+    depth_of,
+    is_causal,
+    is_wrapped,
+    pieces_of,
+    uncompiled,
+    undisturbed,
+    unpacked,
+    with_sight,
+)
+from depthscope.passes.causality import Seen, seen
+from depthscope.stations import IN_WORDS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from depthscope.decomposition import PathShares
+    from depthscope.diagnosis import Fixed
+    from depthscope.probing import Captured, Profile, Spectra
+    from depthscope.probing.watching import Watch
+    from depthscope.remedies import Recommendation, Remedy
+    from depthscope.usage import DepthUse
+
+
+class Causality(NamedTuple):
+    """Whether tokens are kept from seeing later ones, and how that is known."""
+
+    causal: bool | None  # None: not known, and could not be tried
+    by: str  # "told", "tried", or "" where the family says so
+
+
+class Scope:
+    """A model on inputs.
+
+    Args:
+        model: any `nn.Module` that holds Transformer blocks; of a compiled one, the original is run.
+        inputs: a tensor, a dict batch, strings (with `tokenizer`), or an iterable of these. Without inputs only those
+            verbs work that need none: `spectra`, `apply`, `remove`, `restore`, `watch`, `ablate`.
+        tokenizer: makes ids of strings.
+        blocks: a glob of module names ("encoder.layer.*"), for models of no known family.
+        part: of a model with several, the only one that is looked at ("encoder", "decoder", …).
+        token_axis: 1 for activations (batch, n, d), 0 for (n, batch, d); of an unknown model it is found by trying.
+        mask: (batch, n) true for real tokens, or the name of the argument that has it ("~name": true for padding).
+        causal: whether no token sees a later one; else known of the family, or found by trying.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> scope = depthscope.Scope(model, torch.randn(2, 5, 16))
+        >>> scope.depth_of_model
+        3
+        >>> len(scope.probe().curve("token_similarity"))  # what enters block 1, and the output of each block
+        4
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Any = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        blocks: str | None = None,
+        part: str | None = None,
+        token_axis: int | None = None,
+        mask: Tensor | str | None = None,
+        causal: bool | None = None,
+    ):
+        said = {"blocks": blocks, "part": part, "token_axis": token_axis, "mask": mask, "causal": causal}
+        self.given = model  # as it was given: perhaps compiled, perhaps a wrapper
+        self.model, notes = uncompiled(model)
+        self.tokenizer = tokenizer
+        self.hints = cast(Told, {name: value for name, value in said.items() if value is not None})
+        self._notes = notes
+        self._measuring: int | None = None  # the thread in which `undisturbed` is open
+        self._begin(inputs)
+        self._forget()
+
+    def _begin(self, inputs: Any) -> None:
+        self.inputs = inputs
+        self._first: Batch | None = None
+        self._rest: Iterator[Batch] | None = None  # what follows the first batch, until it is read
+
+    def _forget(self) -> None:
+        self._anatomy: Anatomy | None = None
+        self._sights: dict[bool, Anatomy] = {}
+        self._causal: Causality | None = None
+        self.are_apart: bool | None = None  # sequences that share a row; None: no row has held several so far
+        self._seen: Seen | None = None
+
+    # --- inputs ---------------------------------------------------------------------------------------
+
+    @property
+    def first(self) -> Batch | None:
+        """The first batch, as the model takes it; None without inputs."""
+        if self._first is None and self.inputs is not None:
+            self._rest = batches(self.model, self.inputs, self.tokenizer)
+            self._first = next(self._rest, None)
+            if self._first is None:
+                raise ValueError("expected at least one batch, got none")
+        return self._first
+
+    @property
+    def first_batch(self) -> Batch:
+        """The first batch; refused without inputs."""
+        if (first := self.first) is None:
+            raise ValueError("expected inputs (a tensor, a dict batch, strings, or an iterable of these), got none")
+        return first
+
+    def calls(self) -> Iterator[Batch]:
+        """The batches, one after the other. An iterator is read once, everything else as often as it is asked for."""
+        first, rest = self.first_batch, self._rest
+        self._rest = None
+        if rest is not None:
+            return chain([first], rest)
+        if isinstance(self.inputs, Iterator):
+            raise ValueError("the inputs are an iterator, which can be read once: pass a list, or scope.probe(inputs)")
+        return batches(self.model, self.inputs, self.tokenizer)
+
+    def keep_inputs(self) -> Self:
+        """Reads the whole of an iterator into memory, for a verb that needs its inputs several times."""
+        if isinstance(self.inputs, Iterator):
+            self._begin([batch.kwargs or batch.args[0] for batch in self.calls()])
+        return self
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of everything that is measured here."""
+        return list(self._notes)
+
+    def on(self, inputs: Any) -> Scope:
+        """The same model on other inputs: what is settled stays settled."""
+        if isinstance(self.hints.get("mask"), Tensor):
+            raise ValueError("mask= is a tensor of one batch: for further ones name the argument that has it")
+        if self.inputs is not None:
+            _ = self.anatomy
+        other = copy.copy(self)
+        other._begin(inputs)
+        other._sights, other._seen = dict(self._sights), None
+        return other
+
+    def first_only(self) -> Scope:
+        """The same model on the first batch alone, with one sequence to a row."""
+        batch = self.one_to_a_row(self.first_batch)
+        return self.on(batch.kwargs or batch.args[0])
+
+    # --- what is true of the model --------------------------------------------------------------------
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """What the model is made of, with what its user says of it."""
+        if self._anatomy is not None and self._was_exchanged(self._anatomy):
+            self._forget()
+        if self._anatomy is None:
+            self._anatomy = anatomy_as_told(self.model, self.hints, self.first)
+        return self._anatomy
+
+    def _was_exchanged(self, anatomy: Anatomy) -> bool:
+        """Whether another module stands where a block stood."""
+        for block in anatomy.blocks:
+            module: Any = self.model
+            for name in block.name.split(".") if block.name else ():
+                module = getattr(module, "_modules", {}).get(name)
+            if module is not block.module:
+                return True
+        return False
+
+    @property
+    def depth_of_model(self) -> int:  # how many blocks run in a pass
+        return depth_of(self.model, self.anatomy)
+
+    def seen_anatomy(self, *, again: bool) -> Anatomy:
+        """The anatomy with what the first batch shows of its causality. `again` tries also what is known not to be
+        causal: a remedy must not trust a library's word."""
+        anatomy = self.anatomy
+        if again not in self._sights:
+            with self.undisturbed():
+                self._sights[again] = with_sight(self.model, anatomy, self.one_to_a_row(self.first_batch), again=again)
+        return self._sights[again]
+
+    def causality(self) -> tuple[Anatomy, Causality]:
+        """The anatomy and the causality that are true of the first batch. What is not known is tried, and so is what
+        somebody's module around a library's model may have changed. Of PyTorch's layers, which each call tells, what
+        is found is true of calls such as this one."""
+        anatomy = self._sights.get(True, self.anatomy)
+        if any(block.causal_arguments for block in anatomy.blocks) and anatomy.causal is None:
+            if self._causal is None:
+                found = None
+                if len(anatomy.parts) == 1:
+                    with self.undisturbed():
+                        found = is_causal(self.model, anatomy, self.one_to_a_row(self.first_batch))
+                self._causal = Causality(found, anatomy.causal_by)
+            return anatomy, self._causal
+        anatomy = self.seen_anatomy(again=True in self._sights or is_wrapped(self.model, anatomy))
+        return anatomy, Causality(anatomy.causal, anatomy.causal_by)
+
+    def is_causal(self) -> bool | None:
+        """Whether no token sees any later one, of calls such as the first batch; None if it cannot be tried."""
+        return self.causality()[1].causal
+
+    def one_to_a_row(self, batch: Batch) -> Batch:
+        """The batch with sequences that are packed into one row, and do not see each other, each in a row of its
+        own."""
+        pieces = pieces_of(batch.kwargs)
+        if pieces is None:
+            return batch
+        if self.are_apart is None:
+            with self.undisturbed():
+                self.are_apart = are_apart(self.model, self.anatomy, batch, pieces)
+        return unpacked(batch, pieces) if self.are_apart else batch
+
+    @property
+    def apply_hints(self) -> dict[str, Any]:
+        """What `apply` must be told of this model: what its user said, and what was tried and cannot be known."""
+        anatomy = self.anatomy
+        options: dict[str, Any] = dict(self.hints)
+        if anatomy.spelled is not None:
+            options["blocks"] = anatomy.spelled
+        if self.inputs is not None:
+            anatomy = self.seen_anatomy(again=True)
+        if anatomy.family == "unknown" and anatomy.token_axis == 0:
+            options["token_axis"] = 0
+        options.pop("causal", None)
+        return options | ({"causal": anatomy.causal} if anatomy.causal_by and anatomy.causal is not None else {})
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """The model in eval mode, without gradients, and everything as it was afterwards. May be opened inside itself,
+        by the same thread."""
+        if self._measuring == get_ident():
+            yield
+            return
+        try:
+            with undisturbed(self.model):
+                self._measuring = get_ident()
+                yield
+        finally:
+            self._measuring = None
+
+    # --- in words -------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        anatomy, shape = self.anatomy, ""
+        facts = [getattr(getattr(self.model, "config", None), "model_type", "") or type(self.model).__name__]
+        blocks = f"{self.depth_of_model} blocks"
+        causality = Causality(anatomy.causal, anatomy.causal_by)
+        if self.first is not None:
+            causality = self.causality()[1]
+            if self._seen is None:
+                with self.undisturbed():
+                    self._seen = seen(self.model, anatomy, self.one_to_a_row(self.first))
+            sequences, tokens, width = self._seen.entrance.shape
+            padded = self._seen.real.numel() - int(self._seen.real.sum())
+            shape = f"{sequences} × {tokens} tokens" + (f", {padded} padded" if padded else "")
+            blocks += f" of width {width}"
+        placements = {IN_WORDS[block.placement] for block in anatomy.blocks if block.placement}
+        facts += [blocks, " and ".join(sorted(placements)), _in_words(causality), shape]
+        if len(anatomy.parts) > 1:
+            facts.insert(2, f"parts {', '.join(anatomy.parts)}")
+        return " · ".join(fact for fact in facts if fact)
+
+    # --- the verbs ------------------------------------------------------------------------------------
+
+    def _for(self, inputs: Any) -> Scope:
+        return self if inputs is None else self.on(inputs)
+
+    def probe(self, inputs: Any = None, **options: Any) -> Profile:
+        """Measures the model block by block: `depthscope.probe`, with its options."""
+        from depthscope.probing import probe
+
+        return probe(self._for(inputs), **options)
+
+    def depth(self, inputs: Any = None, **options: Any) -> DepthUse:
+        """How much of its depth the model uses: `depthscope.depth_use`, with its options."""
+        from depthscope.usage import depth_use
+
+        return depth_use(self._for(inputs), **options)
+
+    def paths(self, inputs: Any = None, **options: Any) -> PathShares:
+        """The last block's output by the length of the paths that led there: `depthscope.paths`, with its options."""
+        from depthscope.decomposition import paths
+
+        return paths(self._for(inputs), **options)
+
+    def spectra(self, **options: Any) -> Spectra:
+        """The eigenvalues of W_V W_O, block by block: `depthscope.spectra`, with its options."""
+        from depthscope.probing import spectra
+
+        named: dict[str, Any] = {"blocks": self.hints.get("blocks"), "part": self.hints.get("part")}
+        return spectra(self.model, **named | options)
+
+    def recommend(self, inputs: Any = None, **options: Any) -> Recommendation:
+        """Which remedies, with which numbers: `depthscope.recommend`, with its options."""
+        from depthscope.remedies import recommend
+
+        return recommend(self._for(inputs), **options)
+
+    def fix(self, inputs: Any = None, **options: Any) -> Fixed:
+        """The model before and after its remedy: `depthscope.fix`, with its options."""
+        from depthscope.diagnosis import fix
+
+        return fix(self._for(inputs), **options)
+
+    def apply(self, *remedies: Remedy) -> nn.Module:
+        """Puts remedies into the model, to stay: `depthscope.apply`."""
+        from depthscope.remedies import apply
+
+        return apply(self, *remedies)
+
+    def remove(self) -> nn.Module:
+        """Takes all remedies out of the model: `depthscope.remove`."""
+        from depthscope.remedies import remove
+
+        return remove(self.model)
+
+    def restore(self, weights: Any = None) -> nn.Module:
+        """Puts the remedies back that the model's configuration records: `depthscope.restore`."""
+        from depthscope.remedies import restore
+
+        return restore(self.model, weights)
+
+    def watch(self, every: int = 50, **options: Any) -> Watch:
+        """Watches the model while it is trained: `depthscope.watch`, with its options."""
+        from depthscope.probing import watch
+
+        return watch(self.given, every, **options, **self.hints)
+
+    def ablate(self, *what: str | int | Iterable[int]) -> AbstractContextManager[nn.Module]:
+        """The model without parts of its blocks, or without blocks: `depthscope.ablate`."""
+        from depthscope.probing import ablate
+
+        return ablate(self, *what)
+
+    def capture(
+        self, stations: str | Sequence[str] = "output", blocks: int | Iterable[int] | None = None, **options: Any
+    ) -> Captured:
+        """The tokens themselves, `captured["output", 3]`: `depthscope.capture`, with its options."""
+        from depthscope.probing import capture
+
+        return capture(self, stations=stations, numbers=blocks, **options)
+
+    def skip_loss(self, inputs: Any = None, **options: Any) -> pd.DataFrame:
+        """What each block is worth to the loss: `depthscope.skip_loss`, with its options."""
+        from depthscope.probing import skip_loss
+
+        return skip_loss(self._for(inputs), **options)
+
+
+def scope_of(model: nn.Module | Scope, inputs: Any = None, tokenizer: Tokenizer | None = None, **told: Any) -> Scope:
+    """What a verb is given, as a scope: a model with inputs and hints, or a scope, perhaps with further inputs."""
+    check_told(told)
+    if not isinstance(model, Scope):
+        return Scope(model, inputs, tokenizer=tokenizer, **told)
+    if told := {name: value for name, value in told.items() if value is not None}:
+        raise TypeError(f"a Scope knows its model already: say {', '.join(told)} where the Scope is made")
+    found = model if inputs is None else model.on(inputs)
+    if tokenizer is not None:
+        found = copy.copy(found)
+        found.tokenizer = tokenizer
+    return found
+
+
+def _in_words(found: Causality) -> str:
+    how = {"told": "as you say", "tried": "found by trying"}.get(found.by, "by its family")
+    if found.causal is None:
+        return "not known whether causal"
+    return f"{'causal' if found.causal else 'not causal'} ({how})"

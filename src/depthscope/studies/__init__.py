@@ -1,5 +1,0 @@
-"""Published figures, recomputed: one folder per paper, one file per figure: compute, draw, claims."""
-
-from depthscope.studies.catalogue import STUDIES, Entry, load
-
-__all__ = ["STUDIES", "Entry", "load"]

@@ -1,0 +1,188 @@
+"""A model on inputs, settled once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+
+import depthscope
+from depthscope import Scope
+from depthscope.scope import scope_of
+
+IDS = torch.randint(0, 50, (3, 8), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=3, n_head=2, bos_token_id=0, eos_token_id=0)
+    ).eval()
+
+
+class Mixing(nn.Module):
+    """A block that mixes tokens: each with those before it, or with all."""
+
+    def __init__(self, causal: bool):
+        super().__init__()
+        self.linear, self.causal = nn.Linear(8, 8), causal
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        earlier = x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+        return torch.tanh(self.linear(x + (earlier if self.causal else x.mean(1, keepdim=True))))
+
+
+class Plain(nn.Module):
+    """A model of no known family, which counts its passes."""
+
+    def __init__(self, causal: bool):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(Mixing(causal) for _ in range(3))
+        self.passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_verb_of_a_scope_is_the_function(gpt2):
+    scope, batch = Scope(gpt2, IDS), {"input_ids": IDS}
+    assert scope.probe().frame.equals(depthscope.probe(gpt2, IDS).frame)
+    assert scope.skip_loss().equals(depthscope.skip_loss(gpt2, batch))
+    assert scope.depth(lens=False).frame.equals(depthscope.depth_use(gpt2, batch, lens=False).frame)
+    assert scope.paths().frame.equals(depthscope.paths(gpt2, batch).frame)
+    assert scope.spectra().frame.equals(depthscope.spectra(gpt2).frame)
+    assert scope.recommend().remedies == depthscope.recommend(gpt2, batch).remedies
+    assert scope.fix().after.frame.equals(depthscope.fix(gpt2, batch).after.frame)
+
+
+def test_it_says_what_is_true_in_a_line(gpt2):
+    masked = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS).index_fill(1, torch.tensor([7]), 0)}
+    assert str(Scope(gpt2, masked)) == (
+        "gpt2 · 3 blocks of width 16 · pre-norm · causal (by its family) · 3 × 8 tokens, 3 padded"
+    )
+    x = torch.randn(2, 5, 8)
+    assert "Plain · 3 blocks of width 8 · not causal (found by trying)" in str(
+        Scope(Plain(False), x, blocks="layers.*")
+    )
+    assert "causal (as you say)" in str(Scope(Plain(True), x, blocks="layers.*", causal=True))
+
+
+def test_nothing_is_settled_twice():
+    model, x = Plain(True), torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2))
+    scope = Scope(model, x, blocks="layers.*")
+    scope.probe()
+    model.passes = 0
+    scope.probe()
+    assert model.passes == 1  # and not those that try the token axis, the structure and the causality
+    assert scope.probe(x + 1).metadata["causal"] is True
+    assert model.passes == 2
+
+
+def test_fix_tries_causality_once(monkeypatch):
+    tried = []
+    from depthscope import scope as module
+
+    def counted(*args, **options):
+        tried.append(1)
+        return sight(*args, **options)
+
+    sight = module.with_sight
+    monkeypatch.setattr(module, "with_sight", counted)
+    model = Plain(False)
+    fixed = depthscope.fix(model, torch.randn(2, 5, 8), blocks="layers.*", tau=0.3)
+    assert fixed.remedies
+    assert len(tried) <= 2
+
+
+def test_an_exchanged_block_is_noticed(gpt2):
+    scope = Scope(gpt2, IDS)
+    before = scope.anatomy
+    gpt2.transformer.h[1] = GPT2LMHeadModel(gpt2.config).transformer.h[1].eval()
+    assert scope.anatomy is not before
+    assert scope.probe().frame.equals(depthscope.probe(gpt2, IDS).frame)
+
+
+def test_an_iterator_is_read_once_and_a_list_as_often_as_asked(gpt2):
+    scope = Scope(gpt2, iter([IDS, IDS]))
+    assert scope.probe().metadata["samples"] == 6
+    with pytest.raises(ValueError, match="read once"):
+        scope.probe()
+    again = Scope(gpt2, [IDS, IDS])
+    assert [again.probe().metadata["samples"] for _ in range(2)] == [6, 6]
+    assert depthscope.fix(gpt2, iter([IDS, IDS])).before.metadata["samples"] == 6
+
+
+def test_captured_tokens_are_those_of_the_model(gpt2):
+    hidden = gpt2(IDS, output_hidden_states=True).hidden_states
+    captured = Scope(gpt2, IDS).capture()
+    assert list(captured) == [("output", block) for block in range(4)]
+    assert torch.equal(captured["output", 0], hidden[0])
+    assert torch.equal(captured["output", 2], hidden[2])
+    assert set(Scope(gpt2, IDS).capture("ffn_branch", blocks=[2])) == {("ffn_branch", 2)}
+    assert captured.nbytes == 4 * 3 * 8 * 16 * 4
+    with pytest.raises(KeyError, match="captured station"):
+        captured["output", 9]
+    with pytest.raises(ValueError, match="from 0 to 3"):
+        Scope(gpt2, IDS).capture(blocks=4)
+
+
+def test_blocks_are_left_out_one_by_one_and_in_runs(gpt2):
+    short = gpt2.transformer.h[1:2]
+    with Scope(gpt2).ablate(1, range(3, 4)):
+        cut = gpt2(IDS).logits
+    whole, gpt2.transformer.h = gpt2.transformer.h, short
+    expected = gpt2(IDS).logits
+    gpt2.transformer.h = whole
+    assert torch.equal(cut, expected)
+    assert not torch.equal(cut, gpt2(IDS).logits)
+    losses = depthscope.skip_loss(gpt2, IDS)
+    with depthscope.ablate(gpt2, 2):
+        assert depthscope.probing.mean_loss(gpt2, IDS) == pytest.approx(losses["loss"][2], abs=1e-12)
+        with pytest.raises(ValueError, match="without its block 2 now"):
+            depthscope.recommend(gpt2, IDS)
+    for wrong in (0, 4, True):
+        with pytest.raises(ValueError, match="from 1 to 3"), depthscope.ablate(gpt2, wrong):
+            pass
+    with pytest.raises(ValueError, match="got nothing"), depthscope.ablate(gpt2):
+        pass
+
+
+def test_what_cannot_be_is_said(gpt2):
+    with pytest.raises(ValueError, match="expected inputs"):
+        Scope(gpt2).probe()
+    with pytest.raises(TypeError, match="where the Scope is made"):
+        depthscope.probe(Scope(gpt2, IDS), causal=True)
+    with pytest.raises(TypeError, match="unexpected option"):
+        scope_of(gpt2, IDS, cuasal=True)
+    with pytest.raises(ValueError, match="of one batch"):
+        Scope(gpt2, IDS, mask=torch.ones(3, 8)).probe(IDS)
+    with pytest.raises(ValueError, match="expected a model"):
+        Scope("gpt2")  # type: ignore[arg-type]
+
+
+def test_remedies_go_in_and_out_by_a_scope():
+    torch.manual_seed(0)
+    model = BertModel(
+        BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32)
+    ).eval()
+    scope, before = Scope(model, IDS), model(IDS).last_hidden_state
+    scope.apply(depthscope.DeEscalate(0.3), depthscope.LayerScale(0.5))
+    assert not torch.equal(model(IDS).last_hidden_state, before)
+    scope.remove()
+    assert torch.equal(model(IDS).last_hidden_state, before)
+    with scope.watch(every=1) as watch:
+        model.train()(IDS)
+    assert len(watch.records)
+
+
+def test_names_are_listed():
+    assert "de-escalation" in depthscope.list_remedies()
+    assert "gpt2" in {name.lower() for name in depthscope.list_families()}
+    assert "token_similarity" in depthscope.list_measures("default")
+    assert set(depthscope.list_measures("default")) < set(depthscope.list_measures())
