@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import depthscope
 from depthscope import measures as m
 from depthscope.anatomy import anatomy_of
-from depthscope.anatomy.layouts import guesses
+from depthscope.anatomy.layout import guesses
 from depthscope.passes import Batch, undisturbed
 from depthscope.passes.by_structure import seen_by_structure
 from depthscope.remedies import DeEscalate, ResidualWeight

@@ -6,8 +6,13 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from depthscope.anatomy import anatomy_of
-from depthscope.anatomy.fused import interleaved_projections, stacked_projections
-from depthscope.anatomy.structure import Projections, fused_projections, linear_projections
+from depthscope.anatomy.projections import (
+    fused_projections,
+    interleaved_projections,
+    linear_projections,
+    stacked_projections,
+)
+from depthscope.anatomy.structure import Projections
 from samples import seeded
 from zoo import ZOO, make
 

@@ -15,8 +15,8 @@ from torch.testing import assert_close
 import depthscope
 from decomposition import naive as oracle
 from depthscope.decomposition import CONSTANT, PathShares, paths, rules
-from depthscope.decomposition.tracks import Tracks
-from depthscope.decomposition.weights import through_weights
+from depthscope.decomposition.linear_rules import through_weights
+from depthscope.decomposition.terms import Terms
 from depthscope.passes import anatomy_as_told, batches
 from depthscope.theory import path_counts
 from samples import seeded
@@ -236,19 +236,19 @@ def test_the_pass_itself_is_bitwise_the_same(name: str):
 
 def forgets_biases(_func, args, kwargs, _returned):
     x, weight = args[:2]
-    return lambda: rules.tracks_of(x).map(lambda values: values @ weight.T), ""
+    return lambda: rules.terms_of(x).map(lambda values: values @ weight.T), ""
 
 
 def norms_each_track(func, args, kwargs, _returned):
-    return lambda: rules.tracks_of(args[0]).map(lambda values: func(values, *args[1:], **kwargs)), ""
+    return lambda: rules.terms_of(args[0]).map(lambda values: func(values, *args[1:], **kwargs)), ""
 
 
 def mixes_heads_up(func, args, kwargs, returned):
-    return rules.mixing.fused(func, (args[0].flip(1), *args[1:]), kwargs, returned)
+    return rules.attention_rules.fused(func, (args[0].flip(1), *args[1:]), kwargs, returned)
 
 
 def activates_each_track(func, args, kwargs, _returned):
-    return lambda: rules.tracks_of(args[0]).map(lambda values: func(values, **kwargs)), "gate"
+    return lambda: rules.terms_of(args[0]).map(lambda values: func(values, **kwargs)), "gate"
 
 
 @pytest.mark.parametrize(
@@ -373,17 +373,17 @@ def test_a_softmax_outside_of_attention_is_no_step_of_a_path():
 def test_the_track_that_is_left_over_is_that_track(place: int):
     generator = seeded(0)
     values, weight = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((6, 3, 4), (5, 4)))
-    tracks, whole = Tracks(values, start=1), values.sum(dim=0) @ weight.T
-    found = through_weights(tracks, weight, whole, place)
+    terms, whole = Terms(values, start=1), values.sum(dim=0) @ weight.T
+    found = through_weights(terms, weight, whole, place)
     assert_close(found.values, values @ weight.T, **EXACT)
     assert found.start == 1
     with pytest.raises(ValueError, match="'linear' does not add up"):
-        through_weights(tracks, weight, whole + 0.01, place)
+        through_weights(terms, weight, whole + 0.01, place)
 
 
 def test_tracks_of_several_lengths_add_up():
     values = torch.arange(24.0).reshape(4, 2, 3)
-    a, b = Tracks(values, start=0), Tracks(values[:3] + 1, start=2)
+    a, b = Terms(values, start=0), Terms(values[:3] + 1, start=2)
     for x, y in ((a, b), (b, a)):
         total = rules.added(x, y)
         assert (total.start, total.end) == (0, 4)

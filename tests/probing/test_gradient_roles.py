@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from depthscope import probe
 from depthscope.anatomy import Anatomy, anatomy_of
-from depthscope.anatomy.pieces import Piece
 from depthscope.anatomy.roles import roles_of
+from depthscope.anatomy.structure import Piece
 from depthscope.models import BlockConfig, Encoder
 from depthscope.passes import batches, undisturbed
 from depthscope.probing.gradients import gradient_norms

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from depthscope.anatomy import anatomy_of
-from depthscope.anatomy.look import look_of_weights
+from depthscope.anatomy.trained import look_of_weights
 from depthscope.models import BlockConfig, Encoder
 from depthscope.probing import probe
 from depthscope.probing.finite_weights import weights_not_finite

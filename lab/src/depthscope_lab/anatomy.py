@@ -9,29 +9,8 @@ from __future__ import annotations
 from torch import nn
 
 from depthscope import walking
-from depthscope.anatomy import BlockAnatomy, Family, Spot
-from depthscope.anatomy.ours import norms_of, projections_of
-
-
-def describe(name: str, block: nn.Module) -> BlockAnatomy:
-    from depthscope_lab.models.transformer_xl import TransformerXLBlock
-
-    assert isinstance(block, TransformerXLBlock)
-    attention = block.attention
-    return BlockAnatomy(
-        name,
-        block,
-        # The output is taken behind any hook on the block itself.
-        spots={station: Spot(module, "out") for station, module in block.stations.items()}
-        | {"output": Spot(block, "out")},
-        placement=block.placement,
-        attention=attention,
-        norms=norms_of(block),
-        values=Spot(attention.value, "out"),
-        context=Spot(attention.output, "in"),
-        ffn=(block.ffn,),
-        projections=projections_of(attention),
-    )
+from depthscope.anatomy import Family
+from depthscope.anatomy.our_blocks import describe
 
 
 def causal(model: nn.Module) -> bool:

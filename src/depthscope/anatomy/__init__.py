@@ -1,5 +1,5 @@
-"""What a model is made of: its blocks, stations, projections, token axis, mask, causality. One file per family,
-and families of other packages (`register_family`).
+"""What a model is made of: its blocks, stations, projections, token axis, mask, causality. A table of
+families (`families`), and families of other packages (`register_family`).
 """
 
 from __future__ import annotations
@@ -12,32 +12,8 @@ from typing import Any
 from torch import nn
 
 from depthscope import walking
-from depthscope.anatomy.albert import ALBERT
-from depthscope.anatomy.bart import BART, BART_PRE
-from depthscope.anatomy.bert import BERT
-from depthscope.anatomy.blip import BLIP_TEXT, BLIP_VISION
-from depthscope.anatomy.bloom import BLOOM
-from depthscope.anatomy.clip import CLIP, SIGLIP
-from depthscope.anatomy.cohere import COHERE
-from depthscope.anatomy.deberta import DEBERTA
-from depthscope.anatomy.deepseek import DEEPSEEK
-from depthscope.anatomy.dinov2 import DINOV2
-from depthscope.anatomy.distilbert import DISTILBERT
-from depthscope.anatomy.falcon import FALCON
-from depthscope.anatomy.gemma2 import GEMMA2
-from depthscope.anatomy.gpt2 import GPT2
-from depthscope.anatomy.gpt_neox import GPT_NEOX
-from depthscope.anatomy.gptj import GPTJ
-from depthscope.anatomy.jamba import JAMBA
-from depthscope.anatomy.llama import LLAMA
-from depthscope.anatomy.mamba import MAMBA
-from depthscope.anatomy.modernbert import MODERNBERT
-from depthscope.anatomy.mpnet import MPNET
-from depthscope.anatomy.mpt import MPT
-from depthscope.anatomy.olmo2 import OLMO2
-from depthscope.anatomy.opt import OPT
-from depthscope.anatomy.ours import OURS
-from depthscope.anatomy.phi3 import PHI3
+from depthscope.anatomy.families import FAMILIES as OWN_FAMILIES
+from depthscope.anatomy.parts import in_parts, without_nested
 from depthscope.anatomy.structure import (
     Addition,
     Anatomy,
@@ -49,31 +25,10 @@ from depthscope.anatomy.structure import (
     Spot,
     check_family,
 )
-from depthscope.anatomy.swin import SWIN
-from depthscope.anatomy.t5 import T5
-from depthscope.anatomy.torch_decoder import TORCH_DECODER
-from depthscope.anatomy.torch_encoder import TORCH_ENCODER
-from depthscope.anatomy.towers import in_parts, without_nested
 from depthscope.anatomy.unknown import left_out, named_blocks, repeated_blocks
-from depthscope.anatomy.vit import VIT
-from depthscope.anatomy.wav2vec2 import WAV2VEC2, WAV2VEC2_STABLE
-from depthscope.anatomy.xlnet import XLNET
 from depthscope.registry import Registry
 
-FAMILIES: Registry[Family] = Registry(
-    "family",
-    "depthscope.families",
-    (
-        *(OURS, TORCH_ENCODER, TORCH_DECODER),
-        *(BERT, ALBERT, XLNET, DISTILBERT, MPNET, MODERNBERT, DEBERTA),
-        *(VIT, DINOV2, SWIN, CLIP, SIGLIP, BLIP_VISION, BLIP_TEXT, WAV2VEC2, WAV2VEC2_STABLE),
-        *(T5, BART, BART_PRE),
-        *(GPT2, OPT, BLOOM, MPT, GPTJ, GPT_NEOX, FALCON),
-        *(LLAMA, PHI3, GEMMA2, OLMO2, COHERE, DEEPSEEK),
-        *(MAMBA, JAMBA),
-    ),
-    check=check_family,
-)
+FAMILIES: Registry[Family] = Registry("family", "depthscope.families", OWN_FAMILIES, check=check_family)
 
 __all__ = [
     "FAMILIES",

@@ -11,8 +11,8 @@ from typing import get_args
 
 from torch import Tensor, nn
 
-from depthscope.anatomy.pieces import HiddenWeights, Piece, Role
-from depthscope.anatomy.structure import BlockAnatomy
+from depthscope.anatomy.projections import HiddenWeights
+from depthscope.anatomy.structure import BlockAnatomy, Piece, Role, is_named_norm
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -74,7 +74,7 @@ def _shown(block: BlockAnatomy) -> Mapping[Role, tuple[Piece, ...]]:
 
 def _norms(block: BlockAnatomy) -> Iterator[nn.Module]:
     yield from block.norms
-    yield from (module for module in block.module.modules() if "norm" in type(module).__name__.lower())
+    yield from filter(is_named_norm, block.module.modules())
 
 
 def _check_cuts(block: BlockAnatomy, found: RolePieces) -> None:

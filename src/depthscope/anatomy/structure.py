@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
 
-from depthscope import walking
-from depthscope.anatomy.pieces import HiddenWeights, Piece, Role, pieces_of_layers, thirds
 from depthscope.stations import Placement, trunk_of
 
 Side = Literal["in", "out"]
@@ -30,6 +27,20 @@ class Spot:
     side: Side
     path: Path | None = None
     added_to: Path | None = None
+
+
+Role = Literal["queries_keys", "values_output", "ffn", "norms", "other"]  # what weights are for
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter, or the parts of it that `cut` takes out of a tensor of its shape: its own, or its gradient's."""
+
+    parameter: Tensor
+    cut: Callable[[Tensor], tuple[Tensor, ...]] | None = None  # None: all of it
+
+    def of(self, values: Tensor) -> tuple[Tensor, ...]:
+        return (values,) if self.cut is None else self.cut(values)
 
 
 @dataclass(frozen=True)
@@ -222,179 +233,6 @@ def check_family(family: Family) -> None:
         raise ValueError(f"family {family.name!r} must name its library, and the classes of its blocks as a tuple")
 
 
-def post_norm_spots(block: nn.Module, attention_norm: nn.Module, ffn_norm: nn.Module) -> dict[str, Spot]:
-    """The trunk of a post-norm block: X, Y₁ → LN → Y₂, Y₃ → LN → Y₄."""
-    return {
-        "input": Spot(block, "in"),
-        "attention_input": Spot(block, "in"),
-        "after_attention": Spot(attention_norm, "in"),
-        "ffn_input": Spot(attention_norm, "out"),
-        "after_ffn": Spot(ffn_norm, "in"),
-        "output": Spot(block, "out"),
-    }
-
-
-def cross_attention_spots(
-    cross: nn.Module, cross_norm: nn.Module, norms: tuple[nn.Module, nn.Module], placement: Placement
-) -> dict[str, Spot]:
-    """What stands between self-attention and FFN in a decoder that reads an encoder; `norms` are those of the two."""
-    attention_norm, ffn_norm = norms
-    if placement == "post":
-        return {
-            "cross_attention_input": Spot(attention_norm, "out"),
-            "after_cross_attention": Spot(cross_norm, "in"),
-            "cross_attention_branch": Spot(cross, "out"),
-            "ffn_input": Spot(cross_norm, "out"),
-        }
-    return {
-        "after_attention": Spot(cross_norm, "in"),
-        "cross_attention_input": Spot(cross_norm, "out"),
-        "after_cross_attention": Spot(ffn_norm, "in"),
-        "cross_attention_branch": Spot(cross, "out"),
-    }
-
-
-def pre_norm_spots(block: nn.Module, attention_norm: nn.Module, ffn_norm: nn.Module) -> dict[str, Spot]:
-    """The trunk of a pre-norm block, and the normed copies that its branches read."""
-    return {
-        "input": Spot(block, "in"),
-        "attention_input": Spot(attention_norm, "out"),
-        "after_attention": Spot(ffn_norm, "in"),
-        "ffn_input": Spot(ffn_norm, "out"),
-        "after_ffn": Spot(block, "out"),
-        "output": Spot(block, "out"),
-    }
-
-
-def branch_norm_spots(block: nn.Module, ffn: nn.Module) -> dict[str, Spot]:
-    """The trunk of a block whose norms stand behind its branches: both branches read the trunk itself."""
-    return {
-        "input": Spot(block, "in"),
-        "attention_input": Spot(block, "in"),
-        "after_attention": Spot(ffn, "in"),
-        "ffn_input": Spot(ffn, "in"),
-        "after_ffn": Spot(block, "out"),
-        "output": Spot(block, "out"),
-    }
-
-
-def parallel_spots(block: nn.Module, attention_norm: nn.Module, ffn_norm: nn.Module) -> dict[str, Spot]:
-    """A block whose branches run in parallel: its trunk has no station between them."""
-    return {
-        "input": Spot(block, "in"),
-        "attention_input": Spot(attention_norm, "out"),
-        "ffn_input": Spot(ffn_norm, "out"),
-        "after_ffn": Spot(block, "out"),
-        "output": Spot(block, "out"),
-    }
-
-
-def linear_projections(
-    query: nn.Linear,
-    key: nn.Linear,
-    value: nn.Linear,
-    output: nn.Linear | None,
-    heads: int,
-    key_value_heads: int | None = None,
-) -> Projections:
-    """Separate linear layers, the common layout; `key_value_heads` < heads for grouped queries."""
-    groups = key_value_heads or heads
-    roles: dict[Role, tuple[Piece, ...]] = {
-        "queries_keys": pieces_of_layers(query, key),
-        "values_output": pieces_of_layers(value, output),
-    }
-    for layer in (query, key, value, output):
-        if layer is not None and not isinstance(getattr(layer, "weight", None), Tensor):
-            raise HiddenWeights(layer, roles)
-    return Projections(
-        query=_input_heads(query.weight.T, heads),
-        key=_input_heads(key.weight.T, groups).repeat_interleave(heads // groups, dim=0),
-        value=_input_heads(value.weight.T, groups).repeat_interleave(heads // groups, dim=0),
-        output=None if output is None else _output_heads(output.weight.T, heads),
-        query_bias=_bias_heads(query.bias, heads, heads),
-        key_bias=_bias_heads(key.bias, groups, heads),
-        value_bias=_bias_heads(value.bias, groups, heads),
-        output_bias=None if output is None else _detached(output.bias),
-        roles=roles,
-    )
-
-
-def fused_projections(
-    weight: Tensor,
-    bias: Tensor | None,
-    output: Tensor,
-    output_bias: Tensor | None,
-    heads: int,
-    *,
-    linear: bool = False,
-) -> Projections:
-    """One matrix for query, key and value: weight (d, 3·width), output (width, d), both for row vectors.
-
-    With `linear` both are as nn.Linear stores them, transposed.
-    """
-    rows, into = (weight.T, output.T) if linear else (weight, output)
-    q, k, v = (_input_heads(part, heads) for part in rows.chunk(3, dim=1))
-    b_q, b_k, b_v = (None if bias is None else _bias_heads(bias.chunk(3)[i], heads, heads) for i in range(3))
-    fused = ((weight, 0 if linear else 1), *(() if bias is None else ((bias, 0),)))
-    writes = (output,) if output_bias is None else (output, output_bias)
-    return Projections(
-        q,
-        k,
-        v,
-        _output_heads(into, heads),
-        b_q,
-        b_k,
-        b_v,
-        _detached(output_bias),
-        roles={
-            "queries_keys": tuple(Piece(p, partial(thirds, dim=dim, first=0, last=2)) for p, dim in fused),
-            "values_output": (
-                *(Piece(p, partial(thirds, dim=dim, first=2, last=3)) for p, dim in fused),
-                *map(Piece, writes),
-            ),
-        },
-    )
-
-
-def _input_heads(weight: Tensor, heads: int) -> Tensor:
-    return weight.detach().unflatten(1, (heads, -1)).transpose(0, 1)  # (d, h·k) → (h, d, k)
-
-
-def _output_heads(weight: Tensor, heads: int) -> Tensor:
-    return weight.detach().unflatten(0, (heads, -1))  # (h·v, d) → (h, v, d)
-
-
-def _bias_heads(bias: Tensor | None, groups: int, heads: int) -> Tensor | None:
-    if bias is None:
-        return None
-    return bias.detach().unflatten(0, (groups, -1)).repeat_interleave(heads // groups, dim=0)
-
-
-def _detached(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.detach()
-
-
-def always(value: bool) -> Callable[[nn.Module], bool]:
-    """A family whose causality does not depend on its configuration."""
-    return lambda _model: value
-
-
-def causal_unless_told(model: nn.Module) -> bool | None:
-    """Causal, but for a configuration, of the model or a part of it, that asks for attention both ways (embedding
-    models): None, to be tried."""
-    configs = {id(config): config for module in walking.modules(model) if (config := getattr(module, "config", None))}
-    told = [
-        getattr(config, "is_causal", True) is False or bool(getattr(config, "use_bidirectional_attention", False))
-        for config in configs.values()
-    ]
-    return None if any(told) else True
-
-
-def decoder_flag(model: nn.Module) -> bool:
-    """Causal if the configuration says `is_decoder`, as in BERT and its kin."""
-    return bool(getattr(getattr(model, "config", None), "is_decoder", False))
-
-
-def branch_spots(attention: nn.Module, ffn: nn.Module) -> dict[str, Spot]:
-    """What the attention branch and the FFN branch add to the trunk."""
-    return {"attention_branch": Spot(attention, "out"), "ffn_branch": Spot(ffn, "out")}
+def is_named_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm by the name of its class."""
+    return "norm" in type(module).__name__.lower()

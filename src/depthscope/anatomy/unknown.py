@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import nn
 
 from depthscope import walking
-from depthscope.anatomy.spelling import Stream, modules_named, read
+from depthscope.anatomy.block_patterns import Stream, modules_named, read
 from depthscope.anatomy.structure import Anatomy, BlockAnatomy
 
 NOTE = "unknown family: the blocks' inputs and outputs are seen, and attention where its shape shows it"
@@ -22,7 +22,7 @@ Named = tuple[str, nn.Module]
 
 
 def named_blocks(model: nn.Module, pattern: str) -> Anatomy:
-    """The blocks that a pattern such as "encoder.layer.*" names; see `spelling`."""
+    """The blocks that a pattern such as "encoder.layer.*" names; see `block_patterns`."""
     found: list[tuple[str, nn.Module, Stream]] = []
     for glob, stream in read(pattern):
         modules = modules_named(model, glob)

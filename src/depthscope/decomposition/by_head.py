@@ -1,6 +1,6 @@
 """Which heads carry the short paths: exactly, for all heads at once, by the adjoint of the frozen blocks.
 
-Frozen, block l makes A_k ← S A_k + T A_{k−1} of its tracks, where T = Σ_h leads through its heads. What paths of length
+Frozen, block l makes A_k ← S A_k + T A_{k−1} of its terms, where T = Σ_h leads through its heads. What paths of length
 k through head h of block l are of the output Y, along Y, is
 
     Σ_j ⟨R_{k−1−j} T_h A_j, Y⟩/‖Y‖² = Σ_j ⟨T_h A_j, U_{k−1−j}⟩,   U_m = R_mᵀ Y/‖Y‖²,
@@ -17,18 +17,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from depthscope.decomposition.measuring import Row
-from depthscope.decomposition.path_tensor import Log, NotFollowed, carrying, tracks_of
-from depthscope.decomposition.tracks import Tracks
+from depthscope.decomposition.path_tensor import Log, NotFollowed, carrying, terms_of
+from depthscope.decomposition.shares import Row
+from depthscope.decomposition.terms import Terms
 from depthscope.passes import Visit
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One block: what its heads give of the tokens' tracks, and one tensor that was followed through it."""
+    """One block: what its heads give of the tokens' terms, and one tensor that was followed through it."""
 
     block: int
-    contexts: Tracks  # P_h V_h of A_j, (1 + lengths, batch, h, n, d_v)
+    contexts: Terms  # P_h V_h of A_j, (1 + lengths, batch, h, n, d_v)
     entered: Tensor  # 0, with gradients (batch, n, d)
     passing: Tensor  # S of it: what the block makes of it past attention
     attending: Tensor  # T of it: through attention
@@ -44,14 +44,14 @@ def segment_of(visit: Visit, entered: Tensor, log: Log) -> Segment:
     own = Log(log.batch, contexts=[])
     with torch.enable_grad():
         try:
-            again = visit.again(carrying(entered, Tracks.entering(probe), own))
+            again = visit.again(carrying(entered, Terms.entering(probe), own))
         except RuntimeError as error:
             why = str(error).splitlines()[0]
             raise NotFollowed(
                 f"it cannot be run once more, which by_head=True needs ({why}); if it keeps a cache of keys and "
                 "values, add use_cache=False to the inputs"
             ) from None
-        _, passing, attending = tracks_of(again).spanning(0, 2).values
+        _, passing, attending = terms_of(again).spanning(0, 2).values
     assert own.contexts is not None
     return Segment(visit.number, log.contexts[0], probe, passing, attending, own.contexts[0].values)
 
@@ -93,7 +93,7 @@ def _transposed(segment: Segment, behind: Tensor) -> tuple[Tensor, Tensor]:
     return here, at_context[1:, 1]
 
 
-def _by_length(contexts: Tracks, at_context: Tensor, depth: int) -> Tensor:
+def _by_length(contexts: Terms, at_context: Tensor, depth: int) -> Tensor:
     """Σ_j ⟨context of A_j, U_{k−1−j}⟩ by sample, head and length k = 0, …, L: (batch, h, 1 + L), the constant first."""
     lengths = contexts.values[1:]
     products = torch.einsum("jbhnv,mbhnv->bhjm", lengths, at_context).double()

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from depthscope.decomposition import rules
 from depthscope.decomposition.path_tensor import Kind, Log, NotFollowed, PathTensor, State, log_of, plain, wrapped
-from depthscope.decomposition.tracks import Tracks
-from depthscope.decomposition.watch import holds_numbers, ours
+from depthscope.decomposition.terms import Terms
+from depthscope.decomposition.unfollowed_reads import holds_numbers, ours
 
 IN_PLACE = {"__iadd__": "add", "__isub__": "sub", "__imul__": "mul", "__itruediv__": "div", "__idiv__": "div"}
 
@@ -55,22 +55,22 @@ def _apply(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _look_at(name: str, given: Any) -> None:
     """Tokens must come with their paths, and from the block that runs: any other way is not counted among paths."""
     leaves = tree_leaves(given)
-    watch = next((leaf.state.log.watch for leaf in leaves if isinstance(leaf, PathTensor)), None)
-    if watch is None:
+    reads = next((leaf.state.log.reads for leaf in leaves if isinstance(leaf, PathTensor)), None)
+    if reads is None:
         return
     for leaf in leaves:
         if isinstance(leaf, PathTensor):
             is_by_another_way = leaf.state.log.ended
         else:
-            is_by_another_way = isinstance(leaf, Tensor) and holds_numbers(leaf) and watch.knows(leaf)
+            is_by_another_way = isinstance(leaf, Tensor) and holds_numbers(leaf) and reads.knows(leaf)
         if is_by_another_way:
-            watch.refuse(name, leaf)
+            reads.refuse(name, leaf)
 
 
 def _refuse(name: str, given: Any) -> None:
-    watch = log_of(given).watch
-    if watch is not None:
-        watch.refuse(name)
+    reads = log_of(given).reads
+    if reads is not None:
+        reads.refuse(name)
 
 
 def _as_they_are(given: Any) -> Any:
@@ -101,7 +101,7 @@ class _Once:
 def _carry(returned: Any, made: _Once, kind: Kind, name: str, args: Any, log: Log) -> Any:
     source = args[0] if name in rules.VIEWS and isinstance(args[0], PathTensor) else None
 
-    def one(value: Any, make: Callable[[], Tracks]) -> Any:
+    def one(value: Any, make: Callable[[], Terms]) -> Any:
         if not isinstance(value, Tensor) or not holds_numbers(value):
             return value
         return wrapped(value, State(make, log, name, kind, source))
@@ -115,7 +115,7 @@ def _carry(returned: Any, made: _Once, kind: Kind, name: str, args: Any, log: Lo
 def _in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As the function that gives a new tensor, which then takes the place of the old one.
 
-    What is written into a part of a tensor is not followed: the whole has no tracks from then on.
+    What is written into a part of a tensor is not followed: the whole has no terms from then on.
     """
     target, base = args[0], IN_PLACE.get(name, name.removesuffix("_"))
     if not isinstance(target, PathTensor):

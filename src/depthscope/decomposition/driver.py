@@ -10,23 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
+from depthscope.decomposition.attention_rules import heads_passed
 from depthscope.decomposition.by_head import Adjoint, Segment, segment_of
-from depthscope.decomposition.counting import heads_passed
-from depthscope.decomposition.leaving_out import LeftOut, losses_without
-from depthscope.decomposition.leftovers import unwrap
-from depthscope.decomposition.measuring import Row, measured, share_rows
+from depthscope.decomposition.losses import losses_without
 from depthscope.decomposition.path_tensor import (
+    TOLERANCE,
     Log,
     NotFollowed,
     PathTensor,
     carrying,
     plain,
     relative_error,
-    tracks_of,
+    terms_of,
+    unwrap,
 )
-from depthscope.decomposition.shares import PathShares, frames_of
-from depthscope.decomposition.tracks import Tracks
-from depthscope.decomposition.watch import Watch, ours
+from depthscope.decomposition.shares import LeftOut, PathShares, Row, frames_of, measured, share_rows
+from depthscope.decomposition.terms import Terms
+from depthscope.decomposition.unfollowed_reads import UnfollowedReads, ours
 from depthscope.interruption import attempt, was_stopped
 from depthscope.passes import (
     Batch,
@@ -44,8 +44,6 @@ from depthscope.passes.undoing import undone
 from depthscope.probing.gradients import Loss
 from depthscope.progress import Tick
 from depthscope.scope import Scope, scope_of
-
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of the sum of terms, in units of the largest entry
 
 
 def paths(
@@ -120,8 +118,8 @@ def paths(
                 rows += attempt("paths by head", partial(following.rows_of_heads, samples)) or []
             if loss is not False:
                 made = None if loss is True else loss
-                terms_of = following.in_layout()
-                found = attempt("losses", partial(losses_without, scope, batch, terms_of, made, progress))
+                in_layout = following.in_layout()
+                found = attempt("losses", partial(losses_without, scope, batch, in_layout, made, progress))
                 without += [] if found is None else [found]
             if keep_terms:
                 terms.append(split)
@@ -143,7 +141,7 @@ class Following:
         self.ordinary = Machine(model, anatomy, Listen({"output"}, self._see))
         self.names = [block.name for block in anatomy.blocks]
         self.family = anatomy.family
-        self.tracks: Tracks | None = None
+        self.terms: Terms | None = None
         self.left: Tensor | None = None  # what the last block gave, in the layout of the model
         self.real: Tensor | None = None
         self.depth = 0
@@ -154,22 +152,22 @@ class Following:
         self.segments: list[Segment] = []
         self._by_block: list[tuple[int, dict[str, Tensor]]] = []
         self._log = Log()
-        self._watch = Watch()
+        self._reads = UnfollowedReads()
         self._expected: list[Tensor] = []  # what each block gives when nobody follows
         self._running = ""  # the block that runs, in words
 
     def run(self, batch: Batch) -> None:
         """Follows one batch."""
-        self.tracks = self.left = None
+        self.terms = self.left = None
         self.depth, self.heads, self.without_attention = 0, [], []
         self.segments.clear()
         self._by_block.clear()
         self._expected.clear()
-        self._watch = Watch()
+        self._reads = UnfollowedReads()
         with self.ordinary:
             call_alike(self.model, batch)
         try:
-            with undone(lambda: unwrap(self.model)), self.machine, self._watch:
+            with undone(lambda: unwrap(self.model)), self.machine, self._reads:
                 call_alike(self.model, batch)
         except NotFollowed as error:
             raise ValueError(f"block {self._running}: {error}") from None
@@ -191,8 +189,8 @@ class Following:
 
     def in_layout(self) -> list[Tensor]:
         """The same, each in the layout of the model."""
-        assert self.tracks is not None
-        constant, *lengths = self.tracks.spanning(0, self.tracks.end).values
+        assert self.terms is not None
+        constant, *lengths = self.terms.spanning(0, self.terms.end).values
         return [*lengths, constant]
 
     def rows_of_blocks(self, first_sample: int) -> list[Row]:
@@ -223,49 +221,49 @@ class Following:
                 raise ValueError(
                     f"expected a model in float32 or float64, whose terms add up to its output, got {found}"
                 )
-            self.tracks = Tracks.entering(tokens)
+            self.terms = Terms.entering(tokens)
         elif self.left is None or tokens.shape != self.left.shape or not torch.equal(tokens, self.left):
             raise ValueError(
                 f"something else changes the tokens between blocks {visit.number - 1} and {visit.number}, where their "
                 "paths are not followed; name blocks that follow each other with blocks=, or one part with part="
             )
-        assert self.tracks is not None
+        assert self.terms is not None
         batch = self.machine.running.batch_first(tokens).shape[0]
         attention = visit.block.attention
-        self._watch.block = visit.number
-        self._log = Log(batch, contexts=[] if self.by_head else None, left_over=self._largest(), watch=self._watch)
+        self._reads.block = visit.number
+        self._log = Log(batch, contexts=[] if self.by_head else None, left_over=self._largest(), reads=self._reads)
         if attention is not None:
             self._log.attends = lambda: self.machine.inside is not None
-        return carrying(tokens, self.tracks, self._log)
+        return carrying(tokens, self.terms, self._log)
 
     def _largest(self) -> int:
-        """The place of the largest track that enters a block; what enters the first is all of length 0."""
+        """The place of the largest term that enters a block; what enters the first is all of length 0."""
         return int(self._by_block[-1][1]["norm_share"].mean(dim=1).argmax()) if self._by_block else 1
 
     def _leaving(self, visit: Visit, tokens: Tensor) -> Tensor:
-        self._watch.block, self._log.ended = 0, True
-        if self._watch.refusal:
-            raise NotFollowed(self._watch.refusal)
+        self._reads.block, self._log.ended = 0, True
+        if self._reads.refusal:
+            raise NotFollowed(self._reads.refusal)
         if not isinstance(tokens, PathTensor):
             raise NotFollowed("what leaves it is not made of what entered it by functions of PyTorch")
         found = plain(tokens)
         self._require_the_usual(visit, found)
-        tracks = tracks_of(tokens)
-        self._check(visit, tracks, found)
-        self._count(visit, tracks, found)
+        terms = terms_of(tokens)
+        self._check(visit, terms, found)
+        self._count(visit, terms, found)
         if self.by_head:
             self.segments.append(segment_of(visit, self.machine.running.batch_first(visit.entered), self._log))
-        self.tracks, self.left, self.real, self.depth = tracks, found, visit.real, visit.number
+        self.terms, self.left, self.real, self.depth = terms, found, visit.real, visit.number
         whole = self.machine.running.batch_first(found)
-        terms = [self.machine.running.batch_first(track) for track in tracks.spanning(0, tracks.end).values]
-        self._by_block.append((visit.number, measured(terms, whole, visit.real)))
+        split = [self.machine.running.batch_first(term) for term in terms.spanning(0, terms.end).values]
+        self._by_block.append((visit.number, measured(split, whole, visit.real)))
         if self.progress is not None:
             self.progress()
         return found
 
-    def _count(self, visit: Visit, tracks: Tracks, found: Tensor) -> None:
-        assert self.tracks is not None
-        grown = tracks.end - self.tracks.end
+    def _count(self, visit: Visit, terms: Terms, found: Tensor) -> None:
+        assert self.terms is not None
+        grown = terms.end - self.terms.end
         known = self.family != "unknown" and visit.block.attention is None
         tokens = self.machine.running.batch_first(found).shape[1]
         if heads := heads_passed(self._log.seen, tokens, grown, may_have_none=known):
@@ -293,19 +291,19 @@ class Following:
                 "writes in place into tokens that another tensor shares"
             )
 
-    def _check(self, visit: Visit, tracks: Tracks, found: Tensor) -> None:
+    def _check(self, visit: Visit, terms: Terms, found: Tensor) -> None:
         """The terms add up to what the block gave, or the first step inside it that does not is named."""
-        turned = [self.machine.running.batch_first(x) for x in (tracks.whole(), found)]
+        turned = [self.machine.running.batch_first(x) for x in (terms.whole(), found)]
         if visit.real is not None:
             turned = [x[visit.real] for x in turned]
         error, allowed = relative_error(*turned), TOLERANCE[visit.entered.dtype]
         self.error = max(self.error, error)
         if not error <= allowed:
-            assert self.tracks is not None
+            assert self.terms is not None
             log = Log(self._log.batch, tolerance=allowed)
-            split = self.tracks.map(torch.vmap(self.machine.running.batch_first))
+            split = self.terms.map(torch.vmap(self.machine.running.batch_first))
             entered = self.machine.running.batch_first(visit.entered)
-            tracks_of(visit.again(carrying(entered, split, log)))  # names the step
+            terms_of(visit.again(carrying(entered, split, log)))  # names the step
             raise NotFollowed(f"its terms differ from its output by {error:.1e} of it, more than {allowed:.0e}")
 
 

@@ -2,8 +2,8 @@
 
 With attention, the scales of norms and the gates of activations frozen at what they are in this pass, a block is an
 affine map of its tokens. `PathTensor` is what the model computes, bit for bit, and beside it, made only where it is
-asked for, the same split into `Tracks`: every function of PyTorch that the model calls with it is looked up among the
-rules (`rules.py`), which say what becomes of the tracks. What no rule knows is not guessed: the tracks of its
+asked for, the same split into `Terms`: every function of PyTorch that the model calls with it is looked up among the
+rules (`rules.py`), which say what becomes of the terms. What no rule knows is not guessed: the terms of its
 result are refused, by name, if anything asks for them. Nothing asks for those of queries and keys.
 """
 
@@ -14,15 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from depthscope.decomposition.tracks import Tracks
-from depthscope.decomposition.watch import Watch, ours
+from depthscope.decomposition.terms import Terms
+from depthscope.decomposition.unfollowed_reads import UnfollowedReads, ours
 
 # What a tensor may stand for in a product: "" only what is split; "gate", an activation, and "weights", a softmax, are
 # frozen beside it; so is "scale", what a norm divides by, which leaves what it scales a plain tensor.
 Kind = Literal["", "gate", "weights", "scale"]
+
+
+Made = tuple[Callable[[], Any], Kind]  # what a rule gives: how the terms of the result are made, and its kind
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of a sum of terms, in units of the largest entry
 
 
 class NotFollowed(ValueError):
@@ -44,11 +48,11 @@ class Log:
 
     batch: int = 1
     seen: list[Attended] = field(default_factory=list)  # every self-attention that was passed
-    contexts: list[Tracks] | None = None  # P_h V_h of every self-attention (k, batch, h, n, d_v), where wanted
-    left_over: int | None = None  # the place of a track that need not go through weights: see `weights.py`
+    contexts: list[Terms] | None = None  # P_h V_h of every self-attention (k, batch, h, n, d_v), where wanted
+    left_over: int | None = None  # the place of a term that need not go through weights: see `through_weights`
     attends: Callable[[], bool] = lambda: True  # whether attention runs now: a softmax elsewhere is none
     tolerance: float | None = None  # where set, every step must add up, and the first that does not is named
-    watch: Watch | None = None  # sees who else reads tokens
+    reads: UnfollowedReads | None = None  # sees who else reads tokens
     ended: bool = False  # whether the block that this is of has ended
 
 
@@ -56,14 +60,14 @@ class Log:
 class State:
     """What a `PathTensor` knows beside its numbers."""
 
-    make: Callable[[], Tracks] | None  # called once, when the tracks are asked for
+    make: Callable[[], Terms] | None  # called once, when the terms are asked for
     log: Log
     name: str  # of the function that made it
     kind: Kind = ""
     base: PathTensor | None = None  # what it is a view of
-    tracks: Tracks | None = None
+    terms: Terms | None = None
     uses: int = 0  # calls that it was given to
-    written: str = ""  # what has written into a part of it, after which its tracks are not known
+    written: str = ""  # what has written into a part of it, after which its terms are not known
 
 
 class PathTensor(Tensor):
@@ -78,17 +82,17 @@ class PathTensor(Tensor):
         return apply(func, args, kwargs or {})
 
 
-def carrying(tokens: Tensor, tracks: Tracks, log: Log) -> PathTensor:
-    """Tokens that enter a block, with the tracks that they are the sum of."""
-    return wrapped(tokens, State(None, log, "input", tracks=tracks))
+def carrying(tokens: Tensor, terms: Terms, log: Log) -> PathTensor:
+    """Tokens that enter a block, with the terms that they are the sum of."""
+    return wrapped(tokens, State(None, log, "input", terms=terms))
 
 
 def wrapped(primal: Tensor, state: State) -> PathTensor:
     """A tensor of the model with what is known of it."""
     with torch._C.DisableTorchFunctionSubclass(), ours():
         made = primal.as_subclass(PathTensor)
-        if state.log.watch is not None:
-            state.log.watch.know(primal)
+        if state.log.reads is not None:
+            state.log.reads.know(primal)
     made.state = state
     return made
 
@@ -99,42 +103,42 @@ def plain(value: Any) -> Any:
         return tree_map(lambda x: x.as_subclass(Tensor) if isinstance(x, PathTensor) else x, value)
 
 
-def tracks_of(tensor: Tensor) -> Tracks:
+def terms_of(tensor: Tensor) -> Terms:
     """The split of a tensor; one without paths is constant."""
     if not isinstance(tensor, PathTensor):
-        return Tracks.constant(tensor.detach())
+        return Terms.constant(tensor.detach())
     state = tensor.state
     around: PathTensor | None = tensor
     while around is not None:
         if around.state.written:
             raise NotFollowed(f"{around.state.written!r} writes into a part of a tensor, where paths are not followed")
         around = around.state.base
-    if state.tracks is None:
+    if state.terms is None:
         assert state.make is not None
         with torch._C.DisableTorchFunctionSubclass(), ours():
-            state.tracks, state.make = state.make(), None
+            state.terms, state.make = state.make(), None
             if state.log.tolerance is not None:
                 _require_sum(tensor.as_subclass(Tensor), state)
-    return state.tracks
+    return state.terms
 
 
-def consumed(tensor: Tensor, overwrite: Callable[[Tensor], Tensor], copy: Callable[[Tensor], Tensor]) -> Tracks:
-    """A linear map of the tracks of an argument: in place where nobody else reads them, which saves their memory."""
-    tracks = tracks_of(tensor)
+def consumed(tensor: Tensor, overwrite: Callable[[Tensor], Tensor], copy: Callable[[Tensor], Tensor]) -> Terms:
+    """A linear map of the terms of an argument: in place where nobody else reads them, which saves their memory."""
+    terms = terms_of(tensor)
     if not isinstance(tensor, PathTensor) or tensor.state.uses != 1 or tensor.state.name not in _FRESH:
-        return tracks.map(copy)
-    tensor.state.tracks, tensor.state.make = None, _overwritten
-    return tracks.map(overwrite)
+        return terms.map(copy)
+    tensor.state.terms, tensor.state.make = None, _overwritten
+    return terms.map(overwrite)
 
 
-_FRESH = frozenset({"linear", "add", "__add__"})  # what makes tracks in memory of their own
+_FRESH = frozenset({"linear", "add", "__add__"})  # what makes terms in memory of their own
 
 
-def _overwritten() -> Tracks:
-    raise NotFollowed("these tracks have been overwritten")
+def _overwritten() -> Terms:
+    raise NotFollowed("these terms have been overwritten")
 
 
-def product_of_tokens() -> Tracks:
+def product_of_tokens() -> Terms:
     """Refuses."""
     raise NotFollowed("a product of tokens with tokens is not linear: paths are not followed through it")
 
@@ -145,8 +149,8 @@ def log_of(value: Any) -> Log:
 
 
 def _require_sum(primal: Tensor, state: State) -> None:
-    assert state.tracks is not None
-    error = relative_error(state.tracks.whole(), primal)
+    assert state.terms is not None
+    error = relative_error(state.terms.whole(), primal)
     if state.log.tolerance is not None and not error <= state.log.tolerance:
         raise NotFollowed(f"{state.name!r} does not add up: the terms differ from what it gives by {error:.1e} of it")
 
@@ -159,3 +163,46 @@ def relative_error(found: Tensor, expected: Tensor, real: Tensor | None = None) 
         return 0.0
     size = float(expected.abs().amax())
     return float((found - expected).abs().amax()) / (size or 1.0)
+
+
+_DEPTH = 4  # of what holds what holds a tensor
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"_buffers"}
+
+
+def unwrap(model: nn.Module) -> None:
+    """What a model has kept of a pass (a last output, a running mean, a cache) stays there without our paths.
+
+    Exchanges every tensor with paths among the attributes and buffers of its modules for the model's own.
+    """
+    for module in model.modules():
+        kept = vars(module)
+        for name in [name for name in kept if name not in _OF_EVERY_MODULE]:
+            changed = _without_paths(kept[name], _DEPTH)
+            if changed is not kept[name]:
+                kept[name] = changed
+
+
+def _without_paths(value: Any, depth: int) -> Any:
+    """The same object, changed in place where it can be."""
+    if isinstance(value, PathTensor):
+        return plain(value)
+    if depth == 0 or isinstance(value, nn.Module | type):
+        return value
+    if isinstance(value, tuple):
+        items = [_without_paths(item, depth - 1) for item in value]
+        same = all(a is b for a, b in zip(items, value, strict=True))
+        return value if same else type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        pairs: Any = enumerate(value)
+    elif isinstance(value, dict):
+        pairs = list(value.items())
+    elif isinstance(held := getattr(value, "__dict__", None), dict):
+        _without_paths(held, depth - 1)
+        return value
+    else:
+        return value
+    for key, item in pairs:
+        changed = _without_paths(item, depth - 1)
+        if changed is not item:
+            value[key] = changed
+    return value

@@ -1,6 +1,6 @@
 """The stations inside the blocks of a model of no known family: guessed from the names of their parts, then tried.
 
-A guess (`anatomy.layouts`) is believed in a block only if in a pass of the user's own inputs every residual addition
+A guess (`anatomy.layout`) is believed in a block only if in a pass of the user's own inputs every residual addition
 that it implies holds: trunk + branch = result, to rounding. Blocks where none holds keep what is certain, their input
 and output, and the notes say so.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
-from depthscope.anatomy.layouts import guesses
+from depthscope.anatomy.layout import guesses
 from depthscope.passes.inputs import Batch, call
 from depthscope.passes.machine import Listen, Machine, Visit
 from depthscope.stations import IN_WORDS

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import groupby, islice, pairwise
 from typing import NamedTuple
 
-from depthscope.anatomy.spelling import Stream
+from depthscope.anatomy.block_patterns import Stream
 from depthscope.passes.lineage import Call, Passed, States
 
 BETWEEN = 500  # states that may lie between two calls of a chain; whoever reads the past by another way finds more

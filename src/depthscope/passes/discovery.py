@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
-from depthscope.anatomy.spelling import Stream, spell, stream_of
+from depthscope.anatomy.block_patterns import Stream, spell, stream_of
 from depthscope.anatomy.unknown import MOST, NOTE, has_parts, is_solid, size_of, unknown_anatomy
 from depthscope.passes.chains import Chain, Links, Passage
 from depthscope.passes.inputs import Batch

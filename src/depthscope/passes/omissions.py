@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
-from depthscope.anatomy.spelling import spell
+from depthscope.anatomy.block_patterns import spell
 from depthscope.anatomy.unknown import MOST, is_solid, size_of, unknown_anatomy
 from depthscope.passes.chains import Chain
 from depthscope.passes.lineage import Call

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.look import look_of_weights
+from depthscope.anatomy.trained import look_of_weights
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.passes import (
     Batch,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.look import is_named_norm
+from depthscope.anatomy.structure import is_named_norm
 from depthscope.passes import Visit
 from depthscope.passes.tokens import first_tokens
 from depthscope.passes.undoing import TemporaryHook

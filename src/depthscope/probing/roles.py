@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
-from depthscope.anatomy.pieces import Piece
 from depthscope.anatomy.roles import ROLES, RolePieces, names_of_others, roles_of, shared_parameters
+from depthscope.anatomy.structure import Piece
 from depthscope.measures.norms import norm_of_rows
 
 MEASURES = {role: f"{role}_gradient" for role in ROLES}  # the name of each role's norm in a profile

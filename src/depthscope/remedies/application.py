@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
-from depthscope.anatomy.towers import roots_of
+from depthscope.anatomy.parts import roots_of
 from depthscope.passes import (
     Pass,
     Tokenizer,

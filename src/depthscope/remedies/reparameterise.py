@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy, Spot
-from depthscope.anatomy.fused import stacked_values
+from depthscope.anatomy.projections import stacked_values
 from depthscope.models.token_means import accumulator
 from depthscope.passes.hooks import Hook, hooks_in, take_down
 from depthscope.remedies.eigenform import Eigenform, Form, dealt, fresh_form, real_form, symmetric_form

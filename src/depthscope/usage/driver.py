@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy.look import look_of_weights
+from depthscope.anatomy.trained import look_of_weights
 from depthscope.interruption import attempt
 from depthscope.passes import (
     Batch,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from depthscope import walking
 from depthscope.anatomy import Anatomy
+from depthscope.anatomy.structure import is_named_norm
 from depthscope.offloading import brought
 
 
@@ -46,11 +47,6 @@ def _norms(block: nn.Module) -> list[nn.Module]:
         if is_named_norm(module) and getattr(module, "weight", None) is not None
         if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 1
     ]
-
-
-def is_named_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm by the name of its class."""
-    return "norm" in type(module).__name__.lower()
 
 
 def _untouched(norms: list[nn.Module]) -> list[bool | None]:

@@ -6,7 +6,7 @@ that is constant.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,30 +15,28 @@ from torch.nn import functional as F
 
 from depthscope.decomposition.path_tensor import (
     Attended,
-    Kind,
     Log,
+    Made,
     NotFollowed,
     PathTensor,
     log_of,
     plain,
     product_of_tokens,
-    tracks_of,
+    terms_of,
 )
-from depthscope.decomposition.tracks import Tracks, with_axes
+from depthscope.decomposition.terms import Terms, with_axes
 from depthscope.passes.attention import attention_by_head
 
-Made = tuple[Callable[[], Any], Kind]
 
-
-def mixed(attention: Tensor, tracks: Tracks, log: Log) -> Tracks:
-    """P V of each track, attention (batch, h, n, m) or (batch·h, n, m): every path is one longer."""
-    by_column = tracks.values.movedim(0, -2)  # (…, m, k, d_v): one product for all tracks
+def mixed(attention: Tensor, terms: Terms, log: Log) -> Terms:
+    """P V of each term, attention (batch, h, n, m) or (batch·h, n, m): every path is one longer."""
+    by_column = terms.values.movedim(0, -2)  # (…, m, k, d_v): one product for all terms
     count, width = by_column.shape[-2:]
     context = (attention @ by_column.flatten(-2)).unflatten(-1, (count, width)).movedim(-2, 0)  # (k, …, n, d_v)
-    return noted(Tracks(context, tracks.start), attention, log)
+    return noted(Terms(context, terms.start), attention, log)
 
 
-def noted(context: Tracks, attention: Tensor, log: Log) -> Tracks:
+def noted(context: Terms, attention: Tensor, log: Log) -> Terms:
     """What the heads give, one step longer; kept by head where that is wanted."""
     values = context.values
     together = values.ndim == 4  # (k, batch·h, n, d_v)
@@ -49,8 +47,8 @@ def noted(context: Tracks, attention: Tensor, log: Log) -> Tracks:
     by_head = values.unflatten(1, (log.batch, -1)) if together else values
     if by_head.ndim != 5 or by_head.shape[1] != log.batch:
         raise NotFollowed(f"heads cannot be separated in attention of shape {tuple(values.shape[1:])}")
-    log.contexts.append(Tracks(by_head, context.start))
-    return Tracks(by_head.flatten(1, 2) if together else by_head, context.start).longer()
+    log.contexts.append(Terms(by_head, context.start))
+    return Terms(by_head.flatten(1, 2) if together else by_head, context.start).longer()
 
 
 def product(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
@@ -60,13 +58,13 @@ def product(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
     a, b = args[0], args[1] if len(args) > 1 else kwargs.get("other", kwargs.get("mat2"))
     if _is_attention(a):
         if not isinstance(b, PathTensor):  # of an encoder
-            return lambda: Tracks.constant(plain(returned)), ""
-        return lambda: mixed(plain(a), tracks_of(b), a.state.log), ""
+            return lambda: Terms.constant(plain(returned)), ""
+        return lambda: mixed(plain(a), terms_of(b), a.state.log), ""
     if isinstance(a, PathTensor) and isinstance(b, PathTensor):
         return product_of_tokens, ""
     if isinstance(a, PathTensor):
-        return lambda: tracks_of(a).map(lambda values: with_axes(values, b.ndim) @ b.detach()), ""
-    return lambda: tracks_of(b).map(lambda values: a.detach() @ with_axes(values, a.ndim)), ""
+        return lambda: terms_of(a).map(lambda values: with_axes(values, b.ndim) @ b.detach()), ""
+    return lambda: terms_of(b).map(lambda values: a.detach() @ with_axes(values, a.ndim)), ""
 
 
 def _is_attention(operand: Any) -> bool:
@@ -79,7 +77,7 @@ def einsum(func: Any, args: Any, _kwargs: Any, _returned: Any) -> Made:
     equation, operands = args[0], list(args[1:] if len(args) > 2 or isinstance(args[1], Tensor) else args[1])
     split = [operand for operand in operands if isinstance(operand, PathTensor)]
     if len(split) == 1 and split[0].state.kind != "weights":
-        return lambda: _by_track(func, equation, operands, split[0]), ""
+        return lambda: _by_term(func, equation, operands, split[0]), ""
     if len(operands) != 2 or not _is_attention(operands[0]):
         return product_of_tokens, ""
     attention, values = operands
@@ -87,24 +85,24 @@ def einsum(func: Any, args: Any, _kwargs: Any, _returned: Any) -> Made:
     of_attention, of_values = left.split(",")
     log = log_of(operands)
 
-    def make() -> Tracks:
+    def make() -> Terms:
         if len(of_attention) != 4 or not isinstance(values, PathTensor):
             raise NotFollowed(f"heads cannot be separated in einsum {equation!r}")
         width = (set(of_values) - set(of_attention)).pop()
         ordered = of_attention[:3] + width  # (batch, h, n, d_v)
-        tracks = tracks_of(values)
-        context = torch.einsum(f"{of_attention},Z{of_values}->Z{ordered}", plain(attention), tracks.values)
-        longer = noted(Tracks(context, tracks.start), plain(attention), log)
+        terms = terms_of(values)
+        context = torch.einsum(f"{of_attention},Z{of_values}->Z{ordered}", plain(attention), terms.values)
+        longer = noted(Terms(context, terms.start), plain(attention), log)
         return longer.map(lambda each: torch.einsum(f"Z{ordered}->Z{right}", each))
 
     return make, ""
 
 
-def _by_track(func: Any, equation: str, operands: list[Any], split: Tensor) -> Tracks:
-    def one(track: Tensor) -> Tensor:
-        return func(equation, *(track if operand is split else operand.detach() for operand in operands))
+def _by_term(func: Any, equation: str, operands: list[Any], split: Tensor) -> Terms:
+    def one(term: Tensor) -> Tensor:
+        return func(equation, *(term if operand is split else operand.detach() for operand in operands))
 
-    return tracks_of(split).map(torch.vmap(one))
+    return terms_of(split).map(torch.vmap(one))
 
 
 def fused(_func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
@@ -115,17 +113,17 @@ def fused(_func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
 
     query, key, value, others, named = take(*args, **kwargs)
     if not isinstance(value, PathTensor):  # of an encoder
-        return lambda: Tracks.constant(plain(returned)), ""
+        return lambda: Terms.constant(plain(returned)), ""
 
-    def make() -> Tracks:
+    def make() -> Terms:
         heads = attention_by_head(plain(query), plain(key), *plain(others), **plain(named))
         attention = torch.stack([head.attention.dense() for head in heads], dim=-3).to(query.dtype)
         attention = torch.where(attention.isnan(), 0, attention)  # rows that may look at nothing give 0
         repeats = query.shape[-3] // value.shape[-3]
-        tracks = tracks_of(value)
+        terms = terms_of(value)
         if repeats > 1:
-            tracks = tracks.map(lambda values: values.repeat_interleave(repeats, dim=-3))
-        return mixed(attention, tracks, log_of(value))
+            terms = terms.map(lambda values: values.repeat_interleave(repeats, dim=-3))
+        return mixed(attention, terms, log_of(value))
 
     return make, ""
 
@@ -141,9 +139,9 @@ def of_torch(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
     given = dict(zip(_OF_TORCH, args, strict=False)) | kwargs
     value, heads = given["value"], given["num_heads"]
     if not isinstance(value, PathTensor):
-        return lambda: [Tracks.constant(plain(returned[0])), None], ""
+        return lambda: [Terms.constant(plain(returned[0])), None], ""
 
-    def make() -> list[Tracks | None]:
+    def make() -> list[Terms | None]:
         if given.get("bias_v") is not None or given.get("add_zero_attn"):
             raise NotFollowed("nn.MultiheadAttention with bias_kv or add_zero_attn: heads are not followed")
         asked = plain(kwargs) | {"need_weights": True, "average_attn_weights": False}
@@ -151,12 +149,12 @@ def of_torch(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
             attention = func(*plain(args), **asked)[1]  # (batch, h, n, m), without a batch (h, n, m)
         weight, bias = given.get("v_proj_weight"), given.get("in_proj_bias")
         weight = given["in_proj_weight"].chunk(3)[2] if weight is None else weight
-        values = tracks_of(value).map(lambda each: F.linear(each, weight.detach()))
+        values = terms_of(value).map(lambda each: F.linear(each, weight.detach()))
         values = values if bias is None else values.with_constant(bias.detach().chunk(3)[2])
         alone = value.ndim == 2
         split = values.map(lambda each: _by_head(each.unsqueeze(2) if alone else each, heads))
         attention = attention.unsqueeze(0) if alone else attention
-        context = Tracks((attention @ split.values), split.start)
+        context = Terms((attention @ split.values), split.start)
         longer = noted(context, attention, log_of(value))
         joined = longer.map(lambda each: each.movedim(3, 1).flatten(-2))  # (k, n, batch, d)
         output = joined.map(lambda each: F.linear(each, given["out_proj_weight"].detach()))
@@ -168,3 +166,39 @@ def of_torch(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
 
 def _by_head(values: Tensor, heads: int) -> Tensor:
     return values.unflatten(-1, (heads, -1)).permute(0, 2, 3, 1, 4)  # (k, m, batch, d) → (k, batch, h, m, d_v)
+
+
+def heads_passed(seen: Sequence[Attended], tokens: int, grown: int, *, may_have_none: bool) -> int:
+    """The heads of a block in which these calls of attention were passed, and paths became longer by `grown`.
+
+    Several calls side by side are one attention whose heads are computed in turn: their numbers add up, if each mixes
+    all tokens and no two have the same P. Anything else is not the block of the theorem, at which a path takes one head
+    or none, and is refused: queries in pieces, the same attention twice, one attention behind another. So is a block
+    that mixes tokens, if at all, in a way that is not P V with P of a softmax, unless it is known to have no attention.
+    """
+    if not seen:
+        if may_have_none:
+            return 0
+        raise NotFollowed(
+            "it was not seen to multiply values by what a softmax gave of its tokens: if tokens are mixed in it, it is "
+            "not known how, and no lengths of paths can be told"
+        )
+    if grown != 1:
+        raise NotFollowed(
+            f"expected one self-attention, found {len(seen)} calls of it one behind another: paths through it would "
+            f"be {grown} longer, not 1; name smaller blocks with blocks="
+        )
+    if len(seen) > 1 and not _are_heads_in_turn(seen, tokens):
+        raise NotFollowed(
+            f"expected one self-attention, or its heads in turn, found {len(seen)} calls of it that are not different "
+            "heads for all tokens (queries in pieces, or the same attention twice): its heads cannot be counted"
+        )
+    return sum(each.heads for each in seen)
+
+
+def _are_heads_in_turn(seen: Sequence[Attended], tokens: int) -> bool:
+    alike = all(each.start == seen[0].start and each.queries == tokens for each in seen)
+    if not alike or any(each.sizes.numel() % each.heads for each in seen):
+        return False
+    told = [set(each.sizes.reshape(-1, each.heads).sum(dim=0).tolist()) for each in seen]
+    return len(set.union(*told)) == sum(map(len, told))

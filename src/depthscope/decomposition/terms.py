@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Tracks:
+class Terms:
     """Σ_k A_k + b: what came on paths of each length k, and b, which does not depend on what entered.
 
     Lengths below `start` have nothing, so that a step through attention costs no copy: it only moves the start.
@@ -20,12 +20,12 @@ class Tracks:
     start: int = 0
 
     @classmethod
-    def constant(cls, value: Tensor) -> Tracks:
+    def constant(cls, value: Tensor) -> Terms:
         """What does not depend on what entered."""
         return cls(value.unsqueeze(0))
 
     @classmethod
-    def entering(cls, tokens: Tensor) -> Tracks:
+    def entering(cls, tokens: Tensor) -> Terms:
         """What enters: the path of length 0."""
         return cls(torch.stack([torch.zeros_like(tokens), tokens]))
 
@@ -34,64 +34,64 @@ class Tracks:
         """The first length behind the last one that is here."""
         return self.start + len(self.values) - 1
 
-    def map(self, linear: Callable[[Tensor], Tensor]) -> Tracks:
-        """The same linear map of every track; `linear` takes all of them at once."""
-        return Tracks(linear(self.values), self.start)
+    def map(self, linear: Callable[[Tensor], Tensor]) -> Terms:
+        """The same linear map of every term; `linear` takes all of them at once."""
+        return Terms(linear(self.values), self.start)
 
-    def plus(self, constant: Tensor) -> Tracks:
+    def plus(self, constant: Tensor) -> Terms:
         """With something added that does not depend on what entered."""
         shape = torch.broadcast_shapes(self.values.shape[1:], constant.shape)
-        return Tracks(self.values.expand(-1, *shape).clone(), self.start).with_constant(constant)
+        return Terms(self.values.expand(-1, *shape).clone(), self.start).with_constant(constant)
 
-    def with_constant(self, constant: Tensor) -> Tracks:
+    def with_constant(self, constant: Tensor) -> Terms:
         """`plus` where nobody else has these values: they are changed in place."""
         self.values[0] += constant
         return self
 
-    def longer(self) -> Tracks:
+    def longer(self) -> Terms:
         """One step through attention: every path is one longer, and the constant part is constant."""
-        return Tracks(self.values, self.start + 1)
+        return Terms(self.values, self.start + 1)
 
-    def spanning(self, start: int, end: int) -> Tracks:
+    def spanning(self, start: int, end: int) -> Terms:
         """The same with room for these lengths, where there is nothing."""
         if len(self.values) == 1:
             before, after = 0, end - start
         else:
             before, after = self.start - start, end - self.end
         if before == after == 0:
-            return Tracks(self.values, start)
+            return Terms(self.values, start)
         room = [self.values.new_zeros(count, *self.values.shape[1:]) for count in (before, after)]
-        return Tracks(torch.cat([self.values[:1], room[0], self.values[1:], room[1]]), start)
+        return Terms(torch.cat([self.values[:1], room[0], self.values[1:], room[1]]), start)
 
     def whole(self) -> Tensor:
         """Their sum: the tokens themselves."""
         return self.values.sum(dim=0)
 
 
-def aligned(*all_tracks: Tracks) -> list[Tracks]:
+def aligned(*all_terms: Terms) -> list[Terms]:
     """The same lengths in each."""
-    full = [tracks for tracks in all_tracks if len(tracks.values) > 1]
-    start = min((tracks.start for tracks in full), default=0)
-    end = max((tracks.end for tracks in full), default=start)
-    return [tracks.spanning(start, end) for tracks in all_tracks]
+    full = [terms for terms in all_terms if len(terms.values) > 1]
+    start = min((terms.start for terms in full), default=0)
+    end = max((terms.end for terms in full), default=start)
+    return [terms.spanning(start, end) for terms in all_terms]
 
 
-def together(combine: Callable[..., Tensor], *all_tracks: Tracks) -> Tracks:
-    """A linear map of several at once, such as their sum: `combine` takes one track of each."""
-    same = aligned(*all_tracks)
-    return Tracks(torch.vmap(combine)(*(tracks.values for tracks in same)), same[0].start)
+def together(combine: Callable[..., Tensor], *all_terms: Terms) -> Terms:
+    """A linear map of several at once, such as their sum: `combine` takes one term of each."""
+    same = aligned(*all_terms)
+    return Terms(torch.vmap(combine)(*(terms.values for terms in same)), same[0].start)
 
 
-def added(a: Tracks, b: Tracks) -> Tracks:
+def added(a: Terms, b: Terms) -> Terms:
     """A + B, of the same shape."""
     if (a.start, a.end) == (b.start, b.end):
-        return Tracks(a.values + b.values, a.start)
+        return Terms(a.values + b.values, a.start)
     if a.end == a.start or (b.end != b.start and b.start < a.start):
         a, b = b, a
     if b.end == b.start:
         return a.plus(b.values[0])
     total = a.spanning(a.start, max(a.end, b.end))
-    total = Tracks(total.values.clone(), a.start) if total.values is a.values else total
+    total = Terms(total.values.clone(), a.start) if total.values is a.values else total
     place = 1 + b.start - a.start
     total.values[0] += b.values[0]
     total.values[place : place + b.end - b.start] += b.values[1:]
@@ -99,6 +99,6 @@ def added(a: Tracks, b: Tracks) -> Tracks:
 
 
 def with_axes(values: Tensor, axes: int) -> Tensor:
-    """The tracks (k, …) with as many axes behind the first as another tensor has, so that both broadcast."""
+    """The terms (k, …) with as many axes behind the first as another tensor has, so that both broadcast."""
     missing = axes - (values.ndim - 1)
     return values.reshape(values.shape[0], *[1] * missing, *values.shape[1:]) if missing > 0 else values

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from depthscope.decomposition.path_tensor import (
-    Kind,
+    TOLERANCE,
+    Made,
     NotFollowed,
     PathTensor,
     consumed,
     log_of,
     plain,
     product_of_tokens,
-    tracks_of,
+    terms_of,
 )
-from depthscope.decomposition.tracks import Tracks
-from depthscope.decomposition.weights import through_weights
+from depthscope.decomposition.terms import Terms
 
-Made = tuple[Callable[[], Any], Kind]
+FEWEST = 4  # terms for which leaving one out is worth while
+ROWS = 8  # of the term that is left over, which are computed to check it
 
 
 def linear(_func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
@@ -34,14 +35,41 @@ def linear(_func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
     if isinstance(weight, PathTensor) or isinstance(bias, PathTensor):
         return product_of_tokens, ""
 
-    def make() -> Tracks:
+    def make() -> Terms:
         whole = returned if bias is None else returned - bias.detach()
-        return _with_bias(through_weights(tracks_of(x), weight.detach(), whole, log_of(x).left_over), bias)
+        return _with_bias(through_weights(terms_of(x), weight.detach(), whole, log_of(x).left_over), bias)
 
     return make, ""
 
 
-def _with_bias(new: Tracks, bias: Any) -> Tracks:
+def through_weights(terms: Terms, weight: Tensor, whole: Tensor, left_over: int | None) -> Terms:
+    """A_k Wᵀ of every term; `whole` is what the model computed, XWᵀ without its bias.
+
+    Since Σ_k A_k = X, one of the products is known from the others: the one at `left_over`, the largest term, so that
+    the rounding of the others is small beside it. Some of its rows are computed all the same: if they are not what is
+    left over, that is refused.
+    """
+    values = terms.values
+    count, width, made = len(values), weight.shape[1], weight.shape[0]
+    known = whole.dtype == values.dtype == weight.dtype and values.dtype in TOLERANCE
+    if left_over is None or count < FEWEST or not known or values.requires_grad:
+        return terms.map(lambda each: F.linear(each, weight.to(each.dtype)))
+    place = min(left_over, count - 1)
+    given, result = values.reshape(count, -1, width), values.new_empty(count, whole.numel() // made, made)
+    rest = whole.reshape(-1, made).clone()
+    for part in (slice(0, place), slice(place + 1, count)):
+        if len(given[part]):
+            torch.mm(given[part].flatten(0, 1), weight.T, out=result[part].view(-1, made))
+            rest -= result[part].sum(dim=0)
+    result[place] = rest
+    rows = torch.linspace(0, len(rest) - 1, min(ROWS, len(rest)), device=rest.device).long()
+    error = float((rest[rows] - given[place, rows] @ weight.T).abs().amax())
+    if not error <= TOLERANCE[values.dtype] * float(result[:, rows].abs().amax()):
+        raise NotFollowed(f"'linear' does not add up: what is left of it is {error:.1e} from the term itself")
+    return Terms(result.view(count, *whole.shape), terms.start)
+
+
+def _with_bias(new: Terms, bias: Any) -> Terms:
     return new if bias is None else new.with_constant(bias.detach())
 
 
@@ -51,7 +79,7 @@ def addmm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
     usual = kwargs.get("beta", 1) == kwargs.get("alpha", 1) == 1
     if isinstance(weight, PathTensor) or isinstance(bias, PathTensor) or not usual:
         return product_of_tokens, ""
-    return lambda: _with_bias(tracks_of(x).map(lambda values: values @ weight.detach()), bias), ""
+    return lambda: _with_bias(terms_of(x).map(lambda values: values @ weight.detach()), bias), ""
 
 
 def grouped(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
@@ -66,7 +94,7 @@ def grouped(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
     if x.ndim != 2 or weight.ndim != 3 or offs is None or bias is not None:
         return _other_groups, ""
 
-    def make() -> Tracks:
+    def make() -> Terms:
         ends = offs.tolist()
         starts = [0, *ends[:-1]]
 
@@ -78,12 +106,12 @@ def grouped(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
             beyond = values.new_zeros(len(values), values.shape[1] - ends[-1], weight.shape[-1])
             return torch.cat([*parts, beyond], dim=1)
 
-        return tracks_of(x).map(by_expert)
+        return terms_of(x).map(by_expert)
 
     return make, ""
 
 
-def _other_groups() -> Tracks:
+def _other_groups() -> Terms:
     raise NotFollowed("paths are followed through 'grouped_mm' of rows (s, d) with weights for each group, no bias")
 
 
@@ -97,7 +125,7 @@ def layer_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
 
     x, shape, weight, bias, eps = take(*args, **_renamed(kwargs))
 
-    def make() -> Tracks:
+    def make() -> Terms:
         scale = torch.native_layer_norm(plain(x), shape, None, None, eps)[2]  # 1/σ₀
         scale = scale if weight is None else scale * weight.detach()
         axes = tuple(range(-len(shape), 0))
@@ -119,11 +147,11 @@ def rms_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
 
     x, axes, weight, eps = take(*args, **_renamed(kwargs))
 
-    def make() -> Tracks:
+    def make() -> Terms:
         u = plain(x)
         scale = (u.square().mean(dim=axes, keepdim=True) + (torch.finfo(u.dtype).eps if eps is None else eps)).rsqrt()
         scale = scale if weight is None else scale * weight.detach()
-        return tracks_of(x).map(lambda values: values * scale)
+        return terms_of(x).map(lambda values: values * scale)
 
     return make, ""
 

@@ -8,13 +8,14 @@ from typing import Any
 from torch import nn
 
 from depthscope import walking
-from depthscope.anatomy.structure import BlockAnatomy, Family, Projections, Spot, linear_projections
+from depthscope.anatomy.projections import linear_projections
+from depthscope.anatomy.structure import BlockAnatomy, Projections, Spot
 from depthscope.models.block import Block
 
 
-def describe(name: str, block: nn.Module) -> BlockAnatomy:
-    assert isinstance(block, Block)
+def describe(name: str, block: Any) -> BlockAnatomy:
     attention = block.attention
+    norms = (getattr(block, norm) for norm in block.wiring.norms)  # those that the wiring calls, in their order
     return BlockAnatomy(
         name,
         block,
@@ -23,21 +24,15 @@ def describe(name: str, block: nn.Module) -> BlockAnatomy:
         | {"output": Spot(block, "out")},
         placement=block.wiring.placement,
         attention=attention,
-        norms=norms_of(block),
+        norms=tuple(norm for norm in norms if norm is not None),
         values=Spot(attention.value, "out"),
         context=Spot(attention.output, "in"),
         ffn=(block.ffn,),
-        projections=projections_of(attention),
+        projections=_projections_of(attention),
     )
 
 
-def norms_of(block: Any) -> tuple[nn.Module, ...]:
-    """The norms that the wiring of a block calls, in their order."""
-    found = (getattr(block, name) for name in block.wiring.norms)
-    return tuple(norm for norm in found if norm is not None)
-
-
-def projections_of(attention: Any) -> Callable[[], Projections] | None:
+def _projections_of(attention: Any) -> Callable[[], Projections] | None:
     """Its matrices; None where a norm follows them: its values are then no linear map of what attention reads."""
     if isinstance(attention.value, nn.Linear) and type(attention.value).forward is not nn.Linear.forward:
         return None
@@ -46,7 +41,5 @@ def projections_of(attention: Any) -> Callable[[], Projections] | None:
 
 
 def causal(model: nn.Module) -> bool:
+    """As attention says."""
     return any(module.attention.causal for module in walking.modules(model) if isinstance(module, Block))
-
-
-OURS = Family("depthscope", "depthscope", ("Block",), describe, causal, mask_argument="mask")

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from depthscope.decomposition.measuring import CONSTANT
+from depthscope.decomposition.shares import CONSTANT, LeftOut
 from depthscope.passes import Batch, Change, Machine, Visit, call
 from depthscope.probing.gradients import Loss
 from depthscope.probing.losses import causal_by_trying, default_loss, with_all_logits
 from depthscope.progress import Tick
 from depthscope.scope import Scope
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """The loss of one batch without some terms: "nothing", "length" (of this one), "above" it, "below" it."""
-
-    left_out: str
-    length: int
-    loss: float
 
 
 def losses_without(

@@ -2,8 +2,8 @@
 
 A `PathTensor` hears what is called with it. It does not hear what compiled code (`torch.jit.script`), `torch.vmap`, a
 plain alias of it, or a second argument of a block does with the same numbers, and what comes of that would pass for
-constant. Hence `Watch`, which sees the operations themselves: one that reads the memory of tokens, and that none of our
-rules has called, is noted, and the block that ran is refused.
+constant. Hence `UnfollowedReads`, which sees the operations themselves: one that reads the memory of tokens, and that none
+of our rules has called, is noted, and the block that ran is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from depthscope.passes.by_thread import ByThread
 _SHAPES = ("new_", "_like", "empty", "sym_", "is_same_size", "_has_")
 
 
-class Watch(TorchDispatchMode):
+class UnfollowedReads(TorchDispatchMode):
     """Context manager around one pass of the model. Between blocks, what is made of tokens is tokens too."""
 
     def __init__(self) -> None:

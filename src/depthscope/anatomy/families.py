@@ -1,0 +1,318 @@
+"""The families that are known: for each the classes of its blocks, and the names that these give their parts.
+
+What no name says is in `odd_families`: a function there takes the layout, and returns the anatomy of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from depthscope import walking
+from depthscope.anatomy import layout, our_blocks
+from depthscope.anatomy import odd_families as odd
+from depthscope.anatomy.layout import Attention, Layout
+from depthscope.anatomy.structure import BlockAnatomy, Family
+
+
+def always(_model: nn.Module) -> bool:
+    """Causal, whatever the configuration says."""
+    return True
+
+
+def never(_model: nn.Module) -> bool:
+    """Not causal, whatever the configuration says."""
+    return False
+
+
+def not_told(_model: nn.Module) -> None:
+    """Every block says it of itself, or an argument of each call does."""
+
+
+def causal_unless_told(model: nn.Module) -> bool | None:
+    """Causal, but for a configuration, of the model or a part of it, that asks for attention both ways (embedding
+    models): None, to be tried."""
+    configs = {id(config): config for module in walking.modules(model) if (config := getattr(module, "config", None))}
+    told = [
+        getattr(config, "is_causal", True) is False or bool(getattr(config, "use_bidirectional_attention", False))
+        for config in configs.values()
+    ]
+    return None if any(told) else True
+
+
+# Text, both ways.
+BERT = Layout(
+    "post",
+    "attention.output.LayerNorm output.LayerNorm",
+    Attention("attention.self", "query key value", "attention.output.dense", "num_attention_heads"),
+    "intermediate output.dense",
+    cross=("crossattention.self", "crossattention.output.LayerNorm", "crossattention.output.dense"),
+    causal="is_decoder",
+)
+DEBERTA = Layout(
+    "post",
+    BERT.norms,
+    # Those of the content. Scores have terms of positions too; values and output do give the branch from P.
+    Attention("attention.self", "query_proj key_proj value_proj", "attention.output.dense", "num_attention_heads"),
+    BERT.ffn,
+)
+ALBERT = Layout(
+    "post",
+    "attention.LayerNorm full_layer_layer_norm",
+    Attention("attention", "query key value", "attention.dense", "num_attention_heads"),
+    "ffn ffn_output",
+)
+XLNET = Layout("post", "rel_attn.layer_norm ff.layer_norm", Attention("rel_attn"), "ff.layer_1 ff.layer_2")
+DISTILBERT = Layout(
+    "post",
+    "sa_layer_norm output_layer_norm",
+    Attention("attention", "q_lin k_lin v_lin", "attention.out_lin", "n_heads"),
+    "ffn",
+)
+MPNET = Layout(
+    "post",
+    "attention.LayerNorm output.LayerNorm",
+    Attention("attention.attn", "q k v", "attention.attn.o", "num_attention_heads"),
+    "intermediate output.dense",
+)
+MODERNBERT = Layout(
+    "pre",
+    "attn_norm mlp_norm",  # no norm before the first block's attention
+    Attention("attn", "Wqkv", "attn.Wo", "config.num_attention_heads", fused="thirds"),
+    "mlp",
+    attention_branch="attn.out_drop",
+)
+
+# Pictures and sound.
+VIT = Layout(
+    "pre",
+    "layernorm_before layernorm_after",
+    Attention("attention", "q_proj k_proj v_proj", "attention.o_proj", "num_attention_heads"),
+    "mlp",
+)
+DINOV2 = Layout("pre", "norm1 norm2", VIT.attention, "mlp layer_scale2", attention_branch="layer_scale1")
+SWIN = replace(VIT, attention_branch="drop_path")
+CLIP = Layout(
+    "pre",
+    "layer_norm1 layer_norm2",
+    Attention("self_attn", "q_proj k_proj v_proj", "self_attn.out_proj"),
+    "mlp",
+)
+BLIP_VISION = replace(CLIP, attention=Attention("self_attn", "qkv", "self_attn.projection", fused="thirds"))
+WAV2VEC2 = Layout(
+    "post",
+    "layer_norm final_layer_norm",
+    Attention("attention", "q_proj k_proj v_proj", "attention.out_proj"),
+    "feed_forward",
+)
+
+# Encoders with decoders.
+T5 = Layout(
+    "pre",
+    "layer.0.layer_norm layer.-1.layer_norm",
+    Attention("layer.0.SelfAttention", "q k v", "layer.0.SelfAttention.o", "n_heads"),
+    "layer.-1.DenseReluDense",
+    attention_branch="layer.0.SelfAttention",
+    cross=("layer.1.EncDecAttention", "layer.1.layer_norm", "layer.1.EncDecAttention"),
+    causal="is_decoder",
+)
+BART = Layout(
+    "post",
+    "self_attn_layer_norm final_layer_norm",
+    CLIP.attention,
+    "fc1 fc2",
+    cross=("encoder_attn", "encoder_attn_layer_norm", "encoder_attn.out_proj"),
+    causal="self_attn.is_decoder",
+)
+TORCH = Layout(
+    "pre",
+    "norm1 norm2",
+    Attention("self_attn"),
+    "linear1 linear2",
+    attention_branch="dropout1",
+    ffn_branch="dropout2",
+)
+TORCH_DECODER = replace(
+    TORCH, norms="norm1 norm3", ffn_branch="dropout3", cross=("multihead_attn", "norm2", "dropout2")
+)
+
+# Decoders.
+GPT2 = Layout(
+    "pre",
+    "ln_1 ln_2",
+    Attention("attn", "c_attn", "attn.c_proj", fused="thirds of columns"),
+    "mlp",
+    cross=("crossattention", "ln_cross_attn", "crossattention.c_proj"),
+)
+OPT = Layout("pre", BART.norms, BART.attention, BART.ffn)  # the FFN works on flattened tokens
+BLOOM = Layout(
+    "pre",
+    layout.LLAMA,
+    Attention("self_attention", "query_key_value", "self_attention.dense", fused="interleaved"),
+    "mlp.dense_h_to_4h mlp.dense_4h_to_h",
+)
+MPT = Layout(
+    "pre",
+    "norm_1 norm_2",
+    Attention("attn", "Wqkv", "attn.out_proj", "n_heads", fused="stacked"),
+    "ffn.up_proj ffn.down_proj",
+    attention_branch="resid_attn_dropout",
+)
+GPTJ = Layout(
+    "parallel",
+    "ln_1",
+    Attention("attn", "q_proj k_proj v_proj", "attn.out_proj", "config.num_attention_heads"),
+    "mlp",
+    attention_branch="attn",
+)
+GPT_NEOX = Layout(
+    "parallel",
+    layout.LLAMA,
+    Attention("attention", "query_key_value", "attention.dense", "config.num_attention_heads", fused="interleaved"),
+    "mlp",
+    attention_branch="post_attention_dropout",
+    ffn_branch="post_mlp_dropout",
+)
+FALCON = Layout(
+    "pre",
+    layout.LLAMA,
+    Attention("self_attention", "query_key_value", "self_attention.dense", groups="num_kv_heads", fused="interleaved"),
+    "mlp",
+    attention_branch="self_attention",
+)
+GROUPED = Attention(
+    "self_attn",
+    "q_proj k_proj v_proj",
+    "self_attn.o_proj",
+    heads="config.num_attention_heads",
+    groups="config.num_key_value_heads",
+)
+LLAMA = Layout("pre", layout.LLAMA, GROUPED, "mlp", attention_branch="self_attn")
+GEMMA2 = Layout("sandwich", layout.GEMMA2, GROUPED, "mlp")
+OLMO2 = Layout("branch", layout.OLMO2, GROUPED, "mlp")
+COHERE = replace(LLAMA, placement="parallel", norms="input_layernorm")
+DEEPSEEK = replace(LLAMA, attention=replace(GROUPED, projections="kv_b_proj", fused="latent"))
+PHI3 = Layout(
+    "pre",
+    layout.LLAMA,
+    replace(GROUPED, projections="qkv_proj", fused="stacked"),
+    "mlp",
+    attention_branch="resid_attn_dropout",
+    ffn_branch="resid_mlp_dropout",
+)
+JAMBA = replace(LLAMA, norms="input_layernorm pre_ff_layernorm", ffn="feed_forward")
+MAMBA = Layout("mixer", "norm", None, attention_branch="mixer")
+
+
+def _transformers(
+    name: str,
+    classes: str,
+    describe: Callable[[str, Any], BlockAnatomy],
+    causal: Callable[[nn.Module], bool | None] = causal_unless_told,
+    **others: Any,
+) -> Family:
+    """A family of Hugging Face's; `classes` with a space between them."""
+    return Family(name, "transformers", tuple(classes.split()), describe, causal, **others)
+
+
+def _each(models: str, *layers: str) -> str:
+    """The classes of these layers in each of these models."""
+    return " ".join(model + layer for model in models.split() for layer in layers)
+
+
+BOTH = ("EncoderLayer", "DecoderLayer")
+NO_MASK: dict[str, Any] = {"mask_argument": None}
+
+FAMILIES = (
+    Family("depthscope", "depthscope", ("Block",), our_blocks.describe, our_blocks.causal, mask_argument="mask"),
+    Family(
+        *("torch", "torch", ("TransformerEncoderLayer",), partial(odd.torch_encoder, TORCH), not_told),
+        mask_argument="src_key_padding_mask",
+        token_axis_of=odd.torch_token_axis,
+    ),
+    Family(
+        *("torch-decoder", "torch", ("TransformerDecoderLayer",), partial(odd.torch_decoder, TORCH_DECODER), not_told),
+        mask_argument="tgt_key_padding_mask",
+        token_axis_of=odd.torch_token_axis,
+    ),
+    _transformers("bert", _each("Bert Roberta XLMRoberta Electra", "Layer"), BERT, not_told),
+    _transformers("albert", "AlbertLayer", ALBERT, never),
+    _transformers("xlnet", "XLNetLayer", partial(odd.xlnet, XLNET), odd.xlnet_causal, token_axis=0),
+    _transformers("distilbert", "TransformerBlock", DISTILBERT, never),
+    _transformers("mpnet", "MPNetLayer", MPNET, never),
+    _transformers("modernbert", "ModernBertEncoderLayer", MODERNBERT, never),
+    _transformers("deberta", "DebertaV2Layer", DEBERTA, never),
+    _transformers("vit", "ViTLayer DeiTLayer", VIT, never, **NO_MASK),
+    _transformers("dinov2", "Dinov2Layer Dinov2WithRegistersLayer", partial(odd.dinov2, DINOV2), never, **NO_MASK),
+    _transformers("swin", "SwinLayer", partial(odd.swin, SWIN), never, **NO_MASK, notes=(odd.WINDOWS,)),
+    _transformers(
+        "clip", _each("CLIP CLIPSeg MetaClip2 OwlViT Owlv2", "EncoderLayer"), partial(odd.clip, CLIP), not_told
+    ),
+    _transformers("siglip", _each("Siglip Siglip2", "EncoderLayer"), partial(odd.siglip, CLIP), not_told),
+    _transformers("blip-vision", _each("Blip Blip2", "EncoderLayer"), BLIP_VISION, never, **NO_MASK),
+    _transformers("blip-text", "BlipTextLayer", partial(odd.blip_text, BERT), not_told),
+    *(
+        _transformers(
+            name,
+            _each("Wav2Vec2 Hubert UniSpeech UniSpeechSat", layer),
+            partial(odd.wav2vec2, replace(WAV2VEC2, placement=placement)),
+            never,
+        )
+        for name, layer, placement in (
+            ("wav2vec2", "EncoderLayer", "post"),
+            ("wav2vec2-stable", "EncoderLayerStableLayerNorm", "pre"),
+        )
+    ),
+    _transformers("t5", _each("T5 MT5 UMT5", "Block"), partial(odd.t5, T5), not_told),
+    # Named alike, so that the class alone tells where the norms stand: behind the sums, or before the branches.
+    _transformers(
+        "bart",
+        _each("Bart Marian BlenderbotSmall PLBart", *BOTH) + " TrOCRDecoderLayer",
+        partial(odd.bart, BART),
+        not_told,
+    ),
+    _transformers(
+        "bart-pre",
+        _each("MBart Pegasus M2M100 Blenderbot Whisper Speech2Text", *BOTH) + " PegasusXDecoderLayer",
+        partial(odd.bart, replace(BART, placement="pre")),
+        not_told,
+    ),
+    _transformers("gpt2", "GPT2Block", GPT2, always),
+    _transformers("opt", "OPTDecoderLayer", partial(odd.opt, OPT), always),
+    _transformers("bloom", "BloomBlock", partial(odd.bloom, BLOOM)),
+    _transformers("mpt", "MptBlock", partial(odd.mpt, MPT)),
+    _transformers("gptj", "GPTJBlock", GPTJ),
+    _transformers("gpt-neox", "GPTNeoXLayer", partial(odd.gpt_neox, GPT_NEOX)),
+    _transformers("falcon", "FalconDecoderLayer", partial(odd.falcon, FALCON)),
+    _transformers(
+        "llama",
+        _each(
+            "Llama Qwen2 Qwen3 Qwen2Moe Qwen3Moe Mistral Mixtral Gemma StableLm Starcoder2 Granite SmolLM3 GptOss",
+            "DecoderLayer",
+        ),
+        partial(odd.llama, LLAMA),
+    ),
+    _transformers("phi3", "Phi3DecoderLayer", PHI3),
+    _transformers("gemma2", _each("Gemma2 Gemma3", "DecoderLayer"), GEMMA2),
+    _transformers("olmo2", _each("Olmo2 Olmo3", "DecoderLayer"), OLMO2),
+    _transformers("cohere", _each("Cohere Cohere2 Phi", "DecoderLayer"), partial(odd.cohere, COHERE)),
+    _transformers("deepseek", _each("DeepseekV2 DeepseekV3", "DecoderLayer"), DEEPSEEK),
+    _transformers(
+        "mamba",
+        _each("Mamba Mamba2 FalconMamba", "Block"),
+        MAMBA,
+        always,
+        notes=("no attention: each block has a mixer in its place, whose branch is at attention_branch",),
+    ),
+    _transformers(
+        "jamba",
+        _each("JambaAttention JambaMamba", "DecoderLayer"),
+        partial(odd.jamba, JAMBA),
+        always,
+        notes=("some blocks have no attention, but a mixer in its place, whose branch is at attention_branch",),
+    ),
+)

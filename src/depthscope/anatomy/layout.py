@@ -1,0 +1,229 @@
+"""A layout: the parts of a block by the names that it gives them, and how its anatomy is read from them.
+
+A family that is known by its class is described by the layout that it is known to have (`families`). Of a block of no
+known family a layout is a guess, which `passes.by_structure` tries before any number is taken from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from depthscope.anatomy import projections
+from depthscope.anatomy.structure import BlockAnatomy, FusedValues, Projections, Spot, is_named_norm
+from depthscope.stations import Placement
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The names of attention and of what it is made of. `projections`, `heads` and `groups` are names in attention.
+
+    Where one layer makes queries, keys and values, `fused` says in which order: "thirds" of its rows (or of its
+    columns, where it is a Conv1D), "stacked" or "interleaved" with groups of heads, or "latent" as in DeepSeek.
+    """
+
+    module: str
+    projections: str = ""  # of queries, keys and values, or the one layer that makes them; "": none is shown
+    output: str = ""  # the output projection, by its name in the block
+    heads: str = "num_heads"
+    groups: str = ""  # of keys and values, if it has them; "": as many as heads
+    fused: Literal["", "thirds", "thirds of columns", "stacked", "interleaved", "latent"] = ""
+
+    def shown_in(self, block: Any) -> dict[str, Any]:
+        """What a block shows of its attention, as fields of its anatomy."""
+        attention = part(block, self.module)
+        if not self.projections:
+            return {"attention": attention}
+        last = Spot(part(attention, self.projections.split()[-1]), "out")  # that of the values, or of all
+        return {
+            "attention": attention,
+            "context": Spot(part(block, self.output), "in"),
+            "projections": partial(self._projections, block),
+            **({"fused_values": FusedValues(last, self._cut(attention))} if self.fused else {"values": last}),
+        }
+
+    def _heads(self, attention: Any) -> dict[str, int]:
+        heads = part(attention, self.heads)
+        return {"heads": heads, "groups": (part_if_there(attention, self.groups) if self.groups else 0) or heads}
+
+    def _cut(self, attention: Any) -> Any:
+        if self.fused == "latent":
+            width = attention.v_head_dim
+            return partial(projections.latent_values, heads=part(attention, self.heads), width=width)
+        interleaved = self.fused == "interleaved"
+        values = projections.interleaved_values if interleaved else projections.stacked_values
+        return partial(values, **self._heads(attention))
+
+    def _projections(self, block: Any) -> Projections:
+        attention, output = part(block, self.module), part(block, self.output)
+        layers = [part(attention, name) for name in self.projections.split()]
+        heads, groups = self._heads(attention).values()
+        match self.fused:
+            case "":
+                return projections.linear_projections(*layers, output, heads, groups)
+            case "stacked":
+                return projections.stacked_projections(*layers, output, heads, groups)
+            case "interleaved":
+                return projections.interleaved_projections(*layers, output, heads, groups)
+            case "latent":
+                return projections.latent_projections(attention)
+        (layer,), linear = layers, self.fused == "thirds"
+        return projections.fused_projections(layer.weight, layer.bias, output.weight, output.bias, heads, linear=linear)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names of a block's parts, dotted, with spaces between several. Called with a block, it gives its anatomy.
+
+    Norms are named in the order in which they are called: those of attention and of the FFN, and in "sandwich" before
+    and behind each. Parallel branches may read one norm.
+    """
+
+    placement: Placement
+    norms: str
+    attention: Attention | None
+    ffn: str = ""  # its modules, in the order in which they are called
+    attention_branch: str = ""  # what gives it; "": the norm behind it, else the output projection, else attention
+    ffn_branch: str = ""  # what gives it; "": the norm behind it, else the last module of the FFN
+    cross: tuple[str, str, str] | None = None  # cross-attention, its norm, what gives its branch; a block may lack them
+    causal: str = ""  # the attribute that says whether a block is; one without it is not. "": blocks do not say
+
+    def __call__(self, name: str, block: Any) -> BlockAnatomy:
+        """The anatomy of a block."""
+        cross = part_if_there(block, self.cross[0]) if self.cross else None
+        return BlockAnatomy(
+            name,
+            block,
+            spots=self._spots(block, cross is not None),
+            placement=self.placement,
+            cross_attention=cross,
+            norms=tuple(part(block, norm) for norm in self.norms.split()),
+            ffn=tuple(part(block, module) for module in self.ffn.split()),
+            causal=bool(part_if_there(block, self.causal)) if self.causal else None,
+            **(self.attention.shown_in(block) if self.attention else {}),
+        )
+
+    def _spots(self, block: Any, crosses: bool) -> dict[str, Spot]:
+        norms, ffn, own = self.norms.split(), self.ffn.split() or [""], self.attention or Attention("")
+        before, behind = {
+            "sandwich": (norms[::2], norms[1::2]),
+            "branch": (["", ""], norms),
+        }.get(self.placement, (norms, ["", ""]))
+        names = {
+            "block": "",
+            "attention-norm": before[0],
+            "ffn-norm": before[-1],
+            "ffn": ffn[0],
+            "attention-branch": self.attention_branch or behind[0] or own.output or own.module,
+            "ffn-branch": self.ffn_branch or behind[1] or ffn[-1],
+        }
+        seen = dict(zip(STATIONS, PLACES[self.placement].split(" | "), strict=True)) | BRANCHES
+        if crosses:
+            assert self.cross is not None
+            names |= {"cross-norm": self.cross[1], "cross-branch": self.cross[2]}
+            seen |= CROSSING["post" if self.placement == "post" else "pre"]
+        if not self.ffn:
+            del seen["ffn_branch"]
+        places: Any = ((station, *place.split()) for station, place in seen.items() if place != "-")
+        return {station: Spot(part(block, names[name]), side) for station, name, side in places}
+
+
+def part(block: Any, name: str) -> Any:
+    """What a dotted name leads to; a number in it counts the modules of a list. The block itself: ""."""
+    for word in name.split(".") if name else ():
+        block = block[int(word)] if word.removeprefix("-").isdigit() else getattr(block, word)
+    return block
+
+
+def part_if_there(block: Any, name: str) -> Any:
+    """None where a block has no such part."""
+    try:
+        return part(block, name)
+    except AttributeError:
+        return None
+
+
+# Where the tokens of a station are seen: the part of the block, and whether they go in or come out.
+STATIONS = ("input", "attention_input", "after_attention", "ffn_input", "after_ffn", "output")
+PRE = "block in | attention-norm out | ffn-norm in | ffn-norm out | block out | block out"
+PLACES: dict[Placement, str] = {
+    "pre": PRE,
+    "sandwich": PRE,
+    "post": "block in | block in | attention-norm in | attention-norm out | ffn-norm in | block out",
+    "branch": "block in | block in | ffn in | ffn in | block out | block out",
+    "parallel": "block in | attention-norm out | - | ffn-norm out | block out | block out",
+    "mixer": "block in | attention-norm out | - | - | - | block out",
+}
+BRANCHES = {"attention_branch": "attention-branch out", "ffn_branch": "ffn-branch out"}
+CROSSING: dict[Placement, dict[str, str]] = {  # between self-attention and FFN in a decoder that reads an encoder
+    "pre": {
+        "after_attention": "cross-norm in",
+        "cross_attention_input": "cross-norm out",
+        "after_cross_attention": "ffn-norm in",
+        "cross_attention_branch": "cross-branch out",
+    },
+    "post": {
+        "cross_attention_input": "attention-norm out",
+        "after_cross_attention": "cross-norm in",
+        "cross_attention_branch": "cross-branch out",
+        "ffn_input": "cross-norm out",
+    },
+}
+
+# The norms of decoders, by which a block of no known family is guessed at.
+LLAMA = "input_layernorm post_attention_layernorm"
+GEMMA2 = "input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm"
+GLM4 = "input_layernorm post_self_attn_layernorm post_attention_layernorm post_mlp_layernorm"
+AFMOE = "input_layernorm post_attention_layernorm pre_mlp_layernorm post_mlp_layernorm"
+OLMO2 = "post_attention_layernorm post_feedforward_layernorm"
+PAIRS = (
+    LLAMA,
+    "input_layernorm pre_ff_layernorm",
+    "input_layernorm pre_feedforward_layernorm",
+    "attention_layernorm feedforward_layernorm",
+    "ln_1 ln_2",
+    "ln1 ln2",
+    "ln_attn ln_mlp",
+    "norm_1 norm_2",
+    "norm1 norm2",
+    "attention_norm ffn_norm",
+    "attn_norm ffn_norm",
+    "attn_norm mlp_norm",
+    "self_attn_layer_norm final_layer_norm",
+    "layer_norm1 layer_norm2",
+    "layernorm_before layernorm_after",
+)
+GUESSES: tuple[tuple[Placement, str], ...] = (
+    *(("sandwich", norms) for norms in (GEMMA2, GLM4, AFMOE)),
+    ("branch", OLMO2),
+    *(("parallel", norm) for norm in ("input_layernorm", "ln_1", "norm")),
+    *((placement, norms) for norms in PAIRS for placement in ("pre", "parallel", "post")),
+)
+ATTENTIONS = ("self_attn", "self_attention", "attention", "attn")
+FFNS = ("mlp", "feed_forward", "feedforward", "ffn", "ff", "block_sparse_moe", "moe")
+
+
+def guesses(block: BlockAnatomy) -> Iterator[BlockAnatomy]:
+    """What a block may be by the names of its parts, in the order in which it is to be tried.
+
+    What the branches read is heard where it enters them, so that a norm that is not called there does no harm.
+    """
+    parts = dict(block.module.named_children())
+    attention, ffn = (_only(parts, names) for names in (ATTENTIONS, FFNS))
+    if not attention or not ffn:
+        return
+    own = {name for name, module in parts.items() if is_named_norm(module)}
+    for placement, norms in GUESSES:
+        if set(norms.split()) == own:
+            guess = Layout(placement, norms, Attention(attention), ffn)(block.name, block.module)
+            reads = {"attention_input": Spot(parts[attention], "in")}
+            if placement != "post":
+                reads["ffn_input"] = Spot(parts[ffn], "in")
+            yield replace(guess, part=block.part, causal=block.causal, spots={**guess.spots, **reads})
+
+
+def _only(parts: dict[str, Any], names: tuple[str, ...]) -> str:
+    found = [name for name in names if name in parts]
+    return found[0] if len(found) == 1 else ""

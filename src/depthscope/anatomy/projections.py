@@ -1,0 +1,229 @@
+"""Projections per head, where three layers make queries, keys and values, or one, in the orders that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from depthscope.anatomy.structure import Piece, Projections, Role, Spot
+
+_LATENT_QUERIES = ("q_proj", "q_a_proj", "q_b_proj")  # one layer, or a narrow one and a wide one
+
+Roles = dict[Role, tuple[Piece, ...]]
+
+
+class HiddenWeights(ValueError):
+    """A layer that a wrapper, such as an adapter of one's own, stands in the place of: its matrix is not known. What
+    its parameters are for is known all the same."""
+
+    def __init__(self, layer: nn.Module, roles: Mapping[Role, tuple[Piece, ...]]):
+        super().__init__(
+            f"expected a linear layer with a weight, got {type(layer).__name__}: merge the adapter into the weights, "
+            "or give the wrapper a property `weight`"
+        )
+        self.roles = roles
+
+
+def linear_projections(
+    query: nn.Linear,
+    key: nn.Linear,
+    value: nn.Linear,
+    output: nn.Linear | None,
+    heads: int,
+    key_value_heads: int | None = None,
+) -> Projections:
+    """Separate linear layers, the common layout; `key_value_heads` < heads for grouped queries."""
+    groups = key_value_heads or heads
+    roles: Roles = {"queries_keys": _pieces(query, key), "values_output": _pieces(value, output)}
+    for layer in (query, key, value, output):
+        if layer is not None and not isinstance(getattr(layer, "weight", None), Tensor):
+            raise HiddenWeights(layer, roles)
+    (q, *b_q), (k, *b_k), (v, *b_v) = _rows(query, heads), _rows(key, groups), _rows(value, groups)
+    return Projections(
+        q.mT,
+        _repeated(k.mT, heads),
+        _repeated(v.mT, heads),
+        None if output is None else _by_head(output.weight.T, heads),
+        *(_repeated(bias[0], heads) if bias else None for bias in (b_q, b_k, b_v)),
+        output_bias=None if output is None else _detached(output.bias),
+        roles=roles,
+    )
+
+
+def fused_projections(
+    weight: Tensor,
+    bias: Tensor | None,
+    output: Tensor,
+    output_bias: Tensor | None,
+    heads: int,
+    *,
+    linear: bool = False,
+) -> Projections:
+    """One matrix for query, key and value: weight (d, 3·width), output (width, d), both for row vectors.
+
+    With `linear` both are as nn.Linear stores them, transposed.
+    """
+    rows, into = (weight.T, output.T) if linear else (weight, output)
+    fused = ((weight, 0 if linear else 1), *(() if bias is None else ((bias, 0),)))
+    writes = (output,) if output_bias is None else (output, output_bias)
+    biases = [None] * 3 if bias is None else [_by_head(part, heads) for part in bias.chunk(3)]
+    return Projections(
+        *(part.detach().unflatten(1, (heads, -1)).transpose(0, 1) for part in rows.chunk(3, dim=1)),  # (h, d, k)
+        _by_head(into, heads),
+        *biases,
+        output_bias=_detached(output_bias),
+        roles={
+            "queries_keys": tuple(Piece(p, partial(_thirds, dim=dim, first=0, last=2)) for p, dim in fused),
+            "values_output": (
+                *(Piece(p, partial(_thirds, dim=dim, first=2, last=3)) for p, dim in fused),
+                *map(Piece, writes),
+            ),
+        },
+    )
+
+
+def stacked_projections(fused: nn.Linear, output: nn.Linear, heads: int, groups: int) -> Projections:
+    """All queries, then all keys, then all values; `groups` < heads for grouped queries (Phi-3)."""
+    return _of_one_layer(fused, output, heads, groups, partial(_stacked, heads=heads, groups=groups))
+
+
+def interleaved_projections(fused: nn.Linear, output: nn.Linear, heads: int, groups: int) -> Projections:
+    """Group by group: the queries of its heads, its key, its value.
+
+    With as many groups as heads that is query, key, value head by head (GPT-NeoX, Bloom); with one group it is
+    multi-query attention (Falcon).
+    """
+    return _of_one_layer(fused, output, heads, groups, partial(_interleaved, heads=heads, groups=groups))
+
+
+def latent_projections(attention: Any) -> Projections:
+    """DeepSeek's latent attention: one narrow projection, a norm, and keys and values of every head from what is left.
+
+    The norm stands between the tokens and the values, so that there is no W_V of tokens: it acts on the normed latent.
+    Queries and keys are two parts, one with a norm of its own and one that is rotated and shared: neither is a matrix.
+    What the narrow projection makes for both keys and values has no one role.
+    """
+    heads, width = attention.config.num_attention_heads, attention.v_head_dim
+    queries = [layer for name in _LATENT_QUERIES if (layer := getattr(attention, name, None)) is not None]
+    both, narrow = _weight_and_bias(attention.kv_b_proj), _weight_and_bias(attention.kv_a_proj_with_mqa)
+    turned = attention.qk_rope_head_dim  # last rows of the narrow projection: a key that is rotated, and no value
+    (rows,) = _rows(attention.kv_b_proj, heads)  # (h, k + v, rank)
+    return Projections(
+        query=None,
+        key=None,
+        value=rows[:, -width:].mT,
+        output=_by_head(attention.o_proj.weight.T, heads),
+        output_bias=_detached(attention.o_proj.bias),
+        latent=Spot(attention.kv_a_layernorm, "out"),
+        roles={
+            "queries_keys": (
+                *_pieces(*queries),
+                *(Piece(p, partial(_of_latent, heads=heads, width=width, values=False)) for p in both),
+                *(Piece(p, partial(_ends, size=turned, last=True)) for p in narrow),
+            ),
+            "values_output": (
+                *(Piece(p, partial(_of_latent, heads=heads, width=width, values=True)) for p in both),
+                *_pieces(attention.o_proj),
+            ),
+            "other": tuple(Piece(p, partial(_ends, size=turned, last=False)) for p in narrow),
+        },
+    )
+
+
+def stacked_values(returned: Tensor, heads: int, groups: int) -> Tensor:
+    """What `stacked_projections` calls values, of what the fused layer returns: (…, n, (h + 2g)·k) → (…, n, g·k)."""
+    return returned.unflatten(-1, (heads + 2 * groups, -1))[..., -groups:, :].flatten(-2)
+
+
+def interleaved_values(returned: Tensor, heads: int, groups: int) -> Tensor:
+    """What `interleaved_projections` calls values: (…, n, (h + 2g)·k) → (…, n, g·k)."""
+    return returned.unflatten(-1, (groups, heads // groups + 2, -1))[..., -1, :].flatten(-2)
+
+
+def latent_values(returned: Tensor, heads: int, width: int) -> Tensor:
+    """What `latent_projections` calls values: (batch, n, h·(k + v)) → (batch, n, h·v); an axis of one head may stand
+    before n, since the narrow keys and values are shared by all."""
+    one_head = returned.squeeze(1) if returned.ndim == 4 else returned
+    return one_head.unflatten(-1, (heads, -1))[..., -width:].flatten(-2)
+
+
+Split = Callable[[Tensor], tuple[Tensor, ...]]  # queries, keys and values among rows by head, (h + 2g, …)
+
+
+def _stacked(rows: Tensor, heads: int, groups: int) -> tuple[Tensor, ...]:
+    return rows.split([heads, groups, groups])
+
+
+def _interleaved(rows: Tensor, heads: int, groups: int) -> tuple[Tensor, ...]:
+    by_group = rows.unflatten(0, (groups, heads // groups + 2))
+    return by_group[:, :-2].flatten(0, 1), by_group[:, -2], by_group[:, -1]
+
+
+def _of_one_layer(fused: nn.Linear, output: nn.Linear, heads: int, groups: int, split: Split) -> Projections:
+    rows = heads + 2 * groups
+
+    def pieces(first: int, last: int) -> tuple[Piece, ...]:
+        cut = partial(_split_rows, heads=rows, split=split, first=first, last=last)
+        return tuple(Piece(parameter, cut) for parameter in _weight_and_bias(fused))
+
+    (q, k, v), *biases = (split(part) for part in _rows(fused, rows))
+    return Projections(
+        q.mT,
+        _repeated(k, heads).mT,
+        _repeated(v, heads).mT,
+        _by_head(output.weight.T, heads),
+        *(_repeated(bias, heads) for of_each in biases for bias in of_each),
+        output_bias=_detached(output.bias),
+        roles={"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *_pieces(output))},
+    )
+
+
+def _thirds(values: Tensor, dim: int, first: int, last: int) -> tuple[Tensor, ...]:
+    """Some of the three equal parts along an axis: queries, keys and values of one layer."""
+    return values.chunk(3, dim=dim)[first:last]
+
+
+def _split_rows(values: Tensor, heads: int, split: Split, first: int, last: int) -> tuple[Tensor, ...]:
+    return split(values.unflatten(0, (heads, -1)))[first:last]
+
+
+def _of_latent(rows: Tensor, heads: int, width: int, values: bool) -> tuple[Tensor, ...]:
+    by_head = rows.unflatten(0, (heads, -1))
+    return (by_head[:, -width:],) if values else (by_head[:, :-width],)
+
+
+def _ends(values: Tensor, size: int, last: bool) -> tuple[Tensor, ...]:
+    cut = values.shape[0] - size
+    return (values[cut:],) if last else (values[:cut],)
+
+
+def _pieces(*layers: nn.Module | None) -> tuple[Piece, ...]:
+    """All parameters of layers, also those that an adapter has put into them."""
+    return tuple(Piece(parameter) for layer in layers if layer is not None for parameter in layer.parameters())
+
+
+def _weight_and_bias(layer: nn.Linear) -> tuple[Tensor, ...]:
+    """Weight and, if there is one, bias."""
+    return (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
+
+
+def _rows(layer: nn.Linear, heads: int) -> tuple[Tensor, ...]:
+    """Weight (heads, k, d) and, if there is one, bias (heads, k), by head."""
+    return tuple(_by_head(parameter, heads) for parameter in _weight_and_bias(layer))
+
+
+def _by_head(values: Tensor, heads: int) -> Tensor:
+    """Rows (h·k, …) → (h, k, …)."""
+    return values.detach().unflatten(0, (heads, -1))
+
+
+def _repeated(part: Tensor, heads: int) -> Tensor:
+    """Of as many heads as there are of queries."""
+    return part.repeat_interleave(heads // part.shape[0], dim=0)
+
+
+def _detached(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach()
