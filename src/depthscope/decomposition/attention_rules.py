@@ -61,7 +61,7 @@ def product(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
             return lambda: Terms.constant(plain(returned)), ""
         return lambda: mixed(plain(a), terms_of(b), a.state.log), ""
     if isinstance(a, PathTensor) and isinstance(b, PathTensor):
-        return product_of_tokens, ""
+        return product_of_tokens()
     if isinstance(a, PathTensor):
         return lambda: terms_of(a).map(lambda values: with_axes(values, b.ndim) @ b.detach()), ""
     return lambda: terms_of(b).map(lambda values: a.detach() @ with_axes(values, a.ndim)), ""
@@ -79,7 +79,7 @@ def einsum(func: Any, args: Any, _kwargs: Any, _returned: Any) -> Made:
     if len(split) == 1 and split[0].state.kind != "weights":
         return lambda: _by_term(func, equation, operands, split[0]), ""
     if len(operands) != 2 or not _is_attention(operands[0]):
-        return product_of_tokens, ""
+        return product_of_tokens()
     attention, values = operands
     left, right = equation.replace(" ", "").split("->")
     of_attention, of_values = left.split(",")

@@ -14,9 +14,11 @@ from depthscope.decomposition.path_tensor import (
     NotFollowed,
     PathTensor,
     consumed,
+    given,
     log_of,
     plain,
     product_of_tokens,
+    refused,
     terms_of,
 )
 from depthscope.decomposition.terms import Terms
@@ -28,12 +30,9 @@ ROWS = 8  # of the term that is left over, which are computed to check it
 def linear(_func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
     """XWᵀ and its bias, which is constant."""
 
-    def take(x: Any, weight: Any, bias: Any = None) -> tuple[Any, Any, Any]:
-        return x, weight, bias
-
-    x, weight, bias = take(*args, **_renamed(kwargs))
+    x, weight, bias = given("input weight bias", args, kwargs)
     if isinstance(weight, PathTensor) or isinstance(bias, PathTensor):
-        return product_of_tokens, ""
+        return product_of_tokens()
 
     def make() -> Terms:
         whole = returned if bias is None else returned - bias.detach()
@@ -55,15 +54,15 @@ def through_weights(terms: Terms, weight: Tensor, whole: Tensor, left_over: int 
     if left_over is None or count < FEWEST or not known or values.requires_grad:
         return terms.map(lambda each: F.linear(each, weight.to(each.dtype)))
     place = min(left_over, count - 1)
-    given, result = values.reshape(count, -1, width), values.new_empty(count, whole.numel() // made, made)
+    entering, result = values.reshape(count, -1, width), values.new_empty(count, whole.numel() // made, made)
     rest = whole.reshape(-1, made).clone()
     for part in (slice(0, place), slice(place + 1, count)):
-        if len(given[part]):
-            torch.mm(given[part].flatten(0, 1), weight.T, out=result[part].view(-1, made))
+        if len(entering[part]):
+            torch.mm(entering[part].flatten(0, 1), weight.T, out=result[part].view(-1, made))
             rest -= result[part].sum(dim=0)
     result[place] = rest
     rows = torch.linspace(0, len(rest) - 1, min(ROWS, len(rest)), device=rest.device).long()
-    error = float((rest[rows] - given[place, rows] @ weight.T).abs().amax())
+    error = float((rest[rows] - entering[place, rows] @ weight.T).abs().amax())
     if not error <= TOLERANCE[values.dtype] * float(result[:, rows].abs().amax()):
         raise NotFollowed(f"'linear' does not add up: what is left of it is {error:.1e} from the term itself")
     return Terms(result.view(count, *whole.shape), terms.start)
@@ -78,21 +77,18 @@ def addmm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
     bias, x, weight = args
     usual = kwargs.get("beta", 1) == kwargs.get("alpha", 1) == 1
     if isinstance(weight, PathTensor) or isinstance(bias, PathTensor) or not usual:
-        return product_of_tokens, ""
+        return product_of_tokens()
     return lambda: _with_bias(terms_of(x).map(lambda values: values @ weight.detach()), bias), ""
 
 
 def grouped(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
     """Rows (s, d) sorted by expert, each by the weights of its own (experts, d, d'): `offs` says where groups end."""
 
-    def take(x: Any, weight: Any, offs: Any = None, bias: Any = None, **_: Any) -> tuple[Any, Any, Any, Any]:
-        return x, weight, offs, bias
-
-    x, weight, offs, bias = take(*args, **_renamed(kwargs))
+    x, weight, offs, bias = given("input weight offs bias", args, kwargs)
     if isinstance(weight, PathTensor) or isinstance(bias, PathTensor):
-        return product_of_tokens, ""
+        return product_of_tokens()
     if x.ndim != 2 or weight.ndim != 3 or offs is None or bias is not None:
-        return _other_groups, ""
+        return refused("paths are followed through 'grouped_mm' of rows (s, d) with weights for each group, no bias")
 
     def make() -> Terms:
         ends = offs.tolist()
@@ -111,22 +107,13 @@ def grouped(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
     return make, ""
 
 
-def _other_groups() -> Terms:
-    raise NotFollowed("paths are followed through 'grouped_mm' of rows (s, d) with weights for each group, no bias")
-
-
 def layer_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
     """LN with its deviation frozen: (u − mean(u))·γ/σ₀, and β, which is constant."""
 
-    def take(
-        x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, **_: Any
-    ) -> tuple[Any, list[int], Any, Any, float]:
-        return x, list(normalized_shape), weight, bias, eps
-
-    x, shape, weight, bias, eps = take(*args, **_renamed(kwargs))
+    x, shape, weight, bias, eps = given("input normalized_shape weight bias eps", args, kwargs)
 
     def make() -> Terms:
-        scale = torch.native_layer_norm(plain(x), shape, None, None, eps)[2]  # 1/σ₀
+        scale = torch.native_layer_norm(plain(x), list(shape), None, None, 1e-5 if eps is None else eps)[2]  # 1/σ₀
         scale = scale if weight is None else scale * weight.detach()
         axes = tuple(range(-len(shape), 0))
 
@@ -142,19 +129,12 @@ def layer_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
 def rms_norm(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
     """u·γ/rms₀."""
 
-    def take(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> tuple[Any, Any, Any, Any]:
-        return x, tuple(range(-len(normalized_shape), 0)), weight, eps
-
-    x, axes, weight, eps = take(*args, **_renamed(kwargs))
+    x, shape, weight, eps = given("input normalized_shape weight eps", args, kwargs)
 
     def make() -> Terms:
-        u = plain(x)
+        u, axes = plain(x), tuple(range(-len(shape), 0))
         scale = (u.square().mean(dim=axes, keepdim=True) + (torch.finfo(u.dtype).eps if eps is None else eps)).rsqrt()
         scale = scale if weight is None else scale * weight.detach()
         return terms_of(x).map(lambda values: values * scale)
 
     return make, ""
-
-
-def _renamed(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {("x" if key == "input" else key): value for key, value in kwargs.items()}

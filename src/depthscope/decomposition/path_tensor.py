@@ -138,9 +138,24 @@ def _overwritten() -> Terms:
     raise NotFollowed("these terms have been overwritten")
 
 
-def product_of_tokens() -> Terms:
+def refused(why: str, kind: Kind = "") -> Made:
+    """The terms are not known, which matters where they are asked for."""
+
+    def make() -> Terms:
+        raise NotFollowed(why)
+
+    return make, kind
+
+
+def product_of_tokens(kind: Kind = "") -> Made:
     """Refuses."""
-    raise NotFollowed("a product of tokens with tokens is not linear: paths are not followed through it")
+    return refused("a product of tokens with tokens is not linear: paths are not followed through it", kind)
+
+
+def given(names: str, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments of a call that have these names, in this order; None where one is not given."""
+    found = dict(zip(names.split(), args, strict=False)) | kwargs
+    return [found.get(name) for name in names.split()]
 
 
 def log_of(value: Any) -> Log:

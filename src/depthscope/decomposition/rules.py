@@ -22,8 +22,10 @@ from depthscope.decomposition.path_tensor import (
     PathTensor,
     State,
     consumed,
+    given,
     plain,
     product_of_tokens,
+    refused,
     terms_of,
     wrapped,
 )
@@ -80,11 +82,8 @@ def _kind(value: Any) -> Kind:
 
 def _unknown(func: Any, args: tuple[Any, ...], _kwargs: Any, _returned: Any) -> Made:
     name = name_of(func)
-
-    def refuse() -> Terms:
-        raise NotFollowed(f"{name!r} is not linear in the tokens, or not known: paths are not followed through it")
-
-    return refuse, "gate" if name in GATES else "scale" if name in SCALES else ""
+    kind: Kind = "gate" if name in GATES else "scale" if name in SCALES else ""
+    return refused(f"{name!r} is not linear in the tokens, or not known: paths are not followed through it", kind)
 
 
 def _linear_in_one(func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
@@ -160,7 +159,7 @@ def _activation(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
 
 def _sum(sign: int) -> Rule:
     def rule(_func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
-        a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
+        a, b = given("input other", args, kwargs)
         weight = sign * kwargs.get("alpha", 1)
         kinds = {_kind(x) for x in (a, b) if isinstance(x, PathTensor)}
 
@@ -186,7 +185,7 @@ def _reversed(rule: Rule) -> Rule:
 
 
 def _times(_func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
-    a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
+    a, b = given("input other", args, kwargs)
     if not (isinstance(a, PathTensor) and isinstance(b, PathTensor)):
         tensor, factor = (a, b) if isinstance(a, PathTensor) else (b, a)
         return lambda: _scaled(tensor, factor, returned), _kind(tensor)
@@ -198,17 +197,13 @@ def _times(_func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
             return lambda t=tensor, f=factor: _scaled(t, plain(f), returned), of_tensor
         spreads = of_factor == "weights" and returned.numel() > tensor.numel()
         if spreads and of_tensor == "" and factor.state.log.attends():
-            return _spread, ""
+            return refused(
+                "tokens are spread and weighted by what a softmax gave, which may be attention that is not written as "
+                "a product of matrices: paths are not followed through it"
+            )
         if of_factor in ("gate", "weights") and of_tensor == "":
             return lambda t=tensor, f=factor: _scaled(t, plain(f), returned), "gate"
-    return product_of_tokens, kinds[0]
-
-
-def _spread() -> Terms:
-    raise NotFollowed(
-        "tokens are spread and weighted by what a softmax gave, which may be attention that is not written as a "
-        "product of matrices: paths are not followed through it"
-    )
+    return product_of_tokens(kinds[0])
 
 
 def _scaled(tensor: Tensor, factor: Any, returned: Tensor) -> Terms:
@@ -217,19 +212,19 @@ def _scaled(tensor: Tensor, factor: Any, returned: Tensor) -> Terms:
 
 
 def _over(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
-    a, b = args[0], args[1] if len(args) > 1 else kwargs["other"]
+    a, b = given("input other", args, kwargs)
     if not isinstance(b, PathTensor):
         inverse = 1 / b if not isinstance(b, Tensor) else b.reciprocal()
         return lambda: _scaled(a, inverse, returned), _kind(a)
     if not isinstance(a, PathTensor):
         return _unknown(func, args, kwargs, returned)[0], _kind(b)
-    inverse = wrapped(plain(b).reciprocal(), State(product_of_tokens, b.state.log, "div", b.state.kind))
+    inverse = wrapped(plain(b).reciprocal(), State(product_of_tokens()[0], b.state.log, "div", b.state.kind))
     return _times(func, (a, inverse), {}, returned)
 
 
 def _power(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
     """uᵖ = u₀^(p−1)·u for whole p ≥ 1; a root is what a norm divides by."""
-    power = 2 if name_of(func) == "square" else args[1] if len(args) > 1 else kwargs["exponent"]
+    power = 2 if name_of(func) == "square" else given("input exponent", args, kwargs)[1]
     if not isinstance(args[0], PathTensor) or isinstance(power, Tensor) or power < 1 or power != int(power):
         return _unknown(func, args, kwargs, returned)[0], "scale"
     return lambda: _scaled(args[0], plain(args[0]) ** (int(power) - 1), returned), "gate"
@@ -247,7 +242,7 @@ def _joined(func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
 
 
 def _masked_fill(_func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
-    x, mask, value = args if len(args) == 3 else (*args, kwargs["value"])
+    x, mask, value = given("input mask value", args, kwargs)
 
     def make() -> Terms:
         kept = terms_of(x).map(lambda values: values.masked_fill(mask, 0))
@@ -259,7 +254,7 @@ def _masked_fill(_func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
 def _where(func: Any, args: Any, kwargs: Any, returned: Any) -> Made:
     if func is Tensor.where:
         args = (args[1], args[0], *args[2:])
-    condition, a, b = args if len(args) == 3 else (*args, kwargs["other"])
+    condition, a, b = given("condition input other", args, kwargs)
     kinds = {_kind(x) for x in (a, b) if isinstance(x, PathTensor)}
 
     def part(x: Any, chosen: Tensor) -> Terms:
@@ -274,7 +269,7 @@ def _like(_func: Any, _args: Any, _kwargs: Any, returned: Any) -> Made:
 
 
 def _index_add(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
-    target, dim, index, source = args if len(args) == 4 else (*args[:3], kwargs["source"])
+    target, dim, index, source = given("input dim index source", args, kwargs)
 
     def make() -> Terms:
         return together(lambda a, b: a.index_add(dim, index, b), terms_of(target), terms_of(source))
@@ -283,10 +278,7 @@ def _index_add(_func: Any, args: Any, kwargs: Any, _returned: Any) -> Made:
 
 
 def _softmax(_func: Any, _args: Any, _kwargs: Any, _returned: Any) -> Made:
-    def refuse() -> Terms:
-        raise NotFollowed("what a softmax gives is not linear in the tokens: paths are not followed through it")
-
-    return refuse, "weights"
+    return refused("what a softmax gives is not linear in the tokens: paths are not followed through it", "weights")
 
 
 RULES: dict[str, Rule] = {
