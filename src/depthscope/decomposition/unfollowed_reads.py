@@ -2,13 +2,8 @@
 
 A `PathTensor` hears what is called with it. It does not hear what compiled code (`torch.jit.script`), `torch.vmap`, a
 plain alias of it, or a second argument of a block does with the same numbers, and what comes of that would pass for
-<<<<<<< HEAD
-constant. Hence `UnfollowedReads`, which sees the operations themselves: one that reads the memory of tokens, and that none
-of our rules has called, is noted, and the block that ran is refused.
-=======
 constant. Hence `UnfollowedReads`, which sees the operations themselves: one that reads the memory of tokens, and that
 none of our rules has called, is noted, and the block that ran is refused.
->>>>>>> anatomy
 """
 
 from __future__ import annotations
