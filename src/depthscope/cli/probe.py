@@ -166,8 +166,10 @@ def _spectra(model: nn.Module, profile: Profile, options: ProbeOptions) -> Spect
     if profile.metadata.get("weights", {}).get("look") == "initialised":
         return None
     try:
-        told = {"blocks": options.blocks, "part": options.part}
-        found = attempt("the spectra of the weights", lambda: probing.spectra(model, whole=False, **told))
+        found = attempt(
+            "the spectra of the weights",
+            lambda: probing.spectra(model, whole=False, blocks=options.blocks, part=options.part),
+        )
     except ValueError:
         return None
     return None if was_stopped() else found  # some blocks tell nothing of all

@@ -139,7 +139,8 @@ def spectra(
         module = empty_model(folder, trust_remote_code=trust_remote_code)
         checkpoint, name = Checkpoint(folder, module), folder.name
     anatomy = _chosen(anatomy_of(module, blocks), part)
-    tables, notes = [], list(anatomy.notes)
+    tables: list[pd.DataFrame] = []
+    notes = list(anatomy.notes)
     for number, block in enumerate(anatomy.blocks, start=1):
         if (why := _unreadable(block)) is None:
             compute = partial(_of_block, block, number, product, fold_norm, whole)
