@@ -146,13 +146,13 @@ class MaskFinder:
     def _masks_of(self, block: str) -> list[Given]:
         """What may be the mask of a block's tokens, from the block outwards."""
         found: list[Given] = []
-        settled: set[str] = set()  # names of which a module further inside was told that there is none
+        settled: set[str] = set()  # names of which a module around the block was told that there is none
         for path, names in self._levels[block]:
             given = self._seen.masks.get(path, {})
             nothing_else = all(value is None or is_cross(name) for name, value in given.items())
             for name, value in given.items():
                 if value is None:
-                    if name in names.own and nothing_else:
+                    if name in names.own and nothing_else and path not in self._blocks:
                         settled.add(name)
                 elif name not in settled and self._may_be_real(Given(path, name, value), names):
                     found.append(Given(path, name, value))
