@@ -6,11 +6,12 @@ named tuple of tensors whose first axis is the batch, as of a causal mean), and 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 _NAMES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
@@ -72,6 +73,11 @@ def cache_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return getattr(found, "self_attention_cache", found)
 
 
+def takes_cache(block: nn.Module) -> bool:
+    """Whether a block has an argument for a cache that is known."""
+    return not set(_NAMES).isdisjoint(inspect.signature(block.forward).parameters)
+
+
 def past_length(cache: Any, index: int, before: int | None) -> int:
     """How many tokens of the block are in the cache; `before`: in that of the block before, None at the first one.
 
@@ -95,14 +101,12 @@ def past_length(cache: Any, index: int, before: int | None) -> int:
 
 
 def recall(cache: Any, site: tuple[str, str], past: int) -> Any:
-    """The statistics of the tokens in the cache; None if it is empty."""
-    if past == 0:
-        return None
+    """The statistics of the tokens in the cache; None if it is empty. A cache may say 0 and hold states (MiniMax)."""
     seen, statistics = _sites(cache).get(site, (0, None))
     if seen != past:
         raise ValueError(
             f"the cache holds {past} tokens, of which the remedy saw {seen}: it was filled before the remedy was "
-            "put in, by a compiled pass, or cropped; start again without a cache"
+            "put in, by a compiled pass, or cropped, or it does not count them; start again, with use_cache=False"
         )
     return statistics
 
@@ -124,6 +128,9 @@ def _sites(cache: Any) -> Sites:
 def settle(cache: Any) -> None:
     """The layers of the cache are there now: the first carries what waited beside it."""
     if (waiting := cache.__dict__.pop("_depthscope", None)) is not None:
+        if not cache.layers:  # states alone, beside it
+            cache._depthscope = waiting
+            return
         first = cache.layers[0]
         kind: Any = type(first)
         first.__class__ = _carrying(kind)

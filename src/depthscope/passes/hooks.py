@@ -6,6 +6,7 @@ handles. What a hook must know of the running pass is in the `Pass` that the hoo
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from depthscope import walking
-from depthscope.anatomy import Anatomy, BlockAnatomy, Path, Side
+from depthscope.anatomy import FAMILIES, Anatomy, BlockAnatomy, Path, Side
 from depthscope.passes.by_thread import ByThread
-from depthscope.passes.caches import settle
+from depthscope.passes.caches import settle, takes_cache
+from depthscope.passes.past import WHOLE
 from depthscope.passes.running import Pass
-from depthscope.passes.tokens import edit_tokens, tokens_at
+from depthscope.passes.tokens import edit_tokens, first_tokens, tokens_at
 from depthscope.passes.undoing import unhook
 from depthscope.stations import trunk_is_a_sum
 
@@ -121,8 +123,9 @@ class PassEntry(Hook):
     A hook at the end of the model would know it at once, and cannot be compiled into the model's graph.
     """
 
-    def __init__(self, running: Pass, first_block: str):
+    def __init__(self, running: Pass, model: nn.Module, first_block: str):
         self.running, self.first_block = running, first_block
+        self.names = tuple(inspect.signature(model.forward).parameters)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         running = self.running
@@ -136,31 +139,63 @@ class PassEntry(Hook):
             now.calls = min(now.calls + 1, 2)
             running.see_ids(args, kwargs)
         running.begin()
+        running.call.begin(self.names, args, kwargs, running.default_token_axis, is_outermost=True)
 
 
 class MaskListener(Hook):
-    """A module around the blocks is called: the masks that it is given are remembered."""
+    """A module around the blocks is called: the masks that it is given are remembered. A whole model inside another is
+    a call of its own: `generate` of a wrapper may call it alone."""
 
-    def __init__(self, running: Pass):
+    def __init__(self, running: Pass, module: nn.Module):
         self.running = running
+        is_whole = hasattr(module, "save_pretrained")
+        self.names = tuple(inspect.signature(module.forward).parameters) if is_whole else None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.running.masks.see(module, args, kwargs)
+        running = self.running
+        running.masks.see(module, args, kwargs)
+        if self.names is not None:
+            running.call.begin(self.names, args, kwargs, running.default_token_axis, is_outermost=False)
 
 
 class BlockEntry(Hook):
     """A block is called."""
 
-    def __init__(self, running: Pass, block: str, index: int, path: Path | None):
+    def __init__(self, running: Pass, anatomy: Anatomy, block: BlockAnatomy, index: int, path: Path | None):
         self.running = running
-        self.block = block
+        self.block = block.name
         self.index = index  # of its keys and values in a cache
         self.path = path  # to its tokens
+        family = block.family or anatomy.family
+        self.keeps_nothing = family != "unknown" and FAMILIES[family].library in ("torch", "depthscope")
+        self.takes_cache = takes_cache(block.module)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.running.enter(self.block, self.index, module, args, kwargs, self.path)
+        running = self.running
+        running.enter(self.block, self.index, module, args, kwargs, self.path)
+        has_no_past = self.keeps_nothing or (self.takes_cache and running.now.cache is None)
+        axes = 0 if running.now.shape is None else len(running.now.shape)
+        running.call.enter(self.block, axes, running.ran, has_no_past=has_no_past)
         if not torch.compiler.is_compiling():
-            self.running.warn_of_masks()
+            running.warn_of_masks()
+
+
+class PartOfBlock(Hook):
+    """A part of a block is called: with one token a sequence, and no block running, somebody decodes past the blocks
+    (`layer.step(x)`), where no remedy is heard and no mean goes on."""
+
+    def __init__(self, running: Pass, block: str):
+        self.running, self.block = running, block
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or self.running.call.inside or torch._C._current_graph_task_id() != -1:
+            return
+        tokens, axis = first_tokens((args, kwargs)), self.running.default_token_axis
+        if tokens is not None and (tokens.ndim == 2 or tokens.shape[axis] == 1):
+            raise ValueError(
+                f"a part of {self.block!r} is given {tuple(tokens.shape)} while the block itself is not called, so "
+                f"that its remedies do nothing: {WHOLE}"
+            )
 
 
 class BlockExit(Hook):
@@ -192,6 +227,7 @@ class LastBlockExit(Hook):
 
     def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
         now = self.running.now
+        self.running.call.inside = ""
         if now.cache is not None:
             settle(now.cache)
             now.cache = None
@@ -251,13 +287,13 @@ def install(model: nn.Module, anatomy: Anatomy) -> Pass:
                 f"{block.name!r} is a {type(block.module).__name__} without a forward of its own: nothing that is put "
                 "into it would be called. Name modules that are called with blocks='path.to.layers.*'"
             )
-    hang(model, PassEntry(running, anatomy.blocks[0].name), "in")
+    hang(model, PassEntry(running, model, anatomy.blocks[0].name), "in")
     for module in running.masks.around:
         if id(module) not in blocks:
-            hang(module, MaskListener(running), "in")
+            hang(module, MaskListener(running, module), "in")
     for block, index in cache_places(anatomy):
         path = block.spots["input"].path if "input" in block.spots else None
-        hang(block.module, BlockEntry(running, block.name, index, path), "in")
+        hang(block.module, BlockEntry(running, anatomy, block, index, path), "in")
         if anatomy.family == "unknown":
             check = BlockExit(running, block.name, path, block.spots["output"].path)
             check.key = block.module.register_forward_hook(check, with_kwargs=True).id

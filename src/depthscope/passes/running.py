@@ -18,6 +18,7 @@ from depthscope.anatomy import Anatomy, Path
 from depthscope.passes.by_thread import ByThread
 from depthscope.passes.caches import cache_in, past_length
 from depthscope.passes.masks import MaskFinder
+from depthscope.passes.past import Call
 from depthscope.passes.tokens import as_given, batch_first, count_ways, distinct, floating_in, refuse_spread, tokens_at
 
 REMEMBERED = 256  # passes whose masks are kept for activation checkpointing
@@ -63,8 +64,10 @@ class Pass:
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.masks = MaskFinder(model, anatomy)
         self.now = Now()
+        self.call = Call()
+        self.ran: dict[str, int] = {}  # the blocks that ever ran in a model with remedies → axes of their first tokens
         self.maps, self.guessed = anatomy.maps, anatomy.guessed
-        self._token_axis = anatomy.token_axis
+        self.default_token_axis = anatomy.token_axis
         self._axes = {block.name: anatomy.axis_of(block) for block in anatomy.blocks}
         self._causal_arguments = {block.name: dict(block.causal_arguments) for block in anatomy.blocks}
         self._warned = False
@@ -79,13 +82,21 @@ class Pass:
     @property
     def token_axis(self) -> int:
         """Of the block that runs."""
-        return self._axes.get(self.now.block, self._token_axis)
+        return self._axes.get(self.now.block, self.default_token_axis)
 
     def begin(self) -> None:
         """The model is called: masks of an earlier pass count no longer, and no block has run yet."""
         self.masks.begin()
         self.now.block = ""
         self.now.given, self.now.entered, self.now.passed = [], None, None
+
+    def refuse_unknown_past(self, name: str) -> None:
+        """For a mean of the tokens so far: the block that runs must be shown all of them, or a cache that is known."""
+        now = self.now
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            return  # activation checkpointing runs a block again, and the first time has been judged
+        if why := self.call.doubt(now.size[1], now.past, now.cache, now.real):
+            raise ValueError(f"{name}: {now.block!r} {why}")
 
     def see_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is called with these: ids (batch, n) tell where the tokens of blocks that were guessed stand."""

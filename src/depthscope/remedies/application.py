@@ -27,7 +27,7 @@ from depthscope.passes import (
     undisturbed,
     with_sight,
 )
-from depthscope.passes.hooks import GuessedExit, Hook, LastBlockExit, hang, hooks_in, install, take_down
+from depthscope.passes.hooks import GuessedExit, Hook, LastBlockExit, PartOfBlock, hang, hooks_in, install, take_down
 from depthscope.passes.undoing import undone
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak, refuse_right_to_left
@@ -111,6 +111,7 @@ def _put_in(
     for module in (m for m in running.masks.around if m is not model and id(m) not in blocks):
         hang(module, RefusePairs(running, module, is_outermost=module in entrances), "in")
     there = {(type(hook.remedy), hook.block, hook.station) for _, hook in hooks_in(model)}
+    mixed: dict[str, BlockAnatomy] = {}
     for remedy in chosen:
         for number, block in chosen_blocks(anatomy, depth_of(model, anatomy), remedy.blocks, remedy.every):
             site = Site(model, anatomy, block, number, _causal(anatomy, block), running)
@@ -118,6 +119,10 @@ def _put_in(
             refuse_leak(remedy, site)
             refuse_right_to_left(remedy, site)
             remedy.install(site)
+            if anatomy.family == "unknown" and remedy.mixing_in(site) != "none":
+                mixed[block.name] = block
+    for block in mixed.values():
+        hang(_part_of(block), PartOfBlock(running, block.name), "in")
     for part in anatomy.parts:
         hang(anatomy.of_part(part)[-1].module, LastBlockExit(running), "out")  # behind the remedies
     for block in anatomy.blocks if anatomy.guessed else ():
@@ -126,6 +131,13 @@ def _put_in(
     said = {**told, **axis}
     keep_record(model, chosen, {name: value for name, value in said.items() if value is not None})
     return anatomy
+
+
+def _part_of(block: BlockAnatomy) -> nn.Module:
+    """A module that a block cannot do without, however it is called: its first norm, or its first layer."""
+    layers = [module for module in block.module.modules() if not module._modules and module._parameters]
+    norms = [layer for layer in layers if "norm" in type(layer).__name__.lower()]
+    return next(iter((*block.norms, *norms, *layers)), block.module)
 
 
 def _as_it_was(model: nn.Module) -> Callable[[], None]:

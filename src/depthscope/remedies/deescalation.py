@@ -310,8 +310,9 @@ class SubtractMean(TokenHook):
         return _shift(x, self.tau(), found, touched)
 
     def _mean_of_this_call(self) -> TokenMean:
-        if self.mean is None:
-            return NAMED["full" if self.running.now.bidirectional else "prefix"]
-        if self.mean.kind == "full" and self.running.now.bidirectional is False and not self.remedy.allow_leak:
+        mean = self.mean or NAMED["full" if self.running.now.bidirectional else "prefix"]
+        if mean.kind == "causal":
+            self.running.refuse_unknown_past(self.remedy.name)
+        elif self.mean is not None and self.running.now.bidirectional is False and not self.remedy.allow_leak:
             raise ValueError(f"mixing='full' with a src_mask or tgt_mask, which may be causal: {leak(self.remedy)}")
-        return self.mean
+        return mean

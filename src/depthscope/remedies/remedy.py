@@ -163,7 +163,7 @@ def refuse_right_to_left(remedy: Remedy, site: Site) -> None:
 def warn_of_the_prefix_mean(stacklevel: int) -> None:
     """Doubt counts as causal, and whoever has a bidirectional model should know."""
     warnings.warn(
-        "cannot tell whether this model is causal: the prefix mean is used, which is safe in both cases; "
+        "cannot tell whether this model is causal: the prefix mean is used, in which no token sees a later one; "
         "pass causal=False to apply for the full mean, or inputs= to find out",
         stacklevel=stacklevel,
     )

@@ -63,11 +63,12 @@ class UniformAttention:
 
     def kind_of_this_call(self) -> MeanKind:
         """Which tokens count in the mean."""
-        if self.kind is None:
-            return "full" if self.running.now.bidirectional else "causal"
-        if self.kind == "full" and self.running.now.bidirectional is False and not self.remedy.allow_leak:
+        kind: MeanKind = self.kind or ("full" if self.running.now.bidirectional else "causal")
+        if kind == "causal":
+            self.running.refuse_unknown_past(self.remedy.name)
+        elif self.kind is not None and self.running.now.bidirectional is False and not self.remedy.allow_leak:
             raise ValueError(f"mixing='full' with a src_mask or tgt_mask, which may be causal: {leak(self.remedy)}")
-        return self.kind
+        return kind
 
 
 def kind_for(mixing: str, site: Site) -> MeanKind | None:
