@@ -56,8 +56,8 @@ def studies_in(folder: Path) -> tuple[dict[str, Subject], list[str]]:
         damage: list[str] = []
         if (study := _tried(damage, lambda path=path: _study(path))) is not None:  # type: ignore[misc]
             commands = _tried(damage, lambda path=path: _commands(path)) or {}  # type: ignore[misc]
-            known = {"commands": commands, "damage": (*study.damage, *damage), "unchecked": _unchecked(path)}
-            found[path.name] = replace(study, **known)
+            named = (*study.damage, *damage)
+            found[path.name] = replace(study, commands=commands, damage=named, unchecked=_unchecked(path))
         else:
             refused += damage
     return found, refused
