@@ -71,24 +71,13 @@ def fused_projections(
     q, k, v = (_by_head(part.T, heads).mT for part in rows.chunk(3, dim=1))
     b_q, b_k, b_v = (None, None, None) if bias is None else (_bias(part, heads, heads) for part in bias.chunk(3))
     fused = ((weight, 0 if linear else 1), *(() if bias is None else ((bias, 0),)))
-    writes = (output,) if output_bias is None else (output, output_bias)
-    return Projections(
-        q,
-        k,
-        v,
-        _by_head(into, heads),
-        b_q,
-        b_k,
-        b_v,
-        _detached(output_bias),
-        roles={
-            "queries_keys": tuple(Piece(p, partial(thirds, dim=dim, first=0, last=2)) for p, dim in fused),
-            "values_output": (
-                *(Piece(p, partial(thirds, dim=dim, first=2, last=3)) for p, dim in fused),
-                *map(Piece, writes),
-            ),
-        },
+    reads, values = (
+        tuple(Piece(parameter, partial(thirds, dim=dim, first=first, last=last)) for parameter, dim in fused)
+        for first, last in ((0, 2), (2, 3))
     )
+    writes = (Piece(output),) if output_bias is None else (Piece(output), Piece(output_bias))
+    roles: Roles = {"queries_keys": reads, "values_output": (*values, *writes)}
+    return Projections(q, k, v, _by_head(into, heads), b_q, b_k, b_v, _detached(output_bias), roles=roles)
 
 
 def stacked_projections(fused: nn.Linear, output: nn.Linear, heads: int, groups: int) -> Projections:
@@ -178,17 +167,9 @@ def _of_one_layer(fused: nn.Linear, output: nn.Linear, heads: int, groups: int, 
     q, k, v = split(_by_head(fused.weight, rows))
     biases = (None, None, None) if fused.bias is None else split(_by_head(fused.bias, rows))
     b_q, b_k, b_v = (None if bias is None else _repeated(bias, heads) for bias in biases)
-    return Projections(
-        q.mT,
-        _repeated(k, heads).mT,
-        _repeated(v, heads).mT,
-        _by_head(output.weight.T, heads),
-        b_q,
-        b_k,
-        b_v,
-        _detached(output.bias),
-        roles={"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *_pieces(output))},
-    )
+    k, v, into = _repeated(k, heads).mT, _repeated(v, heads).mT, _by_head(output.weight.T, heads)
+    roles: Roles = {"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *_pieces(output))}
+    return Projections(q.mT, k, v, into, b_q, b_k, b_v, _detached(output.bias), roles=roles)
 
 
 def thirds(values: Tensor, dim: int, first: int, last: int) -> tuple[Tensor, ...]:
