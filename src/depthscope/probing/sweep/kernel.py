@@ -59,9 +59,10 @@ def sweep(
     batch, n, _ = tokens.shape
     norms = torch.empty(batch, n, dtype=torch.float64)
     tokens_before, norms_before = (None, None) if before is None else before
-    is_plain = tokens.dtype is torch.float32 and tokens.is_contiguous() and not tokens.requires_grad
+    is_stored = tokens.is_contiguous() and not tokens.is_neg()
+    is_plain = tokens.dtype is torch.float32 and is_stored and not tokens.requires_grad
     given = (
-        tokens.numpy() if is_plain else tokens.detach().float().contiguous().numpy(),
+        tokens.numpy() if is_plain else tokens.detach().float().contiguous().resolve_neg().numpy(),
         _NOTHING["bool"] if real is None else real.contiguous().numpy(),
         _NOTHING["float32"] if tokens_before is None else tokens_before.numpy(),
         _NOTHING["float64"] if norms_before is None else norms_before.numpy(),
