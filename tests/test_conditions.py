@@ -19,6 +19,7 @@ def parse(text: str, **options) -> Condition:
     [
         ("token_similarity>0.99", Condition("token_similarity", ">", 0.99)),
         (" token_similarity >= 0.99  for 3 ", Condition("token_similarity", ">=", 0.99, looks=3)),
+        ("token_similarity>0.99 after 500 for 3", Condition("token_similarity", ">", 0.99, looks=3, after=500)),
         ("effective_rank<2 at block 12", Condition("effective_rank", "<", 2, 12)),
         ("effective_rank<=2 in  half of the blocks for 2", Condition("effective_rank", "<=", 2, "half", looks=2)),
         ("token_similarity>.9 for 2 in any block", Condition("token_similarity", ">", 0.9, "any", looks=2)),
@@ -31,6 +32,7 @@ def test_what_can_be_said(text: str, expected: Condition):
 
 
 CLAUSES = ["for", "for x", "for 3 for 3", "for 3.5", "at block", "at block x", "in 3 blocks", "and delta>1", "nonsense"]
+CLAUSES += ["after", "after x", "after 3 after 3"]
 WRONG = [f"token_similarity{rest}" for rest in ("", ">", ">x", ">1>2", "=1", ">1 at block 3 in any block")]
 WRONG += ["", *(f"token_similarity>1 {clause}" for clause in CLAUSES)]
 
@@ -49,6 +51,7 @@ def test_what_cannot_be_said_is_refused_and_repeated(text: str):
         ("token_similarity>1 at ffn_inptu", {}, "did you mean 'ffn_input'"),
         ("token_similarity>1 for 0", {}, "1 or more looks in a row"),
         ("token_similarity>1 for 3", {"in_a_row": False}, "there is one look only"),
+        ("token_similarity>1 after 3", {"in_a_row": False}, "there is one look only"),
     ],
 )
 def test_a_mistake_is_named(text: str, options: dict, message: str):
@@ -65,6 +68,7 @@ def test_a_mistake_is_named(text: str, options: dict, message: str):
         st.sampled_from(["last", "any", "half", "all", 0, 7]),
         st.sampled_from([None, *stations.ALL]),
         st.integers(1, 9),
+        st.sampled_from([None, 0, 500]),
     )
 )
 def test_what_is_written_is_read_again(condition: Condition):

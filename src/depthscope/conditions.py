@@ -2,6 +2,7 @@
 
     token_similarity>0.95                          at the last block (of every part, if there are several)
     token_similarity>0.99 for 3                    at three looks in a row, while a model trains
+    token_similarity>0.99 for 3 after 500          the same, and nothing is said before step 500
     effective_rank<2 at block 12                   at a block, counted from 1; 0 is what enters block 1
     cosine_similarity>0.9 in half of the blocks    in at least half of them; also: in any block, in all blocks
     token_similarity>0.99 at after_ffn             at another station than the block's output
@@ -33,6 +34,7 @@ _CLAUSES = {
     "block": re.compile(r"\s+at\s+block\s+(\d{1,9})(?=\s|$)"),
     "range": re.compile(r"\s+in\s+(any\s+block|half\s+of\s+the\s+blocks|all\s+blocks)(?=\s|$)"),
     "looks": re.compile(r"\s+for\s+(\d{1,9})(?=\s|$)"),
+    "after": re.compile(r"\s+after\s+(\d{1,9})(?=\s|$)"),
     "station": re.compile(r"\s+at\s+(?!block(?:\s|$))([a-z_]+)(?=\s|$)"),
 }
 _SHARES = {"any": "in any block", "half": "in half of the blocks", "all": "in all blocks"}
@@ -53,7 +55,7 @@ Blocks = int | Literal["last", "any", "half", "all"]
 @dataclass(frozen=True)
 class Condition:
     """`measure comparison threshold`, asked of some blocks at a station (None: the output, or where the measure
-    stands), and of how many looks in a row."""
+    stands), and of how many looks in a row. Nothing is said before step `after` (None: as the gate's default is)."""
 
     measure: str
     comparison: str
@@ -61,6 +63,7 @@ class Condition:
     blocks: Blocks = "last"
     station: str | None = None
     looks: int = 1
+    after: int | None = None
 
     def holds(self, value: float) -> bool:
         return _OPERATORS[self.comparison](value, self.threshold)
@@ -69,7 +72,9 @@ class Condition:
         where = f"at block {self.blocks}" if isinstance(self.blocks, int) else _SHARES.get(self.blocks, "")
         station = "" if self.station is None else f"at {self.station}"
         looks = "" if self.looks == 1 else f"for {self.looks}"
-        return " ".join(filter(None, (f"{self.measure}{self.comparison}{self.threshold:.15g}", where, station, looks)))
+        after = "" if self.after is None else f"after {self.after}"
+        rule = f"{self.measure}{self.comparison}{self.threshold:.15g}"
+        return " ".join(filter(None, (rule, where, station, looks, after)))
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,8 @@ class Finding:
 
 def parse_condition(text: str, measured: Iterable[str] | None, asked_by: str, *, in_a_row: bool = False) -> Condition:
     """Reads `token_similarity>0.99 for 3`. `measured` are the measures that this run will take (None: not known yet),
-    `asked_by` is the option, for errors; `for K` is refused unless there is more than one look (`in_a_row`)."""
+    `asked_by` is the option, for errors; `for K` and `after STEP` are refused unless there is more than one look
+    (`in_a_row`)."""
     found = _FORM.fullmatch(text) if isinstance(text, str) else None
     try:
         threshold = float(found[3]) if found else math.nan
@@ -91,7 +97,7 @@ def parse_condition(text: str, measured: Iterable[str] | None, asked_by: str, *,
         threshold = math.nan
     clauses = _clauses(found[4] or "") if found else None
     if found is None or math.isnan(threshold) or clauses is None:
-        grammar = _GRAMMAR + ('; "for 3" (looks in a row)' if in_a_row else "")
+        grammar = _GRAMMAR + ('; "for 3" (looks in a row); "after 500" (steps)' if in_a_row else "")
         raise ValueError(f"expected {asked_by} {grammar}; got {text!r}")
     names = None if measured is None else tuple(measured)
     if names is not None and found[1] not in names:
@@ -106,12 +112,15 @@ def parse_condition(text: str, measured: Iterable[str] | None, asked_by: str, *,
     if "looks" in clauses and (looks < 1 or not in_a_row):
         reason = "1 or more looks in a row" if in_a_row else 'no "for": there is one look only'
         raise ValueError(f"expected {asked_by} with {reason}, got {text!r}")
+    if "after" in clauses and not in_a_row:
+        raise ValueError(f'expected {asked_by} with no "after": there is one look only, got {text!r}')
+    after = int(clauses["after"]) if "after" in clauses else None
     blocks: Blocks = "last"
     if "block" in clauses:
         blocks = int(clauses["block"])
     elif "range" in clauses:
         blocks = clauses["range"].split()[0]  # type: ignore[assignment]
-    return Condition(found[1], found[2], threshold, blocks, station, looks)
+    return Condition(found[1], found[2], threshold, blocks, station, looks, after)
 
 
 def _clauses(text: str) -> dict[str, str] | None:

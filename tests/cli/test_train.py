@@ -45,16 +45,19 @@ def test_without_a_recipe_they_are_listed(run):
 
 def test_a_gate_ends_a_run_with_code_3_and_says_what_it_saw(run, tmp_path: Path):
     out = tmp_path / "out"
-    rules = ("--set", "watch_every=1", "--stop-if", "token_similarity>-9 for 2", "--warn-if", "cosine_similarity>-9")
-    code, printed, err = run(*SMALL, *QUIET, *rules, "--json", "--out", str(out))
+    small = (*SMALL[:-1], "9", "--set", "lr=0.1")  # too large a rate: the loss soon rises
+    rules = ("--stop-if", "token_similarity>-9 for 2 after 0", "--warn-if", "cosine_similarity>-9 after 0")
+    code, printed, err = run(*small, *QUIET, "--set", "watch_every=1", *rules, "--json", "--out", str(out))
     assert code == 3
     found = json.loads(printed)
-    assert (found["step"], found["total_steps"], found["signal"], found["failed"]) == (2, 3, None, None)
-    assert found["stopped"].startswith("token_similarity>-9 for 2 holds since step 0, seen in a row until step 1: ")
+    assert (found["step"], found["total_steps"], found["signal"], found["failed"]) == (4, 9, None, None)
+    assert found["stopped"].startswith(
+        "token_similarity>-9 for 2 after 0 holds since step 0, seen in a row until step 3: "
+    )
     *_, last = err.splitlines()
-    assert last == f"depthscope: stopped at step 2 of 3, saved in {found['checkpoint']}: {found['stopped']}"
-    assert "warning: cosine_similarity>-9 holds since step 0" in err
-    code, printed, err = run(*SMALL, *QUIET, "--json", "--out", str(out), "--resume")
+    assert last == f"depthscope: stopped at step 4 of 9, saved in {found['checkpoint']}: {found['stopped']}"
+    assert "warning: cosine_similarity>-9 after 0 holds since step 0" in err
+    code, printed, err = run(*small, *QUIET, "--json", "--out", str(out), "--resume")
     assert (code, json.loads(printed)["stopped"]) == (0, None)
 
 

@@ -18,7 +18,7 @@ from depthscope.probing.watching.gate import Count, Gate, make_gate
 from samples import seeded
 from zoo import TOKENS, make
 
-RULE = "token_similarity>0.99 for 3"
+RULE = "token_similarity>0.99 for 3 after 0"
 
 
 def encoder(depth: int = 4) -> Encoder:
@@ -67,7 +67,7 @@ def planted(
 
 
 def test_a_planted_collapse_fires_at_its_step_and_block():
-    made, (alarm,) = planted("token_similarity>0.99 at block 3 for 3")
+    made, (alarm,) = planted("token_similarity>0.99 at block 3 for 3 after 0")
     assert made[-1] == 10  # watched: 6, 8, 10
     assert (alarm.since, alarm.step, alarm.good, alarm.block, alarm.stops) == (6, 10, 4, 3, True)
     assert alarm.value == pytest.approx(1)
@@ -87,13 +87,13 @@ def test_a_planted_collapse_fires_at_its_step_and_block():
 @pytest.mark.parametrize(
     ("rule", "last_step", "block"),
     [
-        ("token_similarity>0.99", 6, 4),
+        ("token_similarity>0.99 after 0", 6, 4),
         (RULE, 10, 4),
-        ("token_similarity>0.99 in any block for 2", 8, 3),
-        ("token_similarity>0.99 in half of the blocks", 6, 3),
-        ("token_similarity>0.99 at block 2", None, None),
-        ("token_similarity>0.99 in all blocks", None, None),
-        ("cosine_similarity<-1", None, None),
+        ("token_similarity>0.99 in any block for 2 after 0", 8, 3),
+        ("token_similarity>0.99 in half of the blocks after 0", 6, 3),
+        ("token_similarity>0.99 at block 2 after 0", None, None),
+        ("token_similarity>0.99 in all blocks after 0", None, None),
+        ("cosine_similarity<-1 after 0", None, None),
     ],
 )
 def test_rules_by_block(rule: str, last_step: int | None, block: int | None):
@@ -103,7 +103,7 @@ def test_rules_by_block(rule: str, last_step: int | None, block: int | None):
 
 
 def test_a_run_that_does_not_collapse_never_fires():
-    made, alarms = planted([RULE, "cosine_similarity>0.99"], at=None)
+    made, alarms = planted([RULE, "cosine_similarity>0.99 after 0"], at=None)
     assert (len(made), alarms) == (20, [])
 
 
@@ -115,18 +115,18 @@ def test_a_count_begins_again_after_a_good_look():
 
 
 def test_several_rules_are_a_list_and_any_is_enough():
-    _, (alarm,) = planted(["token_similarity>2", "cosine_similarity>0.99 for 2"])
+    _, (alarm,) = planted(["token_similarity>2", "cosine_similarity>0.99 for 2 after 0"])
     assert (alarm.measure, alarm.step) == ("cosine_similarity", 8)
 
 
 def test_a_warning_does_not_stop_and_comes_once_per_collapse():
-    made, alarms = planted(None, warn_if="token_similarity>0.99 for 2", back=12)
+    made, alarms = planted(None, warn_if="token_similarity>0.99 for 2 after 0", back=12)
     assert len(made) == 20
     assert [(alarm.stops, alarm.since, alarm.step) for alarm in alarms] == [(False, 6, 8)]
     with pytest.warns(
-        DepthAlarm, match=r"^token_similarity>0.99 for 2 holds since step 6, .* until step 8: 1 at block 4"
+        DepthAlarm, match=r"^token_similarity>0.99 for 2 after 0 holds since step 6, .* until step 8: 1 at block 4"
     ):
-        planted(None, warn_if="token_similarity>0.99 for 2", on_alarm=None, steps=10)
+        planted(None, warn_if="token_similarity>0.99 for 2 after 0", on_alarm=None, steps=10)
 
 
 # --- the count, against its definition ------------------------------------------------------------------
@@ -139,7 +139,7 @@ def fired_at(held: list[bool], looks: int) -> list[int]:
 
 
 def counted(held: list[bool], looks: int, make_count: Callable[[], Count] = Count) -> list[int]:
-    gate = make_gate(f"token_similarity>0.5 for {looks}", None, ["token_similarity"], ["output"])
+    gate = make_gate(f"token_similarity>0.5 for {looks} after 0", None, ["token_similarity"], ["output"])
     gate._counts = [make_count()]
     return [alarm.step for alarm in seen(gate, held)]
 
@@ -177,7 +177,7 @@ def test_an_off_by_one_is_seen(mutant: type[Count]):
 @given(HELD, HELD, st.integers(1, 4))
 def test_a_count_goes_on_from_its_state(before: list[bool], after: list[bool], looks: int):
     whole, first, second = (
-        make_gate(f"token_similarity>0.5 for {looks}", None, ["token_similarity"], ["output"]) for _ in range(3)
+        make_gate(f"token_similarity>0.5 for {looks} after 0", None, ["token_similarity"], ["output"]) for _ in range(3)
     )
     everything, split = seen(whole, before + after), len(before)
     seen(first, before)
@@ -200,7 +200,7 @@ def seen(gate: Gate, held: list[bool], first: int = 0) -> list[Alarm]:
 
 def test_undefined_counts_as_holding():
     model, raised = encoder(), []
-    with depthscope.watch(model, 1, stop_if="token_similarity>0.99 for 2", on_alarm=raised.append) as watch:
+    with depthscope.watch(model, 1, stop_if="token_similarity>0.99 for 2 after 0", on_alarm=raised.append) as watch:
         for step in range(3):
             model(TOKENS * (math.nan if step else 1))
         assert watch.should_stop
@@ -227,7 +227,7 @@ def test_half_precision_and_several_passes_per_step():
 def test_every_part_of_a_model_has_a_last_block():
     model, inputs = make("t5")
     model.train()
-    with depthscope.watch(model, 1, stop_if="token_similarity>-9", on_alarm=lambda _: None) as watch:
+    with depthscope.watch(model, 1, stop_if="token_similarity>-9 after 0", on_alarm=lambda _: None) as watch:
         model(**inputs)
     depth = watch.records["block"].max()
     assert watch.alarms[0].block == depth // 2  # the encoder's last, the first of the two that hold
@@ -235,7 +235,7 @@ def test_every_part_of_a_model_has_a_last_block():
 
 def test_stations_and_branches_can_be_asked():
     options = {"measures": ["token_similarity", "branch_ratio"], "stations": "trunk", "on_alarm": lambda _: None}
-    rules = ["token_similarity>-9 at ffn_input", "branch_ratio>0 at ffn_branch at block 2"]
+    rules = ["token_similarity>-9 at ffn_input after 0", "branch_ratio>0 at ffn_branch at block 2 after 0"]
     model = encoder()
     with depthscope.watch(model, 1, warn_if=rules, **options) as watch:
         model(TOKENS)
@@ -264,10 +264,10 @@ def test_a_rule_that_could_not_be_decided_is_refused(options: dict[str, Any], me
         depthscope.watch(encoder(), **options)
 
 
-def test_a_block_that_is_not_there_is_refused_at_the_first_look():
+def test_a_block_that_is_not_there_ends_the_watch_at_the_first_look():
     model = encoder()
     with (
-        pytest.raises(ValueError, match="asks for block 9, and the last one is 4"),
+        pytest.warns(UserWarning, match="its rules are asked no more.* asks for block 9, and the last one is 4"),
         depthscope.watch(model, stop_if="token_similarity>1 at block 9"),
     ):
         model(TOKENS)
@@ -287,7 +287,7 @@ def test_training_is_bitwise_the_same_with_a_gate():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DepthAlarm)
-        found = weights(stop_if="token_similarity>-9", warn_if=RULE)
+        found = weights(stop_if="token_similarity>-9 after 0", warn_if=RULE)
     assert all(torch.equal(a, b) for a, b in zip(found, weights(), strict=True))
 
 

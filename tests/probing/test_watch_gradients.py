@@ -199,14 +199,14 @@ def test_a_rule_on_gradients_is_asked_when_they_have_come():
     equal = torch.ones(2, 5, 16)  # equal tokens: queries and keys get no gradient
     different = torch.randn(2, 5, 16, generator=seeded(1))
     alarms: list[Any] = []
-    rules = {"stop_if": "queries_keys_gradient<1e-9 at block 1 for 2", "on_alarm": alarms.append}
+    rules = {"stop_if": "queries_keys_gradient<1e-9 at block 1 for 2 after 0", "on_alarm": alarms.append}
     with depthscope.watch(model, every=1, gradients=True, **rules) as watch:
         for tokens in (different, equal, different, equal, equal):
             assert not watch.should_stop
             step(model, tokens, optimizer)
     assert watch.should_stop
     assert [(alarm.since, alarm.step, alarm.good, alarm.block) for alarm in alarms] == [(3, 4, 2, 1)]
-    assert "queries and keys hardly learn" in str(alarms[0])
+    assert "queries and keys do not learn" in str(alarms[0])
 
 
 def test_a_rule_on_gradients_needs_them():
@@ -219,7 +219,7 @@ def test_a_rule_on_gradients_needs_them():
 def test_a_rule_on_gradients_does_not_wait_for_a_weight_that_gets_none():
     model = encoder()
     model.blocks[0].unused = nn.Linear(16, 16)
-    rules = {"stop_if": "queries_keys_gradient<1e-9 at block 1", "on_alarm": lambda _alarm: None}
+    rules = {"stop_if": "queries_keys_gradient<1e-9 at block 1 after 0", "on_alarm": lambda _alarm: None}
     with depthscope.watch(model, every=1, gradients=True, **rules) as watch:
         model(torch.ones(2, 5, 16)).square().mean().backward()
         assert watch.should_stop

@@ -13,7 +13,7 @@ from depthscope.training.comparison import Cell, Launch, _end, _read_result, com
 from depthscope.training.comparison_results import curves, summarise
 from tiny_training import Recorder, assert_bitwise_equal, run_in, saved, tiny_config
 
-RULE = "token_similarity>0.99 for 3"
+RULE = "token_similarity>0.99 for 3 after 0"
 
 
 def run(folder: Path, at: int, *, display: Recorder | None = None, until: int | None = None, **options: Any) -> Outcome:
@@ -45,6 +45,12 @@ def test_a_run_that_does_not_collapse_or_comes_back_goes_on_and_keeps_no_more(tm
         assert len(names(tmp_path / name)) == 2  # the newest, and the last good one beside it
 
 
+def test_a_run_goes_on_while_its_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CollapsingTask, "slope", -1.0)
+    outcome = run(tmp_path, 1)
+    assert (outcome.complete, outcome.stopped) == (True, None)
+
+
 def test_a_warning_is_said_and_the_run_goes_on(tmp_path: Path):
     said = Recorder()
     outcome = run(tmp_path, 7, display=said, stop_if=(), warn_if=(RULE,))
@@ -56,7 +62,8 @@ def test_a_warning_is_said_and_the_run_goes_on(tmp_path: Path):
 def test_a_rule_from_the_first_look_on_has_no_good_checkpoint(tmp_path: Path):
     outcome = run(tmp_path, 0)
     assert outcome.step == 5
-    assert "it held from the first look on; no checkpoint was saved by then" in (outcome.stopped or "")
+    assert "it held from the first look on; the loss does not fall: " in (outcome.stopped or "")
+    assert (outcome.stopped or "").endswith("; no checkpoint was saved by then")
 
 
 class Crash(Exception):
@@ -91,7 +98,7 @@ def test_stopped_and_continued_it_stops_again_unless_the_rule_goes(tmp_path: Pat
 
 
 def test_a_gate_at_the_last_step_is_closed_too(tmp_path: Path):
-    outcome = run(tmp_path, 15, watch_every=1, stop_if=("token_similarity>0.99 for 5",))
+    outcome = run(tmp_path, 15, watch_every=1, stop_if=("token_similarity>0.99 for 5 after 0",))
     assert outcome.complete
     assert "until step 19" in (outcome.stopped or "")
 
@@ -122,7 +129,7 @@ def test_a_rule_that_cannot_be_decided_is_refused_before_the_start(tmp_path: Pat
 
 
 def test_what_a_rule_asks_for_is_watched_too(tmp_path: Path):
-    rule = "effective_rank<1.5 in half of the blocks at ffn_input"
+    rule = "effective_rank<1.5 in half of the blocks at ffn_input after 0"
     outcome = run(tmp_path, 7, stop_if=(rule,))
     assert (outcome.stopped or "").startswith(f"{rule} holds since step 8: 1 at block 2, the first of 1 of 2 blocks: ")
 

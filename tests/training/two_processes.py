@@ -67,7 +67,7 @@ def stopped_alone(rank: int) -> list[Any]:
     """Only the second one's tokens become alike, at step 3."""
     torch.manual_seed(0)
     model, x = Encoder(2, BlockConfig(16, 4)), torch.randn(2, 5, 16)
-    with depthscope.watch(model, 1, stop_if="token_similarity>0.99 for 2", on_alarm=lambda _: None) as watch:
+    with depthscope.watch(model, 1, stop_if="token_similarity>0.99 for 2 after 0", on_alarm=lambda _: None) as watch:
         for step in range(9):
             model(x[:, :1].expand(2, 5, 16) if rank == 1 and step >= 3 else x)
             if watch.should_stop_together():
@@ -78,7 +78,7 @@ def stopped_alone(rank: int) -> list[Any]:
 def stopped(folder: Path) -> list[Any]:
     """Our loop watches in the first process."""
     task = CollapsingTask(3)
-    outcome, _ = run_in(folder, task.config, task=task, stop_if=("token_similarity>0.99 for 3",), watch_every=1)
+    outcome, _ = run_in(folder, task.config, task=task, stop_if=("token_similarity>0.99 for 3 after 0",), watch_every=1)
     return [outcome.step, outcome.stopped]
 
 

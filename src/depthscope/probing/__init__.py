@@ -6,8 +6,9 @@ from depthscope.probing.profile import Profile, Reference
 from depthscope.probing.skipping import mean_loss, skip_loss
 from depthscope.probing.watching.callbacks import DepthCallback
 from depthscope.probing.watching.gate import Alarm, DepthAlarm
+from depthscope.probing.watching.options import watch
 from depthscope.probing.watching.records import load_records
-from depthscope.probing.watching.watcher import Watch, watch
+from depthscope.probing.watching.watcher import Watch
 from depthscope.probing.weight_spectra import Spectra, spectra
 
 __all__ = [

@@ -86,6 +86,8 @@ def _loop(session: Session, request: StopRequest, watch: Any) -> Outcome:
         )
         if not math.isfinite(result.loss):
             raise NonFiniteLoss(_explain(session))
+        if session.gate is not None:
+            session.gate.losses.tell(result.loss)
         update(engine, config, result.lr)
         seconds += time.perf_counter() - started
 

@@ -5,7 +5,8 @@
 
 from depthscope.probing.watching.callbacks import DepthCallback
 from depthscope.probing.watching.gate import Alarm, DepthAlarm
+from depthscope.probing.watching.options import watch
 from depthscope.probing.watching.records import load_records
-from depthscope.probing.watching.watcher import Watch, watch
+from depthscope.probing.watching.watcher import Watch
 
 __all__ = ["Alarm", "DepthAlarm", "DepthCallback", "Watch", "load_records", "watch"]

@@ -1,6 +1,7 @@
 """The gate of a watch: conditions that, held for some looks in a row, warn or ask that the training stops.
 
-A *look* is one watched step. The gate counts; it never stops anything itself.
+A *look* is one watched step. The gate counts; it never stops anything itself. It counts, and says nothing, before a
+grace period is over and while the loss falls: tokens that are alike for a while are how a healthy model begins.
 """
 
 from __future__ import annotations
@@ -14,24 +15,35 @@ from typing import Any
 from depthscope.conditions import Condition, Finding, find, parse_condition, station_of
 from depthscope.measures import MEASURES
 from depthscope.probing.roles import COHERENT, OF_GRADIENTS
+from depthscope.probing.watching.losses import Losses
 
 Means = Mapping[str, Mapping[str, Mapping[int, float]]]  # station → measure → block → mean over the batch
 Rules = str | Sequence[str]
 
-# (measure, whether it is too large) → what it means.
+# Steps before which a rule says nothing, unless it has its own number ("after 500"): thrice the last step, 70, at which
+# one of 14 small healthy trainings had tokens that were alike and, on its first plateau, a loss that did not fall.
+GRACE = 200
+
+# What a number says, whatever a rule compares it with.
 _MEANINGS = {
-    ("token_similarity", True): "the tokens of a sequence are nearly equal, what follows can hardly tell them apart",
-    ("cosine_similarity", True): "the tokens of a sequence point the same way, and differ in length alone",
-    ("direction_similarity", True): "the tokens of a sequence lie on one line",
-    ("token_diversity", False): "next to nothing of the tokens differs from their mean",
-    ("effective_rank", False): "the tokens of a sequence fill few directions",
-    ("stable_rank", False): "one direction rules the tokens of a sequence",
-    ("angular_distance", False): "the block hardly turns its tokens: it does next to nothing",
-    ("largest_token_share", True): "one token has most of the energy, as attention sinks do",
-    ("frobenius_norm", True): "the tokens have become large",
-    ("queries_keys_gradient", False): "queries and keys hardly learn, as where tokens are alike",
-    (COHERENT, True): "the weight learns from the tokens' mean alone",
-    ("escalation_rate", True): "the step makes the tokens of a sequence more alike",
+    "token_similarity": "at 1 the tokens of a sequence are equal",
+    "cosine_similarity": "at 1 the tokens of a sequence point the same way",
+    "direction_similarity": "at 1 the tokens of a sequence lie on one line",
+    "token_diversity": "at 0 the tokens of a sequence are equal",
+    "effective_rank": "how many directions the tokens of a sequence fill",
+    "stable_rank": "at 1 the tokens of a sequence fill one direction",
+    "angular_distance": "at 0 the block does not turn its tokens",
+    "largest_token_share": "at 1 one token has all the energy, as an attention sink",
+    "frobenius_norm": "the size of the tokens of a sequence",
+    "queries_keys_gradient": "at 0 queries and keys do not learn, as where tokens are alike",
+    COHERENT: "at 1 the weight learns from the tokens' mean alone",
+    "escalation_rate": "above 1 the step makes the tokens of a sequence more alike",
+}
+_NEARLY = 0.99  # from here on a similarity is nearly 1
+_NEARLY_ALIKE = {
+    "token_similarity": "the tokens of a sequence are nearly equal, what follows can hardly tell them apart",
+    "cosine_similarity": "the tokens of a sequence point nearly the same way, and differ in length alone",
+    "direction_similarity": "the tokens of a sequence lie nearly on one line",
 }
 
 
@@ -53,6 +65,7 @@ class Alarm:
     value: float
     where: str  # the block in words
     meaning: str
+    loss: str  # why it was no reason to wait
     checkpoint: Path | None = None  # the last good one: no later than `good`, where who trains keeps them
     knows_checkpoints: bool = False
 
@@ -61,6 +74,7 @@ class Alarm:
         now = "" if self.step == self.since else f", seen in a row until step {self.step}"
         line = f"{self.rule} holds since step {self.since}{now}: {value} {self.where}: {self.meaning}; "
         line += "it held from the first look on" if self.good is None else f"at step {self.good} it did not hold"
+        line += f"; {self.loss}"
         if self.checkpoint is not None:
             return f"{line}; the last good checkpoint is {self.checkpoint}"
         return f"{line}; no checkpoint was saved by then" if self.knows_checkpoints else line
@@ -91,6 +105,7 @@ class Gate:
         self._rules = [(rule, True) for rule in stop_if] + [(rule, False) for rule in warn_if]
         self._counts = [Count() for _ in self._rules]
         self._preferred = preferred
+        self.losses = Losses()
         self.should_stop = False
 
     def __bool__(self) -> bool:
@@ -99,15 +114,16 @@ class Gate:
     def see(self, step: int, means: Means, lasts: Sequence[int], *, late: bool = False) -> list[Alarm]:
         """One look: the alarms that it raises. `lasts` are the last blocks of the model's parts; `late` are the
         measures of the backward pass, which come after all others of the step."""
-        alarms = []
+        alarms, falls, loss = [], *self.losses.judge()
         for (rule, stops), count in zip(self._rules, self._counts, strict=True):
             if (rule.measure in OF_GRADIENTS) != late:
                 continue
             found = _find(rule, means, lasts, self._preferred)
             count.see(step, found is not None)
-            if found is not None and count.looks >= rule.looks and not count.said:
+            waits = falls or step < (GRACE if rule.after is None else rule.after)
+            if found is not None and count.looks >= rule.looks and not count.said and not waits:
                 count.said = True
-                alarms.append(_alarm(rule, stops, step, count, found))
+                alarms.append(_alarm(rule, stops, step, count, found, loss))
         self.should_stop |= any(alarm.stops for alarm in alarms)
         return alarms
 
@@ -117,16 +133,18 @@ class Gate:
         return [count.good for count in self._counts]
 
     def state(self) -> dict[str, Any]:
-        """The counts as plain values, by rule."""
-        return {
+        """The counts as plain values, by rule, and the losses."""
+        counts = {
             _key(rule, stops): [count.since, count.looks, count.good]
             for (rule, stops), count in zip(self._rules, self._counts, strict=True)
         }
+        return {**counts, _LOSSES: self.losses.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Counts on from `state()`. A rule that is not in it begins anew; one that has fired fires again at its next
         look, if it still holds."""
         self._counts = [_count(state, _key(rule, stops)) for rule, stops in self._rules]
+        self.losses = Losses.of(state.get(_LOSSES))
         self.should_stop = False
 
 
@@ -182,21 +200,26 @@ def _find(rule: Condition, means: Means, lasts: Sequence[int], preferred: Sequen
     return find(rule, means[station_of(rule, there, preferred)][rule.measure], lasts)
 
 
-def _alarm(rule: Condition, stops: bool, step: int, count: Count, found: Finding) -> Alarm:
+def _alarm(rule: Condition, stops: bool, step: int, count: Count, found: Finding, loss: str) -> Alarm:
     assert count.since is not None
     if math.isnan(found.value):
         meaning = "it has no value there, and a gate must not stay open for want of one"
+    elif found.value >= _NEARLY and rule.measure in _NEARLY_ALIKE:
+        meaning = _NEARLY_ALIKE[rule.measure]
     else:
-        too_large = rule.comparison.startswith(">")
-        meaning = _MEANINGS.get((rule.measure, too_large), "beyond what you allowed")
+        meaning = _MEANINGS.get(rule.measure, "beyond what you allowed")
+    since, good = count.since, count.good
     return Alarm(
-        str(rule), stops, rule.measure, step, count.since, count.good, found.block, found.value, found.where, meaning
+        str(rule), stops, rule.measure, step, since, good, found.block, found.value, found.where, meaning, loss
     )
 
 
 def at_checkpoint(alarm: Alarm, checkpoint: Path | None) -> Alarm:
     """The alarm of a training that keeps checkpoints: the last good one, or that there is none."""
     return replace(alarm, checkpoint=checkpoint, knows_checkpoints=True)
+
+
+_LOSSES = "losses"  # beside the rules
 
 
 def _key(rule: Condition, stops: bool) -> str:

@@ -19,7 +19,7 @@ from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_s
 from depthscope.passes import Machine, Visit
 from depthscope.passes.undoing import unhook
 from depthscope.probing.roles import COHERENT, MEASURES, Roles, norm_of_norms
-from depthscope.probing.watching.hooks import NotWatched
+from depthscope.probing.watching.hooks import Guard, NotWatched, guarded
 
 Curves = dict[str, dict[str, list[float]]]  # as in `records`
 
@@ -42,8 +42,8 @@ class GradientTaps:
     shared with other processes.
     """
 
-    def __init__(self, machine: Machine, tell: Callable[[int, Curves], object]):
-        self._machine, self._tell = machine, tell
+    def __init__(self, machine: Machine, tell: Callable[[int, Curves], object], guard: Guard):
+        self._machine, self._tell, self._guard = machine, tell, guard
         self._roles = Roles(machine.anatomy)
         if not any(self._roles.of(block)["queries_keys"] for block in machine.anatomy.blocks):
             warnings.warn(
@@ -80,7 +80,8 @@ class GradientTaps:
         for block in self._machine.anatomy.blocks:
             for station, layers in writers_of(block).items():
                 for layer in layers:
-                    layer.register_forward_hook(_Writes(self, partial(self._write, block, station)))
+                    write = guarded(self._guard, partial(self._write, block, station))
+                    layer.register_forward_hook(_Writes(self, write))
         self._machine.on_block_end = self._end_block
 
     def end_pass(self) -> None:
@@ -90,7 +91,10 @@ class GradientTaps:
 
     def flush(self) -> None:
         """Tells what has come, if anything has, and closes."""
-        step, curves = self._step, self._curves()
+        step = self._step
+        curves: Curves = {}
+        with self._guard():
+            curves = self._curves()
         self.close()
         if step is not None and curves:
             self._tell(step, curves)
@@ -147,21 +151,22 @@ class GradientTaps:
         read_sum = sum_up(read.detach())  # at once: what was read need not be there when the gradient comes
 
         def reduce(gradient: Tensor) -> None:
-            self._sums[id(weight)] = Written(station, id(block.module), read_sum, sum_up(gradient), as_rows)
+            with self._guard():
+                self._sums[id(weight)] = Written(station, id(block.module), read_sum, sum_up(gradient), as_rows)
 
         self._last[place] = output.register_hook(reduce)
 
     # --- backward -------------------------------------------------------------------------------------
 
     def _arrive(self, key: int, gradient: Tensor) -> None:
-        with torch.no_grad():
+        with self._guard(), torch.no_grad():
             for module, role, piece in self._waiting.pop(key, ()):
                 norms = self._norms.setdefault(module, {}).setdefault(MEASURES[role], [])
                 norms += self._roles.part_norms(piece, gradient)
             if (found := self._sums.pop(key, None)) is not None:
                 share = mean_coherent_share(gradient if found.as_rows else gradient.mT, found.read, found.gradient)
                 self._shares.setdefault(found.module, {})[found.station] = share
-        if not self._waiting:
+        if self.is_open and not self._waiting:
             self.flush()
 
     def _curves(self) -> Curves:

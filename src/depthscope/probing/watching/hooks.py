@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+
+from depthscope.passes import Machine
 
 if TYPE_CHECKING:
     from depthscope.probing.watching.watcher import Watch
@@ -35,6 +38,34 @@ class End:
 
     def __reduce__(self) -> tuple[type[NotWatched], tuple[()]]:
         return NotWatched, ()
+
+
+Guard = Callable[[], AbstractContextManager[None]]
+
+
+def guarded(guard: Guard, act: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, and what fails in it is the guard's affair."""
+
+    def acts(*given: Any) -> Any:
+        with guard():
+            return act(*given)
+
+    return acts
+
+
+class GuardedMachine(Machine):
+    """A machine whose hooks are guarded."""
+
+    def __init__(self, guard: Guard, *given: Any, **more: Any):
+        self._guard = guard
+        super().__init__(*given, **more)
+
+    def _hang_before(self, module: nn.Module, hook: Any, *, prepend: bool = False) -> None:
+        hook.act = guarded(self._guard, hook.act)
+        super()._hang_before(module, hook, prepend=prepend)
+
+    def _after(self, module: nn.Module, act: Callable[[Any], Any]) -> None:
+        super()._after(module, guarded(self._guard, act))
 
 
 class NotWatched:

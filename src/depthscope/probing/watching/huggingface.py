@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from depthscope.extras import require
 from depthscope.probing.watching.keeping import Keeper, go_on, state_of
+from depthscope.probing.watching.options import watch
 from depthscope.probing.watching.pictures import Painter
-from depthscope.probing.watching.watcher import Watch, watch
+from depthscope.probing.watching.watcher import Watch
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
@@ -36,7 +39,7 @@ class DepthCallback(TrainerCallback):
     Of several processes all stop, at the end of the same step, if a rule of `stop_if` holds in one. The alarm names
     the Trainer's last good checkpoint. With `save_total_limit` the Trainer would soon remove it: it is then kept
     as `good-checkpoint-N` beside the others. The counts of the rules are in the Trainer's checkpoints: a training that
-    was killed and goes on with `resume_from_checkpoint` counts on.
+    was killed and goes on with `resume_from_checkpoint` counts on. The loss is the Trainer's, of every step.
 
     Where the Trainer reports to TensorBoard or Weights & Biases, these also get the heat map, one picture
     (`depth/heat_map`) that grows: after 2, 4, 8, … looks and at the end.
@@ -51,6 +54,7 @@ class DepthCallback(TrainerCallback):
         self._keeper = Keeper(links=False)
         self._newest: Path | None = None  # checkpoint of this run
         self._painter: Painter | None = None
+        self._loss_before: Any = None  # what the Trainer had summed up when the step began
         if trainer.model is None:
             raise ValueError("expected a Trainer with a model, got one with model_init: not supported")
         watch(trainer.model, every, **options)  # wrong options are refused here, not when training begins
@@ -85,6 +89,7 @@ class DepthCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._begun = state.global_step
         self.watch.step(state.global_step)
+        self._loss_before = self._summed_loss() if self.watch.gate else None
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step = self.watch.last_step
@@ -96,6 +101,8 @@ class DepthCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         step = self._begun
+        if self._loss_before is not None:
+            self.watch.tell(loss=self._summed_loss() - self._loss_before)
         if not self.watch.gate or step is None or self.watch.last_step != step:
             return control
         self._keeper.look(step, self._newest, self.watch.gate.goods)
@@ -105,6 +112,15 @@ class DepthCallback(TrainerCallback):
         if self.watch.should_stop_together():
             control.should_training_stop = True
         return control
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self._loss_before is None and self._watch is not None and "loss" in (logs or ()):
+            self._watch.tell(loss=logs["loss"])
+
+    def _summed_loss(self) -> Any:
+        """Of the steps since the Trainer logged it last; None: this Trainer does not show it between two logs."""
+        summed = getattr(self._trainer, "_tr_loss", None)
+        return summed.detach().clone() if isinstance(summed, Tensor) else None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.watch.close()

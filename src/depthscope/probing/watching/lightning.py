@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn, tensor
+from torch import Tensor, nn, tensor
 
 from depthscope.anatomy import anatomy_of
 from depthscope.extras import require
 from depthscope.probing.watching.keeping import Keeper, go_on, state_of
-from depthscope.probing.watching.options import check_options
+from depthscope.probing.watching.options import check_options, watch
 from depthscope.probing.watching.pictures import Painter
-from depthscope.probing.watching.watcher import Watch, watch
+from depthscope.probing.watching.watcher import Watch
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -39,6 +39,7 @@ class DepthCallback(Callback):
     The alarm names the last good checkpoint of Lightning's own callbacks. One that keeps few (`save_top_k`) would
     soon remove it: it is then kept as `good-NAME` beside the others. Files that are written over, as `last.ckpt`
     is, do not count. The counts of the rules are in Lightning's checkpoints, and a fit with `ckpt_path` counts on.
+    The loss is what `training_step` returns.
 
     TensorBoardLogger and WandbLogger also get the heat map, one picture (`depth/heat_map`) that grows: after 2, 4, 8, …
     looks and at the end.
@@ -102,7 +103,10 @@ class DepthCallback(Callback):
             if self.watch.gate and self._begun % self._every == 0:
                 self._newest = _newest_checkpoint(self._savers)
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs  # None: the module updates by itself
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            self.watch.tell(loss=loss)
         step = self.watch.last_step
         if step == self._logged:
             return

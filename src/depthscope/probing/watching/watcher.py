@@ -1,22 +1,20 @@
-"""`watch`: depth during training. Every `every` steps, the tokens are measured block by block as they pass."""
+"""A `Watch`: depth during training. Every `every` steps, the tokens are measured block by block as they pass."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from depthscope.measures import choose_measures
 from depthscope.passes import (
     Listen,
-    Machine,
     Told,
     Visit,
     anatomy_as_told,
@@ -26,13 +24,12 @@ from depthscope.passes import (
 )
 from depthscope.passes.undoing import undone, unhook_one
 from depthscope.probing.reduction import Reduction
-from depthscope.probing.roles import OF_GRADIENTS, gradient_scalars
+from depthscope.probing.roles import gradient_scalars
 from depthscope.probing.watching import wrapped
-from depthscope.probing.watching.gate import Alarm, DepthAlarm, Gate, Means, Rules, at_checkpoint, make_gate
+from depthscope.probing.watching.gate import Alarm, DepthAlarm, Gate, Means, at_checkpoint
 from depthscope.probing.watching.gradients import GradientTaps
 from depthscope.probing.watching.heat_map import heat_map
-from depthscope.probing.watching.hooks import Counter, End
-from depthscope.probing.watching.options import check_options
+from depthscope.probing.watching.hooks import Counter, End, GuardedMachine
 from depthscope.probing.watching.records import (
     Curves,
     Record,
@@ -43,98 +40,9 @@ from depthscope.probing.watching.records import (
     frame_of_records,
     means_of,
 )
-from depthscope.stations import choose_stations
 
 OnRecord = Callable[[int, dict[str, float]], object]
 OnAlarm = Callable[[Alarm], object]
-
-
-def watch(
-    model: nn.Module,
-    every: int = 50,
-    *,
-    measures: str | Sequence[str] = ("token_similarity", "cosine_similarity"),
-    stations: str | Sequence[str] = ("output",),
-    on_record: OnRecord | None = None,
-    path: str | os.PathLike[str] | None = None,
-    gradients: bool = False,
-    stop_if: Rules | None = None,
-    warn_if: Rules | None = None,
-    on_alarm: OnAlarm | None = None,
-    **told: Unpack[Told],
-) -> Watch:
-    """Watches a model while it is trained, in any loop:
-
-        with depthscope.watch(model, every=50) as watch:
-            for batch in loader: …
-        watch.heat_map()
-
-    **Steps.** Each forward pass in training mode is a step; the first is step 0, and steps 0, `every`,
-    2·`every`, … are watched. Passes in eval mode, and those that activation checkpointing repeats during
-    the backward pass, do not count. If a step is more than one pass (gradient accumulation, two views of
-    an image), or to continue with the numbers of an earlier run, say at the head of the loop that a step
-    begins: `watch.step()` or `watch.step(number)`. Then the first training pass of a watched step is
-    measured.
-
-    **What is done.** On a watched step hooks reduce the tokens to numbers as they pass, under no_grad;
-    there is no second pass, and nothing of the tokens' size is kept. Between watched steps there is one
-    hook on the model, which counts. Outputs, gradients, weights and random state are bitwise those of
-    training without a watch; after the end, or an exception, no hook is left. Padding is left out by the
-    mask that the model is called with. Remedies, whenever they are put in, are seen with their effect.
-
-    **Wrapped models.** Of DistributedDataParallel, and of `torch.compile(model)`, pass the wrapper. A
-    watched step of a compiled model, or of one with compiled parts, runs uncompiled; all others run the
-    compiled graph, unbroken. Refused: a model compiled in place as a whole (`model.compile()`), and a call
-    from compiled code of a model that was given without its wrapper.
-
-    `measures` and `stations` are those of `probe`, and so is what you may say of the model (`told`: `blocks`, `part`,
-    `token_axis`, `causal`, `mask`); measures of attention matrices are refused.
-    `on_record(step, scalars)` is called after each watched pass, e.g. with a tracker's log function.
-    `path` gets one line of JSON per watched step, appended (by the first process only, if there are several);
-    `load_records(path)` reads it.
-
-    **Gradients.** `gradients=True` also takes the backward pass of a watched step: the norm of each block's gradient
-    by role (as `probe(gradients=True)`, at station `output`), and at `attention_branch` and `ffn_branch` the
-    `mean_coherent_share` of the gradient of the matrix that writes them. They are as autograd makes them, before
-    clipping, unscaling and other processes' parts. They come later than the rest: `on_record` is called once more, with
-    the step and their scalars, and the line of the step is written again with them (`load_records` reads the last).
-
-    **The gate.** `stop_if` and `warn_if` are rules, or lists of rules: `"token_similarity>0.99 for 3"` holds if the
-    last block has that value at three watched steps in a row (`depthscope.conditions` has the language). A rule
-    that has held long enough raises an `Alarm`: which block, since when, which value, what it means. `on_alarm` is
-    called with it; without, it is a warning (`DepthAlarm`). A rule of `stop_if` also sets `should_stop`:
-
-        with depthscope.watch(model, every=50, stop_if="token_similarity>0.99 for 3") as watch:
-            for batch in loader:
-                …
-                if watch.should_stop:
-                    break
-
-    It is a flag and no exception, since an exception out of the model's forward pass would tear the step apart:
-    half of its gradients, other processes that wait, a loop that does not come to save its work. With several
-    processes each watches its own part of the batch: ask `watch.should_stop_together()` in all of them.
-    A value that is undefined (nan) counts as one that holds.
-    Rules on gradients (`queries_keys_gradient<1e-6`) need `gradients=True`, and are asked when they have come.
-    """
-    check_options(
-        every,
-        measures=measures,
-        stations=stations,
-        on_record=on_record,
-        path=path,
-        gradients=gradients,
-        stop_if=stop_if,
-        warn_if=warn_if,
-        on_alarm=on_alarm,
-    )
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"expected a model, a torch.nn.Module, to watch, got {model!r}")
-    chosen, where = choose_measures(measures), choose_stations(stations)
-    gate = make_gate(stop_if, warn_if, (*chosen, *(sorted(OF_GRADIENTS) if gradients else ())), where)
-    found = Watch(model, every, chosen, where, told, on_record, path, gate, on_alarm)
-    if gradients:
-        found.take_gradients()
-    return found
 
 
 class Watch:
@@ -166,7 +74,8 @@ class Watch:
         wrapped.refuse_compiled_in_place(model)
         self._measures, self._stations = measures, stations
         self._reduction = self._new_reduction()
-        self._machine = Machine(
+        self._machine = GuardedMachine(
+            self._guarded,
             self._model,
             anatomy_as_told(self._model, told),
             Listen(self._reduction.stations_to_hear(), self._see_tokens),
@@ -182,12 +91,13 @@ class Watch:
         self._announced: int | None = None  # the running step, if steps are announced
         self._due = False  # the announced step is to be watched, and has not been yet
         self._complained = False
+        self._gave_up = False  # something of ours has failed
         self._is_packed = False  # which was said
         self._taps: GradientTaps | None = None  # where gradients are asked for
 
     def take_gradients(self) -> None:
         """From the next watched step on, its backward pass is watched too."""
-        self._taps = GradientTaps(self._machine, self._add_gradients)
+        self._taps = GradientTaps(self._machine, self._add_gradients, self._guarded)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -267,6 +177,8 @@ class Watch:
 
     def step(self, number: int | None = None) -> None:
         """A step begins: the one after the last, or `number`. Call it before each step's first pass, or never."""
+        if self._gave_up:
+            return
         self._flush_gradients()
         if self._passes > 0:
             raise ValueError("step() came after the first training pass: call it at the head of every step, or never")
@@ -281,6 +193,11 @@ class Watch:
         self._announced = following if number is None else number
         self._due = self._announced % self.every == 0
 
+    def tell(self, *, loss: float | Tensor) -> None:
+        """The loss of the step that runs, once per step: the gate says nothing while it falls."""
+        if self.gate:
+            self.gate.losses.tell(loss)
+
     def before_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is called with these: told by its hook."""
         if self._listens:
@@ -294,7 +211,28 @@ class Watch:
         else:
             step, due, self._due = self._announced, self._due, False
         if due:
-            self._listen(step, args, kwargs)
+            with self._guarded():
+                self._listen(step, args, kwargs)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """What of ours fails inside ends the watch with a warning, and never the training step that it is in."""
+        try:
+            yield
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        if self._gave_up:
+            return
+        self._gave_up = True
+        if self._taps is not None:
+            self._taps.close()
+        self.close()
+        rules = ", and its rules are asked no more" if self.gate else ""
+        text = " ".join(str(error).split())
+        why = text if isinstance(error, ValueError) else f"{type(error).__name__}: {text[:200]}"
+        warnings.warn(f"the watch ends here{rules}; the training goes on: {why}", stacklevel=2)
 
     def _listen(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Attaches everything for the pass that has just begun."""
@@ -338,6 +276,19 @@ class Watch:
             self._reduction.see_tokens(visit, station, tokens.detach(), source)
 
     def _record(self, step: int) -> None:
+        found = None
+        with self._guarded():
+            found = self._measured(step)
+        if found is None or self._gave_up:
+            return
+        record, means = found
+        self._records.append(record)
+        self._write(record)
+        if self.on_record is not None:
+            self.on_record(step, record.scalars())
+        self._ask_gate(step, means)
+
+    def _measured(self, step: int) -> tuple[Record, Means]:
         self._stop_listening()
         with torch.no_grad():
             self._reduction.end()
@@ -350,12 +301,7 @@ class Watch:
                 "of a compiled model, watch what torch.compile returned"
             )
         means = means_of(rows)
-        record = Record(step, curves_of(means))
-        self._records.append(record)
-        self._write(record)
-        if self.on_record is not None:
-            self.on_record(step, record.scalars())
-        self._ask_gate(step, means)
+        return Record(step, curves_of(means)), means
 
     def _write(self, record: Record) -> None:
         if self.path is not None and wrapped.is_first_process():
@@ -363,7 +309,7 @@ class Watch:
 
     def _flush_gradients(self, *, only_if_come: bool = False) -> None:
         """Some weights may never get a gradient: what has come is taken, unless a backward pass is still to come."""
-        if self._taps is None or (only_if_come and (wrapped.in_backward() or not self._taps.has_come)):
+        if self._taps is None or self._gave_up or (only_if_come and (wrapped.in_backward() or not self._taps.has_come)):
             return
         self._taps.flush()
 
@@ -378,7 +324,10 @@ class Watch:
         self._ask_gate(step, by_block(curves), late=True)
 
     def _ask_gate(self, step: int, means: Means, *, late: bool = False) -> None:
-        for alarm in self.gate.see(step, means, list(self._lasts.values()), late=late):
+        alarms: list[Alarm] = []
+        with self._guarded():
+            alarms = self.gate.see(step, means, list(self._lasts.values()), late=late)
+        for alarm in alarms:
             self._raise(alarm)
 
     def _raise(self, alarm: Alarm) -> None:
