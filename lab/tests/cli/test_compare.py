@@ -10,6 +10,7 @@ import pytest
 
 from depthscope.cli.app import main
 from depthscope.cli.documents import schema_of
+from depthscope.sealed import read_record
 from depthscope_lab.cli.compare import read_budget
 from depthscope_lab.training import protocol
 from depthscope_lab.training.comparison import Cell
@@ -68,7 +69,7 @@ def test_curves_a_table_and_a_summary(run, tmp_path: Path, monkeypatch):
 
     code, out, _err = run(*arguments, "--out", str(tmp_path), "--json")  # nothing is trained again
     assert code == 0
-    assert json.loads(out) == summary
+    assert json.loads(out) == read_record(tmp_path / "summary.json", "comparison").content
 
 
 def test_a_dry_run_lists_the_runs_and_starts_none(run, tmp_path: Path):
@@ -146,7 +147,7 @@ def test_a_fair_comparison_says_its_plan_first_and_its_verdict_last(run, tmp_pat
     assert code == 0
     found = json.loads(out)
     jsonschema.validate(found, schema_of("compare"))
-    assert found == summary
+    assert found == read_record(tmp_path / "summary.json", "comparison").content
     assert "the budget is 2 h." in err
 
 
