@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import depthscope
+import depthscope_lab
 from depthscope.measures import composite_norm
 from depthscope.theory import attend, lipschitz_bound
 from depthscope_lab.papers.dong2021 import exponent
