@@ -32,7 +32,7 @@ def main() -> None:
             use_cpu=True,
         )
         trainer = Trainer(BertForMaskedLM(BertConfig(vocab_size=50, **shape)), arguments, train_dataset=data)
-        rule = "token_similarity>0.99 for 3"  # at three looks in a row: the Trainer stops
+        rule = "token_similarity>0.99 for 3"  # at three looks in a row, and the loss does not fall: it stops
         trainer.add_callback(callback := depthscope.DepthCallback(trainer, every=2, stop_if=rule))
         trainer.train()
     for entry in trainer.state.log_history:

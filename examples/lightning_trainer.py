@@ -30,7 +30,7 @@ class Copy(lightning.LightningModule):
 
 def main() -> None:
     torch.manual_seed(0)
-    rule = "token_similarity>0.99 for 3"  # at three looks in a row: the trainer stops
+    rule = "token_similarity>0.99 for 3"  # at three looks in a row, and the loss does not fall: it stops
     callback = depthscope.DepthCallback(every=2, stop_if=rule)
     quiet = {
         "logger": False,

@@ -13,6 +13,8 @@ from tiny_training import tiny_config, tiny_images
 
 
 class CollapsingTask(ImageClassification):
+    slope = 1.0  # of its loss
+
     def __init__(self, at: int, until: int | None = None, rank: int | None = None):
         super().__init__(tiny_config(variant="post"), tiny_images())
         self.at, self.until, self.rank, self.step = at, until, rank, 0
@@ -27,4 +29,4 @@ class CollapsingTask(ImageClassification):
             norm.weight.fill_(float(self.step < self.at or (self.until is not None and self.step >= self.until)))
             norm.bias.normal_(generator=seeded(0))
         loss, carry = super().loss(model, batch, carry)
-        return loss + self.step, carry  # it does not fall
+        return loss + self.slope * self.step, carry

@@ -14,6 +14,7 @@ SOURCE = Path(depthscope.__file__).parent
 FLOORS = (
     {"compiling", "exit_codes", "extras", "half_precision", "locks", "machine", "naming", "progress", "walking"},
     {"files", "interruption", "offloading", "registry", "stations", "text"},
+    {"sealed"},
     {"conditions", "drawing", "measures"},
     {"theory"},
     {"models"},

@@ -31,20 +31,8 @@ def test_what_can_be_said(text: str, expected: Condition):
     assert parse(text) == expected
 
 
-CLAUSES = [
-    "after",
-    "after x",
-    "after 3 after 3",
-    "for",
-    "for x",
-    "for 3 for 3",
-    "for 3.5",
-    "at block",
-    "at block x",
-    "in 3 blocks",
-    "and delta>1",
-    "nonsense",
-]
+CLAUSES = ["for", "for x", "for 3 for 3", "for 3.5", "at block", "at block x", "in 3 blocks", "and delta>1", "nonsense"]
+CLAUSES += ["after", "after x", "after 3 after 3"]
 WRONG = [f"token_similarity{rest}" for rest in ("", ">", ">x", ">1>2", "=1", ">1 at block 3 in any block")]
 WRONG += ["", *(f"token_similarity>1 {clause}" for clause in CLAUSES)]
 

@@ -52,7 +52,7 @@ def test_training_loop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert (rate, len(similarity)) == (0.003, 8)
     assert loss < 0.7
     assert max(similarity) < 0.95
-    loss = float(re.findall(r"loss (\S+)", collapses)[0])
+    loss = float(re.findall(r"^  loss (\S+)", collapses, flags=re.MULTILINE)[0])
     assert loss == pytest.approx(1.39, abs=0.05)  # ln 4
     assert numbers(collapses)[-1] > 0.99
     assert "stopped" not in learns

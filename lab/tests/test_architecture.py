@@ -24,7 +24,7 @@ PRIVATE = {
     "cli.console": "Screen",
     "cli.documents": "document print_document",
     "cli.folders": "data folder",
-    "cli.help": "count_of_seeds seed",
+    "cli.help": "count_of_seeds counted seed",
     "cli.reporting": "add_report note_command say_missing",
     "cli.running": "require_writable",
     "models.attention": "join_heads score_scale seen_tokens split_heads",

@@ -97,7 +97,7 @@ def parse_condition(text: str, measured: Iterable[str] | None, asked_by: str, *,
         threshold = math.nan
     clauses = _clauses(found[4] or "") if found else None
     if found is None or math.isnan(threshold) or clauses is None:
-        grammar = _GRAMMAR + ('; "for 3" (looks in a row); "after 100" (steps)' if in_a_row else "")
+        grammar = _GRAMMAR + ('; "for 3" (looks in a row); "after 500" (steps)' if in_a_row else "")
         raise ValueError(f"expected {asked_by} {grammar}; got {text!r}")
     names = None if measured is None else tuple(measured)
     if names is not None and found[1] not in names:

@@ -13,9 +13,9 @@ class ExitCode(IntEnum):
     MISTAKE = 2  # something the user can mend: usage, names, files, memory, a missing extra
     GATE = 3  # all went well, and a gate that was asked for is closed: --fail-on, --stop-if, --strict
     NOT_FINITE = 4  # a training cannot go on: its loss, or what it would go on from, is nan or infinite
-    INTERRUPTED = 130  # Ctrl-C; work that can be continued was saved
+    INTERRUPTED = 130  # Ctrl-C; what was finished is shown, and work that can be continued was saved
     READER_GONE = 141  # whoever read the output has closed it, as `| head` does
-    TERMINATED = 143  # SIGTERM; a training has saved its work
+    TERMINATED = 143  # SIGTERM, likewise
 
 
 class Terminated(KeyboardInterrupt):

@@ -37,7 +37,12 @@ def write_whole(target: Path, write: Callable[[Path], object]) -> Path:
 def write_json(target: Path, value: Any, *, indent: int | None = 2) -> Path:
     """Strict JSON: nan and infinity are refused."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
-    return write_whole(target, lambda path: path.write_text(text, encoding="utf-8"))
+    return write_whole(target, lambda path: write_text(path, text))
+
+
+def write_text(path: Path, text: str) -> None:
+    """As UTF-8. Half of a pair of surrogates, which UTF-8 has no bytes for, is written as JSON spells it: \\ud800."""
+    path.write_bytes(text.encode("utf-8", errors="backslashreplace"))
 
 
 def read_json(path: Path) -> Any:
@@ -279,6 +284,23 @@ def require_file(path: Path) -> Path:
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "expected a file, got a folder, a pipe or a device", str(path))
     return path
+
+
+def require_own_file(path: Path) -> Path:
+    """The path; refused if it is no file, or a link that leaves its folder: what others send may point anywhere.
+
+    The hub's cache keeps the files of `snapshots/…` as links to its own `blobs`: those stay.
+    """
+    try:
+        real = require_file(path).resolve()
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise ValueError(f"expected a file in {str(path)!r}, got a folder, a pipe or a device") from None
+    in_cache = real.parent.name == "blobs" and (real.parent.parent / "snapshots").is_dir()
+    if in_cache or real.is_relative_to(path.parent.resolve()):
+        return path
+    raise ValueError(f"expected a file in {str(path)!r}, got a link that leaves its folder; put the file itself there")
 
 
 def sum_of(path: Path) -> dict[str, Any]:

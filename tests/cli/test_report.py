@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from depthscope.sealed import read_commands
+
 BERT = ("bert", "--depth", "2", "--width", "32", "--heads", "4", "--tokens", "8", "--samples", "2")
 VIT = (
     "vit-digits",
@@ -49,7 +51,7 @@ def test_several_commands_share_a_page(program, tmp_path: Path):
     for command in (("paths", *BERT), ("spectra", *BERT[:7])):
         program(*command, "--out", str(tmp_path))
     assert {"path_lengths", "paths_by_block", "eigenvalues", "negative_share"} == charts_in(tmp_path / "report.html")
-    assert list(json.loads((tmp_path / "commands.json").read_text())) == ["paths", "spectra"]
+    assert list(read_commands(tmp_path)) == ["paths", "spectra"]
 
 
 def test_fix_shows_before_and_after(program, tmp_path: Path):
@@ -112,9 +114,10 @@ def test_without_the_extra_all_else_is_written(program, tmp_path: Path, monkeypa
     assert "pip install" in program("report", str(tmp_path), code=2).err
 
 
-def test_a_page_that_cannot_be_made_costs_nothing_else(program, tmp_path: Path):
+def test_what_is_damaged_is_named_and_costs_nothing_else(program, tmp_path: Path):
     (tmp_path / "paths.json").write_text("{}")
     said = program("spectra", *BERT[:7], "--out", str(tmp_path))
-    assert "no report.html" in said.err
+    assert "depthscope: not shown:" in said.err
     assert "holds no path shares" in said.err
+    assert "holds no path shares" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert (tmp_path / "spectra.json").exists()

@@ -335,7 +335,7 @@ def test_kept_and_read_again(tmp_path: Path):
     assert str(again) == str(found)
     assert again.counts == dict(enumerate(path_counts(3, 4)))
     (tmp_path / "kept" / "heads.parquet").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"heads\.parquet is not what was written"):
+    with pytest.raises(ValueError, match=r"heads\.parquet is damaged: it is not what was written"):
         PathShares.load(tmp_path / "kept")
     with pytest.raises(ValueError, match="no path shares"):
         PathShares.load(tmp_path)

@@ -1,6 +1,7 @@
 """Saved files that something has damaged: what is read is what was written, or one line says that it is not."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,14 +11,16 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from markupsafe import escape
 from matplotlib.figure import Figure
 
 import zoo
 from depthscope import probe
+from depthscope.cli.reporting import note_command
 from depthscope.files import content_sum, write_json
 from depthscope.locks import OWNER, _holder
 from depthscope.probing import Profile, load_records
-from depthscope.report import read_metrics
+from depthscope.report import read_metrics, write
 from depthscope_lab.papers.study import FILES, Earlier, Study, earlier, judge, run
 from depthscope_lab.training import vit_digits
 from depthscope_lab.training.checkpoint import read_newest
@@ -233,8 +236,7 @@ def test_an_earlier_study_is_what_was_written_or_computed_again(kind: str, name:
 
 
 @damaged
-def test_records_of_a_watch_are_read_or_refused(kind: str, trained: Path, tmp_path: Path):
-    """A line has no sum: a digit that was changed is another number, here as in any table of numbers."""
+def test_records_of_a_watch_are_what_was_written_or_refused(kind: str, trained: Path, tmp_path: Path):
     path = Path(shutil.copy(trained / "whole" / "depth.jsonl", tmp_path))
     whole = load_records(path)
     for given in spoil(path, kind):
@@ -242,8 +244,55 @@ def test_records_of_a_watch_are_read_or_refused(kind: str, trained: Path, tmp_pa
         if isinstance(found, ValueError):
             assert one_line(found), given
         else:
-            assert list(found.columns) == list(whole.columns)
-            assert not found["value"].isin([float("inf"), float("-inf")]).any()
+            assert found.equals(whole[: len(found)]), given  # cut off within its last line
+
+
+def cut_at_a_line(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def as_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def as_a_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    "damage", [cut_at_a_line, lambda path: path.write_bytes(b""), Path.unlink, as_a_pipe, as_a_link]
+)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "depth.jsonl", "commands.json"])
+def test_the_page_of_a_training_names_what_is_damaged_and_does_not_show_it(
+    name: str, damage: Callable[[Path], object], trained: Path, tmp_path: Path
+):
+    folder = Path(shutil.copytree(trained / "whole", tmp_path / "run"))
+    note_command(folder, "train", "train()")
+    told: list[str] = []
+    assert name not in write(tmp_path / "page.html", folder, say=told.append).read_text(encoding="utf-8")
+    assert told == []
+    damage(folder / name)
+    text = write(tmp_path / "page.html", folder, say=told.append).read_text(encoding="utf-8")
+    if name == "commands.json" and damage == Path.unlink:
+        return  # a folder need not have one
+    assert len(told) == 1
+    assert name in told[0]
+    assert one_line(told[0])
+    assert str(escape(told[0])) in text
+    assert ("Where it ended" in text) == (name != "metrics.jsonl")
+
+
+def test_the_page_says_which_files_of_an_earlier_version_it_could_not_check(tmp_path: Path):
+    probe(*zoo.make("bert")).save(tmp_path)
+    said = "so not checked: profile.json."
+    assert said not in write(tmp_path / "page.html", tmp_path).read_text(encoding="utf-8")
+    about = json.loads((tmp_path / "profile.json").read_text())
+    for name in ("kind", "sha256", "files"):
+        del about[name]
+    (tmp_path / "profile.json").write_text(json.dumps(about))
+    assert said in write(tmp_path / "page.html", tmp_path).read_text(encoding="utf-8")
 
 
 @damaged

@@ -20,11 +20,16 @@ import torch
 from PIL import Image
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+import depthscope
 from depthscope import files, machine
 from depthscope.cli.app import main
 from depthscope.cli.console import Screen
 from depthscope.drawing import Curve, draw_by_block
 from depthscope.naming import visible
+from depthscope.probing import Profile
+from depthscope.probing.from_disk import files_in_index
+from depthscope.probing.reduction import Row, SinkRow
+from depthscope.report import write
 from depthscope.text import Text, cut, read_text, train_tokenizer
 from warm import run_warm
 
@@ -99,6 +104,38 @@ def test_pipes_and_devices_are_no_input(tmp_path: Path, bert: Path, run):
     os.mkfifo(folder / "a.png")
     small = ("--depth", "1", "--width", "64", "--samples", "1")
     assert "got 0;" in run("probe", "vit", *small, "--images", str(folder), code=2)[1]
+
+
+ELSEWHERE = ("/dev/null", "../other/model.safetensors", "..", "", "a/b", "a\\b", "a\0b", 7, "pipe", "passwd")
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_index_names_files_of_its_own_folder(name: object, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "passwd").symlink_to("/etc/passwd")
+    (index := tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a.weight": name}}))
+    with pytest.raises((ValueError, OSError), match=r"expected (names of files beside it|a file)"):
+        files_in_index(index)
+
+
+def test_the_links_of_the_hubs_cache_are_its_own(tmp_path: Path):
+    """A snapshot's names are links to ../../blobs/SUM."""
+    (snapshot := tmp_path / "models--a--b" / "snapshots" / "0123").mkdir(parents=True)
+    (blobs := tmp_path / "models--a--b" / "blobs").mkdir()
+    for name, text in (("one", ""), ("index.json", '{"weight_map": {"x": "one", "y": "two", "z": "not yet"}}')):
+        (blobs / f"sum of {name}").write_text(text)
+        (snapshot / name).symlink_to(f"../../blobs/sum of {name}")
+    (snapshot / "two").symlink_to("one")
+    assert files_in_index(snapshot / "index.json") == [snapshot / name for name in ("one", "two", "not yet")]
+
+
+@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_elsewhere_are_not_opened(kind: str, bert: Path, run):
+    (bert / "model.safetensors").rename(bert / "weights")
+    (bert / f"{kind}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {"a.weight": "/dev/null"}}))
+    for command in ("probe", "spectra"):
+        said = f"expected names of files beside it in '{bert / kind}.index.json', got '/dev/null'"
+        assert said in run(command, f"hf:{bert}", code=2)[1]
 
 
 def png(width: int, height: int, text: bytes = b"", rows: int | None = None) -> bytes:
@@ -217,6 +254,23 @@ def test_names_are_text_to_the_terminal(capsys: pytest.CaptureFixture[str]):
     shown = capsys.readouterr().out
     assert shown.count(r"[red]a[/red] \x1b[31mb\x07 \x9b2J \u202ec") == 2
     assert visible("τ → é\n\t日本 👩‍👩‍👧") == "τ → é\n\t日本 👩‍👩‍👧"
+
+
+def test_names_in_a_saved_profile_are_text_wherever_they_are_shown(tmp_path: Path):
+    name = "a\x1b[31m\x07\0\u202eb\ud800"
+    rows = [Row(block, "output", -1, "token_similarity", 0, [0.9]) for block in (0, 1)]
+    sink = SinkRow(1, 0, 0, 9.0, "\udc80=1")
+    Profile.of_rows(rows, {"model": name, "blocks": 1, "notes": [name]}, [sink]).save(tmp_path)
+    profile = Profile.load(tmp_path)
+    assert profile.metadata["model"] == name
+    page = write(tmp_path, tmp_path).read_text(encoding="utf-8")
+    data = page[page.index('<script type="application/json"') :]
+    shown = (str(profile), repr(profile), str(depthscope.diagnose(profile)), page[: len(page) - len(data)])
+    for text in (*shown, data[: data.index("</script>")]):
+        assert not {"\x1b", "\x07", "\0", "\u202e"} & set(text)
+        assert "\\u001b" not in text.replace("\\\\u001b", "")
+    assert all(r"a\x1b[31m\x07\x00\u202eb\ud800" in text for text in (shown[0], shown[1], shown[3]))
+    assert profile.sinks["text"].tolist() == [r"\udc80=1"]
 
 
 @pytest.mark.parametrize("name", ["a$b_{", "$x$", r"\$a$b_{$", "$$", "bell\x07"])

@@ -1,5 +1,8 @@
 """Identities and invariances of the similarity measures, each with a mutant that must fail."""
 
+from collections.abc import Iterator
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,14 +13,20 @@ from torch.testing import assert_close
 import oracles
 from depthscope.measures import (
     TokenMatrix,
+    TokenNorms,
+    against_trunk,
     angular_distance,
+    composite_norm,
     cosine_similarity,
     direction_similarity,
     escalation_rate,
     frequency_ratio,
     growth,
+    mu,
+    omega,
     token_diversity,
     token_similarity,
+    token_sum,
 )
 from samples import attention_and_tokens, seeded, token_matrices
 
@@ -164,6 +173,82 @@ def test_directions_have_no_mean_where_it_is_the_rounding_of_their_tokens():
     x[3, 2] = x[3, 2] * (1 + torch.finfo(torch.bfloat16).eps)
     assert frequency_ratio(TokenMatrix(x).directions).isnan()
     assert frequency_ratio(TokenMatrix(x.float()).directions).isfinite()
+
+
+FORMATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def centred_draws(dtype: torch.dtype, draws: int = 40) -> Iterator[Tensor]:
+    """Tokens whose mean, as large as their deviations, was subtracted in their own format; some begin with a sink."""
+    generator = seeded(0)
+    for n, d in ((2, 4), (3, 4), (8, 64), (64, 4), (512, 4), (512, 64)):
+        x = torch.randn(draws, n, d, generator=generator, dtype=torch.float64)
+        x[: draws // 4, 0] *= 100
+        deviations = x - x.mean(dim=1, keepdim=True)
+        mean = torch.randn(draws, 1, d, generator=generator, dtype=torch.float64)
+        mean *= deviations.norm(dim=(1, 2), keepdim=True) / (n**0.5 * mean.norm(dim=-1, keepdim=True))
+        tokens = (deviations + mean).to(dtype)
+        yield tokens - tokens.mean(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_there_is_no_ratio_to_a_mean_that_was_subtracted(dtype: torch.dtype):
+    for tokens in centred_draws(dtype):
+        assert frequency_ratio(tokens).isnan().all()
+        assert frequency_ratio(tokens, torch.ones(tokens.shape[:2])).isnan().all()
+
+
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_ratios_of_eight_bits_are_those_of_the_numbers_that_they_hold(dtype: torch.dtype):
+    """Deviations 4 to 11 times as large as the mean are no noise, though two bits of precision could not tell."""
+    x = torch.randn(8, 12, 16, generator=seeded(0), dtype=torch.float64)
+    x = x - x.mean(dim=1, keepdim=True)
+    x = x + torch.linspace(1 / 11, 1 / 4, 8, dtype=torch.float64)[:, None, None]
+    stored = x.to(dtype)
+    wide, p = stored.float(), torch.softmax(torch.randn(8, 12, 12, generator=seeded(1)), dim=-1)
+    assert 3.5 < frequency_ratio(wide).min() < frequency_ratio(wide).max() < 13
+    assert_close(frequency_ratio(stored), frequency_ratio(wide))
+    assert_close(growth(stored, stored).mean, torch.ones(8, dtype=torch.float64))
+    assert_close(omega(p, stored), omega(p, wide))
+    assert_close(mu(p, stored).mean, mu(p, wide).mean)
+    assert_close(composite_norm(stored), composite_norm(wide))
+    assert_close(against_trunk(stored, stored).ratio, torch.ones(8, 12, dtype=torch.float64))
+    assert_close(token_sum(stored).total, token_sum(wide).total)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_a_mean_that_only_eight_bits_have_made_is_noise(dtype: torch.dtype):
+    for x in centred_draws(torch.float32):
+        without_sinks = x[len(x) // 4 :]
+        assert frequency_ratio(without_sinks.to(dtype)).isnan().all()
+
+
+def test_one_epsilon_alone_would_not_do(monkeypatch: pytest.MonkeyPatch):
+    """What was asked before sums were thought of, and before a lost mean was summed again."""
+    monkeypatch.setattr(TokenNorms, "has_mean", property(lambda x: x.mean_norm > x.epsilon * x.norm))
+    assert any(frequency_ratio(tokens).isfinite().any() for tokens in centred_draws(torch.float32))
+    monkeypatch.undo()
+    monkeypatch.setattr("depthscope.measures.tokens.mean_is_lost", lambda mean, *_: torch.zeros_like(mean).bool())
+    assert any(frequency_ratio(tokens).isfinite().any() for tokens in centred_draws(torch.float32))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("sink", [1, 100])
+def test_a_mean_above_the_noise_has_its_ratio(dtype: torch.dtype, sink: float):
+    """Thirty epsilons, to the precision that the format leaves it: of the stored tokens, it is that of long double."""
+    x = torch.randn(64, 16, generator=seeded(0), dtype=torch.float64)
+    x[0] *= sink
+    x = x - x.mean(dim=0)
+    share = 30 * max(torch.finfo(dtype).eps, 2**-40)
+    tokens = (x + share * x.norm() / 32).to(dtype)  # √n·√d = 32
+    stored = tokens.double().numpy().astype(np.longdouble)
+    mean = stored.mean(axis=0)
+    expected = float(np.linalg.norm(stored - mean) / (8 * np.linalg.norm(mean)))
+    assert 0.5 / share < expected < 2 / share
+    assert frequency_ratio(tokens).item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_ordinary_tokens_are_no_outliers():

@@ -24,6 +24,8 @@ RULE = "token_similarity>0.99 for 3 after 0"
 class Collapsing(nn.Module):
     """Its tokens become alike in block 2 with the pass `at`, passes in training mode counted from 0."""
 
+    slope = 1.0  # of its loss
+
     def __init__(self, at: int | None):
         super().__init__()
         torch.manual_seed(0)
@@ -40,7 +42,7 @@ class Collapsing(nn.Module):
                 self.encoder.blocks[1].norm2.requires_grad_(False)
             self.passes += 1
             self.steps += 1
-        return {"loss": self.encoder(x).square().mean() + self.steps.item()}  # it does not fall
+        return {"loss": self.encoder(x).square().mean() + self.slope * self.steps.item()}
 
 
 X = torch.randn(24, 7, 16, generator=seeded(1))
@@ -196,6 +198,14 @@ def test_hugging_face_goes_on_where_nothing_collapses(tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-14"}
 
 
+def test_hugging_face_goes_on_while_the_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Collapsing, "slope", -1.0)
+    for accumulation in (1, 2):  # the Trainer forgets its sum of losses where it logs
+        options = {"gradient_accumulation_steps": accumulation, "logging_steps": 3}
+        trainer, raised = hugging_face(tmp_path, 1, **options)
+        assert (trainer.state.global_step, raised) == (14, [])
+
+
 # --- Lightning --------------------------------------------------------------------------------------------
 
 
@@ -244,6 +254,12 @@ def test_lightning_names_its_own_checkpoint_where_all_are_kept_and_goes_on_where
     assert len(list((tmp_path / "well").iterdir())) == 1
     _, (alarm,) = lightning_fit(tmp_path / "none", 7, top=0)
     assert "checkpoint" not in str(alarm)
+
+
+def test_lightning_goes_on_while_the_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Collapsing, "slope", -1.0)
+    trainer, raised = lightning_fit(tmp_path, 1)
+    assert (trainer.global_step, raised) == (14, [])
 
 
 def test_lightning_counts_on_from_a_checkpoint(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -261,6 +262,35 @@ def test_the_eager_form_takes_a_dozen_operations_of_the_size_of_the_tokens(compa
 
 
 # --- in a profile --------------------------------------------------------------------------------------
+
+
+class Questions(TorchDispatchMode):
+    """Counts what one waits for a GPU for: a number or a row of them, wanted on the host, or a choice by a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), options: Any = None) -> Any:
+        self.asked += function.name().split(".")[0] in {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal"}
+        return function(*args, **(options or {}))
+
+
+@pytest.mark.parametrize("depth", [2, 5])
+def test_a_gpu_is_asked_once_in_a_pass_and_once_for_the_weights(depth: int, monkeypatch: pytest.MonkeyPatch):
+    """As docs/benchmarks.md says. The form for a GPU stands here in the place of the CPU's."""
+    for form, there in ((kernel, False), (eager, False), (device, True)):
+        monkeypatch.setattr(form, "can_sweep", lambda _tokens, there=there: there)
+    fetched, fetch = [], Tensor.cpu
+    monkeypatch.setattr(Tensor, "cpu", lambda rows: (fetched.append(rows), fetch(rows))[1])
+    model = Encoder(depth, BlockConfig(16, 2), generator=seeded(0)).eval()
+    with Questions() as default:
+        found = depthscope.probe(model, torch.randn(2, 5, 16, generator=seeded(1)), causal=False)
+    assert found.metadata["arithmetic"] == ["device"]
+    assert (len(fetched), default.asked) == (1, 1)
+    with Questions() as every:
+        depthscope.probe(model, torch.randn(2, 5, 16, generator=seeded(1)), causal=False, measures="verdict")
+    assert every.asked > 5 * depth
 
 
 def profile(**options: object) -> depthscope.Profile:

@@ -1,5 +1,6 @@
 """A causal mean sees its tokens from the first one on, or says that it does not: decoding with caches of any kind."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from depthscope.remedies import ContraNorm, DeEscalate, MVSplit, PairNorm, Remed
 ONE = "is given one token after earlier calls, and nothing says how many stand before it: give whole sequences"
 pytestmark = pytest.mark.filterwarnings("ignore:cannot tell whether", "ignore:what the remedy covers")
 LATER = "do not begin at 0, and no cache that is known: give whole sequences"
+RECURRENT = ("mamba", "mamba2", "falcon-mamba")  # their states do not say how many tokens they have seen
 GENERATE: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 MIXED = {key: value for key, value in zoo.TEXT.items() if key != "num_hidden_layers"}
 MINIMAX = zoo.GROUPED | {"head_dim": 4, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 4}
@@ -135,6 +137,32 @@ def test_a_block_that_is_used_twice_keeps_no_past_apart_in_a_cache(remedy: Remed
             model(zoo.IDS, use_cache=True)
 
 
+@pytest.mark.parametrize("name", [name for name, specimen in zoo.ZOO.items() if specimen.causal])
+def test_every_causal_family_decodes_as_it_reads_or_is_refused(name: str):
+    model = made(zoo.ZOO[name].build)
+    names = inspect.signature(model.forward).parameters
+    if "use_cache" not in names:
+        pytest.skip("it takes no cache")
+    depthscope.apply(model, DeEscalate(0.9))
+    takes = "past_key_values" if "past_key_values" in names else "cache_params"
+
+    def pieces() -> Tensor:
+        found = model(zoo.IDS[:, :4], use_cache=True)
+        read = [found[0]]
+        for place in range(4, 7):
+            cache = {takes: found[takes]}
+            found = model(zoo.IDS[:, place : place + 1], use_cache=True, **cache)
+            read.append(found[0])
+        return torch.cat(read, dim=1)
+
+    with torch.no_grad():
+        if name in RECURRENT:
+            with pytest.raises(ValueError, match="with use_cache=False"):
+                pieces()
+        else:
+            assert_close(pieces(), model(zoo.IDS, use_cache=False)[0], rtol=0, atol=1e-4)
+
+
 # --- one token, and places ------------------------------------------------------------------------------------
 
 
@@ -250,9 +278,7 @@ def test_decoding_from_the_first_token_on_is_refused_at_the_second():
 # --- tokens of another number, and masks that do not arrive ---------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "told", [{}, {"causal": True}, {"inputs": BOTH, "blocks": "prophetnet.decoder.layers.*"}], ids=len
-)
+@pytest.mark.parametrize("told", [{}, {"causal": True}, {"inputs": BOTH, "blocks": "prophetnet.decoder.layers.*"}])
 def test_streams_side_by_side_are_refused(told: dict[str, Any]):
     """ProphetNet's decoder has three streams, one behind the other: the second would see later tokens of the first."""
     model = made(lambda: hf.ProphetNetForConditionalGeneration(hf.ProphetNetConfig(**PROPHETNET)))

@@ -65,7 +65,8 @@ def test_run_writes_every_file_and_nothing_else(tmp_path: Path):
     assert list(claim) == ["claim", "paper", "ours", "tolerance", "verdict", "note"]
     assert claim["verdict"] == found[0].verdict == "reproduced"
     config = json.loads((folder / "config.json").read_text())
-    assert config.pop("format") == 1
+    assert (config.pop("kind"), config.pop("format")) == ("study", 1)
+    assert len(config.pop("sha256")) == 64
     assert config.pop("title") == ""  # it is in no catalogue
     assert config.pop("files").keys() == set(FILES) - {"config.json"}
     made_with = config.pop("made_with")
@@ -237,7 +238,7 @@ def test_another_library_and_a_run_of_unknown_code_do_not_pass_as_finished(
         patched.setattr(provenance, "library_versions", lambda: versions)
         assert earlier(STUDY, STUDY.full, tmp_path).refused.endswith("and is 1.0")
     config = json.loads(path.read_text())
-    del config["made_with"]
+    del config["made_with"], config["kind"], config["sha256"]  # as earlier versions wrote it
     path.write_text(json.dumps(config))
     assert earlier(STUDY, STUDY.full, tmp_path).refused == "nothing says which code computed the earlier run"
 

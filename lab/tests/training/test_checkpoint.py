@@ -23,7 +23,7 @@ from depthscope_lab.training.checkpoint import (
     write_checkpoint,
 )
 from depthscope_lab.training.state import model_tensors, optimizer_tensors, restore_model, restore_optimizer
-from tiny_training import assert_bitwise_equal
+from tiny_training import assert_bitwise_equal, run_in, tiny_config
 
 
 def files(value: float = 1.0, size: int = 100) -> dict[str, dict[str, torch.Tensor]]:
@@ -48,6 +48,17 @@ def test_the_last_few_are_kept_and_none_of_a_future_that_was_left(tmp_path: Path
     assert [path.name for path in checkpoints_in(tmp_path)] == ["step-00000020", "step-100000000"]
     write_checkpoint(tmp_path, 30, files(), {}, keep=2)  # the newest was damaged: the run went on from 20
     assert [path.name for path in checkpoints_in(tmp_path)] == ["step-00000020", "step-00000030"]
+
+
+def test_what_a_killed_run_did_not_come_to_remove_goes_at_the_next_start(tmp_path: Path, monkeypatch):
+    config = tiny_config(steps=6)
+    with monkeypatch.context() as patched:  # as if each process had been killed behind its last checkpoint
+        patched.setattr(checkpoint, "_remove_others", lambda *_: None)
+        run_in(tmp_path, config, checkpoint_every=1)
+    places = checkpoints_in(tmp_path / "checkpoints")
+    assert len(places) == 6
+    run_in(tmp_path, config, resume=True)  # it has nothing to do, and saves nothing
+    assert [path.name for path in checkpoints_in(tmp_path / "checkpoints")] == ["step-00000005", "step-00000006"]
 
 
 def test_the_same_step_is_replaced(tmp_path: Path):

@@ -46,6 +46,12 @@ def test_a_run_that_does_not_collapse_or_comes_back_goes_on_and_keeps_no_more(tm
         assert len(names(tmp_path / name)) == 2  # the newest, and the last good one beside it
 
 
+def test_a_run_goes_on_while_its_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CollapsingTask, "slope", -1.0)
+    outcome = run(tmp_path, 1)
+    assert (outcome.complete, outcome.stopped) == (True, None)
+
+
 def test_a_warning_is_said_and_the_run_goes_on(tmp_path: Path):
     said = Recorder()
     outcome = run(tmp_path, 7, display=said, stop_if=(), warn_if=(RULE,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
@@ -125,8 +124,8 @@ def _save(fixed: Fixed, folder: Path) -> None:
     from depthscope.cli.fix_display import draw
     from depthscope.files import write_folder
     from depthscope.probing.saved import MADE_OF_A_PROFILE, writers
+    from depthscope.sealed import with_record
 
-    text = json.dumps(document("fix", as_json(fixed)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     profiles = {"before": fixed.before, "after": fixed.after}
     files: dict[str, Callable[[Path], object]] = {
         f"{when}/{name}": write
@@ -134,5 +133,5 @@ def _save(fixed: Fixed, folder: Path) -> None:
         for name, write in writers(profile.frame, profile.sinks, profile.metadata).items()
     }
     files["fix.png"] = lambda path: draw(fixed).savefig(path, dpi=160)
-    files["fix.json"] = lambda path: path.write_text(text, encoding="utf-8")
+    files = with_record(files, "fix.json", "fix", 1, document("fix", as_json(fixed)))
     write_folder(folder, files, obsolete=[f"{when}/{name}" for when in profiles for name in MADE_OF_A_PROFILE])

@@ -203,12 +203,15 @@ def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: A
     from depthscope.cli.configurations import require_depth, size_of
     from depthscope.machine import require_memory
     from depthscope.models.families import has_causal_loss
+    from depthscope.probing.from_disk import require_own_shards
 
     known = {"trust_remote_code": options.trust_remote_code, **where}
     dtype = chosen_dtype(options) or torch.float32
     try:
         if "gguf_file" not in where:
-            require_depth(transformers.PretrainedConfig.get_config_dict(name, **known)[0], repr(name))
+            described = transformers.PretrainedConfig.get_config_dict(name, **known)[0]
+            require_depth(described, repr(name))
+            require_own_shards(name, described.get("transformers_weights"), **known)
         config = transformers.AutoConfig.from_pretrained(name, **known)
         auto = transformers.AutoModel
         causal = options.loss != "no" and has_causal_loss(config)

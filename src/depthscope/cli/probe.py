@@ -23,9 +23,10 @@ from depthscope.cli.options import (
 from depthscope.cli.reporting import add_report, call
 from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where
 from depthscope.exit_codes import ExitCode
-from depthscope.files import write_folder, write_json
+from depthscope.files import write_folder
 from depthscope.interruption import attempt, was_stopped
 from depthscope.interruption import notes as of_interruption
+from depthscope.sealed import record_writer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -223,15 +224,15 @@ def _save(profile: Profile, skipped: pd.DataFrame | None, diagnosis: Diagnosis, 
     from depthscope.diagnosis import reference_for
     from depthscope.probing.saved import MADE_OF_A_PROFILE, writers
 
-    *tables, about = writers(profile.frame, profile.sinks, profile.metadata).items()
     made: dict[str, Callable[[Path], object]] = {
         "profile.png": lambda path: profile.plot(reference=reference_for(profile)).savefig(path, dpi=160),
-        "diagnosis.json": lambda path: write_json(path, diagnosis.to_dict()),
+        "diagnosis.json": record_writer("diagnosis", 1, diagnosis.to_dict()),
     }
     if skipped is not None:
         made["skip_loss.csv"] = lambda path: skipped.to_csv(path, index=False)
     try:
-        write_folder(folder, dict([*tables, *made.items(), about]), obsolete=MADE_OF_A_PROFILE)
+        every = writers(profile.frame, profile.sinks, profile.metadata, made)
+        write_folder(folder, every, obsolete=MADE_OF_A_PROFILE)
     except OSError:
         raise
     except Exception:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from depthscope.cli.folders import folder
+from depthscope.cli.reporting import say_damaged
 from depthscope.files import require_writable
 from depthscope.naming import visible
 
@@ -41,9 +42,9 @@ def report(
             raise ValueError(
                 "a folder of studies gets its index in its own place: leave --out, --title and --charts out"
             )
-        page = write_index(places[0])
+        page = write_index(places[0], say=say_damaged)
     else:
-        page = write(target / "report.html", *places, title=title)
+        page = write(target / "report.html", *places, title=title, say=say_damaged)
     if charts is not None:
         made = write_charts(target / "charts", *places, kind=charts)
         print(f"wrote {len(made)} charts in {visible(str(target / 'charts'))}")

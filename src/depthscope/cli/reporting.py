@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from depthscope.extras import MissingExtra
-from depthscope.files import read_json, write_json
+from depthscope.files import write_whole
 from depthscope.naming import visible
+from depthscope.sealed import COMMANDS, read_commands, record_writer
 
 _OUR_NAMES = ("depthscope", "depthscope.exe", "__main__.py")
 
@@ -26,7 +26,7 @@ def add_report(folder: Path, command: str, python: str = "") -> None:
     from depthscope.report import write
 
     try:
-        write(folder / "report.html", folder)
+        write(folder / "report.html", folder, say=say_damaged)
     except (MissingExtra, ValueError) as error:
         say_missing(error)
 
@@ -36,14 +36,24 @@ def say_missing(error: Exception) -> None:
     print(f"depthscope: no report.html: {visible(str(error))}", file=sys.stderr)
 
 
+def say_damaged(text: str) -> None:
+    """A file that the page names and does not show."""
+    print(f"depthscope: not shown: {visible(text)}", file=sys.stderr)
+
+
 def note_command(folder: Path, command: str, python: str) -> None:
     """Adds to `commands.json` what was typed, and the line of Python that does the same; one entry per command."""
-    kept: Any = {}
-    with suppress(OSError, ValueError):  # not there, or not ours: written anew
-        kept = read_json(folder / "commands.json")
+    kept: dict[str, Any] = {}
+    place = folder / COMMANDS
+    try:
+        kept = read_commands(folder)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        print(f"depthscope: {visible(str(error))}; it is written anew", file=sys.stderr)
     said = {"typed": typed(), "in Python": python}
-    known = kept if isinstance(kept, dict) else {}
-    write_json(folder / "commands.json", {**known, command: {name: text for name, text in said.items() if text}})
+    known = {**kept, command: {name: text for name, text in said.items() if text}}
+    write_whole(place, record_writer("commands", 1, known))
 
 
 def typed() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -16,8 +15,9 @@ import torch
 from torch import Tensor
 
 from depthscope.drawing import draw_path_shares
-from depthscope.files import read_json, require_format, sum_of, write_folder
 from depthscope.measures import TokenMatrix, composite_residual
+from depthscope.naming import visible
+from depthscope.sealed import read_tables, write_tables
 from depthscope.theory import path_counts
 
 CONSTANT = -1  # in the place of a length: what does not depend on the tokens that entered
@@ -78,7 +78,7 @@ class PathShares:
         return sums.unstack("head")
 
     def __repr__(self) -> str:
-        return f"<PathShares of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>"
+        return visible(f"<PathShares of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>")
 
     def __str__(self) -> str:
         """The shares of each length."""
@@ -94,7 +94,8 @@ class PathShares:
                 f"{_number(value):>{width}}" for value, width in zip(numbers, (12, 10, 10, 10), strict=True)
             )
             lines.append(f"{name:<10}{count:>10}{shown}")
-        return "\n".join([*lines, f"the terms add up to the output within {known['largest_error']:.0e} of it"])
+        lines.append(f"the terms add up to the output within {known['largest_error']:.0e} of it")
+        return visible("\n".join(lines))
 
     def plot(self) -> Any:
         """A matplotlib figure: share by length, and, where they were looked at, blocks × heads and losses."""
@@ -104,37 +105,16 @@ class PathShares:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes a parquet file for each table and paths.json, all or none of them. Terms are not written."""
-        sums: dict[str, Any] = {}
-
-        def write_table(name: str, path: Path) -> None:
-            getattr(self, name).to_parquet(path, index=False)
-            sums[name] = sum_of(path)
-
-        def write_about(path: Path) -> None:
-            about = {"format": _FORMAT, **self.metadata, "files": sums}
-            path.write_text(json.dumps(about, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-
-        writers = {_file(name): lambda path, name=name: write_table(name, path) for name in _TABLES}
-        return write_folder(Path(folder), {**writers, _ABOUT: write_about}, obsolete=("paths.png", "paths.csv"))
+        tables = {_file(name): getattr(self, name) for name in _TABLES}
+        obsolete = ("paths.png", "paths.csv")
+        return write_tables(Path(folder), _ABOUT, "path shares", _FORMAT, self.metadata, tables, obsolete)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> PathShares:
         """Reads what `save` wrote; refuses what is damaged."""
-        source = Path(folder)
-        try:
-            metadata = read_json(source / _ABOUT)
-            if not isinstance(metadata, dict):
-                raise ValueError(f"{_ABOUT} is no record")
-            require_format(metadata.pop("format", None), (_FORMAT,))
-            sums, tables = metadata.pop("files"), []
-            for name in _TABLES:
-                if sum_of(source / _file(name)) != sums[name]:
-                    raise ValueError(f"{_file(name)} is not what was written")
-                tables.append(pd.read_parquet(source / _file(name)))
-        except FileNotFoundError as error:
-            raise ValueError(f"no path shares in {source}: {Path(error.filename).name} is missing") from None
-        except (ValueError, KeyError, OSError) as error:
-            raise ValueError(f"{source} holds no path shares: {' '.join(str(error).split())[:200]}") from None
+        tables, metadata = read_tables(
+            Path(folder), _ABOUT, "path shares", _FORMAT, {_file(name): name for name in _TABLES}, "path shares"
+        )
         frame, blocks, heads, losses = tables
         return cls(frame, blocks, heads, losses, metadata)
 

@@ -13,6 +13,7 @@ from depthscope.diagnosis.judge import diagnose
 from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
 from depthscope.interruption import attempt
 from depthscope.models.token_means import TokenMean
+from depthscope.naming import visible
 from depthscope.passes import Tokenizer, Told, refuse_tensor
 from depthscope.probing import NoLoss, Profile, mean_loss, probe
 from depthscope.progress import Tick
@@ -68,7 +69,7 @@ class Fixed:
             lines += [f"After: {after.verdict}. {after.headline}", "", str(self.python)]
         else:
             lines.append(self.recommendation.reason)
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
 
 def fix(

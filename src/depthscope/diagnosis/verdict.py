@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from depthscope.naming import visible
 from depthscope.remedies import Recommendation
 from depthscope.usage import Finding
 
@@ -62,7 +63,7 @@ class Diagnosis:
         lines += textwrap.wrap(f"What to do: {self.recommendation.reason}", width)
         if self.recommendation.line is not None:
             lines.append(f"    {self.recommendation.line}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
     def __str__(self) -> str:
         return self.render()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures.norms import norm_of_rows
+from depthscope.measures.norms import norm_of_rows, with_arithmetic
 
 _SAFE = (1e-15, 1e15)  # norms whose squares and products float32 holds with all its digits
 
@@ -31,6 +31,7 @@ def against_trunk(branch: Tensor, trunk: Tensor) -> AgainstTrunk:
     if branch.shape != trunk.shape:
         shapes = f"{tuple(branch.shape)} and {tuple(trunk.shape)}"
         raise ValueError(f"expected a branch and a trunk of one shape, got {shapes}")
+    branch, trunk = with_arithmetic(branch), with_arithmetic(trunk)
     wide = torch.promote_types(torch.promote_types(branch.dtype, trunk.dtype), torch.float32)
     b, x = branch.to(wide), trunk.to(wide)
     # As a product of a row and a column per token: nothing of the tokens' size is made.

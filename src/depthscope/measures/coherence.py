@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from depthscope.measures.norms import with_arithmetic
+
 
 @dataclass(frozen=True)
 class TokenSum:
@@ -23,7 +25,7 @@ class TokenSum:
 
 def token_sum(tokens: Tensor, mask: Tensor | None = None) -> TokenSum:
     """All that has to be kept of Y or of Δ (batch, n, d): O(nd). Half precision is summed in float32."""
-    batch, n = tokens.shape[:2]
+    tokens, (batch, n) = with_arithmetic(tokens), tokens.shape[:2]
     wide = torch.promote_types(tokens.dtype, torch.float32)
     if mask is None:
         return TokenSum(tokens.sum(dim=1, dtype=wide), torch.full((batch,), n, device=tokens.device))

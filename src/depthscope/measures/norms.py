@@ -11,6 +11,13 @@ from torch import Tensor
 # Row norms inside these bounds are computed without harmful under- or overflow of the squares.
 SAFE_NORMS = {torch.float32: (1e-14, 1e18), torch.float64: (1e-140, 1e150)}
 
+EIGHT_BITS = 2.0**-6  # epsilons of 8-bit formats are larger (2⁻³ and 2⁻²), those of 16 bits smaller (2⁻⁷ and 2⁻¹⁰)
+
+
+def with_arithmetic(values: Tensor) -> Tensor:
+    """The same numbers in a format that PyTorch can add: of eight bits in float32, else as they are."""
+    return values.float() if values.dtype.itemsize == 1 and values.is_floating_point() else values
+
 
 def norm_of_rows(values: Tensor) -> Tensor:
     """Euclidean norm over the last axis, in float64, right for any finite input.
@@ -46,6 +53,14 @@ def _inside(norms: Tensor, dtype: torch.dtype) -> bool:
     return low < least.item() and most.item() < high
 
 
+def mean_is_lost(mean_norm: Tensor, deviation_norm: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:
+    """Where a mean is so small that the shift by the first token has cost it its digits, (…).
+
+    The differences to a first token that is all of ‖X‖ are rounded by ε/2·‖X‖ each: √n ε/2·‖X‖ of ‖Π₁X‖.
+    """
+    return mean_norm < 64 * tokens**0.5 * torch.finfo(dtype).eps * deviation_norm
+
+
 @dataclass(frozen=True)
 class TokenNorms:
     """Norms instead of tokens: all that the similarities of a station and the growth of a step need.
@@ -67,13 +82,18 @@ class TokenNorms:
 
     @cached_property
     def has_mean(self) -> Tensor:
-        """False where the mean is zero or rounding noise: ‖Π₁X‖_F ≤ ε‖X‖_F, (…).
+        """False where the mean is zero or rounding noise: ‖Π₁X‖_F ≤ (ε + (2 + log₂ n) ε′) ‖X‖_F, (…).
 
-        ε is the machine epsilon of the stored format. This is the state after de-escalation with
-        τ = 1: subtracting a rounded mean x̄ leaves up to ε‖x̄‖/2 per token, so a ratio to ‖Π₁X‖ would
-        say something about the rounding, not about the tokens.
+        ε is the machine epsilon of the stored format, and ε′ of that in which sums are taken: float32 for half
+        precision, else the same. This is the state after de-escalation with τ = 1, where a ratio to ‖Π₁X‖ would say
+        something about the rounding, not about the tokens: rounding the differences leaves up to ε/2·‖X‖, rounding the
+        mean x̄ up to ε/2·√n‖x̄‖, no more than that if the mean was no larger than the deviations, and the sum over n
+        tokens, halves of halves, up to log₂(n)·ε′/2 of the tokens that were, √2‖X‖. In eight bits PyTorch subtracts
+        nothing: there the differences alone are rounded when they are stored, by ε/4 or less on average over a binade.
         """
-        return self.mean_norm > self.epsilon * self.norm
+        stored = self.epsilon if self.epsilon < EIGHT_BITS else self.epsilon / 4
+        sums = (2 + self.count.clamp(min=1).log2()) * min(self.epsilon, torch.finfo(torch.float32).eps)
+        return self.mean_norm > (stored + sums) * self.norm
 
 
 def times_power_of_two(values: Tensor, exponent: Tensor) -> Tensor:

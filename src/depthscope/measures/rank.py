@@ -9,6 +9,7 @@ from torch import Tensor
 
 from depthscope.measures.bounded import Bounded
 from depthscope.measures.krylov import BlockKrylov, largest_of_symmetric, random_rows
+from depthscope.measures.norms import with_arithmetic
 from depthscope.measures.tokens import TokenMatrix
 from depthscope.measures.unit_matrices import UnitMatrices, frobenius_norms
 
@@ -205,7 +206,7 @@ def composite_norm(x: Tensor) -> Tensor:
     ‖·‖₁ is the largest absolute column sum, ‖·‖_∞ the largest absolute row sum. The roots are taken first, so that
     entries of 1e-280 give a number of that size and not 0.
     """
-    absolute = x.abs()
+    absolute = with_arithmetic(x).abs()
     columns, rows = absolute.sum(dim=-2).amax(dim=-1), absolute.sum(dim=-1).amax(dim=-1)
     return columns.sqrt() * rows.sqrt()
 

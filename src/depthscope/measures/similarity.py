@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures.norms import Scratch, TokenNorms, norm_of_rows
+from depthscope.measures.norms import Scratch, TokenNorms, norm_of_rows, with_arithmetic
 from depthscope.measures.tokens import TokenMatrix, Tokens, norms_of
 
 ALIKE = 0.9  # nine tenths of the energy are the mean: what is left of the tokens is a third of its size, √(1/9)
@@ -59,7 +59,8 @@ def token_diversity(tokens: Tokens, mask: Tensor | None = None) -> Tensor:
 def frequency_ratio(tokens: Tokens, mask: Tensor | None = None) -> Tensor:
     """‖HFC[X]‖_F / ‖LFC[X]‖_F = ‖Π⊥X‖_F / ‖Π₁X‖_F (Wang et al. 2022; Dovonon et al. 2025).
 
-    t_sim = 1 / (1 + ratio²). nan where the mean is zero or rounding noise (`TokenMatrix.has_mean`).
+    t_sim = 1 / (1 + ratio²). nan where the mean is zero or rounding noise, as after a mean no larger than the
+    deviations was subtracted in the tokens' format (`TokenNorms.has_mean`).
     """
     x = norms_of(tokens, mask)
     return torch.where(x.has_mean, x.deviation_norm / x.mean_norm, torch.nan)
@@ -118,6 +119,7 @@ def mean_angle(u: Tensor, v: Tensor, real: Tensor | None = None, scratch: Scratc
     2·arcsin(‖u − v‖/2): accurate for small angles, where arccos of a cosine near 1 is not (and less so,
     to √ε, for opposite directions).
     """
+    u, v = with_arithmetic(u), with_arithmetic(v)
     difference = u - v if scratch is None else torch.sub(u, v, out=scratch.take("work", u))
     angles = 2 * torch.arcsin((norm_of_rows(difference) / 2).clamp(max=1))  # (…, n)
     return angles.mean(dim=-1) if real is None else torch.where(real, angles, 0.0).sum(dim=-1) / real.sum(dim=-1)

@@ -32,6 +32,7 @@ from depthscope.measures.norms import (
     SAFE_NORMS,
     Scratch,
     TokenNorms,
+    mean_is_lost,
     norm_of_rows,
     norms_and_safety,
     times_power_of_two,
@@ -142,7 +143,16 @@ class TokenMatrix:
                 careful_mean, careful_norm = self._mean_and_spread_rescaled
                 mean = torch.where(doubtful.unsqueeze(-1), careful_mean, mean)
                 norm = torch.where(doubtful, careful_norm, norm)
+        lost = mean_is_lost(self._root * self._small_norm(mean), norm, self.values.shape[-2], self.values.dtype)
+        if lost.any():
+            plain = self.rescaled.values.sum(dim=-2) / self.count.unsqueeze(-1)
+            mean = torch.where(lost.unsqueeze(-1), times_power_of_two(plain, self._exponent.unsqueeze(-1)), mean)
         return mean, norm if self.mask is None else torch.where(self.count > 0, norm, torch.nan)
+
+    @property
+    def _root(self) -> Tensor | float:
+        """√n."""
+        return self.count.sqrt() if self.mask is not None else self.values.shape[-2] ** 0.5
 
     @property
     def _mean_and_spread_rescaled(self) -> tuple[Tensor, Tensor]:
@@ -184,8 +194,7 @@ class TokenMatrix:
     def norms(self) -> TokenNorms:
         """The norms alone, which most measures take in place of the tokens."""
         mean, deviation_norm = self._mean_and_spread
-        root = self.count.sqrt() if self.mask is not None else self.values.shape[-2] ** 0.5
-        mean_norm = root * self._small_norm(mean)
+        mean_norm = self._root * self._small_norm(mean)
         epsilon = torch.finfo(self.stored_dtype).eps
         return TokenNorms(self.values.shape[-2], self.count, mean_norm, deviation_norm, epsilon)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
 from depthscope.anatomy.block_patterns import Stream, spell, stream_of
@@ -44,18 +44,19 @@ def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = Non
     with undisturbed(model):
         calls, states = follow(model, batch)
     if known is not None and blocks is not None:
-        return _checked(model, blocks, known, calls, states)
+        return _checked(model, blocks, known, calls, states, batch)
     chains = _all_chains(model, calls, states)
     if not chains:
         raise ValueError(unlisted if known is None else why_none(known, calls))
-    return _found(model, known, chains, calls)
+    return _found(model, known, chains, calls, batch)
 
 
 # --- the user has named nothing ---------------------------------------------------------------------
 
 
-def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls: list[Call]) -> Anatomy:
+def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls: list[Call], batch: Batch) -> Anatomy:
     trunk = _inside_stages(max(chains, key=_rank), chains)
+    _refuse_streams(trunk, batch)
     _refuse_maps(trunk)
     streams = _streams(trunk)
     anatomy = unknown_anatomy([(p.call.name, p.call.module, streams[p.call.name]) for p in trunk], NOTE)
@@ -70,6 +71,19 @@ def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls:
         applications=len(trunk),
         between=_between(trunk),
     )
+
+
+def _refuse_streams(passages: Sequence[Passage], batch: Batch) -> None:
+    """Refuses (batch, n, streams, d) where ids are (batch, n): hyper-connections, of which a stream is no token."""
+    given = [value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)]
+    ids = {tuple(value.shape) for value in given if value.ndim == 2 and not value.is_floating_point()}
+    for passage in passages:
+        shape = tuple(passage.entrance.shape)
+        if len(shape) in MAPS and shape[:2] in ids:
+            raise ValueError(
+                f"expected one trunk (batch, n, d) in {passage.call.name!r}, got {shape} for ids {shape[:2]}: "
+                f"{shape[2]} streams (hyper-connections), which are not measured"
+            )
 
 
 def _refuse_maps(passages: Sequence[Passage]) -> None:
@@ -234,7 +248,9 @@ def _first(passed: Sequence[Passed]) -> Passed | None:
 # --- the user has named the blocks --------------------------------------------------------------------
 
 
-def _checked(model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], states: States) -> Anatomy:
+def _checked(
+    model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], states: States, batch: Batch
+) -> Anatomy:
     """The blocks that the user has named, with the way of the tokens through them, and what is to be said of them."""
     if why := why_not(named.blocks, calls):
         raise ValueError(why)
@@ -242,8 +258,10 @@ def _checked(model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], 
     mine = [call for call in calls if id(call.module) in own]
     links = Links(mine, states, TOKENS + MAPS, calls[0].left)
     chains = links.all_chains(mine)
+    passages = [passage for call in mine for passage in links.passages[id(call)]]
+    _refuse_streams(passages, batch)
     if all(stream_of(block) == Stream() for block in named.blocks):
-        _refuse_maps([passage for call in mine for passage in links.passages[id(call)]])
+        _refuse_maps(passages)
     streams: dict[str, Stream] = {}
     for block in named.blocks:
         told = stream_of(block)

@@ -101,8 +101,13 @@ class Call(ByThread):
     def _doubt_of_one(self, cache: Any) -> str:
         """One token is a whole sequence, or the next of one. It is clear in the first call ever, where a block that
         takes a cache is given none, where the caller brings an empty one, and where its position is said."""
-        is_clear = self.entered.get(self.inside, False) or self.positions or self.has_no_past
-        if is_clear or (cache is not None and self.brings_cache):
+        is_placed = any(_is_of(value, 1) for value in self.positions.values())
+        if (
+            self.entered.get(self.inside, False)
+            or is_placed
+            or self.has_no_past
+            or (cache is not None and self.brings_cache)
+        ):
             return ""
         return f"is given one token after earlier calls, and nothing says how many stand before it: {WHOLE}"
 
@@ -136,12 +141,17 @@ def _is_position(name: str, value: Any) -> bool:
     return type(value) is int and name.split("_")[-1] in ("pos", "position", "offset") and "max" not in name
 
 
+def _is_of(value: Tensor | int, n: int) -> bool:
+    """Whether it says where n tokens stand, or where the first of them does."""
+    return not isinstance(value, Tensor) or value.ndim == 0 or value.shape[-1] == n
+
+
 def _starts_later(value: Tensor | int, n: int, real: Tensor | None) -> bool:
     """Whether the first real token of a sequence is not at place 0."""
+    if not _is_of(value, n):
+        return False
     if not isinstance(value, Tensor) or value.ndim == 0:
         return int(value) > 0
-    if value.shape[-1] != n:
-        return False
     if real is not None:
         value = torch.where(real, value, torch.iinfo(value.dtype).max)
     first = value.amin(dim=-1)

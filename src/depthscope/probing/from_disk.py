@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from depthscope.extras import require
+from depthscope.files import read_json, require_own_file
 
 _DTYPES = {
     "F64": torch.float64,
@@ -95,12 +97,37 @@ def _files_of(folder: Path) -> list[Path]:
     if (whole := folder / "model.safetensors").is_file():
         return [whole]
     if index.is_file():
-        try:
-            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-            return [folder / Path(name).name for name in dict.fromkeys(names)]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise ValueError(f"expected a list of weights and their files in {str(index)!r}, got another") from None
+        return files_in_index(index)
     return []
+
+
+def files_in_index(index: Path) -> list[Path]:
+    """The files that the index of a checkpoint in several files names; refused if one is not a file of its folder.
+
+    What is not there is not refused: it may be about to be downloaded, and whoever reads it says that it is missing.
+    """
+    try:
+        names = list(dict.fromkeys(read_json(index)["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"expected a list of weights and their files in {str(index)!r}, got another") from None
+    for name in names:
+        if not isinstance(name, str) or name in ("", ".", "..") or set("/\\\0") & set(name):
+            raise ValueError(f"expected names of files beside it in {str(index)!r}, got {name!r}")
+    paths = [index.parent / name for name in names]
+    return [require_own_file(path) if os.path.lexists(path) else path for path in paths]
+
+
+def require_own_shards(name: str, explicit: Any = None, **where: Any) -> None:
+    """Refuses a checkpoint whose index names other files than its own: transformers opens what it names, be it
+    /dev/zero. `name` is a folder or a name on the hub, `explicit` what the configuration calls its weights."""
+    utils: Any = require("transformers.utils", "huggingface")
+    usual = (utils.SAFE_WEIGHTS_INDEX_NAME, utils.WEIGHTS_INDEX_NAME)
+    for index in (*usual, explicit) if str(explicit).endswith(".index.json") else usual:
+        if "/" in index:
+            raise ValueError(f"expected an index beside the configuration of {name!r}, got {index!r}")
+        found = utils.cached_file(name, index, _raise_exceptions_for_missing_entries=False, **where)
+        if found is not None:
+            files_in_index(Path(found))
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:

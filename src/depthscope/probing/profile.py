@@ -16,7 +16,7 @@ import pandas as pd
 
 from depthscope.drawing import PALETTE, Curve, ReferenceBand, draw_by_block
 from depthscope.measures import MEASURES
-from depthscope.naming import unknown_name
+from depthscope.naming import unknown_name, visible
 from depthscope.probing.reduction import Row, SinkRow
 from depthscope.probing.saved import COLUMNS, SINK_COLUMNS, read_saved, write_saved
 from depthscope.probing.table import table_of
@@ -70,7 +70,8 @@ class Profile:
 
     def __repr__(self) -> str:
         measures = self.frame["measure"].nunique()
-        return f"<Profile of {self.metadata.get('model') or 'a model'}: {self.depth} blocks, {measures} measures>"
+        model = visible(str(self.metadata.get("model") or "a model"))
+        return f"<Profile of {model}: {self.depth} blocks, {measures} measures>"
 
     @property
     def depth(self) -> int:
@@ -240,7 +241,8 @@ def _repeated_words(words: list[str], lengths: np.ndarray) -> Any:
 
 
 def sinks_of(rows: list[SinkRow]) -> pd.DataFrame:
-    """Outlier tokens as a table."""
+    """Outlier tokens as a table. Half of a pair of surrogates, which is no text for a table, is spelled."""
+    rows = [row._replace(text=row.text.encode("utf-8", "backslashreplace").decode()) for row in rows]
     columns = zip(*rows, strict=True) if rows else ((),) * len(SINK_COLUMNS)
     types = (np.int32, np.int32, np.int32, np.float64, object)
     arrays = [np.array(column, dtype=kind) for column, kind in zip(columns, types, strict=True)]

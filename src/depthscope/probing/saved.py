@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 
-from depthscope.files import content_sum, read_json, require_format, sum_of, write_folder
+from depthscope.files import write_folder
+from depthscope.sealed import Record, read_record, with_record
 
 COLUMNS = ["block", "station", "head", "measure", "sample", "value"]
 SINK_COLUMNS = ["block", "sample", "token", "norm_ratio", "text"]
 _FORMAT = 1
 MADE_OF_A_PROFILE = ("profile.png", "skip_loss.csv", "diagnosis.json", "report.html")
-_TABLES = ("profile.parquet", "sinks.parquet")
+_TABLES, _ABOUT = ("profile.parquet", "sinks.parquet"), "profile.json"
 
 
 def write_saved(folder: Path, frame: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any]) -> Path:
@@ -25,65 +26,61 @@ def write_saved(folder: Path, frame: pd.DataFrame, sinks: pd.DataFrame, metadata
     return write_folder(folder, writers(frame, sinks, metadata), obsolete=MADE_OF_A_PROFILE)
 
 
-def writers(frame: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any]) -> dict[str, Callable[[Path], None]]:
-    """By name, what writes each file to a path, for `write_folder`: in this order, since the last has the sums."""
-    about = json.loads(json.dumps({"format": _FORMAT, **metadata}, ensure_ascii=False, allow_nan=False))
-    sums: dict[str, Any] = {}
+def writers(
+    frame: pd.DataFrame,
+    sinks: pd.DataFrame,
+    metadata: Mapping[str, Any],
+    made: Mapping[str, Callable[[Path], object]] = MappingProxyType({}),
+) -> dict[str, Callable[[Path], object]]:
+    """By name, what writes each file to a path, for `write_folder`: in this order, since the last has the sums.
 
-    def write_table(name: str, table: pd.DataFrame, path: Path) -> None:
-        table.to_parquet(path, index=False)
-        sums[name] = sum_of(path)
-
-    def write_about(path: Path) -> None:
-        known = {**about, "files": sums}
-        text = json.dumps({**known, "sha256": content_sum(known)}, indent=2, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
-
+    `made` is what was made of the profile, and is written with it.
+    """
     tables = dict(zip(_TABLES, (frame, sinks), strict=True))
-    return {name: partial(write_table, name, table) for name, table in tables.items()} | {"profile.json": write_about}
+    every = {name: partial(_write_table, table) for name, table in tables.items()} | dict(made)
+    return with_record(every, _ABOUT, "profile", _FORMAT, metadata)
+
+
+def _write_table(table: pd.DataFrame, path: Path) -> None:
+    table.to_parquet(path, index=False)
 
 
 def read_saved(folder: str | os.PathLike[str]) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
     """Table, metadata and sinks. Files of before there were sums are read without them."""
     source = Path(folder)
-    metadata = _read_about(source)
-    sums = metadata.pop("files", {})
-    frame, sinks = (_read_table(source / name, sums.get(name)) for name in _TABLES)
+    record = _read_about(source)
+    frame, sinks = (_read_table(record, source / name) for name in _TABLES)
     if list(frame.columns) != COLUMNS:
         raise ValueError(f"{source} holds no profile of format {_FORMAT}")
-    _check_blocks(source, frame, metadata)
-    return frame, metadata, sinks if "text" in sinks else sinks.assign(text="")
+    _check_blocks(source, frame, record.content)
+    return frame, record.content, sinks if "text" in sinks else sinks.assign(text="")
 
 
-def _read_table(path: Path, written: Any) -> pd.DataFrame:
+def read_made(folder: Path, name: str) -> Path | None:
+    """What was made of a profile and written with it, if it is as it was; None if it was not made."""
+    record = _read_about(folder)
+    there = name in record.files or os.path.lexists(folder / name)
+    return record.require(folder / name) if there else None
+
+
+def _read_table(record: Record, path: Path) -> pd.DataFrame:
     try:
-        if written is not None and sum_of(path) != written:
-            raise ValueError("it is not what was written")
-        return pd.read_parquet(path)
+        return pd.read_parquet(record.require(path))
     except FileNotFoundError:
         raise ValueError(f"no profile in {path.parent}: {path.name} is missing") from None
     except (ValueError, OSError) as error:  # pyarrow's errors are of these kinds
-        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(said if str(path) in said else f"{path} is damaged: {said}") from None
 
 
-def _read_about(source: Path) -> dict[str, Any]:
+def _read_about(source: Path) -> Record:
     try:
-        metadata = read_json(source / "profile.json")
+        record = read_record(source / _ABOUT, "profile", (_FORMAT,))
     except FileNotFoundError:
-        raise ValueError(f"no profile in {source}: profile.json is missing") from None
-    except ValueError as error:
-        raise ValueError(f"{source / 'profile.json'} is not a profile: {error}") from None
-    if not isinstance(metadata, dict):
-        raise ValueError(f"{source} holds no profile of format {_FORMAT}")
-    try:
-        require_format(metadata.get("format"), (_FORMAT,))
-    except ValueError as error:
-        raise ValueError(f"{source} holds no profile that can be read here: {error}") from None
-    written = metadata.pop("sha256", None)
-    if ("files" in metadata or written is not None) and written != content_sum(metadata):
-        raise ValueError(f"{source / 'profile.json'} is damaged: it is not what was written")
-    del metadata["format"]
-    return metadata
+        raise ValueError(f"no profile in {source}: {_ABOUT} is missing") from None
+    if record.files and not record.summed:
+        raise ValueError(f"{source / _ABOUT} is damaged: it has no sum")
+    return record
 
 
 def _check_blocks(source: Path, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from depthscope.measures import MEASURES
+from depthscope.naming import visible
 
 if TYPE_CHECKING:
     from depthscope.probing.profile import Profile
@@ -39,7 +40,7 @@ def table_of(profile: Profile) -> str:
         lines.append(f"{name:<32}" + "".join(f"{_number(name, curve[block]):>12}" for block in blocks))
     if notes := profile.metadata.get("notes"):
         lines.append(f'{len(notes)} note{"s" if len(notes) > 1 else ""}: profile.metadata["notes"]')
-    return "\n".join(lines)
+    return visible("\n".join(lines))
 
 
 def _headline(profile: Profile) -> str:

@@ -28,7 +28,7 @@ from depthscope.measures.weights import (
     product_eigenvalues,
     spectral_radius,
 )
-from depthscope.naming import unknown_name
+from depthscope.naming import unknown_name, visible
 from depthscope.probing.from_disk import Checkpoint, empty_model, is_on_disk, read_for
 from depthscope.probing.saved_spectra import read_spectra, write_spectra
 from depthscope.progress import Tick
@@ -106,7 +106,7 @@ class Spectra:
         return cls(*read_spectra(Path(folder), ["part", "block", "head", "real", "imag", *SUMMARIES]))
 
     def __repr__(self) -> str:
-        return f"<Spectra of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>"
+        return visible(f"<Spectra of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>")
 
 
 def spectra(

@@ -14,12 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from depthscope.files import require_file
+from depthscope.files import content_sum, read_json, require_file, require_format
+from depthscope.sealed import Record, read_record
 
 METRICS = "metrics.jsonl"
+METRICS_KIND = "metrics 1"  # of the log, with the number of its format
 WATCHED = "token_similarity"  # of the last block's tokens, in a step that was watched
 FACTORS = ["variant", "depth", "lr", "warmup_steps"]
 COLUMNS = [*FACTORS, "seed", "step", "quantity", "value"]
+STUDY_FORMAT = 1  # of a study's folder
+CHECKPOINT_FORMAT = 2
+_CHECKPOINT = re.compile(r"step-(\d{8,})")
 ENDS = ("failed", "stopped")  # how a run ended that did not come to its end: a row, no curve
 
 Verdict = Literal["reproduced", "not reproduced", "not testable here"]
@@ -35,6 +40,36 @@ class Claim:
     tolerance: str  # what would still count as the same, and why
     verdict: Verdict
     note: str = ""
+
+
+def read_about(folder: Path) -> Record:
+    """What a study's folder says of itself; those of before there was a number are of format 1."""
+    return read_record(folder / "config.json", "study", (STUDY_FORMAT,), unnumbered=STUDY_FORMAT)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first; what was not finished has another name."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Which step a checkpoint is of, by its name."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What a checkpoint's `state.json` says, as it was written: nothing else has its sum."""
+    state = read_json(path)
+    if not isinstance(state, dict) or "format" not in state:
+        raise ValueError("expected a record with its format")
+    require_format(state["format"], (CHECKPOINT_FORMAT,))
+    if state.pop("sha256", None) != content_sum(state):
+        raise ValueError("its content is not what was written")
+    if not isinstance(state.get("files"), dict) or "step" not in state:
+        raise ValueError("it does not say its step and its files")
+    return state
 
 
 def folder_name(variant: str) -> str:
@@ -73,6 +108,7 @@ def row_of(line: str) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or type(row.get("step")) is not int:
         return None
+    row.pop("sum", None)
     return row if all(_is_kept(value) for name, value in row.items() if name != "curves") else None
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 
 import depthscope
 from depthscope.extras import require
+from depthscope.naming import visible
 from depthscope.report.drawings import SECTIONS, Drawing, Material
 from depthscope.report.subjects import Subject
 from depthscope.report.tables import NUMBERS, RANGES, packed
@@ -41,6 +42,11 @@ def tables_of(material: Material, drawings: Mapping[str, Drawing]) -> dict[str, 
                 raise ValueError(f"the chart {name!r} brings a table {table!r}, and there is one of that name already")
             tables[table] = frame
     return tables
+
+
+def damage_of(subjects: Sequence[Subject]) -> list[str]:
+    """Which files of these subjects are not as they were written, each once."""
+    return list(dict.fromkeys(text for subject in subjects for text in subject.damage))
 
 
 def render(
@@ -74,7 +80,7 @@ def render(
         "config": _config(),
     }
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=readable
     )
     return environment.from_string(_part("page.html")).render(
         title=title,
@@ -83,13 +89,15 @@ def render(
         pictures={subject.label: _as_text(subject.figure) for subject in subjects if subject.figure and links is None},
         links=links or {},
         notes=notes,
+        damage=damage_of(subjects),
+        unchecked=list(dict.fromkeys(name for subject in subjects for name in subject.unchecked)),
         verdicts={name: sum(c["verdict"] == name for s in subjects for c in s.claims) for name in VERDICTS},
         sections={section: {n: d for n, d in drawings.items() if d.section == section} for section in SECTIONS},
         runs=data["runs"],
         tables={name: len(table) for name, table in tables.items()},
         cut={s.label: len(s.data) for s in subjects if s.data is not None and len(s.data) > _MOST_ROWS},
         version=depthscope.__version__,
-        data=_script(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
+        data=_script(json.dumps(readable(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
         bundle=_bundle() if drawings else "",
         style=_part("page.css"),
         script="\n".join(_part(name) for name in ("table.js", "charts.js", "page.js")),
@@ -106,6 +114,20 @@ def _runs(drawings: Mapping[str, Drawing], material: Material) -> list[str]:
         for run in table["run"]
     }
     return [item.label for item in material.subjects if item.label in known or item.profile is not None]
+
+
+def readable(value: Any) -> Any:
+    """With what would turn the direction of writing, or is no letter, spelled: in all texts of the page and its data.
+
+    The page's own text (`safe`) stays as it is.
+    """
+    if isinstance(value, str):
+        return value if hasattr(value, "__html__") else visible(value)
+    if isinstance(value, dict):
+        return {readable(key): readable(item) for key, item in value.items()}
+    if isinstance(value, list) and value and not isinstance(value[0], int | float):
+        return [readable(item) for item in value]
+    return value
 
 
 def _script(text: str) -> str:

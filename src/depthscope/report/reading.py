@@ -1,23 +1,46 @@
-"""Folders that `--out` wrote, as subjects of a page. What is damaged is refused, by the reader of its kind."""
+"""Folders that `--out` wrote, as subjects of a page.
+
+What is damaged, missing or of another kind is left out and named (`Subject.damage`); a folder of which nothing is left
+is refused.
+"""
 
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from depthscope.decomposition import PathShares
-from depthscope.files import read_json, require_file
+from depthscope.files import in_words, read_json, require_own_file
 from depthscope.probing import Profile, Spectra, load_records
-from depthscope.report.formats import COLUMNS, ENDS, FACTORS, WATCHED, Claim, evaluated, read_metrics, run_name
+from depthscope.probing.saved import read_made
+from depthscope.probing.watching.records import KIND as WATCH_KIND
+from depthscope.report.formats import (
+    COLUMNS,
+    ENDS,
+    FACTORS,
+    METRICS,
+    METRICS_KIND,
+    WATCHED,
+    Claim,
+    checkpoints_in,
+    evaluated,
+    read_about,
+    read_metrics,
+    read_state,
+    run_name,
+)
 from depthscope.report.subjects import Subject, has_content, named, subjects_of
+from depthscope.sealed import COMMANDS, Record, read_commands, read_record, require_whole_log
 from depthscope.usage import DepthUse
 
-COMMANDS = "commands.json"  # by command, what was typed and the line of Python that does the same
+T = TypeVar("T")
 _MOST_WATCHED = 12  # runs of a comparison whose depth is shown
 _WATCHED_COLUMNS = ["series", "step", "block", "station", "measure", "value"]
 
@@ -36,12 +59,38 @@ def studies_in(folder: Path) -> tuple[dict[str, Subject], list[str]]:
     if not folder.is_dir():
         return {}, []
     found, refused = {}, []
-    for path in sorted(path for path in folder.iterdir() if (path / "claims.json").is_file()):
-        try:
-            found[path.name] = replace(_study(path), commands=_commands(path))
-        except ValueError as error:
-            refused.append(str(error))
+    for path in sorted(path for path in folder.iterdir() if _is_study(path)):
+        damage: list[str] = []
+        if (study := _tried(damage, lambda path=path: _study(path))) is not None:  # type: ignore[misc]
+            commands = _tried(damage, lambda path=path: _commands(path)) or {}  # type: ignore[misc]
+            named = (*study.damage, *damage)
+            found[path.name] = replace(study, commands=commands, damage=named, unchecked=_unchecked(path))
+        else:
+            refused += damage
     return found, refused
+
+
+def _is_study(folder: Path) -> bool:
+    """Whether what is there is of a study, also if its claims are gone."""
+    return _has(folder, "claims.json") or (_has(folder, "config.json") and _has(folder, "data.parquet"))
+
+
+def _has(folder: Path, *names: str) -> bool:
+    """Whether one of these is there, be it a pipe or a link that leads nowhere."""
+    return folder.is_dir() and any(os.path.lexists(folder / name) for name in names)
+
+
+def _tried(damage: list[str], read: Callable[[], T]) -> T | None:
+    """What it reads; None, and a sentence more, if it cannot be read."""
+    try:
+        return read()
+    except FileNotFoundError as error:
+        damage.append(f"{error.filename} is missing")
+    except OSError as error:
+        damage.append(f"{error.filename or 'a file'} cannot be read: {in_words(error)}")
+    except ValueError as error:
+        damage.append(" ".join(str(error).split()))
+    return None
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
@@ -61,24 +110,37 @@ def _in(folder: Path) -> list[Subject]:
         return [Subject(watched=_watched(folder, folder.stem))]
     if not folder.is_dir():
         raise ValueError(f"expected a folder that a depthscope command wrote with --out, got {str(folder)!r}")
-    commands = _commands(folder)
-    if (folder / "fix.json").is_file():
-        return [replace(subject, commands=commands) for subject in _fix(folder)]
-    readers: dict[str, Callable[[Path], Subject]] = {
-        "profile.json": _profile,
-        "paths.json": lambda place: Subject(shares=PathShares.load(place)),
-        "spectra.json": lambda place: Subject(spectra=Spectra.load(place)),
-        "depth.json": lambda place: Subject(use=DepthUse.load(place)),
-        "curves.parquet": _comparison,
-        "metrics.jsonl": _training,
-        "claims.json": _study,
-    }
-    there = [reader(folder) for name, reader in readers.items() if (folder / name).is_file()]
-    if not there and (folder / "depth.jsonl").is_file():
-        there = [Subject(watched=_watched(folder / "depth.jsonl", folder.name))]
+    damage: list[str] = []
+    commands = _tried(damage, lambda: _commands(folder)) or {}
+    if _has(folder, "fix.json", "before/profile.json", "after/profile.json"):
+        before_and_after = _tried(damage, lambda: _fix(folder))
+        if before_and_after is None:
+            raise ValueError("; ".join(damage))
+        first, *others = before_and_after
+        return [replace(first, commands=commands, damage=tuple(damage), unchecked=_unchecked(folder)), *others]
+    readers = [reader for reader, signs in _READERS.items() if _has(folder, *signs)]
+    if not readers and _has(folder, "depth.jsonl"):
+        readers = [_log_alone]
+    there = [found for reader in readers if (found := _tried(damage, partial(reader, folder))) is not None]
+    if not there and damage:
+        raise ValueError("; ".join(damage))
     if not there:
-        raise ValueError(f"there is nothing of depthscope to report in {str(folder)!r}: give a folder that --out wrote")
-    return [replace(_together(there), commands=commands)]
+        _, refused = studies_in(folder)
+        nothing = f"there is nothing of depthscope to report in {str(folder)!r}: give a folder that --out wrote"
+        raise ValueError("; ".join(refused) or nothing)
+    named = [text for found in there for text in found.damage]
+    whole = replace(_together(there), commands=commands, damage=(*damage, *named), unchecked=_unchecked(folder))
+    return [whole]
+
+
+def _unchecked(folder: Path) -> tuple[str, ...]:
+    """Which records are of a version that gave them no sum of their own."""
+
+    def has_none(name: str) -> bool:
+        found = read_json(require_own_file(folder / name))
+        return isinstance(found, dict) and not {"kind", "sha256"} & found.keys()
+
+    return tuple(name for name in _RECORDS if _has(folder, name) and _tried([], partial(has_none, name)))
 
 
 def _together(subjects: Sequence[Subject]) -> Subject:
@@ -92,20 +154,30 @@ def _together(subjects: Sequence[Subject]) -> Subject:
 
 def _profile(folder: Path) -> Subject:
     profile = Profile.load(folder)
-    diagnosis = _object(folder / "diagnosis.json") if (folder / "diagnosis.json").is_file() else None
-    skipped = None
-    if (folder / "skip_loss.csv").is_file():
-        skipped = pd.read_csv(require_file(folder / "skip_loss.csv"))
-    subject = Subject(profile=profile, diagnosis=diagnosis, skipped=skipped)
+    damage: list[str] = []
+    diagnosis = _tried(damage, lambda: _diagnosis(folder))
+    skipped = _tried(damage, lambda: _table_of_skips(folder))
+    subject = Subject(profile=profile, diagnosis=diagnosis, skipped=skipped, damage=tuple(damage))
     return subject if diagnosis is not None else replace(subjects_of([subject])[0], label="")
 
 
+def _diagnosis(folder: Path) -> dict[str, Any] | None:
+    path = read_made(folder, "diagnosis.json")
+    return None if path is None else read_record(path, "diagnosis", unnumbered=1).content
+
+
+def _table_of_skips(folder: Path) -> pd.DataFrame | None:
+    path = read_made(folder, "skip_loss.csv")
+    return None if path is None else pd.read_csv(path)
+
+
 def _fix(folder: Path) -> list[Subject]:
-    said = _object(folder / "fix.json")
-    found = []
+    record = read_record(folder / "fix.json", "fix", unnumbered=1)
+    said, found = record.content, []
     for when in ("before", "after"):
         judged = said.get(when, {})
         diagnosis = judged.get("diagnosis") if isinstance(judged, dict) else None
+        record.require(folder / when / "profile.json", f"{when}/profile.json")  # which has the sums of the others
         found.append(Subject(when, Profile.load(folder / when), diagnosis if isinstance(diagnosis, dict) else None))
     remedy = {name: said.get(name) for name in ("reason", "python", "loss", "notes", "trained")}
     found[0] = replace(found[0], remedy=remedy)
@@ -113,12 +185,9 @@ def _fix(folder: Path) -> list[Subject]:
 
 
 def _comparison(folder: Path) -> Subject:
-    try:
-        frame = pd.read_parquet(require_file(folder / "curves.parquet"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{folder / 'curves.parquet'} is damaged: {' '.join(str(error).split())[:200]}") from None
-    if list(frame.columns) != COLUMNS:
-        raise ValueError(f"{folder / 'curves.parquet'} holds no curves of a comparison")
+    damage: list[str] = []
+    record = _tried(damage, lambda: read_record(folder / "summary.json", "comparison", unnumbered=1))
+    frame = _curves(folder / "curves.parquet" if record is None else record.require(folder / "curves.parquet"))
     varying = [name for name in FACTORS if frame[name].nunique() > 1 and name != "variant"]
     names = {"depth": "{} blocks", "lr": "lr {:g}", "warmup_steps": "warm-up {}"}
     labels = [
@@ -126,13 +195,28 @@ def _comparison(folder: Path) -> Subject:
         for row in frame[FACTORS].to_dict("records")
     ]
     training = frame.assign(series=labels)[["series", "seed", "step", "quantity", "value"]]
-    watched = [_watched(path, path.parent.name) for path in _depth_files(folder, frame)[:_MOST_WATCHED]]
-    summary = _object(folder / "summary.json") if (folder / "summary.json").is_file() else {}
+    places = _depth_files(folder, frame)[:_MOST_WATCHED]
+    tables = [_tried(damage, partial(_watched, path, path.parent.name)) for path in places]
+    watched = [table for table in tables if table is not None]
+    summary = {} if record is None else record.content
     return Subject(
         compared=summary if isinstance(summary.get("verdict"), list) else None,
         training=training[~training["quantity"].isin(ENDS)],
         watched=pd.concat(watched, ignore_index=True) if watched else None,
+        damage=tuple(damage),
     )
+
+
+def _curves(path: Path) -> pd.DataFrame:
+    try:
+        frame = pd.read_parquet(require_own_file(path))
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing") from None
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from None
+    if list(frame.columns) != COLUMNS:
+        raise ValueError(f"{path} holds no curves of a comparison")
+    return frame
 
 
 def _depth_files(folder: Path, frame: pd.DataFrame) -> list[Path]:
@@ -141,51 +225,88 @@ def _depth_files(folder: Path, frame: pd.DataFrame) -> list[Path]:
     for row in frame.groupby(FACTORS, sort=False)["seed"].min().reset_index().to_dict("records"):
         name = run_name(*(row[factor] for factor in (*FACTORS, "seed")))
         places = [folder / "runs" / name, *sorted((folder / "runs").glob(f"{glob.escape(name)}-*steps-test"))]
-        found += [place / "depth.jsonl" for place in places if (place / "depth.jsonl").is_file()]
+        found += [place / "depth.jsonl" for place in places if _has(place, "depth.jsonl")]
     return found
 
 
 def _training(folder: Path) -> Subject:
-    rows = [
-        (folder.name, 0, int(row["step"]), name, float("nan") if row[name] is None else float(row[name]))
-        for row in read_metrics(folder / "metrics.jsonl")
-        for name in (*(name for name in ("loss", "lr", WATCHED) if name in row), *evaluated(row))
-    ]
+    damage: list[str] = []
+    logs = _logs_at_the_last_checkpoint(folder / "checkpoints", damage)
+    if _has(folder, "config.json", "checkpoints"):
+        _tried(damage, lambda: read_record(folder / "config.json", "training", unnumbered=1))
+    rows = _tried(damage, lambda: _logged(folder, logs.get(METRICS)))
     depth = folder / "depth.jsonl"
+    watched = None
+    if os.path.lexists(depth) or depth.name in logs:
+        watched = _tried(damage, lambda: _watched(depth, folder.name, logs.get(depth.name)))
+    if rows is None and watched is None:
+        raise ValueError("; ".join(damage))
     return Subject(
-        training=pd.DataFrame(rows, columns=["series", "seed", "step", "quantity", "value"]),
-        watched=_watched(depth, folder.name) if depth.is_file() else None,
+        training=None if rows is None else pd.DataFrame(rows, columns=["series", "seed", "step", "quantity", "value"]),
+        watched=watched,
+        damage=tuple(damage),
     )
 
 
-def _watched(path: Path, series: str) -> pd.DataFrame:
+def _logged(folder: Path, written: Any) -> list[tuple[str, int, int, str, float]]:
+    require_whole_log(folder / METRICS, METRICS_KIND, written)
+    logged = read_metrics(folder / METRICS)
+    if any("curves" in row for row in logged):
+        raise ValueError(f"{folder / METRICS} is another file: that of a watch")
+    rows = [
+        (folder.name, 0, int(row["step"]), name, float("nan") if row[name] is None else float(row[name]))
+        for row in logged
+        for name in (*(name for name in ("loss", "lr", WATCHED) if name in row), *evaluated(row))
+    ]
+    if not rows:
+        raise ValueError(f"{folder / METRICS} is empty: a training writes its numbers there")
+    return rows
+
+
+def _logs_at_the_last_checkpoint(folder: Path, damage: list[str]) -> dict[str, Any]:
+    """Length and sum of what a run had logged by its newest checkpoint: the beginning of what is there now."""
+    for path in reversed(checkpoints_in(folder)):
+        state = _tried(damage, lambda path=path: read_state(require_own_file(path / "state.json")))  # type: ignore[misc]
+        if state is not None:
+            logs = state.get("logs")
+            return logs if isinstance(logs, dict) else {}
+        damage[-1] = f"the checkpoint {path} is damaged: {damage[-1]}"
+    return {}
+
+
+def _watched(path: Path, series: str, written: Any = None) -> pd.DataFrame:
+    require_whole_log(path, WATCH_KIND, written)
     return load_records(path).assign(series=series)[_WATCHED_COLUMNS]
 
 
 def _study(folder: Path) -> Subject:
+    damage: list[str] = []
+    record = _tried(damage, lambda: read_about(folder)) or Record({}, {}, summed=False, sealed=False)
     try:
-        claims = tuple(vars(Claim(**claim)) for claim in read_json(folder / "claims.json"))
-        config = _object(folder / "config.json") if (folder / "config.json").is_file() else {}
-        data = pd.read_parquet(require_file(folder / "data.parquet")) if (folder / "data.parquet").is_file() else None
-    except (TypeError, ValueError, OSError) as error:
+        claims = tuple(vars(Claim(**claim)) for claim in read_json(record.require(folder / "claims.json")))
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{folder} holds no study: {' '.join(str(error).split())[:200]}") from None
-    picture = folder / "figure.png"
-    name = str(config.get("study", folder.name))
-    return Subject(
-        name,
-        title=str(config.get("title", "")),
-        claims=claims,
-        data=data,
-        figure=require_file(picture).read_bytes() if picture.is_file() else None,
-    )
+    data = _tried(damage, lambda: _data(record, folder / "data.parquet"))
+    figure = _tried(damage, lambda: _picture(record, folder / "figure.png"))
+    name, title = str(record.content.get("study", folder.name)), str(record.content.get("title", ""))
+    return Subject(name, title=title, claims=claims, data=data, figure=figure, damage=tuple(damage))
+
+
+def _data(record: Record, path: Path) -> pd.DataFrame | None:
+    there = path.name in record.files or os.path.lexists(path)
+    return pd.read_parquet(record.require(path)) if there else None
+
+
+def _picture(record: Record, path: Path) -> bytes | None:
+    there = path.name in record.files or os.path.lexists(path)
+    return record.require(path).read_bytes() if there else None
 
 
 def _commands(folder: Path) -> dict[str, str]:
-    """What was typed, and in Python; nothing where the file is not there or not ours."""
-    try:
-        kept = _object(folder / COMMANDS)
-    except (OSError, ValueError):
+    """What was typed, and in Python; nothing where there is no such file."""
+    if not os.path.lexists(folder / COMMANDS):
         return {}
+    kept = read_commands(folder)
     found: dict[str, str] = {}
     for command, said in kept.items():
         if isinstance(said, dict):
@@ -193,11 +314,22 @@ def _commands(folder: Path) -> dict[str, str]:
     return found
 
 
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged: expected an object, got {type(found).__name__}")
-    return found
+def _log_alone(folder: Path) -> Subject:
+    """Of a `watch` that a user's own training has called."""
+    return Subject(watched=_watched(folder / "depth.jsonl", folder.name))
+
+
+_RECORDS = (
+    *("profile.json", "diagnosis.json", "paths.json", "spectra.json", "depth.json", "fix.json", "summary.json"),
+    *("config.json", "commands.json"),
+)
+# By reader, the names of which one tells that there is something for it.
+_READERS: dict[Callable[[Path], Subject], tuple[str, ...]] = {
+    _profile: ("profile.json", "profile.parquet"),
+    lambda folder: Subject(shares=PathShares.load(folder)): ("paths.json", "paths.parquet"),
+    lambda folder: Subject(spectra=Spectra.load(folder)): ("spectra.json", "spectra.parquet"),
+    lambda folder: Subject(use=DepthUse.load(folder)): ("depth.json", "depth.parquet"),
+    _comparison: ("curves.parquet", "summary.json"),
+    _training: (METRICS, "checkpoints"),
+    _study: ("claims.json", "data.parquet"),
+}

@@ -29,6 +29,8 @@ class Subject:
     | `claims`    | those of a study, as dictionaries; `figure` is its picture as PNG, `data` its table            |
     | `remedy`    | what `fix` wrote: reason, python, loss, notes                                                  |
     | `commands`  | by title, what made it: a command, a line of Python                                            |
+    | `unchecked` | names of its files that an earlier version wrote without a sum                                  |
+    | `damage`    | which files of it are damaged, missing or of another kind, in sentences                        |
     """
 
     label: str = ""
@@ -47,6 +49,8 @@ class Subject:
     data: pd.DataFrame | None = None
     remedy: dict[str, Any] | None = None
     commands: dict[str, str] = field(default_factory=dict)
+    damage: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
     @property
     def of_model(self) -> tuple[Profile | PathShares | Spectra | DepthUse | None, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from urllib.parse import quote
 from depthscope.extras import require
 from depthscope.files import write_folder, write_whole
 from depthscope.report.drawings import Drawing, Material
-from depthscope.report.page import drawings_of, render, tables_of
+from depthscope.report.page import damage_of, drawings_of, readable, render, tables_of
 from depthscope.report.reading import read, studies_in
 from depthscope.report.subjects import Subject, named, subjects_of
 from depthscope.report.tables import as_records, chosen
@@ -21,24 +22,38 @@ REPORT = "report.html"
 _WIDTH = 720  # of a picture, in points
 
 
-def write(target: str | os.PathLike[str], *things: object, title: str = "") -> Path:
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
+
+
+def write(
+    target: str | os.PathLike[str], *things: object, title: str = "", say: Callable[[str], object] = _warn
+) -> Path:
     """Writes one HTML file that holds all it shows, about these things, and returns its path.
 
     Each of them is a folder that `--out` wrote, or a `Profile`, a `Diagnosis`, what `fix`, `paths`, `spectra` or
     `skip_loss` returned. A diagnosis, path shares or spectra behind a profile belong to it. Of several runs the first
-    is the baseline. A `target` that is a folder gets a `report.html`.
+    is the baseline. A `target` that is a folder gets a `report.html`. `say` is told of each file that is damaged,
+    missing or of another kind, which the page names too and does not show; by default it warns.
     """
     subjects = gathered(things)
+    for text in damage_of(subjects):
+        say(text)
     text = render(subjects, title=title or _title(subjects))
     return write_whole(_file(target), lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def write_index(folder: str | os.PathLike[str]) -> Path:
-    """A page for every study in this folder, and `report.html` with all their claims; returns the latter's path."""
+def write_index(folder: str | os.PathLike[str], *, say: Callable[[str], object] = _warn) -> Path:
+    """A page for every study in this folder, and `report.html` with all their claims; returns the latter's path.
+
+    `say`: as for `write`.
+    """
     place = Path(folder)
     studies, refused = studies_in(place)
     if not studies:
         raise ValueError(f"there is no study in {str(folder)!r}: `depthscope reproduce NAME --out DIR` makes one")
+    for reason in [*refused, *damage_of(list(studies.values()))]:
+        say(reason)
     for name, study in studies.items():
         text = render([study], title=study.label)
         write_whole(place / name / REPORT, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
@@ -86,7 +101,8 @@ def _whole(drawing: Drawing, tables: dict[str, Any]) -> dict[str, Any]:
     rows = {name: as_records(chosen(tables[name], where)) for name, where in drawing.uses.items()}
     spec: dict[str, Any] = drawing.spec.to_dict(validate=False)
     title = {"text": drawing.title, "anchor": "start"}
-    return spec | {"datasets": rows, "config": CONFIG | {"background": "white"}, "width": _WIDTH, "title": title}
+    whole = spec | {"datasets": rows, "config": CONFIG | {"background": "white"}, "width": _WIDTH, "title": title}
+    return {name: readable(part) for name, part in whole.items()}
 
 
 def _file(target: str | os.PathLike[str]) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import textwrap
@@ -14,7 +13,8 @@ from typing import Any
 import pandas as pd
 
 from depthscope.drawing import draw_depth_use
-from depthscope.files import read_json, require_format, sum_of, write_folder
+from depthscope.naming import visible
+from depthscope.sealed import read_tables, write_tables
 from depthscope.usage.verdict import Finding, counts_of, findings_of
 
 _TABLE, _MATRIX, _ABOUT = "depth.parquet", "depth_skips.parquet", "depth.json"
@@ -82,7 +82,7 @@ class DepthUse:
         return counts_of(self.frame, self.metadata)
 
     def __repr__(self) -> str:
-        return f"<DepthUse of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>"
+        return visible(f"<DepthUse of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>")
 
     def __str__(self) -> str:
         """The table by block, then the verdict."""
@@ -98,7 +98,7 @@ class DepthUse:
                 lines.append(f"{row['block']:>5}{numbers}")
         for finding in self.findings:
             lines += textwrap.wrap(finding.sentence, 88, initial_indent="- ", subsequent_indent="  ")
-        return "\n".join(lines)
+        return visible("\n".join(lines))
 
     def plot(self) -> Any:
         """A matplotlib figure: blocks × quantities as colour with the numbers, and the matrix of skipped blocks."""
@@ -120,43 +120,20 @@ class DepthUse:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes depth.parquet, depth_skips.parquet and depth.json, all or none of them."""
-        sums: dict[str, Any] = {}
-
-        def write_table(name: str, table: pd.DataFrame, path: Path) -> None:
-            table.rename(columns=str).to_parquet(path, index=False)
-            sums[name] = sum_of(path)
-
-        def write_about(path: Path) -> None:
-            about = {"format": _FORMAT, **_plain(self.metadata), "files": sums}
-            path.write_text(json.dumps(about, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-
-        writers = {
-            _TABLE: lambda path: write_table(_TABLE, self.frame, path),
-            _MATRIX: lambda path: write_table(_MATRIX, self.matrix, path),
-            _ABOUT: write_about,
-        }
-        return write_folder(Path(folder), writers, obsolete=("depth.png", "depth.csv"))
+        tables = {_TABLE: self.frame.rename(columns=str), _MATRIX: self.matrix.rename(columns=str)}
+        obsolete = ("depth.png", "depth.csv")
+        return write_tables(Path(folder), _ABOUT, "use of depth", _FORMAT, _plain(self.metadata), tables, obsolete)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> DepthUse:
         """Reads what `save` wrote; refuses what is damaged."""
-        source = Path(folder)
+        names = {_TABLE: _TABLE, _MATRIX: _MATRIX}
+        (frame, matrix), metadata = read_tables(Path(folder), _ABOUT, "use of depth", _FORMAT, names, "use of depth")
         try:
-            metadata = read_json(source / _ABOUT)
-            if not isinstance(metadata, dict):
-                raise ValueError(f"{_ABOUT} is no record")
-            require_format(metadata.pop("format", None), (_FORMAT,))
-            sums, tables = metadata.pop("files"), []
-            for name in (_TABLE, _MATRIX):
-                if sum_of(source / name) != sums[name]:
-                    raise ValueError(f"{name} is not what was written")
-                tables.append(pd.read_parquet(source / name))
-            found = cls(tables[0], _numbered(tables[1]), metadata)
-            found.to_dict()  # the record has no sum of its own: what cannot be judged is damaged
-        except FileNotFoundError as error:
-            raise ValueError(f"no use of depth in {source}: {Path(error.filename).name} is missing") from None
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            raise ValueError(f"{source} holds no use of depth: {' '.join(str(error).split())[:200]}") from None
+            found = cls(frame, _numbered(matrix), metadata)
+            found.to_dict()  # earlier versions gave the record no sum: what cannot be judged is damaged
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{folder} holds no use of depth: {' '.join(str(error).split())[:200]}") from None
         return found
 
 

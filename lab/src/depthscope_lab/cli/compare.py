@@ -17,7 +17,7 @@ from depthscope.cli.help import count_of_seeds, counted
 from depthscope.cli.reporting import add_report
 from depthscope.exit_codes import code_of
 from depthscope.extras import require
-from depthscope.files import require_writable, write_folder, write_json
+from depthscope.files import require_writable, write_folder
 from depthscope.locks import owned
 from depthscope.naming import visible
 from depthscope_lab.cli import completion
@@ -324,6 +324,7 @@ def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
     """curves.parquet, curves.png, curves.pdf and summary.json, each whole or as it was."""
     from depthscope.drawing import draw_training_curves
     from depthscope.report.formats import ENDS
+    from depthscope.sealed import with_record
 
     labels = {variant: label_of(variant) for variant in frame["variant"].unique()}
     figure = draw_training_curves(frame[~frame["quantity"].isin(ENDS)], labels)
@@ -331,6 +332,5 @@ def _write(out: Path, frame: pd.DataFrame, summary: dict[str, Any]) -> None:
         "curves.parquet": lambda path: frame.to_parquet(path, index=False),
         "curves.png": lambda path: figure.savefig(path, dpi=160),
         "curves.pdf": figure.savefig,
-        "summary.json": lambda path: write_json(path, document("compare", summary)),
     }
-    write_folder(out, writers)
+    write_folder(out, with_record(writers, "summary.json", "comparison", 1, document("compare", summary)))

@@ -106,13 +106,13 @@ def reproduce(
 
 def _write_pages(place: Path, names: list[str]) -> None:
     """A page for every study, and an index of all that are in the folder."""
-    from depthscope.cli.reporting import note_command, say_missing
+    from depthscope.cli.reporting import note_command, say_damaged, say_missing
     from depthscope.report import write_index
 
     for name in names:
         note_command(place / name, "reproduce", "")
     try:
-        write_index(place)
+        write_index(place, say=say_damaged)
     except MissingExtra as error:
         say_missing(error)
 

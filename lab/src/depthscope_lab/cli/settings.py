@@ -46,7 +46,8 @@ StopIf = Annotated[
     list[str] | None,
     typer.Option(
         metavar="RULE",
-        help='Stop, with exit code 3, if it holds: "token_similarity>0.99 for 3" watched steps. Can be repeated.',
+        help='Stop, with exit code 3, if it holds: "token_similarity>0.99 for 3" watched steps, unless the loss falls. '
+        "Can be repeated.",
         rich_help_panel=_GATE,
     ),
 ]

@@ -14,16 +14,16 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope.files import read_json, require_format, sum_of, write_folder, write_json
+from depthscope.files import read_json, write_folder, write_json
 from depthscope.locks import owned
 from depthscope.progress import Share
+from depthscope.report.formats import STUDY_FORMAT, Verdict, read_about
 from depthscope.report.formats import Claim as Claim
-from depthscope.report.formats import Verdict
+from depthscope.sealed import Record, with_record
 from depthscope_lab.papers.catalogue import STUDIES
 from depthscope_lab.papers.provenance import changes, provenance, short_hash
 
 MOST_TRIALS = 100  # times the study's own: a standard error ten times smaller
-FORMAT = 1  # of a study's folder
 FILES = ("data.parquet", "figure.png", "figure.pdf", "claims.json", "config.json")  # written in this order
 
 
@@ -101,18 +101,14 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     if missing:
         return Earlier(refused=f"{missing[0]} is missing")
     try:
-        before = read_json(folder / "config.json")
-        made_with, sums = before.pop("made_with", None), before.pop("files", {})
+        record = read_about(folder)
+        before = dict(record.content)
+        made_with = before.pop("made_with", None)
         before.pop("title", None)
-        written_in = before.pop("format", FORMAT)  # studies of before it was written are of format 1
-        claims = [Claim(**claim) for claim in read_json(folder / "claims.json")]
-        damaged = [name for name in FILES[:-1] if sum_of(folder / name) != sums.get(name)]
-    except (OSError, ValueError, TypeError, AttributeError):
-        return Earlier(refused="config.json or claims.json cannot be read")
-    try:
-        require_format(written_in, (FORMAT,))
-    except ValueError as error:
-        return Earlier(refused=f"config.json: {error}")
+        damaged = [name for name in FILES[:-1] if not _is_whole(record, folder / name)]
+        claims = [] if damaged else [Claim(**claim) for claim in read_json(folder / "claims.json")]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return Earlier(refused=" ".join(str(error).split()))
     if damaged:
         return Earlier(refused=f"{', '.join(damaged)}: not what the earlier run wrote")
     if other := _differences(before, _plain(study, config)):
@@ -120,6 +116,13 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     data = _data(config)
     changed = changes(made_with, provenance(study.compute, data), data)
     return Earlier(refused=changed) if changed else Earlier(claims)
+
+
+def _is_whole(record: Record, path: Path) -> bool:
+    try:
+        return bool(record.require(path, listed=True))
+    except (OSError, ValueError):
+        return False
 
 
 def finished(study: Study, config: Any, out: Path) -> list[Claim] | None:
@@ -160,23 +163,11 @@ def _run(
         "figure.pdf": figure.savefig,
         "claims.json": lambda path: write_json(path, [asdict(claim) for claim in claims]),
     }
-    sums: dict[str, Any] = {}
-    writers = {name: _summing(write, name, sums) for name, write in writers.items()}
-    known = {"format": FORMAT, "title": _title(study), **_plain(study, config), "made_with": made_with, "files": sums}
-    writers["config.json"] = lambda path: write_json(path, known)  # which is written when all sums are known
+    known = {"title": _title(study), **_plain(study, config), "made_with": made_with}
+    writers = with_record(writers, "config.json", "study", STUDY_FORMAT, known)
     assert tuple(writers) == FILES  # config.json last: it says that the rest is there
     write_folder(folder, writers)
     return claims
-
-
-def _summing(write: Callable[[Path], object], name: str, sums: dict[str, Any]) -> Callable[[Path], object]:
-    """A writer that also notes what it wrote, so that damage is noticed later."""
-
-    def write_and_sum(path: Path) -> None:
-        write(path)
-        sums[name] = sum_of(path)
-
-    return write_and_sum
 
 
 def _title(study: Study) -> str:

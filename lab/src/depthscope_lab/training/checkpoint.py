@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -23,10 +22,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from depthscope.files import content_sum, in_words, read_json, require_format, sum_of, write_whole_folder
+from depthscope.files import content_sum, in_words, sum_of, write_whole_folder
+from depthscope.report.formats import CHECKPOINT_FORMAT, checkpoints_in, read_state, step_of
 
-FORMAT = 2
-_NAME = re.compile(r"step-(\d{8,})")
 _STATE = "state.json"
 
 Files = Mapping[str, Mapping[str, Tensor]]  # "model" → name → tensor
@@ -50,16 +48,9 @@ class Checkpoint:
     record: dict[str, Any]
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first; what was not finished has another name."""
-    if not folder.is_dir():
-        return []
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step_of)
-
-
 def newest_until(folder: Path, step: int | None) -> Path | None:
     """The newest checkpoint of this step or an earlier one; None if there is none, or no step."""
-    found = [] if step is None else [path for path in checkpoints_in(folder) if _step_of(path) <= step]
+    found = [] if step is None else [path for path in checkpoints_in(folder) if step_of(path) <= step]
     return found[-1] if found else None
 
 
@@ -85,7 +76,7 @@ def write_checkpoint(
             save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, path)
             sums[path.name] = sum_of(path)
         place = target / _STATE
-        state = json.loads(json.dumps({"format": FORMAT, "step": step, "files": sums, **record}))
+        state = json.loads(json.dumps({"format": CHECKPOINT_FORMAT, "step": step, "files": sums, **record}))
         text = json.dumps({"sha256": content_sum(state), **state}, ensure_ascii=False) + "\n"
         (scratch / _STATE).write_text(text, encoding="utf-8")
         place = target
@@ -139,8 +130,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """One checkpoint, every byte checked; a damaged one is a ValueError that names the file."""
     reading = _STATE
     try:
-        state = _read_state(path / _STATE)
-        if state["step"] != _step_of(path):
+        state = read_state(path / _STATE)
+        if state["step"] != step_of(path):
             raise ValueError(f"it is of step {state['step']!r}, and its folder was renamed or copied")
         files = {}
         for reading, expected in state["files"].items():
@@ -152,26 +143,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, state["step"], files, state)
 
 
-def _read_state(path: Path) -> dict[str, Any]:
-    """What a checkpoint says, as it was written: nothing else has its sum."""
-    state = read_json(path)
-    if not isinstance(state, dict) or "format" not in state:
-        raise ValueError("expected a record with its format")
-    require_format(state["format"], (FORMAT,))
-    if state.pop("sha256", None) != content_sum(state):
-        raise ValueError("its content is not what was written")
-    if not isinstance(state.get("files"), dict) or "step" not in state:
-        raise ValueError("it does not say its step and its files")
-    return state
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+def remove_surplus(newest: Path, keep: int, spared: Collection[Path]) -> None:
+    """What a run that was killed behind writing its newest checkpoint did not come to remove."""
+    found = checkpoints_in(newest.parent)
+    if found[-1] == newest:  # else later ones are damaged: what is there may be needed
+        _remove_others(newest.parent, step_of(newest), keep, spared)
 
 
 def _remove_others(folder: Path, step: int, keep: int, spared: Collection[Path]) -> None:
     """All but the newest `keep` up to this step: later ones are of a run that could not be continued from there."""
     found = checkpoints_in(folder)
-    until = [path for path in found if _step_of(path) <= step]
+    until = [path for path in found if step_of(path) <= step]
     for path in [*(path for path in until[:-keep] if path not in spared), *found[len(until) :]]:
         shutil.rmtree(path, ignore_errors=True)

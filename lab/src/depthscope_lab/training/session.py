@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,19 +13,21 @@ import torch
 from torch import Tensor
 
 from depthscope import __version__
-from depthscope.files import remove_leftovers, sum_of, write_json
+from depthscope.files import remove_leftovers, sum_of, write_whole
 from depthscope.locks import owned
 from depthscope.probing.watching.gate import Gate
+from depthscope.report.formats import checkpoints_in
+from depthscope.sealed import record_writer
 from depthscope_lab.training.building import recorded
 from depthscope_lab.training.checkpoint import (
     Checkpoint,
     CheckpointNotWritten,
     Files,
     NotFinite,
-    checkpoints_in,
     newest_until,
     read_newest,
     refuse_obstacles,
+    remove_surplus,
     require_finite,
     write_checkpoint,
 )
@@ -144,10 +146,13 @@ def begin(session: Session) -> None:
     step = session.position.step
     if engine.is_main:
         _tidy(session)
+        if found is not None:
+            remove_surplus(found.path, run.keep, _up_to(session, [good for *_, good in session.position.gate.values()]))
         for name, written in (found.record.get("logs", {}) if found is not None else {}).items():
             if _log_sums(run).get(name) != written:
                 session.display.say(f"{run.out / name} is not what this run wrote up to step {step}: do not trust it")
-        write_json(run.out / "config.json", {**session.description, "versions": session.versions})
+        about = {**session.description, "versions": session.versions}
+        write_whole(run.out / "config.json", record_writer("training", 1, about))
     if run.tracker != "none":
         engine.accelerator.init_trackers(
             "depthscope",
@@ -234,7 +239,12 @@ def _write(session: Session, carry: Mapping[str, Tensor]) -> Path:
 def _good(session: Session) -> set[Path]:
     """By each rule of the gate the last good checkpoint: it is not removed, however many there are after it."""
     goods = [] if session.gate is None else session.gate.goods
-    return {path for good in goods if (path := newest_until(session.run.checkpoints, good)) is not None}
+    return _up_to(session, goods)
+
+
+def _up_to(session: Session, steps: Iterable[int | None]) -> set[Path]:
+    """Of each step the newest checkpoint until then."""
+    return {path for step in steps if (path := newest_until(session.run.checkpoints, step)) is not None}
 
 
 def _require_finite(session: Session, files: Files) -> None:

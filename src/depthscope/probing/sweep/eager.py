@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from depthscope.measures import OUTLIER_FACTOR, Scratch, TokenMatrix
-from depthscope.measures.norms import SAFE_NORMS
+from depthscope.measures.norms import SAFE_NORMS, mean_is_lost
 from depthscope.measures.tokens import are_outliers, ratios_to_median
 
 _LOW, _HIGH = SAFE_NORMS[torch.float32]
@@ -49,8 +49,12 @@ def sweep(
     least_spread, most_spread = (edge.item() for edge in torch.aminmax(spread))
     if not (least_spread > _LOW and most_spread < _HIGH):  # equal tokens, or differences without their last bits
         return None
+    if bool(mean_is_lost(mean_norm, spread, n, x.dtype).any()):
+        return None
     unit = torch.div(x, rows.unsqueeze(-1), out=scratch.take(keep or "unit", x))
     unit_mean_norm, unit_spread = _split(unit, real, count, scratch)
+    if bool(mean_is_lost(unit_mean_norm, unit_spread, n, x.dtype).any()):
+        return None
     counts = torch.full_like(spread, count) if isinstance(count, float) else count
     ordinary, outliers = (counts, unit_mean_norm, unit_spread), torch.zeros_like(spread)
     norms = rows.double() if real is None else torch.where(real, rows.double(), 0.0)

@@ -78,7 +78,7 @@ def watch(
                 if watch.should_stop:
                     break
 
-    Tokens that are alike for a while are how a healthy model begins. So a rule says nothing before step 100 (its own
+    Tokens that are alike for a while are how a healthy model begins. So a rule says nothing before step 200 (its own
     number: `"… for 3 after 500"`), nor while the loss falls (`losses.Losses` has the definition). The loss is known if
     you tell it at every step.
 

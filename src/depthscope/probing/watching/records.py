@@ -13,12 +13,13 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope.files import append_line
 from depthscope.measures import ALIKE, MEASURES
 from depthscope.probing.reduction import Row
 from depthscope.probing.roles import OF_GRADIENTS, gradient_scalars
 from depthscope.probing.watching.gate import Means
+from depthscope.sealed import append_sealed, require_whole_log
 
+KIND = "watch 1"  # of the log, with the number of its format
 COLUMNS = ["step", "block", "station", "measure", "value"]
 
 Curves = dict[str, dict[str, list[float]]]  # station → measure → values of blocks 0..L
@@ -189,7 +190,7 @@ def check_appendable(path: Path) -> None:
 
 def append(path: Path, record: Record) -> None:
     """Adds one line in one write; if it fails (a full disk), the file stays as it was, and OSError is raised."""
-    append_line(path, record.line())
+    append_sealed(path, KIND, record.line())
 
 
 def append_or_warn(path: Path, record: Record) -> None:
@@ -201,6 +202,7 @@ def append_or_warn(path: Path, record: Record) -> None:
 
 
 def _read(path: Path) -> list[Record]:
+    require_whole_log(path, KIND)
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthscope.files import read_json, write_json
+from depthscope.files import write_whole
 from depthscope.measures import token_similarity
 from depthscope.models import Block, BlockConfig, VisionTransformer
 from depthscope.progress import Tick
+from depthscope.sealed import read_kept, record_writer
 from depthscope_lab.models import AtOnceEncoder
 from depthscope_lab.papers.deep.variants import prescription, wiring_for
 from depthscope_lab.training.config import ImageConfig
@@ -78,12 +79,10 @@ class Run:
 def kept(run: Run, shape: Shape, folder: Path, advance: Tick) -> dict[str, Any]:
     """What came of a run: read if its file is there, else trained, and written whole or not at all."""
     place, about = folder / run.file, {"run": asdict(run), "shape": asdict(shape)}
-    if place.exists():
-        found: dict[str, Any] = read_json(place)
-        if {name: found.get(name) for name in about} == about:
-            return found
+    if (before := read_kept(place, "deep training", about)) is not None:
+        return before
     found = about | trained(run, shape, advance)
-    write_json(place, found, indent=None)
+    write_whole(place, record_writer("deep training", 1, found))
     return found
 
 

@@ -6,6 +6,7 @@ Every run is a file, which is not computed again: an interrupted study goes on w
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.files import content_sum, write_whole
+from depthscope.files import content_sum
 from depthscope.probing import watch
 from depthscope.probing.roles import MEASURES
 from depthscope.probing.skipping import skip_loss
 from depthscope.report.formats import folder_name
+from depthscope.sealed import read_tables, write_tables
 from depthscope.theory import Gains, prescribe
 from depthscope_lab.training.characters import CharacterModelling
 from depthscope_lab.training.config import CharacterConfig
@@ -132,12 +134,17 @@ def found_or_trained(
     """The rows of a run: from its file if it is there, else trained and written."""
     known = content_sum([asdict(shape), notation(run.variant, shape)])[:12]  # another shape is another run
     path = folder / f"{folder_name(run.variant)}-lr{run.rate:g}-seed{run.seed}-{run.held_out}-{known}.parquet"
-    if not path.exists():
-        frame = trained(run, shape, data, told)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda scratch: frame.to_parquet(scratch, index=False))
+    record = f"{path.stem}.json"
+    kept = (folder, record, "language training", 1, {path.name: path.name}, "training")
+    try:
+        (frame,), _ = read_tables(*kept)
+    except ValueError as error:
+        if path.exists():
+            warnings.warn(f"{error}; it is trained again", stacklevel=2)
+        write_tables(folder, record, "language training", 1, {}, {path.name: trained(run, shape, data, told)})
+        (frame,), _ = read_tables(*kept)
     told(1.0)
-    return pd.read_parquet(path).assign(**run._asdict())
+    return frame.assign(**run._asdict())
 
 
 def trained(run: Run, shape: Training, data: Characters, told: Callable[[float], object]) -> pd.DataFrame:

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.files import read_json, write_json
+from depthscope.files import write_whole
 from depthscope.models import BlockConfig, VisionTransformer
 from depthscope.models.initialisers import HE, XAVIER, Scheme, draw_block
 from depthscope.probing.roles import CAN_LEARN
+from depthscope.sealed import read_kept, record_writer
 from depthscope_lab.papers.deep.phase_model import QKV, Stack, scores_of, stacked
 from depthscope_lab.papers.provenance import short_hash
 from depthscope_lab.training.data import LabelledImages, load_digits
@@ -82,13 +83,13 @@ def kept(
     """The rows of an earlier run with the same key (then `found` is called), or those that are made now and kept."""
     key = json.loads(json.dumps(key))  # as it comes back
     path = folder / f"{short_hash(dict(key))}.json"
-    if path.exists() and (before := read_json(path))["key"] == key:
+    if (before := read_kept(path, "cells of a map", {"key": key})) is not None:
         rows: list[Row] = before["rows"]
         found()
         return rows
     rows = make()
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"key": key, "rows": rows})
+    write_whole(path, record_writer("cells of a map", 1, {"key": key, "rows": rows}))
     return rows
 
 

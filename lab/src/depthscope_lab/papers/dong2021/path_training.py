@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from depthscope.progress import Share
 from depthscope_lab.papers.dong2021.path_model import Network, Shape
 from depthscope_lab.papers.dong2021.tasks import Data, Size
-from depthscope_lab.training.checkpoint import read_newest, write_checkpoint
+from depthscope_lab.training.checkpoint import read_newest, remove_surplus, write_checkpoint
 from depthscope_lab.training.state import model_tensors, optimizer_tensors, restore_model, restore_optimizer
 
 Row = dict[str, Any]
@@ -72,6 +72,7 @@ def train(
         restore_model(network, earlier.files["model"], {})
         restore_optimizer(optimiser, earlier.files["optimizer"], earlier.record["optimizer"])
         first, rows = earlier.record["epoch"], earlier.record["rows"]
+        remove_surplus(earlier.path, keep=1, spared=())
     else:
         rows = _look(observe, network, 0, None) if 0 in observed else []
     per_epoch = recipe.steps(1)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from depthscope.extras import require
+from depthscope.probing.from_disk import require_own_shards
 from depthscope.text import Text, cut, train_tokenizer
 
 FAMILIES = ("bert", "albert", "xlnet")
@@ -30,6 +31,7 @@ class Pretrained:
         """The model in float32, in eval mode; nothing is downloaded."""
         transformers: Any = require("transformers", "huggingface")
         transformers.logging.disable_progress_bar()
+        require_own_shards(str(self.folder), local_files_only=True)
         return transformers.AutoModel.from_pretrained(self.folder, local_files_only=True).float().eval()
 
     def ids(self, text: Text, tokens: int, samples: int) -> Tensor:
