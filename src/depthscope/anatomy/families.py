@@ -255,7 +255,7 @@ FAMILIES = (
     ),
     _transformers("siglip", _each("Siglip Siglip2", "EncoderLayer"), partial(odd.siglip, CLIP), not_told),
     _transformers("blip-vision", _each("Blip Blip2", "EncoderLayer"), BLIP_VISION, never, **NO_MASK),
-    _transformers("blip-text", "BlipTextLayer", partial(odd.blip_text, BERT), not_told),
+    _transformers("blip-text", "BlipTextLayer", partial(odd.blip_text, replace(BERT, causal="")), not_told),
     _transformers("wav2vec2", _each(WAV2VEC2S, "EncoderLayer"), partial(odd.wav2vec2, WAV2VEC2), never),
     _transformers(
         "wav2vec2-stable",

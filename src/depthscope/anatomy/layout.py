@@ -91,7 +91,7 @@ class Layout:
     attention_branch: str = ""  # what gives it; "": the norm behind it, else the output projection, else attention
     ffn_branch: str = ""  # what gives it; "": the norm behind it, else the last module of the FFN
     cross: tuple[str, str, str] | None = None  # cross-attention, its norm, what gives its branch; a block may lack them
-    causal: str = ""  # the attribute that says whether a block is; one without it is not. "": blocks do not say
+    causal: str = ""  # the attribute that says whether a block is; "": blocks do not say
 
     def __call__(self, name: str, block: Any) -> BlockAnatomy:
         """The anatomy of a block."""
@@ -104,7 +104,7 @@ class Layout:
             cross_attention=cross,
             norms=tuple(part(block, norm) for norm in self.norms.split()),
             ffn=tuple(part(block, module) for module in self.ffn.split()),
-            causal=bool(part_if_there(block, self.causal)) if self.causal else None,
+            causal=bool(part(block, self.causal)) if self.causal else None,
             **(self.attention.shown_in(block) if self.attention else {}),
         )
 
