@@ -25,6 +25,7 @@ LONG = (
     "tests/test_site.py",
     "tests/cli/test_interrupted.py",
     "tests/cli/test_terminals.py",
+    "lab/tests/training/test_plugin.py",
     "lab/tests/training/test_processes.py",
 )
 ROOT = Path(__file__).parent

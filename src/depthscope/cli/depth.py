@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from depthscope.cli.documents import print_document
 from depthscope.cli.options import DepthOptions, as_command
 from depthscope.cli.reporting import add_report, call
-from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where
+from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where, scope_on
 from depthscope.files import write_whole
 from depthscope.interruption import notes as of_interruption
 from depthscope.progress import Tick
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from depthscope.cli.inputs import Inputs
     from depthscope.cli.models import LoadedModel
     from depthscope.cli.options import ModelOptions
+    from depthscope.scope import Scope
     from depthscope.usage import DepthUse
 
 
@@ -63,20 +64,16 @@ def _asked(options: DepthOptions) -> dict[str, Any]:
 
 def _measure(options: DepthOptions) -> DepthUse:
     with prepared(options) as (loaded, inputs, progress):
-        return use_of(loaded, inputs, options, progress, **_asked(options))
+        return use_of(scope_on(loaded, inputs, options), loaded, inputs, options, progress, **_asked(options))
 
 
-def use_of(loaded: LoadedModel, inputs: Inputs, options: ModelOptions, progress: Doing, **asked: Any) -> DepthUse:
+def use_of(
+    scope: Scope, loaded: LoadedModel, inputs: Inputs, options: ModelOptions, progress: Doing, **asked: Any
+) -> DepthUse:
     """The use of depth of a model that was loaded, with what was asked for it in its record."""
-    from depthscope.usage import depth_use
-
-    found = depth_use(
-        loaded.model,
-        inputs.batches,
-        tokenizer=inputs.tokenizer,
+    found = scope.depth(
         progress=_Costs(progress, quick=asked.get("skips") is False and asked.get("linear") is False),
         **asked,
-        **options.told,
     )
     notes = [*found.metadata.get("notes", []), *loaded.notes, *inputs.notes, *of_interruption()]
     found.metadata.update({"model": options.model, "seed": options.seed, **inputs.metadata}, notes=notes)

@@ -68,8 +68,7 @@ def require_alpha(options: FixOptions) -> None:
 def _fix(options: FixOptions, tau: float | None) -> Fixed:
     from dataclasses import replace
 
-    from depthscope import diagnosis
-    from depthscope.cli.running import prepared
+    from depthscope.cli.running import prepared, scope_on
     from depthscope.interruption import notes as of_interruption
 
     wishes: dict[str, Any] = {
@@ -79,14 +78,11 @@ def _fix(options: FixOptions, tau: float | None) -> Fixed:
         "mixing": options.mixing,
     }
     with prepared(options) as (loaded, inputs, progress):
-        fixed = diagnosis.fix(
-            loaded.model,
-            inputs.batches,
+        fixed = scope_on(loaded, inputs, options).fix(
             tau=tau,
             doing=lambda what: progress(what, None),
             about={"model": options.model, "seed": options.seed, **inputs.metadata},
             **wishes,
-            **options.told,
         )
     seen = fixed.before.metadata.get("notes", [])
     return replace(fixed, notes=(*seen, *loaded.notes, *inputs.notes, *fixed.notes, *of_interruption()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from depthscope.cli.documents import print_document
 from depthscope.cli.options import PathsOptions, as_command
 from depthscope.cli.reporting import add_report, call
-from depthscope.cli.running import finite, prepared, require_writable, say_where
+from depthscope.cli.running import finite, prepared, require_writable, say_where, scope_on
 from depthscope.files import write_whole
 from depthscope.interruption import notes as of_interruption
 
@@ -57,29 +57,17 @@ def as_json(shares: PathShares) -> dict[str, Any]:
 
 
 def _split(options: PathsOptions) -> PathShares:
-    from depthscope import decomposition
-    from depthscope.passes import anatomy_as_told
-
     with prepared(options) as (loaded, inputs, progress):
-        model: Any = loaded.model
-        try:
-            anatomy = anatomy_as_told(model, options.told)
-            found, parts = len(anatomy.blocks), anatomy.parts
-        except ValueError:  # blocks that no list holds are seen when the model runs
-            found, parts = 0, ()
-        if len(parts) > 1:
+        scope = scope_on(loaded, inputs, options)
+        if len(parts := scope.anatomy.parts) > 1:
             named = ", ".join(parts)
             raise ValueError(f"this model has several parts ({named}): say which one, as in --part {parts[-1]}")
-        depth = max(found, getattr(getattr(model, "config", None), "num_hidden_layers", 0))
+        depth = scope.depth_of_model
         pieces = depth + (3 * depth + 3 if options.with_loss else 0)
-        shares = decomposition.paths(
-            model,
-            inputs.batches,
+        shares = scope.paths(
             by_head=options.by_head,
             loss=options.with_loss,
-            tokenizer=inputs.tokenizer,
-            progress=progress("following paths", pieces * inputs.count if inputs.count and depth else None),
-            **options.told,
+            progress=progress("following paths", pieces * inputs.count if inputs.count else None),
         )
         notes = [*shares.metadata.get("notes", []), *loaded.notes, *inputs.notes, *of_interruption()]
         shares.metadata.update({"model": options.model, "seed": options.seed, **inputs.metadata}, notes=notes)

@@ -21,7 +21,7 @@ from depthscope.cli.options import (
     left_out_parts,
 )
 from depthscope.cli.reporting import add_report, call
-from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where
+from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where, scope_on
 from depthscope.exit_codes import ExitCode
 from depthscope.files import write_folder
 from depthscope.interruption import attempt, was_stopped
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from depthscope.conditions import Condition
     from depthscope.diagnosis import Diagnosis
     from depthscope.probing import Profile, Spectra
+    from depthscope.scope import Scope
     from depthscope.usage import DepthUse
 
 _OF_USE = ("table", "summary", "metadata")  # its sentences are among those of the diagnosis
@@ -132,22 +133,21 @@ def _conditions(options: ProbeOptions) -> list[Condition]:
 def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, DepthUse | None, Diagnosis]:
     """Loads the model, makes its input, probes and judges; where a remedy is called for, it is measured."""
     from depthscope.diagnosis import diagnose
-    from depthscope.remedies import Recommendation, recommend
+    from depthscope.remedies import Recommendation
 
     with prepared(options) as (loaded, inputs, progress):
-        model = loaded.model
-        profile, used, skipped = _probed(model, inputs, options, progress), None, None
+        model, scope = loaded.model, scope_on(loaded, inputs, options)
+        profile, used, skipped = _probed(scope, inputs, options, progress), None, None
         if options.depth_use:
-            used = attempt("--depth-use", lambda: use_of(loaded, inputs, options, progress))
+            used = attempt("--depth-use", lambda: use_of(scope, loaded, inputs, options, progress))
         if options.skip_loss:
-            skipped = attempt("--skip-loss", lambda: _skipped(model, inputs, options, profile.depth, progress))
+            skipped = attempt("--skip-loss", lambda: _skipped(scope, options, profile.depth, progress))
         asked = {"model": options.model, "seed": options.seed, **inputs.metadata}
         notes = [*profile.metadata.get("notes", []), *loaded.notes, *inputs.notes, *_saved_remedies(model)]
         profile.metadata.update(asked, notes=notes)
 
         def measure() -> Recommendation:
-            tick = progress("measuring the remedy", None)
-            return recommend(model, inputs.batches, progress=tick, **options.told)
+            return scope.recommend(progress=progress("measuring the remedy", None))
 
         weights = _spectra(model, profile, options)
 
@@ -187,36 +187,20 @@ def _saved_remedies(model: nn.Module) -> list[str]:
     return [f"saved with {named}, measured without: depthscope.remedies.restore(model) puts it back"] if missing else []
 
 
-def _probed(model: nn.Module, inputs: Inputs, options: ProbeOptions, progress: Doing) -> Profile:
-    from depthscope import probing
-    from depthscope.passes import anatomy_as_told
-
-    config: Any = getattr(model, "config", None)
-    try:
-        found = len(anatomy_as_told(model, options.told).blocks)
-    except ValueError:  # blocks that no list holds are seen when the model runs
-        found = 0
-    depth = max(found, getattr(config, "num_hidden_layers", 0))  # blocks that share weights are found once
-    return probing.probe(
-        model,
-        inputs.batches,
+def _probed(scope: Scope, inputs: Inputs, options: ProbeOptions, progress: Doing) -> Profile:
+    return scope.probe(
         measures=chosen_measures(options),
         stations=chosen_stations(options),
         exclude_tokens=excluded_tokens(options),
         gradients=options.gradients,
         without=left_out_parts(options),
         window=options.window,
-        tokenizer=inputs.tokenizer,
-        progress=progress("probing", depth * inputs.count if inputs.count and depth else None),
-        **options.told,
+        progress=progress("probing", scope.depth_of_model * inputs.count if inputs.count else None),
     )
 
 
-def _skipped(model: nn.Module, inputs: Inputs, options: ProbeOptions, depth: int, progress: Doing) -> pd.DataFrame:
-    from depthscope import probing
-
-    bar = progress("skipping blocks", depth - options.skip_run + 1)
-    return probing.skip_loss(model, inputs.batches, run=options.skip_run, progress=bar, **options.told)
+def _skipped(scope: Scope, options: ProbeOptions, depth: int, progress: Doing) -> pd.DataFrame:
+    return scope.skip_loss(run=options.skip_run, progress=progress("skipping blocks", depth - options.skip_run + 1))
 
 
 def _save(profile: Profile, skipped: pd.DataFrame | None, diagnosis: Diagnosis, folder: Path) -> None:

@@ -17,6 +17,7 @@ from depthscope.progress import Steps, Tick, bar
 if TYPE_CHECKING:
     from depthscope.cli.inputs import Inputs
     from depthscope.cli.models import LoadedModel
+    from depthscope.scope import Scope
 
 Doing = Callable[[str, int | None], Tick]  # told what is being done, and in how many pieces
 
@@ -40,6 +41,13 @@ def prepared(options: ModelOptions) -> Iterator[tuple[LoadedModel, Inputs, Doing
             if ":" not in options.model:
                 raise  # our own family: a defect, not a mistake
             raise user_code_failed(f"running {options.model}", error) from error
+
+
+def scope_on(loaded: LoadedModel, inputs: Inputs, options: ModelOptions) -> Scope:
+    """One handle for all that a command measures of a model: nothing is found out twice."""
+    from depthscope.scope import Scope
+
+    return Scope(loaded.model, inputs.batches, tokenizer=inputs.tokenizer, **options.told)
 
 
 @contextmanager
