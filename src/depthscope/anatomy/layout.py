@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from torch import Tensor
 
 from depthscope.anatomy import projections
-from depthscope.anatomy.structure import BlockAnatomy, FusedValues, Projections, Spot, is_named_norm
+from depthscope.anatomy.structure import BlockAnatomy, FusedValues, Path, Projections, Spot, is_named_norm
 from depthscope.stations import Placement
 
 
@@ -135,9 +135,15 @@ class Layout:
 
 def part(block: Any, name: str) -> Any:
     """What a dotted name leads to; a number in it counts the modules of a list. The block itself: ""."""
-    for word in name.split(".") if name else ():
-        block = block[int(word)] if word.removeprefix("-").isdigit() else getattr(block, word)
+    for step in _steps(name):
+        block = block[step] if isinstance(step, int) else getattr(block, step)
     return block
+
+
+@cache
+def _steps(name: str) -> Path:
+    words = name.split(".") if name else ()
+    return tuple(int(word) if word.removeprefix("-").isdigit() else word for word in words)
 
 
 def part_if_there(block: Any, name: str) -> Any:

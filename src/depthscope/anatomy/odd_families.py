@@ -106,7 +106,9 @@ def llama(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     of depth takes it from the trunk before and after)."""
     if getattr(layer, "use_parallel_residual", False):
         layout = replace(layout, placement="parallel", norms="input_layernorm")
-    block = replace(layout(name, layer), extra_keys=1 if hasattr(layer.self_attn, "sinks") else 0)
+    block = layout(name, layer)
+    if hasattr(layer.self_attn, "sinks"):
+        block = replace(block, extra_keys=1)
     return block if getattr(layer, "residual_multiplier", 1) == 1 else without(block, *BRANCHES)
 
 
