@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 import torch
 from torch import nn
@@ -108,6 +110,32 @@ def test_an_exchanged_block_is_noticed(gpt2):
     assert scope.probe().frame.equals(depthscope.probe(gpt2, IDS).frame)
 
 
+def test_a_block_that_was_added_and_a_part_of_one_that_was_exchanged_are_noticed(gpt2):
+    scope, other = Scope(gpt2, IDS), GPT2LMHeadModel(gpt2.config).transformer.h.eval()
+    scope.probe()
+    gpt2.transformer.h.append(other[0])
+    gpt2.config.n_layer = 4
+    assert scope.probe().frame.equals(depthscope.probe(gpt2, IDS).frame)
+    gpt2.transformer.h[1].ln_1, gpt2.transformer.h[1].attn = other[1].ln_1, other[1].attn
+    assert scope.probe(stations="all").frame.equals(depthscope.probe(gpt2, IDS, stations="all").frame)
+
+
+def test_one_thread_that_is_refused_takes_nothing_from_the_one_that_measures(gpt2):
+    scope, refused = Scope(gpt2, IDS), []
+
+    def measure() -> None:
+        with pytest.raises(ValueError, match="measured already, in another thread"):
+            scope.probe()
+        refused.append(True)
+
+    with scope.undisturbed():
+        thread = Thread(target=measure)
+        thread.start()
+        thread.join()
+        assert refused
+        scope.probe()  # goes on inside
+
+
 def test_an_iterator_is_read_once_and_a_list_as_often_as_asked(gpt2):
     scope = Scope(gpt2, iter([IDS, IDS]))
     assert scope.probe().metadata["samples"] == 6
@@ -146,7 +174,7 @@ def test_blocks_are_left_out_one_by_one_and_in_runs(gpt2):
         assert depthscope.probing.mean_loss(gpt2, IDS) == pytest.approx(losses["loss"][2], abs=1e-12)
         with pytest.raises(ValueError, match="without its block 2 now"):
             depthscope.recommend(gpt2, IDS)
-    for wrong in (0, 4, True):
+    for wrong in (0, 4, True, 2.5, None):
         with pytest.raises(ValueError, match="from 1 to 3"), depthscope.ablate(gpt2, wrong):
             pass
     with pytest.raises(ValueError, match="got nothing"), depthscope.ablate(gpt2):

@@ -8,7 +8,7 @@
 `depthscope.probe(model, batch)` is `Scope(model, batch).probe()`, and so for every verb. What is settled: the opened
 (uncompiled) model, its anatomy, its token axis, whether it is causal and how that is known, the mask, and whether
 sequences are packed. Each is found out when it is first asked for. A scope holds its model and its inputs as long as
-its user holds the scope, and there is no other cache. A block module that was exchanged is noticed.
+its user holds the scope, and there is no other cache. A module that was exchanged, added or taken away is noticed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from torch import Tensor, nn
 
+from depthscope import walking
 from depthscope.anatomy import Anatomy
 from depthscope.passes import (
     Batch,
@@ -114,6 +115,7 @@ class Scope:
 
     def _forget(self) -> None:
         self._anatomy: Anatomy | None = None
+        self._modules: list[nn.Module] = []  # of the model, when the anatomy was settled
         self._sights: dict[bool, Anatomy] = {}
         self._causal: Causality | None = None
         self.are_apart: bool | None = None  # sequences that share a row; None: no row has held several so far
@@ -180,21 +182,17 @@ class Scope:
     @property
     def anatomy(self) -> Anatomy:
         """What the model is made of, with what its user says of it."""
-        if self._anatomy is not None and self._was_exchanged(self._anatomy):
+        if self._anatomy is not None and self._was_exchanged():
             self._forget()
         if self._anatomy is None:
             self._anatomy = anatomy_as_told(self.model, self.hints, self.first)
+            self._modules = walking.modules(self.model)
         return self._anatomy
 
-    def _was_exchanged(self, anatomy: Anatomy) -> bool:
-        """Whether another module stands where a block stood."""
-        for block in anatomy.blocks:
-            module: Any = self.model
-            for name in block.name.split(".") if block.name else ():
-                module = getattr(module, "_modules", {}).get(name)
-            if module is not block.module:
-                return True
-        return False
+    def _was_exchanged(self) -> bool:
+        """Whether a module of the model was exchanged, added or taken away since the anatomy was settled."""
+        now = walking.modules(self.model)
+        return len(now) != len(self._modules) or any(a is not b for a, b in zip(now, self._modules, strict=True))
 
     @property
     def depth_of_model(self) -> int:  # how many blocks run in a pass
@@ -261,12 +259,12 @@ class Scope:
         if self._measuring == get_ident():
             yield
             return
-        try:
-            with undisturbed(self.model):
+        with undisturbed(self.model):
+            try:
                 self._measuring = get_ident()
                 yield
-        finally:
-            self._measuring = None
+            finally:
+                self._measuring = None
 
     # --- in words -------------------------------------------------------------------------------------
 

@@ -173,14 +173,21 @@ def test_sequences_of_one_token_are_allowed_where_nothing_can_stand_before_them(
         expected = model(one).logits  # the first call ever
         model(zoo.IDS)
         for known in (
+            {},  # the model makes an empty cache
             {"use_cache": False},
             {"past_key_values": hf.DynamicCache()},
             {"position_ids": torch.zeros(2, 1, dtype=torch.long)},
         ):
             assert_close(model(one, **known).logits, expected)
-        with pytest.raises(ValueError, match=ONE):
-            model(one)
     assert model.generate(one, **GENERATE).shape == (2, 4)  # it brings an empty cache
+
+
+def test_a_decoder_may_be_given_its_first_token_alone():
+    model = made(zoo.ZOO["t5"].build)
+    depthscope.apply(model, DeEscalate(0.9))
+    with torch.no_grad():
+        whole = model(input_ids=zoo.IDS, decoder_input_ids=zoo.IDS).logits
+        assert_close(model(input_ids=zoo.IDS, decoder_input_ids=zoo.IDS[:, :1]).logits, whole[:, :1])
 
 
 def test_places_that_do_not_begin_at_0_are_refused():

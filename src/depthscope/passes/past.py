@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from depthscope.passes.by_thread import ByThread
-from depthscope.passes.caches import cache_in
 from depthscope.passes.mask_names import looks_like_a_mask
 
 WHOLE = "give whole sequences from their first token (use_cache=False), or take it out: depthscope.remove(model)"
@@ -43,7 +42,6 @@ class Call(ByThread):
         self.positions: dict[str, Any] = {}
         self._later: dict[int, str] = {}  # by number of tokens: the positions that do not begin at 0; "": none
         self.state = ""  # an argument that holds a past, and is not known
-        self.brings_cache: bool | None = None  # its caller gives it a cache that is known; None: not called yet
 
     def begin(
         self,
@@ -64,8 +62,6 @@ class Call(ByThread):
             self.inside = ""
         if lengths := _lengths(given, token_axis):
             self.lengths = lengths
-        if self.brings_cache is None:
-            self.brings_cache = hasattr(cache_in((), given), "get_seq_length")
         if torch.compiler.is_compiling():
             return
         self.positions |= {name: value for name, value in given.items() if _is_position(name, value)}
@@ -100,14 +96,9 @@ class Call(ByThread):
 
     def _doubt_of_one(self, cache: Any) -> str:
         """One token is a whole sequence, or the next of one. It is clear in the first call ever, where a block that
-        takes a cache is given none, where the caller brings an empty one, and where its position is said."""
+        takes a cache is given none or an empty one, and where its position is said."""
         is_placed = any(_is_of(value, 1) for value in self.positions.values())
-        if (
-            self.entered.get(self.inside, False)
-            or is_placed
-            or self.has_no_past
-            or (cache is not None and self.brings_cache)
-        ):
+        if self.entered.get(self.inside, False) or is_placed or self.has_no_past or cache is not None:
             return ""
         return f"is given one token after earlier calls, and nothing says how many stand before it: {WHOLE}"
 

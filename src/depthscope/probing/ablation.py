@@ -69,7 +69,7 @@ def _numbers(what: Iterable[str | int | Iterable[int]], depth: int) -> frozenset
     found: set[int] = set()
     for item in what:
         if not isinstance(item, str):
-            found.update([item] if isinstance(item, int) else item)
+            found.update(item if isinstance(item, Iterable) else [item])  # type: ignore[list-item]
     for number in found:
         if type(number) is not int or not 1 <= number <= depth:
             raise ValueError(f"expected numbers of blocks from 1 to {depth}, the model's depth, got {number!r}")
