@@ -25,7 +25,7 @@ PRIVATE = {
     "cli.documents": "document print_document",
     "cli.folders": "data folder",
     "cli.help": "count_of_seeds counted seed",
-    "cli.reporting": "add_report note_command say_missing",
+    "cli.reporting": "add_report note_command say_damaged say_missing",
     "cli.running": "require_writable",
     "models.attention": "join_heads score_scale seen_tokens split_heads",
     "models.families": "build_family",
@@ -43,7 +43,8 @@ PRIVATE = {
     "remedies.remedy": "Mixing",
     "remedies.reparameterise": "INTERVALS",
     "remedies.selection": "chosen_blocks",
-    "report.formats": "COLUMNS ENDS FACTORS METRICS Verdict WATCHED evaluated folder_name lines_of row_of run_name",
+    "report.formats": "CHECKPOINT_FORMAT COLUMNS ENDS FACTORS METRICS METRICS_KIND STUDY_FORMAT Verdict WATCHED checkpoints_in "
+    "evaluated folder_name lines_of read_about read_state row_of run_name step_of",
     "theory.collapse": "LARGEST_RANGE",
     "theory.pairs": "around_each around_mean attend_pairs feed_forward_pairs",
     "theory.residuals": "normalise_uncentred",
