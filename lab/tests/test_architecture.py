@@ -33,6 +33,7 @@ PRIVATE = {
     "models.mean_subtraction": "is_plain without_mean",
     "models.token_means": "CausalMean Full Prefix Stretch TokenMean no_autocast",
     "models.wiring": "Norm Wired run_pre_norm wiring_of",
+    "probing.from_disk": "require_own_shards",
     "probing.roles": "CAN_LEARN COHERENT MEASURES",
     "probing.watching.gate": "Gate make_gate",
     "probing.watching.heat_map": "heat_map",
