@@ -23,6 +23,9 @@ from depthscope.probing.table import table_of
 
 HEADLINE = ("token_similarity", "cosine_similarity", "direction_similarity", "effective_rank")
 
+# pandas sets up its tables of strings, for some 10 ms, when it first makes one: here, not when a profile is first read.
+pd.DataFrame({"measure": pd.Series(np.array(HEADLINE, dtype=object)).array.take([0])})
+
 
 @dataclass(frozen=True)
 class Reference:
