@@ -116,7 +116,7 @@ class Scope:
     def _forget(self) -> None:
         self._anatomy: Anatomy | None = None
         self._modules: list[nn.Module] = []  # of the model, when the anatomy was settled
-        self._sights: dict[bool, Anatomy] = {}
+        self._sights: dict[tuple[bool, frozenset[Any]], Anatomy] = {}
         self._causal: Causality | None = None
         self.are_apart: bool | None = None  # sequences that share a row; None: no row has held several so far
         self._seen: Seen | None = None
@@ -169,7 +169,7 @@ class Scope:
             _ = self.anatomy
         other = copy.copy(self)
         other._begin(inputs)
-        other._sights, other._seen = dict(self._sights), None
+        other._sights, other._causal, other._seen = dict(self._sights), None, None
         return other
 
     def first_only(self) -> Scope:
@@ -201,17 +201,24 @@ class Scope:
     def seen_anatomy(self, *, again: bool) -> Anatomy:
         """The anatomy with what the first batch shows of its causality. `again` tries also what is known not to be
         causal: a remedy must not trust a library's word."""
-        anatomy = self.anatomy
-        if again not in self._sights:
+        anatomy, key = self.anatomy, (again, self._way_of_calling())
+        if key not in self._sights:
             with self.undisturbed():
-                self._sights[again] = with_sight(self.model, anatomy, self.one_to_a_row(self.first_batch), again=again)
-        return self._sights[again]
+                self._sights[key] = with_sight(self.model, anatomy, self.one_to_a_row(self.first_batch), again=again)
+        return self._sights[key]
+
+    def _way_of_calling(self) -> frozenset[Any]:
+        """The arguments of the first batch without their tensors: what is seen of one way of calling a model is not
+        said of another, such as with `is_causal=True`."""
+        named = self.first.kwargs if self.first is not None else {}
+        return frozenset((name, v if isinstance(v, bool | int | str) else None) for name, v in named.items())
 
     def causality(self) -> tuple[Anatomy, Causality]:
         """The anatomy and the causality that are true of the first batch. What is not known is tried, and so is what
         somebody's module around a library's model may have changed. Of PyTorch's layers, which each call tells, what
         is found is true of calls such as this one."""
-        anatomy = self._sights.get(True, self.anatomy)
+        settled, again = self.anatomy, (True, self._way_of_calling())
+        anatomy = self._sights.get(again, settled)
         if any(block.causal_arguments for block in anatomy.blocks) and anatomy.causal is None:
             if self._causal is None:
                 found = None
@@ -220,7 +227,7 @@ class Scope:
                         found = is_causal(self.model, anatomy, self.one_to_a_row(self.first_batch))
                 self._causal = Causality(found, anatomy.causal_by)
             return anatomy, self._causal
-        anatomy = self.seen_anatomy(again=True in self._sights or is_wrapped(self.model, anatomy))
+        anatomy = self.seen_anatomy(again=again in self._sights or is_wrapped(self.model, anatomy))
         return anatomy, Causality(anatomy.causal, anatomy.causal_by)
 
     def is_causal(self) -> bool | None:
