@@ -162,7 +162,7 @@ class Scope:
         return list(self._notes)
 
     def on(self, inputs: Any) -> Scope:
-        """The same model on other inputs: what is settled stays settled."""
+        """The same model on other inputs: what is settled stays settled, of calls with the same arguments."""
         if isinstance(self.hints.get("mask"), Tensor):
             raise ValueError("mask= is a tensor of one batch: for further ones name the argument that has it")
         if self.inputs is not None:
@@ -191,8 +191,7 @@ class Scope:
 
     def _was_exchanged(self) -> bool:
         """Whether a module of the model was exchanged, added or taken away since the anatomy was settled."""
-        now = walking.modules(self.model)
-        return len(now) != len(self._modules) or any(a is not b for a, b in zip(now, self._modules, strict=True))
+        return [*map(id, walking.modules(self.model))] != [*map(id, self._modules)]
 
     @property
     def depth_of_model(self) -> int:  # how many blocks run in a pass
@@ -208,8 +207,7 @@ class Scope:
         return self._sights[key]
 
     def _way_of_calling(self) -> frozenset[Any]:
-        """The arguments of the first batch without their tensors: what is seen of one way of calling a model is not
-        said of another, such as with `is_causal=True`."""
+        """The arguments of the first batch without their tensors: with `causal=True`, a call may be another."""
         named = self.first.kwargs if self.first is not None else {}
         return frozenset((name, v if isinstance(v, bool | int | str) else None) for name, v in named.items())
 
@@ -217,8 +215,8 @@ class Scope:
         """The anatomy and the causality that are true of the first batch. What is not known is tried, and so is what
         somebody's module around a library's model may have changed. Of PyTorch's layers, which each call tells, what
         is found is true of calls such as this one."""
-        settled, again = self.anatomy, (True, self._way_of_calling())
-        anatomy = self._sights.get(again, settled)
+        anatomy, again = self.anatomy, (True, self._way_of_calling())
+        anatomy = self._sights.get(again, anatomy)
         if any(block.causal_arguments for block in anatomy.blocks) and anatomy.causal is None:
             if self._causal is None:
                 found = None
@@ -267,8 +265,8 @@ class Scope:
             yield
             return
         with undisturbed(self.model):
+            self._measuring = get_ident()
             try:
-                self._measuring = get_ident()
                 yield
             finally:
                 self._measuring = None
@@ -279,9 +277,8 @@ class Scope:
         anatomy, shape = self.anatomy, ""
         facts = [getattr(getattr(self.model, "config", None), "model_type", "") or type(self.model).__name__]
         blocks = f"{self.depth_of_model} blocks"
-        causality = Causality(anatomy.causal, anatomy.causal_by)
+        causality = Causality(anatomy.causal, anatomy.causal_by) if self.first is None else self.causality()[1]
         if self.first is not None:
-            causality = self.causality()[1]
             if self._seen is None:
                 with self.undisturbed():
                     self._seen = seen(self.model, anatomy, self.one_to_a_row(self.first))
