@@ -120,6 +120,25 @@ def test_a_block_that_was_added_and_a_part_of_one_that_was_exchanged_are_noticed
     assert scope.probe(stations="all").frame.equals(depthscope.probe(gpt2, IDS, stations="all").frame)
 
 
+def test_a_further_batch_may_say_that_it_is_causal():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False)
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2))
+    scope = Scope(model, x)
+    assert scope.probe().metadata["causal"] is False
+    later = {"src": x, "mask": nn.Transformer.generate_square_subsequent_mask(5)}
+    assert scope.probe(later).metadata["causal"] is True
+
+    class Told(Plain):
+        def forward(self, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
+            for layer in self.layers:
+                layer.causal = causal
+            return super().forward(x)
+
+    scope = Scope(Told(False), {"x": x}, blocks="layers.*")
+    told = ({}, {"causal": True}, {})
+    assert [scope.on({"x": x} | more).is_causal() for more in told] == [False, True, False]
+
+
 def test_one_thread_that_is_refused_takes_nothing_from_the_one_that_measures(gpt2):
     scope, refused = Scope(gpt2, IDS), []
 

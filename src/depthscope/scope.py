@@ -116,7 +116,7 @@ class Scope:
     def _forget(self) -> None:
         self._anatomy: Anatomy | None = None
         self._modules: list[nn.Module] = []  # of the model, when the anatomy was settled
-        self._sights: dict[bool, Anatomy] = {}
+        self._sights: dict[tuple[bool, frozenset[Any]], Anatomy] = {}
         self._causal: Causality | None = None
         self.are_apart: bool | None = None  # sequences that share a row; None: no row has held several so far
         self._seen: Seen | None = None
@@ -162,14 +162,14 @@ class Scope:
         return list(self._notes)
 
     def on(self, inputs: Any) -> Scope:
-        """The same model on other inputs: what is settled stays settled."""
+        """The same model on other inputs: what is settled stays settled, of calls with the same arguments."""
         if isinstance(self.hints.get("mask"), Tensor):
             raise ValueError("mask= is a tensor of one batch: for further ones name the argument that has it")
         if self.inputs is not None:
             _ = self.anatomy
         other = copy.copy(self)
         other._begin(inputs)
-        other._sights, other._seen = dict(self._sights), None
+        other._sights, other._causal, other._seen = dict(self._sights), None, None
         return other
 
     def first_only(self) -> Scope:
@@ -191,8 +191,7 @@ class Scope:
 
     def _was_exchanged(self) -> bool:
         """Whether a module of the model was exchanged, added or taken away since the anatomy was settled."""
-        now = walking.modules(self.model)
-        return len(now) != len(self._modules) or any(a is not b for a, b in zip(now, self._modules, strict=True))
+        return [*map(id, walking.modules(self.model))] != [*map(id, self._modules)]
 
     @property
     def depth_of_model(self) -> int:  # how many blocks run in a pass
@@ -201,17 +200,23 @@ class Scope:
     def seen_anatomy(self, *, again: bool) -> Anatomy:
         """The anatomy with what the first batch shows of its causality. `again` tries also what is known not to be
         causal: a remedy must not trust a library's word."""
-        anatomy = self.anatomy
-        if again not in self._sights:
+        anatomy, key = self.anatomy, (again, self._way_of_calling())
+        if key not in self._sights:
             with self.undisturbed():
-                self._sights[again] = with_sight(self.model, anatomy, self.one_to_a_row(self.first_batch), again=again)
-        return self._sights[again]
+                self._sights[key] = with_sight(self.model, anatomy, self.one_to_a_row(self.first_batch), again=again)
+        return self._sights[key]
+
+    def _way_of_calling(self) -> frozenset[Any]:
+        """The arguments of the first batch without their tensors: with `causal=True`, a call may be another."""
+        named = self.first.kwargs if self.first is not None else {}
+        return frozenset((name, v if isinstance(v, bool | int | str) else None) for name, v in named.items())
 
     def causality(self) -> tuple[Anatomy, Causality]:
         """The anatomy and the causality that are true of the first batch. What is not known is tried, and so is what
         somebody's module around a library's model may have changed. Of PyTorch's layers, which each call tells, what
         is found is true of calls such as this one."""
-        anatomy = self._sights.get(True, self.anatomy)
+        anatomy, again = self.anatomy, (True, self._way_of_calling())
+        anatomy = self._sights.get(again, anatomy)
         if any(block.causal_arguments for block in anatomy.blocks) and anatomy.causal is None:
             if self._causal is None:
                 found = None
@@ -220,7 +225,7 @@ class Scope:
                         found = is_causal(self.model, anatomy, self.one_to_a_row(self.first_batch))
                 self._causal = Causality(found, anatomy.causal_by)
             return anatomy, self._causal
-        anatomy = self.seen_anatomy(again=True in self._sights or is_wrapped(self.model, anatomy))
+        anatomy = self.seen_anatomy(again=again in self._sights or is_wrapped(self.model, anatomy))
         return anatomy, Causality(anatomy.causal, anatomy.causal_by)
 
     def is_causal(self) -> bool | None:
@@ -260,8 +265,8 @@ class Scope:
             yield
             return
         with undisturbed(self.model):
+            self._measuring = get_ident()
             try:
-                self._measuring = get_ident()
                 yield
             finally:
                 self._measuring = None
@@ -272,9 +277,8 @@ class Scope:
         anatomy, shape = self.anatomy, ""
         facts = [getattr(getattr(self.model, "config", None), "model_type", "") or type(self.model).__name__]
         blocks = f"{self.depth_of_model} blocks"
-        causality = Causality(anatomy.causal, anatomy.causal_by)
+        causality = Causality(anatomy.causal, anatomy.causal_by) if self.first is None else self.causality()[1]
         if self.first is not None:
-            causality = self.causality()[1]
             if self._seen is None:
                 with self.undisturbed():
                     self._seen = seen(self.model, anatomy, self.one_to_a_row(self.first))

@@ -89,7 +89,7 @@ def test_a_damaged_state_is_refused_in_one_line(state: Any):
         gate.restore({"losses": state})
 
 
-@pytest.mark.parametrize("loss", [None, "1", True, torch.ones(2), [1.0]])
+@pytest.mark.parametrize("loss", [None, "1", True, torch.ones(2), torch.ones(2).numpy(), [1.0]])
 def test_what_is_no_loss_is_refused(loss: Any):
     with pytest.raises(ValueError, match=r"^expected loss= to be "):
         losses(loss)

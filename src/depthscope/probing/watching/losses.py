@@ -42,7 +42,7 @@ class Losses:
             if loss.numel() != 1:
                 raise ValueError(f"expected loss= to be one number, got a tensor of shape {tuple(loss.shape)}")
             loss = loss.detach().clone()
-        elif isinstance(loss, bool) or not hasattr(loss, "__float__"):
+        elif isinstance(loss, bool) or not hasattr(loss, "__float__") or getattr(loss, "size", 1) != 1:
             raise ValueError(f"expected loss= to be a number or a tensor with one, got {loss!r}")
         self._waiting.append(loss)
         if len(self._waiting) >= _FETCHED_AT_ONCE:
