@@ -2,6 +2,7 @@
 # pip reads its own variables: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo takes torch without CUDA.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 # What is installed must have the sums of hashes/, except torch: with CUDA and without it is another file.
@@ -12,7 +13,7 @@ ifeq ($(HASHES),no)
 BY_HASH := @echo "packages are taken by version, without comparing hashes:"
 endif
 
-.PHONY: demo test docs figures lock clean
+.PHONY: demo test test-all docs figures lock clean
 
 demo: .venv/installed
 	$(BIN)/depthscope tour
@@ -22,8 +23,12 @@ test: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy & types=$$!; \
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal; tests=$$?; \
+	$(PYTEST) -m "not long"; tests=$$?; \
 	wait $$types || { echo "mypy found mistakes: they stand above"; exit 1; }; exit $$tests
+
+# The same, and then what takes processes, a browser, wheels or thousands of odd inputs.
+test-all: test
+	$(PYTEST) -m long
 
 # The site, into site/: open site/index.html. Nothing is fetched, neither now nor by the pages.
 docs: .venv/installed-dev

@@ -7,12 +7,27 @@ import os
 import signal
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 import typer.main
 
 from depthscope.half_precision import require_half_precision
+
+# What takes a browser, a wheel, a site, processes of its own or thousands of odd inputs: `make test-all` runs it.
+LONG = (
+    "tests/hostile",
+    "tests/report/test_browser.py",
+    "tests/test_install.py",
+    "tests/test_lock.py",
+    "tests/test_plug_in.py",
+    "tests/test_site.py",
+    "tests/cli/test_interrupted.py",
+    "tests/cli/test_terminals.py",
+    "lab/tests/training/test_processes.py",
+)
+ROOT = Path(__file__).parent
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start; this one has read it already
@@ -26,6 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
         require_half_precision()
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is long by where it stands."""
+    for item in items:
+        if any(item.path.is_relative_to(ROOT / place) for place in LONG):
+            item.add_marker("long")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -84,3 +84,39 @@ def test_products_that_say_nothing_are_nan():
 def test_bad_products_are_refused(left: Tensor, right: Tensor, expected: str):
     with pytest.raises(ValueError, match=expected):
         product_eigenvalues(left, right)
+
+
+@pytest.mark.parametrize("size", [1e-150, 1e-100, 1e-30, 1e30, 1e100, 1e150])
+def test_the_size_of_the_weights_changes_nothing_but_the_size_of_the_eigenvalues(size: float):
+    left, right = pair(8, 3)
+    expected = product_eigenvalues(left, right)
+    assert_close(product_eigenvalues(size * left, right / size), expected)
+    assert_close(product_eigenvalues(size * left, right) / size, expected)
+    for measure in (asymmetry, mimetic_score):
+        assert_close(measure(size * left, size * right), measure(left, right))
+
+
+def test_a_product_that_is_zero_to_rounding_has_no_signs():
+    """L and R of orthogonal directions: H is of rank 4, and all of its eigenvalues are 0."""
+    q, _ = torch.linalg.qr(torch.randn(16, 16, generator=seeded(0), dtype=F64))
+    values = product_eigenvalues(q[:, :4], q[:, 4:8].mT)
+    assert (q[:, 4:8].mT @ q[:, :4]).abs().max() > 0
+    assert (values == 0).all()
+    assert negative_share(values).isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_few_bits_are_read_as_the_numbers_that_they_hold(dtype: torch.dtype):
+    left, right = (weight.to(dtype) for weight in pair(8, 3))
+    assert_close(product_eigenvalues(left, right), product_eigenvalues(left.double(), right.double()))
+    assert_close(asymmetry(left, right), asymmetry(left.double(), right.double()))
+    bad = torch.full((8, 3), torch.nan).to(dtype)
+    with pytest.raises(ValueError, match="expected finite weights"):
+        product_eigenvalues(bad, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int8])
+def test_what_is_no_real_number_is_refused(dtype: torch.dtype):
+    left, right = pair(8, 3)
+    with pytest.raises(ValueError, match=r"expected real weights, got (complex64|int8)"):
+        product_eigenvalues(left.to(dtype), right)

@@ -14,6 +14,7 @@ from torch import nn
 
 import depthscope
 from depthscope.anatomy import anatomy_of
+from depthscope.models import BlockConfig, Encoder
 from depthscope.probing.weight_spectra import SUMMARIES, norm_map
 from samples import seeded
 from traces import state_of
@@ -195,3 +196,39 @@ def test_a_damaged_list_of_shards_is_refused_in_one_line(tmp_path: Path, text: s
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(ValueError, match=r"a list of weights and their files in '.*index\.json', got another"):
         depthscope.spectra(tmp_path)
+
+
+def spoilt(weight: nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.view(-1)[0] = torch.nan
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (lambda model: model.to("meta"), {}, "on the meta device"),
+        (lambda model: model.to(torch.complex64), {}, "block 1.*: expected real weights, got complex64"),
+        (lambda model: spoilt(model.blocks[1].attention.value.weight), {}, "block 2.*: expected finite weights"),
+        (
+            lambda model: spoilt(model.blocks[0].norm1.weight),
+            {"fold_norm": True},
+            "finite weights of LayerNorm, got nan",
+        ),
+        (
+            lambda model: setattr(
+                model.blocks[0].attention.value,
+                "weight",
+                nn.Parameter(model.blocks[0].attention.value.weight.detach().to_sparse()),
+            ),
+            {},
+            "block 1: expected dense weights, got torch.sparse_coo",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_have_no_spectrum_are_refused_in_a_line(change, options: dict[str, bool], message: str):
+    model = Encoder(2, BlockConfig(16, 2, placement="pre"))
+    change(model)
+    with pytest.raises(ValueError, match=message) as raised:
+        depthscope.spectra(model, **options)
+    assert "\n" not in str(raised.value)

@@ -10,6 +10,7 @@ import pytest
 
 from depthscope.cli.app import main
 from depthscope.cli.documents import schema_of
+from depthscope.sealed import read_record
 from depthscope_lab.cli.compare import read_budget
 from depthscope_lab.training import protocol
 from depthscope_lab.training.comparison import Cell
@@ -59,7 +60,7 @@ def test_curves_a_table_and_a_summary(run, tmp_path: Path, monkeypatch):
     results = {"curves.parquet", "curves.png", "curves.pdf", "summary.json"}
     assert files == {"runs", "commands.json", "report.html", *results}
     assert not list((tmp_path / "runs").glob("*/report.html"))  # one page for all of them
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = read_record(tmp_path / "summary.json", "comparison").content
     frame = pd.read_parquet(tmp_path / "curves.parquet")
     assert set(frame["variant"]) == {"pre", "deescalated"}
     last = frame[(frame["variant"] == "pre") & (frame["quantity"] == "test_loss")]["value"].iloc[-1]
@@ -68,7 +69,7 @@ def test_curves_a_table_and_a_summary(run, tmp_path: Path, monkeypatch):
 
     code, out, _err = run(*arguments, "--out", str(tmp_path), "--json")  # nothing is trained again
     assert code == 0
-    assert json.loads(out) == summary
+    assert json.loads(out) == read_record(tmp_path / "summary.json", "comparison").content
 
 
 def test_a_dry_run_lists_the_runs_and_starts_none(run, tmp_path: Path):
@@ -137,7 +138,7 @@ def test_a_fair_comparison_says_its_plan_first_and_its_verdict_last(run, tmp_pat
     assert "1 blocks: post (1.020, 1.010 to 1.030) is best; worse: pre (1.125, 1.115 to 1.135)." in out
     assert {path.name for path in tmp_path.iterdir()} >= {"plan.json", "summary.json", "curves.png", "report.html"}
     assert "is best; worse: pre" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = read_record(tmp_path / "summary.json", "comparison").content
     ranks = {(cell["variant"], cell["rank"]) for cell in summary["cells"]}
     assert ranks == {("post", "best"), ("pre", "worse")}
 
@@ -146,7 +147,7 @@ def test_a_fair_comparison_says_its_plan_first_and_its_verdict_last(run, tmp_pat
     assert code == 0
     found = json.loads(out)
     jsonschema.validate(found, schema_of("compare"))
-    assert found == summary
+    assert found == read_record(tmp_path / "summary.json", "comparison").content
     assert "the budget is 2 h." in err
 
 

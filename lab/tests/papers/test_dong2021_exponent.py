@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import depthscope
+import depthscope_lab
 from depthscope.measures import composite_norm
 from depthscope.theory import attend, lipschitz_bound
 from depthscope_lab.papers.dong2021 import exponent
@@ -137,7 +137,7 @@ def test_below_the_critical_residual_tokens_collapse_and_above_they_do_not():
 
 def test_titles_can_be_read_alone():
     """As `test_study` asks of titles in a study's own module."""
-    source = Path(depthscope.__file__).parent / "studies" / "dong2021" / "exponent_claims.py"
+    source = Path(depthscope_lab.__file__).parent / "papers" / "dong2021" / "exponent_claims.py"
     names = {"judge": 0, "_exponent": 2, "_rate": 5}
     calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
     titles = [

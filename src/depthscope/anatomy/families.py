@@ -224,6 +224,7 @@ def _each(models: str, *layers: str) -> str:
     return " ".join(model + layer for model in models.split() for layer in layers)
 
 
+WAV2VEC2S = "Wav2Vec2 Hubert UniSpeech UniSpeechSat"
 BOTH = ("EncoderLayer", "DecoderLayer")
 NO_MASK: dict[str, Any] = {"mask_argument": None}
 
@@ -254,18 +255,13 @@ FAMILIES = (
     ),
     _transformers("siglip", _each("Siglip Siglip2", "EncoderLayer"), partial(odd.siglip, CLIP), not_told),
     _transformers("blip-vision", _each("Blip Blip2", "EncoderLayer"), BLIP_VISION, never, **NO_MASK),
-    _transformers("blip-text", "BlipTextLayer", partial(odd.blip_text, BERT), not_told),
-    *(
-        _transformers(
-            name,
-            _each("Wav2Vec2 Hubert UniSpeech UniSpeechSat", layer),
-            partial(odd.wav2vec2, replace(WAV2VEC2, placement=placement)),
-            never,
-        )
-        for name, layer, placement in (
-            ("wav2vec2", "EncoderLayer", "post"),
-            ("wav2vec2-stable", "EncoderLayerStableLayerNorm", "pre"),
-        )
+    _transformers("blip-text", "BlipTextLayer", partial(odd.blip_text, replace(BERT, causal="")), not_told),
+    _transformers("wav2vec2", _each(WAV2VEC2S, "EncoderLayer"), partial(odd.wav2vec2, WAV2VEC2), never),
+    _transformers(
+        "wav2vec2-stable",
+        _each(WAV2VEC2S, "EncoderLayerStableLayerNorm"),
+        partial(odd.wav2vec2, replace(WAV2VEC2, placement="pre")),
+        never,
     ),
     _transformers("t5", _each("T5 MT5 UMT5", "Block"), partial(odd.t5, T5), not_told),
     # Named alike, so that the class alone tells where the norms stand: behind the sums, or before the branches.

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from torch import Tensor
+
 from depthscope.anatomy import projections
 from depthscope.anatomy.structure import BlockAnatomy, FusedValues, Projections, Spot, is_named_norm
 from depthscope.stations import Placement
@@ -44,32 +46,33 @@ class Attention:
             **({"fused_values": FusedValues(last, self._cut(attention))} if self.fused else {"values": last}),
         }
 
-    def _heads(self, attention: Any) -> dict[str, int]:
+    def _heads_and_groups(self, attention: Any) -> tuple[int, int]:
         heads = part(attention, self.heads)
-        return {"heads": heads, "groups": (part_if_there(attention, self.groups) if self.groups else 0) or heads}
+        return heads, (part_if_there(attention, self.groups) if self.groups else None) or heads
 
-    def _cut(self, attention: Any) -> Any:
+    def _cut(self, attention: Any) -> partial[Tensor]:
+        heads, groups = self._heads_and_groups(attention)
         if self.fused == "latent":
-            width = attention.v_head_dim
-            return partial(projections.latent_values, heads=part(attention, self.heads), width=width)
+            return partial(projections.latent_values, heads=heads, width=attention.v_head_dim)
         interleaved = self.fused == "interleaved"
         values = projections.interleaved_values if interleaved else projections.stacked_values
-        return partial(values, **self._heads(attention))
+        return partial(values, heads=heads, groups=groups)
 
     def _projections(self, block: Any) -> Projections:
         attention, output = part(block, self.module), part(block, self.output)
-        layers = [part(attention, name) for name in self.projections.split()]
-        heads, groups = self._heads(attention).values()
+        layer, *others = (part(attention, name) for name in self.projections.split())
+        heads, groups = self._heads_and_groups(attention)
         match self.fused:
             case "":
-                return projections.linear_projections(*layers, output, heads, groups)
+                key, value = others
+                return projections.linear_projections(layer, key, value, output, heads, groups)
             case "stacked":
-                return projections.stacked_projections(*layers, output, heads, groups)
+                return projections.stacked_projections(layer, output, heads, groups)
             case "interleaved":
-                return projections.interleaved_projections(*layers, output, heads, groups)
+                return projections.interleaved_projections(layer, output, heads, groups)
             case "latent":
                 return projections.latent_projections(attention)
-        (layer,), linear = layers, self.fused == "thirds"
+        linear = self.fused == "thirds"
         return projections.fused_projections(layer.weight, layer.bias, output.weight, output.bias, heads, linear=linear)
 
 
@@ -88,7 +91,7 @@ class Layout:
     attention_branch: str = ""  # what gives it; "": the norm behind it, else the output projection, else attention
     ffn_branch: str = ""  # what gives it; "": the norm behind it, else the last module of the FFN
     cross: tuple[str, str, str] | None = None  # cross-attention, its norm, what gives its branch; a block may lack them
-    causal: str = ""  # the attribute that says whether a block is; one without it is not. "": blocks do not say
+    causal: str = ""  # the attribute that says whether a block is; "": blocks do not say
 
     def __call__(self, name: str, block: Any) -> BlockAnatomy:
         """The anatomy of a block."""
@@ -101,7 +104,7 @@ class Layout:
             cross_attention=cross,
             norms=tuple(part(block, norm) for norm in self.norms.split()),
             ffn=tuple(part(block, module) for module in self.ffn.split()),
-            causal=bool(part_if_there(block, self.causal)) if self.causal else None,
+            causal=bool(part(block, self.causal)) if self.causal else None,
             **(self.attention.shown_in(block) if self.attention else {}),
         )
 

@@ -34,7 +34,7 @@ def blip_text(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """Whether the text tower is causal, and whether it attends to the image, is a matter of each call of its model. Its
     blocks say neither: a remedy is careful then, and what stands behind a cross-attention that may not run is hidden.
     """
-    block = replace(layout(name, layer), causal=None)
+    block = layout(name, layer)
     return block if block.cross_attention is None else without(block, *CROSS, "ffn_input")
 
 

@@ -41,14 +41,15 @@ def linear_projections(
     for layer in (query, key, value, output):
         if layer is not None and not isinstance(getattr(layer, "weight", None), Tensor):
             raise HiddenWeights(layer, roles)
-    (q, *b_q), (k, *b_k), (v, *b_v) = _rows(query, heads), _rows(key, groups), _rows(value, groups)
     return Projections(
-        q.mT,
-        _repeated(k.mT, heads),
-        _repeated(v.mT, heads),
+        _by_head(query.weight, heads).mT,
+        _repeated(_by_head(key.weight, groups).mT, heads),
+        _repeated(_by_head(value.weight, groups).mT, heads),
         None if output is None else _by_head(output.weight.T, heads),
-        *(_repeated(bias[0], heads) if bias else None for bias in (b_q, b_k, b_v)),
-        output_bias=None if output is None else _detached(output.bias),
+        _bias(query.bias, heads, heads),
+        _bias(key.bias, groups, heads),
+        _bias(value.bias, groups, heads),
+        None if output is None else _detached(output.bias),
         roles=roles,
     )
 
@@ -67,22 +68,16 @@ def fused_projections(
     With `linear` both are as nn.Linear stores them, transposed.
     """
     rows, into = (weight.T, output.T) if linear else (weight, output)
+    q, k, v = (_by_head(part.T, heads).mT for part in rows.chunk(3, dim=1))
+    b_q, b_k, b_v = (None, None, None) if bias is None else (_bias(part, heads, heads) for part in bias.chunk(3))
     fused = ((weight, 0 if linear else 1), *(() if bias is None else ((bias, 0),)))
-    writes = (output,) if output_bias is None else (output, output_bias)
-    biases = [None] * 3 if bias is None else [_by_head(part, heads) for part in bias.chunk(3)]
-    return Projections(
-        *(part.detach().unflatten(1, (heads, -1)).transpose(0, 1) for part in rows.chunk(3, dim=1)),  # (h, d, k)
-        _by_head(into, heads),
-        *biases,
-        output_bias=_detached(output_bias),
-        roles={
-            "queries_keys": tuple(Piece(p, partial(_thirds, dim=dim, first=0, last=2)) for p, dim in fused),
-            "values_output": (
-                *(Piece(p, partial(_thirds, dim=dim, first=2, last=3)) for p, dim in fused),
-                *map(Piece, writes),
-            ),
-        },
+    reads, values = (
+        tuple(Piece(parameter, partial(thirds, dim=dim, first=first, last=last)) for parameter, dim in fused)
+        for first, last in ((0, 2), (2, 3))
     )
+    writes = (Piece(output),) if output_bias is None else (Piece(output), Piece(output_bias))
+    roles: Roles = {"queries_keys": reads, "values_output": (*values, *writes)}
+    return Projections(q, k, v, _by_head(into, heads), b_q, b_k, b_v, _detached(output_bias), roles=roles)
 
 
 def stacked_projections(fused: nn.Linear, output: nn.Linear, heads: int, groups: int) -> Projections:
@@ -110,7 +105,7 @@ def latent_projections(attention: Any) -> Projections:
     queries = [layer for name in _LATENT_QUERIES if (layer := getattr(attention, name, None)) is not None]
     both, narrow = _weight_and_bias(attention.kv_b_proj), _weight_and_bias(attention.kv_a_proj_with_mqa)
     turned = attention.qk_rope_head_dim  # last rows of the narrow projection: a key that is rotated, and no value
-    (rows,) = _rows(attention.kv_b_proj, heads)  # (h, k + v, rank)
+    rows = _by_head(attention.kv_b_proj.weight, heads)  # (h, k + v, rank)
     return Projections(
         query=None,
         key=None,
@@ -169,19 +164,15 @@ def _of_one_layer(fused: nn.Linear, output: nn.Linear, heads: int, groups: int, 
         cut = partial(_split_rows, heads=rows, split=split, first=first, last=last)
         return tuple(Piece(parameter, cut) for parameter in _weight_and_bias(fused))
 
-    (q, k, v), *biases = (split(part) for part in _rows(fused, rows))
-    return Projections(
-        q.mT,
-        _repeated(k, heads).mT,
-        _repeated(v, heads).mT,
-        _by_head(output.weight.T, heads),
-        *(_repeated(bias, heads) for of_each in biases for bias in of_each),
-        output_bias=_detached(output.bias),
-        roles={"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *_pieces(output))},
-    )
+    q, k, v = split(_by_head(fused.weight, rows))
+    biases = (None, None, None) if fused.bias is None else split(_by_head(fused.bias, rows))
+    b_q, b_k, b_v = (None if bias is None else _repeated(bias, heads) for bias in biases)
+    k, v, into = _repeated(k, heads).mT, _repeated(v, heads).mT, _by_head(output.weight.T, heads)
+    roles: Roles = {"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *_pieces(output))}
+    return Projections(q.mT, k, v, into, b_q, b_k, b_v, _detached(output.bias), roles=roles)
 
 
-def _thirds(values: Tensor, dim: int, first: int, last: int) -> tuple[Tensor, ...]:
+def thirds(values: Tensor, dim: int, first: int, last: int) -> tuple[Tensor, ...]:
     """Some of the three equal parts along an axis: queries, keys and values of one layer."""
     return values.chunk(3, dim=dim)[first:last]
 
@@ -210,11 +201,6 @@ def _weight_and_bias(layer: nn.Linear) -> tuple[Tensor, ...]:
     return (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
 
 
-def _rows(layer: nn.Linear, heads: int) -> tuple[Tensor, ...]:
-    """Weight (heads, k, d) and, if there is one, bias (heads, k), by head."""
-    return tuple(_by_head(parameter, heads) for parameter in _weight_and_bias(layer))
-
-
 def _by_head(values: Tensor, heads: int) -> Tensor:
     """Rows (h·k, …) → (h, k, …)."""
     return values.detach().unflatten(0, (heads, -1))
@@ -223,6 +209,10 @@ def _by_head(values: Tensor, heads: int) -> Tensor:
 def _repeated(part: Tensor, heads: int) -> Tensor:
     """Of as many heads as there are of queries."""
     return part.repeat_interleave(heads // part.shape[0], dim=0)
+
+
+def _bias(bias: Tensor | None, groups: int, heads: int) -> Tensor | None:
+    return None if bias is None else _repeated(_by_head(bias, groups), heads)
 
 
 def _detached(bias: Tensor | None) -> Tensor | None:

@@ -231,9 +231,10 @@ def _made_for_a_stranger(loaded: LoadedModel, options: ModelOptions) -> Inputs:
         with undisturbed(model):
             call(model, next(batches(model, items)))
     except Exception as error:
+        own = error.__cause__ or error  # which `call` has put into words
         raise ValueError(
             f"{options.model} returns a model alone, and it does not take {what} of shape {tuple(items[0].shape)} "
-            f"({type(error).__name__}: {error}); give --tokens, or let it return (model, inputs)"
+            f"({type(own).__name__}: {own}); give --tokens, or let it return (model, inputs)"
         ) from None
     return Inputs(items, made.count, metadata, (f"{options.model} brings no input: {kind} were made for it",))
 

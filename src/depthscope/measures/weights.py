@@ -15,14 +15,22 @@ F64 = torch.float64
 def product_eigenvalues(left: Tensor, right: Tensor) -> Tensor:
     """The eigenvalues of LR, complex128 (…, min(d, k)); the d − k zeros that a thin product has besides are left out.
 
-    Refused where a weight is nan or infinite.
+    Those below the rounding of the product, k·ε·‖L‖‖R‖, are 0. Refused where a weight is nan or infinite, or no real
+    number as it stands: complex ones, and integers that somebody's code scales.
     """
     if left.shape[-2:] != right.mT.shape[-2:]:
         raise ValueError(f"expected shapes (…, d, k) and (…, k, d), got {tuple(left.shape)} and {tuple(right.shape)}")
+    for weight in (left, right):
+        if not weight.is_floating_point():
+            raise ValueError(f"expected real weights, got {str(weight.dtype).removeprefix('torch.')}")
+    left, right = left.to(F64), right.to(F64)
     if not (left.isfinite().all() and right.isfinite().all()):
         raise ValueError("expected finite weights, got nan or inf in them")
-    left, right = left.to(F64), right.to(F64)
-    return torch.linalg.eigvals(right @ left if left.shape[-1] <= left.shape[-2] else left @ right)
+    (left, left_size), (right, right_size) = _near_one(left), _near_one(right)
+    found = torch.linalg.eigvals(right @ left if left.shape[-1] <= left.shape[-2] else left @ right)
+    norms = torch.linalg.matrix_norm(left) * torch.linalg.matrix_norm(right)
+    noise = (found.shape[-1] * torch.finfo(F64).eps * norms).unsqueeze(-1)
+    return torch.where(found.abs() > noise, found, 0) * left_size.squeeze(-1) * right_size.squeeze(-1)
 
 
 def negative_share(eigenvalues: Tensor) -> Tensor:
@@ -67,7 +75,7 @@ def asymmetry(left: Tensor, right: Tensor) -> Tensor:
 
     From ‖H‖² = tr(LᵀL·RRᵀ) and tr H² = tr (RL)², k × k only. An asymmetry below about 1e-8 is rounding noise.
     """
-    square, trace_of_square = _squares(left.to(F64), right.to(F64))
+    square, trace_of_square = _squares(_near_one(left.to(F64))[0], _near_one(right.to(F64))[0])
     return ((square - trace_of_square).clamp(min=0) / (2 * square)).sqrt()
 
 
@@ -77,10 +85,17 @@ def mimetic_score(left: Tensor, right: Tensor) -> Tensor:
     Trained vision models have W_V W_O near −βI and W_Q W_Kᵀ near αI (Trockman & Kolter 2023). A head whose product has
     rank k reaches √(k/d) at most. nan for H = 0.
     """
-    left, right = left.to(F64), right.to(F64)
+    left, right = _near_one(left.to(F64))[0], _near_one(right.to(F64))[0]
     square, _ = _squares(left, right)
     trace = (left * right.mT).sum(dim=(-2, -1))
     return trace / (left.shape[-2] * square).sqrt()
+
+
+def _near_one(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights over a power of two of the size of the largest, whose fourth powers are safe, and that power."""
+    exponent = torch.frexp(weight.abs().amax(dim=(-2, -1), keepdim=True)).exponent
+    size = torch.exp2(exponent.double().clamp(-1000, 1000))
+    return weight / size, size
 
 
 def _squares(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ from depthscope.measures.weights import (
     spectral_radius,
 )
 from depthscope.naming import unknown_name, visible
+from depthscope.offloading import device_of
 from depthscope.probing.from_disk import Checkpoint, empty_model, is_on_disk, read_for
 from depthscope.probing.saved_spectra import read_spectra, write_spectra
 from depthscope.progress import Tick
@@ -148,6 +149,7 @@ def spectra(
         raise unknown_name("product", product, ("value-output", "query-key"))
     if isinstance(model, nn.Module):
         module, checkpoint, name = model, None, type(model).__name__
+        device_of(model)  # refuses a model without weights
     else:
         folder = Path(model).expanduser()
         if not is_on_disk(folder):
@@ -172,7 +174,8 @@ def spectra(
     if product == "query-key" and any(map(_norms_queries, anatomy.blocks)):
         notes.append("attention norms its queries and keys by head: what it compares is more than W_Q W_Kᵀ")
     if not tables:
-        raise ValueError(f"this model shows no projections of attention in any block: {notes[-1]}")
+        why = notes[-1] if notes else "their weights are not here"
+        raise ValueError(f"this model shows no projections of attention in any block: {why}")
     said = {"model": name, "product": product, "fold_norm": fold_norm, "notes": notes, "family": anatomy.family}
     return Spectra(pd.concat(tables, ignore_index=True), said)
 
@@ -200,6 +203,9 @@ def _norms_queries(block: BlockAnatomy) -> bool:
 
 def _of_block(block: BlockAnatomy, number: int, product: Product, fold_norm: bool, whole: bool) -> list[pd.DataFrame]:
     assert block.projections is not None
+    odd = {weight.layout for weight in (block.attention or block.module).parameters()} - {torch.strided}
+    if odd:
+        raise ValueError(f"block {number}: expected dense weights, got {odd.pop()}; make them dense with to_dense()")
     left, right = factors(block.projections(), product, where=f"block {number}")
     if fold_norm:
         left = _folded(block, left, number)
@@ -269,6 +275,8 @@ def norm_map(norm: nn.Module, width: int) -> tuple[Tensor, bool]:
         moved = (twin.forward(x + 100) - twin.forward(-x - 100)).double() / 2
     if odd.is_meta:
         return odd, False
+    if not odd.isfinite().all():
+        raise ValueError(f"expected finite weights of {type(norm).__name__}, got nan or inf in them")
     centres = bool(torch.allclose(odd, moved, rtol=1e-2, atol=1e-3 * odd.abs().max().item()))
     base = x - x.mean() if centres else x
     return odd / (base / base.square().mean().sqrt()), centres

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -211,8 +211,7 @@ def _comparison(folder: Path) -> Subject:
         for row in frame[FACTORS].to_dict("records")
     ]
     training = frame.assign(series=labels)[["series", "seed", "step", "quantity", "value"]]
-    places = _depth_files(folder, frame)[:_MOST_WATCHED]
-    tables = [_tried(damage, partial(_watched, path, path.parent.name)) for path in places]
+    tables = [_watched_in(place, damage) for place in _run_folders(folder, frame)[:_MOST_WATCHED]]
     watched = [table for table in tables if table is not None]
     summary = {} if record is None else record.content
     return Subject(
@@ -235,13 +234,13 @@ def _curves(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _depth_files(folder: Path, frame: pd.DataFrame) -> list[Path]:
+def _run_folders(folder: Path, frame: pd.DataFrame) -> list[Path]:
     """Where the depth of runs was written down: of each series the first seed; of a fair comparison what was judged."""
     found = []
     for row in frame.groupby(FACTORS, sort=False)["seed"].min().reset_index().to_dict("records"):
         name = run_name(*(row[factor] for factor in (*FACTORS, "seed")))
         places = [folder / "runs" / name, *sorted((folder / "runs").glob(f"{glob.escape(name)}-*steps-test"))]
-        found += [place / "depth.jsonl" for place in places if _has(place, "depth.jsonl")]
+        found += [place for place in places if _has(place, "depth.jsonl", "checkpoints")]
     return found
 
 
@@ -251,10 +250,7 @@ def _training(folder: Path) -> Subject:
     if _has(folder, "config.json", "checkpoints"):
         _tried(damage, lambda: read_record(folder / "config.json", "training", unnumbered=1))
     rows = _tried(damage, lambda: _logged(folder, logs.get(METRICS)))
-    depth = folder / "depth.jsonl"
-    watched = None
-    if os.path.lexists(depth) or depth.name in logs:
-        watched = _tried(damage, lambda: _watched(depth, folder.name, logs.get(depth.name)))
+    watched = _watched_in(folder, damage, logs)
     if rows is None and watched is None:
         raise ValueError("; ".join(damage))
     return Subject(
@@ -262,6 +258,16 @@ def _training(folder: Path) -> Subject:
         watched=watched,
         damage=tuple(damage),
     )
+
+
+def _watched_in(folder: Path, damage: list[str], logs: Mapping[str, Any] | None = None) -> pd.DataFrame | None:
+    """The depth of a run, if it was watched; `logs`: what its newest checkpoint says of them, if that is known."""
+    if logs is None:
+        logs = _logs_at_the_last_checkpoint(folder / "checkpoints", damage)
+    depth = folder / "depth.jsonl"
+    if not os.path.lexists(depth) and depth.name not in logs:
+        return None
+    return _tried(damage, lambda: _watched(depth, folder.name, logs.get(depth.name)))
 
 
 def _logged(folder: Path, written: Any) -> list[tuple[str, int, int, str, float]]:

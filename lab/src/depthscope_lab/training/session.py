@@ -147,7 +147,7 @@ def begin(session: Session) -> None:
     if engine.is_main:
         _tidy(session)
         if found is not None:
-            remove_surplus(found.path, run.keep, _up_to(session, [good for *_, good in session.position.gate.values()]))
+            remove_surplus(found.path, run.keep, _up_to(session, Gate.goods_in(session.position.gate)))
         for name, written in (found.record.get("logs", {}) if found is not None else {}).items():
             if _log_sums(run).get(name) != written:
                 session.display.say(f"{run.out / name} is not what this run wrote up to step {step}: do not trust it")

@@ -140,6 +140,11 @@ class Gate:
         }
         return {**counts, _LOSSES: self.losses.state()}
 
+    @staticmethod
+    def goods_in(state: Mapping[str, Any]) -> list[int | None]:
+        """The steps of the last good checkpoints that a saved state names, one by rule."""
+        return [count[2] for key, count in state.items() if key != _LOSSES]
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Counts on from `state()`. A rule that is not in it begins anew; one that has fired fires again at its next
         look, if it still holds."""
