@@ -1,6 +1,7 @@
 """Options of `depthscope probe` that are easily dropped in silence: they are honoured or refused."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -113,6 +114,15 @@ def test_a_folder_that_sentence_transformers_saved(program, tmp_path: Path, shor
     found = json.loads(program("probe", f"hf:{tmp_path}", "--tokens", "16", "--samples", "2", "--json").out)
     assert found["blocks"] == 2
     assert any("reads the mean of the last tokens" in note for note in found["metadata"]["notes"])
+
+
+def test_a_modules_file_names_folders_of_its_own(program, tmp_path: Path):
+    for name in ("other", "mine/inside"):
+        hf.BertConfig().save_pretrained(tmp_path / name)
+    os.mkfifo(tmp_path / "mine" / "inside" / "model.safetensors")
+    for path, said in {"../other": "as sentence-transformers writes it", "inside": "a pipe or a device"}.items():
+        (tmp_path / "mine" / "modules.json").write_text(json.dumps([{"path": path, "type": "x.Transformer"}]))
+        assert said in program("probe", f"hf:{tmp_path / 'mine'}", code=2).err
 
 
 @pytest.mark.parametrize("text", ["{", "[3]", '{"a": 1}', '[{"type": "x"}]', "[" * 50_000, "null"])

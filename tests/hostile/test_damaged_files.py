@@ -15,7 +15,7 @@ from markupsafe import escape
 from matplotlib.figure import Figure
 
 import zoo
-from depthscope import probe
+from depthscope import diagnose, probe
 from depthscope.cli.reporting import note_command
 from depthscope.files import content_sum, write_json
 from depthscope.locks import OWNER, _holder
@@ -293,6 +293,31 @@ def test_the_page_says_which_files_of_an_earlier_version_it_could_not_check(tmp_
         del about[name]
     (tmp_path / "profile.json").write_text(json.dumps(about))
     assert said in write(tmp_path / "page.html", tmp_path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("spoilt", [{"towers": "a"}, {"tokens": None}, {"towers": []}, {"blocks": 10**400}])
+@pytest.mark.parametrize("judged", [True, False])
+def test_what_an_earlier_version_gave_no_sum_is_shown_or_refused_in_one_line(
+    judged: bool, spoilt: dict[str, Any], tmp_path: Path
+):
+    profile = probe(*zoo.make("bert"))
+    profile.save(tmp_path)
+    about = {name: value for name, value in profile.metadata.items() if name not in ("kind", "sha256", "files")}
+    (tmp_path / "profile.json").write_text(json.dumps({"format": 1, **about, **spoilt}))
+    if judged:
+        write_json(tmp_path / "diagnosis.json", diagnose(profile).to_dict())
+    shown = result_of(lambda: write(tmp_path / "page.html", tmp_path))
+    assert isinstance(shown, Path) or (one_line(shown) and "profile" in str(shown)), shown
+
+
+def test_another_table_in_the_place_of_sinks_is_refused(tmp_path: Path):
+    probe(*zoo.make("bert")).save(tmp_path)
+    about = json.loads((tmp_path / "profile.json").read_text())
+    old = {name: value for name, value in about.items() if name not in ("kind", "sha256", "files")}
+    (tmp_path / "profile.json").write_text(json.dumps(old))
+    shutil.copy(tmp_path / "profile.parquet", tmp_path / "sinks.parquet")
+    with pytest.raises(ValueError, match="holds no profile of format 1"):
+        Profile.load(tmp_path)
 
 
 @damaged

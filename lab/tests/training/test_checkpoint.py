@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from depthscope import files as whole_files
+from depthscope.files import content_sum
 from depthscope_lab.training import checkpoint
 from depthscope_lab.training.checkpoint import (
     CheckpointNotWritten,
@@ -149,6 +150,18 @@ def test_a_damaged_record_is_a_damaged_checkpoint(tmp_path: Path, content: str):
     (newest / "state.json").write_text(content)
     with pytest.raises(ValueError, match="none of the 1 there can be used"):
         read_newest(tmp_path, lambda _message: None)
+
+
+def test_a_record_that_names_files_of_other_folders_is_damaged(tmp_path: Path):
+    newest = write_checkpoint(tmp_path / "mine", 2, files(), {})
+    other = write_checkpoint(tmp_path / "other", 2, files(), {}) / "model.safetensors"
+    state = json.loads((newest / "state.json").read_text())
+    for name in (str(other), "../../other/step-00000002/model.safetensors"):
+        forged = {**state, "files": {name: state["files"]["model.safetensors"]}}
+        del forged["sha256"]
+        (newest / "state.json").write_text(json.dumps({"sha256": content_sum(forged), **forged}))
+        with pytest.raises(ValueError, match="it is no file of this folder"):
+            read_checkpoint(newest)
 
 
 def test_no_changed_digit_and_no_missing_key_of_the_record_goes_unnoticed(tmp_path: Path):

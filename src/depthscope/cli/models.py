@@ -140,6 +140,7 @@ def _from_hugging_face(name: str, options: WeightOptions) -> LoadedModel:
         return _pretrained(transformers, str(folder.parent), options, **file)
     if is_folder:
         inside, notes = _in_sentence_transformer(folder)
+        _refuse_pipes(inside)
         if not (inside / "config.json").is_file():
             raise ValueError(f"expected a folder with a config.json, as save_pretrained writes it, got {name!r}")
         loaded = _pretrained(transformers, str(inside), options, local_files_only=True)
@@ -165,6 +166,8 @@ def _in_sentence_transformer(folder: Path) -> tuple[Path, tuple[str, ...]]:
     try:
         modules = read_json(folder / "modules.json")
         paths = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
+        if any(not path.resolve().is_relative_to(folder.resolve()) for path in paths.values()):
+            raise ValueError
         pooling = paths.get("Pooling", folder) / "config.json"
         how = read_json(pooling) if "Pooling" in paths and pooling.is_file() else {}
         averages = how.get("pooling_mode_mean_tokens") is True or "mean" in how.get("pooling_mode", ())

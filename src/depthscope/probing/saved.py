@@ -50,7 +50,7 @@ def read_saved(folder: str | os.PathLike[str]) -> tuple[pd.DataFrame, dict[str, 
     source = Path(folder)
     record = _read_about(source)
     frame, sinks = (_read_table(record, source / name) for name in _TABLES)
-    if list(frame.columns) != COLUMNS:
+    if list(frame.columns) != COLUMNS or not {*SINK_COLUMNS} <= {*sinks.columns, "text"}:
         raise ValueError(f"{source} holds no profile of format {_FORMAT}")
     _check_blocks(source, frame, record.content)
     return frame, record.content, sinks if "text" in sinks else sinks.assign(text="")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -49,9 +50,24 @@ def read(*folders: Path) -> list[Subject]:
     """The subjects in these folders, with labels that differ; the first is the baseline of the page."""
     found: list[Subject] = []
     for folder, label in zip(folders, _labels(folders), strict=True):
-        subjects = _in(folder)
+        with taken_as_they_are(str(folder / name) for name in _unchecked(folder)):
+            subjects = _in(folder)
         found += [replace(subject, label=_label(label, subject.label, len(folders))) for subject in subjects]
     return named(found)
+
+
+@contextmanager
+def taken_as_they_are(unchecked: Iterable[str]) -> Iterator[None]:
+    """Files that an earlier version wrote without a sum may hold anything: what trips over it says so in one line."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        if not (names := ", ".join(unchecked)):
+            raise
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"cannot show what an earlier version wrote without a sum: {names} may be damaged ({why})"
+        ) from None
 
 
 def studies_in(folder: Path) -> tuple[dict[str, Subject], list[str]]:
@@ -61,7 +77,7 @@ def studies_in(folder: Path) -> tuple[dict[str, Subject], list[str]]:
     found, refused = {}, []
     for path in sorted(path for path in folder.iterdir() if _is_study(path)):
         damage: list[str] = []
-        if (study := _tried(damage, lambda path=path: _study(path))) is not None:  # type: ignore[misc]
+        if (study := _tried(damage, partial(_study, path))) is not None:
             commands = _tried(damage, lambda path=path: _commands(path)) or {}  # type: ignore[misc]
             named = (*study.damage, *damage)
             found[path.name] = replace(study, commands=commands, damage=named, unchecked=_unchecked(path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from depthscope.extras import require
 from depthscope.files import write_folder, write_whole
 from depthscope.report.drawings import Drawing, Material
 from depthscope.report.page import damage_of, drawings_of, readable, render, tables_of
-from depthscope.report.reading import read, studies_in
+from depthscope.report.reading import read, studies_in, taken_as_they_are
 from depthscope.report.subjects import Subject, named, subjects_of
 from depthscope.report.tables import as_records, chosen
 
@@ -39,7 +40,8 @@ def write(
     subjects = gathered(things)
     for text in damage_of(subjects):
         say(text)
-    text = render(subjects, title=title or _title(subjects))
+    with _taken_as_they_are(subjects):
+        text = render(subjects, title=title or _title(subjects))
     return write_whole(_file(target), lambda path: path.write_text(text, encoding="utf-8"))
 
 
@@ -55,7 +57,8 @@ def write_index(folder: str | os.PathLike[str], *, say: Callable[[str], object] 
     for reason in [*refused, *damage_of(list(studies.values()))]:
         say(reason)
     for name, study in studies.items():
-        text = render([study], title=study.label)
+        with _taken_as_they_are([study]):
+            text = render([study], title=study.label)
         write_whole(place / name / REPORT, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
     labelled = {name: replace(study, label=name, commands={}) for name, study in studies.items()}
     links = {name: f"./{quote(name)}/{REPORT}" for name in studies}  # "./": a folder's name is no scheme
@@ -69,11 +72,13 @@ def write_charts(folder: str | os.PathLike[str], *things: object, kind: Literal[
         raise ValueError(f"expected charts as svg or png, got {kind!r}")
     vl_convert: Any = require("vl_convert", "report")
     require("altair", "report")
-    material = Material(gathered(things))
-    drawings = drawings_of(material)
-    if not drawings:
-        raise ValueError("there is no chart to draw: nothing was measured block by block")
-    tables = tables_of(material, drawings)
+    subjects = gathered(things)
+    with _taken_as_they_are(subjects):
+        material = Material(subjects)
+        drawings = drawings_of(material)
+        if not drawings:
+            raise ValueError("there is no chart to draw: nothing was measured block by block")
+        tables = tables_of(material, drawings)
     convert = vl_convert.vegalite_to_svg if kind == "svg" else vl_convert.vegalite_to_png
     made = {f"{name}.{kind}": convert(_whole(drawing, tables)) for name, drawing in drawings.items()}
 
@@ -92,6 +97,10 @@ def gathered(things: Sequence[object]) -> list[Subject]:
     folders = [thing for thing in things if isinstance(thing, str | os.PathLike)]
     objects = [thing for thing in things if not isinstance(thing, str | os.PathLike)]
     return named([*read(*(Path(folder).expanduser() for folder in folders)), *subjects_of(objects)])
+
+
+def _taken_as_they_are(subjects: Sequence[Subject]) -> AbstractContextManager[None]:
+    return taken_as_they_are(name for subject in subjects for name in subject.unchecked)
 
 
 def _whole(drawing: Drawing, tables: dict[str, Any]) -> dict[str, Any]:

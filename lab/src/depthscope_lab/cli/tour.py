@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ from typing import Annotated
 
 import typer
 
+from depthscope.cli.ending import ending_in_order
 from depthscope.cli.folders import folder
+from depthscope.exit_codes import Terminated
 
 EXTRAS = {"transformers": "huggingface", "altair": "report", "matplotlib": "figures"}
 CUT_SHORT = 1  # how the tour ends if a chapter failed
@@ -89,6 +92,7 @@ def chapters(quick: bool) -> Iterator[Chapter]:
         )
 
 
+@ending_in_order()
 def tour(
     out: Annotated[
         Path, typer.Option(parser=folder, metavar="DIR", help="Where results and the report are kept.")
@@ -127,6 +131,18 @@ def tour(
 
 
 def _run(arguments: list[str]) -> int:
-    """A command of ours in a process of its own, which gives its memory back; it prints to where we print."""
+    """A command of ours in a process of its own, which gives its memory back; it prints to where we print.
+
+    A signal reaches it through us, once, and we wait until it has shown and saved what it has finished.
+    """
     print(f"$ depthscope {shlex.join(arguments)}", flush=True)
-    return subprocess.run([sys.executable, "-m", "depthscope", *arguments], check=False).returncode
+    with subprocess.Popen([sys.executable, "-m", "depthscope", *arguments], start_new_session=True) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt as interrupt:
+            process.send_signal(signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
+            try:
+                process.wait()
+            finally:
+                process.kill()  # told twice, we do not wait
+            raise

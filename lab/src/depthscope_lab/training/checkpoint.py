@@ -135,6 +135,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             raise ValueError(f"it is of step {state['step']!r}, and its folder was renamed or copied")
         files = {}
         for reading, expected in state["files"].items():
+            if Path(reading).name != reading:
+                raise ValueError("it is no file of this folder")
             if (found := sum_of(path / reading)) != expected:
                 raise ValueError(f"its {found['bytes']} bytes are not what was written")
             files[reading.removesuffix(".safetensors")] = load_file(path / reading)
