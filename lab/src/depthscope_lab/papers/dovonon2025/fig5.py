@@ -50,19 +50,18 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     shares = 2 * config.trials * steps + (len(FRESH) + len(found)) * steps
     advance, frames = Steps(lambda done: progress(min(1.0, done / shares))), []
 
-    def add(model: Any, vision: bool, **about: object) -> None:
-        kind = "vision" if vision else "language"
-        frames.append(_blocks(model).assign(model=about.pop("name"), field=kind, **about, score=np.nan))
+    def add(model: Any, vision: bool, name: str, state: str, seed: int) -> None:
+        about = {"model": name, "field": "vision" if vision else "language", "state": state, "seed": seed}
+        frames.append(_blocks(model).assign(**about, score=np.nan))
         for _ in range(steps):
             advance()
 
     for family, name in FRESH.items():
         model = build_family(family, config.depth, config.width, seed=config.seed)
-        add(model, family == "vit", name=name, state="fresh", seed=config.seed)
+        add(model, family == "vit", name, "fresh", config.seed)
     for one in found:
         model = one.load()
-        vision = getattr(model, "main_input_name", "") == "pixel_values"
-        add(model, vision, name=one.name, state="pretrained", seed=0)
+        add(model, getattr(model, "main_input_name", "") == "pixel_values", one.name, "pretrained", 0)
     for trial in range(config.trials):
         frames.append(before_and_after(_blocks, config.training, config.seed + trial, advance))
     progress(1.0)
@@ -72,7 +71,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 def _blocks(model: Any) -> pd.DataFrame:
     """A histogram of the real parts of every block's whole H, and what is said of it."""
     try:
-        folded = spectra(model, fold_norm=True).summary
+        folded = rows(spectra(model, fold_norm=True).summary, head=WHOLE).set_index("block")["negative_share"]
     except ValueError:  # post-norm: no norm stands before attention
         folded = None
     frames, whole = [], spectra(model).frame
@@ -85,9 +84,7 @@ def _blocks(model: Any) -> pd.DataFrame:
             "negative_share": first["negative_share"],
             "trace": first["mimetic_score"],
             "growth": first["mean_growth"],
-            "folded_share": np.nan
-            if folded is None
-            else rows(folded, block=block, head=WHOLE)["negative_share"].iloc[0],
+            "folded_share": np.nan if folded is None else folded.loc[block],
         }
         frames.append(pd.DataFrame({"bin": (BINS[:-1] + BINS[1:]) / 2, "share": counts / len(values)}).assign(**about))
     return pd.concat(frames, ignore_index=True)
@@ -146,13 +143,16 @@ def _moved(means: pd.DataFrame, kind: str, judged: dict[str, Any]) -> Claim:
     own = own[own["model"].str.startswith("small")].set_index(["state", "seed"])
     share, trace, folded = (own[name].unstack("state") for name in ("negative_share", "trace", "folded_share"))
     change, end = share["trained"] - share["fresh"], share["trained"].mean()
-    claim, paper = "leaves the eigenvalues of H symmetric (language)", "language is symmetric"
+    claim, paper = "Python's manual leaves the eigenvalues of H symmetric (language)", "language is symmetric"
     tolerance, holds = "45 to 55 % in the mean", 0.45 <= end <= 0.55
     if kind == "vision":
-        claim, paper = "moves the eigenvalues of H to the negative side (vision)", "vision skews to the negatives"
+        claim, paper = (
+            "digits moves the eigenvalues of H to the negative side (vision)",
+            "vision skews to the negatives",
+        )
         tolerance, holds = "above 55 % in the mean, and more in every seed", end > 0.55 and (change > 0).all()
     return said(
-        f"training on {'digits' if kind == 'vision' else "Python's manual"} {claim}",
+        f"training on {claim}",
         f"Fig. 5, caption: {paper}",
         f"negative share {share['fresh'].mean():.1%} → {end:.1%} (seeds: "
         f"{', '.join(f'{value:+.1%}' for value in change)}); with LN "

@@ -8,18 +8,19 @@ every kind against the table of dominating sets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
-from depthscope.drawing import BLACK, BLUE, GREY, PALETTE, VERMILION, block_axis, circle, label, legend_below, panels
+from depthscope.drawing import BLACK, BLUE, GREY, PALETTE, VERMILION, circle, legend_below, panels
 from depthscope.measures import frequency_ratio
 from depthscope.progress import Share
 from depthscope.theory import dominance_of, mean_wins, tokens_after
+from depthscope_lab.papers.claims import rows
 from depthscope_lab.papers.dovonon2025.repeated import (
     F64,
     attend,
@@ -31,6 +32,7 @@ from depthscope_lab.papers.dovonon2025.repeated import (
 )
 from depthscope_lab.papers.dovonon2025.theory_cases import EQUAL, SETS, cases
 from depthscope_lab.papers.dovonon2025.theory_claims import claims_of
+from depthscope_lab.papers.figures import axis, line
 from depthscope_lab.papers.study import Claim, Study
 
 SCALES = (1.0, 0.2, -0.2, -1.0, -2.1)
@@ -59,13 +61,11 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     did), rate_said, inside, centre. sweep: s, depth, ratio, rate_seen, rate_said, edge, limit. case: see
     `theory_cases.cases`.
     """
-    parts = []
-    for number, (name, make) in enumerate(
-        {"scale": _scales, "plane": _plane, "sweep": _sweep, "case": lambda c: cases(c.cases, (c.seed, 4))}.items()
-    ):
-        parts.append(make(config).assign(part=name))
-        progress((number + 1) / 4)
-    return pd.concat(parts, ignore_index=True)
+    made = []
+    for name, make in PARTS.items():
+        made.append(make(config).assign(part=name))
+        progress(len(made) / len(PARTS))
+    return pd.concat(made, ignore_index=True)
 
 
 def _scales(config: Config) -> pd.DataFrame:
@@ -73,19 +73,15 @@ def _scales(config: Config) -> pd.DataFrame:
     start = draw_normal(config.trials, config.tokens, config.width, seed=(config.seed, 1, 1))
     eye = torch.eye(config.width, dtype=F64)
     first = frequency_ratio(start)
-    rows = []
+    found = []
     for s in SCALES:
-        found = repeat(attend(a, s * eye), start, range(DEPTH + 1), rescale=False)
-        for block, tokens in enumerate(found):
+        for block, tokens in enumerate(repeat(attend(a, s * eye), start, range(DEPTH + 1), rescale=False)):
             seen = frequency_ratio(tokens) / first
-            closed = frequency_ratio(_closed(start, a, s * eye, block)) / first
+            said = [tokens_after(x, matrix, s * eye, block) for x, matrix in zip(start, a, strict=True)]
+            closed = frequency_ratio(torch.stack(said)) / first
             apart = (seen / closed - 1).abs().max().item()
-            rows.append((s, block, seen.log().mean().exp().item(), closed.log().mean().exp().item(), apart))
-    return pd.DataFrame(rows, columns=["s", "block", "ratio", "closed", "apart"])
-
-
-def _closed(start: Tensor, a: Tensor, h: Tensor, depth: int) -> Tensor:
-    return torch.stack([tokens_after(x, matrix, h, depth) for x, matrix in zip(start, a, strict=True)])
+            found.append((s, block, seen.log().mean().exp().item(), closed.log().mean().exp().item(), apart))
+    return pd.DataFrame(found, columns=["s", "block", "ratio", "closed", "apart"])
 
 
 def _plane(config: Config) -> pd.DataFrame:
@@ -131,61 +127,65 @@ def _sweep(config: Config) -> pd.DataFrame:
     return pd.concat([about.assign(depth=depth, ratio=found[DEPTHS.index(depth)].numpy()) for depth in SWEPT])
 
 
+PARTS: dict[str, Callable[[Config], pd.DataFrame]] = {
+    "scale": _scales,
+    "plane": _plane,
+    "sweep": _sweep,
+    "case": lambda config: cases(config.cases, (config.seed, 4)),
+}
+
+
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = panels(2, 2, width=4.8, height=3.9)
-    _draw_scales(axes[0], frame[frame["part"] == "scale"])
-    _draw_plane(axes[1], frame[frame["part"] == "plane"])
-    _draw_sweep(axes[2], frame[frame["part"] == "sweep"])
-    _draw_cases(axes[3], frame[(frame["part"] == "case") & (frame["settled"] == True)])  # noqa: E712 of mixed columns
+    _draw_scales(axes[0], rows(frame, part="scale"))
+    _draw_plane(axes[1], rows(frame, part="plane"))
+    _draw_sweep(axes[2], rows(frame, part="sweep"))
+    _draw_cases(axes[3], rows(frame, part="case", settled=True))
     return figure
 
 
-def _draw_scales(ax: Any, rows: pd.DataFrame) -> None:
-    for (s, own), colour in zip(rows.groupby("s", sort=False), PALETTE, strict=False):
-        ax.plot(own["block"], own["closed"], color=colour, linewidth=1.4, label=f"s = {s:g}")
+def _draw_scales(ax: Any, scale: pd.DataFrame) -> None:
+    for (s, own), colour in zip(scale.groupby("s", sort=False), PALETTE, strict=False):
+        line(ax, own.set_index("block")["closed"], colour, f"s = {s:g}", linewidth=1.4)
         ax.plot(own["block"], own["ratio"], ".", color=colour, markersize=5)
     ax.axhline(1, color=GREY, linewidth=0.8, linestyle="--")
-    ax.set_yscale("log")
-    block_axis(ax, DEPTH, first=0)
-    label(ax, "H = sI: closed form (lines), simulated (dots)", "block", "‖HFC‖/‖LFC‖ by its start")
+    title, y = "H = sI: closed form (lines), simulated (dots)", "‖HFC‖/‖LFC‖ by its start"
+    axis(ax, title, "block", y, log=True, first=0, last=DEPTH)
     legend_below(ax, columns=5)
 
 
-def _draw_plane(ax: Any, rows: pd.DataFrame) -> None:
-    centre = rows["centre"].iloc[0]
-    for chosen, colour, name in (
-        (rows["equal"] == True, BLUE, "simulated: tokens become equal"),  # noqa: E712 of mixed columns
-        (rows["equal"] == False, VERMILION, "simulated: not"),  # noqa: E712
-    ):
-        ax.plot(rows["real"][chosen], rows["imag"][chosen], ".", color=colour, markersize=4, label=name)
+def _draw_plane(ax: Any, plane: pd.DataFrame) -> None:
+    centre = plane["centre"].iloc[0]
+    for equal, colour, name in ((True, BLUE, "simulated: tokens become equal"), (False, VERMILION, "simulated: not")):
+        own = rows(plane, equal=equal)
+        ax.plot(own["real"], own["imag"], ".", color=colour, markersize=4, label=name)
     circle(ax, centre, -centre, colour=BLACK, name="|μ + 1/(1+λₙ)| = 1/(1+λₙ)")
     ax.set_aspect("equal")
-    label(ax, "Eigenvalues μ of H, λ real", "Re μ", "Im μ")
+    axis(ax, "Eigenvalues μ of H, λ real", "Re μ", "Im μ")
     legend_below(ax, columns=1)
 
 
-def _draw_sweep(ax: Any, rows: pd.DataFrame) -> None:
-    for border, name in ((rows["edge"].iloc[0], "s = −2/(1+λₙ) and 0"), (0, None)):
+def _draw_sweep(ax: Any, sweep: pd.DataFrame) -> None:
+    for border, name in ((sweep["edge"].iloc[0], "s = −2/(1+λₙ) and 0"), (0, None)):
         ax.axvline(border, color=BLACK, linewidth=1, linestyle=":", label=name)
-    for (depth, own), colour in zip(rows.groupby("depth"), PALETTE, strict=False):
-        ax.plot(own["s"], own["ratio"], ".-", color=colour, linewidth=1, markersize=4, label=f"block {depth:g}")
-    ax.axhline(rows["limit"].iloc[0], color=GREY, linewidth=1, linestyle="--", label="of the mode of λₙ")
-    ax.set_yscale("log")
-    ax.set_ylim(1e-6, 1e2)
-    label(ax, "H = sI: too negative smooths again", "s", "‖HFC‖/‖LFC‖")
+    for (depth, own), colour in zip(sweep.groupby("depth"), PALETTE, strict=False):
+        look = {"marker": ".", "linewidth": 1, "markersize": 4}
+        line(ax, own.set_index("s")["ratio"], colour, f"block {depth:g}", **look)
+    ax.axhline(sweep["limit"].iloc[0], color=GREY, linewidth=1, linestyle="--", label="of the mode of λₙ")
+    axis(ax, "H = sI: too negative smooths again", "s", "‖HFC‖/‖LFC‖", log=True, ylim=(1e-6, 1e2))
     legend_below(ax, columns=3)
 
 
-def _draw_cases(ax: Any, rows: pd.DataFrame) -> None:
+def _draw_cases(ax: Any, found: pd.DataFrame) -> None:
     for place, name in enumerate(reversed(SETS)):
-        own = rows[rows["dominating"] == name]
-        right = int((own["agrees"] == True).sum())  # noqa: E712
+        own = rows(found, dominating=name)
+        right = len(rows(own, agrees=True))
         ax.barh(place, right, color=BLUE, label="as the theory says" if place == 0 else None)
         ax.barh(place, len(own) - right, left=right, color=VERMILION, label="otherwise" if place == 0 else None)
         ax.text(len(own), place, f" {right} of {len(own)}", va="center", fontsize=8)
     ax.set_yticks(range(len(SETS)), reversed(SETS))
-    ax.set_xlim(0, 1.2 * rows["dominating"].value_counts().max())
-    label(ax, "Random A, H, X₀ after 4096 blocks", "cases", "what dominates")
+    ax.set_xlim(0, 1.2 * found["dominating"].value_counts().max())
+    axis(ax, "Random A, H, X₀ after 4096 blocks", "cases", "what dominates")
     legend_below(ax)
 
 
@@ -193,11 +193,4 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     return claims_of(frame, near=NEAR)
 
 
-STUDY = Study(
-    "dovonon2025-theory",
-    full=Config(),
-    quick=Config(trials=4, points=80, steps=31, cases=8),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+STUDY = Study("dovonon2025-theory", Config(), Config(trials=4, points=80, steps=31, cases=8), compute, draw, claims)
