@@ -123,14 +123,8 @@ def _rows(tokens: list[Tensor], attention: list[Tensor], blocks: list[BlockAnato
             "dovonon": start * dovonon,
             "update": frequency_ratio(x),
         }
-        own, sample = factors[max(block - 1, 0)], range(len(now))
-        about = {
-            "factor_yu": own[0],
-            "factor_dovonon": own[1],
-            "smooths": all(smooths),
-            "block": block,
-            "sample": sample,
-        }
+        own, about = factors[max(block - 1, 0)], {"block": block, "sample": range(len(now))}
+        about |= {"factor_yu": own[0], "factor_dovonon": own[1], "smooths": all(smooths)}
         frames.append(pd.DataFrame({name: column.numpy() for name, column in columns.items()} | about))
     return pd.concat(frames, ignore_index=True)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from depthscope_lab.papers.simulation.randomness import standard_normal_tokens
+from depthscope_lab.papers.simulation.randomness import chunks, standard_normal_tokens
 from depthscope_lab.papers.simulation.weights import Sampler
 
 
@@ -19,6 +20,10 @@ class Size:
     heads: int = 8
     trials: int = 10
     seed: int = 0
+
+    def parts(self, most: int) -> Iterator[tuple[int, int]]:
+        """The number of a part of the trials, and how many they are: at most so many at once, for the memory."""
+        return enumerate(chunks(self.trials, most))
 
     def sampler(self, setting: str, trials: int, *seed: int, **more: Any) -> Sampler:
         """Of so many blocks at once; the seed follows the configuration's."""

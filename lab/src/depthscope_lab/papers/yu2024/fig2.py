@@ -21,7 +21,6 @@ from depthscope.progress import Share
 from depthscope_lab.papers.claims import said
 from depthscope_lab.papers.figures import axis, line
 from depthscope_lab.papers.simulation.blocks import Stations, feed, post_norm_block, root
-from depthscope_lab.papers.simulation.randomness import chunks
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import SETTINGS
 from depthscope_lab.papers.study import Claim, Study
@@ -44,7 +43,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     frames, done, scratch = [], 0, Scratch()
     in_law = SETTINGS[config.setting].value.gaussian and config.tokens <= config.width
     value_inputs = config.tokens if in_law else None
-    for part, size in enumerate(chunks(config.trials, CHUNK)):
+    for part, size in config.parts(CHUNK):
         sampler = config.sampler(config.setting, size, part, 0, passing=True, value_inputs=value_inputs)
         x = config.start(size, part, 1)
         for block in range(1, config.blocks + 1):

@@ -19,10 +19,8 @@ from depthscope.progress import Share
 from depthscope.theory import expected_pre_norm_energy, pre_norm_exponent, pre_norm_odds, similarity_of, token_odds
 from depthscope_lab.papers.claims import said
 from depthscope_lab.papers.figures import axis, line
-from depthscope_lab.papers.simulation.blocks import post_norm_block
-from depthscope_lab.papers.simulation.randomness import chunks
+from depthscope_lab.papers.simulation.blocks import post_norm_block, pre_norm_block
 from depthscope_lab.papers.simulation.size import Size
-from depthscope_lab.papers.simulation.variants import pre_norm_block
 from depthscope_lab.papers.study import Claim, Study
 
 CHUNK = 16  # trials at a time: their weights are 0.2 GB
@@ -41,7 +39,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     `predicted_similarity` is t_sim by our map, the same for all trials of a block.
     """
     frames = []
-    for part, trials in enumerate(parts := chunks(config.trials, CHUNK)):
+    for part, trials in (parts := list(config.parts(CHUNK))):
         sampler = config.sampler("theorem", trials, 4, part, 0)
         pre = post = config.start(trials, 4, part, 1)
         frames.append(_rows(0, part * CHUNK, _state(pre) | {"post_norm_similarity": token_similarity(post)}))

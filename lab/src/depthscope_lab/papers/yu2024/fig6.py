@@ -94,7 +94,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     progress = (CHANCE - final.set_index("variant")[["loss", "test_loss"]]).fillna(0.0).groupby("variant").mean()
     accuracy = final.groupby("variant")["test_accuracy"].mean()
     told = "; ".join(
-        f"{LABELS[variant]} {progress['loss'][variant]:.3f}, {progress['test_loss'][variant]:.3f}, "
+        f"{LABELS[variant]} {CHANCE - progress['loss'][variant]:.3f}, {CHANCE - progress['test_loss'][variant]:.3f}, "
         f"{accuracy[variant]:.1%}"
         for variant in VARIANTS
     )

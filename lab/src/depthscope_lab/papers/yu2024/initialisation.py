@@ -22,7 +22,6 @@ from depthscope.remedies import deescalate
 from depthscope_lab.papers.claims import curve, rows, said
 from depthscope_lab.papers.figures import axis, line
 from depthscope_lab.papers.simulation.blocks import post_norm_block
-from depthscope_lab.papers.simulation.randomness import chunks
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import SETTINGS
 from depthscope_lab.papers.study import Claim, Study
@@ -45,7 +44,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: setting, tau, block, trial, gain (dσ² of W_V·W_O), quantity, value."""
     frames = []
     for number, setting in enumerate(SHOWN):
-        for part, size in enumerate(chunks(config.trials, CHUNK)):
+        for part, size in config.parts(CHUNK):
             sampler = config.sampler(setting, size, number, part, 0)
             x = config.start(size, number, part, 1, streams=len(TAUS))
             for block in range(1, config.blocks + 1):

@@ -21,10 +21,9 @@ from depthscope.progress import Share
 from depthscope.theory import asymptotic_rate
 from depthscope_lab.papers.claims import rows, said
 from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.simulation.blocks import attention_half, ffn_half
 from depthscope_lab.papers.simulation.collapse_rate import FLOOR, LOCAL, Fit, allowed, fit, walk
-from depthscope_lab.papers.simulation.randomness import chunks
 from depthscope_lab.papers.simulation.size import Size
-from depthscope_lab.papers.simulation.variants import attention_half, ffn_half
 from depthscope_lab.papers.simulation.weights import Linear, Weights
 from depthscope_lab.papers.study import Claim, Study
 
@@ -43,7 +42,7 @@ class Config(Size):
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per variant, dtype, α, trial and block: t_div of what leaves the block, and `_with_curves`."""
     frames = []
-    for part, trials in enumerate(parts := chunks(config.trials, CHUNK)):
+    for part, trials in (parts := list(config.parts(CHUNK))):
         sampler = config.sampler("theorem", trials, 9, part, 0, dtype=torch.float64)
         start = config.start(trials, 9, part, 1, dtype=torch.float64)
         streams = [Streams(variant, start, config.alphas) for variant in VARIANTS]
