@@ -1,4 +1,4 @@
-"""How a study says what it found: a claim as one record, and the rows of its frame by what stands in them."""
+"""What the studies share: a claim as one record, rows and curves of a frame, lines and axes of a picture."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from depthscope.drawing import block_axis, label, line_with_band
 from depthscope_lab.papers.study import Claim, judge
 
 
@@ -29,3 +30,32 @@ def rows(frame: pd.DataFrame, **where: object) -> pd.DataFrame:
 def curve(frame: pd.DataFrame, value: str = "value", by: str = "block", **where: object) -> pd.Series:
     """The mean of one column by another, over the rows that have these values."""
     return rows(frame, **where).groupby(by)[value].mean()
+
+
+def line(ax: Any, curve: pd.Series, colour: str, name: str | None = None, spread: Any = None, **style: Any) -> None:
+    """A curve over its index, and the band of its spread."""
+    line_with_band(ax, curve.index, curve, spread, colour=colour, name=name, **style)
+
+
+def axis(
+    ax: Any,
+    title: str,
+    x: str,
+    y: str,
+    *,
+    log: bool = False,
+    ylim: Any = None,
+    xlim: Any = None,
+    first: int = 1,
+    last: int | None = None,
+) -> None:
+    """Names an axis; `first` and `last` are blocks."""
+    if log:
+        ax.set_yscale("log")
+    if ylim is not None:
+        ax.set_ylim(ylim)
+    if xlim is not None:
+        ax.set_xlim(xlim)
+    if last is not None:
+        block_axis(ax, last, first)
+    label(ax, title, x, y)

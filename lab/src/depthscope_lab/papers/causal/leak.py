@@ -29,8 +29,7 @@ from depthscope_lab.papers.causal.leak_runs import (
     similarity,
     train,
 )
-from depthscope_lab.papers.claims import curve, rows, said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.study import Claim, Study
 
 STACKS_SHARE = 0.1  # of the time
@@ -154,10 +153,7 @@ def _test(frame: pd.DataFrame, case: str, quantity: str, position: int = -1) -> 
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    return [*_of_losses(frame, config.training), *_of_stacks(frame, config.stacks)]
-
-
-def _of_losses(frame: pd.DataFrame, shape: Training) -> list[Claim]:
+    shape = config.training
     floor, honest = _floor(frame), (NONE, *CAUSAL)
     whole, cut = ({case: _test(frame, case, q) for case in MODELS} for q in ("one pass", "token by token"))
     last = {case: _test(frame, case, "one pass, position", shape.tokens) for case in LEAKING}
@@ -207,6 +203,7 @@ def _of_losses(frame: pd.DataFrame, shape: Training) -> list[Claim]:
             "1e-4 nats: rounding of float32 in sums of other lengths",
             most < 1e-4,
         ),
+        *_of_stacks(frame, config.stacks),
     ]
 
 

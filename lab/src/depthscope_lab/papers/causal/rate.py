@@ -21,8 +21,7 @@ from depthscope.drawing import BLACK, BLUE, GREY, ORANGE, VERMILION, legend_belo
 from depthscope.measures import TokenMatrix, delta, token_diversity
 from depthscope.progress import Share
 from depthscope.theory import asymptotic_rate, causal_ramp, causal_ratio, uniform_causal_attention
-from depthscope_lab.papers.claims import curve, rows, said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.simulation.blocks import attend, attention_half, ffn_half
 from depthscope_lab.papers.simulation.collapse_rate import allowed, walk
 from depthscope_lab.papers.simulation.size import Size
@@ -55,7 +54,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     apart they are, ‖X − X′‖²/‖X‖², and goes to 0 only if the first token decides everything.
     """
     frames = []
-    for part, trials in (parts := list(config.parts(CHUNK))):
+    for part, trials in (parts := config.parts(CHUNK)):
         sampler = config.sampler("theorem", trials, 11, part, 0, dtype=torch.float64)
         streams = [config.start(trials, 11, part, stream, dtype=torch.float64) for stream in (1, 2)]
         start = torch.cat(streams, dim=1)  # (trials, 2, n, d)

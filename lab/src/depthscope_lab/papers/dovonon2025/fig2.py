@@ -17,9 +17,8 @@ from depthscope.drawing import GREY, PALETTE, panels, shared_legend, similarity_
 from depthscope.probing import probe
 from depthscope.progress import Share, Steps
 from depthscope.text import read_text
-from depthscope_lab.papers.claims import curve, said
+from depthscope_lab.papers.claims import axis, curve, line, said
 from depthscope_lab.papers.dovonon2025.subjects import FRESH, Subject, fresh, ids_of, loaded, photographs, pretrained
-from depthscope_lab.papers.figures import axis, line
 from depthscope_lab.papers.study import Claim, Study
 
 MEASURES = ("frequency_ratio", "cosine_similarity", "effective_rank", "stable_rank", "token_similarity")

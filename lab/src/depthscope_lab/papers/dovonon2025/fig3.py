@@ -28,10 +28,9 @@ from depthscope.probing.weight_spectra import WHOLE, spectra
 from depthscope.progress import Share, Steps, Tick
 from depthscope.remedies.reparameterise import INTERVALS
 from depthscope_lab.extras import require
-from depthscope_lab.papers.claims import curve, rows, said
+from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.dovonon2025.fig2 import TITLES
 from depthscope_lab.papers.dovonon2025.fig5_runs import Training, fit
-from depthscope_lab.papers.figures import axis, line
 from depthscope_lab.papers.study import Claim, Study
 from depthscope_lab.training.data import LabelledImages, load_cifar10, load_digits
 from depthscope_lab.training.images import ImageClassification
@@ -71,88 +70,58 @@ class Config:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Rows by kind, state (fresh, trained), seed and block: the three measures, loss and accuracy, outside_smooth,
     outside_sharpen, negative_share (of H), negative_gains (of LN); rows of state "tuning": the loss by rate."""
-    subject = subject_of(config.data, config.patch_size, config.training, config.images)
+    data = load_digits() if config.data is None else load_cifar10(config.data, allow_incomplete=True)
     work = len(KINDS) * (len(config.rates) + config.trials) * config.training.steps
-    advance = Steps(lambda done: progress(done / work))
-    frames = []
+    advance, frames = Steps(lambda done: progress(done / work)), []
+    held_back, seed = data.for_tuning(), config.seed + TUNING_SEED
     for kind in KINDS:
-        tuning = tuned(kind, subject, config.rates, config.seed, advance)
-        frames.append(tuning.assign(block=0))
-        frames += [
-            before_and_after(kind, subject, best_rate(tuning), config.seed + trial, advance)
-            for trial in range(config.trials)
-        ]
+        about: dict[str, Any] = {"kind": kind, "state": "tuning", "seed": seed}
+        tried = [about | {"rate": r} | _trained(kind, held_back, config, r, seed, advance)[1] for r in config.rates]
+        frames.append(tuning := pd.DataFrame(tried).assign(block=0))
+        for trial in range(config.trials):
+            frames += _before_and_after(kind, data, config, best_rate(tuning), config.seed + trial, advance)
     progress(1.0)
-    return pd.concat(frames, ignore_index=True).assign(data=subject.data.name)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What the models are trained on, and in which form."""
-
-    data: LabelledImages
-    recipe: str
-    patch_size: int
-    shape: Training
-    images: int  # of the test images, that the three measures are taken on
-
-
-def subject_of(source: str | None, patch_size: int, shape: Training, images: int) -> Subject:
-    """scikit-learn's digits, or CIFAR-10 from a folder, as far as it is there."""
-    if source is None:
-        return Subject(load_digits(), "vit-digits", patch_size, shape, images)
-    return Subject(load_cifar10(source, allow_incomplete=True), "vit-cifar10", patch_size, shape, images)
-
-
-def tuned(kind: str, subject: Subject, rates: tuple[float, ...], seed: int, advance: Tick) -> pd.DataFrame:
-    """One row per learning rate: the loss and the accuracy on images that were held back."""
-    held_back = replace(subject, data=subject.data.for_tuning())
-    rows = []
-    for rate in rates:
-        _, found = _trained(kind, held_back, rate, seed + TUNING_SEED, advance)
-        rows.append({"kind": kind, "state": "tuning", "seed": seed + TUNING_SEED, "rate": rate, **found})
-    return pd.DataFrame(rows)
+    return pd.concat(frames, ignore_index=True).assign(data=data.name)
 
 
 def best_rate(tuning: pd.DataFrame) -> float:
     return float(tuning.sort_values("loss")["rate"].iloc[0])
 
 
-def before_and_after(kind: str, subject: Subject, rate: float, seed: int, advance: Tick) -> pd.DataFrame:
+def _before_and_after(
+    kind: str, data: LabelledImages, config: Config, rate: float, seed: int, advance: Tick
+) -> list[pd.DataFrame]:
     """The three measures of test images by block, in the model as drawn and as trained, with what it has reached."""
     about: dict[str, Any] = {"kind": kind, "seed": seed, "rate": rate}
-    fresh, task = _model(kind, subject, seed)
-    pixels = task.normalised(subject.data.test_images[: subject.images])
-    frames = [_measured(fresh, pixels).assign(**about, state="fresh", **_score(fresh, task))]
-    trained, found = _trained(kind, subject, rate, seed, advance)
-    frames.append(_measured(trained, pixels).assign(**about, state="trained", **found))
-    return pd.concat(frames, ignore_index=True)
+    fresh, task = _model(kind, data, config, seed)
+    pixels = task.normalised(data.test_images[: config.images])
+    before = _measured(fresh, pixels).assign(**about, state="fresh", **_score(fresh, task))
+    trained, found = _trained(kind, data, config, rate, seed, advance)
+    return [before, _measured(trained, pixels).assign(**about, state="trained", **found)]
 
 
-def _model(kind: str, subject: Subject, seed: int) -> tuple[nn.Module, ImageClassification]:
-    shape = subject.shape
-    config = RECIPES[subject.recipe](KINDS[kind]).changed(
+def _model(kind: str, data: LabelledImages, config: Config, seed: int) -> tuple[nn.Module, ImageClassification]:
+    shape = config.training
+    settings = RECIPES["vit-digits" if config.data is None else "vit-cifar10"](KINDS[kind]).changed(
         depth=shape.depth,
         width=shape.width,
         ffn_width=2 * shape.width,
         heads=shape.heads,
-        patch_size=subject.patch_size,
+        patch_size=config.patch_size,
         batch_size=shape.batch,
         augment=False,
         seed=seed,
     )
-    task = ImageClassification(config, subject.data)  # type: ignore[arg-type]
+    task = ImageClassification(settings, data)  # type: ignore[arg-type]
     return task.build(), task
 
 
-def _trained(kind: str, subject: Subject, rate: float, seed: int, advance: Tick) -> tuple[nn.Module, dict[str, float]]:
-    model, task = _model(kind, subject, seed)
-    fit(
-        model.train(),
-        lambda own, step: task.loss(own, task.batch(step, _ALL, _CPU), None)[0],
-        replace(subject.shape, rate=rate),
-        advance,
-    )
+def _trained(
+    kind: str, data: LabelledImages, config: Config, rate: float, seed: int, advance: Tick
+) -> tuple[nn.Module, dict[str, float]]:
+    model, task = _model(kind, data, config, seed)
+    shape = replace(config.training, rate=rate)
+    fit(model.train(), lambda own, step: task.loss(own, task.batch(step, _ALL, _CPU), None)[0], shape, advance)
     return model, _score(model, task)
 
 
@@ -168,22 +137,17 @@ def _measured(model: nn.Module, pixels: Any) -> pd.DataFrame:
     outside: how far an eigenvalue of the block's H lies outside [−1, 0] and [0, 1] at the most (imaginary part
     included); negative_gains: the share of the weights < 0 of the norm that attention reads.
     """
-    frame = probe(model, pixels, measures=tuple(TITLES)).frame
-    frame = frame[frame["station"] == "output"]
+    frame = rows(probe(model, pixels, measures=tuple(TITLES)).frame, station="output")
     wide = frame.groupby(["block", "measure"])["value"].mean().unstack("measure").reset_index()
     wide.columns.name = None
-    values = spectra(model).frame
-    values = values[values["head"] == WHOLE]
+    values = rows(spectra(model).frame, head=WHOLE)
     for name, (low, high) in INTERVALS.items():
         beyond = (low - values["real"]).clip(lower=0) + (values["real"] - high).clip(lower=0) + values["imag"].abs()
         wide[f"outside_{name}"] = wide["block"].map(beyond.groupby(values["block"]).max())
     wide["negative_share"] = wide["block"].map(values.groupby("block")["negative_share"].first())
-    gains = {number: _negative_gains(block) for number, block in enumerate(anatomy_of(model).blocks, 1)}
+    blocks: Any = enumerate(anatomy_of(model).blocks, start=1)
+    gains = {number: float((block.norms[0].weight < 0).double().mean()) for number, block in blocks}
     return wide.assign(negative_gains=wide["block"].map(gains))
-
-
-def _negative_gains(block: Any) -> float:
-    return float((block.norms[0].weight < 0).double().mean())
 
 
 def draw(frame: pd.DataFrame) -> Any:

@@ -24,9 +24,8 @@ from torch.nn import functional as F
 from depthscope.drawing import BLUE, VERMILION, panels, shared_legend
 from depthscope.measures import frequency_ratio
 from depthscope.progress import Share, Steps
-from depthscope_lab.papers.claims import rows, said
+from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.dovonon2025.repeated import F64, draw_attention, draw_normal, repeat, with_spectrum
-from depthscope_lab.papers.figures import axis, line
 from depthscope_lab.papers.study import Claim, Study
 
 SPECTRA = {"[0, 1]": 1, "[−1, 0]": -1}  # of H, and its sign

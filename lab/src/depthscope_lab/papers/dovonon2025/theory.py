@@ -20,7 +20,7 @@ from depthscope.drawing import BLACK, BLUE, GREY, PALETTE, VERMILION, circle, le
 from depthscope.measures import frequency_ratio
 from depthscope.progress import Share
 from depthscope.theory import dominance_of, mean_wins, tokens_after
-from depthscope_lab.papers.claims import rows, said
+from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.dovonon2025.repeated import (
     F64,
     attend,
@@ -31,7 +31,6 @@ from depthscope_lab.papers.dovonon2025.repeated import (
     repeat,
 )
 from depthscope_lab.papers.dovonon2025.theory_cases import EQUAL, MEAN, SETS, cases
-from depthscope_lab.papers.figures import axis, line
 from depthscope_lab.papers.study import Claim, Study
 
 SCALES = (1.0, 0.2, -0.2, -1.0, -2.1)

@@ -29,9 +29,8 @@ from depthscope.passes.machine import ListenToAttention
 from depthscope.progress import Share
 from depthscope.text import read_text
 from depthscope.theory import dominance_of
-from depthscope_lab.papers.claims import rows, said
+from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.dovonon2025.subjects import ids_of
-from depthscope_lab.papers.figures import axis, line
 from depthscope_lab.papers.study import Claim, Study
 
 ALONE = "albert, no FFN"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +20,9 @@ class Size:
     trials: int = 10
     seed: int = 0
 
-    def parts(self, most: int) -> Iterator[tuple[int, int]]:
-        """The number of a part of the trials, and how many they are: at most so many at once, for the memory."""
-        return enumerate(chunks(self.trials, most))
+    def parts(self, most: int) -> list[tuple[int, int]]:
+        """Trials in parts of at most so many, for the memory: the number of each part, and how many trials it has."""
+        return list(enumerate(chunks(self.trials, most)))
 
     def sampler(self, setting: str, trials: int, *seed: int, **more: Any) -> Sampler:
         """Of so many blocks at once; the seed follows the configuration's."""

@@ -21,8 +21,7 @@ from depthscope.models.families import build_family
 from depthscope.probing import Profile, probe
 from depthscope.progress import Share, Steps
 from depthscope.text import cut, read_text, train_tokenizer
-from depthscope_lab.papers.claims import curve, said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, curve, line, said
 from depthscope_lab.papers.study import Claim, Study
 
 FAMILIES = {"bert": "BERT", "albert": "ALBERT"}

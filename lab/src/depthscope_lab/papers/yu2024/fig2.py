@@ -18,8 +18,7 @@ import torch
 from depthscope import drawing
 from depthscope.measures import ALIKE, EQUAL, Scratch, TokenMatrix, delta, growth, token_similarity
 from depthscope.progress import Share
-from depthscope_lab.papers.claims import said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, line, said
 from depthscope_lab.papers.simulation.blocks import Stations, feed, post_norm_block, root
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import SETTINGS

@@ -19,8 +19,7 @@ from depthscope import drawing
 from depthscope.measures import ALIKE, Growth, TokenMatrix, token_similarity
 from depthscope.progress import Share
 from depthscope.theory import expected_rate, lower_bound, spectral_estimate
-from depthscope_lab.papers.claims import said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, line, said
 from depthscope_lab.papers.simulation.blocks import post_norm_block, root
 from depthscope_lab.papers.simulation.randomness import chunks, generators
 from depthscope_lab.papers.simulation.size import Size

@@ -17,8 +17,7 @@ from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, legend_bel
 from depthscope.measures import ALIKE, EQUAL, frobenius_norm, token_similarity
 from depthscope.progress import Share
 from depthscope.theory import expected_pre_norm_energy, pre_norm_exponent, pre_norm_odds, similarity_of, token_odds
-from depthscope_lab.papers.claims import said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, line, said
 from depthscope_lab.papers.simulation.blocks import post_norm_block, pre_norm_block
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.study import Claim, Study
@@ -39,7 +38,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     `predicted_similarity` is t_sim by our map, the same for all trials of a block.
     """
     frames = []
-    for part, trials in (parts := list(config.parts(CHUNK))):
+    for part, trials in (parts := config.parts(CHUNK)):
         sampler = config.sampler("theorem", trials, 4, part, 0)
         pre = post = config.start(trials, 4, part, 1)
         frames.append(_rows(0, part * CHUNK, _state(pre) | {"post_norm_similarity": token_similarity(post)}))
@@ -107,14 +106,6 @@ def predicted(frame: pd.DataFrame) -> list[float]:
     return [similarity_of(value) for value in found]
 
 
-def exponents(frame: pd.DataFrame) -> np.ndarray[Any, Any]:
-    """The power of depth in the odds, over the second half of the blocks, one per trial."""
-    late = frame[frame["block"] >= frame["block"].max() / 2]
-    return np.array(
-        [np.polyfit(np.log(trial["block"]), np.log(trial["odds"]), 1)[0] for _, trial in late.groupby("trial")]
-    )
-
-
 def _ffn(frame: pd.DataFrame) -> float:
     return float((frame["ffn_norm"] ** 2).mean() / frame["normed_norm"].mean() ** 2)
 
@@ -142,7 +133,9 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     (pre, pre_more), (post, post_more) = _blocks(similarity), _blocks(mean["post_norm_similarity"])
     at_least = min(pre_more, config.depth - pre)  # where the blocks end before t_div is down tenfold
     more = "" if np.isfinite(pre_more) else "more than "
-    fitted, theory = exponents(frame), pre_norm_exponent(ffn=_ffn(frame))
+    late = frame[frame["block"] >= frame["block"].max() / 2].groupby("trial")
+    fitted = np.array([np.polyfit(np.log(own["block"]), np.log(own["odds"]), 1)[0] for _, own in late])
+    theory = pre_norm_exponent(ffn=_ffn(frame))
     wobble = steps["normed_norm"].max() / steps["normed_norm"].min() - 1
     return [
         said(

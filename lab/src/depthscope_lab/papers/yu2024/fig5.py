@@ -23,8 +23,7 @@ from depthscope.measures import token_diversity
 from depthscope.progress import Share
 from depthscope.remedies import deescalate
 from depthscope.theory import OddsMap, measure_map, token_odds
-from depthscope_lab.papers.claims import curve, rows, said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.simulation.blocks import input_gradient, post_norm_block
 from depthscope_lab.papers.simulation.randomness import standard_normal_tokens
 from depthscope_lab.papers.simulation.size import Size

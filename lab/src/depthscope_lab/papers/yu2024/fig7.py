@@ -16,8 +16,7 @@ import pandas as pd
 
 from depthscope import drawing
 from depthscope.progress import Share
-from depthscope_lab.papers.claims import curve, rows, said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.study import Claim, Study
 from depthscope_lab.papers.yu2024.fig7_runs import (
     CASES,

@@ -23,8 +23,7 @@ from depthscope import drawing
 from depthscope.measures import Growth, growth
 from depthscope.progress import Share, Steps
 from depthscope.theory import eta, expected_eta, expected_growth
-from depthscope_lab.papers.claims import rows, said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.simulation.randomness import fill_gaussian, fill_uniform, generators
 from depthscope_lab.papers.study import Claim, Study
 

@@ -32,9 +32,8 @@ from depthscope.progress import Share, Steps
 from depthscope.remedies import DeEscalate, apply, remove
 from depthscope.text import cut, read_text, train_tokenizer
 from depthscope.theory import expected_gradient_ratio
+from depthscope_lab.papers.claims import axis, line, said
 from depthscope_lab.papers.claims import curve as curve_of
-from depthscope_lab.papers.claims import said
-from depthscope_lab.papers.figures import axis, line
 from depthscope_lab.papers.study import Claim, Study
 
 STATIONS = {"output": "", "attention_input": "read_", "attention_branch": "branch_"}  # what stands before a measure

@@ -19,8 +19,7 @@ from depthscope import drawing
 from depthscope.measures import TokenMatrix, growth, token_diversity, token_similarity
 from depthscope.progress import Share
 from depthscope.remedies import deescalate
-from depthscope_lab.papers.claims import curve, rows, said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.simulation.blocks import post_norm_block
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import SETTINGS

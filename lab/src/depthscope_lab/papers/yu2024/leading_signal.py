@@ -15,15 +15,13 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import nn
 
 from depthscope import drawing
 from depthscope.measures import EQUAL
 from depthscope.probing import watch
 from depthscope.probing.roles import COHERENT, MEASURES
 from depthscope.progress import Share, Steps, Tick
-from depthscope_lab.papers.claims import rows, said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.study import Claim, Study
 from depthscope_lab.training.data import load_digits
 from depthscope_lab.training.images import ImageClassification
@@ -71,18 +69,14 @@ def _run(config: Config, rate: float, seed: int, advance: Tick) -> pd.DataFrame:
     with watch(model, every=1, measures=["token_similarity"], gradients=True) as watched:
         for step in range(config.steps):
             optimiser.param_groups[0]["lr"] = rate * (step + 1) / config.steps
-            losses.append(_step(model, task, optimiser, step))
+            loss = task.loss(model, task.batch(step, _ALL, _CPU), None)[0]
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.item())
             advance()
-    loss = pd.DataFrame({"step": range(config.steps), "signal": "loss", "value": losses})
-    return pd.concat([signals(watched.records), loss], ignore_index=True)
-
-
-def _step(model: nn.Module, task: ImageClassification, optimiser: torch.optim.Optimizer, step: int) -> float:
-    loss = task.loss(model, task.batch(step, _ALL, _CPU), None)[0]
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-    return loss.item()
+    told = pd.DataFrame({"step": range(config.steps), "signal": "loss", "value": losses})
+    return pd.concat([signals(watched.records), told], ignore_index=True)
 
 
 def signals(records: pd.DataFrame) -> pd.DataFrame:

@@ -19,8 +19,7 @@ from depthscope.drawing import BLACK, GREY, PALETTE, legend_below, panels
 from depthscope.measures import token_diversity
 from depthscope.progress import Share
 from depthscope.theory import asymptotic_rate
-from depthscope_lab.papers.claims import rows, said
-from depthscope_lab.papers.figures import axis, line
+from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.simulation.blocks import attention_half, ffn_half
 from depthscope_lab.papers.simulation.collapse_rate import FLOOR, LOCAL, Fit, allowed, fit, walk
 from depthscope_lab.papers.simulation.size import Size
@@ -42,7 +41,7 @@ class Config(Size):
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per variant, dtype, α, trial and block: t_div of what leaves the block, and `_with_curves`."""
     frames = []
-    for part, trials in (parts := list(config.parts(CHUNK))):
+    for part, trials in (parts := config.parts(CHUNK)):
         sampler = config.sampler("theorem", trials, 9, part, 0, dtype=torch.float64)
         start = config.start(trials, 9, part, 1, dtype=torch.float64)
         streams = [Streams(variant, start, config.alphas) for variant in VARIANTS]
