@@ -38,24 +38,12 @@ def line(ax: Any, curve: pd.Series, colour: str, name: str | None = None, spread
 
 
 def axis(
-    ax: Any,
-    title: str,
-    x: str,
-    y: str,
-    *,
-    log: bool = False,
-    ylim: Any = None,
-    xlim: Any = None,
-    first: int = 1,
-    last: int | None = None,
+    ax: Any, title: str, x: str, y: str, *, log: bool = False, first: int = 1, last: int | None = None, **limits: Any
 ) -> None:
-    """Names an axis; `first` and `last` are blocks."""
+    """Names an axis; `first` and `last` are blocks, `xlim` and `ylim` other limits."""
     if log:
         ax.set_yscale("log")
-    if ylim is not None:
-        ax.set_ylim(ylim)
-    if xlim is not None:
-        ax.set_xlim(xlim)
+    ax.set(**limits)
     if last is not None:
         block_axis(ax, last, first)
     label(ax, title, x, y)

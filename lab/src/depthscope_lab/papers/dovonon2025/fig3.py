@@ -160,29 +160,23 @@ def draw(frame: pd.DataFrame) -> Any:
                 line(ax, own.mean(), COLOURS[kind], name, own.std())
             (words, rest), log = title.split(": "), measure == "frequency_ratio"
             axis(ax, f"{state}: {words.lower()}", "block", rest.split(" →")[0], log=log, first=0, last=last)
-    _tuning(axes[3], frame)
-    _accuracy(axes[7], frame)
+    tuning, accuracy = axes[3], axes[7]
+    ends = rows(frame, state="trained", block=0)
+    for place, (kind, colour) in enumerate(COLOURS.items()):
+        tried = curve(frame, "loss", by="rate", kind=kind, state="tuning")
+        line(tuning, tried, colour, marker=".", linewidth=1.5)
+        own = rows(ends, kind=kind)["accuracy"]
+        accuracy.scatter([place] * len(own), own, color=colour, s=16)
+        accuracy.hlines(own.mean(), place - 0.25, place + 0.25, color=colour, linewidth=1.6)
+    tuning.set_xscale("log")
+    rates = sorted(rows(frame, state="tuning")["rate"].unique())
+    tuning.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    tuning.minorticks_off()
+    accuracy.set_xticks(range(len(NAMES)), list(NAMES))
+    axis(tuning, "learning rates, on images held back", "learning rate", "loss")
+    axis(accuracy, "test accuracy, by seed", "", "accuracy")
     shared_legend(figure, axes[0])
     return figure
-
-
-def _tuning(ax: Any, frame: pd.DataFrame) -> None:
-    for kind in NAMES:
-        line(ax, curve(frame, "loss", by="rate", kind=kind, state="tuning"), COLOURS[kind], marker=".", linewidth=1.5)
-    ax.set_xscale("log")
-    rates = sorted(rows(frame, state="tuning")["rate"].unique())
-    ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
-    ax.minorticks_off()
-    axis(ax, "learning rates, on images held back", "learning rate", "loss")
-
-
-def _accuracy(ax: Any, frame: pd.DataFrame) -> None:
-    for place, kind in enumerate(NAMES):
-        own = rows(frame, state="trained", block=0, kind=kind)["accuracy"]
-        ax.scatter([place] * len(own), own, color=COLOURS[kind], s=16)
-        ax.hlines(own.mean(), place - 0.25, place + 0.25, color=COLOURS[kind], linewidth=1.6)
-    ax.set_xticks(range(len(NAMES)), list(NAMES))
-    axis(ax, "test accuracy, by seed", "", "accuracy")
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:

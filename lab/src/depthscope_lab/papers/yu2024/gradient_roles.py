@@ -32,8 +32,7 @@ from depthscope.progress import Share, Steps
 from depthscope.remedies import DeEscalate, apply, remove
 from depthscope.text import cut, read_text, train_tokenizer
 from depthscope.theory import expected_gradient_ratio
-from depthscope_lab.papers.claims import axis, line, said
-from depthscope_lab.papers.claims import curve as curve_of
+from depthscope_lab.papers.claims import axis, curve, line, said
 from depthscope_lab.papers.study import Claim, Study
 
 STATIONS = {"output": "", "attention_input": "read_", "attention_branch": "branch_"}  # what stands before a measure
@@ -146,9 +145,9 @@ def _law(model: nn.Module, inputs: list[dict[str, Tensor]], config: Config) -> p
     return means.reset_index().melt(id_vars="block", var_name="measure", value_name="value")
 
 
-def curve(frame: pd.DataFrame, model: str, measure: str) -> pd.Series:
+def measured(frame: pd.DataFrame, model: str, measure: str) -> pd.Series:
     """A measure over blocks 1..L."""
-    return curve_of(frame, model=model, measure=measure)
+    return curve(frame, model=model, measure=measure)
 
 
 def draw(frame: pd.DataFrame) -> Any:
@@ -156,15 +155,15 @@ def draw(frame: pd.DataFrame) -> Any:
     last = int(frame["block"].max())
     for ax, model in zip(axes[:2], ("post-norm", "de-escalated"), strict=True):
         for measure, (name, colour) in ROLES.items():
-            line(ax, curve(frame, model, measure), colour, name)
+            line(ax, measured(frame, model, measure), colour, name)
         axis(ax, f"{model}: gradient by role", "block", "‖∂loss/∂weights‖", log=True, last=last)
     ratios, branches = axes[2:]
     for model, colour in COLOURS.items():
         line(ratios, _ratio(frame, model), colour, model)
         if model != "de-escalated":  # where the mean is taken out the law's premise is
-            line(ratios, curve(frame, model, "law"), colour, f"law, {model}", linewidth=1.2, linestyle=":")
-        rest = curve(frame, model, "branch_token_diversity")
-        line(branches, curve(frame, model, "branch_branch_ratio"), colour, f"size, {model}")
+            line(ratios, measured(frame, model, "law"), colour, f"law, {model}", linewidth=1.2, linestyle=":")
+        rest = measured(frame, model, "branch_token_diversity")
+        line(branches, measured(frame, model, "branch_branch_ratio"), colour, f"size, {model}")
         line(branches, rest, colour, f"differs, {model}", linewidth=1.2, linestyle="--")
     ratios.axhline(CAN_LEARN, color=drawing.BLACK, linewidth=0.8)  # below it attention hardly learns
     axis(ratios, "queries and keys over values and output", "block", "ratio of gradients", log=True, last=last)
@@ -175,13 +174,13 @@ def draw(frame: pd.DataFrame) -> Any:
 
 
 def _ratio(frame: pd.DataFrame, model: str) -> pd.Series:
-    return curve(frame, model, "queries_keys_gradient") / curve(frame, model, "values_output_gradient")
+    return measured(frame, model, "queries_keys_gradient") / measured(frame, model, "values_output_gradient")
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    collapses = bool(curve(frame, "post-norm", "read_token_similarity").iloc[-1] > ALIKE)
-    total, ratio = curve(frame, "post-norm", "weight_gradient"), {m: _ratio(frame, m) for m in MODELS}
-    role = {name: curve(frame, "post-norm", f"{name}_gradient") for name in ("queries_keys", "values_output", "ffn")}
+    collapses = bool(measured(frame, "post-norm", "read_token_similarity").iloc[-1] > ALIKE)
+    total, ratio = measured(frame, "post-norm", "weight_gradient"), {m: _ratio(frame, m) for m in MODELS}
+    role = {name: measured(frame, "post-norm", f"{name}_gradient") for name in ("queries_keys", "values_output", "ffn")}
     falls = {name: norms.iloc[0] / norms.iloc[-1] for name, norms in role.items()}
     able = {model: int((own >= CAN_LEARN).sum()) for model, own in ratio.items()}
     post, pre = ratio["post-norm"], ratio["pre-norm"]
@@ -189,7 +188,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     discount = "“does not discount, explicitly or implicitly, the role of self-attention” (§1.3)"
     late = slice(len(total) // 2, None)  # the second half: where post-norm has collapsed
     size, differs = (
-        {m: curve(frame, m, f"branch_{name}").iloc[late].mean() for m in MODELS}
+        {m: measured(frame, m, f"branch_{name}").iloc[late].mean() for m in MODELS}
         for name in ("branch_ratio", "token_diversity")
     )
     carried = {m: size[m] * differs[m] ** 0.5 for m in MODELS}
@@ -253,9 +252,9 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 
 
 def _follows_law(frame: pd.DataFrame, collapses: bool) -> Claim:
-    alike = curve(frame, "post-norm", "read_token_similarity") >= ALIKE
-    ratio, law = (own[alike] for own in (_ratio(frame, "post-norm"), curve(frame, "post-norm", "law")))
-    diversity = curve(frame, "post-norm", "read_token_diversity")[alike]
+    alike = measured(frame, "post-norm", "read_token_similarity") >= ALIKE
+    ratio, law = (own[alike] for own in (_ratio(frame, "post-norm"), measured(frame, "post-norm", "law")))
+    diversity = measured(frame, "post-norm", "read_token_diversity")[alike]
     holds: bool | None = None
     ours = "fewer than five blocks read tokens that are alike"
     if len(ratio) >= 5:
