@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from depthscope_lab.papers.dovonon2025 import fig3
-from depthscope_lab.papers.dovonon2025.fig3_runs import KINDS, best_rate
+from depthscope_lab.papers.dovonon2025.fig3 import KINDS, best_rate
 from depthscope_lab.training.data import load_digits
 
 CONFIG = fig3.STUDY.full

@@ -9,9 +9,8 @@ from torch.testing import assert_close
 
 from depthscope.models import Block, BlockConfig, post_norm, pre_norm
 from depthscope_lab.papers import load
-from depthscope_lab.papers.simulation.blocks import attend
+from depthscope_lab.papers.simulation.blocks import attend, attention_half, ffn_half, pre_norm_block
 from depthscope_lab.papers.simulation.collapse_rate import fit
-from depthscope_lab.papers.simulation.variants import attention_half, ffn_half, pre_norm_block
 from depthscope_lab.papers.simulation.weights import Sampler
 from depthscope_lab.papers.study import Study
 

@@ -18,7 +18,6 @@ from depthscope_lab.papers.simulation.randomness import generators, standard_nor
 from depthscope_lab.papers.simulation.weights import SETTINGS, Linear, Sampler
 from depthscope_lab.papers.study import Claim, Study
 from depthscope_lab.papers.yu2024 import fig2, fig3, fig5, fig8, initialisation
-from depthscope_lab.papers.yu2024.sweep import escalating_slope, predicted_diversities
 
 STUDIES = (fig2.STUDY, fig3.STUDY, fig5.STUDY, fig8.STUDY, initialisation.STUDY)
 COLUMNS = {
@@ -248,7 +247,7 @@ def test_the_control_variate_keeps_the_mean_and_loses_the_scatter(frames: dict[s
 
 def test_the_predicted_levels_are_the_maps():
     block_map = OddsMap(rho=2.0, feed=0.1)
-    before, after = predicted_diversities(block_map, 0.5, blocks=60, tokens=64)
+    before, after = fig5.predicted_diversities(block_map, 0.5, blocks=60, tokens=64)
     assert after[-1] == pytest.approx(1 / (1 + block_map.fixed_point(0.5)))
     s = 1 / 63
     for block in range(3):
@@ -260,8 +259,8 @@ def test_the_predicted_levels_are_the_maps():
 def test_the_transition_of_a_known_map():
     taus = torch.linspace(0, 1, 21, dtype=torch.float64)
     growth_of_odds = (3 * (1 - taus) ** 2).clamp(min=1)
-    found = escalating_slope(taus, growth_of_odds)
+    found = fig5.escalating_slope(taus, growth_of_odds)
     assert found is not None
     assert isfinite(found)
     assert found == pytest.approx(1 - 3**-0.5, abs=1e-6)
-    assert escalating_slope(taus, torch.ones_like(taus)) is None
+    assert fig5.escalating_slope(taus, torch.ones_like(taus)) is None

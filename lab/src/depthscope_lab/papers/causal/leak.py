@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from depthscope import drawing
-from depthscope.progress import Share
+from depthscope.progress import Share, Steps
 from depthscope_lab.papers.causal.leak_runs import (
     CAUSAL,
     LEAKING,
@@ -26,25 +26,25 @@ from depthscope_lab.papers.causal.leak_runs import (
     Depth,
     Training,
     evaluate,
-    rows,
     similarity,
     train,
 )
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.claims import axis, curve, line, rows, said
+from depthscope_lab.papers.study import Claim, Study
 
 STACKS_SHARE = 0.1  # of the time
 BELOW, NOT_BELOW = 10, 3  # standard errors
 APART, COLLAPSED = 0.2, 0.95
-_STYLES: dict[str, dict[str, Any]] = {
-    NONE: {"color": drawing.BLACK, "linewidth": 3.2},
-    "full mean": {"color": drawing.VERMILION},
-    "full mean, at output": {"color": drawing.ORANGE},
-    "prefix": {"color": drawing.BLUE},
-    "prefix, at output": {"color": drawing.SKY, "linestyle": "--"},
-    "prefix, κ = 1": {"color": drawing.GREEN, "linestyle": "--"},
-    "EMA": {"color": drawing.PURPLE, "linestyle": ":", "linewidth": 2.2},
-    "full mean, branch alone": {"color": drawing.VERMILION, "linestyle": "--"},
-    "prefix, branch alone": {"color": drawing.BLUE, "linestyle": "--"},
+_LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
+    NONE: (drawing.BLACK, {"linewidth": 3.2}),
+    "full mean": (drawing.VERMILION, {}),
+    "full mean, at output": (drawing.ORANGE, {}),
+    "prefix": (drawing.BLUE, {}),
+    "prefix, at output": (drawing.SKY, {"linestyle": "--"}),
+    "prefix, κ = 1": (drawing.GREEN, {"linestyle": "--"}),
+    "EMA": (drawing.PURPLE, {"linestyle": ":", "linewidth": 2.2}),
+    "full mean, branch alone": (drawing.VERMILION, {"linestyle": "--"}),
+    "prefix, branch alone": (drawing.BLUE, {"linestyle": "--"}),
 }
 
 
@@ -61,31 +61,32 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     `training`: the loss of every step. `training, smooth`: its means over fiftieths of the training. `test`: on fresh
     tokens, all positions in one pass and token by token. `stack`: t_sim behind every block. `floor`: ln V.
     """
-    frames = [rows("floor", "uniform tokens", quantity=["loss"], value=math.log(config.training.vocabulary))]
-    smooth: list[pd.DataFrame] = []
-    shape, done = config.training, 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        progress((1 - STACKS_SHARE) * done / (shape.steps * len(MODELS)))
-
+    frames, smooth = (
+        [_part("floor", "uniform tokens", quantity=["loss"], value=math.log(config.training.vocabulary))],
+        [],
+    )
+    shape, depth = config.training, config.stacks
+    work = shape.steps * len(MODELS)
+    advance = Steps(lambda done: progress((1 - STACKS_SHARE) * done / work))
     for case, remedy in MODELS.items():
         model, losses = train(shape, remedy, config.seed, advance)
-        frames.append(rows("training", case, step=range(1, shape.steps + 1), quantity="loss", value=losses))
-        smooth.append(rows("training, smooth", case, quantity="loss", **_smooth(losses)))
+        frames.append(_part("training", case, step=range(1, shape.steps + 1), quantity="loss", value=losses))
+        smooth.append(_part("training, smooth", case, quantity="loss", **_smooth(losses)))
         frames.append(pd.DataFrame(evaluate(shape, model, config.seed)).assign(part="test", case=case))
-    depth = config.stacks
     for place, (case, stack) in enumerate(STACKS.items(), start=1):
         for draw in range(depth.draws):
             found = similarity(depth, stack, config.seed * depth.draws + draw)
             blocks = range(1, depth.blocks + 1)
-            frames.append(rows("stack", case, block=blocks, draw=draw, quantity="token_similarity", value=found))
+            frames.append(_part("stack", case, block=blocks, draw=draw, quantity="token_similarity", value=found))
         progress(1 - STACKS_SHARE * (1 - place / len(STACKS)))
     frame = pd.concat([*frames, *smooth], ignore_index=True)
     for column in ("step", "position", "block", "draw"):
         frame[column] = frame[column].fillna(-1).astype(int)
     return frame[["part", "case", "step", "position", "block", "draw", "quantity", "value", "error"]]
+
+
+def _part(part: str, case: str, **columns: object) -> pd.DataFrame:
+    return pd.DataFrame({"part": part, "case": case, **columns})
 
 
 def _smooth(losses: list[float]) -> dict[str, list[Any]]:
@@ -101,14 +102,11 @@ def _smooth(losses: list[float]) -> dict[str, list[Any]]:
 def draw(frame: pd.DataFrame) -> Any:
     figure, (learning, testing, stack) = drawing.panels(3, width=4.2, height=4.2)
     floor = _floor(frame)
-    smooth = frame[frame["part"] == "training, smooth"]
-    for case in MODELS:
-        losses = smooth[smooth["case"] == case]
-        learning.plot(losses["step"], losses["value"], label=case, **{"linewidth": 1.6} | _STYLES[case])
-    learning.axhline(floor, color=drawing.GREY, linewidth=1, linestyle="--", label="ln V, the floor")
-    learning.set(ylim=(0, 1.1 * floor), xlim=(0, None))
-    drawing.label(learning, "Training on random tokens", "step", "loss, nats per token")
-
+    for case, (colour, look) in _LOOKS.items():
+        if case in MODELS:
+            line(learning, curve(frame, by="step", part="training, smooth", case=case), colour, case, **look)
+        if case in STACKS:
+            line(stack, curve(frame, part="stack", case=case), colour, case, **look)
     for place, (quantity, colour, name) in enumerate(
         (
             ("one pass", drawing.BLUE, "all positions in one pass"),
@@ -118,24 +116,22 @@ def draw(frame: pd.DataFrame) -> Any:
         values = [_test(frame, case, quantity).value for case in MODELS]
         heights = [number - 0.2 + 0.4 * place for number in range(len(MODELS))]
         testing.barh(heights, values, height=0.38, color=colour, label=name)
-    testing.axvline(floor, color=drawing.GREY, linewidth=1, linestyle="--", label="ln V, the floor")
+    for mark in (learning.axhline, testing.axvline):
+        mark(floor, color=drawing.GREY, linewidth=1, linestyle="--", label="ln V, the floor")
     testing.set_yticks(range(len(MODELS)), list(MODELS))
     testing.invert_yaxis()
-    drawing.label(testing, "Tested on fresh tokens", "loss, nats per token", "remedy")
-
-    for case in (case for case in STACKS if case in _STYLES):
-        curve = _similarity(frame, case)
-        stack.plot(curve.index, curve, label=case, **{"linewidth": 1.6} | _STYLES[case])
-    stack.set_ylim(0, 1.02)
-    drawing.block_axis(stack, int(frame["block"].max()))
-    drawing.label(stack, "Causal stack at initialisation", "block", "t_sim")
+    top, y = (0, 1.1 * floor), "loss, nats per token"
+    axis(learning, "Training on random tokens", "step", y, ylim=top, xlim=(0, None))
+    axis(testing, "Tested on fresh tokens", y, "remedy")
+    last = int(frame["block"].max())
+    axis(stack, "Causal stack at initialisation", "block", "t_sim", ylim=(0, 1.02), last=last)
     drawing.legend_below([learning, stack], columns=2)
     drawing.legend_below(testing, columns=1)
     return figure
 
 
 def _floor(frame: pd.DataFrame) -> float:
-    return float(frame.loc[frame["part"] == "floor", "value"].iloc[0])
+    return float(rows(frame, part="floor")["value"].iloc[0])
 
 
 @dataclass(frozen=True)
@@ -152,120 +148,99 @@ class _Loss:
 
 
 def _test(frame: pd.DataFrame, case: str, quantity: str, position: int = -1) -> _Loss:
-    row = frame[
-        (frame["part"] == "test")
-        & (frame["case"] == case)
-        & (frame["quantity"] == quantity)
-        & (frame["position"] == position)
-    ].iloc[0]
+    row = rows(frame, part="test", case=case, quantity=quantity, position=position).iloc[0]
     return _Loss(float(row["value"]), float(row["error"]))
 
 
-def _similarity(frame: pd.DataFrame, case: str) -> pd.Series:
-    """Mean over draws, per block."""
-    stack = frame[(frame["part"] == "stack") & (frame["case"] == case)]
-    return stack.groupby("block")["value"].mean()
-
-
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    return [*_judge_losses(frame, config.training), *_judge_stacks(frame, config.stacks)]
-
-
-def _judge_losses(frame: pd.DataFrame, shape: Training) -> list[Claim]:
-    floor = _floor(frame)
-    whole, cut = (
-        {case: _test(frame, case, quantity) for case in MODELS} for quantity in ("one pass", "token by token")
-    )
+    shape = config.training
+    floor, honest = _floor(frame), (NONE, *CAUSAL)
+    whole, cut = ({case: _test(frame, case, q) for case in MODELS} for q in ("one pass", "token by token"))
     last = {case: _test(frame, case, "one pass, position", shape.tokens) for case in LEAKING}
-    same = {case: _test(frame, case, "largest difference").value for case in (NONE, *CAUSAL)}
-    honest = f"at most {NOT_BELOW} standard errors (over sequences) below ln V = {floor:.4f}"
+    most = max(_test(frame, case, "largest difference").value for case in honest)
+
+    def told(found: dict[str, _Loss], cases: tuple[str, ...]) -> str:
+        return "; ".join(f"{case} {found[case]}" for case in cases)
+
+    def stays(found: dict[str, _Loss], cases: tuple[str, ...]) -> bool:
+        return all(found[case].above(floor) >= -NOT_BELOW for case in cases)
+
+    not_below = f"at most {NOT_BELOW} standard errors (over sequences) below ln V = {floor:.4f}"
     return [
-        judge(
+        said(
             "with the mean of the whole sequence, the loss of a causal model goes below the floor",
-            paper="its Transformer-XL subtracts that mean at the FFN input; no word on causality",
-            ours=f"{_list(whole, LEAKING)}; floor {floor:.4f}",
-            tolerance=f"more than {BELOW} standard errors (over sequences) below ln V",
-            holds=all(whole[case].above(floor) < -BELOW for case in LEAKING),
-            note=f"not 0 but ln V / n = {floor / shape.tokens:.3f} is left at best: the last target is in no input",
+            "its Transformer-XL subtracts that mean at the FFN input; no word on causality",
+            f"{told(whole, LEAKING)}; floor {floor:.4f}",
+            f"more than {BELOW} standard errors (over sequences) below ln V",
+            all(whole[case].above(floor) < -BELOW for case in LEAKING),
+            f"not 0 but ln V / n = {floor / shape.tokens:.3f} is left at best: the last target is in no input",
         ),
-        judge(
+        said(
             "without a remedy, and with each causal mean, the loss does not go below the floor",
-            paper="not in the paper; ours: no one can guess a uniform token from those before it",
-            ours=_list(whole, (NONE, *CAUSAL)),
-            tolerance=honest,
-            holds=all(whole[case].above(floor) >= -NOT_BELOW for case in (NONE, *CAUSAL)),
+            "not in the paper; ours: no one can guess a uniform token from those before it",
+            told(whole, honest),
+            not_below,
+            stays(whole, honest),
         ),
-        judge(
+        said(
             "read token by token, without a future to look at, the leaking models lose their advantage",
-            paper="not in the paper; this is how a language model writes",
-            ours=_list(cut, LEAKING),
-            tolerance=honest,
-            holds=all(cut[case].above(floor) >= -NOT_BELOW for case in LEAKING),
+            "not in the paper; this is how a language model writes",
+            told(cut, LEAKING),
+            not_below,
+            stays(cut, LEAKING),
         ),
-        judge(
+        said(
             "at the last position, whose target is no input, the leaking models have no advantage",
-            paper="not in the paper; a control: the advantage is the leak's, not the model's",
-            ours=_list(last, LEAKING),
-            tolerance=honest,
-            holds=all(last[case].above(floor) >= -NOT_BELOW for case in LEAKING),
+            "not in the paper; a control: the advantage is the leak's, not the model's",
+            told(last, LEAKING),
+            not_below,
+            stays(last, LEAKING),
         ),
-        judge(
+        said(
             "with each causal mean, one pass and token by token give the same loss",
-            paper="not in the paper; ours: no position sees a later one",
-            ours=f"largest difference of a token's loss: {max(same.values()):.0e}",
-            tolerance="1e-4 nats: rounding of float32 in sums of other lengths",
-            holds=max(same.values()) < 1e-4,
+            "not in the paper; ours: no position sees a later one",
+            f"largest difference of a token's loss: {most:.0e}",
+            "1e-4 nats: rounding of float32 in sums of other lengths",
+            most < 1e-4,
         ),
+        *_of_stacks(frame, config.stacks),
     ]
 
 
-def _list(found: dict[str, _Loss], cases: tuple[str, ...]) -> str:
-    return "; ".join(f"{case} {found[case]}" for case in cases)
-
-
-def _judge_stacks(frame: pd.DataFrame, shape: Depth) -> list[Claim]:
-    end = {case: float(_similarity(frame, case).iloc[-1]) for case in STACKS}
-    where = f"t_sim behind block {shape.blocks}"
-    forms = [case for case in CAUSAL if case in STACKS]
-    trunks = ("full mean", "prefix", "bidirectional, full mean")
+def _of_stacks(frame: pd.DataFrame, shape: Depth) -> list[Claim]:
+    end = {case: curve(frame, part="stack", case=case).iloc[-1] for case in STACKS}
+    where = f"t_sim behind block {shape.blocks}: "
+    forms = [*(case for case in CAUSAL if case in STACKS), "full mean"]
+    trunks = ["full mean", "prefix", "bidirectional, full mean"]
     branches = [f"{case}, branch alone" for case in trunks]
-
-    def told(cases: Any) -> str:
-        return "; ".join(f"{case} {end[case]:.3f}" for case in cases)
-
+    forms_told, trunks_told, branches_told = (
+        "; ".join(f"{case} {end[case]:.3f}" for case in cases) for cases in (forms, trunks, branches)
+    )
     return [
-        judge(
+        said(
             f"a causal post-norm stack of {shape.blocks} blocks collapses without a remedy",
-            paper="not in the paper for causal models",
-            ours=f"{where}: {end[NONE]:.4f}",
-            tolerance=f"above {COLLAPSED}",
-            holds=end[NONE] > COLLAPSED,
+            "not in the paper for causal models",
+            f"{where}{end[NONE]:.4f}",
+            f"above {COLLAPSED}",
+            end[NONE] > COLLAPSED,
         ),
-        judge(
+        said(
             "each causal mean keeps tokens apart, as the leaking mean does",
-            paper="not in the paper for causal models",
-            ours=f"{where}: {told([*forms, 'full mean'])}",
-            tolerance=f"below {APART}; unrelated tokens have 1/n = {1 / shape.tokens:.3f}",
-            holds=all(end[case] < APART for case in [*forms, "full mean"]),
+            "not in the paper for causal models",
+            f"{where}{forms_told}",
+            f"below {APART}; unrelated tokens have 1/n = {1 / shape.tokens:.3f}",
+            all(end[case] < APART for case in forms),
         ),
-        judge(
+        said(
             "a mean taken away at the FFN input keeps tokens apart on the trunk, and not on the branch alone",
-            paper="at the FFN input, for Transformer-XL; whether on the trunk is not said",
-            ours=f"{where}: trunk: {told(trunks)}; branch: {told(branches)}",
-            tolerance=f"below {APART} on the trunk, above {COLLAPSED} on the branch alone",
-            holds=all(end[case] < APART for case in trunks) and all(end[case] > COLLAPSED for case in branches),
+            "at the FFN input, for Transformer-XL; whether on the trunk is not said",
+            f"{where}trunk: {trunks_told}; branch: {branches_told}",
+            f"below {APART} on the trunk, above {COLLAPSED} on the branch alone",
+            all(end[case] < APART for case in trunks) and all(end[case] > COLLAPSED for case in branches),
         ),
     ]
 
 
-STUDY = Study(
-    "causal-leak",
-    full=Config(),
-    quick=Config(
-        training=Training(vocabulary=4, tokens=4, width=32, depth=2, steps=60, batch=32, rate=5e-3, test_sequences=512),
-        stacks=Depth(tokens=32, width=64, heads=4, samples=2, draws=1),
-    ),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+TINY = Training(vocabulary=4, tokens=4, width=32, depth=2, steps=60, batch=32, rate=5e-3, test_sequences=512)
+QUICK = Config(training=TINY, stacks=Depth(tokens=32, width=64, heads=4, samples=2, draws=1))
+STUDY = Study("causal-leak", Config(), QUICK, compute, draw, claims)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -173,7 +172,3 @@ def similarity(shape: Depth, stack: Stack, seed: int) -> list[float]:
 def _branch_hook(mixing: str) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
     """Only what the FFN reads changes; the trunk goes on past it as it was."""
     return lambda _ffn, tokens: (deescalate(tokens[0], 1.0, mixing=mixing),)
-
-
-def rows(part: str, case: str, **columns: object) -> pd.DataFrame:
-    return pd.DataFrame({"part": part, "case": case, **columns})

@@ -17,35 +17,31 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from depthscope.drawing import BLACK, BLUE, GREY, ORANGE, VERMILION, label, legend_below, panels
+from depthscope.drawing import BLACK, BLUE, GREY, ORANGE, VERMILION, legend_below, panels
 from depthscope.measures import TokenMatrix, delta, token_diversity
 from depthscope.progress import Share
 from depthscope.theory import asymptotic_rate, causal_ramp, causal_ratio, uniform_causal_attention
-from depthscope_lab.papers.simulation.blocks import attend
+from depthscope_lab.papers.claims import axis, curve, line, rows, said
+from depthscope_lab.papers.simulation.blocks import attend, attention_half, ffn_half
 from depthscope_lab.papers.simulation.collapse_rate import allowed, walk
-from depthscope_lab.papers.simulation.randomness import chunks, standard_normal_tokens
-from depthscope_lab.papers.simulation.variants import attention_half, ffn_half
-from depthscope_lab.papers.simulation.weights import Sampler
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.simulation.size import Size
+from depthscope_lab.papers.study import Claim, Study
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
 LOCAL, FLOOR = 1e-4, 1e-27  # the fit's window: nearly equal tokens, well above float64's rounding
 CASES = ("causal", "causal + FFN", "bidirectional")
-_STYLES: tuple[dict[str, Any], ...] = (
-    {"color": BLUE, "linewidth": 2.4},
-    {"color": BLACK, "linewidth": 1.0, "linestyle": ":"},
-    {"color": VERMILION},
+_LOOKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (BLUE, {"linewidth": 2.4}),
+    (BLACK, {"linewidth": 1.0, "linestyle": ":"}),
+    (VERMILION, {"linewidth": 1.5}),
 )
 
 
 @dataclass(frozen=True)
-class Config:
-    seed: int = 0
+class Config(Size):
     trials: int = 8
     depth: int = 140
-    tokens: int = 64
     width: int = 256
-    heads: int = 8
     lengths: tuple[int, ...] = (2, 4, 8, 16, 17, 32, 64, 128, 256, 512, 1024)  # n of the curve of δ
 
 
@@ -58,12 +54,10 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     apart they are, ‖X − X′‖²/‖X‖², and goes to 0 only if the first token decides everything.
     """
     frames = []
-    for part, trials in enumerate(parts := chunks(config.trials, CHUNK)):
-        size = {"trials": trials, "width": config.width, "heads": config.heads}
-        sampler = Sampler("theorem", **size, seed=(config.seed, 11, part, 0), dtype=torch.float64)  # type: ignore[arg-type]
-        start = torch.cat(
-            [_tokens(config, trials, (config.seed, 11, part, stream)) for stream in (1, 2)], dim=1
-        )  # (trials, 2, n, d)
+    for part, trials in (parts := config.parts(CHUNK)):
+        sampler = config.sampler("theorem", trials, 11, part, 0, dtype=torch.float64)
+        streams = [config.start(trials, 11, part, stream, dtype=torch.float64) for stream in (1, 2)]
+        start = torch.cat(streams, dim=1)  # (trials, 2, n, d)
         start[:, 1, 0] = start[:, 0, 0]
         tokens = dict.fromkeys(CASES, start)
         for block in range(config.depth + 1):
@@ -96,10 +90,6 @@ def _curves(frame: pd.DataFrame, tokens: int) -> Iterator[pd.DataFrame]:
     yield pd.DataFrame({"case": "linear ramp", "token": places, "measure": "linear_ramp", "value": ramp})
 
 
-def _tokens(config: Config, trials: int, seed: tuple[int, ...]) -> Tensor:
-    return standard_normal_tokens(trials, 1, config.tokens, config.width, seed=seed, dtype=torch.float64)
-
-
 def _measure(x: Tensor) -> dict[str, Tensor]:
     """Of the two streams (trials, 2, n, d): (trials) each."""
     first, other = x[:, 0], x[:, 1]
@@ -119,33 +109,21 @@ def _profile(x: Tensor, depth: int) -> pd.DataFrame:
     """‖x_i − x₁‖ over its largest, per token, mean over trials."""
     distance = torch.linalg.vector_norm(x - x[:, :1], dim=-1)  # (trials, n)
     shape = (distance / distance.amax(dim=-1, keepdim=True)).mean(dim=0).numpy()
-    tokens = np.arange(1, len(shape) + 1)
-    return pd.DataFrame(
-        {"case": "causal", "block": depth, "token": tokens, "measure": "distance_to_first", "value": shape}
-    )
+    about = {"case": "causal", "block": depth, "token": np.arange(1, len(shape) + 1)}
+    return pd.DataFrame({**about, "measure": "distance_to_first", "value": shape})
 
 
 def _rows(case: str, block: int, part: int, found: dict[str, Tensor]) -> pd.DataFrame:
-    return pd.concat(
-        pd.DataFrame(
-            {
-                "case": case,
-                "block": block,
-                "trial": part * CHUNK + np.arange(len(values)),
-                "measure": name,
-                "value": values.numpy(),
-            }
-        )
-        for name, values in found.items()
-    )
+    trials = len(next(iter(found.values())))
+    about = {"case": case, "block": block, "trial": part * CHUNK + np.arange(trials)}
+    return pd.concat(pd.DataFrame({**about, "measure": name, "value": v.numpy()}) for name, v in found.items())
 
 
 def rates(frame: pd.DataFrame, case: str) -> np.ndarray[Any, Any]:
     """exp(slope of log t_div) per trial, over the second half of the window: the mode of λ = ⅓ dies slowly."""
-    rows = frame[(frame["case"] == case) & (frame["measure"] == "diversity")]
-    rows = rows[(rows["value"] < LOCAL) & (rows["value"] > FLOOR)]
+    own = rows(frame, case=case, measure="diversity")
     found = []
-    for _, trial in rows.groupby("trial"):
+    for _, trial in own[(own["value"] < LOCAL) & (own["value"] > FLOOR)].groupby("trial"):
         late = trial.sort_values("block").iloc[len(trial) // 2 :]
         if len(late) >= 8:
             found.append(np.exp(np.polyfit(late["block"], np.log(late["value"]), 1)[0]))
@@ -154,41 +132,31 @@ def rates(frame: pd.DataFrame, case: str) -> np.ndarray[Any, Any]:
 
 def draw(frame: pd.DataFrame) -> Any:
     figure, (fall, shape, gap) = panels(3, width=3.7, height=3.9)
-    for case, style in zip(CASES, _STYLES, strict=True):
-        curve = _drawn(frame, case, "mean_diversity", "block")
-        curve = curve[curve > FLOOR / 1e4]
-        fall.plot(curve.index, curve, label=case, **style)
-    strangers = _drawn(frame, "causal", "mean_strangers", "block")
-    fall.plot(strangers.index, strangers, color=ORANGE, linewidth=1.2, linestyle="--", label="causal, same first token")
-    fall.set_yscale("log")
-    fall.set_xlim(0, None)
-    label(fall, "Diversity, and two texts apart", "block", "t_div; ‖X − X′‖²/‖X‖²")
-
-    profile = frame[frame["measure"] == "distance_to_first"].groupby("token")["value"].mean()
-    shape.plot(profile.index, profile, color=BLUE, linewidth=1.6, label=f"block {int(frame['block'].max())}")
-    ramp = _drawn(frame, "linear ramp", "linear_ramp", "token")
-    shape.plot(ramp.index, ramp, color=BLACK, linewidth=1.0, linestyle=":", label="linear ramp")
-    shape.set_ylim(0, None)
-    label(shape, "What survives", "token i", "‖x_i − x₁‖, largest = 1")
-
-    lengths = frame[frame["case"] == "uniform causal"]
-    gap.plot(lengths["n"], lengths["value"], "o-", color=BLUE, markersize=4, linewidth=1.2, label="uniform causal P")
+    for case, (colour, look) in zip(CASES, _LOOKS, strict=True):
+        mean = curve(frame, case=case, measure="mean_diversity")
+        line(fall, mean[mean > FLOOR / 1e4], colour, case, **look)
+    strangers = curve(frame, case="causal", measure="mean_strangers")
+    line(fall, strangers, ORANGE, "causal, same first token", linewidth=1.2, linestyle="--")
+    profile = curve(frame, by="token", measure="distance_to_first")
+    line(shape, profile, BLUE, f"block {int(frame['block'].max())}")
+    line(shape, curve(frame, by="token", case="linear ramp"), BLACK, "linear ramp", linewidth=1.0, linestyle=":")
+    lengths = curve(frame, by="n", case="uniform causal")
+    line(gap, lengths, BLUE, "uniform causal P", marker="o", markersize=4, linewidth=1.2)
     gap.axhline(1, color=GREY, linewidth=1, linestyle="--", label="Thm 2.6 needs δ < 1")
     gap.set_xscale("log", base=2)
-    label(gap, "δ against length", "tokens n", "δ")
+    axis(fall, "Diversity, and two texts apart", "block", "t_div; ‖X − X′‖²/‖X‖²", log=True, xlim=(0, None))
+    axis(shape, "What survives", "token i", "‖x_i − x₁‖, largest = 1", ylim=(0, None))
+    axis(gap, "δ against length", "tokens n", "δ")
     legend_below(fall, columns=2)
     legend_below([shape, gap], columns=1)
     return figure
 
 
-def _drawn(frame: pd.DataFrame, case: str, measure: str, along: str) -> pd.Series:
-    return frame[(frame["case"] == case) & (frame["measure"] == measure)].set_index(along)["value"]
-
-
 def _mean(frame: pd.DataFrame, case: str, measure: str) -> pd.Series:
     """Geometric mean over trials, per block."""
-    rows = frame[(frame["case"] == case) & (frame["measure"] == measure) & (frame["value"] > 0)]
-    return np.exp(np.log(rows["value"]).groupby(rows["block"]).mean())
+    own = rows(frame, case=case, measure=measure)
+    own = own[own["value"] > 0]
+    return np.exp(np.log(own["value"]).groupby(own["block"]).mean())
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
@@ -199,53 +167,53 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     near_both = allowed(walk(1.0, config.width), blocks, config.trials)
     cosine = _mean(frame, "causal", "ramp_cosine")
     same_first, everyone = (_mean(frame, case, "strangers").iloc[-1] for case in ("causal", "bidirectional"))
-    lengths = frame[frame["case"] == "uniform causal"].set_index("n")["value"]
-    measured = frame[(frame["case"] == "causal") & (frame["measure"] == "delta")]["value"].mean()
-    known = {64: 1.24, 1024: 1.55}  # what the same matrices gave by svdvals
+    lengths = curve(frame, by="n", case="uniform causal")
+    measured = rows(frame, case="causal", measure="delta")["value"].mean()
+    known = {n: value for n, value in {64: 1.24, 1024: 1.55}.items() if n in lengths}  # by svdvals of the same
     return [
-        judge(
+        said(
             "t_div shrinks by .625 per causal block, ρ∞ = 1.6",
-            paper="not in the paper; ours: (1 + α²/4)/(1 + α²), λ₂ = ½",
-            ours=_say(causal) + (f"; ρ {1 / causal.mean():.3f}" if len(causal) else ""),
-            tolerance=f"{near:.1%}: 3 standard errors of the walk at this width, and 1 % for the mode of λ = ⅓",
-            holds=_near(causal, 1 / causal_ratio(), near),
+            "not in the paper; ours: (1 + α²/4)/(1 + α²), λ₂ = ½",
+            _say(causal) + (f"; ρ {1 / causal.mean():.3f}" if len(causal) else ""),
+            f"{near:.1%}: 3 standard errors of the walk at this width, and 1 % for the mode of λ = ⅓",
+            _near(causal, 1 / causal_ratio(), near),
         ),
-        judge(
+        said(
             "with the FFN, too, t_div shrinks by the factor .625 per causal block",
-            paper="not in the paper; “Other Steps Do Not Impact TSE” (§2.3)",
-            ours=_say(fed),
-            tolerance=f"{1.5 * near:.1%}: the FFN adds a scatter of its own",
-            holds=_near(fed, 1 / causal_ratio(), 1.5 * near),
+            "not in the paper; “Other Steps Do Not Impact TSE” (§2.3)",
+            _say(fed),
+            f"{1.5 * near:.1%}: the FFN adds a scatter of its own",
+            _near(fed, 1 / causal_ratio(), 1.5 * near),
         ),
-        judge(
+        said(
             "without the causal mask, t_div halves in every block of the same weights",
-            paper="“The asymptotical rate of convergence reaches 1/2 when α = 1” (§2.5)",
-            ours=_say(both),
-            tolerance=f"{near_both:.1%}: 3 standard errors of the walk at this width, and its half variance",
-            holds=_near(both, asymptotic_rate(), near_both),
+            "“The asymptotical rate of convergence reaches 1/2 when α = 1” (§2.5)",
+            _say(both),
+            f"{near_both:.1%}: 3 standard errors of the walk at this width, and its half variance",
+            _near(both, asymptotic_rate(), near_both),
         ),
-        judge(
+        said(
             "tokens of causal blocks collapse onto the first token",
-            paper="not in the paper; ours: the left eigenvector is e₁",
-            ours=f"two texts with the same first token end {same_first:.0e} apart if causal, {everyone:.2g} if not",
-            tolerance="below 1e-6, and the other a thousand times more: ‖X − X′‖²/‖X‖², 2 for unrelated texts",
-            holds=bool(same_first < 1e-6 and everyone > 1e3 * same_first),
+            "not in the paper; ours: the left eigenvector is e₁",
+            f"two texts with the same first token end {same_first:.0e} apart if causal, {everyone:.2g} if not",
+            "below 1e-6, and the other a thousand times more: ‖X − X′‖²/‖X‖², 2 for unrelated texts",
+            same_first < 1e-6 and everyone > 1e3 * same_first,
         ),
-        judge(
+        said(
             "the diversity that survives causal blocks is a linear ramp in position",
-            paper="not in the paper; ours: P(i − 1) = ½(i − 1)",
-            ours=f"cosine with the ramp {cosine.iloc[0]:.3f} at block 0, {cosine.iloc[-1]:.4f} at block {config.depth}",
-            tolerance="0.99; random tokens have 1/√n, 0.12 at n = 64",
-            holds=bool(cosine.iloc[-1] > 0.99) if config.depth >= 80 else None,
+            "not in the paper; ours: P(i − 1) = ½(i − 1)",
+            f"cosine with the ramp {cosine.iloc[0]:.3f} at block 0, {cosine.iloc[-1]:.4f} at block {config.depth}",
+            "0.99; random tokens have 1/√n, 0.12 at n = 64",
+            cosine.iloc[-1] > 0.99,
+            when=config.depth >= 80,
         ),
-        judge(
+        said(
             "δ of causal attention exceeds 1, so Thm 2.6 does not apply",
-            paper="Thm 2.6 asks for ω + δ < 1",
-            ours=", ".join(f"{lengths[n]:.3f} at n = {n}" for n in known if n in lengths)
+            "Thm 2.6 asks for ω + δ < 1",
+            ", ".join(f"{lengths[n]:.3f} at n = {n}" for n in known)
             + f"; {measured:.3f} in the last block, n = {config.tokens}",
-            tolerance="above 1 from n = 17 on; 0.01 of 1.24 (n = 64) and 1.55 (n = 1024), found by SVD",
-            holds=all(abs(lengths[n] - value) < 0.01 for n, value in known.items() if n in lengths)
-            and bool((lengths[lengths.index >= 17] > 1).all()),
+            "above 1 from n = 17 on; 0.01 of 1.24 (n = 64) and 1.55 (n = 1024), found by SVD",
+            all(abs(lengths[n] - v) < 0.01 for n, v in known.items()) and (lengths[lengths.index >= 17] > 1).all(),
         ),
     ]
 
@@ -260,11 +228,5 @@ def _near(found: np.ndarray[Any, Any], wanted: float, tolerance: float) -> bool 
     return bool(abs(found.mean() / wanted - 1) < tolerance) if len(found) >= 2 else None
 
 
-STUDY = Study(
-    "causal-rate",
-    full=Config(),
-    quick=Config(trials=3, depth=100, tokens=16, width=64, heads=4, lengths=(2, 16, 17, 64)),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+QUICK = Config(trials=3, depth=100, tokens=16, width=64, heads=4, lengths=(2, 16, 17, 64))
+STUDY = Study("causal-rate", Config(), QUICK, compute, draw, claims)

@@ -13,12 +13,13 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope.drawing import GREY, PALETTE, block_axis, label, panels, shared_legend, similarity_axis
+from depthscope.drawing import GREY, PALETTE, panels, shared_legend, similarity_axis
 from depthscope.probing import probe
-from depthscope.progress import Share
+from depthscope.progress import Share, Steps
 from depthscope.text import read_text
+from depthscope_lab.papers.claims import axis, curve, line, said
 from depthscope_lab.papers.dovonon2025.subjects import FRESH, Subject, fresh, ids_of, loaded, photographs, pretrained
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.study import Claim, Study
 
 MEASURES = ("frequency_ratio", "cosine_similarity", "effective_rank", "stable_rank", "token_similarity")
 TITLES = {
@@ -43,14 +44,15 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     text = read_text(None)
     words, pictures = ids_of(text, config.tokens, config.samples), photographs(config.samples)
     found = pretrained(config.data)
-    frames, work = [], len(FRESH) + len(found)
+    work = len(FRESH) + len(found)
+    frames, advance = [], Steps(lambda done: progress(done / work))
     for family in FRESH:
         batch = pictures if family == "vit" else words
         frames.append(measured(fresh(family, config.depth, config.width, config.seed, batch)))
-        progress(len(frames) / work)
+        advance()
     for one in found:
         frames.append(measured(loaded(one, text, config.tokens, config.samples)))
-        progress(len(frames) / work)
+        advance()
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
 
 
@@ -65,16 +67,13 @@ def measured(subject: Subject) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = panels(3, width=4.0, height=3.5)
-    models = frame.drop_duplicates(["model", "weights"])
+    models = frame.drop_duplicates(["model", "weights"])[["model", "weights"]]
     for ax, (measure, title) in zip(axes, TITLES.items(), strict=True):
-        for number, (model, weights) in enumerate(zip(models["model"], models["weights"], strict=True)):
-            rows = frame[(frame["model"] == model) & (frame["weights"] == weights)]
-            curve = rows.groupby("block")[measure].mean()
-            style = {"linestyle": "--", "linewidth": 2.2} if weights == "pretrained" else {"linewidth": 1.6}
-            colour = PALETTE[number % len(PALETTE)]
-            ax.plot(curve.index, curve, marker=".", color=colour, label=f"{model}, {weights}", **style)
-        block_axis(ax, int(frame["block"].max()), first=0)
-        label(ax, title, "block", measure.replace("_", " "))
+        for number, (model, weights) in enumerate(models.itertuples(index=False)):
+            style = {"linestyle": "--", "linewidth": 2.2} if weights == "pretrained" else {}
+            own = curve(frame, measure, model=model, weights=weights)
+            line(ax, own, PALETTE[number % len(PALETTE)], f"{model}, {weights}", marker=".", **style)
+        axis(ax, title, "block", measure.replace("_", " "), first=0, last=int(frame["block"].max()))
     ratio, cosine, rank = axes
     ratio.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
     ratio.set_ylim(0, None)
@@ -86,41 +85,71 @@ def draw(frame: pd.DataFrame) -> Any:
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     ends = _ends(frame)
-    smoothing = ends[ends["ratio_end"] < ends["ratio_start"]]
-    others = ends[ends["ratio_end"] >= ends["ratio_start"]]
+    smooths = ends["ratio_end"] < ends["ratio_start"]
+    given = ends[ends["weights"] == "pretrained"]
+    squares = 1 + frame["frequency_ratio"] ** 2
+    apart = (frame["token_similarity"] * squares - 1).abs().max()
+    room = frame["stable_rank"] / squares
+    ranks = frame.groupby(["model", "weights", "block"])[list(TITLES)].mean().rank()
+    angle = -ranks["frequency_ratio"].corr(ranks["cosine_similarity"])
+    rank = ranks["frequency_ratio"].corr(ranks["effective_rank"])
+    five = "five models do not refute it: the paper's pretrained ones are not at hand"
     return [
-        judge(
+        said(
             "there are models in which tokens grow alike with depth",
-            paper="“We find that there are cases where feature similarity increases” (abstract), Fig. 2",
-            ours=_say(smoothing),
-            tolerance="‖HFC‖/‖LFC‖ behind the last block below what enters the first, in one model or more",
-            holds=len(smoothing) > 0,
+            "“We find that there are cases where feature similarity increases” (abstract), Fig. 2",
+            _say(ends[smooths]),
+            "‖HFC‖/‖LFC‖ behind the last block below what enters the first, in one model or more",
+            smooths.any(),
         ),
-        judge(
+        said(
             "there are models in which tokens do not grow alike with depth",
-            paper="“contrary to prior results, this is not inevitable” (abstract), Fig. 2",
-            ours=_say(others),
-            tolerance="‖HFC‖/‖LFC‖ behind the last block not below what enters the first, in one model or more",
-            holds=len(others) > 0,
-            note="" if len(others) else "five models do not refute it: the paper's pretrained ones are not at hand",
+            "“contrary to prior results, this is not inevitable” (abstract), Fig. 2",
+            _say(ends[~smooths]),
+            "‖HFC‖/‖LFC‖ behind the last block not below what enters the first, in one model or more",
+            not smooths.all(),
+            five if smooths.all() else "",
         ),
         _blocks(frame),
-        _pretrained(ends),
-        _same_as_similarity(frame),
-        _implied(frame),
-        _together(frame),
+        said(
+            "smoothing is not inevitable in pretrained models: the tokens of one or more do not point one way at the "
+            "end",
+            "“this is not inevitable, even for existing pre-trained models” (abstract)",
+            _say(given) if len(given) else "needs weights: MiniLM's package, or --data FOLDER; 0 models",
+            "mean cosine below .9 behind the last block",
+            (given["cosine_end"] < 0.9).any(),
+            when=len(given) > 0,
+        ),
+        said(
+            "input convergence is Yu & Zhang's token similarity: t_sim = 1/(1 + (‖HFC‖/‖LFC‖)²)",
+            "neither paper says it; ours, by definition of both",
+            f"largest relative difference {apart:.0e} over {len(frame)} token matrices",
+            "1e-4: five digits of what float32 tokens give",
+            apart < 1e-4,
+        ),
+        said(
+            "input convergence implies rank collapse: the stable rank is at most 1 + (‖HFC‖/‖LFC‖)²",
+            "Fig. 1: each definition is more relaxed than the one before; the inequality is ours",
+            f"stable rank over its bound: {room.min():.3f} to {room.max():.3f}",
+            "at most 1, and 1e-4 for rounding",
+            room.max() < 1 + 1e-4,
+        ),
+        said(
+            "the three definitions put models and blocks into nearly the same order",
+            "Fig. 2 shows all three side by side",
+            f"rank correlation of ‖HFC‖/‖LFC‖ with 1 − cosine {angle:.2f}, with the effective rank {rank:.2f}",
+            "0.8",
+            angle > 0.8 and rank > 0.8,
+        ),
     ]
 
 
 def _ends(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per model: what enters, what leaves."""
-    rows = []
-    for (model, weights, field), own in frame.groupby(["model", "weights", "field"], sort=False):
-        curve = own.groupby("block")[list(TITLES)].mean()
-        first, last = curve.iloc[0], curve.iloc[-1]
-        rows.append((model, weights, field, *(end[name] for name in TITLES for end in (first, last))))
-    names = [f"{name}_{end}" for name in ("ratio", "cosine", "rank") for end in ("start", "end")]
-    return pd.DataFrame(rows, columns=["model", "weights", "field", *names])
+    means = frame.groupby(["model", "weights", "field", "block"], sort=False)[list(TITLES)].mean()
+    means.columns = pd.Index(["ratio", "cosine", "rank"])
+    models = means.groupby(["model", "weights", "field"], sort=False)
+    return models.first().join(models.last(), lsuffix="_start", rsuffix="_end").reset_index()
 
 
 def _say(ends: pd.DataFrame) -> str:
@@ -134,77 +163,18 @@ def _say(ends: pd.DataFrame) -> str:
 
 def _blocks(frame: pd.DataFrame) -> Claim:
     """A block sharpens if ‖HFC‖/‖LFC‖, mean over samples, is larger behind it than before it."""
-    rows = frame.groupby(["model", "weights", "block"], sort=False)["frequency_ratio"].mean()
-    steps = rows.groupby(["model", "weights"], sort=False).diff().dropna()
-    counts = {name: (int((own > 0).sum()), len(own)) for name, own in steps.groupby(["model", "weights"], sort=False)}
-    shares = [
-        sum(more for (_, kind), (more, _) in counts.items() if kind == weights)
-        / max(1, sum(count for (_, kind), (_, count) in counts.items() if kind == weights))
-        for weights in ("fresh", "pretrained")
-    ]
-    return judge(
+    ratio = frame.groupby(["model", "weights", "block"], sort=False)["frequency_ratio"].mean()
+    steps = ratio.groupby(["model", "weights"], sort=False).diff().dropna()
+    counts = (steps > 0).groupby(["model", "weights"], sort=False).agg(["sum", "count"])
+    both = counts.groupby("weights").sum()
+    share = both["sum"] / both["count"]
+    return said(
         "single blocks of a pretrained model push tokens apart, more often than fresh blocks do",
-        paper="ours; the paper's spectra of trained H (Fig. 5) say that trained blocks can",
-        ours=", ".join(f"{model} ({weights}) {more} of {count}" for (model, weights), (more, count) in counts.items()),
-        tolerance="a larger share of the blocks than in fresh models",
-        holds=shares[1] > shares[0] if (frame["weights"] == "pretrained").any() else None,
+        "ours; the paper's spectra of trained H (Fig. 5) say that trained blocks can",
+        ", ".join(f"{model} ({weights}) {more} of {count}" for (model, weights), (more, count) in counts.iterrows()),
+        "a larger share of the blocks than in fresh models",
+        share["pretrained"] > share["fresh"] if "pretrained" in share else None,
     )
 
 
-def _pretrained(ends: pd.DataFrame) -> Claim:
-    rows = ends[ends["weights"] == "pretrained"]
-    kept = rows[rows["cosine_end"] < 0.9]
-    return judge(
-        "smoothing is not inevitable in pretrained models: the tokens of one or more do not point one way at the end",
-        paper="“this is not inevitable, even for existing pre-trained models” (abstract)",
-        ours=_say(rows) if len(rows) else "needs weights: MiniLM's package, or --data FOLDER; 0 models",
-        tolerance="mean cosine below .9 behind the last block",
-        holds=len(kept) > 0 if len(rows) else None,
-    )
-
-
-def _same_as_similarity(frame: pd.DataFrame) -> Claim:
-    apart = (frame["token_similarity"] * (1 + frame["frequency_ratio"] ** 2) - 1).abs().max()
-    return judge(
-        "input convergence is Yu & Zhang's token similarity: t_sim = 1/(1 + (‖HFC‖/‖LFC‖)²)",
-        paper="neither paper says it; ours, by definition of both",
-        ours=f"largest relative difference {apart:.0e} over {len(frame)} token matrices",
-        tolerance="1e-4: five digits of what float32 tokens give",
-        holds=bool(apart < 1e-4),
-    )
-
-
-def _implied(frame: pd.DataFrame) -> Claim:
-    room = frame["stable_rank"] / (1 + frame["frequency_ratio"] ** 2)
-    return judge(
-        "input convergence implies rank collapse: the stable rank is at most 1 + (‖HFC‖/‖LFC‖)²",
-        paper="Fig. 1: each definition is more relaxed than the one before; the inequality is ours",
-        ours=f"stable rank over its bound: {room.min():.3f} to {room.max():.3f}",
-        tolerance="at most 1, and 1e-4 for rounding",
-        holds=bool(room.max() < 1 + 1e-4),
-    )
-
-
-def _together(frame: pd.DataFrame) -> Claim:
-    """Over all blocks of all models: how well the three orders agree."""
-    means = frame.groupby(["model", "weights", "block"])[list(TITLES)].mean()
-    ranks = means.rank()
-    angle = -float(ranks["frequency_ratio"].corr(ranks["cosine_similarity"]))
-    rank = float(ranks["frequency_ratio"].corr(ranks["effective_rank"]))
-    return judge(
-        "the three definitions put models and blocks into nearly the same order",
-        paper="Fig. 2 shows all three side by side",
-        ours=f"rank correlation of ‖HFC‖/‖LFC‖ with 1 − cosine {angle:.2f}, with the effective rank {rank:.2f}",
-        tolerance="0.8",
-        holds=bool(angle > 0.8 and rank > 0.8),
-    )
-
-
-STUDY = Study(
-    "dovonon2025-fig2",
-    full=Config(),
-    quick=Config(depth=4, width=64, tokens=24, samples=2),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+STUDY = Study("dovonon2025-fig2", Config(), Config(depth=4, width=64, tokens=24, samples=2), compute, draw, claims)

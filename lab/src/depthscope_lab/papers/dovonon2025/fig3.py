@@ -1,27 +1,41 @@
 """Dovonon et al. 2025, Fig. 3: the three definitions of smoothing over depth when H = VΛV⁻¹ is steered either way.
 
 Pre-norm ViTs are trained on scikit-learn's digits (with `--data FOLDER` on CIFAR-10): H as it comes, Λ kept in [0, 1]
-(smooth), in [−1, 0] (sharpen) and in [−1, 1] (both: the control, of the same form and size). Learning rates are
-chosen for each kind on images held back from training; then fresh seeds, the same for all kinds. The figure's numbers
+(smooth), in [−1, 0] (sharpen) and in [−1, 1] (both: the control, of the same form and size). The figure's numbers
 are not known to us: what is judged is its direction, and what steering costs or gains in accuracy, since a version of
 the paper says that smoothing can help images.
+
+The control has the same form and size as the steered ones (eigenvalues drawn evenly from an interval, root mean square
+.58) and the signs of neither: what it gains against H as it comes is not the steering's. Each kind gets the learning
+rate that is best on images held back from training (never the test images), with a seed of its own, and is then
+trained with fresh seeds on all training images.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import nn
 
-from depthscope.drawing import BLUE, GREEN, GREY, VERMILION, block_axis, label, line_with_band, panels, shared_legend
-from depthscope.progress import Share
+from depthscope.anatomy import anatomy_of
+from depthscope.drawing import BLUE, GREEN, GREY, VERMILION, panels, shared_legend
+from depthscope.probing import probe
+from depthscope.probing.weight_spectra import WHOLE, spectra
+from depthscope.progress import Share, Steps, Tick
+from depthscope.remedies.reparameterise import INTERVALS
 from depthscope_lab.extras import require
+from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.dovonon2025.fig2 import TITLES
-from depthscope_lab.papers.dovonon2025.fig3_runs import KINDS, before_and_after, best_rate, subject_of, tuned
-from depthscope_lab.papers.dovonon2025.fig5_runs import Training
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.dovonon2025.fig5_runs import Training, fit
+from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.training.data import LabelledImages, load_cifar10, load_digits
+from depthscope_lab.training.images import ImageClassification
+from depthscope_lab.training.recipes import RECIPES
+from depthscope_lab.training.task import Share as Part
 
 COLOURS = {"plain": GREY, "both": BLUE, "smooth": VERMILION, "sharpen": GREEN}
 NAMES = {
@@ -32,6 +46,14 @@ NAMES = {
 }
 ENOUGH = 200  # steps below which nothing is said of trained models
 INFLUENCING = "Fig. 3, caption: “Influencing smoothing”"
+KINDS = {
+    "plain": "pre",
+    "both": "pre+reparameterise(interval=[-1, 1], start=fresh)",
+    "smooth": "pre+reparameterise(interval=smooth, start=fresh)",
+    "sharpen": "pre+reparameterise(interval=sharpen, start=fresh)",
+}
+TUNING_SEED = 1000  # added to the study's own
+_ALL, _CPU = Part(0, 1), torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -48,24 +70,84 @@ class Config:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Rows by kind, state (fresh, trained), seed and block: the three measures, loss and accuracy, outside_smooth,
     outside_sharpen, negative_share (of H), negative_gains (of LN); rows of state "tuning": the loss by rate."""
-    subject = subject_of(config.data, config.patch_size, config.training, config.images)
-    work, done = len(KINDS) * (len(config.rates) + config.trials) * config.training.steps, 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        progress(done / work)
-
-    frames = []
+    data = load_digits() if config.data is None else load_cifar10(config.data, allow_incomplete=True)
+    work = len(KINDS) * (len(config.rates) + config.trials) * config.training.steps
+    advance, frames = Steps(lambda done: progress(done / work)), []
+    held_back, seed = data.for_tuning(), config.seed + TUNING_SEED
     for kind in KINDS:
-        tuning = tuned(kind, subject, config.rates, config.seed, advance)
-        frames.append(tuning.assign(block=0))
-        frames += [
-            before_and_after(kind, subject, best_rate(tuning), config.seed + trial, advance)
-            for trial in range(config.trials)
-        ]
+        about: dict[str, Any] = {"kind": kind, "state": "tuning", "seed": seed}
+        tried = [about | {"rate": r} | _trained(kind, held_back, config, r, seed, advance)[1] for r in config.rates]
+        frames.append(tuning := pd.DataFrame(tried).assign(block=0))
+        for trial in range(config.trials):
+            frames += _before_and_after(kind, data, config, best_rate(tuning), config.seed + trial, advance)
     progress(1.0)
-    return pd.concat(frames, ignore_index=True).assign(data=subject.data.name)
+    return pd.concat(frames, ignore_index=True).assign(data=data.name)
+
+
+def best_rate(tuning: pd.DataFrame) -> float:
+    return float(tuning.sort_values("loss")["rate"].iloc[0])
+
+
+def _before_and_after(
+    kind: str, data: LabelledImages, config: Config, rate: float, seed: int, advance: Tick
+) -> list[pd.DataFrame]:
+    """The three measures of test images by block, in the model as drawn and as trained, with what it has reached."""
+    about: dict[str, Any] = {"kind": kind, "seed": seed, "rate": rate}
+    fresh, task = _model(kind, data, config, seed)
+    pixels = task.normalised(data.test_images[: config.images])
+    before = _measured(fresh, pixels).assign(**about, state="fresh", **_score(fresh, task))
+    trained, found = _trained(kind, data, config, rate, seed, advance)
+    return [before, _measured(trained, pixels).assign(**about, state="trained", **found)]
+
+
+def _model(kind: str, data: LabelledImages, config: Config, seed: int) -> tuple[nn.Module, ImageClassification]:
+    shape = config.training
+    settings = RECIPES["vit-digits" if config.data is None else "vit-cifar10"](KINDS[kind]).changed(
+        depth=shape.depth,
+        width=shape.width,
+        ffn_width=2 * shape.width,
+        heads=shape.heads,
+        patch_size=config.patch_size,
+        batch_size=shape.batch,
+        augment=False,
+        seed=seed,
+    )
+    task = ImageClassification(settings, data)  # type: ignore[arg-type]
+    return task.build(), task
+
+
+def _trained(
+    kind: str, data: LabelledImages, config: Config, rate: float, seed: int, advance: Tick
+) -> tuple[nn.Module, dict[str, float]]:
+    model, task = _model(kind, data, config, seed)
+    shape = replace(config.training, rate=rate)
+    fit(model.train(), lambda own, step: task.loss(own, task.batch(step, _ALL, _CPU), None)[0], shape, advance)
+    return model, _score(model, task)
+
+
+@torch.no_grad()
+def _score(model: nn.Module, task: ImageClassification) -> dict[str, float]:
+    found = task.evaluate(model.eval(), _ALL, _CPU)
+    return {"loss": found["test_loss"] / found["count"], "accuracy": found["test_accuracy"] / found["count"]}
+
+
+def _measured(model: nn.Module, pixels: Any) -> pd.DataFrame:
+    """Of block 0 (what enters) and every block: the three measures, mean over images; the spectrum of H; LN's weights.
+
+    outside: how far an eigenvalue of the block's H lies outside [−1, 0] and [0, 1] at the most (imaginary part
+    included); negative_gains: the share of the weights < 0 of the norm that attention reads.
+    """
+    frame = rows(probe(model, pixels, measures=tuple(TITLES)).frame, station="output")
+    wide = frame.groupby(["block", "measure"])["value"].mean().unstack("measure").reset_index()
+    wide.columns.name = None
+    values = rows(spectra(model).frame, head=WHOLE)
+    for name, (low, high) in INTERVALS.items():
+        beyond = (low - values["real"]).clip(lower=0) + (values["real"] - high).clip(lower=0) + values["imag"].abs()
+        wide[f"outside_{name}"] = wide["block"].map(beyond.groupby(values["block"]).max())
+    wide["negative_share"] = wide["block"].map(values.groupby("block")["negative_share"].first())
+    blocks: Any = enumerate(anatomy_of(model).blocks, start=1)
+    gains = {number: float((block.norms[0].weight < 0).double().mean()) for number, block in blocks}
+    return wide.assign(negative_gains=wide["block"].map(gains))
 
 
 def draw(frame: pd.DataFrame) -> Any:
@@ -74,158 +156,147 @@ def draw(frame: pd.DataFrame) -> Any:
     for row, state in enumerate(("fresh", "trained")):
         for ax, (measure, title) in zip(axes[4 * row :], TITLES.items(), strict=False):
             for kind, name in NAMES.items():
-                own = frame[(frame["kind"] == kind) & (frame["state"] == state)].groupby("block")[measure]
-                centre = own.mean()
-                line_with_band(ax, centre.index, centre, own.std(), colour=COLOURS[kind], name=name)
-            block_axis(ax, last, first=0)
-            label(ax, f"{state}: {title.split(':')[0].lower()}", "block", title.split(": ")[1].split(" →")[0])
-            if measure == "frequency_ratio":
-                ax.set_yscale("log")
-    _tuning(axes[3], frame)
-    _accuracy(axes[7], frame)
+                own = rows(frame, kind=kind, state=state).groupby("block")[measure]
+                line(ax, own.mean(), COLOURS[kind], name, own.std())
+            (words, rest), log = title.split(": "), measure == "frequency_ratio"
+            axis(ax, f"{state}: {words.lower()}", "block", rest.split(" →")[0], log=log, first=0, last=last)
+    tuning, accuracy = axes[3], axes[7]
+    ends = rows(frame, state="trained", block=0)
+    for place, (kind, colour) in enumerate(COLOURS.items()):
+        tried = curve(frame, "loss", by="rate", kind=kind, state="tuning")
+        line(tuning, tried, colour, marker=".", linewidth=1.5)
+        own = rows(ends, kind=kind)["accuracy"]
+        accuracy.scatter([place] * len(own), own, color=colour, s=16)
+        accuracy.hlines(own.mean(), place - 0.25, place + 0.25, color=colour, linewidth=1.6)
+    tuning.set_xscale("log")
+    rates = sorted(rows(frame, state="tuning")["rate"].unique())
+    tuning.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    tuning.minorticks_off()
+    accuracy.set_xticks(range(len(NAMES)), list(NAMES))
+    axis(tuning, "learning rates, on images held back", "learning rate", "loss")
+    axis(accuracy, "test accuracy, by seed", "", "accuracy")
     shared_legend(figure, axes[0])
     return figure
 
 
-def _tuning(ax: Any, frame: pd.DataFrame) -> None:
-    rows = frame[frame["state"] == "tuning"]
-    for kind in NAMES:
-        own = rows[rows["kind"] == kind]
-        ax.plot(own["rate"], own["loss"], marker=".", color=COLOURS[kind])
-    ax.set_xscale("log")
-    rates = sorted(rows["rate"].unique())
-    ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
-    ax.minorticks_off()
-    label(ax, "learning rates, on images held back", "learning rate", "loss")
-
-
-def _accuracy(ax: Any, frame: pd.DataFrame) -> None:
-    rows = frame[(frame["state"] == "trained") & (frame["block"] == 0)]
-    for place, kind in enumerate(NAMES):
-        own = rows[rows["kind"] == kind]["accuracy"]
-        ax.scatter([place] * len(own), own, color=COLOURS[kind], s=16)
-        ax.hlines(own.mean(), place - 0.25, place + 0.25, color=COLOURS[kind], linewidth=1.6)
-    ax.set_xticks(range(len(NAMES)), list(NAMES))
-    label(ax, "test accuracy, by seed", "", "accuracy")
-
-
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     enough = config.training.steps >= ENOUGH
-    runs = frame[(frame["state"] == "trained") & (frame["block"] == 0)]
-    accuracy = runs.pivot(index="seed", columns="kind", values="accuracy")
+    judged = {"when": enough, "needs": f"needs {ENOUGH} steps"}
+    trained = rows(frame, state="trained")
+    blocks = trained[trained["block"] > 0]
+    outside = {kind: rows(blocks, kind=kind)[f"outside_{kind}"].max() for kind in ("smooth", "sharpen")}
+    free = rows(blocks, kind="plain")[["outside_smooth", "outside_sharpen"]].min(axis=1).max()
+    accuracy = rows(trained, block=0).pivot(index="seed", columns="kind", values="accuracy")
+    cosine, rank = (_last(frame, "trained", measure) for measure in ("cosine_similarity", "effective_rank"))
+    tuning = rows(frame, state="tuning")
+    chosen = {kind: best_rate(rows(tuning, kind=kind)) for kind in KINDS}
+    # A best rate at the edge of the grid may be better beyond it.
+    edges = [kind for kind, rate in chosen.items() if rate in (tuning["rate"].min(), tuning["rate"].max())]
+    negative = blocks.groupby("kind")["negative_gains"].max()
     return [
-        _kept_inside(frame),
-        _order(frame, "fresh", enough=True),
-        _order(frame, "trained", enough),
-        _angle_and_rank(frame, enough),
-        _depth(frame, "smooth", enough),
-        _depth(frame, "sharpen", enough),
-        _learned(accuracy, enough),
-        _gain(accuracy, "smooth", "plain", enough),
-        _gain(accuracy, "sharpen", "plain", enough),
-        _gain(accuracy, "smooth", "both", enough),
-        _gain(accuracy, "sharpen", "both", enough),
-        _rates(frame, enough),
-        _gains_of_norms(frame, enough),
+        said(
+            "the eigenvalues of every block's H stay in their interval through training",
+            "“a simple way to parameterize the weights … to influence smoothing” (abstract)",
+            ", ".join(f"{kind}: at most {value:.0e} outside" for kind, value in outside.items())
+            + f"; without steering up to {free:.2f}",
+            "1e-3: eigenvalues are those of the product W_V W_O in float32, with V's condition number",
+            max(outside.values()) < 1e-3,
+        ),
+        _order(frame, "fresh", {}),
+        _order(frame, "trained", judged),
+        said(
+            "after training, the other two definitions agree: smaller angles and a lower rank if H smooths",
+            INFLUENCING,
+            "; ".join(
+                f"{kind}: cosine {cosine[kind].mean():.3f}, effective rank {rank[kind].mean():.1f}" for kind in KINDS
+            ),
+            "in every seed: a larger mean cosine and a smaller effective rank than with a sharpening H",
+            ((cosine["smooth"] > cosine["sharpen"]) & (rank["smooth"] < rank["sharpen"])).all(),
+            **judged,
+        ),
+        *(_depth(trained, kind, judged) for kind in ("smooth", "sharpen")),
+        said(
+            "all kinds have learned",
+            "ours: what an untrained model costs in accuracy says nothing",
+            ", ".join(f"{kind} {accuracy[kind].mean():.1%}" for kind in KINDS),
+            "three times the accuracy of chance, 30 %, in every seed",
+            (accuracy > 0.3).all(axis=None),
+            **judged,
+        ),
+        *(_gain(accuracy, kind, other, judged) for other in ("plain", "both") for kind in ("smooth", "sharpen")),
+        said(
+            "the learning rates are compared fairly: the best of each kind lies inside the grid",
+            "ours",
+            ", ".join(f"{kind} {rate:g}" for kind, rate in chosen.items())
+            + (f"; at the edge: {', '.join(edges)}" if edges else ""),
+            "none of them at the edge",
+            not edges,
+            **judged,
+        ),
+        said(
+            "training does not turn the steering round by the sign of layer norm's weights",
+            "“the sign of layer normalization weights can influence this effect” (abstract); whether it does is ours",
+            "largest share of negative weights of a norm: "
+            + ", ".join(f"{kind} {negative[kind]:.1%}" for kind in KINDS),
+            "less than 5 % in every block and seed",
+            (negative < 0.05).all(),
+            **judged,
+        ),
     ]
-
-
-def _kept_inside(frame: pd.DataFrame) -> Claim:
-    rows = frame[(frame["state"] == "trained") & (frame["block"] > 0)]
-    most = {kind: rows[rows["kind"] == kind][f"outside_{kind}"].max() for kind in ("smooth", "sharpen")}
-    plain = rows[rows["kind"] == "plain"]
-    free = float(plain[["outside_smooth", "outside_sharpen"]].min(axis=1).max())
-    return judge(
-        "the eigenvalues of every block's H stay in their interval through training",
-        paper="“a simple way to parameterize the weights … to influence smoothing” (abstract)",
-        ours=", ".join(f"{kind}: at most {value:.0e} outside" for kind, value in most.items())
-        + f"; without steering up to {free:.2f}",
-        tolerance="1e-3: eigenvalues are those of the product W_V W_O in float32, with V's condition number",
-        holds=max(most.values()) < 1e-3,
-    )
 
 
 def _last(frame: pd.DataFrame, state: str, measure: str) -> pd.DataFrame:
     """What leaves the last block: seeds × kinds."""
-    rows = frame[(frame["state"] == state) & (frame["block"] == frame["block"].max())]
-    return rows.pivot(index="seed", columns="kind", values=measure)
+    own = rows(frame, state=state, block=frame["block"].max())
+    return own.pivot(index="seed", columns="kind", values=measure)
 
 
-def _order(frame: pd.DataFrame, state: str, enough: bool) -> Claim:
+def _order(frame: pd.DataFrame, state: str, judged: dict[str, Any]) -> Claim:
     ratio = _last(frame, state, "frequency_ratio")
     when = "before training" if state == "fresh" else "after training"
-    return judge(
+    return said(
         f"{when}, tokens stay more different where H sharpens than where H smooths (input convergence)",
-        paper=INFLUENCING,
-        ours="‖HFC‖/‖LFC‖ behind the last block: "
+        INFLUENCING,
+        "‖HFC‖/‖LFC‖ behind the last block: "
         + ", ".join(f"{kind} {ratio[kind].mean():.3f} ± {ratio[kind].std():.3f}" for kind in KINDS),
-        tolerance="sharpen above smooth in every seed",
-        holds=bool((ratio["sharpen"] > ratio["smooth"]).all()) if enough else None,
-        note=_too_few(enough),
+        "sharpen above smooth in every seed",
+        (ratio["sharpen"] > ratio["smooth"]).all(),
+        **judged,
     )
 
 
-def _angle_and_rank(frame: pd.DataFrame, enough: bool) -> Claim:
-    cosine, rank = (_last(frame, "trained", measure) for measure in ("cosine_similarity", "effective_rank"))
-    return judge(
-        "after training, the other two definitions agree: smaller angles and a lower rank if H smooths",
-        paper=INFLUENCING,
-        ours="; ".join(
-            f"{kind}: cosine {cosine[kind].mean():.3f}, effective rank {rank[kind].mean():.1f}" for kind in KINDS
-        ),
-        tolerance="in every seed: a larger mean cosine and a smaller effective rank than with a sharpening H",
-        holds=bool(((cosine["smooth"] > cosine["sharpen"]) & (rank["smooth"] < rank["sharpen"])).all())
-        if enough
-        else None,
-        note=_too_few(enough),
-    )
-
-
-def _depth(frame: pd.DataFrame, kind: str, enough: bool) -> Claim:
+def _depth(trained: pd.DataFrame, kind: str, judged: dict[str, Any]) -> Claim:
     """Whether a steered model really smooths, or sharpens: its last block against what enters."""
-    rows = frame[(frame["state"] == "trained") & (frame["kind"] == kind)]
-    ratio = rows.pivot(index="seed", columns="block", values="frequency_ratio")
+    ratio = rows(trained, kind=kind).pivot(index="seed", columns="block", values="frequency_ratio")
     change = ratio.iloc[:, -1] / ratio.iloc[:, 0]
-    falls = kind == "smooth"
-    return judge(
-        f"after training, a model whose H {'smooths' if falls else 'sharpens'} makes tokens "
-        f"{'more alike' if falls else 'more different'} over its depth",
-        paper="the sign of Λ decides, if nothing but X + AXH acts (theory); the model has norms and FFNs too",
-        ours=f"‖HFC‖/‖LFC‖ of the last block over that of the entrance: {change.mean():.2f} "
+    does, more, side = ("smooths", "alike", "below") if kind == "smooth" else ("sharpens", "different", "above")
+    return said(
+        f"after training, a model whose H {does} makes tokens more {more} over its depth",
+        "the sign of Λ decides, if nothing but X + AXH acts (theory); the model has norms and FFNs too",
+        f"‖HFC‖/‖LFC‖ of the last block over that of the entrance: {change.mean():.2f} "
         f"({change.min():.2f} to {change.max():.2f})",
-        tolerance=f"{'below' if falls else 'above'} 1 in every seed",
-        holds=bool((change < 1).all() if falls else (change > 1).all()) if enough else None,
-        note=_too_few(enough),
+        f"{side} 1 in every seed",
+        ((change < 1) if side == "below" else (change > 1)).all(),
+        **judged,
     )
 
 
-def _learned(accuracy: pd.DataFrame, enough: bool) -> Claim:
-    return judge(
-        "all kinds have learned",
-        paper="ours: what an untrained model costs in accuracy says nothing",
-        ours=", ".join(f"{kind} {accuracy[kind].mean():.1%}" for kind in KINDS),
-        tolerance="three times the accuracy of chance, 30 %, in every seed",
-        holds=bool((accuracy > 0.3).all(axis=None)) if enough else None,
-        note=_too_few(enough),
-    )
-
-
-def _gain(accuracy: pd.DataFrame, kind: str, other: str, enough: bool) -> Claim:
+def _gain(accuracy: pd.DataFrame, kind: str, other: str, judged: dict[str, Any]) -> Claim:
     difference = (accuracy[kind] - accuracy[other]).to_numpy()
-    helps = "smoothing helps images: it raises" if kind == "smooth" else "sharpening raises"
-    against = "" if other == "plain" else ", also against the control with both signs"
     mean, half = interval(difference)
     decided = mean - half > 0 or mean + half < 0
-    return judge(
-        f"{helps} the test accuracy{against}",
-        paper="a middle version's abstract: smoothing can help image classification; the final one drops it"
-        if kind == "smooth"
-        else "not in the paper; the other direction of the same control",
-        ours=f"{100 * mean:+.1f} points against {NAMES[other]}, 95 % interval {100 * (mean - half):+.1f} to "
-        f"{100 * (mean + half):+.1f}, {len(difference)} seeds" + ("" if decided else ": no difference shown"),
-        tolerance="the interval (Student's, of the differences seed by seed) lies above 0",
-        holds=bool(mean - half > 0) if enough else None,
-        note=_too_few(enough),
+    helps, paper = "sharpening raises", "not in the paper; the other direction of the same control"
+    if kind == "smooth":
+        helps = "smoothing helps images: it raises"
+        paper = "a middle version's abstract: smoothing can help image classification; the final one drops it"
+    return said(
+        f"{helps} the test accuracy{'' if other == 'plain' else ', also against the control with both signs'}",
+        paper,
+        f"{100 * mean:+.1f} points against {NAMES[other]}, 95 % interval {100 * (mean - half):+.1f} to "
+        f"{100 * (mean + half):+.1f}, {len(difference)} seeds{'' if decided else ': no difference shown'}",
+        "the interval (Student's, of the differences seed by seed) lies above 0",
+        mean - half > 0,
+        **judged,
     )
 
 
@@ -238,51 +309,13 @@ def interval(differences: Any, level: float = 0.95) -> tuple[float, float]:
     return float(found.mean()), float(quantile * found.std(ddof=1) / np.sqrt(len(found)))
 
 
-def _rates(frame: pd.DataFrame, enough: bool) -> Claim:
-    """A best rate at the edge of the grid may be better beyond it."""
-    rows = frame[frame["state"] == "tuning"]
-    chosen = {kind: best_rate(rows[rows["kind"] == kind]) for kind in KINDS}
-    edges = [kind for kind, rate in chosen.items() if rate in (rows["rate"].min(), rows["rate"].max())]
-    return judge(
-        "the learning rates are compared fairly: the best of each kind lies inside the grid",
-        paper="ours",
-        ours=", ".join(f"{kind} {rate:g}" for kind, rate in chosen.items())
-        + (f"; at the edge: {', '.join(edges)}" if edges else ""),
-        tolerance="none of them at the edge",
-        holds=not edges if enough else None,
-        note=_too_few(enough),
-    )
-
-
-def _gains_of_norms(frame: pd.DataFrame, enough: bool) -> Claim:
-    rows = frame[(frame["state"] == "trained") & (frame["block"] > 0)]
-    most = rows.groupby("kind")["negative_gains"].max()
-    return judge(
-        "training does not turn the steering round by the sign of layer norm's weights",
-        paper="“the sign of layer normalization weights can influence this effect” (abstract); whether it does is ours",
-        ours="largest share of negative weights of a norm: " + ", ".join(f"{kind} {most[kind]:.1%}" for kind in KINDS),
-        tolerance="less than 5 % in every block and seed",
-        holds=bool((most < 0.05).all()) if enough else None,
-        note=_too_few(enough),
-    )
-
-
-def _too_few(enough: bool) -> str:
-    return "" if enough else f"needs {ENOUGH} steps"
-
-
+TINY = Training(depth=3, width=16, heads=2, steps=6, batch=16)
 STUDY = Study(
     "dovonon2025-fig3",
-    full=Config(),
-    quick=Config(
-        trials=2,
-        rates=(1e-3, 3e-3, 1e-2),
-        patch_size=4,
-        images=16,
-        training=Training(depth=3, width=16, heads=2, steps=6, batch=16),
-    ),
-    compute=compute,
-    draw=draw,
-    claims=claims,
+    Config(),
+    Config(trials=2, patch_size=4, images=16, training=TINY),
+    compute,
+    draw,
+    claims,
     with_data=Config(trials=3, patch_size=4, training=Training(depth=6, width=64, heads=4, steps=300)),
 )

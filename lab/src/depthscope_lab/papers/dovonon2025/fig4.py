@@ -13,19 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from depthscope.drawing import BLUE, VERMILION, block_axis, label, panels, shared_legend
+from depthscope.drawing import BLUE, VERMILION, panels, shared_legend
 from depthscope.measures import frequency_ratio
-from depthscope.progress import Share
+from depthscope.progress import Share, Steps
+from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.dovonon2025.repeated import F64, draw_attention, draw_normal, repeat, with_spectrum
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.study import Claim, Study
 
 SPECTRA = {"[0, 1]": 1, "[−1, 0]": -1}  # of H, and its sign
 SIGNS = {"γ > 0": 1, "γ < 0": -1}
@@ -118,25 +119,18 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     eigenvalues with Re < 0 of the effective H, those that are zero left out; pre-norm only)."""
     drawn = draw_all(config)
     depths = sorted({*range(0, min(config.depth, 40), 4), *range(0, config.depth + 1, 20), config.depth})
-    frames, done = [], 0
-    for placement in PLACEMENTS:
-        for setting in SETTINGS:
-            for spectrum, h in SPECTRA.items():
-                for sign, gain in SIGNS.items():
-                    found = repeat(layer(drawn, placement, setting, gain, h), drawn.tokens, depths, rescale=False)
-                    about = {"placement": placement, "setting": setting, "spectrum": spectrum, "sign": sign}
-                    negative = _negative(drawn, gain, h) if placement == "pre" else torch.nan
-                    frames += [
-                        _rows(x, depth).assign(**about, negative=negative)
-                        for x, depth in zip(found, depths, strict=True)
-                    ]
-                    done += 1
-                    progress(done / (4 * len(PLACEMENTS) * len(SETTINGS)))
+    cases = list(product(PLACEMENTS, SETTINGS, SPECTRA, SIGNS))
+    frames, advance = [], Steps(lambda done: progress(done / len(cases)))
+    for placement, setting, spectrum, sign in cases:
+        h, gain = SPECTRA[spectrum], SIGNS[sign]
+        found = repeat(layer(drawn, placement, setting, gain, h), drawn.tokens, depths, rescale=False)
+        about = {"placement": placement, "setting": setting, "spectrum": spectrum, "sign": sign}
+        about |= {"negative": _negative(drawn, gain, h) if placement == "pre" else torch.nan}
+        for x, depth in zip(found, depths, strict=True):
+            columns = {"block": depth, "trial": range(len(x)), "ratio": frequency_ratio(x).numpy()}
+            frames.append(pd.DataFrame(columns | about))
+        advance()
     return pd.concat(frames, ignore_index=True)
-
-
-def _rows(tokens: Tensor, depth: int) -> pd.DataFrame:
-    return pd.DataFrame({"block": depth, "trial": range(len(tokens)), "ratio": frequency_ratio(tokens).numpy()})
 
 
 def _negative(drawn: Drawn, gain: int, weights: int) -> float:
@@ -147,136 +141,103 @@ def _negative(drawn: Drawn, gain: int, weights: int) -> float:
 
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = panels(5, 2, width=3.0, height=2.9)
-    colours = dict(zip(SPECTRA, (BLUE, VERMILION), strict=True))
-    places = [(placement, setting) for placement in PLACEMENTS for setting in SETTINGS]
-    for ax, (placement, setting) in zip(axes, places, strict=True):
-        own = frame[(frame["placement"] == placement) & (frame["setting"] == setting)]
-        for spectrum, sign in ((spectrum, sign) for spectrum in SPECTRA for sign in SIGNS):
-            curve = own[(own["spectrum"] == spectrum) & (own["sign"] == sign)].groupby("block")["ratio"].median()
-            style = {"linewidth": 3.2, "alpha": 0.55} if sign == "γ > 0" else {"linewidth": 1.4, "linestyle": "--"}
-            ax.plot(curve.index, curve, color=colours[spectrum], label=f"H in {spectrum}, {sign}", **style)
-        ax.set_yscale("log")
-        ax.set_ylim(SHOWN[placement])
-        block_axis(ax, int(frame["block"].max()), first=0)
-        label(ax, f"{placement}-norm, {setting}", "block", "‖HFC‖/‖LFC‖, median" if setting == FIXED else "")
+    last = int(frame["block"].max())
+    for ax, (placement, setting) in zip(axes, product(PLACEMENTS, SETTINGS), strict=True):
+        for (spectrum, colour), sign in product(zip(SPECTRA, (BLUE, VERMILION), strict=True), SIGNS):
+            own = rows(frame, placement=placement, setting=setting, spectrum=spectrum, sign=sign)
+            look = {"linewidth": 3.2, "alpha": 0.55} if sign == "γ > 0" else {"linewidth": 1.4, "linestyle": "--"}
+            line(ax, own.groupby("block")["ratio"].median(), colour, f"H in {spectrum}, {sign}", **look)
+        y = "‖HFC‖/‖LFC‖, median" if setting == FIXED else ""
+        axis(ax, f"{placement}-norm, {setting}", "block", y, log=True, ylim=SHOWN[placement], first=0, last=last)
     shared_legend(figure, axes[0], columns=4)
     return figure
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    cases = {
-        key: rows.pivot(index="block", columns="trial", values="ratio")
-        for key, rows in frame.groupby(["placement", "setting", "spectrum", "sign"])
+    keys = ["placement", "setting", "spectrum", "sign"]
+    cases: dict[Any, pd.DataFrame] = {
+        key: own.pivot(index="block", columns="trial", values="ratio") for key, own in frame.groupby(keys)
     }
-    plus, minus = SPECTRA
-    return [
-        _identity(_largest(cases, "pre", WITHOUT_BIAS, (plus, "γ < 0"), (minus, "γ > 0"))),
-        _spectrum(frame),
-        *(_influence(cases, config, setting) for setting in WITHOUT_BIAS),
-        *(_odd(cases, setting) for setting in WITHOUT_BIAS),
-        *(_bias(cases, config, setting) for setting in (NORM_BIAS, QUERY_BIAS)),
-        *(_post(cases, config, setting) for setting in WITHOUT_BIAS),
+    ends = {key: own.loc[config.depth] for key, own in cases.items()}
+    at, (plus, minus), (positive, negative) = f"median ‖HFC‖/‖LFC‖ at layer {config.depth}: ", SPECTRA, SIGNS
+
+    def apart(placement: str, setting: str, one: tuple[str, str], other: tuple[str, str]) -> float:
+        """The largest relative difference of the ratio between two cases, over all layers and draws."""
+        return float((cases[placement, setting, *one] / cases[placement, setting, *other] - 1).abs().max().max())
+
+    mirrored = max(apart("pre", setting, (plus, negative), (minus, positive)) for setting in WITHOUT_BIAS)
+    share = rows(frame, placement="pre").groupby(["spectrum", "sign"])["negative"].first()
+    add_up = all(abs(share[h, positive] + share[h, negative] - 1) < 1e-12 for h in SPECTRA)
+    found = [
+        said(
+            "in pre-norm without bias, negative LN weights are the same as a negated H",
+            "ours, derived: X + A·LN(X)·H has (I − 11ᵀ/d)diag(γ)H on its tokens",
+            f"largest relative difference of ‖HFC‖/‖LFC‖ {mirrored:.0e}, fixed attention and attention of the tokens",
+            "1e-9: rounding",
+            mirrored < 1e-9,
+        ),
+        said(
+            "in pre-norm, changing the sign of LN's weights negates the spectrum of the effective H",
+            "ours, derived; “the sign of layer normalization weights can influence this effect” (abstract)",
+            f"negative share of the eigenvalues, H in {plus}: {share[plus, positive]:.1%} with γ > 0, "
+            f"{share[plus, negative]:.1%} with γ < 0; H in {minus}: {share[minus, positive]:.1%} and "
+            f"{share[minus, negative]:.1%}",
+            "the two shares add up to 1; below 10 % and above 90 % for H in [0, 1]",
+            add_up and share[plus, positive] < 0.1 and share[plus, negative] > 0.9,
+        ),
     ]
+    for setting in WITHOUT_BIAS:
+        smooth, kept = (ends["pre", setting, plus, sign] for sign in SIGNS)
+        order = (kept > smooth).mean()
+        found.append(
+            said(
+                f"in pre-norm, {setting}, the sign of LN's weights decides whether a positive H smooths",
+                "Fig. 4 and abstract; its numbers are not known to us",
+                f"{at}{smooth.median():.3g} with γ > 0, {kept.median():.3g} with γ < 0; γ < 0 keeps more in "
+                f"{order:.0%} of the draws",
+                "in 90 % of the draws, and by a factor of 3 in the median",
+                order > 0.9 and kept.median() > 3 * smooth.median(),
+                STALLS if setting == FIXED else "",
+            )
+        )
+    for setting in WITHOUT_BIAS:
+        odd = max(apart("post", setting, (h, positive), (h, negative)) for h in SPECTRA)
+        found.append(
+            said(
+                f"in post-norm without bias, {setting}, the sign of LN's weights changes nothing",
+                "Fig. 4 has post-norm with either sign; ours, derived: the layer is odd, X_L becomes (−1)^L X_L",
+                f"largest relative difference of ‖HFC‖/‖LFC‖ {odd:.0e}",
+                "1e-9: rounding",
+                odd < 1e-9,
+            )
+        )
+    for setting in (NORM_BIAS, QUERY_BIAS):
+        own = {pair: ends["post", setting, *pair] for pair in product(SPECTRA, SIGNS)}
+        moved = [((own[h, negative] / own[h, positive] - 1).abs() > 0.01).mean() for h in SPECTRA]
+        found.append(
+            said(
+                f"in post-norm {setting}, the sign of LN's weights changes what becomes of the tokens",
+                "Fig. 4, as far as its post-norm curves differ",
+                at
+                + ", ".join(f"H in {h} with {sign} {end.median():.2g}" for (h, sign), end in own.items())
+                + f"; changed by more than 1 % in {' and '.join(f'{part:.0%}' for part in moved)} of the draws",
+                "by more than 1 % in half of the draws, with one of the two H; without bias it is rounding",
+                max(moved) > 0.5,
+            )
+        )
+    for setting in WITHOUT_BIAS:
+        smooth, kept = (ends["post", setting, h, positive] for h in SPECTRA)
+        found.append(
+            said(
+                f"in post-norm, {setting}, a positive H smooths and a negative one does not",
+                "the theory of the update, with LN behind it",
+                f"{at}{smooth.median():.2g} for H in [0, 1], {kept.median():.2g} for H in [−1, 0]",
+                "below .1 (t_sim .99) and above 1 (t_sim .5)",
+                smooth.median() < 0.1 and kept.median() > 1,
+                STALLS if setting == FIXED else "",
+            )
+        )
+    return found
 
 
-Cases = dict[Any, pd.DataFrame]
-
-
-def _largest(
-    cases: Cases, placement: str, settings: tuple[str, ...], one: tuple[str, str], other: tuple[str, str]
-) -> float:
-    """The largest relative difference of the ratio between two cases, over all layers and draws."""
-    return max(
-        float((cases[placement, setting, *one] / cases[placement, setting, *other] - 1).abs().max().max())
-        for setting in settings
-    )
-
-
-def _identity(apart: float) -> Claim:
-    return judge(
-        "in pre-norm without bias, negative LN weights are the same as a negated H",
-        paper="ours, derived: X + A·LN(X)·H has (I − 11ᵀ/d)diag(γ)H on its tokens",
-        ours=f"largest relative difference of ‖HFC‖/‖LFC‖ {apart:.0e}, fixed attention and attention of the tokens",
-        tolerance="1e-9: rounding",
-        holds=apart < 1e-9,
-    )
-
-
-def _spectrum(frame: pd.DataFrame) -> Claim:
-    shares = frame[frame["placement"] == "pre"].groupby(["spectrum", "sign"])["negative"].first()
-    plus, minus = SPECTRA
-    mirrored = all(abs(shares[h, "γ > 0"] + shares[h, "γ < 0"] - 1) < 1e-12 for h in SPECTRA)
-    return judge(
-        "in pre-norm, changing the sign of LN's weights negates the spectrum of the effective H",
-        paper="ours, derived; “the sign of layer normalization weights can influence this effect” (abstract)",
-        ours=f"negative share of the eigenvalues, H in {plus}: {shares[plus, 'γ > 0']:.1%} with γ > 0, "
-        f"{shares[plus, 'γ < 0']:.1%} with γ < 0; H in {minus}: {shares[minus, 'γ > 0']:.1%} and "
-        f"{shares[minus, 'γ < 0']:.1%}",
-        tolerance="the two shares add up to 1; below 10 % and above 90 % for H in [0, 1]",
-        holds=bool(mirrored and shares[plus, "γ > 0"] < 0.1 and shares[plus, "γ < 0"] > 0.9),
-    )
-
-
-def _influence(cases: Cases, config: Config, setting: str) -> Claim:
-    """At the last layer: medians of the two signs, and in how many draws the order holds."""
-    smooth, kept = (cases["pre", setting, "[0, 1]", sign].loc[config.depth] for sign in SIGNS)
-    share = float(np.mean(kept > smooth))
-    return judge(
-        f"in pre-norm, {setting}, the sign of LN's weights decides whether a positive H smooths",
-        paper="Fig. 4 and abstract; its numbers are not known to us",
-        ours=f"median ‖HFC‖/‖LFC‖ at layer {config.depth}: {smooth.median():.3g} with γ > 0, {kept.median():.3g} with "
-        f"γ < 0; γ < 0 keeps more in {share:.0%} of the draws",
-        tolerance="in 90 % of the draws, and by a factor of 3 in the median",
-        holds=bool(share > 0.9 and kept.median() > 3 * smooth.median()),
-        note=STALLS if setting == FIXED else "",
-    )
-
-
-def _odd(cases: Cases, setting: str) -> Claim:
-    apart = max(_largest(cases, "post", (setting,), (h, "γ > 0"), (h, "γ < 0")) for h in SPECTRA)
-    return judge(
-        f"in post-norm without bias, {setting}, the sign of LN's weights changes nothing",
-        paper="Fig. 4 has post-norm with either sign; ours, derived: the layer is odd, X_L becomes (−1)^L X_L",
-        ours=f"largest relative difference of ‖HFC‖/‖LFC‖ {apart:.0e}",
-        tolerance="1e-9: rounding",
-        holds=apart < 1e-9,
-    )
-
-
-def _bias(cases: Cases, config: Config, setting: str) -> Claim:
-    ends = {(h, sign): cases["post", setting, h, sign].loc[config.depth] for h in SPECTRA for sign in SIGNS}
-    moved = {h: ((ends[h, "γ < 0"] / ends[h, "γ > 0"] - 1).abs() > 0.01).mean() for h in SPECTRA}
-    return judge(
-        f"in post-norm {setting}, the sign of LN's weights changes what becomes of the tokens",
-        paper="Fig. 4, as far as its post-norm curves differ",
-        ours=f"median ‖HFC‖/‖LFC‖ at layer {config.depth}: "
-        + ", ".join(f"H in {h} with {sign} {end.median():.2g}" for (h, sign), end in ends.items())
-        + "; changed by more than 1 % in "
-        + " and ".join(f"{share:.0%}" for share in moved.values())
-        + " of the draws",
-        tolerance="by more than 1 % in half of the draws, with one of the two H; without bias it is rounding",
-        holds=bool(max(moved.values()) > 0.5),
-    )
-
-
-def _post(cases: Cases, config: Config, setting: str) -> Claim:
-    plus, minus = (cases["post", setting, h, "γ > 0"].loc[config.depth] for h in SPECTRA)
-    return judge(
-        f"in post-norm, {setting}, a positive H smooths and a negative one does not",
-        paper="the theory of the update, with LN behind it",
-        ours=f"median ‖HFC‖/‖LFC‖ at layer {config.depth}: {plus.median():.2g} for H in [0, 1], "
-        f"{minus.median():.2g} for H in [−1, 0]",
-        tolerance="below .1 (t_sim .99) and above 1 (t_sim .5)",
-        holds=bool(plus.median() < 0.1 and minus.median() > 1),
-        note=STALLS if setting == FIXED else "",
-    )
-
-
-STUDY = Study(
-    "dovonon2025-fig4",
-    full=Config(),
-    quick=Config(trials=10, depth=60),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+STUDY = Study("dovonon2025-fig4", Config(), Config(trials=10, depth=60), compute, draw, claims)

@@ -69,6 +69,7 @@ def cases(trials: int, seed: tuple[int, ...]) -> pd.DataFrame:
     start = draw_normal(len(a), TOKENS, WIDTH, seed=seed)
     *curves, end = repeat(attend(a, h), start, (*RATE_DEPTHS, DEPTH), rescale=True)
     seen_rate = measured_rate(RATE_DEPTHS, torch.stack([frequency_ratio(x) for x in curves]))
+    sigma = torch.linalg.svdvals(end)
     pairs = list(zip(a, h, strict=True))
     said = [dominance_of(*pair) for pair in pairs]
     frame = pd.DataFrame(
@@ -83,14 +84,17 @@ def cases(trials: int, seed: tuple[int, ...]) -> pd.DataFrame:
             "limit_said": [_limit(one, matrix) for one, matrix in zip(said, a, strict=True)],
             "input_seen": (frequency_ratio(end) < EQUAL).numpy(),
             "angle_seen": _aligned(end).numpy(),
-            "rank_seen": _rank(end).numpy(),
+            "rank_seen": (sigma > ALIGNED * sigma[:, :1]).sum(dim=1).numpy(),
             "rate_seen": seen_rate.numpy(),
             "limit_seen": frequency_ratio(end).numpy(),
             "settled": [_is_settled(*pair) for pair in pairs],
             "real_spectra": [_are_real(*pair) for pair in pairs],
         }
     )
-    return frame.assign(agrees=_agreement(frame))
+    # Where the theory says nothing (angle None, rank −1) anything agrees.
+    angle = frame["angle_said"].isna() | (frame["angle_said"] == frame["angle_seen"])
+    rank = (frame["rank_said"] < 0) | (frame["rank_said"] == frame["rank_seen"])
+    return frame.assign(agrees=(frame["input_said"] == frame["input_seen"]) & angle & rank)
 
 
 def _limit(said: Dominance, a: Tensor) -> float:
@@ -110,22 +114,10 @@ def dominating_set(said: Dominance) -> str:
     return ONE if len(rows) == 1 else LINE if len(columns) == 1 else SEVERAL
 
 
-def _agreement(frame: pd.DataFrame) -> pd.Series:
-    """Whether all that the theory says was seen; where it says nothing (angle None, rank −1) anything agrees."""
-    angle = frame["angle_said"].isna() | (frame["angle_said"] == frame["angle_seen"])
-    rank = (frame["rank_said"] < 0) | (frame["rank_said"] == frame["rank_seen"])
-    return (frame["input_said"] == frame["input_seen"]) & angle & rank
-
-
 def _aligned(tokens: Tensor) -> Tensor:
     """Whether all tokens point one way. One that has vanished beside the others points nowhere."""
     directions = tokens / torch.linalg.vector_norm(tokens, dim=-1, keepdim=True)
     return (directions @ directions.mT).flatten(1).amin(dim=1) > 1 - ALIGNED
-
-
-def _rank(tokens: Tensor) -> Tensor:
-    sigma = torch.linalg.svdvals(tokens)
-    return (sigma > ALIGNED * sigma[:, :1]).sum(dim=1)
 
 
 def _is_settled(a: Tensor, h: Tensor) -> bool:

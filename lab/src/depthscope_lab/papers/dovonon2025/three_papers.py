@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from depthscope.anatomy import BlockAnatomy, anatomy_of
-from depthscope.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, block_axis, label, panels, shared_legend
+from depthscope.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, legend_inside, panels, shared_legend
 from depthscope.measures import composite_residual, frequency_ratio, token_similarity
 from depthscope.models.families import build_family
 from depthscope.passes import Listen, Machine, Surgery, Visit, undisturbed
@@ -29,8 +29,9 @@ from depthscope.passes.machine import ListenToAttention
 from depthscope.progress import Share
 from depthscope.text import read_text
 from depthscope.theory import dominance_of
+from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.dovonon2025.subjects import ids_of
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.study import Claim, Study
 
 ALONE = "albert, no FFN"
 MODELS = {
@@ -103,7 +104,7 @@ def _of_model(model: Any, batch: dict[str, Tensor], config: Config, without: tup
 
 def _rows(tokens: list[Tensor], attention: list[Tensor], blocks: list[BlockAnatomy], config: Config) -> pd.DataFrame:
     examined = sorted({round(place) for place in np.linspace(0, len(blocks) - 1, config.examined)})
-    factors, said = _factors(attention, blocks, examined)
+    factors, smooths = _factors(attention, blocks, examined)
     start, x = frequency_ratio(tokens[0]), tokens[0]
     yu, dovonon = torch.ones_like(start), torch.ones_like(start)
     frames = []
@@ -121,10 +122,9 @@ def _rows(tokens: list[Tensor], attention: list[Tensor], blocks: list[BlockAnato
             "dovonon": start * dovonon,
             "update": frequency_ratio(x),
         }
-        frame = pd.DataFrame({name: column.numpy() for name, column in columns.items()})
-        own = factors[max(block - 1, 0)]
-        about = {"factor_yu": own[0], "factor_dovonon": own[1], "smooths": all(said)}
-        frames.append(frame.assign(block=block, sample=range(len(frame)), **about))
+        own, about = factors[max(block - 1, 0)], {"block": block, "sample": range(len(now))}
+        about |= {"factor_yu": own[0], "factor_dovonon": own[1], "smooths": all(smooths)}
+        frames.append(pd.DataFrame({name: column.numpy() for name, column in columns.items()} | about))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -151,90 +151,20 @@ def value_weights(block: BlockAnatomy) -> Tensor:
 
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = panels(3, 2, width=4.2, height=3.4)
+    last = int(frame["block"].max())
     for column, (family, title) in enumerate(MODELS.items()):
-        rows = frame[frame["model"] == family].groupby("block")[[*MEASURED, *PREDICTIONS]].mean()
+        mean = rows(frame, model=family).groupby("block")[[*MEASURED, *PREDICTIONS]].mean()
         above, below = axes[column], axes[column + 3]
-        above.plot(rows.index, rows["ratio"], color=BLACK, linewidth=3, alpha=0.5, label="measured ‖HFC‖/‖LFC‖")
+        line(above, mean["ratio"], BLACK, "measured ‖HFC‖/‖LFC‖", linewidth=3, alpha=0.5)
         for name, (words, colour) in PREDICTIONS.items():
-            above.plot(rows.index, rows[name], color=colour, linewidth=1.5, linestyle="--", label=words)
-        above.set_yscale("log")
-        above.set_ylim(1e-3, 3)
+            line(above, mean[name], colour, words, linewidth=1.5, linestyle="--")
         for (name, words), colour in zip(MEASURED.items(), (BLACK, ORANGE, BLUE), strict=True):
-            below.plot(rows.index, rows[name], color=colour, linewidth=2, label=words)
-        below.set_ylim(0, 1.5)
-        label(above, title, "block", "‖HFC‖/‖LFC‖")
-        label(below, "the three papers' measures", "block", "")
-        for ax in (above, below):
-            block_axis(ax, int(frame["block"].max()), first=0)
-        below.legend(fontsize=8, frameon=False)
+            line(below, mean[name], colour, words, linewidth=2)
+        axis(above, title, "block", "‖HFC‖/‖LFC‖", log=True, ylim=(1e-3, 3), first=0, last=last)
+        axis(below, "the three papers' measures", "block", "", ylim=(0, 1.5), first=0, last=last)
+        legend_inside(below)
     shared_legend(figure, axes[0], columns=3)
     return figure
-
-
-def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    means = {family: frame[frame["model"] == family].groupby("block").mean(numeric_only=True) for family in MODELS}
-    deep = config.depth >= 40
-    return [
-        _one_thing(frame),
-        _directions(frame, means, deep),
-        _skips(means, deep),
-        *(_rate(means[name], config, name, words) for name, words in RATES.items()),
-        _update(means, config),
-    ]
-
-
-def _one_thing(frame: pd.DataFrame) -> Claim:
-    apart = (frame["similarity"] * (1 + frame["ratio"] ** 2) - 1).abs().max()
-    shares = frame["residual"] / np.sqrt(1 - frame["similarity"])
-    return judge(
-        "the three papers' measures are one: t_sim = 1/(1 + r²), and y is √t_div within a constant factor",
-        paper="none of them says it; ours",
-        ours=f"largest relative difference {apart:.0e}; y/√t_div from {shares.min():.2f} to {shares.max():.2f}",
-        tolerance="1e-9, and a factor of 2 of 1",
-        holds=bool(apart < 1e-9 and shares.between(0.5, 2).all()),
-    )
-
-
-def _directions(frame: pd.DataFrame, means: dict[str, pd.DataFrame], deep: bool) -> Claim:
-    smooths = {family: bool(frame[frame["model"] == family]["smooths"].all()) for family in MODELS}
-    ends = {family: (rows["ratio"].iloc[0], rows["ratio"].iloc[-1]) for family, rows in means.items()}
-    return judge(
-        "Yu & Zhang and Dovonon et al. agree on the direction: fresh weights smooth",
-        paper="Yu & Zhang: similarity escalates; Dovonon et al.: input convergence iff the mean's eigenvalue dominates",
-        ours="; ".join(
-            f"{family}: the mean dominates in {'all' if smooths[family] else 'not all'} examined blocks, measured r "
-            f"{first:.2f} → {last:.1e}"
-            for family, (first, last) in ends.items()
-        ),
-        tolerance="none",
-        holds=all(smooths[family] == (last < first) for family, (first, last) in ends.items()) if deep else None,
-        note="" if deep else "needs 40 blocks",
-    )
-
-
-def _skips(means: dict[str, pd.DataFrame], deep: bool) -> Claim:
-    ends = {family: rows["residual"].iloc[-1] / rows["residual"].iloc[0] for family, rows in means.items()}
-    last = int(means["bert"].index[-1])
-    return judge(
-        "skips delay the collapse without ending the collapse: Dong et al.'s own residual shrinks with depth",
-        paper="Dong et al.: “skip connections … stop the output from degeneration”; Yu & Zhang: they do not",
-        ours=f"y behind block {last} is "
-        + ", ".join(f"{share:.1e} of its start in {family}" for family, share in ends.items()),
-        tolerance="below a fifth",
-        holds=all(share < 0.2 for share in ends.values()) if deep else None,
-        note="" if deep else "needs 40 blocks",
-    )
-
-
-def _slope(rows: pd.DataFrame, name: str, config: Config) -> float:
-    """The factor per block, by least squares of the logarithm behind the first quarter."""
-    logs = np.log(rows[name].loc[int(FIRST * config.depth) :])
-    return float(np.exp(np.polyfit(logs.index, logs, 1)[0]))
-
-
-def _near(said: float, seen: float) -> bool:
-    """Whether two factors per block agree, to a fifth of what the measured one does."""
-    return bool(abs(np.log(said) - np.log(seen)) < 0.2 * abs(np.log(seen)))
 
 
 # Whose rate should be right: model → what is claimed of it.
@@ -245,39 +175,90 @@ RATES = {
 }
 
 
-def _rate(rows: pd.DataFrame, config: Config, model: str, words: str) -> Claim:
-    seen, yu, dovonon = (_slope(rows, name, config) for name in ("ratio", "yu", "dovonon"))
-    by_yu, by_dovonon = _near(yu, seen), _near(dovonon, seen)
-    holds = {"bert": by_yu and not by_dovonon, ALONE: by_dovonon and not by_yu, "albert": by_dovonon}
-    enough = config.depth >= 40
-    return judge(
-        words,
-        paper="Yu & Zhang: independent weights; Dovonon et al.: one A and one H, repeated, no norm and no FFN",
-        ours=f"‖HFC‖/‖LFC‖ × {seen:.4f} per block; Yu & Zhang {yu:.4f}, Dovonon et al. {dovonon:.4f}",
-        tolerance="20 % of the logarithm",
-        holds=holds[model] if enough else None,
-        note="" if enough else "needs 40 blocks",
-    )
+def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    judged = {"when": config.depth >= 40, "needs": "needs 40 blocks"}
+    apart = (frame["similarity"] * (1 + frame["ratio"] ** 2) - 1).abs().max()
+    shares = frame["residual"] / np.sqrt(1 - frame["similarity"])
+    means = {family: rows(frame, model=family).groupby("block").mean(numeric_only=True) for family in MODELS}
+    smooths = {family: rows(frame, model=family)["smooths"].all() for family in MODELS}
+    ends = {family: (own["ratio"].iloc[0], own["ratio"].iloc[-1]) for family, own in means.items()}
+    kept = {family: own["residual"].iloc[-1] / own["residual"].iloc[0] for family, own in means.items()}
+    slopes = {
+        family: {name: _slope(own[name], config) for name in ("ratio", "yu", "dovonon", "update")}
+        for family, own in means.items()
+    }
+    near = {family: {name: _near(rate, own["ratio"]) for name, rate in own.items()} for family, own in slopes.items()}
+    right = {
+        "bert": near["bert"]["yu"] and not near["bert"]["dovonon"],
+        ALONE: near[ALONE]["dovonon"] and not near[ALONE]["yu"],
+        "albert": near["albert"]["dovonon"],
+    }
+    return [
+        said(
+            "the three papers' measures are one: t_sim = 1/(1 + r²), and y is √t_div within a constant factor",
+            "none of them says it; ours",
+            f"largest relative difference {apart:.0e}; y/√t_div from {shares.min():.2f} to {shares.max():.2f}",
+            "1e-9, and a factor of 2 of 1",
+            apart < 1e-9 and shares.between(0.5, 2).all(),
+        ),
+        said(
+            "Yu & Zhang and Dovonon et al. agree on the direction: fresh weights smooth",
+            "Yu & Zhang: similarity escalates; Dovonon et al.: input convergence iff the mean's eigenvalue dominates",
+            "; ".join(
+                f"{family}: the mean dominates in {'all' if smooths[family] else 'not all'} examined blocks, measured "
+                f"r {first:.2f} → {last:.1e}"
+                for family, (first, last) in ends.items()
+            ),
+            "none",
+            all(smooths[family] == (last < first) for family, (first, last) in ends.items()),
+            **judged,
+        ),
+        said(
+            "skips delay the collapse without ending the collapse: Dong et al.'s own residual shrinks with depth",
+            "Dong et al.: “skip connections … stop the output from degeneration”; Yu & Zhang: they do not",
+            f"y behind block {means['bert'].index[-1]} is "
+            + ", ".join(f"{share:.1e} of its start in {family}" for family, share in kept.items()),
+            "below a fifth",
+            all(share < 0.2 for share in kept.values()),
+            **judged,
+        ),
+        *(
+            said(
+                words,
+                "Yu & Zhang: independent weights; Dovonon et al.: one A and one H, repeated, no norm and no FFN",
+                "‖HFC‖/‖LFC‖ × {ratio:.4f} per block; Yu & Zhang {yu:.4f}, Dovonon et al. {dovonon:.4f}".format(
+                    **slopes[family]
+                ),
+                "20 % of the logarithm",
+                right[family],
+                **judged,
+            )
+            for family, words in RATES.items()
+        ),
+        said(
+            "Dovonon et al.'s update with each block's own A and H gives the measured rate, without norms and FFNs",
+            "ours, from their eq. of the update",
+            "; ".join(
+                f"{family}: measured × {own['ratio']:.4f}, update × {own['update']:.4f}"
+                for family, own in slopes.items()
+            ),
+            "20 % of the logarithm",
+            all(own["update"] for own in near.values()),
+            **judged,
+        ),
+    ]
 
 
-def _update(means: dict[str, pd.DataFrame], config: Config) -> Claim:
-    parts = {family: (_slope(rows, "ratio", config), _slope(rows, "update", config)) for family, rows in means.items()}
-    enough = config.depth >= 40
-    return judge(
-        "Dovonon et al.'s update with each block's own A and H gives the measured rate, without norms and FFNs",
-        paper="ours, from their eq. of the update",
-        ours="; ".join(f"{name}: measured × {seen:.4f}, update × {said:.4f}" for name, (seen, said) in parts.items()),
-        tolerance="20 % of the logarithm",
-        holds=all(_near(said, seen) for seen, said in parts.values()) if enough else None,
-        note="" if enough else "needs 40 blocks",
-    )
+def _slope(values: pd.Series, config: Config) -> float:
+    """The factor per block, by least squares of the logarithm behind the first quarter."""
+    logs = np.log(values.loc[int(FIRST * config.depth) :])
+    return float(np.exp(np.polyfit(logs.index, logs, 1)[0]))
 
 
-STUDY = Study(
-    "three-papers",
-    full=Config(),
-    quick=Config(depth=6, width=64, tokens=24, examined=2),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+def _near(rate: float, seen: float) -> bool:
+    """Whether two factors per block agree, to a fifth of what the measured one does."""
+    return bool(abs(np.log(rate) - np.log(seen)) < 0.2 * abs(np.log(seen)))
+
+
+QUICK = Config(depth=6, width=64, tokens=24, examined=2)
+STUDY = Study("three-papers", Config(), QUICK, compute, draw, claims)

@@ -111,3 +111,39 @@ def feed(attention: Tensor, tokens: TokenMatrix) -> Tensor:
     columns = attention.double().mean(dim=-2)  # (…, h, n)
     carried = torch.linalg.vector_norm(columns @ tokens.deviations.double(), dim=-1)
     return tokens.count.sqrt().unsqueeze(-1) * carried / tokens.mean_norm.unsqueeze(-1)
+
+
+# --- siblings of Algorithm 1: pre-norm, without an FFN, causal ----------------------------------------
+
+
+class PreNorm(NamedTuple):
+    """What eq. 19 is made of; (trials, streams, …)."""
+
+    normed: Tensor  # X̂ = LN(X)
+    attention: Tensor  # P(X̂) (trials, streams, h, n, n)
+    branch: Tensor  # P(X̂)X̂W
+    after_attention: Tensor  # Y
+    ffn_branch: Tensor  # φ(LN(Y)W₁)W₂
+    output: Tensor  # Z
+
+
+def pre_norm_block(weights: Weights, x: Tensor, *, heads: int) -> PreNorm:
+    """Yu & Zhang 2024, eq. 19: norms on the branches, an untouched trunk."""
+    normed = layer_norm(x)
+    branch, p = attend(weights, normed, heads)
+    y = x + branch
+    fed = feed_forward(weights, layer_norm(y))
+    return PreNorm(normed, p, branch, y, fed, y + fed)
+
+
+def attention_half(
+    weights: Weights, x: Tensor, *, heads: int, alpha: float | Tensor = 1.0, causal: bool = False
+) -> Tensor:
+    """Steps 1 and 2 of Algorithm 1, LN(X + αP(X)XW); `alpha` may differ between streams, (streams, 1, 1)."""
+    attended, _ = attend(weights, x, heads, causal=causal)
+    return layer_norm(x + alpha * attended)
+
+
+def ffn_half(weights: Weights, x: Tensor) -> Tensor:
+    """Steps 3 and 4 of Algorithm 1, LN(X + φ(XW₁)W₂)."""
+    return layer_norm(x + feed_forward(weights, x))

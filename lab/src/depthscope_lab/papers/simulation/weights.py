@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -134,7 +135,7 @@ class Sampler:
             else:
                 linear = Linear(torch.empty(trials, fan_out, given, dtype=dtype), bias)
             linears[name] = linear
-            self._jobs.append(_filler(linear, law, deviation, stream))
+            self._jobs.append(partial(_fill, linear, law, deviation, stream))
         self._weights = Weights(**linears)  # type: ignore[arg-type]
 
     def draw(self) -> Weights:
@@ -145,16 +146,12 @@ class Sampler:
         return self._weights
 
 
-def _filler(linear: Linear | Passing, law: Law, deviation: float, stream: np.random.Generator) -> Callable[[], None]:
-    """A call that draws what is kept of one matrix of every trial, from its own stream."""
-
-    def fill() -> None:
-        if isinstance(linear, Linear):
-            if law.gaussian:
-                fill_gaussian(linear.weight, deviation, stream)
-            else:
-                fill_uniform(linear.weight, uniform_bound(deviation), stream)
-        if linear.bias is not None:
-            fill_uniform(linear.bias, bias_bound(linear.shape[-1]), stream)
-
-    return fill
+def _fill(linear: Linear | Passing, law: Law, deviation: float, stream: np.random.Generator) -> None:
+    """Draws what is kept of one matrix of every trial, from its own stream."""
+    if isinstance(linear, Linear):
+        if law.gaussian:
+            fill_gaussian(linear.weight, deviation, stream)
+        else:
+            fill_uniform(linear.weight, uniform_bound(deviation), stream)
+    if linear.bias is not None:
+        fill_uniform(linear.bias, bias_bound(linear.shape[-1]), stream)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pandas as pd
 import torch
@@ -18,13 +18,11 @@ import torch
 from depthscope import drawing
 from depthscope.measures import ALIKE, EQUAL, Scratch, TokenMatrix, delta, growth, token_similarity
 from depthscope.progress import Share
+from depthscope_lab.papers.claims import axis, line, said
 from depthscope_lab.papers.simulation.blocks import Stations, feed, post_norm_block, root
-from depthscope_lab.papers.simulation.randomness import chunks, standard_normal_tokens
-from depthscope_lab.papers.simulation.weights import SETTINGS, Sampler
-from depthscope_lab.papers.study import Claim, Study, judge
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from depthscope_lab.papers.simulation.size import Size
+from depthscope_lab.papers.simulation.weights import SETTINGS
+from depthscope_lab.papers.study import Claim, Study
 
 STEPS = ("attention", "norm after attention", "FFN", "norm after FFN")
 RATIOS = tuple(f"ratio_{step}" for step in range(1, 5))
@@ -32,14 +30,10 @@ CHUNK = 10  # trials at once
 
 
 @dataclass(frozen=True)
-class Config:
-    tokens: int = 64
-    width: int = 512
-    heads: int = 8
+class Config(Size):
     blocks: int = 20
     trials: int = 50
     setting: str = "theorem"
-    seed: int = 0
 
 
 @torch.no_grad()
@@ -47,34 +41,26 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per trial and block: similarity of the block's input, ratio_1 … ratio_4, delta, omega."""
     frames, done, scratch = [], 0, Scratch()
     in_law = SETTINGS[config.setting].value.gaussian and config.tokens <= config.width
-    for part, size in enumerate(chunks(config.trials, CHUNK)):
-        sampler = Sampler(
-            config.setting,
-            trials=size,
-            width=config.width,
-            heads=config.heads,
-            seed=(config.seed, part, 0),
-            passing=True,
-            value_inputs=config.tokens if in_law else None,
-        )
-        x = standard_normal_tokens(size, 1, config.tokens, config.width, (config.seed, part, 1))
+    value_inputs = config.tokens if in_law else None
+    for part, size in config.parts(CHUNK):
+        sampler = config.sampler(config.setting, size, part, 0, passing=True, value_inputs=value_inputs)
+        x = config.start(size, part, 1)
         for block in range(1, config.blocks + 1):
             read = root(x) if in_law else None
             stations = post_norm_block(sampler.draw(), x, heads=config.heads, values_of=read)
-            numbers = measure(stations, scratch)
-            numbers |= {"block": [block] * size, "trial": list(range(part * CHUNK, part * CHUNK + size))}
-            frames.append(pd.DataFrame(numbers))
+            trials = range(part * CHUNK, part * CHUNK + size)
+            frames.append(pd.DataFrame(measure(stations, scratch) | {"block": block, "trial": trials}))
             x = stations.output
             done += size
             progress(done / (config.trials * config.blocks))
     return pd.concat(frames, ignore_index=True)
 
 
-def measure(stations: Stations, scratch: Scratch) -> dict[str, list[float] | list[int]]:
+def measure(stations: Stations, scratch: Scratch) -> dict[str, Any]:
     """What the figure shows of one block, one number per trial; δ and ω averaged over heads."""
     x = TokenMatrix(stations.input.squeeze(1), scratch=scratch)
     norms = [x.norms, *(TokenMatrix(y.squeeze(1), scratch=scratch).norms for y in stations[1:5])]
-    found: dict[str, list[float] | list[int]] = {"similarity": token_similarity(x).tolist()}
+    found: dict[str, Any] = {"similarity": token_similarity(x).tolist()}
     for name, (before, after) in zip(RATIOS, pairwise(norms), strict=True):
         mean, diversity = growth(before, after)
         found[name] = (mean / diversity).tolist()
@@ -82,106 +68,87 @@ def measure(stations: Stations, scratch: Scratch) -> dict[str, list[float] | lis
     return found | {"delta": delta(p).mean(dim=-1).tolist(), "omega": feed(p, x).mean(dim=-1).tolist()}
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> Any:
     """Three plots, as in the paper: means over trials; bands are one standard deviation of the trials."""
     figure, (left, middle, right) = drawing.panels(3, width=3.5, height=3.6)
     by_block = frame.drop(columns="trial").groupby("block")
     mean, spread = by_block.mean(), by_block.std()
-    blocks = mean.index.to_numpy()
-    drawing.line_with_band(
-        left, blocks, mean["similarity"], spread["similarity"], colour=drawing.BLUE, name="t_sim of the block's input"
-    )
-    left.set_ylim(0, 1.03)
-    drawing.label(left, "Token similarity", "block", "t_sim(X)")
-    for number, (column, step) in enumerate(zip(RATIOS, STEPS, strict=True), start=1):
-        colour, dashes = drawing.PALETTE[number - 1], ("-", "--", "-.", ":")[number - 1]
-        drawing.line_with_band(
-            middle, blocks, mean[column], spread[column], colour=colour, name=f"{number}: {step}", linestyle=dashes
-        )
+    line(left, mean["similarity"], drawing.BLUE, "t_sim of the block's input", spread["similarity"])
+    for place, (column, step) in enumerate(zip(RATIOS, STEPS, strict=True)):
+        look = {"linestyle": ("-", "--", "-.", ":")[place]}
+        line(middle, mean[column], drawing.PALETTE[place], f"{place + 1}: {step}", spread[column], **look)
     for level in (1, 2):
         middle.axhline(level, color=drawing.GREY, linewidth=0.8, zorder=0)
-    drawing.label(middle, "Escalation in each step", "block", "ξ₁ / ξ₂")
     for column, symbol, colour in (("delta", "δ", drawing.BLUE), ("omega", "ω", drawing.ORANGE)):
-        drawing.line_with_band(
-            right, blocks, mean[column], spread[column], colour=colour, name=f"{symbol}, mean of the heads"
-        )
-    right.set_ylim(bottom=0)
-    drawing.label(right, "Attention's gap", "block", "δ, ω")
+        line(right, mean[column], colour, f"{symbol}, mean of the heads", spread[column])
     drawing.legend_below([left, middle, right], columns=1)
-    for ax in (left, middle, right):
-        drawing.block_axis(ax, blocks[-1])
+    last = mean.index[-1]
+    axis(left, "Token similarity", "block", "t_sim(X)", ylim=(0, 1.03), last=last)
+    axis(middle, "Escalation in each step", "block", "ξ₁ / ξ₂", last=last)
+    axis(right, "Attention's gap", "block", "δ, ω", ylim=(0, None), last=last)
     return figure
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     mean = frame.groupby("block").mean()
-    similarity, others = mean["similarity"], mean[list(RATIOS[1:])]
+    similarity, attention = mean["similarity"], mean["ratio_1"]
     rises = similarity.diff().dropna()
     reached = similarity[similarity > EQUAL]
-    attention = mean["ratio_1"]
-    furthest = (others - 1).abs()
+    furthest = (mean[list(RATIOS[1:])] - 1).abs()
     late = furthest[similarity > ALIKE]
-    trials = int(frame["trial"].nunique())
     sigma = "; dσ² = 1 (initialiser `theorem`), which fits the figure, where the text says N(0, h/d)"
     found = [
-        judge(
+        said(
             "t_sim rises from every block to the next",
-            paper="§2.4: “similarity monotonically increases throughout all blocks”",
-            ours=f"smallest rise {rises.min():.2e}, from {similarity.iloc[0]:.3f} to {similarity.iloc[-1]:.5f}",
-            tolerance="every difference of the means > 0",
-            holds=bool((rises > 0).all()),
-            note=f"mean of {trials} trials{sigma}",
+            "§2.4: “similarity monotonically increases throughout all blocks”",
+            f"smallest rise {rises.min():.2e}, from {similarity.iloc[0]:.3f} to {similarity.iloc[-1]:.5f}",
+            "every difference of the means > 0",
+            (rises > 0).all(),
+            f"mean of {frame['trial'].nunique()} trials{sigma}",
         ),
-        judge(
+        said(
             f"t_sim exceeds {EQUAL:g} before block 15",
-            paper="§2.4: “approaching the maximum before block 15”",
-            ours=f"first at block {reached.index[0]}" if len(reached) else f"never; {similarity.max():.3f} at most",
-            tolerance=f"“the maximum” taken as t_sim > {EQUAL:g}",
-            holds=bool(len(reached)) and int(reached.index[0]) < 15 if config.blocks >= 14 or len(reached) else None,
+            "§2.4: “approaching the maximum before block 15”",
+            f"first at block {reached.index[0]}" if len(reached) else f"never; {similarity.max():.3f} at most",
+            f"“the maximum” taken as t_sim > {EQUAL:g}",
+            len(reached) and reached.index[0] < 15,
+            when=config.blocks >= 14 or len(reached) > 0,
         ),
-        judge(
+        said(
             "ξ₁/ξ₂ of step 1 is about 2 from the first block on",
-            paper="§2.4: “stays around 2 from the very beginning”",
-            ours=f"{attention.iloc[0]:.3f} at block 1; {attention.min():.3f} to {attention.max():.3f} over all blocks",
-            tolerance="within 0.25 of 2 at every block: “around”, and read off a plot",
-            holds=bool(((attention - 2).abs() < 0.25).all()),
+            "§2.4: “stays around 2 from the very beginning”",
+            f"{attention.iloc[0]:.3f} at block 1; {attention.min():.3f} to {attention.max():.3f} over all blocks",
+            "within 0.25 of 2 at every block: “around”, and read off a plot",
+            ((attention - 2).abs() < 0.25).all(),
         ),
-        judge(
+        said(
             "ξ₁/ξ₂ of steps 2 to 4 is about 1 at every block",
-            paper="§2.4: “the other three steps have a negligible impact … (since ξ₁/ξ₂ ≈ 1)”",
-            ours=f"the FFN step is {mean['ratio_3'].iloc[0]:.3f} at block 1; "
-            f"largest |ξ₁/ξ₂ − 1| {furthest.max().max():.3f}",
-            tolerance="within 0.1 of 1: a tenth of what step 1 does",
-            holds=bool(furthest.max().max() < 0.1),
-            note="ReLU's positive mean feeds the mean of the tokens: c/s, which is large while t_sim is small",
+            "§2.4: “the other three steps have a negligible impact … (since ξ₁/ξ₂ ≈ 1)”",
+            f"the FFN step is {mean['ratio_3'].iloc[0]:.3f} at block 1; largest |ξ₁/ξ₂ − 1| {furthest.max().max():.3f}",
+            "within 0.1 of 1: a tenth of what step 1 does",
+            furthest.max().max() < 0.1,
+            "ReLU's positive mean feeds the mean of the tokens: c/s, which is large while t_sim is small",
         ),
-        judge(
+        said(
             f"ξ₁/ξ₂ of steps 2 to 4 is about 1 once t_sim > {ALIKE:g}",
-            paper="the same sentence, in the collapsed regime",
-            ours=f"largest |ξ₁/ξ₂ − 1| {late.max().max():.3f}" if len(late) else "t_sim does not get there",
-            tolerance="within 0.1 of 1",
-            holds=bool(late.max().max() < 0.1) if len(late) else None,
+            "the same sentence, in the collapsed regime",
+            f"largest |ξ₁/ξ₂ − 1| {late.max().max():.3f}" if len(late) else "t_sim does not get there",
+            "within 0.1 of 1",
+            late.max().max() < 0.1 if len(late) else None,
         ),
     ]
     for name, symbol in (("delta", "δ"), ("omega", "ω")):
         first, last = mean[name].iloc[0], mean[name].iloc[-1]
         found.append(
-            judge(
+            said(
                 f"{symbol} is far less than 1 from the start and tends to 0",
-                paper="§2.4: “δ and ω are far less than 1 from the start and quickly approach 0”",
-                ours=f"{first:.3f} at block 1, {last:.1e} at block {mean.index[-1]}",
-                tolerance="below 0.5 at block 1, and a tenth of that at the last block",
-                holds=bool(first < 0.5 and last < 0.1 * first),
+                "§2.4: “δ and ω are far less than 1 from the start and quickly approach 0”",
+                f"{first:.3f} at block 1, {last:.1e} at block {mean.index[-1]}",
+                "below 0.5 at block 1, and a tenth of that at the last block",
+                first < 0.5 and last < 0.1 * first,
             )
         )
     return found
 
 
-STUDY = Study(
-    name="yu2024-fig2",
-    full=Config(),
-    quick=Config(tokens=32, width=128, heads=4, trials=10),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+STUDY = Study("yu2024-fig2", Config(), Config(tokens=32, width=128, heads=4, trials=10), compute, draw, claims)

@@ -8,7 +8,7 @@ instead of d².
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,13 +19,11 @@ from depthscope import drawing
 from depthscope.measures import ALIKE, Growth, TokenMatrix, token_similarity
 from depthscope.progress import Share
 from depthscope.theory import expected_rate, lower_bound, spectral_estimate
+from depthscope_lab.papers.claims import axis, line, said
 from depthscope_lab.papers.simulation.blocks import post_norm_block, root
-from depthscope_lab.papers.simulation.randomness import chunks, generators, standard_normal_tokens
-from depthscope_lab.papers.simulation.weights import Sampler
-from depthscope_lab.papers.study import Claim, Study, judge
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from depthscope_lab.papers.simulation.randomness import chunks, generators
+from depthscope_lab.papers.simulation.size import Size
+from depthscope_lab.papers.study import Claim, Study
 
 CHUNK = 100  # draws of W at once: they stay in the processor's cache
 CURVES = {  # column suffix: (name, colour, line)
@@ -37,14 +35,10 @@ CURVES = {  # column suffix: (name, colour, line)
 
 
 @dataclass(frozen=True)
-class Config:
-    tokens: int = 64
-    width: int = 512
-    heads: int = 8
+class Config(Size):
     blocks: int = 20
     trials: int = 1000
     setting: str = "theorem"
-    seed: int = 0
 
 
 @torch.no_grad()
@@ -53,9 +47,8 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 
     `excess_two_errors` is two standard errors of the mean of ξ₁/ξ₂ − 1.
     """
-    sampler = Sampler(config.setting, trials=1, width=config.width, heads=config.heads, seed=(config.seed, 0))
+    sampler, x = config.sampler(config.setting, 1, 0), config.start(1, 1)
     (stream,) = generators((config.seed, 2), 1)
-    x = standard_normal_tokens(1, 1, config.tokens, config.width, (config.seed, 1))
     rows = []
     for block in range(1, config.blocks + 1):
         stations = post_norm_block(sampler.draw(), x, heads=config.heads)
@@ -96,7 +89,7 @@ def redraw(attention: Tensor, tokens: Tensor, trials: int, stream: np.random.Gen
         rest = 2 * sigma**2 * torch.from_numpy(stream.standard_gamma((m - 1) / 2, z.shape))  # σ²χ²_{m−1}
         energy = w.square().sum(dim=-1)  # ‖w‖² (part, h)
         means.append((x.mean.unflatten(-1, (h, m)) + along[:, None] * w).square().sum(dim=(-2, -1)) * n)
-        shifted = own.square().sum(dim=(-2, -1)) + 2 * _per_head(w, (r.unsqueeze(-2) @ own).squeeze(-2))
+        shifted = own.square().sum(dim=(-2, -1)) + 2 * (w * (r.unsqueeze(-2) @ own).squeeze(-2)).sum(dim=-1)
         shifted = shifted + r.square().sum(dim=-1) * energy  # ‖A + rwᵀ‖² (part, h)
         cross = (w.transpose(0, 1) @ seen.mT).transpose(0, 1)  # (part, h, k − 1)
         b = (seen.square().sum(dim=-1) + 2 * slope * cross + slope.square() * energy.unsqueeze(-1)).clamp(min=0).sqrt()
@@ -104,11 +97,6 @@ def redraw(attention: Tensor, tokens: Tensor, trials: int, stream: np.random.Gen
         spreads.append((shifted + added).sum(dim=-1))
     mean, spread = torch.cat(means), torch.cat(spreads)
     return Growth(mean / x.mean_norm.square(), spread / x.deviation_norm.square())
-
-
-def _per_head(w: Tensor, row: Tensor) -> Tensor:
-    """⟨w, row⟩ of every head: (trials, h, m), (h, m) → (trials, h)."""
-    return (w * row).sum(dim=-1)
 
 
 def _summary(ratio: Tensor, p: Tensor, tokens: Tensor) -> dict[str, float]:
@@ -128,77 +116,67 @@ def _summary(ratio: Tensor, p: Tensor, tokens: Tensor) -> dict[str, float]:
     return found | {"bound_applies": float(bound.applies)}
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> Any:
     figure, (left, middle, right) = drawing.panels(3, width=3.5, height=3.6)
-    name = "t_sim of the block's input"
-    drawing.line_with_band(left, frame["block"], frame["similarity"], colour=drawing.BLUE, name=name)
-    left.set_ylim(0, 1.03)
-    drawing.label(left, "Token similarity", "block", "t_sim(X)")
+    by_block = frame.set_index("block")
+    line(left, by_block["similarity"], drawing.BLUE, "t_sim of the block's input")
     for ax, quantity, band, meaning in (
-        (middle, "excess", frame["excess_two_errors"], "± 2 standard errors"),
-        (right, "rate", frame["rate_sd"], "± 1 s.d. of the draws"),
+        (middle, "excess", "excess_two_errors", "± 2 standard errors"),
+        (right, "rate", "rate_sd", "± 1 s.d. of the draws"),
     ):
-        for suffix, (name, colour, line) in CURVES.items():
-            spread, values = (band if suffix == "mean" else None), frame[f"{quantity}_{suffix}"]
-            name = f"{name} {meaning}" if suffix == "mean" else name
-            drawing.line_with_band(ax, frame["block"], values, spread, colour=colour, name=name, linestyle=line)
-    drawing.label(middle, "Attention step, only W redrawn", "block", "ξ₁/ξ₂ − 1")
-    drawing.label(right, "The rate r(X, Y)", "block", "r")
+        for suffix, (name, colour, dashes) in CURVES.items():
+            of_draws = {"name": f"{name} {meaning}", "spread": by_block[band]} if suffix == "mean" else {"name": name}
+            line(ax, by_block[f"{quantity}_{suffix}"], colour, linestyle=dashes, **of_draws)
+    last = by_block.index[-1]
+    axis(left, "Token similarity", "block", "t_sim(X)", ylim=(0, 1.03), last=last)
+    axis(middle, "Attention step, only W redrawn", "block", "ξ₁/ξ₂ − 1", last=last)
+    axis(right, "The rate r(X, Y)", "block", "r", last=last)
     drawing.legend_below([left, middle, right], columns=1)
-    for ax in (left, middle, right):
-        drawing.block_axis(ax, frame["block"].iloc[-1])
     return figure
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     error = {name: (frame[f"excess_{name}"] - frame["excess_mean"]).abs() for name in ("bound", "spectral")}
-    apart = max((frame[f"rate_{name}"] - frame["rate_mean"]).abs().max() for name in ("bound", "spectral"))
+    early = frame["similarity"] < ALIKE
+    bound, spectral = (error[name][early].mean() for name in ("bound", "spectral"))
+    apart = max((frame[f"rate_{name}"] - frame["rate_mean"]).abs().max() for name in error)
     standard_error = frame["excess_sd"] / np.sqrt(frame["trials"])
     below = (frame["excess_mean"] - frame["excess_bound"]) / standard_error
     z = (frame["excess_mean"] - frame["excess_expected"]) / standard_error
-    rms = float(np.sqrt((z**2).mean()))
-    limit = float(np.sqrt(1 + 3.5 * np.sqrt(2 / len(frame))))
-    early = frame["similarity"] < ALIKE
+    rms = np.sqrt((z**2).mean())
+    limit = np.sqrt(1 + 3.5 * np.sqrt(2 / len(frame)))
     return [
-        judge(
+        said(
             "Estimate 2 (17) is closer to the sample mean than Estimate 1 (16)",
-            paper="§2.4: Estimate 2 “actually provides a closer approximation … than the guaranteed lower bound”",
-            ours=f"mean |error| of ξ₁/ξ₂ − 1 while t_sim < {ALIKE:g}: {error['spectral'][early].mean():.4f} against "
-            f"{error['bound'][early].mean():.4f}",
-            tolerance=f"the smaller mean error, over blocks with t_sim < {ALIKE:g}; later both tend to 1",
-            holds=bool(error["spectral"][early].mean() < error["bound"][early].mean()),
+            "§2.4: Estimate 2 “actually provides a closer approximation … than the guaranteed lower bound”",
+            f"mean |error| of ξ₁/ξ₂ − 1 while t_sim < {ALIKE:g}: {spectral:.4f} against {bound:.4f}",
+            f"the smaller mean error, over blocks with t_sim < {ALIKE:g}; later both tend to 1",
+            spectral < bound,
         ),
-        judge(
+        said(
             "Estimate 1 (16) is below the sample mean",
-            paper="Thm 2.6: E[r] ≥ the right-hand side of (16)",
-            ours=f"mean − bound is {below.min():.1f} standard errors at least; conditions hold at "
+            "Thm 2.6: E[r] ≥ the right-hand side of (16)",
+            f"mean − bound is {below.min():.1f} standard errors at least; conditions hold at "
             f"{int(frame['bound_applies'].sum())} of {len(frame)} blocks",
-            tolerance="above −3.5 standard errors of the sample mean at every block: in the collapse the two coincide",
-            holds=bool((below > -3.5).all() and (frame["bound_applies"] == 1).all()),
+            "above −3.5 standard errors of the sample mean at every block: in the collapse the two coincide",
+            (below > -3.5).all() and (frame["bound_applies"] == 1).all(),
         ),
-        judge(
+        said(
             "the three curves of r nearly coincide",
-            paper="§2.4: “the three curves are nearly identical”",
-            ours=f"an estimate is {apart:.4f} from the sample mean at most, r up to {frame['rate_mean'].max():.3f}",
-            tolerance="0.05: a line's width on an axis from 1 to 2",
-            holds=bool(apart < 0.05),
+            "§2.4: “the three curves are nearly identical”",
+            f"an estimate is {apart:.4f} from the sample mean at most, r up to {frame['rate_mean'].max():.3f}",
+            "0.05: a line's width on an axis from 1 to 2",
+            apart < 0.05,
         ),
-        judge(
+        said(
             "our expectation, with E[η] to second order, is the sample mean",
-            paper="ours; the paper only says that E[η] is small",
-            ours=f"root mean square of (mean − expected)/standard error {rms:.2f}; largest {z.abs().max():.2f}",
-            tolerance=f"{limit:.2f}: 3.5 standard deviations above 1, for {len(frame)} blocks, if the mean is right",
-            holds=rms < limit,
-            note=f"{config.trials} draws of W per block; standard error {standard_error.mean():.4f}",
+            "ours; the paper only says that E[η] is small",
+            f"root mean square of (mean − expected)/standard error {rms:.2f}; largest {z.abs().max():.2f}",
+            f"{limit:.2f}: 3.5 standard deviations above 1, for {len(frame)} blocks, if the mean is right",
+            rms < limit,
+            f"{config.trials} draws of W per block; standard error {standard_error.mean():.4f}",
         ),
     ]
 
 
-STUDY = Study(
-    name="yu2024-fig3",
-    full=Config(),
-    quick=Config(tokens=32, width=128, heads=4, trials=300),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+STUDY = Study("yu2024-fig3", Config(), Config(tokens=32, width=128, heads=4, trials=300), compute, draw, claims)

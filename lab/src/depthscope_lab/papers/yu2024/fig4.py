@@ -13,28 +13,23 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, label, legend_below, line_with_band, panels
+from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, legend_below, panels
 from depthscope.measures import ALIKE, EQUAL, frobenius_norm, token_similarity
 from depthscope.progress import Share
 from depthscope.theory import expected_pre_norm_energy, pre_norm_exponent, pre_norm_odds, similarity_of, token_odds
-from depthscope_lab.papers.simulation.blocks import post_norm_block
-from depthscope_lab.papers.simulation.randomness import chunks, standard_normal_tokens
-from depthscope_lab.papers.simulation.variants import PreNorm, pre_norm_block
-from depthscope_lab.papers.simulation.weights import Sampler
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.claims import axis, line, said
+from depthscope_lab.papers.simulation.blocks import post_norm_block, pre_norm_block
+from depthscope_lab.papers.simulation.size import Size
+from depthscope_lab.papers.study import Claim, Study
 
 CHUNK = 16  # trials at a time: their weights are 0.2 GB
 
 
 @dataclass(frozen=True)
-class Config:
-    seed: int = 0
+class Config(Size):
     trials: int = 8
     depth: int = 100
     post_norm_depth: int = 30  # post-norm is finished by then
-    tokens: int = 64
-    width: int = 512
-    heads: int = 8
 
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
@@ -43,18 +38,22 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     `predicted_similarity` is t_sim by our map, the same for all trials of a block.
     """
     frames = []
-    for part, trials in enumerate(parts := chunks(config.trials, CHUNK)):
-        sampler = Sampler(
-            "theorem", trials=trials, width=config.width, heads=config.heads, seed=(config.seed, 4, part, 0)
-        )
-        pre = standard_normal_tokens(trials, 1, config.tokens, config.width, seed=(config.seed, 4, part, 1))
-        post = pre
+    for part, trials in (parts := config.parts(CHUNK)):
+        sampler = config.sampler("theorem", trials, 4, part, 0)
+        pre = post = config.start(trials, 4, part, 1)
         frames.append(_rows(0, part * CHUNK, _state(pre) | {"post_norm_similarity": token_similarity(post)}))
         for block in range(1, config.depth + 1):
             weights = sampler.draw()
-            row = {"input_norm": frobenius_norm(pre)}
             at = pre_norm_block(weights, pre, heads=config.heads)
-            row |= _steps(pre, at) | _state(pre := at.output)
+            row = {
+                "input_norm": frobenius_norm(pre),
+                "normed_norm": frobenius_norm(at.normed),
+                "branch_norm": frobenius_norm(at.branch),
+                "ffn_norm": frobenius_norm(at.ffn_branch),
+                "after_attention_energy": frobenius_norm(at.after_attention).square(),
+                "expected_energy": expected_pre_norm_energy(at.attention, pre, at.normed),
+                **_state(pre := at.output),
+            }
             if block <= config.post_norm_depth:
                 post = post_norm_block(weights, post, heads=config.heads).output
                 row["post_norm_similarity"] = token_similarity(post)
@@ -64,49 +63,32 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     return frame.assign(predicted_similarity=frame["block"].map(dict(enumerate(predicted(frame)))))
 
 
-def _steps(x: Tensor, at: PreNorm) -> dict[str, Tensor]:
-    return {
-        "normed_norm": frobenius_norm(at.normed),
-        "branch_norm": frobenius_norm(at.branch),
-        "ffn_norm": frobenius_norm(at.ffn_branch),
-        "after_attention_energy": frobenius_norm(at.after_attention).square(),
-        "expected_energy": expected_pre_norm_energy(at.attention, x, at.normed),
-    }
-
-
 def _state(x: Tensor) -> dict[str, Tensor]:
     return {"similarity": token_similarity(x), "odds": token_odds(x), "norm": frobenius_norm(x)}
 
 
 def _rows(block: int, first_trial: int, row: dict[str, Tensor]) -> pd.DataFrame:
-    frame = pd.DataFrame({name: values.flatten().numpy() for name, values in row.items()})
-    frame.insert(0, "trial", first_trial + np.arange(len(frame)))
-    frame.insert(0, "block", block)
-    return frame
+    columns = {name: values.flatten().numpy() for name, values in row.items()}
+    trials = range(first_trial, first_trial + len(row["odds"]))
+    return pd.DataFrame({"block": block, "trial": trials, **columns})
 
 
 def draw(frame: pd.DataFrame) -> Any:
-    mean, spread = (getattr(frame.groupby("block"), name)() for name in ("mean", "std"))
+    by_block = frame.groupby("block")
+    mean, spread = by_block.mean(), by_block.std()
     figure, (left, right) = panels(2, width=4.6, height=3.8)
-    blocks = mean.index.to_numpy()
-    for name, colour, text in (
-        ("post_norm_similarity", VERMILION, "post-norm, same weights"),
-        ("similarity", BLUE, "pre-norm"),
+    for ax, name, colour, text in (
+        (left, "post_norm_similarity", VERMILION, "post-norm, same weights"),
+        (left, "similarity", BLUE, "pre-norm"),
+        (right, "input_norm", BLUE, "‖X‖"),
+        (right, "normed_norm", ORANGE, "‖LN(X)‖"),
+        (right, "branch_norm", GREEN, "‖P LN(X) W‖"),
     ):
-        line_with_band(left, blocks, mean[name], spread[name], colour=colour, name=text)
-    left.plot(
-        blocks, mean["predicted_similarity"], color=BLACK, linestyle="--", linewidth=1.2, label="pre-norm, our map"
-    )
-    left.set(ylim=(0, 1.02), xlim=(0, blocks[-1]))
-    label(left, "Token similarity", "block", "t_sim")
-    for name, colour, text in (
-        ("input_norm", BLUE, "‖X‖"),
-        ("normed_norm", ORANGE, "‖LN(X)‖"),
-        ("branch_norm", GREEN, "‖P LN(X) W‖"),
-    ):
-        line_with_band(right, blocks, mean[name], spread[name], colour=colour, name=text)
-    right.set(xlim=(0, blocks[-1]), ylim=(0, None))
-    label(right, "Norms in block b", "block", "Frobenius norm")
+        line(ax, mean[name], colour, text, spread[name])
+    line(left, mean["predicted_similarity"], BLACK, "pre-norm, our map", linestyle="--", linewidth=1.2)
+    across = (0, mean.index[-1])
+    axis(left, "Token similarity", "block", "t_sim", ylim=(0, 1.02), xlim=across)
+    axis(right, "Norms in block b", "block", "Frobenius norm", ylim=(0, None), xlim=across)
     legend_below([left, right], columns=3)
     return figure
 
@@ -122,14 +104,6 @@ def predicted(frame: pd.DataFrame) -> list[float]:
         energy=float((start["norm"] ** 2).mean() / entries),
     )
     return [similarity_of(value) for value in found]
-
-
-def exponents(frame: pd.DataFrame) -> np.ndarray[Any, Any]:
-    """The power of depth in the odds, over the second half of the blocks, one per trial."""
-    late = frame[frame["block"] >= frame["block"].max() / 2]
-    return np.array(
-        [np.polyfit(np.log(trial["block"]), np.log(trial["odds"]), 1)[0] for _, trial in late.groupby("trial")]
-    )
 
 
 def _ffn(frame: pd.DataFrame) -> float:
@@ -152,92 +126,89 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     steps = frame.dropna(subset=["expected_energy"])
     share = (mean["branch_norm"] / mean["input_norm"]).dropna()
     peak = int(share.index[int(share.to_numpy().argmax())])
-    by_trial = steps.assign(
-        gain=steps["after_attention_energy"] - steps["input_norm"] ** 2,
-        expected=steps["expected_energy"] - steps["input_norm"] ** 2,
-    ).groupby("trial")
-    gains = by_trial["gain"].sum() / by_trial["expected"].sum()
+    energy = steps[["after_attention_energy", "expected_energy"]].sub(steps["input_norm"] ** 2, axis=0)
+    sums = energy.groupby(steps["trial"]).sum()
+    gains = sums["after_attention_energy"] / sums["expected_energy"]
     gain, error = gains.mean(), gains.std() / len(gains) ** 0.5
     (pre, pre_more), (post, post_more) = _blocks(similarity), _blocks(mean["post_norm_similarity"])
     at_least = min(pre_more, config.depth - pre)  # where the blocks end before t_div is down tenfold
-    fitted, theory = exponents(frame), pre_norm_exponent(ffn=_ffn(frame))
+    more = "" if np.isfinite(pre_more) else "more than "
+    late = frame[frame["block"] >= frame["block"].max() / 2].groupby("trial")
+    fitted = np.array([np.polyfit(np.log(own["block"]), np.log(own["odds"]), 1)[0] for _, own in late])
+    theory = pre_norm_exponent(ffn=_ffn(frame))
     wobble = steps["normed_norm"].max() / steps["normed_norm"].min() - 1
     return [
-        judge(
+        said(
             "pre-norm similarity keeps rising with depth",
-            paper="“in the pre-norm model token similarity still keeps increasing” (§3.1, Fig. 4 left)",
-            ours=f"{similarity.iloc[0]:.3f} → {similarity.iloc[-1]:.3f} over {config.depth} blocks",
-            tolerance="the mean over trials rises over every tenth of the depth",
-            holds=bool(tenths.is_monotonic_increasing and similarity.iloc[-1] > similarity.iloc[0]),
+            "“in the pre-norm model token similarity still keeps increasing” (§3.1, Fig. 4 left)",
+            f"{similarity.iloc[0]:.3f} → {similarity.iloc[-1]:.3f} over {config.depth} blocks",
+            "the mean over trials rises over every tenth of the depth",
+            tenths.is_monotonic_increasing and similarity.iloc[-1] > similarity.iloc[0],
         ),
-        judge(
+        said(
             "from t_sim = .9 on, similarity rises much more slowly in pre-norm than in post-norm",
-            paper="“at a much slower escalation rate than in post-norm models” (§3.1)",
-            ours=f"from t_sim .9 to .99: {post_more:.0f} blocks (post-norm), "
-            f"{'' if np.isfinite(pre_more) else 'more than '}{at_least:.0f} (pre-norm)",
-            tolerance="at least 3 times as many blocks for a tenfold loss of diversity; same weights",
-            holds=bool(at_least >= 3 * post_more) if np.isfinite(at_least + post_more) else None,
+            "“at a much slower escalation rate than in post-norm models” (§3.1)",
+            f"from t_sim .9 to .99: {post_more:.0f} blocks (post-norm), {more}{at_least:.0f} (pre-norm)",
+            "at least 3 times as many blocks for a tenfold loss of diversity; same weights",
+            at_least >= 3 * post_more,
+            when=np.isfinite(at_least + post_more),
         ),
-        judge(
+        said(
             "up to t_sim = .9, similarity rises much more slowly in pre-norm than in post-norm",
-            paper="the same sentence, read of the way to t_sim = .9",
-            ours=f"t_sim passes .9 at block {post:.0f} (post-norm) and {pre:.0f} (pre-norm)",
-            tolerance="at least 3 times as many blocks, as above",
-            holds=bool(pre >= 3 * post) if np.isfinite(pre + post) else None,
-            note="this was our first reading of “much slower”; the claim above was added when it failed",
+            "the same sentence, read of the way to t_sim = .9",
+            f"t_sim passes .9 at block {post:.0f} (post-norm) and {pre:.0f} (pre-norm)",
+            "at least 3 times as many blocks, as above",
+            pre >= 3 * post if np.isfinite(pre + post) else None,
+            "this was our first reading of “much slower”; the claim above was added when it failed",
         ),
-        judge(
+        said(
             "the trunk's norm ‖X‖ grows from block to block in pre-norm",
-            paper="“monotonically increasing in expectation” (§3.1, Fig. 4 right)",
-            ours=f"{norm.iloc[0]:.0f} → {norm.iloc[-1]:.0f}; smallest step {step.min():+.2f}",
-            tolerance="the mean over the trials rises in every block",
-            holds=bool((step > 0).all()),
+            "“monotonically increasing in expectation” (§3.1, Fig. 4 right)",
+            f"{norm.iloc[0]:.0f} → {norm.iloc[-1]:.0f}; smallest step {step.min():+.2f}",
+            "the mean over the trials rises in every block",
+            (step > 0).all(),
         ),
-        judge(
+        said(
             "the norm of the normed tokens, ‖X̂‖, is constant over the blocks",
-            paper="“always fixed at ‖LN(·)‖ due to layer normalizations” (§3.1)",
-            ours=f"largest over smallest − 1 = {wobble:.0e}",
-            tolerance="1e-4: LN's ε against tokens of mean square 1",
-            holds=bool(wobble < 1e-4),
+            "“always fixed at ‖LN(·)‖ due to layer normalizations” (§3.1)",
+            f"largest over smallest − 1 = {wobble:.0e}",
+            "1e-4: LN's ε against tokens of mean square 1",
+            wobble < 1e-4,
         ),
-        judge(
+        said(
             "attention's share of the trunk diminishes after its peak",
-            paper="“the role of the self-attention mechanism is progressively diminishing” (§3.1)",
-            ours=f"‖PX̂W‖/‖X‖: {share.max():.3f} at block {peak}, {share.iloc[-1]:.3f} at block {config.depth}",
-            tolerance="falls by a third or more from its peak, and the peak is in the first quarter",
-            holds=bool(share.iloc[-1] < share.max() * 2 / 3 and peak <= config.depth / 4),
+            "“the role of the self-attention mechanism is progressively diminishing” (§3.1)",
+            f"‖PX̂W‖/‖X‖: {share.max():.3f} at block {peak}, {share.iloc[-1]:.3f} at block {config.depth}",
+            "falls by a third or more from its peak, and the peak is in the first quarter",
+            share.iloc[-1] < share.max() * 2 / 3 and peak <= config.depth / 4,
         ),
-        judge(
+        said(
             "attention's share of the trunk diminishes from the first block on",
-            paper="the same sentence, read to the letter",
-            ours=f"‖PX̂W‖/‖X‖: {share.iloc[0]:.3f} at block 1, {share.max():.3f} at block {peak}",
-            tolerance="the first block's share is the largest, to 5 %",
-            holds=bool(share.iloc[0] > 0.95 * share.max()),
-            note="the share first rises: P averages random tokens away until they are alike",
+            "the same sentence, read to the letter",
+            f"‖PX̂W‖/‖X‖: {share.iloc[0]:.3f} at block 1, {share.max():.3f} at block {peak}",
+            "the first block's share is the largest, to 5 %",
+            share.iloc[0] > 0.95 * share.max(),
+            "the share first rises: P averages random tokens away until they are alike",
         ),
-        judge(
+        said(
             "attention adds ‖P(X̂)X̂‖² to ‖X‖², in expectation",
-            paper="eq. 20",
-            ours=f"what attention adds, over what eq. 20 says: {gain:.3f} ± {error:.3f} ({len(gains)} trials)",
-            tolerance="3 standard errors, and these below 5 %",
-            holds=bool(abs(gain - 1) < 3 * error) if error < 0.05 else None,
+            "eq. 20",
+            f"what attention adds, over what eq. 20 says: {gain:.3f} ± {error:.3f} ({len(gains)} trials)",
+            "3 standard errors, and these below 5 %",
+            abs(gain - 1) < 3 * error,
+            when=error < 0.05,
         ),
-        judge(
+        said(
             "in pre-norm the odds grow like a power of depth",
-            paper="not in the paper; ours: attention/(attention + FFN)",
-            ours=f"exponent {fitted.mean():.2f} ± {fitted.std() / len(fitted) ** 0.5:.2f} against {theory:.2f}",
-            tolerance="25 %: the fit is over the second half, not over the limit",
-            holds=bool(abs(fitted.mean() / theory - 1) < 0.25) if config.depth >= 50 else None,
-            note="" if config.depth >= 50 else "needs at least 50 blocks",
+            "not in the paper; ours: attention/(attention + FFN)",
+            f"exponent {fitted.mean():.2f} ± {fitted.std() / len(fitted) ** 0.5:.2f} against {theory:.2f}",
+            "25 %: the fit is over the second half, not over the limit",
+            abs(fitted.mean() / theory - 1) < 0.25,
+            when=config.depth >= 50,
+            needs="needs at least 50 blocks",
         ),
     ]
 
 
-STUDY = Study(
-    "yu2024-fig4",
-    full=Config(),
-    quick=Config(trials=8, depth=40, post_norm_depth=20, tokens=32, width=64, heads=4),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+QUICK = Config(trials=8, depth=40, post_norm_depth=20, tokens=32, width=64, heads=4)
+STUDY = Study("yu2024-fig4", Config(), QUICK, compute, draw, claims)

@@ -7,176 +7,306 @@ and gradients change sides at the same τ_c = 1 − ρ^(−1/2): order below it,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass
+from functools import partial
+from statistics import geometric_mean
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from depthscope import drawing
-from depthscope.theory import OddsMap
-from depthscope_lab.papers.study import Claim, Study, judge
-from depthscope_lab.papers.yu2024.fig5_runs import SETTINGS, SWEEPS, TAUS, Config, compute
-from depthscope_lab.papers.yu2024.sweep import escalating_slope
+from depthscope.measures import token_diversity
+from depthscope.progress import Share
+from depthscope.remedies import deescalate
+from depthscope.theory import OddsMap, measure_map, token_odds
+from depthscope_lab.papers.claims import axis, curve, line, rows, said
+from depthscope_lab.papers.simulation.blocks import input_gradient, post_norm_block
+from depthscope_lab.papers.simulation.randomness import standard_normal_tokens
+from depthscope_lab.papers.simulation.size import Size
+from depthscope_lab.papers.simulation.weights import Sampler, Weights
+from depthscope_lab.papers.study import Claim, Study
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-LEVELS = (0.0, 0.5, 1.0)  # what the paper's text reads off its figure
+LEVELS = {0.1: 0.0, 0.5: 0.5, 1.0: 1.0}  # by τ, what the paper's text reads off its figure
+TAUS = tuple(LEVELS)
+SETTINGS = ("theorem", "paper_text, W_O, Xavier FFN")
+SWEEPS = ("theorem, He FFN", "theorem")
+SWEEP_TAUS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.24, 0.27, 0.3, 0.33, 0.36, 0.4, 0.5, 0.6, 0.8, 1.0)
 CRITICAL = 1 - 2**-0.5  # τ_c at ρ = 2, which is what α = 1 and dσ² = 1 give
+CHUNK = 10  # runs at once
+MAP_CHUNK, MAP_DRAWS = 10, 40  # fresh blocks for ρ and c of a setting: ρ is then known to about √(1.5/d)/√40, or 1 %
+_COLUMNS = ["part", "setting", "tau", "block", "trial", "quantity", "value"]
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+@dataclass(frozen=True)
+class Config(Size):
+    blocks: int = 30
+    trials: int = 20
+    sweep_tokens: int = 32
+    sweep_width: int = 256
+    sweep_blocks: int = 40
+    sweep_trials: int = 3
+
+
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """Tidy rows: part (levels, predicted, map, sweep, sweep mean), setting, tau, block, trial, quantity, value."""
+    found: list[tuple[object, ...]] = []
+    parts = len(SETTINGS) + len(SWEEPS) * config.sweep_trials
+    for number, setting in enumerate(SETTINGS):
+        found += _levels(setting, config, number)
+        progress((number + 1) / parts)
+    for number, setting in enumerate(SWEEPS):
+        for trial in range(config.sweep_trials):
+            found += _sweep(setting, trial, config, (config.seed, 10 + number, trial))
+            progress((len(SETTINGS) + number * config.sweep_trials + trial + 1) / parts)
+    frame = pd.DataFrame(found, columns=_COLUMNS)
+    sweep = rows(frame, part="sweep")
+    logs = sweep.assign(value=np.log(sweep["value"])).groupby(["setting", "tau", "quantity"], sort=False)["value"]
+    means = np.exp(logs.mean()).reset_index()  # geometric, over the trials
+    means = means.assign(part="sweep mean", block=config.sweep_blocks, trial=-1)[_COLUMNS]
+    return pd.concat([frame, means], ignore_index=True)
+
+
+def _levels(setting: str, config: Config, number: int) -> list[tuple[object, ...]]:
+    found: list[tuple[object, ...]] = []
+    for part, size in config.parts(CHUNK):
+        sampler = config.sampler(setting, size, number, part, 0)
+        x = config.start(size, number, part, 1, streams=len(TAUS))
+        both = diversities(sampler, x, torch.tensor(TAUS), blocks=config.blocks, heads=config.heads)
+        for quantity, values in zip(("before", "after"), both, strict=True):  # (blocks, trials, τ)
+            for (block, trial, place), value in np.ndenumerate(values.numpy()):
+                trial += part * CHUNK
+                found.append(("levels", setting, TAUS[place], block + 1, trial, quantity, value))
+    size = {"tokens": config.tokens, "width": config.width, "heads": config.heads}
+    block_map = fresh_map(setting, **size, seed=(config.seed, number))
+    found += [("map", setting, math.nan, 0, 0, name, getattr(block_map, name)) for name in ("rho", "feed")]
+    for tau in TAUS:
+        both = predicted_diversities(block_map, tau, blocks=config.blocks, tokens=config.tokens)
+        for quantity, values in zip(("before", "after"), both, strict=True):
+            found += [("predicted", setting, tau, block, 0, quantity, v) for block, v in enumerate(values, start=1)]
+    return found
+
+
+def _sweep(setting: str, trial: int, config: Config, seed: tuple[int, ...]) -> list[tuple[object, ...]]:
+    """Per τ: the diversity before the last operation, and how odds and gradient grow per block in the second half."""
+    blocks, half = config.sweep_blocks, config.sweep_blocks // 2
+    size = {"tokens": config.sweep_tokens, "width": config.sweep_width, "heads": config.heads}
+    found, norms = odds_and_gradients(setting, torch.tensor(SWEEP_TAUS), blocks=blocks, **size, seed=seed)
+    numbers = {
+        "diversity": 1 / (1 + found[-1]),
+        "odds_growth": (found[-1] / found[half - 1]) ** (1 / (blocks - half)),
+        "gradient_growth": (norms[half] / norms[-1]) ** (1 / (blocks - half)),
+    }
+    return [
+        ("sweep", setting, tau, blocks, trial, name, value)
+        for name, values in numbers.items()
+        for tau, value in zip(SWEEP_TAUS, values.tolist(), strict=True)
+    ]
+
+
+@torch.no_grad()
+def diversities(sampler: Sampler, x: Tensor, taus: Tensor, *, blocks: int, heads: int) -> tuple[Tensor, Tensor]:
+    """t_div of every block's output before and after its de-escalation; (blocks, trials, streams) each.
+
+    x (trials, streams, n, d), taus (streams): stream i is de-escalated with τ_i at the end of every block.
+    """
+    before, after = [], []
+    strength = taus[:, None, None].to(x.dtype)
+    for _ in range(blocks):
+        x = post_norm_block(sampler.draw(), x, heads=heads).output
+        before.append(token_diversity(x))
+        x = deescalate(x, strength)
+        after.append(token_diversity(x))
+    return torch.stack(before), torch.stack(after)
+
+
+@torch.no_grad()
+def odds_and_gradients(
+    setting: str, taus: Tensor, *, blocks: int, tokens: int, width: int, heads: int, seed: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """One trial: the odds s just before each de-escalation (blocks, streams), and ‖gradient‖ at each block's input.
+
+    The gradient is that of ⟨a random matrix, the last output⟩, (blocks + 1, streams), the last row at that output.
+    Inputs and weights of all blocks are kept and each block is run again for its gradient: memory is
+    blocks × (weights + streams × n × d).
+    """
+    kept: list[tuple[Weights, Tensor]] = []
+    x = standard_normal_tokens(1, len(taus), tokens, width, (*seed, 1))
+    strength = taus[:, None, None].to(x.dtype)
+    found = []
+    for block in range(blocks):
+        weights = Sampler(setting, trials=1, width=width, heads=heads, seed=(*seed, 2, block)).draw()
+        kept.append((weights, x))
+        y = post_norm_block(weights, x, heads=heads).output
+        found.append(token_odds(y)[0])
+        x = deescalate(y, strength)
+    gradient = standard_normal_tokens(1, len(taus), tokens, width, (*seed, 3))
+    norms = [torch.linalg.vector_norm(gradient, dim=(-2, -1))[0]]
+    while kept:
+        weights, x = kept.pop()
+        gradient = input_gradient(weights, x, gradient, heads=heads, tau=strength)
+        norms.append(torch.linalg.vector_norm(gradient, dim=(-2, -1))[0])
+    return torch.stack(found), torch.stack(norms[::-1])
+
+
+@torch.no_grad()
+def fresh_map(setting: str, *, tokens: int, width: int, heads: int, seed: tuple[int, ...]) -> OddsMap:
+    """ρ and c of a setting, from fresh blocks and tokens that are not used elsewhere."""
+    sampler = Sampler(setting, trials=MAP_CHUNK, width=width, heads=heads, seed=(*seed, 4))
+    found = []
+    for part in range(MAP_DRAWS // MAP_CHUNK):
+        weights = sampler.draw()
+        x = standard_normal_tokens(MAP_CHUNK, 1, tokens, width, (*seed, 5, part))
+        found.append(measure_map(partial(_output, weights, heads), x))
+    return OddsMap(rho=geometric_mean([m.rho for m in found]), feed=geometric_mean([m.feed for m in found]))
+
+
+def _output(weights: Weights, heads: int, x: Tensor) -> Tensor:
+    return post_norm_block(weights, x, heads=heads).output
+
+
+def predicted_diversities(
+    block_map: OddsMap, tau: float, *, blocks: int, tokens: int
+) -> tuple[list[float], list[float]]:
+    """t_div before and after the de-escalation of blocks 1 … L, from independent tokens (s = 1/(n − 1))."""
+    start = 1 / (tokens - 1)
+    carried = [block_map.after(start, block, tau) for block in range(blocks)]  # the odds that enter each block
+    grown = [block_map.after(s, 1) for s in carried]
+    return [1 / (1 + s) for s in grown], [1 / (1 + (1 - tau) ** 2 * s) for s in grown]
+
+
+def escalating_slope(taus: Tensor, growth: Tensor, *, least: float = 1.1) -> float | None:
+    """τ at which the odds stop to grow: where the line √growth = (1 − τ)√ρ through the escalating τ reaches 1.
+
+    `growth` is that of the odds per block; only τ where it exceeds `least` take part. None with fewer than two.
+    """
+    escalating = growth > least
+    if int(escalating.sum()) < 2:
+        return None
+    x, y = taus[escalating], growth[escalating].sqrt()
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
+    return (x.mean() + (1 - y.mean()) / slope).item()
+
+
+def draw(frame: pd.DataFrame) -> Any:
     figure, (left, middle, right) = drawing.panels(3, width=3.9, height=4.0)
     for ax, setting in ((left, SETTINGS[0]), (middle, SETTINGS[1])):
-        _draw_levels(ax, frame[frame["setting"] == setting])
-        drawing.label(ax, f"Initialiser: {setting}", "block", "token diversity t_div")
-    drawing.label(right, "Sweep of τ: order and chaos", "strength τ of de-escalation", "t_div, last block, before")
+        _draw_levels(ax, rows(frame, setting=setting))
+        axis(ax, f"Initialiser: {setting}", "block", "token diversity t_div")
+    axis(right, "Sweep of τ: order and chaos", "strength τ of de-escalation", "t_div, last block, before")
     twin = drawing.second_axis(right, "growth of the gradient per block", drawing.VERMILION)
-    for setting, line in zip(SWEEPS, ("-", "--"), strict=True):
+    for setting, dashes in zip(SWEEPS, ("-", "--"), strict=True):
         name = "He FFN" if "He" in setting else "default FFN"
-        sweep = _sweep_means(frame, setting)
-        right.plot(sweep.index, sweep["diversity"], color=drawing.BLUE, linestyle=line, label=f"t_div, {name}")
-        growth = sweep["gradient_growth"]
-        twin.plot(growth.index, growth, color=drawing.VERMILION, linestyle=line, label=f"gradient, {name}")
+        look = {"linestyle": dashes, "linewidth": 1.5}
+        line(right, _swept(frame, setting, "diversity"), drawing.BLUE, f"t_div, {name}", **look)
+        line(twin, _swept(frame, setting, "gradient_growth"), drawing.VERMILION, f"gradient, {name}", **look)
     twin.axhline(1, color=drawing.VERMILION, linewidth=0.6, zorder=0)
     right.axvline(CRITICAL, color=drawing.BLACK, linestyle=":", linewidth=1.2, label="τ_c = 1 − 1/√2")
-    handles = [*right.get_lines(), *(curve for curve in twin.get_lines() if "gradient" in str(curve.get_label()))]
+    handles = [*right.get_lines(), *twin.get_lines()[: len(SWEEPS)]]
     drawing.legend_below(right, columns=2, handles=handles)
     drawing.legend_below([left, middle], columns=2)
     return figure
 
 
-def _draw_levels(ax: Axes, frame: pd.DataFrame) -> None:
+def _draw_levels(ax: Any, frame: pd.DataFrame) -> None:
     for tau, colour in zip(TAUS, (drawing.BLUE, drawing.ORANGE, drawing.GREEN), strict=True):
-        for quantity, width in (("before", 1.8), ("after", 0.9)):
-            rows = frame[(frame["tau"] == tau) & (frame["quantity"] == quantity)]
-            runs = rows[rows["part"] == "levels"].groupby("block")["value"]
-            line = "-" if quantity == "before" else "--"
+        for quantity, look in (("before", {"linewidth": 1.8}), ("after", {"linewidth": 0.9, "linestyle": "--"})):
+            runs = rows(frame, part="levels", tau=tau, quantity=quantity).groupby("block")["value"]
             spread = runs.std() if quantity == "before" else None
-            name = f"τ = {tau:g}, {quantity}"
-            drawing.line_with_band(
-                ax, runs.mean().index, runs.mean(), spread, colour=colour, name=name, linewidth=width, linestyle=line
-            )
-    predicted = frame[(frame["part"] == "predicted") & (frame["quantity"] == "before")]
-    for strength, guess in predicted.groupby("tau"):
-        once = "our prediction, before" if strength == TAUS[0] else None
-        ax.plot(guess["block"], guess["value"], color=drawing.BLACK, linestyle=":", linewidth=1.2, label=once)
+            line(ax, runs.mean(), colour, f"τ = {tau:g}, {quantity}", spread, **look)
+    for tau in TAUS:
+        once = "our prediction, before" if tau == TAUS[0] else None
+        guess = curve(frame, part="predicted", tau=tau, quantity="before")
+        line(ax, guess, drawing.BLACK, once, linestyle=":", linewidth=1.2)
     ax.set_ylim(-0.02, 1.04)
-    drawing.block_axis(ax, int(frame.loc[frame["part"] == "levels", "block"].max()))
+    drawing.block_axis(ax, int(rows(frame, part="levels")["block"].max()))
 
 
-def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    found = []
-    for tau, level in zip(TAUS, LEVELS, strict=True):
-        for setting in SETTINGS:
-            before, after = (_last(frame, "levels", setting, tau, quantity) for quantity in ("before", "after"))
-            found.append(
-                judge(
-                    f"τ = {tau:g} keeps diversity around {level:g}, initialiser {setting}",
-                    paper="§3.2: the levels “are around 0, 0.5 and 1, respectively”",
-                    ours=f"{before:.3f} before the operation, {after:.3f} after it, at block {config.blocks}",
-                    tolerance="within 0.1, before or after: read off a plot, and the paper does not say which",
-                    holds=min(abs(before - level), abs(after - level)) < 0.1,
-                    note="1 after the operation holds by construction" if tau == 1 else "",
-                )
-            )
-    return [*found, *_judge_collapse(frame), *_judge_prediction(frame), *_judge_transition(frame, config)]
-
-
-def _judge_collapse(frame: pd.DataFrame) -> list[Claim]:
-    weak, strong = (
-        [_last(frame, "levels", setting, tau, "after") for setting in SETTINGS] for tau in (TAUS[0], TAUS[1])
-    )
-    return [
-        judge(
-            "tokens collapse under τ = 0.1 and not under τ = 0.5",
-            paper="§3.2: TSE “seems to have already been eliminated in the case of τ = 0.5”",
-            ours=f"after the operation: {max(weak):.1e} at most for τ = 0.1, {min(strong):.3f} at least for τ = 0.5",
-            tolerance="below 0.05 and above 0.3, under both initialisers",
-            holds=max(weak) < 0.05 and min(strong) > 0.3,
-        )
-    ]
-
-
-def _judge_prediction(frame: pd.DataFrame) -> list[Claim]:
-    found = []
-    for setting in SETTINGS:
-        apart = {
-            tau: abs(_last(frame, "predicted", setting, tau, "before") - _last(frame, "levels", setting, tau, "before"))
-            for tau in TAUS
-        }
-        rho, feed = (_value(frame, "map", setting, name) for name in ("rho", "feed"))
-        found.append(
-            judge(
-                f"the map of the odds predicts all three levels, initialiser {setting}",
-                paper="ours; the paper: “such a behavior seems quite predictable”",
-                ours=f"ρ = {rho:.2f}, c = {feed:.3f}, measured on fresh blocks; off by "
-                + ", ".join(f"{gap:.3f} (τ = {tau:g})" for tau, gap in apart.items()),
-                tolerance="0.1 in t_div before the operation at the last block",
-                holds=max(apart.values()) < 0.1,
-                note=f"its τ_c is {OddsMap(rho, feed).critical_tau:.3f}: the closer τ, the more an error of ρ counts",
-            )
-        )
-    return found
-
-
-def _judge_transition(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    seen, crossing, sides = {}, [], []
-    for setting in SWEEPS:
-        sweep = _sweep_means(frame, setting)
-        taus, odds_growth = (torch.tensor(values.to_numpy()) for values in (sweep.index, sweep["odds_growth"]))
-        seen[setting] = escalating_slope(taus, odds_growth)
-        gradient = sweep["gradient_growth"]
-        crossing.append(
-            f"{setting}: " + ", ".join(f"{gradient[tau]:.3f} (τ = {tau:g})" for tau in (0.2, 0.3, 0.5, 1.0))
-        )
-        sides.append(gradient[gradient.index <= CRITICAL - 0.05].max() < 1 < gradient[gradient.index >= 0.4].min())
-    matches = all(value is not None and abs(value - CRITICAL) < 0.03 for value in seen.values())
-    return [
-        judge(
-            "the transition from order to chaos stands at τ_c = 1 − ρ^(−1/2)",
-            paper="ours; the paper leaves the choice of τ open",
-            ours="; ".join(f"{name}: {value:.3f}" if value else f"{name}: none" for name, value in seen.items())
-            + f" against {CRITICAL:.3f} for ρ = 2",
-            tolerance="0.03, the step of the sweep",
-            holds=matches,
-            note="where √(growth of the odds per block) = (1 − τ)√ρ, fitted where the odds escalate, reaches 1",
-        ),
-        judge(
-            "gradients shrink where τ < τ_c and grow where τ > τ_c",
-            paper="ours: order on one side, chaos on the other",
-            ours="growth per block " + "; ".join(crossing),
-            tolerance=f"below 1 for every τ ≤ {CRITICAL - 0.05:.2f}, above 1 for every τ ≥ 0.4",
-            holds=all(sides),
-            note=f"second half of {config.sweep_blocks} blocks; gradient of ⟨a random matrix, the last output⟩",
-        ),
-    ]
+def _swept(frame: pd.DataFrame, setting: str, quantity: str) -> pd.Series:
+    """By τ."""
+    return curve(frame, by="tau", part="sweep mean", setting=setting, quantity=quantity)
 
 
 def _last(frame: pd.DataFrame, part: str, setting: str, tau: float, quantity: str) -> float:
     """The mean over runs at the last block."""
-    rows = frame[(frame["part"] == part) & (frame["setting"] == setting) & (frame["tau"] == tau)]
-    rows = rows[rows["quantity"] == quantity]
-    return float(rows.loc[rows["block"] == rows["block"].max(), "value"].mean())
+    return float(curve(frame, part=part, setting=setting, tau=tau, quantity=quantity).iloc[-1])
 
 
-def _value(frame: pd.DataFrame, part: str, setting: str, quantity: str) -> float:
-    chosen = (frame["part"] == part) & (frame["setting"] == setting) & (frame["quantity"] == quantity)
-    return float(frame.loc[chosen, "value"].iloc[0])
+def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    found = []
+    for tau, level in LEVELS.items():
+        for setting in SETTINGS:
+            before, after = (_last(frame, "levels", setting, tau, quantity) for quantity in ("before", "after"))
+            found.append(
+                said(
+                    f"τ = {tau:g} keeps diversity around {level:g}, initialiser {setting}",
+                    "§3.2: the levels “are around 0, 0.5 and 1, respectively”",
+                    f"{before:.3f} before the operation, {after:.3f} after it, at block {config.blocks}",
+                    "within 0.1, before or after: read off a plot, and the paper does not say which",
+                    min(abs(before - level), abs(after - level)) < 0.1,
+                    "1 after the operation holds by construction" if tau == 1 else "",
+                )
+            )
+    weak, strong = ([_last(frame, "levels", setting, tau, "after") for setting in SETTINGS] for tau in TAUS[:2])
+    found.append(
+        said(
+            "tokens collapse under τ = 0.1 and not under τ = 0.5",
+            "§3.2: TSE “seems to have already been eliminated in the case of τ = 0.5”",
+            f"after the operation: {max(weak):.1e} at most for τ = 0.1, {min(strong):.3f} at least for τ = 0.5",
+            "below 0.05 and above 0.3, under both initialisers",
+            max(weak) < 0.05 and min(strong) > 0.3,
+        )
+    )
+    for setting in SETTINGS:
+        ends = {part: [_last(frame, part, setting, tau, "before") for tau in TAUS] for part in ("predicted", "levels")}
+        apart = {tau: abs(one - other) for tau, one, other in zip(TAUS, *ends.values(), strict=True)}
+        rho, feed = (rows(frame, part="map", setting=setting, quantity=q)["value"].iloc[0] for q in ("rho", "feed"))
+        critical = OddsMap(float(rho), float(feed)).critical_tau
+        found.append(
+            said(
+                f"the map of the odds predicts all three levels, initialiser {setting}",
+                "ours; the paper: “such a behavior seems quite predictable”",
+                f"ρ = {rho:.2f}, c = {feed:.3f}, measured on fresh blocks; off by "
+                + ", ".join(f"{gap:.3f} (τ = {tau:g})" for tau, gap in apart.items()),
+                "0.1 in t_div before the operation at the last block",
+                max(apart.values()) < 0.1,
+                f"its τ_c is {critical:.3f}: the closer τ, the more an error of ρ counts",
+            )
+        )
+    return [*found, *_transition(frame, config)]
 
 
-def _sweep_means(frame: pd.DataFrame, setting: str) -> pd.DataFrame:
-    """Geometric means over trials: a row per τ, a column per quantity."""
-    rows = frame[(frame["part"] == "sweep mean") & (frame["setting"] == setting)]
-    return rows.pivot(index="tau", columns="quantity", values="value")
+def _transition(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    seen, crossing, sides = {}, [], []
+    for setting in SWEEPS:
+        odds, gradient = (_swept(frame, setting, name) for name in ("odds_growth", "gradient_growth"))
+        seen[setting] = escalating_slope(*(torch.tensor(values.to_numpy()) for values in (odds.index, odds)))
+        told = ", ".join(f"{gradient[tau]:.3f} (τ = {tau:g})" for tau in (0.2, 0.3, 0.5, 1.0))
+        crossing.append(f"{setting}: {told}")
+        sides.append(gradient[gradient.index <= CRITICAL - 0.05].max() < 1 < gradient[gradient.index >= 0.4].min())
+    return [
+        said(
+            "the transition from order to chaos stands at τ_c = 1 − ρ^(−1/2)",
+            "ours; the paper leaves the choice of τ open",
+            "; ".join(f"{name}: {value:.3f}" if value else f"{name}: none" for name, value in seen.items())
+            + f" against {CRITICAL:.3f} for ρ = 2",
+            "0.03, the step of the sweep",
+            all(value is not None and abs(value - CRITICAL) < 0.03 for value in seen.values()),
+            "where √(growth of the odds per block) = (1 − τ)√ρ, fitted where the odds escalate, reaches 1",
+        ),
+        said(
+            "gradients shrink where τ < τ_c and grow where τ > τ_c",
+            "ours: order on one side, chaos on the other",
+            "growth per block " + "; ".join(crossing),
+            f"below 1 for every τ ≤ {CRITICAL - 0.05:.2f}, above 1 for every τ ≥ 0.4",
+            all(sides),
+            f"second half of {config.sweep_blocks} blocks; gradient of ⟨a random matrix, the last output⟩",
+        ),
+    ]
 
 
-STUDY = Study(
-    name="yu2024-fig5",
-    full=Config(),
-    quick=Config(tokens=32, width=128, blocks=20, trials=4, sweep_tokens=16, sweep_width=64, sweep_trials=2),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+QUICK = Config(tokens=32, width=128, blocks=20, trials=4, sweep_tokens=16, sweep_width=64, sweep_trials=2)
+STUDY = Study("yu2024-fig5", Config(), QUICK, compute, draw, claims)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -19,8 +19,9 @@ import torch
 from depthscope import drawing
 from depthscope.progress import Share
 from depthscope.report.formats import COLUMNS
+from depthscope_lab.papers.claims import said
 from depthscope_lab.papers.fair import measured, ranked, rates_in_words, train_fairly, with_bounds
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.study import Claim, Study
 from depthscope_lab.training.comparison import Launch
 from depthscope_lab.training.comparison_results import final_values
 from depthscope_lab.training.loading import make_empty_task
@@ -29,9 +30,6 @@ from depthscope_lab.training.recipes import RECIPES
 from depthscope_lab.training.session import total_steps
 from depthscope_lab.training.variants import YU_ZHANG as VARIANTS
 from depthscope_lab.training.variants import label_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CHANCE = math.log(10)  # the loss of equal odds for ten classes
 ALIKE = 0.8  # the share of the other's progress from which on two variants count as close
@@ -71,17 +69,12 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     seeds = tuple(range(config.seed + 1, config.seed + 1 + config.trials))
     protocol = Protocol(steps, more=config.more, seeds=seeds)
     often = {} if config.steps is None else {"evaluate_every": steps, "checkpoint_every": 100}
-    launch = Launch(
-        folder / config.form,
-        config.data,
-        config.allow_incomplete,
-        in_process=True,
-        options={"tracker": "none", "draw": False, **often},
-    )
+    options = {"tracker": "none", "draw": False, **often}
+    launch = Launch(folder / config.form, config.data, config.allow_incomplete, in_process=True, options=options)
     return train_fairly(configs, protocol, launch, progress)
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> Any:
     if len(frame):
         runs = measured(frame)
         return drawing.draw_training_curves(runs[runs["quantity"] != "failed"], LABELS)
@@ -95,58 +88,46 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     """
     if not computable(config):
         note = "the paper's scale needs a GPU; the same command computes it there"
-        return [
-            judge(claim, paper=PAPER, ours="not computed", tolerance=tolerance, holds=None, note=note)
-            for claim, tolerance in TOLERANCES.items()
-        ]
-    rows = ranked(frame)
-    note = _note(config, rows)
+        return [said(claim, PAPER, "not computed", tolerance, None, note) for claim, tolerance in TOLERANCES.items()]
+    table = ranked(frame)
     final = final_values(measured(frame)).reindex(columns=["variant", "loss", "test_loss", "test_accuracy"])
-    progress = {name: _means(final, name) for name in ("loss", "test_loss")}
+    progress = (CHANCE - final.set_index("variant")[["loss", "test_loss"]]).fillna(0.0).groupby("variant").mean()
     accuracy = final.groupby("variant")["test_accuracy"].mean()
     told = "; ".join(
-        f"{LABELS[variant]} {CHANCE - progress['loss'][variant]:.3f}, "
-        f"{CHANCE - progress['test_loss'][variant]:.3f}, {accuracy[variant]:.1%}"
+        f"{LABELS[variant]} {CHANCE - progress['loss'][variant]:.3f}, {CHANCE - progress['test_loss'][variant]:.3f}, "
+        f"{accuracy[variant]:.1%}"
         for variant in VARIANTS
     )
-    lags, trains, close = TOLERANCES
-    post, pre, ours = ({name: values[variant] for name, values in progress.items()} for variant in VARIANTS)
+    post, pre, ours = (progress.loc[variant] for variant in VARIANTS)
     ratios = {name: post[name] / ours[name] if ours[name] > 0 else math.inf for name in progress}
     runs = final[final["variant"] == "deescalated"]
     worst_loss, worst_accuracy = runs["test_loss"].fillna(CHANCE).max(), runs["test_accuracy"].fillna(0).min()
     fails = "; it fails: test accuracy at most 15 %" if not accuracy["post"] > 0.15 else ""
     likeness = ours["test_loss"] / pre["test_loss"] if pre["test_loss"] > 0 else math.nan
-    holds: list[bool | None] = [
-        max(ratios.values()) <= ALIKE,
-        bool(worst_loss <= 0.9 * CHANCE and worst_accuracy >= 0.2),
-        likeness >= ALIKE,
-    ]
-    if config.form == "quick":
-        holds = [None, None, None]
-    return [
-        judge(
-            lags,
-            paper=PAPER,
-            ours=f"progress {ratios['loss']:.2f} of the de-escalated in training, {ratios['test_loss']:.2f} in test "
+    intervals = "; ".join(f"{LABELS[row['variant']]} {with_bounds(row)}, {row['rank'] or 'no rank'}" for row in table)
+    found = (
+        (
+            f"progress {ratios['loss']:.2f} of the de-escalated in training, {ratios['test_loss']:.2f} in test "
             f"loss{fails} (training loss, test loss, accuracy: {told})",
-            tolerance=TOLERANCES[lags],
-            holds=holds[0],
-            note=note,
+            max(ratios.values()) <= ALIKE,
+            _note(config, table),
         ),
-        judge(
-            trains,
-            paper=PAPER,
-            ours=f"test loss {worst_loss:.3f} at most, accuracy {worst_accuracy:.1%} at least, in {len(runs)} run(s)",
-            tolerance=TOLERANCES[trains],
-            holds=holds[1],
+        (
+            f"test loss {worst_loss:.3f} at most, accuracy {worst_accuracy:.1%} at least, in {len(runs)} run(s)",
+            worst_loss <= 0.9 * CHANCE and worst_accuracy >= 0.2,
+            "",
         ),
-        judge(
-            close,
-            paper=PAPER,
-            ours=f"{likeness:.2f} of pre-norm's progress in test loss; {_in_intervals(rows)}",
-            tolerance=TOLERANCES[close],
-            holds=holds[2],
+        (
+            f"{likeness:.2f} of pre-norm's progress in test loss; test loss and 95 % bootstrap interval over the "
+            f"seeds: {intervals}",
+            likeness >= ALIKE,
+            "",
         ),
+    )
+    judged = config.form != "quick"
+    return [
+        said(claim, PAPER, ours, tolerance, holds if judged else None, note)
+        for (claim, tolerance), (ours, holds, note) in zip(TOLERANCES.items(), found, strict=True)
     ]
 
 
@@ -163,53 +144,25 @@ TOLERANCES = {
 }
 
 
-def _means(final: pd.DataFrame, name: str) -> dict[str, float]:
-    values = (CHANCE - final[name]).fillna(0.0).groupby(final["variant"]).mean()
-    return {str(variant): float(value) for variant, value in values.items()}
-
-
-def _in_intervals(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The test losses with their intervals, and who is called equal."""
-    found = "; ".join(f"{LABELS[row['variant']]} {with_bounds(row)}, {row['rank'] or 'no rank'}" for row in rows)
-    return f"test loss and 95 % bootstrap interval over the seeds: {found}"
-
-
-def _note(config: Config, rows: Sequence[Mapping[str, Any]]) -> str:
+def _note(config: Config, table: Sequence[Mapping[str, Any]]) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in config.settings.items())
     few = "; too few steps for a verdict" if config.form == "quick" else ""
     return (
         f"{config.recipe} with {settings or 'its own settings'}; {config.steps or 'all'} steps; {config.trials} fresh "
-        f"seeds; learning rates chosen on validation data: {rates_in_words(rows, LABELS)}{few}"
+        f"seeds; learning rates chosen on validation data: {rates_in_words(table, LABELS)}{few}"
     )
 
 
+TINY = {"depth": 2, "width": 8, "ffn_width": 8, "heads": 2, "patch_size": 4, "batch_size": 16}
+NARROW = {"depth": 48, "width": 64, "ffn_width": 128, "heads": 4, "patch_size": 16, "batch_size": 32, "augment": False}
 STUDY = Study(
-    name="yu2024-fig6",
-    full=Config(),
-    quick=Config(
-        form="quick",
-        settings={"depth": 2, "width": 8, "ffn_width": 8, "heads": 2, "patch_size": 4, "batch_size": 16},
-        steps=4,
-        more=0,
-    ),
-    compute=compute,
-    draw=draw,
-    claims=claims,
+    "yu2024-fig6",
+    Config(),
+    Config("quick", settings=TINY, steps=4, more=0),
+    compute,
+    draw,
+    claims,
     in_folder=True,
-    scales={"paper": Config(form="paper", recipe="vit-cifar10", settings={}, steps=None, lr=1e-4)},
-    with_data=Config(
-        form="cifar10",
-        recipe="vit-cifar10",
-        settings={
-            "depth": 48,
-            "width": 64,
-            "ffn_width": 128,
-            "heads": 4,
-            "patch_size": 16,
-            "batch_size": 32,
-            "augment": False,
-        },
-        steps=150,
-        allow_incomplete=True,
-    ),
+    scales={"paper": Config("paper", "vit-cifar10", settings={}, steps=None, lr=1e-4)},
+    with_data=Config("cifar10", "vit-cifar10", settings=NARROW, steps=150, allow_incomplete=True),
 )

@@ -16,7 +16,8 @@ import pandas as pd
 
 from depthscope import drawing
 from depthscope.progress import Share
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.claims import axis, curve, line, rows, said
+from depthscope_lab.papers.study import Claim, Study
 from depthscope_lab.papers.yu2024.fig7_runs import (
     CASES,
     CAUSAL,
@@ -78,20 +79,15 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     `floor`: the loss of one who knows only how frequent words are.
     """
     corpus = load_corpus(config.data)
-    rows: list[dict[str, Any]] = [
-        {"part": "floor", "case": "word frequencies", "quantity": "loss", "value": unigram_loss(corpus)}
-    ]
+    floor = {"part": "floor", "case": "word frequencies", "quantity": "loss", "value": unigram_loss(corpus)}
+    found: list[dict[str, Any]] = [floor]
     shape = config.start
+    form = {"depth": shape.depth, "width": shape.width, "ffn_width": 2 * shape.width, "heads": shape.heads}
     for name, case in PLAIN.items():
-        start = txl_wikitext103(case.variant).changed(
-            depth=shape.depth,
-            width=shape.width,
-            ffn_width=2 * shape.width,
-            heads=shape.heads,
-            seed=config.seed,
-        )
-        for block, value in enumerate(similarity_at_start(start, corpus, shape.rows, shape.tokens), start=1):
-            rows.append({"part": "start", "case": name, "block": block, "quantity": "token_similarity", "value": value})
+        start = txl_wikitext103(case.variant).changed(**form, seed=config.seed)
+        about = {"part": "start", "case": name, "quantity": "token_similarity"}
+        values = similarity_at_start(start, corpus, shape.rows, shape.tokens)
+        found += [about | {"block": block, "value": value} for block, value in enumerate(values, start=1)]
     runs = [(name, rate) for rate in sorted(config.rates, reverse=True) for name in _cases(config.rates, rate)]
     for place, (name, rate) in enumerate(runs):
         trained = configured(config.training, CASES[name], rate, config.seed)
@@ -99,9 +95,9 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
         def told(share: float, place: int = place) -> None:
             progress((place + share) / len(runs))
 
-        for row in run_case(trained, corpus, config.training.hidden_segments, told):
-            rows.append({"case": name, "rate": rate} | row)
-    frame = pd.DataFrame(rows)
+        ran = run_case(trained, corpus, config.training.hidden_segments, told)
+        found += [{"case": name, "rate": rate} | row for row in ran]
+    frame = pd.DataFrame(found)
     for column in ("step", "block"):
         frame[column] = frame[column].fillna(-1).astype(int)
     return frame[["part", "case", "rate", "step", "block", "quantity", "value"]]
@@ -120,27 +116,19 @@ def draw(frame: pd.DataFrame) -> Any:
     for column, rate in enumerate(rates):
         above, below = axes[column], axes[columns + column]
         for name in _cases(rates, rate):
-            look: dict[str, Any] = {
-                "color": _COLOURS[name],
-                "linestyle": "--" if name in FACTORS else "-",
-                "linewidth": 1.6,
-            }
             for ax, quantity in ((above, "loss"), (below, "token_similarity")):
-                curve = _curve(frame, name, rate, quantity)
-                ax.plot(curve.index, curve, label=name, **look)
+                dashes = "--" if name in FACTORS else "-"
+                line(ax, _training(frame, name, rate, quantity), _COLOURS[name], name, linestyle=dashes)
         above.axhline(_floor(frame), color=drawing.GREY, linewidth=1, linestyle=":", label="word frequencies")
-        below.set_ylim(0, 1.02)
-        drawing.label(above, f"Training, learning rate {rate:g}", "step", "loss, nats per token")
-        drawing.label(below, f"Last block, learning rate {rate:g}", "step", "t_sim")
+        axis(above, f"Training, learning rate {rate:g}", "step", "loss, nats per token")
+        axis(below, f"Last block, learning rate {rate:g}", "step", "t_sim", ylim=(0, 1.02))
         drawing.legend_below([above, below], columns=2)
     _draw_validation(axes[columns - 1], frame, rates)
     start = axes[-1]
     for name in PLAIN:
-        found = _start(frame, name)
-        start.plot(found.index, found, color=_COLOURS[name], linewidth=1.6, label=name)
-    start.set_ylim(0, 1.02)
-    drawing.block_axis(start, int(frame["block"].max()))
-    drawing.label(start, "Not trained, width as in the paper", "block", "t_sim")
+        line(start, curve(frame, part="start", case=name), _COLOURS[name], name)
+    last = int(frame["block"].max())
+    axis(start, "Not trained, width as in the paper", "block", "t_sim", ylim=(0, 1.02), last=last)
     drawing.legend_below(start, columns=2)
     return figure
 
@@ -155,34 +143,28 @@ def _draw_validation(ax: Any, frame: pd.DataFrame, rates: Sequence[float]) -> No
     ax.axvline(_floor(frame), color=drawing.GREY, linewidth=1, linestyle=":", label="word frequencies")
     ax.set_yticks(range(len(runs)), [f"{name}, {rate:g}" for name, rate in runs], fontsize=7)
     ax.invert_yaxis()
-    drawing.label(ax, "Validation", "loss, nats per token", "model, learning rate")
+    axis(ax, "Validation", "loss, nats per token", "model, learning rate")
     drawing.legend_below(ax, columns=2)
 
 
 def _floor(frame: pd.DataFrame) -> float:
-    return float(frame.loc[frame["part"] == "floor", "value"].iloc[0])
+    return float(rows(frame, part="floor")["value"].iloc[0])
 
 
-def _curve(frame: pd.DataFrame, case: str, rate: float, quantity: str) -> pd.Series:
-    chosen = (frame["part"] == "training") & (frame["case"] == case) & (frame["rate"] == rate)
-    return frame[chosen & (frame["quantity"] == quantity)].set_index("step")["value"]
+def _training(frame: pd.DataFrame, case: str, rate: float, quantity: str) -> pd.Series:
+    return rows(frame, part="training", case=case, rate=rate, quantity=quantity).set_index("step")["value"]
+
+
+def _validation(frame: pd.DataFrame, case: str, rate: float, quantity: str) -> float:
+    return float(rows(frame, part="validation", case=case, rate=rate, quantity=quantity)["value"].iloc[0])
 
 
 def _final(frame: pd.DataFrame, case: str, rate: float) -> float:
     """The mean training loss at the end; infinite if the training broke off."""
     if pd.isna(_validation(frame, case, rate, "whole")):
         return float("inf")
-    curve = _curve(frame, case, rate, "loss")
-    return float(curve[curve.index > (1 - LAST) * curve.index.max()].mean())
-
-
-def _validation(frame: pd.DataFrame, case: str, rate: float, quantity: str) -> float:
-    chosen = (frame["part"] == "validation") & (frame["case"] == case) & (frame["rate"] == rate)
-    return float(frame.loc[chosen & (frame["quantity"] == quantity), "value"].iloc[0])
-
-
-def _start(frame: pd.DataFrame, case: str) -> pd.Series:
-    return frame[(frame["part"] == "start") & (frame["case"] == case)].set_index("block")["value"]
+    losses = _training(frame, case, rate, "loss")
+    return float(losses[losses.index > (1 - LAST) * losses.index.max()].mean())
 
 
 def _list(values: dict[str, float]) -> str:
@@ -190,110 +172,100 @@ def _list(values: dict[str, float]) -> str:
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    found = [claim for rate in sorted(config.rates) for claim in _judge_rate(frame, config.rates, rate)]
-    ends = {name: float(_start(frame, name).iloc[-1]) for name in PLAIN}
+    ends = {name: float(curve(frame, part="start", case=name).iloc[-1]) for name in PLAIN}
     return [
-        *found,
-        judge(
+        *(claim for rate in sorted(config.rates) for claim in _of_rate(frame, config.rates, rate)),
+        said(
             f"at its own initialisation the post-norm model of {config.start.depth} blocks has collapsed",
-            paper="§1, §2: post-norm fails because similarity escalates; not shown for Transformer-XL",
-            ours=f"t_sim behind the last block: {_list(ends)}",
-            tolerance=f"above {COLLAPSED}",
-            holds=ends[POST] > COLLAPSED,
-            note=f"width {config.start.width}, the authors' weights, {config.start.tokens} tokens without memory",
+            "§1, §2: post-norm fails because similarity escalates; not shown for Transformer-XL",
+            f"t_sim behind the last block: {_list(ends)}",
+            f"above {COLLAPSED}",
+            ends[POST] > COLLAPSED,
+            f"width {config.start.width}, the authors' weights, {config.start.tokens} tokens without memory",
         ),
-        judge(
+        said(
             "the paper's own run, 201 M parameters on WikiText-103 for 50 000 steps, comes out as published",
-            paper="Fig. 7",
-            ours="depthscope train txl-wikitext103 is that run; it needs GPUs",
-            tolerance="—",
-            holds=None,
+            "Fig. 7",
+            "depthscope train txl-wikitext103 is that run; it needs GPUs",
+            "—",
+            None,
         ),
     ]
 
 
-def _judge_rate(frame: pd.DataFrame, rates: Sequence[float], rate: float) -> list[Claim]:
-    cases = _cases(rates, rate)
+def _of_rate(frame: pd.DataFrame, rates: Sequence[float], rate: float) -> list[Claim]:
+    cases, at = _cases(rates, rate), f"learning rate {rate:g}: "
     final = {name: _final(frame, name, rate) for name in cases}
-    whole, hidden = (
-        {name: _validation(frame, name, rate, quantity) for name in cases} for quantity in ("one pass", "future hidden")
-    )
-    at = f"learning rate {rate:g}: "
+    whole, hidden = ({name: _validation(frame, name, rate, q) for name in cases} for q in ("one pass", "future hidden"))
+    alike = {name: float(_training(frame, name, rate, "token_similarity").iloc[-1]) for name in cases}
     pre = final[PRE]
     gap = final[POST] - pre
     learnt = _floor(frame) - pre > REACHES  # else nobody has learnt more than how frequent words are
     honest = [name for name in cases if name != LEAKING]
-    differences = [abs(whole[name] - hidden[name]) for name in honest if whole[name] == whole[name]]
+    most = max((abs(whole[name] - hidden[name]) for name in honest if whole[name] == whole[name]), default=0.0)
     found = [
-        judge(
+        said(
             f"{at}post-norm without warm-up and clipping fails",
-            paper="Fig. 7: the loss of post-norm stays high",
-            ours=f"training loss {final[POST]:.3f}, pre-norm {pre:.3f}",
-            tolerance=f"at least {FAILS} above pre-norm",
-            holds=gap >= FAILS if learnt else None,
-            note="" if learnt else "pre-norm has learnt no more than how frequent words are",
+            "Fig. 7: the loss of post-norm stays high",
+            f"training loss {final[POST]:.3f}, pre-norm {pre:.3f}",
+            f"at least {FAILS} above pre-norm",
+            gap >= FAILS,
+            when=learnt,
+            needs="pre-norm has learnt no more than how frequent words are",
         ),
-        judge(
+        said(
             f"{at}the paper's de-escalation, which sees the future, reaches pre-norm",
-            paper="Fig. 7: de-escalated and pre-norm are similar",
-            ours=f"training loss {final[LEAKING]:.3f}, pre-norm {pre:.3f}",
-            tolerance=f"at most {REACHES} above pre-norm",
-            holds=final[LEAKING] <= pre + REACHES if learnt else None,
+            "Fig. 7: de-escalated and pre-norm are similar",
+            f"training loss {final[LEAKING]:.3f}, pre-norm {pre:.3f}",
+            f"at most {REACHES} above pre-norm",
+            final[LEAKING] <= pre + REACHES,
+            when=learnt,
         ),
-        judge(
+        said(
             f"{at}with the future hidden, the model with the paper's de-escalation has a higher loss",
-            paper="not in the paper",
-            ours=f"{hidden[LEAKING]:.3f} against {whole[LEAKING]:.3f} in one pass; pre-norm {hidden[PRE]:.3f}",
-            tolerance=f"at least {LEAK} higher, on the same tokens",
-            holds=hidden[LEAKING] - whole[LEAKING] >= LEAK,
+            "not in the paper",
+            f"{hidden[LEAKING]:.3f} against {whole[LEAKING]:.3f} in one pass; pre-norm {hidden[PRE]:.3f}",
+            f"at least {LEAK} higher, on the same tokens",
+            hidden[LEAKING] - whole[LEAKING] >= LEAK,
         ),
-        judge(
+        said(
             f"{at}a causal de-escalation reaches pre-norm",
-            paper="not in the paper",
-            ours=f"training loss {final[CAUSAL]:.3f}, pre-norm {pre:.3f}",
-            tolerance=f"at most {REACHES} above pre-norm",
-            holds=final[CAUSAL] <= pre + REACHES if learnt else None,
+            "not in the paper",
+            f"training loss {final[CAUSAL]:.3f}, pre-norm {pre:.3f}",
+            f"at most {REACHES} above pre-norm",
+            final[CAUSAL] <= pre + REACHES,
+            when=learnt,
         ),
-        judge(
+        said(
             f"{at}models that do not see the future have the same loss in one pass and with the future hidden",
-            paper="not in the paper; a control",
-            ours=f"largest difference {max(differences, default=0.0):.0e}",
-            tolerance=f"{SAME}: rounding of float32 in other sums",
-            holds=max(differences, default=0.0) < SAME,
+            "not in the paper; a control",
+            f"largest difference {most:.0e}",
+            f"{SAME}: rounding of float32 in other sums",
+            most < SAME,
+        ),
+        said(
+            f"{at}where post-norm fails, its tokens have become alike",
+            "§1: it is similarity that keeps deep post-norm models from training",
+            f"t_sim behind the last block at the end: {_list(alike)}",
+            f"post-norm above {COLLAPSED}, pre-norm below",
+            alike[POST] > COLLAPSED > alike[PRE],
+            when=gap >= FAILS,
         ),
     ]
-    alike = {name: float(_curve(frame, name, rate, "token_similarity").iloc[-1]) for name in cases}
-    found.append(
-        judge(
-            f"{at}where post-norm fails, its tokens have become alike",
-            paper="§1: it is similarity that keeps deep post-norm models from training",
-            ours=f"t_sim behind the last block at the end: {_list(alike)}",
-            tolerance=f"post-norm above {COLLAPSED}, pre-norm below",
-            holds=alike[POST] > COLLAPSED > alike[PRE] if gap >= FAILS else None,
-        )
-    )
     if WARM_UP in final:
         found.append(
-            judge(
+            said(
                 f"{at}what post-norm lacks is warm-up or clipping",
-                paper="not in the paper, which has neither; the authors of Transformer-XL clip",
-                ours=f"training loss {final[POST]:.3f}; warm-up {final[WARM_UP]:.3f}, clipping {final[CLIPPED]:.3f}",
-                tolerance="one of them makes up for at least half of the distance to pre-norm, if that is at least 0.1",
-                holds=min(final[WARM_UP], final[CLIPPED]) <= pre + gap / 2 if gap >= REACHES else None,
+                "not in the paper, which has neither; the authors of Transformer-XL clip",
+                f"training loss {final[POST]:.3f}; warm-up {final[WARM_UP]:.3f}, clipping {final[CLIPPED]:.3f}",
+                "one of them makes up for at least half of the distance to pre-norm, if that is at least 0.1",
+                min(final[WARM_UP], final[CLIPPED]) <= pre + gap / 2,
+                when=gap >= REACHES,
             )
         )
     return found
 
 
-STUDY = Study(
-    "yu2024-fig7",
-    full=Config(),
-    quick=Config(
-        training=Training(depth=2, width=16, heads=2, rows=4, segment=8, steps=10, hidden_segments=1),
-        rates=(1e-2,),
-        start=Start(width=32, heads=2, depth=4, rows=2, tokens=16),
-    ),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+TINY = Training(depth=2, width=16, heads=2, rows=4, segment=8, steps=10, hidden_segments=1)
+QUICK = Config(training=TINY, rates=(1e-2,), start=Start(width=32, heads=2, depth=4, rows=2, tokens=16))
+STUDY = Study("yu2024-fig7", Config(), QUICK, compute, draw, claims)

@@ -45,12 +45,7 @@ class Case:
 
 POST, PRE, LEAKING, CAUSAL = "post-norm", "pre-norm", "full mean (leaks)", "prefix mean (causal)"
 WARM_UP, CLIPPED = "post-norm, warm-up", "post-norm, clipping"
-PLAIN = {
-    POST: Case("post"),
-    PRE: Case("pre"),
-    LEAKING: Case("deescalated-leaking"),
-    CAUSAL: Case("deescalated"),
-}
+PLAIN = {POST: Case("post"), PRE: Case("pre"), LEAKING: Case("deescalated-leaking"), CAUSAL: Case("deescalated")}
 FACTORS = {WARM_UP: Case("post", warm_up=True), CLIPPED: Case("post", clip=True)}
 CASES = PLAIN | FACTORS
 
@@ -108,16 +103,8 @@ def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, told:
     """
     task, similarities, total = _Watched(config, corpus), [], config.steps or 1
     with TemporaryDirectory() as folder:
-        every = max(1, total // 50)
-        run = Run(
-            Path(folder),
-            checkpoint_every=total,
-            evaluate_every=total,
-            log_every=every,
-            tracker="none",
-            cpu=True,
-            watch_every=None,  # here the last block is enough
-        )
+        every = {"checkpoint_every": total, "evaluate_every": total, "log_every": max(1, total // 50)}
+        run = Run(Path(folder), **every, tracker="none", cpu=True, watch_every=None)  # the last block is enough
 
         def logged(step: int) -> None:
             similarities.append(_row("training", "token_similarity", task.similarity(), step))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,17 +21,13 @@ from torch import Tensor
 
 from depthscope import drawing
 from depthscope.measures import Growth, growth
-from depthscope.progress import Share
+from depthscope.progress import Share, Steps
 from depthscope.theory import eta, expected_eta, expected_growth
+from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.simulation.randomness import fill_gaussian, fill_uniform, generators
-from depthscope_lab.papers.study import Claim, Study, judge
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from depthscope_lab.papers.study import Claim, Study
 
 SMALL, LARGE = 0.1, 0.8  # “t is small” and “t is close to 1”
-
-_COLUMNS = ["plain", "controlled", "expected"]
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,9 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     `…_size` is the root mean square of each over the repeats, the same for all repeats of a width and a t.
     """
     t = torch.linspace(1 / config.points, 1, config.points, dtype=torch.float64)
-    frames = []
-    for place, width in enumerate(config.widths):
+    work = len(config.widths) * config.repeats
+    frames, advance = [], Steps(lambda done: progress(done / work))
+    for width in config.widths:
         for repeat in range(config.repeats):
             (stream,) = generators((config.seed, width, repeat), 1)
             x = perturbed(config.tokens, width, t, stream)  # (t, n, d)
@@ -61,14 +58,12 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
             fill_gaussian(w, width**-0.5, stream)
             observed, expected = growth(x, x + (p @ x) @ w), expected_growth(p, x)
             columns = {"t": t.tolist(), "expected": expected_eta(p, x).tolist()}
-            for name, samples in (
-                ("plain", eta(observed, expected)),  # (trials, t)
-                ("controlled", without_scatter(observed, expected)),
-            ):
+            for name, mean_of in (("plain", eta), ("controlled", without_scatter)):
+                samples = mean_of(observed, expected)  # (trials, t)
                 columns[name] = samples.mean(dim=0).tolist()
                 columns[f"{name}_error"] = (samples.std(dim=0) / math.sqrt(config.trials)).tolist()
             frames.append(pd.DataFrame(columns).assign(width=width, repeat=repeat))
-            progress((place * config.repeats + repeat + 1) / (len(config.widths) * config.repeats))
+            advance()
     frame = pd.concat(frames, ignore_index=True)
     return frame.join(_size(frame).add_suffix("_size"), on=["width", "t"])
 
@@ -100,25 +95,18 @@ def softmax_attention(x: Tensor, stream: np.random.Generator) -> Tensor:
     return torch.softmax((x @ w[0]) @ (x @ w[1]).mT / math.sqrt(d), dim=-1)
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> Any:
     """Left: one draw of v and Q, as in the paper. Right: the size of E[η], over all draws."""
     figure, (left, right) = drawing.panels(2, width=4.4, height=3.7)
     colours = (drawing.BLUE, drawing.ORANGE, drawing.VERMILION)
-    for width, colour, line in zip(sorted(frame["width"].unique()), colours, ("-", "--", "-."), strict=True):
-        one = frame[(frame["width"] == width) & (frame["repeat"] == 0)]
-        name = f"d = {width}"
-        drawing.line_with_band(
-            left, one["t"], one["plain"], one["plain_error"], colour=colour, name=f"{name}, ± 1 s.e.", linestyle=line
-        )
-        looks = (("expected_size", "our E[η]", 1.6, line), ("controlled_size", "sampled", 1.0, ":"))
-        for column, text, thickness, dashes in looks:
-            right.plot(
-                one["t"], one[column], color=colour, linewidth=thickness, linestyle=dashes, label=f"{name}, {text}"
-            )
+    for width, colour, dashes in zip(sorted(frame["width"].unique()), colours, ("-", "--", "-."), strict=True):
+        one, name = rows(frame, width=width, repeat=0).set_index("t"), f"d = {width}"
+        line(left, one["plain"], colour, f"{name}, ± 1 s.e.", one["plain_error"], linestyle=dashes)
+        line(right, one["expected_size"], colour, f"{name}, our E[η]", linestyle=dashes)
+        line(right, one["controlled_size"], colour, f"{name}, sampled", linestyle=":", linewidth=1.0)
     left.axhline(0, color=drawing.GREY, linewidth=0.8, zorder=0)
-    drawing.label(left, "One draw of v and Q: mean over W", "t", "mean η, as in the paper")
-    drawing.label(right, "All draws: E[η], and mean η without scatter", "t", "root mean square")
-    right.set_yscale("log")
+    axis(left, "One draw of v and Q: mean over W", "t", "mean η, as in the paper")
+    axis(right, "All draws: E[η], and mean η without scatter", "t", "root mean square", log=True)
     drawing.legend_below(left, columns=1)
     drawing.legend_below(right, columns=2)
     return figure
@@ -126,77 +114,63 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     size = _size(frame).reset_index().pivot(index="t", columns="width")
-    small, large = _by_width(size[size.index <= SMALL]), _by_width(size[size.index >= LARGE])
+    small, large = size[size.index <= SMALL].mean(), size[size.index >= LARGE].mean()
+    low, high, plain_large = small["controlled"], large["controlled"], large["plain"]
     widths = sorted(frame["width"].unique())
-    low, error = small["controlled"], frame[(frame["width"] == widths[0]) & (frame["t"] <= SMALL)]["plain_error"].mean()
-    high = large["controlled"]
+    d = widths[0]
+    error = frame[(frame["width"] == d) & (frame["t"] <= SMALL)]["plain_error"].mean()
     end = frame[frame["t"] == frame["t"].max()]
     z = (end["controlled"] - end["expected"]) / end["controlled_error"]
-    rms = float(np.sqrt((z**2).mean()))
-    plain_small, plain_large = small["plain"][widths[0]], large["plain"][widths[0]]
+    rms = np.sqrt((z**2).mean())
     return [
-        judge(
-            f"(a) for t ≤ {SMALL} E[η] is close to 0 even for d = {widths[0]}",
-            paper="App. A.3: “(a) when t is small … E[η] is close to 0 even for d = 10”",
-            ours=f"root mean square {low[widths[0]]:.1e} with the scatter taken out",
-            tolerance="below 0.01, a hundredth of the ξ₁/ξ₂ − 1 ≈ 1 that it corrects",
-            holds=bool(low[widths[0]] < 0.01),
-            note="over draws of v and Q; mean over the values of t",
+        said(
+            f"(a) for t ≤ {SMALL} E[η] is close to 0 even for d = {d}",
+            "App. A.3: “(a) when t is small … E[η] is close to 0 even for d = 10”",
+            f"root mean square {low[d]:.1e} with the scatter taken out",
+            "below 0.01, a hundredth of the ξ₁/ξ₂ − 1 ≈ 1 that it corrects",
+            low[d] < 0.01,
+            "over draws of v and Q; mean over the values of t",
         ),
-        judge(
+        said(
             f"(b) for t ≥ {LARGE} E[η] varies more than for t ≤ {SMALL}",
-            paper="App. A.3: “(b) … when t is close to 1, E[η] varies more significantly”",
-            ours=f"d = {widths[0]}: {high[widths[0]]:.1e} against {low[widths[0]]:.1e} for t ≤ {SMALL}",
-            tolerance="at least twice as large",
-            holds=bool(high[widths[0]] > 2 * low[widths[0]]),
+            "App. A.3: “(b) … when t is close to 1, E[η] varies more significantly”",
+            f"d = {d}: {high[d]:.1e} against {low[d]:.1e} for t ≤ {SMALL}",
+            "at least twice as large",
+            high[d] > 2 * low[d],
         ),
-        judge(
+        said(
             f"(c) E[η] gets closer to 0 with d, also for t ≥ {LARGE}",
-            paper="App. A.3: “(c) as d increases, E[η] becomes closer to 0 even for larger t values”",
-            ours="mean without scatter "
-            + ", ".join(f"{high[width]:.1e} (d = {width})" for width in widths)
-            + "; our E[η] "
+            "App. A.3: “(c) as d increases, E[η] becomes closer to 0 even for larger t values”",
+            f"mean without scatter {', '.join(f'{high[width]:.1e} (d = {width})' for width in widths)}; our E[η] "
             + ", ".join(f"{large['expected'][width]:.1e}" for width in widths),
-            tolerance="at most 0.7 of it with every doubling of d; 1/√d would be 0.71",
-            holds=all(high[b] < 0.7 * high[a] for a, b in pairwise(widths)),
-            note="the mean without scatter still holds its own sampling error, so it bounds |E[η]| from above",
+            "at most 0.7 of it with every doubling of d; 1/√d would be 0.71",
+            all(high[b] < 0.7 * high[a] for a, b in pairwise(widths)),
+            "the mean without scatter still holds its own sampling error, so it bounds |E[η]| from above",
         ),
-        judge(
+        said(
             f"the plain mean of {config.trials} samples of η shows (a) and (b)",
-            paper=f"Fig. 8: averages of η “over {config.trials} samples of W”",
-            ours=f"d = {widths[0]}: {plain_small:.3f} for t ≤ {SMALL}, {plain_large:.3f} for t ≥ {LARGE}; "
+            f"Fig. 8: averages of η “over {config.trials} samples of W”",
+            f"d = {d}: {small['plain'][d]:.3f} for t ≤ {SMALL}, {plain_large[d]:.3f} for t ≥ {LARGE}; "
             f"its standard error is {error:.3f}",
-            tolerance="(a) below 0.01 and (b) at least twice as large, as above",
-            holds=bool(plain_small < 0.01 and plain_large > 2 * plain_small),
-            note="what the plain mean shows is sampling error at every t; it shrinks with d, as (c) says, "
-            f"to {large['plain'][widths[-1]]:.3f} at d = {widths[-1]}",
+            "(a) below 0.01 and (b) at least twice as large, as above",
+            small["plain"][d] < 0.01 and plain_large[d] > 2 * small["plain"][d],
+            "what the plain mean shows is sampling error at every t; it shrinks with d, as (c) says, "
+            f"to {plain_large[widths[-1]]:.3f} at d = {widths[-1]}",
         ),
-        judge(
+        said(
             "our second-order E[η] is the mean of η without scatter",
-            paper="ours; the paper only shows that E[η] is small",
-            ours=f"t = 1: root mean square of (mean − E[η])/standard error {rms:.2f}, {len(z)} draws of v and Q",
-            tolerance="1.5: it is 1 if the mean is right and its error normal",
-            holds=rms < 1.5,
+            "ours; the paper only shows that E[η] is small",
+            f"t = 1: root mean square of (mean − E[η])/standard error {rms:.2f}, {len(z)} draws of v and Q",
+            "1.5: it is 1 if the mean is right and its error normal",
+            rms < 1.5,
         ),
     ]
 
 
-def _by_width(size: pd.DataFrame) -> dict[str, dict[int, float]]:
-    """Means over t: column → width → number."""
-    means = size.mean()
-    return {name: {int(width): float(means[name, width]) for width in size[name]} for name in _COLUMNS}
-
-
 def _size(frame: pd.DataFrame) -> pd.DataFrame:
     """Root mean squares over the draws of v and Q, by width and t."""
-    return (frame[_COLUMNS] ** 2).groupby([frame["width"], frame["t"]]).mean() ** 0.5
+    columns = ["plain", "controlled", "expected"]
+    return (frame[columns] ** 2).groupby([frame["width"], frame["t"]]).mean() ** 0.5
 
 
-STUDY = Study(
-    name="yu2024-fig8",
-    full=Config(),
-    quick=Config(tokens=50, points=10, repeats=12),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+STUDY = Study("yu2024-fig8", Config(), Config(tokens=50, points=10, repeats=12), compute, draw, claims)

@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-import depthscope.drawing as drawing
+from depthscope import drawing
 from depthscope.anatomy import anatomy_of
 from depthscope.measures import ALIKE, token_diversity
 from depthscope.models import BlockConfig, Encoder, FeedForward, pre_norm
@@ -28,12 +28,14 @@ from depthscope.models.families import build_family
 from depthscope.passes import Listen, Machine, Visit, undisturbed
 from depthscope.probing import probe
 from depthscope.probing.roles import CAN_LEARN
-from depthscope.progress import Share
+from depthscope.progress import Share, Steps
 from depthscope.remedies import DeEscalate, apply, remove
 from depthscope.text import cut, read_text, train_tokenizer
 from depthscope.theory import expected_gradient_ratio
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.claims import axis, curve, line, said
+from depthscope_lab.papers.study import Claim, Study
 
+STATIONS = {"output": "", "attention_input": "read_", "attention_branch": "branch_"}  # what stands before a measure
 MODELS = ("post-norm", "pre-norm", "de-escalated")
 ROLES = {
     "weight_gradient": ("all weights", drawing.BLACK),
@@ -42,7 +44,6 @@ ROLES = {
     "norms_gradient": ("norms", drawing.ORANGE),
     "queries_keys_gradient": ("queries, keys", drawing.VERMILION),
 }
-_LINE = CAN_LEARN  # drawn: below it attention hardly learns
 COLOURS = dict(zip(MODELS, (drawing.VERMILION, drawing.BLUE, drawing.GREEN), strict=True))
 _VOCABULARY = 28_000
 _BASE, _SIGMA = 768, 0.02  # BERT-base: width, and the standard deviation of its weights
@@ -67,26 +68,16 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
     bert: Any = build_family("bert", config.depth, config.width, seed=config.seed)
     _keep_gain(bert, config.width)
-    done, work = 0, len(MODELS) * config.depth * config.samples
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        progress(min(1.0, done / work))
-
-    frames = []
+    work = len(MODELS) * config.depth * config.samples
+    advance, frames = Steps(lambda done: progress(min(1.0, done / work))), []
+    measures, stations = ["token_similarity", "token_diversity", "branch_ratio"], list(STATIONS)
     for name in MODELS:
         with _wired(bert, name, config) as (model, inputs):
             given = [inputs(ids[sample : sample + 1]) for sample in range(config.samples)]
-            profile = probe(
-                model,
-                given,
-                measures=["token_similarity", "token_diversity", "branch_ratio"],
-                stations=["output", "attention_input", "attention_branch"],
-                gradients=True,
-                progress=advance,
-            )
-            frames.append(_rows(profile.frame, name))
+            profile = probe(model, given, measures=measures, stations=stations, gradients=True, progress=advance)
+            kept = profile.frame[profile.frame["block"] > 0]
+            kept = kept.assign(measure=kept["station"].map(STATIONS).str.cat(kept["measure"]))
+            frames.append(kept.groupby(["block", "measure"])["value"].mean().reset_index().assign(model=name))
             frames.append(_law(model, given, config).assign(model=name))
         gc.collect()
     progress(1.0)
@@ -105,16 +96,13 @@ def _keep_gain(bert: Any, width: int) -> None:
 def _wired(bert: Any, name: str, config: Config) -> Iterator[tuple[nn.Module, Any]]:
     """The model, and what makes its inputs of ids (1, n)."""
 
-    def of_ids(ids: Tensor) -> dict[str, Tensor]:
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
     if name == "pre-norm":
         with torch.no_grad():
             yield _as_pre_norm(bert, config), lambda ids: {"x": bert.embeddings(ids)}
         return
     if name == "de-escalated":
         apply(bert, DeEscalate(1.0))
-    yield bert, of_ids
+    yield bert, lambda ids: {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if name == "de-escalated":
         remove(bert)
 
@@ -133,14 +121,6 @@ def _as_pre_norm(bert: Any, config: Config) -> Encoder:
         ours.ffn[0], ours.ffn[2] = layer.intermediate.dense, layer.output.dense
         ours.norm1, ours.norm2 = layer.attention.output.LayerNorm, layer.output.LayerNorm
     return encoder
-
-
-def _rows(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    named = {"output": "", "attention_input": "read_", "attention_branch": "branch_"}
-    kept = frame[frame["station"].isin(named) & (frame["block"] > 0)]
-    measure = kept["station"].map(named).str.cat(kept["measure"])
-    means = kept.assign(measure=measure).groupby(["block", "measure"], sort=True)["value"].mean().reset_index()
-    return means.assign(model=name)
 
 
 def _law(model: nn.Module, inputs: list[dict[str, Tensor]], config: Config) -> pd.DataFrame:
@@ -165,89 +145,119 @@ def _law(model: nn.Module, inputs: list[dict[str, Tensor]], config: Config) -> p
     return means.reset_index().melt(id_vars="block", var_name="measure", value_name="value")
 
 
-def curve(frame: pd.DataFrame, model: str, measure: str) -> pd.Series:
+def measured(frame: pd.DataFrame, model: str, measure: str) -> pd.Series:
     """A measure over blocks 1..L."""
-    rows = frame[(frame["model"] == model) & (frame["measure"] == measure)]
-    return rows.set_index("block")["value"].sort_index()
+    return curve(frame, model=model, measure=measure)
 
 
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = drawing.panels(2, 2, width=5.0, height=3.4)
+    last = int(frame["block"].max())
     for ax, model in zip(axes[:2], ("post-norm", "de-escalated"), strict=True):
         for measure, (name, colour) in ROLES.items():
-            line = curve(frame, model, measure)
-            ax.semilogy(line.index, line, color=colour, linewidth=1.6, label=name)
-        drawing.label(ax, f"{model}: gradient by role", "block", "‖∂loss/∂weights‖")
+            line(ax, measured(frame, model, measure), colour, name)
+        axis(ax, f"{model}: gradient by role", "block", "‖∂loss/∂weights‖", log=True, last=last)
     ratios, branches = axes[2:]
     for model, colour in COLOURS.items():
-        line, law = _ratio(frame, model), curve(frame, model, "law")
-        ratios.semilogy(line.index, line, color=colour, linewidth=1.6, label=model)
+        line(ratios, _ratio(frame, model), colour, model)
         if model != "de-escalated":  # where the mean is taken out the law's premise is
-            ratios.semilogy(law.index, law, color=colour, linewidth=1.2, linestyle=":", label=f"law, {model}")
-        size = curve(frame, model, "branch_branch_ratio")
-        rest = curve(frame, model, "branch_token_diversity")
-        branches.semilogy(size.index, size, color=colour, linewidth=1.6, label=f"size, {model}")
-        branches.semilogy(rest.index, rest, color=colour, linewidth=1.2, linestyle="--", label=f"differs, {model}")
-    ratios.axhline(_LINE, color=drawing.BLACK, linewidth=0.8)
-    drawing.label(ratios, "queries and keys over values and output", "block", "ratio of gradients")
-    drawing.label(branches, "what attention adds to the trunk", "block", "size over the trunk; share that differs")
-    for ax in axes:
-        drawing.block_axis(ax, int(frame["block"].max()))
+            line(ratios, measured(frame, model, "law"), colour, f"law, {model}", linewidth=1.2, linestyle=":")
+        rest = measured(frame, model, "branch_token_diversity")
+        line(branches, measured(frame, model, "branch_branch_ratio"), colour, f"size, {model}")
+        line(branches, rest, colour, f"differs, {model}", linewidth=1.2, linestyle="--")
+    ratios.axhline(CAN_LEARN, color=drawing.BLACK, linewidth=0.8)  # below it attention hardly learns
+    axis(ratios, "queries and keys over values and output", "block", "ratio of gradients", log=True, last=last)
+    share = "size over the trunk; share that differs"
+    axis(branches, "what attention adds to the trunk", "block", share, log=True, last=last)
     drawing.legend_below(axes, columns=3)
     return figure
 
 
 def _ratio(frame: pd.DataFrame, model: str) -> pd.Series:
-    return curve(frame, model, "queries_keys_gradient") / curve(frame, model, "values_output_gradient")
+    return measured(frame, model, "queries_keys_gradient") / measured(frame, model, "values_output_gradient")
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    collapses = bool(curve(frame, "post-norm", "read_token_similarity").iloc[-1] > ALIKE)
+    collapses = bool(measured(frame, "post-norm", "read_token_similarity").iloc[-1] > ALIKE)
+    total, ratio = measured(frame, "post-norm", "weight_gradient"), {m: _ratio(frame, m) for m in MODELS}
+    role = {name: measured(frame, "post-norm", f"{name}_gradient") for name in ("queries_keys", "values_output", "ffn")}
+    falls = {name: norms.iloc[0] / norms.iloc[-1] for name, norms in role.items()}
+    able = {model: int((own >= CAN_LEARN).sum()) for model, own in ratio.items()}
+    post, pre = ratio["post-norm"], ratio["pre-norm"]
+    # §1.3, asked twice: of the size of what attention adds, and of the part of it that differs between tokens.
+    discount = "“does not discount, explicitly or implicitly, the role of self-attention” (§1.3)"
+    late = slice(len(total) // 2, None)  # the second half: where post-norm has collapsed
+    size, differs = (
+        {m: measured(frame, m, f"branch_{name}").iloc[late].mean() for m in MODELS}
+        for name in ("branch_ratio", "token_diversity")
+    )
+    carried = {m: size[m] * differs[m] ** 0.5 for m in MODELS}
+    told_size, told_differs, told_carried = (
+        ", ".join(f"{model} {value:.2g}" for model, value in found.items()) for found in (size, differs, carried)
+    )
     return [
-        _level(frame),
-        _vanishing(frame, collapses),
+        said(
+            "the norm of a block's whole gradient stays at one level in post-norm",
+            "“remains roughly at a constant level” (§1.1, Fig. 1)",
+            f"largest over smallest {total.max() / total.min():.2f} over {len(total)} blocks",
+            f"a factor of {LEVEL:g}",
+            total.max() / total.min() < LEVEL,
+        ),
+        said(
+            "gradients do not vanish in post-norm, by role",
+            "“gradient vanishing or exploding is not occurring” (§1.1)",
+            f"from the first block to the last, queries and keys fall by a factor of {falls['queries_keys']:.3g}, "
+            f"values and output by {falls['values_output']:.3g}, the FFN by {falls['ffn']:.3g}",
+            "a factor of 10 in every role",
+            max(falls.values()) < 10,
+            when=collapses,
+            needs="the tokens do not become alike in so few blocks",
+        ),
         _follows_law(frame, collapses),
-        _learns(frame, collapses),
-        _pre_norm(frame),
-        *_discount(frame, collapses),
+        said(
+            "de-escalation lets attention learn in every block, post-norm does not",
+            "not in the paper",
+            f"blocks with ‖∂W_Q,K‖ ≥ {CAN_LEARN:.0%} of ‖∂W_V,O‖: "
+            + ", ".join(f"{count} of {len(post)} ({model})" for model, count in able.items()),
+            "all blocks, against fewer than all",
+            able["de-escalated"] == len(post) > able["post-norm"],
+            when=collapses,
+        ),
+        said(
+            "in pre-norm queries and keys lose their gradient too, but more slowly",
+            "not in the paper; “t_sim still rises” in pre-norm (§3.1, Fig. 4)",
+            f"from block 1 to {len(pre)} the ratio falls from {pre.iloc[0]:.2g} to {pre.iloc[-1]:.2g}; in post-norm "
+            f"from {post.iloc[0]:.2g} to {post.iloc[-1]:.2g}",
+            "lower at the end than at the start, and above post-norm there",
+            pre.iloc[-1] < pre.iloc[0] and pre.iloc[-1] > post.iloc[-1],
+        ),
+        said(
+            "de-escalation does not discount self-attention: the size of its branch",
+            discount,
+            f"branch over trunk in the second half of the blocks: {told_size}",
+            f"at least {HALF:g} of its size in post-norm",
+            size["de-escalated"] >= HALF * size["post-norm"],
+            when=collapses,
+        ),
+        said(
+            "de-escalation does not discount self-attention: what its branch carries",
+            discount,
+            f"share of the branch's energy that differs between tokens: {told_differs}; "
+            f"size of that part over the trunk: {told_carried}",
+            "the part that differs is no smaller than in post-norm",
+            carried["de-escalated"] >= carried["post-norm"],
+            when=collapses,
+        ),
     ]
 
 
-def _level(frame: pd.DataFrame) -> Claim:
-    total = curve(frame, "post-norm", "weight_gradient")
-    spread = total.max() / total.min()
-    return judge(
-        "the norm of a block's whole gradient stays at one level in post-norm",
-        paper="“remains roughly at a constant level” (§1.1, Fig. 1)",
-        ours=f"largest over smallest {spread:.2f} over {len(total)} blocks",
-        tolerance=f"a factor of {LEVEL:g}",
-        holds=bool(spread < LEVEL),
-    )
-
-
-def _vanishing(frame: pd.DataFrame, collapses: bool) -> Claim:
-    role = {name: curve(frame, "post-norm", f"{name}_gradient") for name in ("queries_keys", "values_output", "ffn")}
-    falls = {name: line.iloc[0] / line.iloc[-1] for name, line in role.items()}
-    most = max(falls.values())
-    return judge(
-        "gradients do not vanish in post-norm, by role",
-        paper="“gradient vanishing or exploding is not occurring” (§1.1)",
-        ours=f"from the first block to the last, queries and keys fall by a factor of {falls['queries_keys']:.3g}, "
-        f"values and output by {falls['values_output']:.3g}, the FFN by {falls['ffn']:.3g}",
-        tolerance="a factor of 10 in every role",
-        holds=bool(most < 10) if collapses else None,
-        note="" if collapses else "the tokens do not become alike in so few blocks",
-    )
-
-
 def _follows_law(frame: pd.DataFrame, collapses: bool) -> Claim:
-    alike = curve(frame, "post-norm", "read_token_similarity") >= ALIKE
-    ratio, law = (line[alike] for line in (_ratio(frame, "post-norm"), curve(frame, "post-norm", "law")))
-    diversity = curve(frame, "post-norm", "read_token_diversity")[alike]
+    alike = measured(frame, "post-norm", "read_token_similarity") >= ALIKE
+    ratio, law = (own[alike] for own in (_ratio(frame, "post-norm"), measured(frame, "post-norm", "law")))
+    diversity = measured(frame, "post-norm", "read_token_diversity")[alike]
     holds: bool | None = None
-    if len(ratio) < 5:
-        ours = "fewer than five blocks read tokens that are alike"
-    else:
+    ours = "fewer than five blocks read tokens that are alike"
+    if len(ratio) >= 5:
         off = ratio / law
         mean = float(np.exp(np.log(off).mean()))
         (slope, _), spread = np.polyfit(np.log(law), np.log(ratio), 1, cov=True)
@@ -260,75 +270,16 @@ def _follows_law(frame: pd.DataFrame, collapses: bool) -> Claim:
             f"in logarithms the slope against the law is {slope:.2f} ± {error:.2f}, against t_div alone {alone:.2f}"
         )
         holds = 1 / LAW < mean < LAW and bool(abs(slope - 1) < max(SLOPE, 2 * error))
-    return judge(
+    return said(
         "the gradient of queries and keys goes like t_div: ratio to values and output = c·t_div",
-        paper="not in the paper; c = (‖X‖²/n)σ²/√r from `theory.expected_gradient_ratio`, nothing fitted",
-        ours=ours,
-        tolerance=f"a factor of {LAW:g} on average (geometric), and a slope within {SLOPE:g}, or two standard errors, "
+        "not in the paper; c = (‖X‖²/n)σ²/√r from `theory.expected_gradient_ratio`, nothing fitted",
+        ours,
+        f"a factor of {LAW:g} on average (geometric), and a slope within {SLOPE:g}, or two standard errors, "
         "of 1: each block has one draw of its weights, which scatters",
-        holds=holds if collapses else None,
+        holds,
+        when=collapses,
     )
 
 
-def _learns(frame: pd.DataFrame, collapses: bool) -> Claim:
-    blocks = {model: _ratio(frame, model) for model in MODELS}
-    able = {model: int((line >= CAN_LEARN).sum()) for model, line in blocks.items()}
-    total = len(blocks["post-norm"])
-    return judge(
-        "de-escalation lets attention learn in every block, post-norm does not",
-        paper="not in the paper",
-        ours=f"blocks with ‖∂W_Q,K‖ ≥ {CAN_LEARN:.0%} of ‖∂W_V,O‖: "
-        + ", ".join(f"{count} of {total} ({model})" for model, count in able.items()),
-        tolerance="all blocks, against fewer than all",
-        holds=able["de-escalated"] == total > able["post-norm"] if collapses else None,
-    )
-
-
-def _pre_norm(frame: pd.DataFrame) -> Claim:
-    post, pre = _ratio(frame, "post-norm"), _ratio(frame, "pre-norm")
-    return judge(
-        "in pre-norm queries and keys lose their gradient too, but more slowly",
-        paper="not in the paper; “t_sim still rises” in pre-norm (§3.1, Fig. 4)",
-        ours=f"from block 1 to {len(pre)} the ratio falls from {pre.iloc[0]:.2g} to {pre.iloc[-1]:.2g}; in post-norm "
-        f"from {post.iloc[0]:.2g} to {post.iloc[-1]:.2g}",
-        tolerance="lower at the end than at the start, and above post-norm there",
-        holds=bool(pre.iloc[-1] < pre.iloc[0] and pre.iloc[-1] > post.iloc[-1]),
-    )
-
-
-def _discount(frame: pd.DataFrame, collapses: bool) -> list[Claim]:
-    """§1.3, asked twice: of the size of what attention adds, and of the part of it that differs between tokens."""
-    said = "“does not discount, explicitly or implicitly, the role of self-attention” (§1.3)"
-    last = slice(len(curve(frame, "post-norm", "law")) // 2, None)  # the second half: where post-norm has collapsed
-    size = {m: float(curve(frame, m, "branch_branch_ratio").iloc[last].mean()) for m in MODELS}
-    differs = {m: float(curve(frame, m, "branch_token_diversity").iloc[last].mean()) for m in MODELS}
-    carried = {m: size[m] * differs[m] ** 0.5 for m in MODELS}
-    numbers = ", ".join(f"{model} {{{index}:.2g}}" for index, model in enumerate(MODELS))
-    return [
-        judge(
-            "de-escalation does not discount self-attention: the size of its branch",
-            paper=said,
-            ours=f"branch over trunk in the second half of the blocks: {numbers.format(*size.values())}",
-            tolerance=f"at least {HALF:g} of its size in post-norm",
-            holds=size["de-escalated"] >= HALF * size["post-norm"] if collapses else None,
-        ),
-        judge(
-            "de-escalation does not discount self-attention: what its branch carries",
-            paper=said,
-            ours=f"share of the branch's energy that differs between tokens: {numbers.format(*differs.values())}; "
-            f"size of that part over the trunk: {numbers.format(*carried.values())}",
-            tolerance="the part that differs is no smaller than in post-norm",
-            holds=carried["de-escalated"] >= carried["post-norm"] if collapses else None,
-        ),
-    ]
-
-
-STUDY = Study(
-    "gradient-roles",
-    full=Config(),
-    quick=Config(depth=48, width=128, tokens=32, samples=1),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-    scales={"paper": Config(width=768, tokens=128, samples=2)},  # 9 GB
-)
+PAPER = {"paper": Config(width=768, tokens=128, samples=2)}  # 9 GB
+STUDY = Study("gradient-roles", Config(), Config(depth=48, width=128, tokens=32), compute, draw, claims, scales=PAPER)

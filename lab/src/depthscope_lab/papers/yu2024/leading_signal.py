@@ -15,14 +15,14 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import nn
 
-import depthscope.drawing as drawing
+from depthscope import drawing
 from depthscope.measures import EQUAL
 from depthscope.probing import watch
 from depthscope.probing.roles import COHERENT, MEASURES
-from depthscope.progress import Share, Tick
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope.progress import Share, Steps, Tick
+from depthscope_lab.papers.claims import axis, line, rows, said
+from depthscope_lab.papers.study import Claim, Study
 from depthscope_lab.training.data import load_digits
 from depthscope_lab.training.images import ImageClassification
 from depthscope_lab.training.recipes import RECIPES
@@ -48,13 +48,8 @@ class Config:
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: rate (too large, healthy), seed, step, signal (also the loss), value."""
-    done, work = 0, 2 * config.trials * config.steps
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        progress(done / work)
-
+    work = 2 * config.trials * config.steps
+    advance = Steps(lambda done: progress(done / work))
     frames = [
         _run(config, rate, config.seed + trial, advance).assign(rate=name, seed=config.seed + trial)
         for trial in range(config.trials)
@@ -74,30 +69,25 @@ def _run(config: Config, rate: float, seed: int, advance: Tick) -> pd.DataFrame:
     with watch(model, every=1, measures=["token_similarity"], gradients=True) as watched:
         for step in range(config.steps):
             optimiser.param_groups[0]["lr"] = rate * (step + 1) / config.steps
-            losses.append(_step(model, task, optimiser, step))
+            loss = task.loss(model, task.batch(step, _ALL, _CPU), None)[0]
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.item())
             advance()
-    loss = pd.DataFrame({"step": range(config.steps), "signal": "loss", "value": losses})
-    return pd.concat([signals(watched.records), loss], ignore_index=True)
-
-
-def _step(model: nn.Module, task: ImageClassification, optimiser: torch.optim.Optimizer, step: int) -> float:
-    loss = task.loss(model, task.batch(step, _ALL, _CPU), None)[0]
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-    return loss.item()
+    told = pd.DataFrame({"step": range(config.steps), "signal": "loss", "value": losses})
+    return pd.concat([signals(watched.records), told], ignore_index=True)
 
 
 def signals(records: pd.DataFrame) -> pd.DataFrame:
     """step, signal, value: the three numbers of every watched step."""
-    last = records["block"].max()
-    t_sim = records[(records["measure"] == "token_similarity") & (records["block"] == last)]
-    share = records[records["measure"] == COHERENT].groupby("step")["value"].median()
-    by_role = {
-        role: records[records["measure"] == MEASURES[role]].set_index(["step", "block"])["value"]
+    t_sim = rows(records, measure="token_similarity", block=records["block"].max())
+    share = rows(records, measure=COHERENT).groupby("step")["value"].median()
+    score, value = (
+        rows(records, measure=MEASURES[role]).set_index(["step", "block"])["value"]
         for role in ("queries_keys", "values_output")
-    }
-    ratio = (by_role["queries_keys"] / by_role["values_output"]).groupby("step").median()
+    )
+    ratio = (score / value).groupby("step").median()
     found = {"t_sim": t_sim.groupby("step")["value"].first(), "share": share, "ratio": ratio}
     return pd.concat(
         [values.rename("value").reset_index().assign(signal=name) for name, values in found.items()], ignore_index=True
@@ -106,8 +96,7 @@ def signals(records: pd.DataFrame) -> pd.DataFrame:
 
 def curve(frame: pd.DataFrame, rate: str, seed: int, signal: str) -> pd.Series:
     """A signal over the steps of one run."""
-    rows = frame[(frame["rate"] == rate) & (frame["seed"] == seed) & (frame["signal"] == signal)]
-    return rows.set_index("step")["value"].sort_index()
+    return rows(frame, rate=rate, seed=seed, signal=signal).set_index("step")["value"].sort_index()
 
 
 def first_in_a_row(holds: pd.Series, looks: int = LOOKS) -> int | None:
@@ -135,12 +124,9 @@ def collapses(frame: pd.DataFrame, rate: str, seed: int) -> int | None:
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = drawing.panels(4, 1, width=3.6, height=3.0)
     for ax, (signal, title) in zip(axes, {"loss": "training loss", **SIGNALS}.items(), strict=True):
-        for (rate, _seed), run in frame[frame["signal"] == signal].groupby(["rate", "seed"]):
-            ordered = run.sort_values("step")
-            ax.plot(ordered["step"], ordered["value"], color=COLOURS[str(rate)], linewidth=1.1, label=str(rate))
-        if signal == "ratio":
-            ax.set_yscale("log")
-        drawing.label(ax, title, "step", "")
+        for (rate, seed), _run in rows(frame, signal=signal).groupby(["rate", "seed"]):
+            line(ax, curve(frame, rate, seed, signal), COLOURS[rate], rate, linewidth=1.1)
+        axis(ax, title, "step", "", log=signal == "ratio")
     handles = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
     axes[0].legend(handles.values(), handles.keys(), frameon=False)
     return figure
@@ -148,69 +134,49 @@ def draw(frame: pd.DataFrame) -> Any:
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     seeds = sorted(int(seed) for seed in frame["seed"].unique())
-    enough = config.steps >= ENOUGH and len(seeds) > 1
+    judged = {"when": config.steps >= ENOUGH and len(seeds) > 1, "needs": f"needs {ENOUGH} steps and two seeds"}
     ends = {seed: collapses(frame, "too large", seed) for seed in seeds}
+    healthy = [curve(frame, "healthy", seed, "t_sim").iloc[-1] for seed in seeds]
+    false = {name: [s for s in seeds if speaks(frame, "healthy", s, name) is not None] for name in SIGNALS}
     return [
-        _collapse(frame, ends, config, enough),
-        *(_leads(frame, signal, ends, enough) for signal in SIGNALS),
-        _false_alarms(frame, seeds, enough),
+        said(
+            "at a learning rate that is too large the tokens of a post-norm ViT become equal in training",
+            "ours",
+            f"rate {config.too_large:g}: t_sim of the last block is {EQUAL:g} or more from step "
+            f"{_steps(ends)} on; rate {config.healthy:g}: it ends at {', '.join(f'{value:.2f}' for value in healthy)}",
+            f"in every seed; below {EQUAL:g} at the end of every healthy run",
+            all(step is not None for step in ends.values()) and max(healthy) < EQUAL,
+            **judged,
+        ),
+        *(_leads(frame, signal, ends, judged) for signal in SIGNALS),
+        said(
+            "no signal speaks in a healthy run, judged by the healthy runs of the other seeds",
+            "ours: a signal that always speaks leads by any number of steps",
+            ", ".join(f"{name}: {len(found)} of {len(seeds)}" for name, found in false.items()),
+            "none",
+            not any(false.values()),
+            **judged,
+        ),
     ]
 
 
-def _collapse(frame: pd.DataFrame, ends: dict[int, int | None], config: Config, enough: bool) -> Claim:
-    healthy = [curve(frame, "healthy", seed, "t_sim").iloc[-1] for seed in ends]
-    return judge(
-        "at a learning rate that is too large the tokens of a post-norm ViT become equal in training",
-        paper="ours",
-        ours=f"rate {config.too_large:g}: t_sim of the last block is {EQUAL:g} or more from step "
-        f"{', '.join(_said(step) for step in ends.values())} on; rate {config.healthy:g}: it ends at "
-        f"{', '.join(f'{value:.2f}' for value in healthy)}",
-        tolerance=f"in every seed; below {EQUAL:g} at the end of every healthy run",
-        holds=all(step is not None for step in ends.values()) and max(healthy) < EQUAL if enough else None,
-        note=_too_few(enough),
-    )
-
-
-def _leads(frame: pd.DataFrame, signal: str, ends: dict[int, int | None], enough: bool) -> Claim:
+def _leads(frame: pd.DataFrame, signal: str, ends: dict[int, int | None], judged: dict[str, Any]) -> Claim:
     spoken = {seed: speaks(frame, "too large", seed, signal) for seed in ends}
-    leads = [end - spoken[seed] for seed, end in ends.items() if end is not None and spoken[seed] is not None]  # type: ignore[operator]
-    said = ", ".join(f"{lead:+d}" for lead in leads) or "none"
-    return judge(
+    pairs = [(spoken[seed], end) for seed, end in ends.items()]
+    leads = [end - first for first, end in pairs if end is not None and first is not None]
+    return said(
         f"{SIGNALS[signal]}: speaks before the collapse",
-        paper="MV-Split (2605.06169): the share spikes before the collapse" if signal == "share" else "ours",
-        ours=f"steps before t_sim stays at {EQUAL:g}: {said} (speaks at step "
-        f"{', '.join(_said(step) for step in spoken.values())})",
-        tolerance=f"{LOOKS} steps before it at least, in every seed: as many as it takes to be sure of it",
-        holds=len(leads) == len(ends) and min(leads) >= LOOKS if enough else None,
-        note=_too_few(enough),
+        "MV-Split (2605.06169): the share spikes before the collapse" if signal == "share" else "ours",
+        f"steps before t_sim stays at {EQUAL:g}: {', '.join(f'{lead:+d}' for lead in leads) or 'none'} (speaks at step "
+        f"{_steps(spoken)})",
+        f"{LOOKS} steps before it at least, in every seed: as many as it takes to be sure of it",
+        len(leads) == len(ends) and min(leads) >= LOOKS,
+        **judged,
     )
 
 
-def _false_alarms(frame: pd.DataFrame, seeds: list[int], enough: bool) -> Claim:
-    false = {name: [s for s in seeds if speaks(frame, "healthy", s, name) is not None] for name in SIGNALS}
-    return judge(
-        "no signal speaks in a healthy run, judged by the healthy runs of the other seeds",
-        paper="ours: a signal that always speaks leads by any number of steps",
-        ours=", ".join(f"{name}: {len(found)} of {len(seeds)}" for name, found in false.items()),
-        tolerance="none",
-        holds=not any(false.values()) if enough else None,
-        note=_too_few(enough),
-    )
+def _steps(found: dict[int, int | None]) -> str:
+    return ", ".join("never" if step is None else str(step) for step in found.values())
 
 
-def _said(step: int | None) -> str:
-    return "never" if step is None else str(step)
-
-
-def _too_few(enough: bool) -> str:
-    return "" if enough else f"needs {ENOUGH} steps and two seeds"
-
-
-STUDY = Study(
-    "leading-signal",
-    full=Config(),
-    quick=Config(trials=2, depth=3, width=16, steps=6),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+STUDY = Study("leading-signal", Config(), Config(trials=2, depth=3, width=16, steps=6), compute, draw, claims)

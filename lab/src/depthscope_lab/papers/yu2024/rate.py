@@ -15,40 +15,35 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from depthscope.drawing import BLACK, GREY, PALETTE, label, legend_below, panels
+from depthscope.drawing import BLACK, GREY, PALETTE, legend_below, panels
 from depthscope.measures import token_diversity
 from depthscope.progress import Share
 from depthscope.theory import asymptotic_rate
+from depthscope_lab.papers.claims import axis, line, rows, said
+from depthscope_lab.papers.simulation.blocks import attention_half, ffn_half
 from depthscope_lab.papers.simulation.collapse_rate import FLOOR, LOCAL, Fit, allowed, fit, walk
-from depthscope_lab.papers.simulation.randomness import chunks, standard_normal_tokens
-from depthscope_lab.papers.simulation.variants import attention_half, ffn_half
-from depthscope_lab.papers.simulation.weights import Linear, Sampler, Weights
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.simulation.size import Size
+from depthscope_lab.papers.simulation.weights import Linear, Weights
+from depthscope_lab.papers.study import Claim, Study
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
 VARIANTS = ("attention", "attention + FFN")
 
 
 @dataclass(frozen=True)
-class Config:
-    seed: int = 0
+class Config(Size):
     trials: int = 8
     alphas: tuple[float, ...] = (0.5, 1.0, 1.5)
     depth: int = 240  # α = 0.5 needs as many; a curve ends where all its trials are at rounding
-    tokens: int = 64
     width: int = 256
-    heads: int = 8
 
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per variant, dtype, α, trial and block: t_div of what leaves the block, and `_with_curves`."""
     frames = []
-    for part, trials in enumerate(parts := chunks(config.trials, CHUNK)):
-        size = {"trials": trials, "width": config.width, "heads": config.heads}
-        sampler = Sampler("theorem", **size, seed=(config.seed, 9, part, 0), dtype=torch.float64)  # type: ignore[arg-type]
-        start = standard_normal_tokens(
-            trials, 1, config.tokens, config.width, seed=(config.seed, 9, part, 1), dtype=torch.float64
-        )
+    for part, trials in (parts := config.parts(CHUNK)):
+        sampler = config.sampler("theorem", trials, 9, part, 0, dtype=torch.float64)
+        start = config.start(trials, 9, part, 1, dtype=torch.float64)
         streams = [Streams(variant, start, config.alphas) for variant in VARIANTS]
         if 1.0 in config.alphas:
             streams.append(Streams(VARIANTS[0], start.float(), (1.0,)))
@@ -101,17 +96,10 @@ class Streams:
 
     def rows(self, block: int, part: int) -> pd.DataFrame:
         diversity = token_diversity(self.x)
-        trials = len(diversity)
-        return pd.DataFrame(
-            {
-                "block": block,
-                "trial": np.repeat(part * CHUNK + np.arange(trials), len(self.alphas)),
-                "variant": self.variant,
-                "dtype": self.dtype,
-                "alpha": np.tile(self.alphas, trials),
-                "diversity": diversity.flatten().numpy(),
-            }
-        )
+        (trials, alphas), about = diversity.shape, {"variant": self.variant, "dtype": self.dtype}
+        trial = np.repeat(part * CHUNK + np.arange(trials), alphas)
+        alpha, values = np.tile(self.alphas, trials), diversity.flatten().numpy()
+        return pd.DataFrame({"block": block, "trial": trial, **about, "alpha": alpha, "diversity": values})
 
 
 def _in_float32(weights: Weights) -> Weights:
@@ -124,23 +112,20 @@ def draw(frame: pd.DataFrame) -> Any:
     figure, (left, right) = panels(2, width=4.8, height=4.0)
     alphas = sorted(frame["alpha"].unique())
     for alpha, colour in zip(alphas, PALETTE, strict=False):
-        for variant, line in zip(VARIANTS, ("-", "--"), strict=True):
-            curve = _curve(frame, variant, alpha)
-            name = f"α = {alpha:g}, {variant}"
-            left.plot(curve["block"], curve["mean_diversity"], line, color=colour, linewidth=1.6, label=name)
+        for variant, dashes in zip(VARIANTS, ("-", "--"), strict=True):
+            seen = _curve(frame, variant, alpha)["mean_diversity"]
+            line(left, seen, colour, f"α = {alpha:g}, {variant}", linestyle=dashes)
         alone = _curve(frame, VARIANTS[0], alpha)
-        local = alone.dropna(subset="share_left")
-        right.plot(local["block"], local["share_left"], color=colour, linewidth=1.2, label=f"α = {alpha:g}")
+        line(right, alone["share_left"].dropna(), colour, f"α = {alpha:g}", linewidth=1.2)
         right.axhline(alone["predicted_share"].iloc[0], color=BLACK, linewidth=1, linestyle=":")
     single = _curve(frame, VARIANTS[0], 1.0, "float32")
     if len(single):
-        left.plot(single["block"], single["mean_diversity"], color=GREY, linewidth=1.2, label="α = 1, float32")
-    left.set_yscale("log")
-    left.set_xlim(0, None)
+        line(left, single["mean_diversity"], GREY, "α = 1, float32", linewidth=1.2)
     right.plot([], [], color=BLACK, linewidth=1, linestyle=":", label="1/(1 + α²)")
-    right.set_ylim(0, 1)
-    label(left, "Diversity to the end of float64", "block", "t_div, geometric mean over trials")
-    label(right, "What one block leaves of it (no FFN)", "block", "t_div(b) / t_div(b − 1)")
+    axis(
+        left, "Diversity to the end of float64", "block", "t_div, geometric mean over trials", log=True, xlim=(0, None)
+    )
+    axis(right, "What one block leaves of it (no FFN)", "block", "t_div(b) / t_div(b − 1)", ylim=(0, 1))
     legend_below(left, columns=2)
     legend_below(right, columns=4)
     return figure
@@ -148,59 +133,64 @@ def draw(frame: pd.DataFrame) -> Any:
 
 def _curve(frame: pd.DataFrame, variant: str, alpha: float, dtype: str = "float64") -> pd.DataFrame:
     """A row per block, where t_div is not 0 yet."""
-    rows = frame[(frame["variant"] == variant) & (frame["alpha"] == alpha) & (frame["dtype"] == dtype)]
-    return rows.dropna(subset="mean_diversity").drop_duplicates("block")
+    own = rows(frame, variant=variant, alpha=alpha, dtype=dtype)
+    return own.dropna(subset="mean_diversity").drop_duplicates("block").set_index("block")
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     plain, fed = ({alpha: fit(frame, name, alpha) for alpha in config.alphas} for name in VARIANTS)
     one = plain.get(1.0)
     near = allowed(walk(1.0, config.width), one.blocks if one else 1, config.trials)
-    single = frame[(frame["dtype"] == "float32") & (frame["block"] > 0)]
-    end32 = single.loc[single["block"] == single["block"].max(), "diversity"].mean() if len(single) else np.nan
+    single = rows(frame, dtype="float32")
+    end32 = rows(single, block=single["block"].max())["diversity"].mean()
+    deep = config.depth >= 90
+    halves, lasts, long = "not reached", "not reached", False
+    if one is not None:
+        halves = f"{one.rate:.4f} ± {one.error:.4f} over {one.blocks} blocks"
+        bend = f"second half over first half of the rate {one.bend:.3f}"
+        lasts = f"{one.blocks} blocks to {one.least:.0e}; {bend}"
+        long = one.blocks >= 60 and one.least < 1e-17 and abs(one.bend - 1) < 0.1
     return [
-        judge(
+        said(
             "t_div halves in every block at α = 1",
-            paper="“The asymptotical rate of convergence reaches 1/2 when α = 1” (§2.5)",
-            ours="not reached" if one is None else f"{one.rate:.4f} ± {one.error:.4f} over {one.blocks} blocks",
-            tolerance=f"{near:.1%}: 3 standard errors of the walk that log t_div does at this width",
-            holds=None if one is None else abs(one.rate / 0.5 - 1) < near,
+            "“The asymptotical rate of convergence reaches 1/2 when α = 1” (§2.5)",
+            halves,
+            f"{near:.1%}: 3 standard errors of the walk that log t_div does at this width",
+            None if one is None else abs(one.rate / 0.5 - 1) < near,
         ),
-        judge(
+        said(
             "t_div keeps halving over 60 blocks and more, down to 1e-17 and below",
-            paper="“fast linear convergence” (§2.5)",
-            ours="not reached"
-            if one is None
-            else f"{one.blocks} blocks to {one.least:.0e}; second half over first half of the rate {one.bend:.3f}",
-            tolerance="60 blocks in the window, 1e-17, both halves within 10 %",
-            holds=None
-            if one is None or config.depth < 90
-            else one.blocks >= 60 and one.least < 1e-17 and abs(one.bend - 1) < 0.1,
-            note="" if config.depth >= 90 else "needs 90 blocks",
+            "“fast linear convergence” (§2.5)",
+            lasts,
+            "60 blocks in the window, 1e-17, both halves within 10 %",
+            None if one is None else long,
+            when=deep,
+            needs="needs 90 blocks",
         ),
-        judge(
+        said(
             "t_div shrinks by the factor 1/(1 + α²) per block, for every α",
-            paper="Remark 2.8 and eq. 17 with λ₂ = 0",
-            ours=_say(plain),
-            tolerance="3 standard errors of the walk each, as above",
-            holds=_agree(plain, config, 1.0),
-            note="float64 ends after about 50 blocks at α = 1.5, whatever the depth",
+            "Remark 2.8 and eq. 17 with λ₂ = 0",
+            _say(plain),
+            "3 standard errors of the walk each, as above",
+            _agree(plain, config, 1.0),
+            "float64 ends after about 50 blocks at α = 1.5, whatever the depth",
         ),
-        judge(
+        said(
             "the FFN does not change the rate at which t_div shrinks",
-            paper="“Other Steps Do Not Impact TSE” (§2.3)",
-            ours=_say(fed),
-            tolerance="1.5 times that: the FFN adds a scatter of its own",
-            holds=_agree(fed, config, 1.5),
-            note="early it does: with the FFN diversity is lower from the first blocks on (ReLU feeds the mean)",
+            "“Other Steps Do Not Impact TSE” (§2.3)",
+            _say(fed),
+            "1.5 times that: the FFN adds a scatter of its own",
+            _agree(fed, config, 1.5),
+            "early it does: with the FFN diversity is lower from the first blocks on (ReLU feeds the mean)",
         ),
-        judge(
+        said(
             "float32 cannot show t_div below 1e-14",
-            paper="not in the paper; ours: differences end at ε of the tokens",
-            ours=f"float32 stays at {end32:.0e}",
-            tolerance="within two orders of 1e-14",
-            holds=None if np.isnan(end32) or config.depth < 60 else 1e-16 < end32 < 1e-12,
-            note="t_div from 1 − t_sim ends at 1e-7 already",
+            "not in the paper; ours: differences end at ε of the tokens",
+            f"float32 stays at {end32:.0e}",
+            "within two orders of 1e-14",
+            1e-16 < end32 < 1e-12,
+            "t_div from 1 − t_sim ends at 1e-7 already",
+            when=not np.isnan(end32) and config.depth >= 60,
         ),
     ]
 
@@ -214,21 +204,14 @@ def _say(fits: dict[float, Fit | None]) -> str:
 
 def _agree(fits: dict[float, Fit | None], config: Config, slack: float) -> bool | None:
     """Whether every rate that was reached is the theory's; None if none was."""
-    reached = {alpha: found for alpha, found in fits.items() if found is not None}
-    if not reached:
-        return None
-    return all(
+    agrees = [
         abs(found.rate / asymptotic_rate(alpha) - 1)
         < slack * allowed(walk(alpha, config.width), found.blocks, config.trials)
-        for alpha, found in reached.items()
-    )
+        for alpha, found in fits.items()
+        if found is not None
+    ]
+    return all(agrees) if agrees else None
 
 
-STUDY = Study(
-    "yu2024-rate",
-    full=Config(),
-    quick=Config(trials=3, alphas=(1.0, 1.5), depth=95, tokens=16, width=64, heads=4),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+QUICK = Config(trials=3, alphas=(1.0, 1.5), depth=95, tokens=16, width=64, heads=4)
+STUDY = Study("yu2024-rate", Config(), QUICK, compute, draw, claims)
