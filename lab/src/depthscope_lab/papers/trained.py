@@ -1,7 +1,7 @@
 """How studies train models of their own: one loop, and one place where what was computed is kept.
 
     optimiser = torch.optim.AdamW(model.parameters())
-    for step, loss in steps(lambda step: loss_on(model, batch(step)), optimiser, 100):
+    for step, loss in steps(partial(loss_of_task, task, model), optimiser, 100):
         ...  # the step is made and its gradients are still there: look, write down, say how far it is, or `break`
 
 What is particular to a study is the body of this loop and the two functions of the step that it gives: the loss, which
@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from depthscope.files import write_whole
 from depthscope.sealed import read_kept, record_writer
 from depthscope_lab.papers.provenance import short_hash
+from depthscope_lab.training.task import Share, Task
 
 _KIND = "part of a study"
+_WHOLE, _CPU = Share(0, 1), torch.device("cpu")
 
 
 def steps(
@@ -55,6 +57,19 @@ def steps(
                 group["lr"] = rate(step)
         optimiser.step()
         yield step, loss.item()
+
+
+def loss_of_task(task: Task, model: nn.Module, step: int) -> Tensor:
+    """On the task's own batch of this step, for a model that carries nothing from batch to batch."""
+    return task.loss(model, task.batch(step, _WHOLE, _CPU), None)[0]
+
+
+@torch.no_grad()
+def means_of_task(task: Task, model: nn.Module) -> dict[str, float]:
+    """What the task evaluates (loss, accuracy, …), each divided by its count; the model is in eval mode then."""
+    sums = task.evaluate(model.eval(), _WHOLE, _CPU)
+    count = sums.pop("count")
+    return {name: value / count for name, value in sums.items()}
 
 
 def kept(folder: Path, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
