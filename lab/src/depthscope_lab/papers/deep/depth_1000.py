@@ -7,9 +7,8 @@ seeds. At 1000 blocks all variants come first, so that a study that was stopped 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +18,9 @@ from depthscope import drawing
 from depthscope.progress import Share
 from depthscope.theory import Prescription
 from depthscope_lab.papers.deep.depth_1000_claims import claims
-from depthscope_lab.papers.deep.depth_1000_runs import Run, Shape, groups_of, kept
+from depthscope_lab.papers.deep.depth_1000_runs import Run, Shape, found_or_trained, groups_of
 from depthscope_lab.papers.deep.variants import LABELS, prescription, same_as
-from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.study import Study, Work, rows
 from depthscope_lab.training.protocol import best, search_rates
 
 if TYPE_CHECKING:
@@ -58,50 +57,34 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     Quantities: train_loss (step), loss and accuracy at the end, t_sim and roles (step, block), without (block): what
     the loss rises by if these blocks are left out. `block` is the last one of a run of neighbours.
     """
-    total, done = runs_of(config) * config.shape.steps, 0
-
-    def trained(run: Run) -> dict[str, Any]:
-        nonlocal done
-        start = done
-
-        def advance() -> None:
-            nonlocal done
-            done += run.depth
-            progress(done / total)
-
-        found = kept(run, config.shape, folder / config.form, advance)
-        done = start + run.depth * config.shape.steps  # also where it was read, or broke off
-        progress(done / total)
-        return found
-
-    rows: list[dict[str, Any]] = []
+    work = Work(runs_of(config), progress)
+    found_rows: list[dict[str, Any]] = []
 
     def loss_of(variant: str, run: Run) -> float:
         """On the images that the run is judged on; infinite if it failed."""
-        found = trained(run)
-        rows.extend(row | {"variant": variant} for row in rows_of(found))
+        told = work.part(run.depth)
+        found = found_or_trained(run, config.shape, folder / config.form, told)
+        told(1.0)  # also where it was read, or broke off
+        found_rows.extend(row | {"variant": variant} for row in rows_of(found))
         return math.inf if found["loss"] is None else float(found["loss"])
 
     most = len(config.rates) + config.more
-    for depth, trials in [
-        (config.depth, config.trials),
-        *((other, config.trials_elsewhere) for other in config.others),
-    ]:
+    stages = [(config.depth, config.trials), *((other, config.trials_elsewhere) for other in config.others)]
+    for depth, trials in stages:
         own = {variant: same_as(variant, prescription_at(config, depth)) for variant in config.variants}
         chosen = {}
         for variant in config.variants:
-            tuning = partial(Run, own[variant], depth, seed=config.seed + TUNING_SEED, counts=False)
-            tried = search_rates(config.rates, config.more, partial(_at_rate, loss_of, variant, tuning))
+
+            def at_rate(rate: float, variant: str = variant, depth: int = depth, wired: str = own[variant]) -> float:
+                return loss_of(variant, Run(wired, depth, rate, config.seed + TUNING_SEED, counts=False))
+
+            tried = search_rates(config.rates, config.more, at_rate)
             chosen[variant] = best(tried)
-            done += depth * config.shape.steps * (most - len(tried))  # the runs that no edge asked for
+            work(depth * (most - len(tried)))  # the runs that no edge asked for
         for trial in range(1, trials + 1):
             for variant in config.variants:
                 loss_of(variant, Run(own[variant], depth, chosen[variant], config.seed + TUNING_SEED + trial, True))
-    return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def _at_rate(loss_of: Callable[[str, Run], float], variant: str, run: Callable[..., Run], rate: float) -> float:
-    return loss_of(variant, run(rate=rate))
+    return pd.DataFrame(found_rows, columns=COLUMNS)
 
 
 def prescription_at(config: Config, depth: int) -> Prescription:
@@ -133,21 +116,20 @@ def rows_of(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    counted = frame[frame["counts"].astype(bool)]
+    counted = rows(frame, counts=True)
     if counted.empty:
         return drawing.empty("nothing is trained yet")
-    deepest = counted[counted["depth"] == counted["depth"].max()]
+    deepest = rows(counted, depth=counted["depth"].max())
     figure, axes = drawing.panels(3, 2)
     colours = dict(zip(LABELS, drawing.PALETTE, strict=False))
     for variant, label in LABELS.items():
         look = {"colour": colours[variant], "name": label}
-        own = deepest[deepest["variant"] == variant]
-        _line(axes[0], own[own["quantity"] == "train_loss"], "step", **look)
-        ends = counted[(counted["variant"] == variant) & (counted["quantity"] == "loss")]
-        _line(axes[1], ends, "depth", marker="o", **look)
-        roles = own[own["quantity"] == "roles"]
-        _line(axes[2], roles[roles["step"] == roles["step"].max()], "block", **look)
-        _line(axes[5], own[own["quantity"] == "without"], "block", **look)
+        own = rows(deepest, variant=variant)
+        _line(axes[0], rows(own, quantity="train_loss"), "step", **look)
+        _line(axes[1], rows(counted, variant=variant, quantity="loss"), "depth", marker="o", **look)
+        roles = rows(own, quantity="roles")
+        _line(axes[2], rows(roles, step=roles["step"].max()), "block", **look)
+        _line(axes[5], rows(own, quantity="without"), "block", **look)
     axes[1].set_xscale("log")
     axes[2].set_yscale("log")
     axes[5].set_yscale("symlog", linthresh=1e-3)
@@ -157,7 +139,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     drawing.label(axes[2], "can attention learn? (last step)", "block", "‖∂W_Q,K‖ / ‖∂W_V,O‖")
     drawing.label(axes[5], "blocks left out", "block", "rise of the test loss")
     for ax, variant in ((axes[3], "alpha"), (axes[4], "prescribed")):
-        own = deepest[(deepest["variant"] == variant) & (deepest["quantity"] == "t_sim")]
+        own = rows(deepest, variant=variant, quantity="t_sim")
         table = own.pivot_table(index="step", columns="block", values="value")
         for step, values in table.iterrows():
             ax.plot(values.index, values, label=f"step {step}")
@@ -169,11 +151,11 @@ def draw(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def _line(ax: Any, rows: pd.DataFrame, x: str, *, colour: str, name: str, marker: str = "") -> None:
+def _line(ax: Any, chosen: pd.DataFrame, x: str, *, colour: str, name: str, marker: str = "") -> None:
     """The mean over seeds, and the range between the least and the greatest."""
-    if rows.empty:
+    if chosen.empty:
         return
-    values = rows.groupby(x)["value"]
+    values = chosen.groupby(x)["value"]
     ax.plot(values.mean().index, values.mean(), color=colour, label=name, marker=marker, markersize=3)
     drawing.band(ax, values.mean().index, values.min(), values.max(), colour=colour)
 

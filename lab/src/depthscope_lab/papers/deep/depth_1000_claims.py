@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 
 from depthscope_lab.papers.deep.depth_1000_runs import CHANCE, LEARNED
 from depthscope_lab.papers.deep.variants import LABELS
-from depthscope_lab.papers.study import Claim, judge
+from depthscope_lab.papers.study import Claim, judge, rows
 from depthscope_lab.training.protocol import edge_of
 
 HALF = 0.5  # of the prescription's progress: a control that stays below it lacks what the prescription has
@@ -19,64 +20,20 @@ PUBLISHED = ("pre", "deep-norm", "layer-scale")
 OURS = "ours: docs/theory/order-and-chaos.md"
 NOTES = "ours: tried once before this study, with other α and τ"
 
-TOLERANCES = {
-    "the prescription trains 1000 post-norm blocks": (
-        f"every seed: test loss at most {LEARNED:g} ln 10 = {LEARNED * CHANCE:.2f}, accuracy at least 20 %"
-    ),
-    "both α and τ are needed": f"α alone and τ alone: mean progress at most {HALF:g} of the prescription's, each",
-    "classic post-norm does not train": "every seed: accuracy at most 20 %",
-    "training makes the collapse where τ = 0": (
-        f"α alone: mean t_sim over blocks below {HELD:g} at step 1 and above {COLLAPSED:g} at the last step; "
-        f"prescribed: below {HELD:g} at the last step"
-    ),
-    "the prescription is as good as the best published control": (
-        f"mean progress at least {ALIKE:g} of the best of pre-norm, DeepNorm and LayerScale; it may be better"
-    ),
-    "under the prescription attention can learn in every block": (
-        f"last step: ‖∂W_Q,K‖ at least {CAN_LEARN:.0%} of ‖∂W_V,O‖ in at least 90 % of the blocks (prescribed), "
-        "and in at most 50 % (classic post-norm)"
-    ),
-    "the prescribed model uses more of its depth than pre-norm": (
-        "effective share of the runs of blocks whose omission costs something, (Σc)²/(count·Σc²) with c the rise of "
-        "the test loss: the least seed of the prescription is above the greatest of pre-norm"
-    ),
-    "the prescription holds its progress from 50 to 1000 blocks": (
-        f"mean progress at 1000 blocks at least {HALF:g} of that at 50 (one seed there)"
-    ),
-}
+Answer = tuple[str, bool | None]  # our numbers in words, and whether the claim holds
+NOTHING: Answer = ("not computed", None)
 
 
 def claims(frame: pd.DataFrame, config: Any) -> list[Claim]:
     """The quick form shows its numbers and judges nothing: its few steps tell no variant from another."""
-    counted = frame[frame["counts"].astype(bool)]
-    found = _Numbers(counted, config.depth)
-    answers = [
-        _trains(found),
-        _both_needed(found),
-        _classic(found),
-        _collapse(found),
-        _as_good(found),
-        _can_learn(found),
-        _uses(found),
-        _holds(found),
-    ]
-    sources = [NOTES, NOTES, NOTES, NOTES, OURS, OURS, OURS, OURS]
+    found = _Numbers(rows(frame, counts=True), config.depth)
     note = _note(frame, config)
-    return [
-        judge(
-            claim,
-            paper=source,
-            ours=said,
-            tolerance=TOLERANCES[claim],
-            holds=None if config.form == "quick" else holds,
-            note=note if place == 0 else "",
-        )
-        for place, (claim, source, (said, holds)) in enumerate(zip(TOLERANCES, sources, answers, strict=True))
-    ]
-
-
-Answer = tuple[str, bool | None]
-NOTHING: Answer = ("not computed", None)
+    made = []
+    for place, (answer, (claim, source, tolerance)) in enumerate(CLAIMS.items()):
+        said, holds = answer(found)
+        shown = {"paper": source, "ours": said, "tolerance": tolerance, "note": "" if place else note}
+        made.append(judge(claim, holds=None if config.form == "quick" else holds, **shown))
+    return made
 
 
 class _Numbers:
@@ -86,9 +43,8 @@ class _Numbers:
         self.all, self.depth = counted, depth
 
     def ends(self, variant: str, quantity: str, depth: int | None = None) -> pd.Series:
-        rows = self._rows(variant, quantity, depth)
-        values = rows.set_index("seed")["value"]
-        return values.fillna(CHANCE if quantity == "loss" else 0.0)
+        chosen = rows(self.all, variant=variant, quantity=quantity, depth=depth or self.depth)
+        return chosen.set_index("seed")["value"].fillna(CHANCE if quantity == "loss" else 0.0)
 
     def progress(self, variant: str, depth: int | None = None) -> float:
         """Mean over seeds; nan if there is none."""
@@ -96,12 +52,8 @@ class _Numbers:
 
     def looks(self, variant: str, quantity: str) -> pd.DataFrame:
         """Rows seed and step, columns block."""
-        return self._rows(variant, quantity).pivot_table(index=["seed", "step"], columns="block", values="value")
-
-    def _rows(self, variant: str, quantity: str, depth: int | None = None) -> pd.DataFrame:
-        rows = self.all
-        chosen = (rows["variant"] == variant) & (rows["quantity"] == quantity)
-        return rows[chosen & (rows["depth"] == (depth or self.depth))]
+        chosen = rows(self.all, variant=variant, quantity=quantity, depth=self.depth)
+        return chosen.pivot_table(index=["seed", "step"], columns="block", values="value")
 
 
 def _trains(found: _Numbers) -> Answer:
@@ -189,7 +141,7 @@ def _holds(found: _Numbers) -> Answer:
 
 def _note(frame: pd.DataFrame, config: Any) -> str:
     """Rates that were chosen, and those that are the last of the rates that were tried."""
-    ends = frame[(frame["quantity"] == "loss") & (frame["depth"] == config.depth)]
+    ends = rows(frame, quantity="loss", depth=config.depth)
     counts = ends["counts"].astype(bool)
     chosen = []
     for variant, rate in ends[counts].groupby("variant", sort=False)["rate"].first().items():
@@ -198,3 +150,46 @@ def _note(frame: pd.DataFrame, config: Any) -> str:
         chosen.append(f"{LABELS[str(variant)]} {rate:g}" + (f" (the {edge} that was tried)" if edge else ""))
     shape, rates = config.shape, ", ".join(chosen)
     return f"{config.depth} blocks × {shape.width}, {shape.steps} steps of {shape.batch} images; rates: {rates}"
+
+
+CLAIMS: dict[Callable[[_Numbers], Answer], tuple[str, str, str]] = {  # the claim, whose it is, what decides
+    _trains: (
+        "the prescription trains 1000 post-norm blocks",
+        NOTES,
+        f"every seed: test loss at most {LEARNED:g} ln 10 = {LEARNED * CHANCE:.2f}, accuracy at least 20 %",
+    ),
+    _both_needed: (
+        "both α and τ are needed",
+        NOTES,
+        f"α alone and τ alone: mean progress at most {HALF:g} of the prescription's, each",
+    ),
+    _classic: ("classic post-norm does not train", NOTES, "every seed: accuracy at most 20 %"),
+    _collapse: (
+        "training makes the collapse where τ = 0",
+        NOTES,
+        f"α alone: mean t_sim over blocks below {HELD:g} at step 1 and above {COLLAPSED:g} at the last step; "
+        f"prescribed: below {HELD:g} at the last step",
+    ),
+    _as_good: (
+        "the prescription is as good as the best published control",
+        OURS,
+        f"mean progress at least {ALIKE:g} of the best of pre-norm, DeepNorm and LayerScale; it may be better",
+    ),
+    _can_learn: (
+        "under the prescription attention can learn in every block",
+        OURS,
+        f"last step: ‖∂W_Q,K‖ at least {CAN_LEARN:.0%} of ‖∂W_V,O‖ in at least 90 % of the blocks (prescribed), "
+        "and in at most 50 % (classic post-norm)",
+    ),
+    _uses: (
+        "the prescribed model uses more of its depth than pre-norm",
+        OURS,
+        "effective share of the runs of blocks whose omission costs something, (Σc)²/(count·Σc²) with c the rise of "
+        "the test loss: the least seed of the prescription is above the greatest of pre-norm",
+    ),
+    _holds: (
+        "the prescription holds its progress from 50 to 1000 blocks",
+        OURS,
+        f"mean progress at 1000 blocks at least {HALF:g} of that at 50 (one seed there)",
+    ),
+}

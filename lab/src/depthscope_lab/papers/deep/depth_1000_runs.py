@@ -13,19 +13,19 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from depthscope.files import write_whole
 from depthscope.measures import token_similarity
 from depthscope.models import Block, BlockConfig, VisionTransformer
-from depthscope.progress import Tick
-from depthscope.sealed import read_kept, record_writer
+from depthscope.progress import Share
 from depthscope_lab.models import AtOnceEncoder
 from depthscope_lab.papers.deep.variants import prescription, wiring_for
+from depthscope_lab.papers.trained import kept, loss_of_task, means_of_task, steps
 from depthscope_lab.training.config import ImageConfig
 from depthscope_lab.training.data import load_digits
 from depthscope_lab.training.images import ImageClassification
@@ -33,13 +33,11 @@ from depthscope_lab.training.optimiser import QuickAdamW
 from depthscope_lab.training.randomness import derived_generator, derived_seed, seeded
 from depthscope_lab.training.recipes import RECIPES
 from depthscope_lab.training.schedule import learning_rate
-from depthscope_lab.training.task import Share
 
 GROUPS = 50  # runs of neighbouring blocks: what is kept by block is kept by run, and a run is left out at once
 LOOKS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the steps, at which a run that counts is looked at
 LEARNED = 0.9  # a model whose loss is above this share of ln 10 has learned nothing that leaving blocks out could cost
 CHANCE = math.log(10)
-_ALL, _CPU = Share(0, 1), torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -70,24 +68,14 @@ class Run:
     seed: int
     counts: bool
 
-    @property
-    def file(self) -> str:
-        kind = "test" if self.counts else "validation"
-        return f"{self.variant}-{self.depth}-{kind}-rate{self.rate:g}-seed{self.seed}.json"
+
+def found_or_trained(run: Run, shape: Shape, folder: Path, told: Share) -> dict[str, Any]:
+    """What came of a run: read if it is kept in the folder, else trained."""
+    return kept(folder, {"run": asdict(run), "shape": asdict(shape)}, lambda: trained(run, shape, told))  # type: ignore[no-any-return]
 
 
-def kept(run: Run, shape: Shape, folder: Path, advance: Tick) -> dict[str, Any]:
-    """What came of a run: read if its file is there, else trained, and written whole or not at all."""
-    place, about = folder / run.file, {"run": asdict(run), "shape": asdict(shape)}
-    if (before := read_kept(place, "deep training", about)) is not None:
-        return before
-    found = about | trained(run, shape, advance)
-    write_whole(place, record_writer("deep training", 1, found))
-    return found
-
-
-def trained(run: Run, shape: Shape, advance: Tick) -> dict[str, Any]:
-    """Losses by step, loss and accuracy at the end (None: not finite); and, if the run counts, looks and `without`."""
+def trained(run: Run, shape: Shape, told: Share) -> dict[str, Any]:
+    """Losses by step, loss and accuracy at the end; and, if the run counts, looks and `without`."""
     config = _config(run, shape)
     task = ImageClassification(config, load_digits())
     model = build(run.variant, task)
@@ -95,25 +83,26 @@ def trained(run: Run, shape: Shape, advance: Tick) -> dict[str, Any]:
     look_at = {round(share * (shape.steps - 1)) for share in LOOKS} if run.counts else set()
     losses: list[float] = []
     looks = []
-    for step in range(shape.steps):
+
+    def loss_of(step: int) -> Tensor:
+        nonlocal heard
         with listening(model, step in look_at) as heard:
-            loss, _ = task.loss(model, task.batch(step, _ALL, _CPU), None)
-        optimiser.zero_grad()
-        loss.backward()
+            return loss_of_task(task, model, step)
+
+    heard: list[float] = []
+    rate = partial(learning_rate, config, total=shape.steps)
+    for step, loss in steps(loss_of, optimiser, shape.steps, rate=rate):
         if step in look_at:
             looks.append({"step": step, "similarity": grouped(heard), "roles": grouped(roles(model))})
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate(config, step, shape.steps)
-        optimiser.step()
-        losses.append(loss.item())
-        if not math.isfinite(losses[-1]):
+        losses.append(loss)
+        if not math.isfinite(loss):
             break
-        advance()
-    found: dict[str, Any] = {"losses": [_finite(value) for value in losses], **judged(model, task), "looks": looks}
-    found["without"] = None
-    if run.counts and (found["loss"] or math.inf) <= LEARNED * CHANCE:
-        found["without"] = losses_without(model, task, shape.left_out_on)
-    return found
+        told((step + 1) / shape.steps)
+    loss, accuracy = means_of_task(task, model).values()
+    learned = run.counts and loss <= LEARNED * CHANCE
+    without = losses_without(model, task, shape.left_out_on) if learned else None
+    about = {"run": asdict(run), "losses": losses, "loss": loss, "accuracy": accuracy}
+    return {**about, "looks": looks, "without": without}
 
 
 def _config(run: Run, shape: Shape) -> ImageConfig:
@@ -167,16 +156,6 @@ def build(variant: str, task: ImageClassification) -> SideBySide:
         return SideBySide(vit, derived_generator(config.seed, "head"))
 
 
-def judged(model: nn.Module, task: ImageClassification) -> dict[str, float | None]:
-    """Loss and accuracy on the images that the run is judged on."""
-    with torch.no_grad():
-        sums = task.evaluate(model.eval(), _ALL, _CPU)
-    model.train()
-    count = sums.pop("count")
-    loss, accuracy = (value / count for value in sums.values())
-    return {"loss": _finite(loss), "accuracy": accuracy}
-
-
 @contextmanager
 def listening(model: SideBySide, on: bool) -> Iterator[list[float]]:
     """t_sim behind each block's FFN (before the last norm and de-escalation) in the passes inside, mean over images."""
@@ -218,24 +197,21 @@ def groups_of(depth: int) -> list[range]:
     return [range(first, min(first + size, depth)) for first in range(0, depth, size)]
 
 
-def grouped(values: list[float]) -> list[float | None]:
-    """The mean of each group of blocks; None where it is not finite."""
-    return [_finite(sum(values[i] for i in group) / len(group)) for group in groups_of(len(values))]
+def grouped(values: list[float]) -> list[float]:
+    """The mean of each group of blocks."""
+    return [sum(values[i] for i in group) / len(group) for group in groups_of(len(values))]
 
 
 @torch.no_grad()
 def losses_without(model: SideBySide, task: ImageClassification, count: int) -> dict[str, Any]:
-    """The test loss of `count` images with all blocks, and without each group of blocks."""
+    """The test loss of `count` images with all blocks, and without each group of blocks; of a model in eval mode."""
     images, labels = task.normalised(task.data.test_images[:count]), task.data.test_labels[:count]
     loss: Callable[[], float] = lambda: nn.functional.cross_entropy(model(images).double(), labels).item()  # noqa: E731
-    model.eval()
     blocks, found = blocks_of(model), []
-    whole = loss()
     for group in groups_of(len(blocks)):
         with skipping(blocks[group.start : group.stop]):
-            found.append(_finite(loss()))
-    model.train()
-    return {"whole": _finite(whole), "losses": found}
+            found.append(loss())
+    return {"whole": loss(), "losses": found}
 
 
 @contextmanager
@@ -252,7 +228,3 @@ def skipping(blocks: list[Block]) -> Iterator[None]:
 
 def _hand_on(x: Tensor, mask: Tensor | None = None) -> Tensor:
     return x
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -35,7 +35,7 @@ from depthscope_lab.papers.deep.language_runs import (
     found_or_trained,
     letter_frequencies,
 )
-from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.study import Study, Work, rows
 from depthscope_lab.training.data.characters import Characters, load_characters
 from depthscope_lab.training.intervals import bootstrap_interval
 from depthscope_lab.training.protocol import best, search_rates
@@ -73,19 +73,13 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     gradient of queries and keys over that of values and output. `floor`: the test loss of one who knows only how
     frequent letters are.
     """
-    data = load_characters()
-    each = len(config.rates) + config.more + config.trials
+    data, most = load_characters(), len(config.rates) + config.more
+    work = Work((most + config.trials) * len(config.variants), progress)
     frames: list[pd.DataFrame] = []
 
     def run(variant: str, rate: float, seed: int, held_out: str) -> pd.DataFrame:
-        done = len(frames)
-
-        def told(share: float) -> None:
-            progress((done + share) / (each * len(config.variants)))
-
-        found = found_or_trained(Run(variant, rate, seed, held_out), config.training, data, folder, told)
-        frames.append(found)
-        return found
+        frames.append(found_or_trained(Run(variant, rate, seed, held_out), config.training, data, folder, work.part()))
+        return frames[-1]
 
     chosen = {}
     for variant in config.variants:
@@ -93,7 +87,9 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
         def loss_at(rate: float, variant: str = variant) -> float:
             return held_out_loss(run(variant, rate, config.seed + TUNING_SEED, "validation"))
 
-        chosen[variant] = best(search_rates(config.rates, config.more, loss_at))
+        tried = search_rates(config.rates, config.more, loss_at)
+        chosen[variant] = best(tried)
+        work(most - len(tried))  # the runs that no edge asked for
     for trial in range(config.trials):  # outermost: what is interrupted has whole seeds to compare
         for variant, rate in chosen.items():
             run(variant, rate, config.seed + trial, "test")
@@ -103,27 +99,25 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
 
 def held_out_loss(found: pd.DataFrame) -> float:
     """At the end of a run; infinite if it failed."""
-    value = float(found.loc[found["quantity"] == "held_out", "value"].iloc[0])
+    value = float(rows(found, quantity="held_out")["value"].iloc[0])
     return math.inf if math.isnan(value) else value
 
 
 def _learns(frame: pd.DataFrame) -> pd.DataFrame:
     """‖∂W_Q,K‖/‖∂W_V,O‖ by run, step and block; nan where nothing has a gradient."""
     keys = ["variant", "rate", "seed", "held_out", "step", "block"]
-    above, below = (
-        frame[frame["quantity"] == ROLES[role]].set_index(keys)["value"] for role in ("queries_keys", "values_output")
-    )
+    above, below = (rows(frame, quantity=role).set_index(keys)["value"] for role in ROLES.values())
     return (above / below).rename("value").reset_index().assign(quantity="learns")
 
 
 def _intervals(frame: pd.DataFrame) -> pd.DataFrame:
-    judged = frame[(frame["held_out"] == "test") & (frame["quantity"] == "held_out")]
-    rows = []
+    judged = rows(frame, held_out="test", quantity="held_out")
+    found = []
     for (variant, rate), values in judged.groupby(["variant", "rate"], sort=False)["value"]:
-        found = bootstrap_interval(values.tolist()) or (np.nan, np.nan)
-        for quantity, value in zip(("low", "high"), found, strict=True):
-            rows.append({"variant": variant, "rate": rate, "quantity": quantity, "value": value})
-    return pd.DataFrame(rows).assign(seed=-1, held_out="test", step=-1, block=-1)
+        low, high = bootstrap_interval(values.tolist()) or (np.nan, np.nan)
+        about = {"variant": variant, "rate": rate}
+        found += [{**about, "quantity": "low", "value": low}, {**about, "quantity": "high", "value": high}]
+    return pd.DataFrame(found).assign(seed=-1, held_out="test", step=-1, block=-1)
 
 
 def _floor(data: Characters) -> pd.DataFrame:
@@ -135,17 +129,17 @@ def _floor(data: Characters) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> Any:
     """Above: training, test, gradients and blocks left out. Below: t_sim by block and step, one panel per variant."""
-    judged = frame[frame["held_out"] == "test"]
+    judged = rows(frame, held_out="test")
     variants = [name for name in _COLOURS if name in set(frame["variant"])]
     figure, axes = drawing.panels(5, rows=3, width=3.3, height=3.0)
     training, test, learns, skipped, *maps = axes
-    floor = frame.loc[frame["quantity"] == "floor", "value"].iloc[0]
+    floor = rows(frame, quantity="floor")["value"].iloc[0]
     for name in variants:
-        rows, colour = judged[judged["variant"] == name], _COLOURS[name]
-        _curve(training, rows, "loss", "step", colour, name)
-        last = rows[rows["step"] == rows.loc[rows["quantity"] == "learns", "step"].max()]
+        own, colour = rows(judged, variant=name), _COLOURS[name]
+        _curve(training, own, "loss", "step", colour, name)
+        last = rows(own, step=rows(own, quantity="learns")["step"].max())
         _curve(learns, last, "learns", "block", colour, name)
-        _curve(skipped, rows[rows["block"] > 0], "skip", "block", colour, name)
+        _curve(skipped, own[own["block"] > 0], "skip", "block", colour, name)
     _draw_test(test, judged, variants)
     for ax in (training, test):
         line = ax.axhline if ax is training else ax.axvline
@@ -156,39 +150,36 @@ def draw(frame: pd.DataFrame) -> Any:
     drawing.label(learns, "Gradient at the last look", "block", "queries and keys over values and output")
     drawing.label(skipped, "Which blocks matter", "block left out", "rise of the loss")
     for ax, name in zip(maps, variants, strict=False):
-        _draw_similarity(figure, ax, judged[judged["variant"] == name], name)
+        _draw_similarity(figure, ax, rows(judged, variant=name), name)
     for ax in maps[len(variants) :]:
         ax.set_axis_off()
     drawing.shared_legend(figure, training, columns=4)
     return figure
 
 
-def _curve(ax: Any, rows: pd.DataFrame, quantity: str, along: str, colour: str, name: str) -> None:
+def _curve(ax: Any, own: pd.DataFrame, quantity: str, along: str, colour: str, name: str) -> None:
     """Mean over seeds, and their range."""
-    found = rows[rows["quantity"] == quantity].groupby(along)["value"]
+    found = rows(own, quantity=quantity).groupby(along)["value"]
     centre = found.mean()
     ax.plot(centre.index, centre, color=colour, linewidth=1.3, label=name)
     drawing.band(ax, centre.index, found.min(), found.max(), colour=colour)
 
 
 def _draw_test(ax: Any, judged: pd.DataFrame, variants: list[str]) -> None:
+    labels = []
     for place, name in enumerate(variants):
-        rows = judged[judged["variant"] == name]
-        values = rows.loc[rows["quantity"] == "held_out", "value"]
-        low, high = (rows.loc[rows["quantity"] == quantity, "value"].iloc[0] for quantity in ("low", "high"))
-        ax.plot([low, high], [place, place], color=_COLOURS[name], linewidth=2)
+        own = rows(judged, variant=name)
+        values, low, high = (rows(own, quantity=quantity)["value"] for quantity in ("held_out", "low", "high"))
+        ax.plot([low.iloc[0], high.iloc[0]], [place, place], color=_COLOURS[name], linewidth=2)
         ax.plot(values, [place] * len(values), "o", color=_COLOURS[name], markersize=4)
-    rates = [judged.loc[judged["variant"] == name, "rate"].iloc[0] for name in variants]
-    ax.set_yticks(
-        range(len(variants)),
-        [f"{_SHORT.get(name, name)}, {rate:g}" for name, rate in zip(variants, rates, strict=True)],
-    )
+        labels.append(f"{_SHORT.get(name, name)}, {own['rate'].iloc[0]:g}")
+    ax.set_yticks(range(len(variants)), labels)
     ax.invert_yaxis()
     drawing.label(ax, "Test text: seeds and intervals", "loss, nats per letter", "variant, learning rate")
 
 
-def _draw_similarity(figure: Any, ax: Any, rows: pd.DataFrame, name: str) -> None:
-    table = rows[rows["quantity"] == "token_similarity"].pivot_table(index="block", columns="step", values="value")
+def _draw_similarity(figure: Any, ax: Any, own: pd.DataFrame, name: str) -> None:
+    table = rows(own, quantity="token_similarity").pivot_table(index="block", columns="step", values="value")
     colours = ax.pcolormesh(table.columns, table.index, table, vmin=0, vmax=1, cmap="viridis", rasterized=True)
     figure.colorbar(colours, ax=ax)
     ax.grid(False)

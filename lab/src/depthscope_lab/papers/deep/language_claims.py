@@ -6,7 +6,7 @@ Their criteria were written before the first result of the study was known; that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -23,7 +23,7 @@ from depthscope_lab.papers.deep.language_runs import (
     carriers,
     prescribed,
 )
-from depthscope_lab.papers.study import Claim, judge
+from depthscope_lab.papers.study import Claim, judge, rows
 from depthscope_lab.training.protocol import edge_of
 
 REACHES = 0.1  # nats per letter within which a loss counts as reached, as in yu2024-fig7
@@ -37,31 +37,105 @@ OURS = "ours; not in the paper"
 
 def claims(frame: pd.DataFrame, config: Any) -> list[Claim]:
     """Those whose variants were trained."""
-    judged = frame[frame["held_out"] == "test"]
+    judged = rows(frame, held_out="test")
     there = [name for name in VARIANTS if name in set(judged["variant"])]
-    learnt = _floor(frame) - min(_mean(judged, name) for name in there) > LEARNT
+    mean, interval = ({name: of(judged, name) for name in there} for of in (_mean, _interval))
+    floor = float(rows(frame, quantity="floor")["value"].iloc[0])
+    learnt = floor - min(mean.values()) > LEARNT
+    compared = learnt and rows(judged, quantity="held_out")["seed"].nunique() > 1  # intervals need two seeds
+
+    def losses(names: Iterable[str]) -> str:
+        return "; ".join(
+            f"{name} {mean[name]:.3f}"
+            + (f" ({interval[name][0]:.3f} to {interval[name][1]:.3f})" if interval[name][0] > -INFINITE else "")
+            for name in names
+        )
+
+    found = [
+        judge(
+            "the best variant has learnt more than how frequent letters are",
+            paper="a control: else nothing is compared",
+            ours=f"letter frequencies {floor:.3f}; {losses(there)}",
+            tolerance=f"at least {LEARNT} nats below",
+            holds=learnt,
+            note=_edges(frame, there),
+        )
+    ]
     alpha, tau = prescribed(config.training)
-    found = [_floor_claim(frame, judged, there, learnt)]
     for other, why in ((POST, "the classic model"), (ALPHA, "α alone"), (TAU, "τ alone")):
         if other in there:
-            found.append(_less(judged, other, f"the prescription (α = {alpha:g}, τ = {tau:g}) beats {why}", learnt))
+            found.append(
+                judge(
+                    f"the prescription (α = {alpha:g}, τ = {tau:g}) beats {why}",
+                    paper=OURS,
+                    ours=losses((PRESCRIBED, other)),
+                    tolerance="intervals of the test loss that have no point in common",
+                    holds=interval[PRESCRIBED][1] < interval[other][0] if compared else None,
+                )
+            )
     if PRE in there:
-        gap = _mean(judged, PRESCRIBED) - _mean(judged, PRE)
         found.append(
             judge(
                 "the prescription reaches pre-norm",
                 paper="Yu & Zhang 2024, Fig. 7: de-escalated and pre-norm are similar; its mean sees the future",
-                ours=_losses(judged, (PRESCRIBED, PRE)),
+                ours=losses((PRESCRIBED, PRE)),
                 tolerance=f"the mean at most {REACHES} nats above",
-                holds=gap <= REACHES if learnt else None,
+                holds=mean[PRESCRIBED] - mean[PRE] <= REACHES if learnt else None,
             )
         )
-    found += [_best(judged, there, learnt), _similarity(judged, there), _attention(judged, there)]
+    least = min(there, key=mean.__getitem__)
+    alike = {name: _behind_the_last_block(judged, name) for name in there}
+    ends = {name: float(values.mean()) for name, values in alike.items()}
+    learning = {name: _learning_blocks(judged, name) for name in there}
+    found += [
+        judge(
+            "no other variant does better than the prescription",
+            paper=OURS,
+            ours=f"the least loss: {losses(dict.fromkeys((least, PRESCRIBED)))}",
+            tolerance="no variant whose interval of the test loss lies wholly below",
+            holds=all(high >= interval[PRESCRIBED][0] for _, high in interval.values()) if compared else None,
+        ),
+        judge(
+            "in training the classic model collapses, and the prescription does not",
+            paper="Yu & Zhang 2024, §1: similarity escalates; §3: de-escalation stops it",
+            ours="t_sim behind the last block at the end: " + "; ".join(f"{name} {ends[name]:.3f}" for name in there),
+            tolerance=f"above {COLLAPSED} and below {HELD}",
+            holds=ends[POST] > COLLAPSED and ends[PRESCRIBED] < HELD if POST in there else None,
+        ),
+        judge(
+            "attention can learn in more blocks of the prescription than of the classic model",
+            paper="ours: the gradient of queries and keys goes like t_div (gradient-roles)",
+            ours="blocks, mean over seeds: " + "; ".join(f"{name} {learning[name]:.1f}" for name in there),
+            tolerance=f"a block counts if their gradient is at least {CAN_LEARN:g} of that of values and output",
+            holds=learning[PRESCRIBED] > learning[POST] if POST in there else None,
+        ),
+    ]
     if UNTOLD in there:
-        found.append(_frequencies(judged))
+        told, untold = alike[PRESCRIBED], alike[UNTOLD]
+        found.append(
+            judge(
+                "tokens grow alike behind the last block where the model must learn how frequent letters are, and only "
+                "there",
+                paper=OURS,
+                ours=f"t_sim, all seeds: told {told.min():.3f} to {told.max():.3f}; not told {untold.min():.3f} to "
+                f"{untold.max():.3f}",
+                tolerance=f"below {HELD} in every seed, and above it in every seed",
+                holds=bool(told.max() < HELD < untold.min()),
+            )
+        )
     if PRE in there:
-        found.append(_depth_use(judged))
-    greatest = judged.loc[judged["quantity"] == "hidden", "value"].max()
+        ours, other = (_carrying_blocks(judged, name) for name in (PRESCRIBED, PRE))
+        found.append(
+            judge(
+                "the prescription uses more of its depth than pre-norm",
+                paper=OURS,
+                ours=f"blocks that carry {CARRY:.0%} of what leaving single blocks out costs: prescription "
+                f"{', '.join(map(str, ours))}; pre-norm {', '.join(map(str, other))}",
+                tolerance="more in every seed than pre-norm in any",
+                holds=min(ours) > max(other),
+            )
+        )
+    greatest = rows(judged, quantity="hidden")["value"].max()
     found.append(
         judge(
             "no model sees the future",
@@ -74,17 +148,9 @@ def claims(frame: pd.DataFrame, config: Any) -> list[Claim]:
     return found
 
 
-def _floor(frame: pd.DataFrame) -> float:
-    return float(frame.loc[frame["quantity"] == "floor", "value"].iloc[0])
-
-
-def _of(judged: pd.DataFrame, variant: str, quantity: str) -> pd.DataFrame:
-    return judged[(judged["variant"] == variant) & (judged["quantity"] == quantity)]
-
-
 def _mean(judged: pd.DataFrame, variant: str) -> float:
     """The test loss; infinite where a run failed."""
-    values = _of(judged, variant, "held_out")["value"]
+    values = rows(judged, variant=variant, quantity="held_out")["value"]
     return INFINITE if values.isna().any() else float(values.mean())
 
 
@@ -92,139 +158,39 @@ def _interval(judged: pd.DataFrame, variant: str) -> tuple[float, float]:
     """That of the test loss; infinite where a run failed, everything if there is one seed only."""
     if _mean(judged, variant) == INFINITE:
         return INFINITE, INFINITE
-    low, high = (float(_of(judged, variant, quantity)["value"].iloc[0]) for quantity in ("low", "high"))
+    low, high = (float(rows(judged, variant=variant, quantity=end)["value"].iloc[0]) for end in ("low", "high"))
     return (low, high) if low == low else (-INFINITE, INFINITE)
-
-
-def _losses(judged: pd.DataFrame, variants: Sequence[str]) -> str:
-    """Each with its interval."""
-    said = []
-    for name in variants:
-        low, high = _interval(judged, name)
-        said.append(f"{name} {_mean(judged, name):.3f}" + (f" ({low:.3f} to {high:.3f})" if low > -INFINITE else ""))
-    return "; ".join(said)
-
-
-def _floor_claim(frame: pd.DataFrame, judged: pd.DataFrame, there: Sequence[str], learnt: bool) -> Claim:
-    return judge(
-        "the best variant has learnt more than how frequent letters are",
-        paper="a control: else nothing is compared",
-        ours=f"letter frequencies {_floor(frame):.3f}; {_losses(judged, there)}",
-        tolerance=f"at least {LEARNT} nats below",
-        holds=learnt,
-        note=_edges(frame, there),
-    )
 
 
 def _edges(frame: pd.DataFrame, there: Sequence[str]) -> str:
     """Which variants have their best rate at an edge of those tried: a better one may lie beyond."""
     said = []
     for name in there:
-        ends = frame[(frame["variant"] == name) & (frame["quantity"] == "held_out")]
-        tried = ends.loc[ends["held_out"] == "validation", "rate"]
-        rate = float(ends.loc[ends["held_out"] == "test", "rate"].iloc[0])
-        if edge_of(dict.fromkeys(tried, 0.0), rate):
+        ends = rows(frame, variant=name, quantity="held_out")
+        rate = float(rows(ends, held_out="test")["rate"].iloc[0])
+        if edge_of(dict.fromkeys(rows(ends, held_out="validation")["rate"], 0.0), rate):
             said.append(f"{name} {rate:g}")
     return f"at an edge of the rates tried: {', '.join(said)}" if said else ""
 
 
-def _less(judged: pd.DataFrame, other: str, claim: str, learnt: bool) -> Claim:
-    return judge(
-        claim,
-        paper=OURS,
-        ours=_losses(judged, (PRESCRIBED, other)),
-        tolerance="intervals of the test loss that have no point in common",
-        holds=_interval(judged, PRESCRIBED)[1] < _interval(judged, other)[0] if learnt and _seeds(judged) > 1 else None,
-    )
+def _at_the_end(judged: pd.DataFrame, variant: str, quantity: str) -> pd.DataFrame:
+    found = rows(judged, variant=variant, quantity=quantity)
+    return rows(found, step=found["step"].max())
 
 
-def _best(judged: pd.DataFrame, there: Sequence[str], learnt: bool) -> Claim:
-    best = min(there, key=lambda name: _mean(judged, name))
-    return judge(
-        "no other variant does better than the prescription",
-        paper=OURS,
-        ours=f"the least loss: {_losses(judged, list(dict.fromkeys((best, PRESCRIBED))))}",
-        tolerance="no variant whose interval of the test loss lies wholly below",
-        holds=all(_interval(judged, name)[1] >= _interval(judged, PRESCRIBED)[0] for name in there)
-        if learnt and _seeds(judged) > 1
-        else None,
-    )
+def _behind_the_last_block(judged: pd.DataFrame, variant: str) -> pd.Series:
+    """t_sim there at the last look, of every seed."""
+    found = _at_the_end(judged, variant, "token_similarity")
+    return rows(found, block=found["block"].max())["value"]
 
 
-def _seeds(judged: pd.DataFrame) -> int:
-    """How many were judged: intervals need two."""
-    return int(judged.loc[judged["quantity"] == "held_out", "seed"].nunique())
-
-
-def _last(judged: pd.DataFrame, variant: str, quantity: str) -> pd.DataFrame:
-    rows = _of(judged, variant, quantity)
-    return rows[rows["step"] == rows["step"].max()]
-
-
-def _similarity(judged: pd.DataFrame, there: Sequence[str]) -> Claim:
-    """t_sim behind the last block at the last look, mean over seeds."""
-    ends = {}
-    for name in there:
-        rows = _last(judged, name, "token_similarity")
-        ends[name] = float(rows.loc[rows["block"] == rows["block"].max(), "value"].mean())
-    return judge(
-        "in training the classic model collapses, and the prescription does not",
-        paper="Yu & Zhang 2024, §1: similarity escalates; §3: de-escalation stops it",
-        ours="t_sim behind the last block at the end: " + "; ".join(f"{name} {ends[name]:.3f}" for name in there),
-        tolerance=f"above {COLLAPSED} and below {HELD}",
-        holds=ends[POST] > COLLAPSED and ends[PRESCRIBED] < HELD if POST in ends else None,
-    )
-
-
-def _frequencies(judged: pd.DataFrame) -> Claim:
-    """The model that is not told them must make a common part of the tokens to predict them."""
-    ends = {}
-    for name in (PRESCRIBED, UNTOLD):
-        rows = _last(judged, name, "token_similarity")
-        ends[name] = rows[rows["block"] == rows["block"].max()]["value"]
-    return judge(
-        "tokens grow alike behind the last block where the model must learn how frequent letters are, and only there",
-        paper=OURS,
-        ours=f"t_sim, all seeds: told {_range(ends[PRESCRIBED])}; not told {_range(ends[UNTOLD])}",
-        tolerance=f"below {HELD} in every seed, and above it in every seed",
-        holds=bool(ends[PRESCRIBED].max() < HELD < ends[UNTOLD].min()),
-    )
-
-
-def _range(values: pd.Series) -> str:
-    return f"{values.min():.3f} to {values.max():.3f}"
-
-
-def _attention(judged: pd.DataFrame, there: Sequence[str]) -> Claim:
+def _learning_blocks(judged: pd.DataFrame, variant: str) -> float:
     """Blocks whose queries and keys have CAN_LEARN of the gradient of values and output, at the last look."""
-    counts = {}
-    for name in there:
-        rows = _last(judged, name, "learns")
-        counts[name] = float((rows["value"] >= CAN_LEARN).groupby(rows["seed"]).sum().mean())
-    return judge(
-        "attention can learn in more blocks of the prescription than of the classic model",
-        paper="ours: the gradient of queries and keys goes like t_div (gradient-roles)",
-        ours="blocks, mean over seeds: " + "; ".join(f"{name} {counts[name]:.1f}" for name in there),
-        tolerance=f"a block counts if their gradient is at least {CAN_LEARN:g} of that of values and output",
-        holds=counts[PRESCRIBED] > counts[POST] if POST in counts else None,
-    )
+    found = _at_the_end(judged, variant, "learns")
+    return float((found["value"] >= CAN_LEARN).groupby(found["seed"]).sum().mean())
 
 
-def _depth_use(judged: pd.DataFrame) -> Claim:
+def _carrying_blocks(judged: pd.DataFrame, variant: str) -> list[int]:
     """Per seed, the fewest blocks that carry CARRY of the cost."""
-    used = {
-        name: [
-            carriers(rows.loc[rows["block"] > 0, "value"].tolist(), CARRY)
-            for _, rows in _of(judged, name, "skip").groupby("seed")
-        ]
-        for name in (PRESCRIBED, PRE)
-    }
-    said = {name: ", ".join(map(str, counts)) for name, counts in used.items()}
-    return judge(
-        "the prescription uses more of its depth than pre-norm",
-        paper=OURS,
-        ours=f"blocks that carry {CARRY:.0%} of what leaving single blocks out costs: prescription {said[PRESCRIBED]}; "
-        f"pre-norm {said[PRE]}",
-        tolerance="more in every seed than pre-norm in any",
-        holds=min(used[PRESCRIBED]) > max(used[PRE]),
-    )
+    found = rows(judged, variant=variant, quantity="skip")
+    return [carriers(own.loc[own["block"] > 0, "value"].tolist(), CARRY) for _, own in found.groupby("seed")]

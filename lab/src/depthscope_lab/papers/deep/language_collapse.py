@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from depthscope.probing import watch
 from depthscope.progress import Share
 from depthscope_lab.models.carried_mean import CarriedMean
 from depthscope_lab.models.transformer_xl import TransformerXL
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.study import Claim, Study, Work, curve, judge, rows
+from depthscope_lab.papers.trained import steps
 from depthscope_lab.papers.yu2024.fig7_runs import Case, Training, configured, load_corpus
 from depthscope_lab.training.data.wikitext import Corpus
 from depthscope_lab.training.language import LanguageModelling, model_config
@@ -85,6 +87,7 @@ ARMS: dict[str, tuple[CarriedMean | None, bool]] = {  # the mean, and whether th
     BOTH: (OfSegment(), True),
     POST: (None, False),
 }
+COLUMNS = ["step", "block", "quantity", "value"]
 UNSEEN = 1  # added to the study's seed: the criteria were written when the runs of seed 0 had been seen
 
 
@@ -99,15 +102,9 @@ class Config:
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: arm, step, block (−1 where none), quantity (loss, token_similarity, gradient), value."""
-    corpus = load_corpus(None)
-    frames = []
-    for place, arm in enumerate(ARMS):
-
-        def told(share: float, place: int = place) -> None:
-            progress((place + share) / len(ARMS))
-
-        frames.append(_trained(arm, config, corpus, told).assign(arm=arm))
-    return pd.concat(frames, ignore_index=True)[["arm", "step", "block", "quantity", "value"]]
+    corpus, work = load_corpus(None), Work(len(ARMS), progress)
+    frames = [_trained(arm, config, corpus, work.part()).assign(arm=arm) for arm in ARMS]
+    return pd.concat(frames, ignore_index=True)[["arm", *COLUMNS]]
 
 
 def build(arm: str, task: LanguageModelling) -> TransformerXL:
@@ -127,27 +124,26 @@ def _trained(arm: str, config: Config, corpus: Corpus, told: Share) -> pd.DataFr
     task = LanguageModelling(settings, corpus)
     model = build(arm, task).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
-    rows: list[tuple[int, int, str, float]] = []
+    found: list[tuple[int, int, str, float]] = []
     since: list[float] = []
     carry: Carry = None
+
+    def loss_of(step: int) -> Tensor:
+        nonlocal carry
+        loss, carry = task.loss(model, task.batch(step, Part(0, 1), torch.device("cpu")), carry)
+        return loss
+
+    rate = partial(learning_rate, settings, total=config.training.steps)
     with watch(model, every=config.look_every, measures=["token_similarity"], stations=["output"]) as watched:
-        for step in range(config.steps + 1):  # the last one is looked at, and not taken
-            for group in optimiser.param_groups:
-                group["lr"] = learning_rate(settings, step, config.training.steps)
-            loss, carry = task.loss(model, task.batch(step, Part(0, 1), torch.device("cpu")), carry)
-            since.append(loss.item())
-            optimiser.zero_grad()
-            loss.backward()
+        for step, loss in steps(loss_of, optimiser, config.steps + 1, rate=rate):  # behind the last one is a look
+            since.append(loss)
             if step % config.look_every == 0:
-                rows.append((step, -1, "loss", math.fsum(since) / len(since)))
-                rows += [(step, number, "gradient", _norm(block)) for number, block in enumerate(model.blocks, 1)]
+                found.append((step, -1, "loss", math.fsum(since) / len(since)))
+                found += [(step, number, "gradient", _norm(block)) for number, block in enumerate(model.blocks, 1)]
                 since = []
-            optimiser.step()
             told(step / config.steps)
-    looks = watched.records.rename(columns={"measure": "quantity"})
-    looks = looks[(looks["quantity"] == "token_similarity") & (looks["block"] > 0)]
-    columns = ["step", "block", "quantity", "value"]
-    return pd.concat([pd.DataFrame(rows, columns=columns), looks[columns]], ignore_index=True)
+    looks = rows(watched.records, measure="token_similarity").rename(columns={"measure": "quantity"})
+    return pd.concat([pd.DataFrame(found, columns=COLUMNS), looks.loc[looks["block"] > 0, COLUMNS]], ignore_index=True)
 
 
 def _norm(block: torch.nn.Module) -> float:
@@ -161,8 +157,8 @@ def draw(frame: pd.DataFrame) -> Any:
     wanted = (("loss", -1), ("token_similarity", round(middle)), ("token_similarity", last), ("gradient", 1))
     for ax, (quantity, block) in zip(axes, wanted, strict=True):
         for arm, colour in _COLOURS.items():
-            rows = frame[(frame["arm"] == arm) & (frame["quantity"] == quantity) & (frame["block"] == block)]
-            ax.plot(rows["step"], rows["value"], color=colour, linewidth=1.5, label=arm)
+            shown = curve(frame, "step", arm=arm, quantity=quantity, block=block)
+            ax.plot(shown.index, shown, color=colour, linewidth=1.5, label=arm)
     drawing.label(axes[0], "Training", "step", "loss, nats per word")
     drawing.label(axes[1], "Behind the middle block", "step", "t_sim")
     drawing.label(axes[2], "Behind the last block", "step", "t_sim")
@@ -174,11 +170,6 @@ def draw(frame: pd.DataFrame) -> Any:
     return figure
 
 
-def _series(frame: pd.DataFrame, arm: str, quantity: str, block: int) -> pd.Series:
-    rows = frame[(frame["arm"] == arm) & (frame["quantity"] == quantity) & (frame["block"] == block)]
-    return rows.set_index("step")["value"].sort_index()
-
-
 def _late(values: pd.Series) -> pd.Series:
     """The last quarter of the looks."""
     return values[values.index > 0.75 * values.index.max()]
@@ -187,11 +178,11 @@ def _late(values: pd.Series) -> pd.Series:
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     last = int(frame["block"].max())
     middle = round((last + 1) / 2)
-    inside = {arm: float(_late(_series(frame, arm, "token_similarity", middle)).max()) for arm in ARMS}
-    ends = {arm: float(_late(_series(frame, arm, "token_similarity", last)).max()) for arm in ARMS}
-    left = {}
+    inside, ends, left = {}, {}, {}
     for arm in ARMS:
-        gradient = _series(frame, arm, "gradient", 1)
+        for block, greatest in ((middle, inside), (last, ends)):
+            greatest[arm] = float(_late(curve(frame, "step", arm=arm, quantity="token_similarity", block=block)).max())
+        gradient = curve(frame, "step", arm=arm, quantity="gradient", block=1)
         left[arm] = float(_late(gradient).median() / gradient.iloc[0])
     mended = (SEGMENT, COUPLED, DETACHED)
     untold = [arm for arm, (mean, told) in ARMS.items() if mean is not None and not told]

@@ -6,9 +6,8 @@ Every run is a file, which is not computed again: an interrupted study goes on w
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,19 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.files import content_sum
 from depthscope.probing import watch
 from depthscope.probing.roles import MEASURES
 from depthscope.probing.skipping import skip_loss
-from depthscope.report.formats import folder_name
-from depthscope.sealed import read_tables, write_tables
+from depthscope.progress import Share
 from depthscope.theory import Gains, prescribe
+from depthscope_lab.papers.trained import kept, loss_of_task, means_of_task, steps
 from depthscope_lab.training.characters import CharacterModelling
 from depthscope_lab.training.config import CharacterConfig
 from depthscope_lab.training.data.characters import Characters
 from depthscope_lab.training.recipes import lm_manual
 from depthscope_lab.training.schedule import learning_rate
-from depthscope_lab.training.task import Share
 
 PRESCRIBED, ALPHA, TAU = "prescription", "α alone", "τ alone"
 POST, PRE, DEEP_NORM, LAYER_SCALE = "post-norm", "pre-norm", "DeepNorm", "LayerScale"
@@ -38,7 +35,6 @@ UNTOLD, SPARSE = "prescription, not told the frequencies", "prescription, τ in 
 VARIANTS = (PRESCRIBED, PRE, POST, TAU, ALPHA, DEEP_NORM, LAYER_SCALE, SPARSE, UNTOLD)
 ROLES = {role: MEASURES[role] for role in ("queries_keys", "values_output")}
 STATION = "after_ffn"  # a block's sum before its norm and its de-escalation, which would hide what they undo
-_ALL, _CPU = Share(0, 1), torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -128,26 +124,15 @@ def tell_frequencies(model: nn.Module, data: Characters) -> None:
     model.register_forward_hook(lambda _model, _inputs, logits: logits + bias)
 
 
-def found_or_trained(
-    run: Run, shape: Training, data: Characters, folder: Path, told: Callable[[float], object]
-) -> pd.DataFrame:
-    """The rows of a run: from its file if it is there, else trained and written."""
-    known = content_sum([asdict(shape), notation(run.variant, shape)])[:12]  # another shape is another run
-    path = folder / f"{folder_name(run.variant)}-lr{run.rate:g}-seed{run.seed}-{run.held_out}-{known}.parquet"
-    record = f"{path.stem}.json"
-    kept = (folder, record, "language training", 1, {path.name: path.name}, "training")
-    try:
-        (frame,), _ = read_tables(*kept)
-    except ValueError as error:
-        if path.exists():
-            warnings.warn(f"{error}; it is trained again", stacklevel=2)
-        write_tables(folder, record, "language training", 1, {}, {path.name: trained(run, shape, data, told)})
-        (frame,), _ = read_tables(*kept)
+def found_or_trained(run: Run, shape: Training, data: Characters, folder: Path, told: Share) -> pd.DataFrame:
+    """The rows of a run: read if they are kept in the folder, else trained."""
+    key = {**run._asdict(), "notation": notation(run.variant, shape), **asdict(shape)}  # another shape is another run
+    found = kept(folder, key, lambda: trained(run, shape, data, told).to_dict("list"))
     told(1.0)
-    return frame.assign(**run._asdict())
+    return pd.DataFrame(found).astype({"value": float}).assign(**run._asdict())
 
 
-def trained(run: Run, shape: Training, data: Characters, told: Callable[[float], object]) -> pd.DataFrame:
+def trained(run: Run, shape: Training, data: Characters, told: Share) -> pd.DataFrame:
     """Rows step, block (−1 where none), quantity, value.
 
     loss: of the training, mean since the row before; token_similarity and the gradients' norms by block at every look;
@@ -167,30 +152,23 @@ def trained(run: Run, shape: Training, data: Characters, told: Callable[[float],
         weight_decay=config.weight_decay,
         fused=True,  # 16 small tensors per block: one by one they cost as much as the pass
     )
-    rows: list[tuple[int, int, str, float]] = []
+    found: list[tuple[int, int, str, float]] = []
     since: list[float] = []
-    with watch(
-        model, every=shape.look_every, measures=["token_similarity"], stations=[STATION], gradients=True
-    ) as watched:
-        for step in range(shape.steps):
-            for group in optimiser.param_groups:
-                group["lr"] = learning_rate(config, step, shape.steps)
-            loss = task.loss(model, task.batch(step, _ALL, _CPU), None)[0]
-            since.append(loss.item())
-            if not math.isfinite(since[-1]):
+    rate = partial(learning_rate, config, total=shape.steps)
+    looks = watch(model, every=shape.look_every, measures=["token_similarity"], stations=[STATION], gradients=True)
+    with looks as watched:
+        for step, loss in steps(partial(loss_of_task, task, model), optimiser, shape.steps, rate=rate):
+            since.append(loss)
+            if failed := not math.isfinite(loss):
                 break
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
             if (step + 1) % shape.look_every == 0 or step + 1 == shape.steps:
-                rows.append((step + 1, -1, "loss", math.fsum(since) / len(since)))
+                found.append((step + 1, -1, "loss", math.fsum(since) / len(since)))
                 since = []
             told((step + 1) / shape.steps)
-    frame = pd.concat([pd.DataFrame(rows, columns=COLUMNS), _looks(watched.records)], ignore_index=True)
     ended = pd.DataFrame(_judged(model, task, shape, run), columns=COLUMNS).assign(step=shape.steps)
-    if since and not math.isfinite(since[-1]):
+    if failed:
         ended = ended.assign(value=math.nan)
-    return pd.concat([frame, ended], ignore_index=True)
+    return pd.concat([pd.DataFrame(found, columns=COLUMNS), _looks(watched.records), ended], ignore_index=True)
 
 
 COLUMNS = ["step", "block", "quantity", "value"]
@@ -206,18 +184,14 @@ def _looks(records: pd.DataFrame) -> pd.DataFrame:
 @torch.no_grad()
 def _judged(model: nn.Module, task: CharacterModelling, shape: Training, run: Run) -> list[tuple[int, int, str, float]]:
     """The rows behind the last step."""
-    model.eval()
-    found = task.evaluate(model, _ALL, _CPU)
-    split = "test" if run.held_out == "test" else "valid"
-    rows = [(0, -1, "held_out", found[f"{split}_loss"] / found["count"])]
+    found = [(0, -1, "held_out", next(iter(means_of_task(task, model).values())))]
     if run.held_out != "test":
-        return rows
+        return found
     windows = _windows(task.data.test, shape.context, max(shape.skip_windows, shape.hidden_windows))
     skipped = skip_loss(model, windows[: shape.skip_windows])
     for first, loss, change in zip(skipped["first_block"], skipped["loss"], skipped["change"], strict=True):
-        rows.append((0, int(first), "skip", float(change if first else loss)))
-    rows.append((0, -1, "hidden", hidden_difference(model, windows[: shape.hidden_windows])))
-    return rows
+        found.append((0, int(first), "skip", float(change if first else loss)))
+    return [*found, (0, -1, "hidden", hidden_difference(model, windows[: shape.hidden_windows]))]
 
 
 def _windows(stream: Tensor, length: int, most: int) -> Tensor:

@@ -21,9 +21,10 @@ import depthscope.drawing as drawing
 from depthscope.progress import Share
 from depthscope_lab.papers.deep.phase_claims import NAMES, claims
 from depthscope_lab.papers.deep.phase_lines import CHANCE, PRESCRIBED, TRAINS, fitted
-from depthscope_lab.papers.deep.phase_runs import Row, Shape, Wiring, kept, trained
+from depthscope_lab.papers.deep.phase_runs import Shape, Wiring, trained
 from depthscope_lab.papers.deep.phase_theory import closed_form, entrance, measured
-from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.study import Study, Work, rows
+from depthscope_lab.papers.trained import kept
 
 WIRINGS: tuple[Wiring, ...] = get_args(Wiring)
 MARGINS = {  # column of the finer grid, 0 on the line → its name in the picture
@@ -59,20 +60,11 @@ def maps(config: Config) -> dict[str, Shape]:
 def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     """One row per map (fit, judged), wiring and cell; and those of a finer grid without training (lines)."""
     shapes = maps(config)
-    work = sum(
-        len(WIRINGS) * s.depth * len(s.alphas) * len(s.taus) * (s.steps * len(s.rates) + 5) for s in shapes.values()
-    )
-    done = 0
-
-    def advance(blocks: int) -> None:
-        nonlocal done
-        done += blocks
-        progress(min(done / work, 1.0))
-
-    frames = []
-    for name, shape in shapes.items():
-        for wiring in WIRINGS:
-            frames.append(_cells(shape, wiring, folder, advance).assign(map=name))
+    cost = {name: len(s.alphas) * len(s.taus) * s.depth * (s.steps * len(s.rates) + 5) for name, s in shapes.items()}
+    work = Work(len(WIRINGS) * sum(cost.values()), progress)
+    frames = [
+        _cells(shape, wiring, folder, work).assign(map=name) for name, shape in shapes.items() for wiring in WIRINGS
+    ]
     return with_lines(pd.concat(frames, ignore_index=True), config)
 
 
@@ -80,7 +72,7 @@ def with_lines(cells: pd.DataFrame, config: Config) -> pd.DataFrame:
     """The cells of both maps with what is expected of them, and a finer grid for the lines of the picture."""
     cells = cells.assign(trains=cells["loss"] < TRAINS * CHANCE, prescribed=PRESCRIBED.inside(cells))
     for prefix in ("", "measured_"):
-        lines = fitted(cells[cells["map"] == "fit"], prefix)
+        lines = fitted(rows(cells, map="fit"), prefix)
         cells[f"{prefix}expected"] = lines.inside(cells, prefix)
         cells[f"{prefix}least_diversity"], cells[f"{prefix}most_growth"] = lines.diversity, lines.growth
     fine = pd.concat([_lines(config, wiring) for wiring in WIRINGS])
@@ -89,7 +81,7 @@ def with_lines(cells: pd.DataFrame, config: Config) -> pd.DataFrame:
     return pd.concat([cells, fine], ignore_index=True)
 
 
-def _cells(shape: Shape, wiring: Wiring, folder: Path, advance: Any) -> pd.DataFrame:
+def _cells(shape: Shape, wiring: Wiring, folder: Path, work: Work) -> pd.DataFrame:
     given = entrance(shape)
     pairs = [(alpha, tau) for tau in shape.taus for alpha in shape.alphas]
     theory = [closed_form(shape, wiring, alpha, tau, given) for alpha, tau in pairs]
@@ -98,8 +90,8 @@ def _cells(shape: Shape, wiring: Wiring, folder: Path, advance: Any) -> pd.DataF
     for alpha, tau in pairs:
         cell = {"run": "measured", "alpha": alpha, "tau": tau, "heads": shape.heads, **about}
         seen += kept(folder, cell, partial(measured, shape, wiring, alpha, tau))
-        advance(5 * shape.depth)
-    found = trained(shape, wiring, folder, advance)
+        work(5 * shape.depth)
+    found = trained(shape, wiring, folder, work)
     key = ["alpha", "tau"]
     joined = pd.DataFrame(found).merge(pd.DataFrame(theory), on=key).merge(pd.DataFrame(seen), on=key)
     return joined.assign(wiring=wiring, depth=shape.depth)
@@ -111,22 +103,22 @@ def _lines(config: Config, wiring: Wiring) -> pd.DataFrame:
     given = entrance(shape)
     alphas = np.geomspace(min(config.alphas), max(config.alphas), config.points)
     taus = np.linspace(min(config.taus), max(config.taus), config.points)
-    rows: list[Row] = [closed_form(shape, wiring, float(a), float(t), given) for a in alphas for t in taus]
-    return pd.DataFrame(rows).assign(wiring=wiring, depth=shape.depth, map="lines")
+    found = [closed_form(shape, wiring, float(a), float(t), given) for a in alphas for t in taus]
+    return pd.DataFrame(found).assign(wiring=wiring, depth=shape.depth, map="lines")
 
 
 def draw(frame: pd.DataFrame) -> Any:
     """The loss of every cell at its best rate, the two lines over it, and rings where the lines are wrong."""
-    judged = frame[frame["map"] == "judged"]
+    judged = rows(frame, map="judged")
     there = [wiring for wiring in WIRINGS if (judged["wiring"] == wiring).any()]
     figure, axes = drawing.panels(len(there), width=4.6, height=4.2)
     colours: Any = None
     for ax, wiring in zip(axes, there, strict=True):
-        cells = judged[judged["wiring"] == wiring]
+        cells = rows(judged, wiring=wiring)
         table = cells.pivot(index="alpha", columns="tau", values="loss")
         x, y = table.columns.to_numpy(), table.index.to_numpy()
         colours = drawing.paint_plane(ax, table.to_numpy(), x, y, limits=(0.0, CHANCE))
-        fine = frame[(frame["map"] == "lines") & (frame["wiring"] == wiring)]
+        fine = rows(frame, map="lines", wiring=wiring)
         for (margin, _), colour in zip(MARGINS.items(), LINE_COLOURS, strict=True):
             plane = fine.pivot(index="alpha", columns="tau", values=margin)
             if plane.min().min() < 0 < plane.max().max():

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope_lab.papers.deep.phase_lines import CHANCE, TRAINS, balanced_accuracy, best_threshold
-from depthscope_lab.papers.study import Claim, judge
+from depthscope_lab.papers.deep.phase_lines import CHANCE, TRAINS, balanced_accuracy
+from depthscope_lab.papers.study import Claim, judge, rows
 
 WANTED = 0.9  # balanced accuracy, and the share of cells where the closed form must be near
 NEAR = 0.05  # of an exponent: 5 % per block
@@ -20,10 +20,10 @@ _OURS = "ours; thresholds fitted on another map, of other depth, α and τ"
 
 def claims(frame: pd.DataFrame, config: Any) -> list[Claim]:
     """Of the map that is judged."""
-    cells = frame[frame["map"] == "judged"]
+    cells = rows(frame, map="judged")
     long_enough = config.steps >= ENOUGH
     found = [
-        _predicted(cells[cells["wiring"] == wiring], name, long_enough)
+        _predicted(rows(cells, wiring=wiring), name, long_enough)
         for wiring, name in NAMES.items()
         if (cells["wiring"] == wiring).any()
     ]
@@ -81,30 +81,3 @@ def _agreement(cells: pd.DataFrame, long_enough: bool) -> list[Claim]:
             )
         )
     return found
-
-
-def alternatives(frame: pd.DataFrame) -> pd.DataFrame:
-    """Exploratory: the balanced accuracy of each number alone, its threshold fitted on the other map.
-
-    One row per wiring and predictor; also the two lines with measured numbers, and the prescription's bounds.
-    """
-    fit, judged = (frame[frame["map"] == name] for name in ("fit", "judged"))
-    signals = {
-        "tokens alone": lambda cells: cells["diversity"],
-        "gradient alone": lambda cells: -cells["growth"].abs(),
-        "tokens alone, measured": lambda cells: cells["measured_diversity"],
-        "gradient alone, measured": lambda cells: -cells["measured_growth"].abs(),
-        "gradient of queries and keys": lambda cells: cells["ratio"].fillna(0.0),
-    }
-    rows = []
-    for wiring in judged["wiring"].unique():
-        own = judged[judged["wiring"] == wiring]
-        guesses = {"both lines": own["expected"], "both lines, measured": own["measured_expected"]}
-        guesses["the prescription's bounds"] = own["prescribed"]
-        for name, signal in signals.items():
-            guesses[name] = signal(own) >= best_threshold(signal(fit), fit["trains"])
-        rows += [
-            {"wiring": wiring, "predictor": name, "accuracy": balanced_accuracy(guess.astype(bool), own["trains"])}
-            for name, guess in guesses.items()
-        ]
-    return pd.DataFrame(rows)

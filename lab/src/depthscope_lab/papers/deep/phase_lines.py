@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 
 import pandas as pd
 
@@ -65,19 +65,3 @@ def fitted(cells: pd.DataFrame, prefix: str = "") -> Lines:
     places = [(math.log(lines.diversity), math.log(lines.growth)) for lines in tied]
     middle = [sum(axis) / len(places) for axis in zip(*places, strict=True)]
     return min(zip(tied, places, strict=True), key=lambda one: math.dist(one[1], middle))[0]
-
-
-def best_threshold(signal: pd.Series, trains: pd.Series) -> float:
-    """Above which a single number speaks for training: the one with the best balanced accuracy, between two values.
-
-    Of several that are equally good, the one in the middle of their list. nan where all cells train, or none does.
-    """
-    if trains.nunique() < 2:
-        return math.nan
-    values = sorted(set(signal))
-    candidates = [values[0], *((low + high) / 2 for low, high in pairwise(values))]
-    found = [balanced_accuracy(signal >= candidate, trains) for candidate in candidates]
-    tied = [
-        candidate for candidate, accuracy in zip(candidates, found, strict=True) if math.isclose(accuracy, max(found))
-    ]
-    return tied[len(tied) // 2]

@@ -7,11 +7,10 @@ chooses each cell's rate.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.files import write_whole
 from depthscope.models import BlockConfig, VisionTransformer
 from depthscope.models.initialisers import HE, XAVIER, Scheme, draw_block
 from depthscope.probing.roles import CAN_LEARN
-from depthscope.sealed import read_kept, record_writer
+from depthscope.progress import Share
 from depthscope_lab.papers.deep.phase_model import QKV, Stack, scores_of, stacked
-from depthscope_lab.papers.provenance import short_hash
+from depthscope_lab.papers.study import Work
+from depthscope_lab.papers.trained import kept, steps
 from depthscope_lab.training.data import LabelledImages, load_digits
 from depthscope_lab.training.data.order import batch_indices
 
@@ -77,44 +76,29 @@ def pixels(images: Tensor) -> Tensor:
     return (images.float() / data.white - data.mean[0]) / data.std[0]
 
 
-def kept(
-    folder: Path, key: Mapping[str, Any], make: Callable[[], list[Row]], found: Callable[[], object] = lambda: None
-) -> list[Row]:
-    """The rows of an earlier run with the same key (then `found` is called), or those that are made now and kept."""
-    key = json.loads(json.dumps(key))  # as it comes back
-    path = folder / f"{short_hash(dict(key))}.json"
-    if (before := read_kept(path, "cells of a map", {"key": key})) is not None:
-        rows: list[Row] = before["rows"]
-        found()
-        return rows
-    rows = make()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path, record_writer("cells of a map", 1, {"key": key, "rows": rows}))
-    return rows
-
-
-def train(shape: Shape, wiring: Wiring, tau: float, rate: float, advance: Callable[[], object]) -> list[Row]:
+def train(shape: Shape, wiring: Wiring, tau: float, rate: float, told: Share) -> list[Row]:
     """One row per α: the losses of all steps, and loss and accuracy on the images that were held back.
 
-    A number that is not finite is None: the cell has failed.
+    A number that is not finite says that the cell has failed.
     """
     stack = stacked(build(shape, wiring), list(shape.alphas), [tau] * len(shape.alphas))
     optimiser = torch.optim.AdamW(stack.parameters, lr=rate, weight_decay=_DECAY, fused=True)
     data = digits()
-    losses, attention = [], []
-    for step in range(shape.steps):
+    losses: list[Tensor] = []
+    attention: list[Row] = []
+
+    def loss_of(step: int) -> Tensor:
         chosen = batch_indices(shape.seed, step, len(data.train_images), shape.batch)
-        by_cell = _losses(stack, data.train_images[chosen], data.train_labels[chosen])
-        optimiser.zero_grad()
-        by_cell.mean(dim=1).sum().backward()
-        if step == 0:
-            attention = _attention_gradient(stack)
-        optimiser.step()
-        losses.append(by_cell.detach().mean(dim=1))
-        advance()
+        by_cell = _losses(stack, data.train_images[chosen], data.train_labels[chosen]).mean(dim=1)
+        losses.append(by_cell.detach())
+        return by_cell.sum()
+
+    for step, _loss in steps(loss_of, optimiser, shape.steps):
+        attention = attention or _attention_gradient(stack)  # of the first step
+        told((step + 1) / shape.steps)
     found = _held_back(stack)
     return [
-        {"alpha": alpha, "tau": tau, "rate": rate, "losses": list(map(_finite, run)), **attention[cell], **found[cell]}
+        {"alpha": alpha, "tau": tau, "rate": rate, "losses": run, **attention[cell], **found[cell]}
         for cell, (alpha, run) in enumerate(zip(shape.alphas, torch.stack(losses, dim=1).tolist(), strict=True))
     ]
 
@@ -138,10 +122,7 @@ def _attention_gradient(stack: Stack) -> list[Row]:
         joint[:, :, 2 * width :].double().flatten(2).norm(dim=-1), output.double().flatten(2).norm(dim=-1)
     )
     ratio = of_scores / of_values
-    return [
-        {"ratio": _finite(own.median().item()), "can_learn": (own >= CAN_LEARN).double().mean().item()}
-        for own in ratio.T
-    ]
+    return [{"ratio": own.median().item(), "can_learn": (own >= CAN_LEARN).double().mean().item()} for own in ratio.T]
 
 
 @torch.no_grad()
@@ -154,31 +135,22 @@ def _held_back(stack: Stack) -> list[Row]:
         right = right + (scores.argmax(dim=-1) == labels).sum(dim=1)
     count = len(data.test_labels)
     return [
-        {"valid_loss": _finite(one / count), "valid_accuracy": hits / count}
+        {"valid_loss": one / count, "valid_accuracy": hits / count}
         for one, hits in zip(loss.tolist(), right.tolist(), strict=True)
     ]
 
 
-def trained(shape: Shape, wiring: Wiring, folder: Path, advance: Callable[[int], object]) -> list[Row]:
-    """Every cell at its best rate. `advance(blocks)` is called after each step of each model."""
+def trained(shape: Shape, wiring: Wiring, folder: Path, work: Work) -> list[Row]:
+    """Every cell at its best rate."""
     cells: dict[tuple[float, float], list[Row]] = {}
-    for tau in shape.taus:
-        for rate in shape.rates:
-            same = {name: value for name, value in asdict(shape).items() if name not in ("taus", "rates")}
-            about = {"run": "training", "wiring": wiring, "tau": tau, "rate": rate, **same}
-            step = partial(advance, shape.depth * len(shape.alphas))
-            rows = kept(
-                folder, about, partial(train, shape, wiring, tau, rate, step), partial(_skip, step, shape.steps)
-            )
-            for row in rows:
-                cells.setdefault((row["alpha"], row["tau"]), []).append(row)
-    return [chosen_rate(rows) for rows in cells.values()]
-
-
-def _skip(step: Callable[[], object], steps: int) -> None:
-    """The steps of an earlier process, for the progress."""
-    for _ in range(steps):
-        step()
+    same = {name: value for name, value in asdict(shape).items() if name not in ("taus", "rates")}
+    for tau, rate in product(shape.taus, shape.rates):
+        told = work.part(shape.steps * shape.depth * len(shape.alphas))
+        key = {"run": "training", "wiring": wiring, "tau": tau, "rate": rate, **same}
+        for row in kept(folder, key, partial(train, shape, wiring, tau, rate, told)):
+            cells.setdefault((row["alpha"], row["tau"]), []).append(row)
+        told(1.0)
+    return [chosen_rate(found) for found in cells.values()]
 
 
 def chosen_rate(rows: list[Row]) -> Row:
@@ -193,7 +165,3 @@ def chosen_rate(rows: list[Row]) -> Row:
     about = {name: best[name] for name in best if name != "losses"}
     edges = (ordered[0]["rate"], ordered[-1]["rate"])
     return about | {"loss": math.inf if failed else sum(end) / len(end), "edge": best["rate"] in edges}
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

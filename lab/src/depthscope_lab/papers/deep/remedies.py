@@ -8,7 +8,7 @@ make five tokens of an image, with the class token: with 17 tokens, runs of this
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +20,7 @@ from depthscope.progress import Share
 from depthscope.report.formats import WATCHED
 from depthscope_lab.papers.deep.remedies_claims import INITIAL, claims
 from depthscope_lab.papers.fair import measured, train_fairly
-from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.study import Study, Work, rows
 from depthscope_lab.training.comparison import Launch
 from depthscope_lab.training.protocol import Protocol
 from depthscope_lab.training.recipes import RECIPES
@@ -75,7 +75,8 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     """The table of `studies.fair`; t_sim at initialisation (last block, behind its FFN) is a quantity of its own."""
     recipe, frames = RECIPES["vit-digits"], []
     cost = [stage.depth * stage.steps * len(stage.variants) for stage in config.stages]
-    for place, stage in enumerate(config.stages):
+    work = Work(sum(cost), progress)
+    for size, stage in zip(cost, config.stages, strict=True):
         configs = [
             recipe(variant).changed(depth=stage.depth, lr=stage.lr, **config.settings) for variant in stage.variants
         ]
@@ -84,16 +85,10 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
         rare = dict.fromkeys(("evaluate_every", "checkpoint_every", "watch_every"), stage.steps)  # at 0, at the end
         options = {"tracker": "none", "draw": False, **rare}
         launch = Launch(folder / f"{config.form}-{stage.depth}", in_process=True, options=options)
-        frames.append(train_fairly(configs, protocol, launch, _part(progress, cost, place)))
+        frames.append(train_fairly(configs, protocol, launch, work.part(size)))
     frame = pd.concat(frames, ignore_index=True)
     frame.loc[(frame["quantity"] == WATCHED) & (frame["step"] == 0), "quantity"] = INITIAL
     return frame
-
-
-def _part(progress: Share, cost: Sequence[int], place: int) -> Share:
-    """Of the whole, what a stage has done of its own."""
-    before, mine = sum(cost[:place]) / sum(cost), cost[place] / sum(cost)
-    return lambda share: progress(min(1.0, before + mine * share))
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -102,10 +97,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     depths = sorted(runs["depth"].unique())
     figure, axes = drawing.panels(len(depths), 2, width=4.4, height=4.6)
     for column, depth in enumerate(depths):
-        some = runs[runs["depth"] == depth]
-        losses = some[some["quantity"] == "test_loss"]
+        losses, initial = (rows(runs, depth=depth, quantity=quantity) for quantity in ("test_loss", INITIAL))
         _draw_losses(axes[column], losses, int(depth))
-        _draw_against_similarity(axes[len(depths) + column], losses, some[some["quantity"] == INITIAL])
+        _draw_against_similarity(axes[len(depths) + column], losses, initial)
     return figure
 
 
@@ -114,9 +108,9 @@ def _draw_losses(ax: Axes, losses: pd.DataFrame, depth: int) -> None:
     for place, (variant, mean) in enumerate(means.items()):
         values = losses.loc[losses["variant"] == variant, "value"]
         colour = _colour(str(variant))
-        ax.plot(values, [place] * len(values), linestyle="", marker="|", color=colour, markersize=7)
+        ax.plot(values, [place] * len(values), "|", color=colour, markersize=7)
         ax.plot([values.min(), values.max()], [place, place], color=colour, linewidth=1.2)
-        ax.plot([mean], [place], linestyle="", marker="o", color=colour, markersize=4)
+        ax.plot([mean], [place], "o", color=colour, markersize=4)
     ax.set_yticks(range(len(means)), [LABELS[str(name)] for name in means.index])
     drawing.label(ax, f"{depth} blocks", "test loss: mean and three seeds", "")
 
@@ -126,16 +120,7 @@ def _draw_against_similarity(ax: Axes, losses: pd.DataFrame, similarity: pd.Data
     for name, variants in (("plain", ("post", "pre")), ("wirings", WIRINGS), ("remedies in post-norm", IN_POST)):
         shown = [one for one in loss.index if one in variants and (name == "plain") == (one in ("post", "pre"))]
         if shown:
-            colour = _colour(shown[0])
-            ax.plot(
-                alike.reindex(shown),
-                loss.reindex(shown),
-                linestyle="",
-                marker="o",
-                color=colour,
-                markersize=4,
-                label=name,
-            )
+            ax.plot(alike.reindex(shown), loss.reindex(shown), "o", color=_colour(shown[0]), markersize=4, label=name)
     drawing.label(ax, "", "t_sim at initialisation, last block", "test loss, mean over seeds")
     drawing.legend_inside(ax)
 

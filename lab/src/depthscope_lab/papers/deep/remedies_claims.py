@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from depthscope_lab.papers.fair import measured, ranked, with_bounds
-from depthscope_lab.papers.study import Claim, judge
+from depthscope_lab.papers.study import Claim, curve, judge
 from depthscope_lab.training.variants import variant_of
 
 CHANCE = math.log(10)  # the loss of equal odds for ten classes
@@ -19,62 +19,54 @@ PREDICTS = 0.5  # of Spearman's rank correlation, at least
 INITIAL = "token_similarity_at_initialisation"
 
 Row = Mapping[str, Any]
+Said = tuple[str, str, str, bool | None]  # the claim, our numbers, what decides, whether it holds
 
 
 def claims(frame: pd.DataFrame, config: Any) -> list[Claim]:
     """A verdict on each; the quick form, whose few steps tell no variant from another, judges nothing."""
-    rows = ranked(frame)
-    by_depth = {depth: [row for row in rows if row["depth"] == depth] for depth in dict.fromkeys(frame["depth"])}
-    shallow, deep = min(by_depth), max(by_depth)
-    middle = sorted(by_depth)[len(by_depth) // 2]
-    found = [
+    found = ranked(frame)
+    depths = sorted(set(frame["depth"]))
+    by_depth = {depth: {row["variant"]: row for row in found if row["depth"] == depth} for depth in depths}
+    shallow, middle, deep = depths[0], depths[len(depths) // 2], depths[-1]
+    said = [
         _deescalation_trains(by_depth[deep], deep),
         _none_beats_pre_norm(by_depth[shallow], shallow),
         _post_norm_is_worse(by_depth[middle], middle),
         _remedies_help_post_norm(by_depth[middle], middle),
-        *(_similarity_predicts(by_depth[depth], depth, _initial(frame, depth)) for depth in sorted({middle, deep})),
+        *(_similarity_predicts(by_depth[depth], depth, frame) for depth in sorted({middle, deep})),
     ]
-    note = _note(config, rows)
+    note, quick = _note(config, found), config.form == "quick"
     return [
-        judge(
-            claim,
-            paper="ours",
-            ours=ours,
-            tolerance=tolerance,
-            holds=None if config.form == "quick" else holds,
-            note=note,
-        )
-        for claim, ours, tolerance, holds in found
+        judge(claim, paper="ours", ours=ours, tolerance=tolerance, holds=None if quick else holds, note=note)
+        for claim, ours, tolerance, holds in said
     ]
 
 
-def _deescalation_trains(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
-    post, ours = _of(rows, "post"), _of(rows, "deescalated")
-    trains, stays = _high(ours) <= TRAINS, _loss(post) >= AT_CHANCE
+def _deescalation_trains(at: Mapping[str, Row], depth: int) -> Said:
+    post, ours = at["post"], at["deescalated"]
     return (
         f"at {depth} blocks the de-escalated post-norm model trains where plain post-norm stays at chance",
         f"test loss: de-escalated {with_bounds(ours)}, post-norm {with_bounds(post)}",
         f"de-escalated at most 0.9 ln 10 = {TRAINS:.3f} in every seed; post-norm's mean at least 0.97 ln 10 = "
         f"{AT_CHANCE:.3f}, or a run of it failed",
-        trains and stays,
+        _high(ours) <= TRAINS and _loss(post) >= AT_CHANCE,
     )
 
 
-def _none_beats_pre_norm(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
-    pre = _of(rows, "pre")
-    low = pre.get("test_loss_low")
-    better = [row for row in rows if low is not None and _high(row) < low]
+def _none_beats_pre_norm(at: Mapping[str, Row], depth: int) -> Said:
+    low = at["pre"].get("test_loss_low")
+    better = [row for row in at.values() if low is not None and _high(row) < low]
     named = ", ".join(f"{row['variant']} {with_bounds(row)}" for row in sorted(better, key=_loss)) or "none"
     return (
         f"at {depth} blocks no remedy beats pre-norm with a tuned rate",
-        f"pre-norm {with_bounds(pre)}; below its interval: {named}",
+        f"pre-norm {with_bounds(at['pre'])}; below its interval: {named}",
         "no other interval lies wholly below that of pre-norm",
         None if low is None else not better,
     )
 
 
-def _post_norm_is_worse(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
-    post, best = _of(rows, "post"), min(rows, key=_loss)
+def _post_norm_is_worse(at: Mapping[str, Row], depth: int) -> Said:
+    post, best = at["post"], min(at.values(), key=_loss)
     return (
         f"at {depth} blocks post-norm needs a remedy: with a tuned rate it is worse than the best",
         f"post-norm {with_bounds(post)}; best: {best['variant']} {with_bounds(best)}",
@@ -83,10 +75,9 @@ def _post_norm_is_worse(rows: Sequence[Row], depth: int) -> tuple[str, str, str,
     )
 
 
-def _remedies_help_post_norm(rows: Sequence[Row], depth: int) -> tuple[str, str, str, bool | None]:
-    post = _of(rows, "post")
-    others = [row for row in rows if variant_of(row["variant"]).remedies]
-    low = post.get("test_loss_low")
+def _remedies_help_post_norm(at: Mapping[str, Row], depth: int) -> Said:
+    others = [row for name, row in at.items() if variant_of(name).remedies]
+    low = at["post"].get("test_loss_low")
     help_it = [row for row in others if _high(row) < (math.inf if low is None else low)]
     return (
         f"at {depth} blocks most remedies that are put into a post-norm model make it better",
@@ -96,14 +87,12 @@ def _remedies_help_post_norm(rows: Sequence[Row], depth: int) -> tuple[str, str,
     )
 
 
-def _similarity_predicts(
-    rows: Sequence[Row], depth: int, initial: Mapping[str, float]
-) -> tuple[str, str, str, bool | None]:
-    losses = [min(_loss(row), CHANCE) for row in rows]
-    correlation = rank_correlation([initial[row["variant"]] for row in rows], losses)
+def _similarity_predicts(at: Mapping[str, Row], depth: int, frame: pd.DataFrame) -> Said:
+    initial = curve(measured(frame), "variant", quantity=INITIAL, depth=depth)
+    correlation = rank_correlation([initial[name] for name in at], [min(_loss(row), CHANCE) for row in at.values()])
     return (
         f"at {depth} blocks t_sim at initialisation predicts which variants train",
-        f"Spearman's correlation of t_sim behind the last FFN and test loss: {correlation:.2f}, {len(rows)} variants",
+        f"Spearman's correlation of t_sim behind the last FFN and test loss: {correlation:.2f}, {len(at)} variants",
         f"at least {PREDICTS:g}; a variant that failed or is above chance counts as at chance",
         None if math.isnan(correlation) else correlation >= PREDICTS,
     )
@@ -113,16 +102,6 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     """Spearman's: the correlation of the ranks, equal values sharing their mean rank; nan where all are equal."""
     ranks = pd.DataFrame({"one": one, "other": other}).rank()
     return float(ranks["one"].corr(ranks["other"]))
-
-
-def _initial(frame: pd.DataFrame, depth: int) -> dict[str, float]:
-    runs = measured(frame)
-    chosen = runs[(runs["quantity"] == INITIAL) & (runs["depth"] == depth)]
-    return {str(name): float(value) for name, value in chosen.groupby("variant")["value"].mean().items()}
-
-
-def _of(rows: Sequence[Row], variant: str) -> Row:
-    return next(row for row in rows if row["variant"] == variant)
 
 
 def _loss(row: Row) -> float:

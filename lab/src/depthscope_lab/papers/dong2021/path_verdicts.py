@@ -7,9 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope_lab.papers.study import Claim, judge
+from depthscope_lab.papers.study import Claim, curve, judge, rows
 
 PAPER = {"sorting": 0.98, "convex hull": 0.90, "memorisation": 0.85}  # the whole network, Fig. 4
+_RANDOM = {"sorting": 0.10, "convex hull": 0.54, "memorisation": 0.50}
 NEAR = 0.05  # of an accuracy
 CARRIES = 0.5  # the share of a network's advance over a token without attention that counts as "the majority"
 ROUNDING = 1e-8
@@ -21,12 +22,12 @@ _FALLING = f"no rise of more than {RISE} from one length to the next, mean over 
 def claims(frame: pd.DataFrame, config: Any) -> list[Claim]:
     found = [_judge_sum(frame)]
     for task in config.recipes:
-        found += _judge_task(frame[frame["task"] == task], task, config)
-    return [*found, *_judge_moving(frame[frame["part"] == "moving"])]
+        found += _judge_task(rows(frame, task=task), task, config)
+    return [*found, *_judge_moving(rows(frame, part="moving"))]
 
 
 def _judge_sum(frame: pd.DataFrame) -> Claim:
-    worst = frame.loc[frame["part"] == "check", "value"].max()
+    worst = rows(frame, part="check")["value"].max()
     return judge(
         "the sums over all paths of each length and the constant part add up to what leaves the last block",
         paper="Thm 2.1, for attention and skips; ours: with norms and FFN frozen too",
@@ -38,13 +39,13 @@ def _judge_sum(frame: pd.DataFrame) -> Claim:
 
 def _levels(found: pd.DataFrame, mode: str, reading: str) -> pd.DataFrame:
     """Accuracy by length (rows) and seed (columns)."""
-    chosen = found[(found["part"] == "accuracy") & (found["mode"] == mode) & (found["reading"] == reading)]
+    chosen = rows(found, part="accuracy", mode=mode, reading=reading)
     return chosen.pivot(index="length", columns="seed", values="value")
 
 
 def _single(found: pd.DataFrame, mode: str, reading: str = "") -> pd.Series:
     """One accuracy per seed."""
-    chosen = found[(found["part"] == "accuracy") & (found["mode"] == mode) & (found["reading"] == reading)]
+    chosen = rows(found, part="accuracy", mode=mode, reading=reading)
     return chosen.set_index("seed")["value"]
 
 
@@ -71,7 +72,7 @@ def _judge_task(found: pd.DataFrame, task: str, config: Any) -> list[Claim]:
     depth = recipe.shape.depth
     half = depth // 2
     reached = (up_to.loc[half].mean() - alone.mean()) / advance if learnt else float("nan")
-    spread = _spread(found)
+    spread = float(curve(found, "length", "error", mode="recomputed", reading="sampled").max())
     untrained = "" if learnt else "the network has not learnt more than a token knows of itself"
     made = [
         judge(
@@ -126,7 +127,7 @@ def _judge_task(found: pd.DataFrame, task: str, config: Any) -> list[Claim]:
             holds=bool((sampled.mean(axis=1) - recomputed.mean(axis=1)).abs().max() < NEAR),
         ),
     ]
-    printed = found[found["part"] == "as printed"]["value"]
+    printed = rows(found, part="as printed")["value"]
     if len(printed):
         value = float(printed.iloc[0])
         made.append(
@@ -143,19 +144,12 @@ def _judge_task(found: pd.DataFrame, task: str, config: Any) -> list[Claim]:
     return made
 
 
-_RANDOM = {"sorting": 0.10, "convex hull": 0.54, "memorisation": 0.50}
-
-
-def _spread(found: pd.DataFrame) -> float:
-    chosen = found[(found["mode"] == "recomputed") & (found["reading"] == "sampled")]
-    return float(chosen.groupby("length")["error"].mean().max())
-
-
 def _judge_moving(moving: pd.DataFrame) -> list[Claim]:
     if moving.empty:
         return []
-    shares = moving[moving["reading"] == "share"].groupby(["step", "length"])["value"].mean().unstack()
-    mean_length = _mean_lengths(shares)
+    shares = rows(moving, reading="share").groupby(["step", "length"])["value"].mean().unstack()
+    sizes = shares.drop(columns=-1).abs()  # the constant part has no length
+    mean_length = (sizes * sizes.columns.to_numpy()).sum(axis=1) / sizes.sum(axis=1)  # Σ k|share_k|/Σ|share_k|
     first, last = mean_length.index[0], mean_length.index[-1]
     told = "; ".join(f"step {step}: {value:.2f}" for step, value in mean_length.items())
     return [
@@ -168,9 +162,3 @@ def _judge_moving(moving: pd.DataFrame) -> list[Claim]:
             holds=bool(mean_length.loc[last] > mean_length.loc[first] + 0.2),
         )
     ]
-
-
-def _mean_lengths(shares: pd.DataFrame) -> pd.Series:
-    """Σ k|share_k|/Σ|share_k| over lengths 0, …, L, per step; the constant part has no length."""
-    sizes = shares.drop(columns=-1).abs()
-    return (sizes * sizes.columns.to_numpy()).sum(axis=1) / sizes.sum(axis=1)

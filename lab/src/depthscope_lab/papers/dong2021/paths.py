@@ -10,7 +10,8 @@ while the network learns to sort.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,8 @@ from depthscope_lab.papers.dong2021.path_modes import (
 from depthscope_lab.papers.dong2021.path_training import Recipe, Row, train
 from depthscope_lab.papers.dong2021.path_verdicts import claims
 from depthscope_lab.papers.dong2021.tasks import TASKS, Data, Examples, Size, baselines
-from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.study import Study, Work, curve, rows
+from depthscope_lab.papers.trained import kept
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,44 +108,42 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     to the whole, at the end and, for sorting, while it is trained (`moving`, with the accuracy as reading `whole`).
     `as printed`: trained at the paper's rate. `check`: how far the terms are from adding up.
     """
-    work = [(task, config.seed + trial) for task in config.recipes for trial in range(config.trials)]
-    rows: list[Row] = []
-    for place, (task, seed) in enumerate(work):
-
-        def told(share: float, place: int = place) -> None:
-            progress((place + share) / len(work))
-
-        rows += [{"task": task, "seed": seed} | row for row in _one(config, task, seed, folder, told)]
+    trainings = [(task, config.seed + trial) for task in config.recipes for trial in range(config.trials)]
+    work = Work(len(trainings), progress)
+    found: list[Row] = []
+    for task, seed in trainings:
+        told = work.part()
+        key = {"task": task, "seed": seed, "config": asdict(config)}
+        one = kept(folder, key, partial(_one, config, task, seed, told))
+        found += [{"task": task, "seed": seed} | row for row in one]
         told(1.0)
-    frame = pd.DataFrame(rows).reindex(columns=_COLUMNS)
+    frame = pd.DataFrame(found).reindex(columns=_COLUMNS)
+    frame = frame.astype({"value": float, "error": float})
     for column in ("step", "length"):
         frame[column] = frame[column].fillna(-1).astype(int)
     return frame.fillna({"mode": "", "reading": ""})
 
 
-def _one(config: Config, task: str, seed: int, folder: Path, progress: Share) -> Iterator[Row]:
+def _one(config: Config, task: str, seed: int, progress: Share) -> list[Row]:
     """All rows of one task and one seed."""
     recipe = config.recipes[task]
     data = TASKS[task](recipe.size, seed)
-    place = folder / task.replace(" ", "-") / f"seed-{seed}"
-    moving = task == "sorting"
-    network, rows = train(
+    network, found = train(
         recipe,
         data,
         recipe.rate,
         seed,
-        place / "trained",
-        observed=config.observed if moving else (),
+        observed=config.observed if task == "sorting" else (),
         observe=lambda network: list(_moving(network, data.test)),
         progress=progress,
     )
-    yield from rows
     for name, value in baselines(task, data).items():
-        yield {"part": "accuracy", "mode": "baseline", "reading": name, "value": value}
-    yield from _evaluate(config, network, data, seed)
+        found.append({"part": "accuracy", "mode": "baseline", "reading": name, "value": value})
+    found += _evaluate(config, network, data, seed)
     if task in config.as_printed and seed == config.seed and recipe.paper_rate != recipe.rate:
-        printed, _ = train(recipe, data, recipe.paper_rate, seed, place / "as-printed")
-        yield {"part": "as printed", "mode": "whole"} | _score(printed(data.test.inputs), data.test.labels)
+        printed, _ = train(recipe, data, recipe.paper_rate, seed)
+        found.append({"part": "as printed", "mode": "whole"} | _score(printed(data.test.inputs), data.test.labels))
+    return found
 
 
 @torch.no_grad()
@@ -169,30 +169,20 @@ def _evaluate(config: Config, network: Network, data: Data, seed: int) -> Iterat
     for length, total in enumerate(sums):
         row = {"part": "accuracy", "mode": RECOMPUTED, "length": length}
         yield row | {"reading": "alone"} | _score(network.head(plain_norm(total)), labels)
-        found = torch.stack(
-            [
-                accuracy(network.head(plain_norm(drawn)), labels).mean()
-                for drawn in _samples(config, network, inputs, length, generator)
-            ]
-        )
+        drawn = [
+            accuracy(network.head(plain_norm(one)), labels).mean()
+            for one in (sampled_sum(network, inputs, length, config.sampled, generator) for _ in range(config.repeats))
+        ]
+        found = torch.stack(drawn)
         yield row | {"reading": "sampled", "value": found.mean().item(), "error": found.std().item()}
-
-
-def _samples(
-    config: Config, network: Network, inputs: Tensor, length: int, generator: torch.Generator
-) -> Iterator[Tensor]:
-    for _ in range(config.repeats):
-        yield sampled_sum(network, inputs, length, config.sampled, generator)
 
 
 @torch.no_grad()
 def _moving(network: Network, test: Examples) -> Iterator[Row]:
     terms = frozen_terms(network, test.inputs)
     for length, share in enumerate(projection_shares(terms).tolist()):
-        yield {"part": "moving", "mode": "frozen", "length": length if length <= network.shape.depth else -1} | {
-            "reading": "share",
-            "value": share,
-        }
+        row = {"part": "moving", "mode": "frozen", "reading": "share", "value": share}
+        yield row | {"length": length if length <= network.shape.depth else -1}
     yield {"part": "moving", "mode": "whole", "reading": "whole"} | _score(network(test.inputs), test.labels)
 
 
@@ -206,17 +196,17 @@ def draw(frame: pd.DataFrame) -> Figure:
     tasks = list(frame["task"].unique())
     columns = max(3, len(tasks))
     figure, axes = drawing.panels(columns, rows=2, width=4.1, height=3.6)
-    accuracies = frame[frame["part"] == "accuracy"]
+    accuracies = rows(frame, part="accuracy")
     for ax, task in zip(axes, tasks, strict=False):
-        _draw_accuracy(ax, accuracies[accuracies["task"] == task], task)
+        _draw_accuracy(ax, rows(accuracies, task=task), task)
     shares, omitted, moving = axes[columns : columns + 3]
     parts = (
-        (shares, frame[frame["part"] == "share"]),
-        (omitted, accuracies[(accuracies["mode"] == "frozen") & (accuracies["reading"] == "without")]),
+        (shares, rows(frame, part="share")),
+        (omitted, rows(accuracies, mode="frozen", reading="without")),
     )
     for ax, part in parts:
         for task, colour in zip(tasks, drawing.PALETTE, strict=False):
-            found = part[part["task"] == task].groupby("length")["value"]
+            found = rows(part, task=task).groupby("length")["value"]
             drawing.band(ax, found.min().index, found.min(), found.max(), colour=colour)
             ax.plot(found.mean().index, found.mean(), color=colour, marker="o", markersize=3, label=task)
         drawing.legend_below(ax, columns=3)
@@ -224,15 +214,15 @@ def draw(frame: pd.DataFrame) -> Figure:
     omitted.set_ylim(0, 1.02)
     drawing.label(shares, "Share of each length in the output", "length (−1: constant part)", "⟨A_k, X⟩ / ⟨X, X⟩")
     drawing.label(omitted, "One length of the theorem's terms left out", "length that is left out", "accuracy")
-    _draw_moving(moving, frame[frame["part"] == "moving"])
+    _draw_moving(moving, rows(frame, part="moving"))
     return figure
 
 
 def _draw_accuracy(ax: Axes, found: pd.DataFrame, task: str) -> None:
     for (mode, reading), (colour, line, name) in _LOOKS.items():
-        curve = found[(found["mode"] == mode) & (found["reading"] == reading)].groupby("length")["value"]
-        drawing.band(ax, curve.min().index, curve.min(), curve.max(), colour=colour)
-        ax.plot(curve.mean().index, curve.mean(), color=colour, linestyle=line, label=name, marker="o", markersize=3)
+        own = rows(found, mode=mode, reading=reading).groupby("length")["value"]
+        drawing.band(ax, own.min().index, own.min(), own.max(), colour=colour)
+        ax.plot(own.mean().index, own.mean(), color=colour, linestyle=line, label=name, marker="o", markersize=3)
     for key, (colour, line, name) in _LINES.items():
         level = found[(found["mode"] == key) | ((found["mode"] == "baseline") & (found["reading"] == key))]
         ax.axhline(level["value"].mean(), color=colour, linestyle=line, linewidth=1, label=name)
@@ -242,13 +232,12 @@ def _draw_accuracy(ax: Axes, found: pd.DataFrame, task: str) -> None:
 
 
 def _draw_moving(ax: Axes, moving: pd.DataFrame) -> None:
-    shares = moving[moving["reading"] == "share"].groupby(["length", "step"])["value"].mean().unstack()
-    lengths = sorted(moving.loc[moving["reading"] == "share", "length"].unique())
-    for length, colour in zip(lengths, (drawing.GREY, *drawing.PALETTE), strict=False):
-        row = shares.loc[length]
+    shares = rows(moving, reading="share")
+    for length, colour in zip(sorted(shares["length"].unique()), (drawing.GREY, *drawing.PALETTE), strict=False):
+        own = curve(shares, "step", length=length)
         name = f"length {length}" if length >= 0 else "constant part"
-        ax.plot(row.index, row, color=colour, marker="o", markersize=3, label=name)
-    whole = moving[moving["reading"] == "whole"].groupby("step")["value"].mean()
+        ax.plot(own.index, own, color=colour, marker="o", markersize=3, label=name)
+    whole = curve(moving, "step", reading="whole")
     ax.plot(whole.index, whole, color=drawing.BLACK, linestyle=":", label="accuracy")
     ax.set_xscale("symlog", linthresh=10)
     ax.set_xlim(0, None)

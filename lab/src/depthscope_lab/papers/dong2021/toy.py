@@ -9,6 +9,7 @@ run with several seeds: trained as the authors do, trained better, and not train
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -31,7 +32,7 @@ from depthscope_lab.papers.dong2021.toy_model import (
     run_free,
     train,
 )
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.study import Claim, Study, Work, judge, rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,39 +61,18 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     layer is on the arcs (see `toy_model.train`). Part `arc` has the two arcs themselves.
     """
     frames = [_arc_rows(config)]
-    work = [
-        (training, width, variant, config.seed + trial)
-        for training in config.trainings
-        for width in config.widths
-        for variant in VARIANTS
-        for trial in range(config.trials)
-    ]
-    for place, (training, width, variant, seed) in enumerate(work, start=1):
-        model, off = train(training, width, variant, seed, lambda: None)
+    runs = list(product(config.trainings, config.widths, VARIANTS, range(config.seed, config.seed + config.trials)))
+    work = Work(len(runs), progress)
+    for training, width, variant, seed in runs:
+        model, off = train(training, width, variant, seed)
         track = run_free(model, arcs(training.points)[0], config.steps)  # (steps + 1, 2, 2)
         distance = (track[:, 0] - track[:, 1]).norm(dim=-1)
-        distance = distance / distance[0]
-        frames.append(
-            pd.DataFrame(
-                {
-                    "part": "run",
-                    "training": training.name,
-                    "width": width,
-                    "variant": variant.name,
-                    "seed": seed,
-                    "step": range(config.steps + 1),
-                    "x1": track[:, 0, 0].tolist(),
-                    "y1": track[:, 0, 1].tolist(),
-                    "x2": track[:, 1, 0].tolist(),
-                    "y2": track[:, 1, 1].tolist(),
-                    "distance": distance.tolist(),
-                    "together": together_from(distance.tolist()),
-                    "fall": fall(distance.tolist()),
-                    "off": off,
-                }
-            )
-        )
-        progress(place / len(work))
+        distances = (distance / distance[0]).tolist()
+        about = {"part": "run", "training": training.name, "width": width, "variant": variant.name, "seed": seed}
+        places = dict(zip(("x1", "y1", "x2", "y2"), track.flatten(1).T.tolist(), strict=True))
+        ends = {"together": together_from(distances), "fall": fall(distances), "off": off}
+        frames.append(pd.DataFrame({**about, "step": range(config.steps + 1), **places, "distance": distances, **ends}))
+        work()
     return pd.concat(frames, ignore_index=True)
 
 
@@ -122,14 +102,14 @@ def draw(frame: pd.DataFrame) -> Figure:
 
     The title of a panel ends with how many of its runs have fallen together.
     """
-    runs, arc = frame[frame["part"] == "run"], frame[frame["part"] == "arc"]
-    shown = runs[runs["training"] == runs["training"].iloc[-1]]
+    runs, arc = (rows(frame, part=part) for part in ("run", "arc"))
+    shown = rows(runs, training=runs["training"].iloc[-1])
     widths, variants = sorted(shown["width"].unique()), list(shown["variant"].unique())
     figure, axes = drawing.panels(len(variants), rows=len(widths), width=2.5, height=2.7)
     places = [(width, variant) for width in widths for variant in variants]
     for ax, (width, variant) in zip(axes, places, strict=True):
-        chosen = shown[(shown["variant"] == variant) & (shown["width"] == width)]
-        ends = chosen.loc[chosen["step"] == 0, "together"]
+        chosen = rows(shown, variant=variant, width=width)
+        ends = rows(chosen, step=0)["together"]
         _draw_tracks(ax, arc, chosen, f"{variant}, d {width:.0f}: {(ends >= 0).sum()}/{len(ends)}")
     return figure
 
@@ -149,16 +129,16 @@ def _draw_tracks(ax: Axes, arc: pd.DataFrame, runs: pd.DataFrame, title: str) ->
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    starts = frame[(frame["part"] == "run") & (frame["step"] == 0)]
+    starts = rows(frame, part="run", step=0)
     return [claim for training in config.trainings for claim in _judge(starts, training, config)]
 
 
 def _judge(starts: pd.DataFrame, training: Training, config: Config) -> list[Claim]:
-    chosen = starts[starts["training"] == training.name]
+    chosen = rows(starts, training=training.name)
     fallen = {variant.name: _fallen(chosen, variant.name) for variant in VARIANTS}
     widths = sorted(chosen["width"].unique())
-    by_width = {width: _fallen(chosen[chosen["width"] == width], PLAIN.name) for width in widths}
-    plain = chosen[chosen["variant"] == PLAIN.name]
+    by_width = {width: _fallen(rows(chosen, width=width), PLAIN.name) for width in widths}
+    plain = rows(chosen, variant=PLAIN.name)
     caught = plain[plain["together"] >= 0]
     told = "; ".join(f"{name} {share:.0%}" for name, share in fallen.items())
     when = f"{training.name}: "
@@ -196,7 +176,7 @@ def _judge(starts: pd.DataFrame, training: Training, config: Config) -> list[Cla
             ours="runs that fall together: "
             + ", ".join(f"d = {width:.0f} {share:.0%}" for width, share in by_width.items())
             + "; median steps "
-            + ", ".join(_median(caught.loc[caught["width"] == width, "together"]) for width in widths),
+            + ", ".join(_median(rows(caught, width=width)["together"]) for width in widths),
             tolerance="fewer runs, or as many in more steps, at the largest width than at the smallest",
             holds=_slower(caught, by_width, widths[0], widths[-1]),
         ),
@@ -212,7 +192,7 @@ def _slower(caught: pd.DataFrame, shares: dict[Any, float], small: Any, large: A
 
 
 def _fallen(starts: pd.DataFrame, variant: str) -> float:
-    return float((starts.loc[starts["variant"] == variant, "together"] >= 0).mean())
+    return float((rows(starts, variant=variant)["together"] >= 0).mean())
 
 
 def _median(steps: pd.Series) -> str:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from depthscope.models import Block, BlockConfig, FeedForward
 from depthscope.models.wiring import Wired, Wiring
-from depthscope.progress import Tick
+from depthscope_lab.papers.trained import steps
 
 HEADS = 2
 RADIUS = 0.3
@@ -74,13 +74,7 @@ def wiring_of(variant: Variant) -> Wiring:
 class Mover(nn.Module):
     """Points (batch, 2, 2) → where they are to be next (batch, 2, 2): Linear 2 → d, norm, one layer, Linear d → 2."""
 
-    def __init__(
-        self,
-        width: int,
-        variant: Variant,
-        generator: torch.Generator | None = None,
-        deviation: float | None = None,
-    ):
+    def __init__(self, width: int, variant: Variant, generator: torch.Generator, deviation: float | None = None):
         super().__init__()
         self.variant = variant
         self.enter, self.leave = nn.Linear(2, width), nn.Linear(width, 2)
@@ -104,7 +98,7 @@ def arcs(points: int) -> Tensor:
     return RADIUS * torch.stack([turned.cos(), turned.sin()], dim=-1)
 
 
-def train(shape: Training, width: int, variant: Variant, seed: int, advance: Tick) -> tuple[Mover, float]:
+def train(shape: Training, width: int, variant: Variant, seed: int) -> tuple[Mover, float]:
     """Teacher forcing. Returns the model, in float64, and how far off it is on the arcs.
 
     That is the mean squared distance to the next place in units of the squared length of a step: standing still has 1.
@@ -112,18 +106,19 @@ def train(shape: Training, width: int, variant: Variant, seed: int, advance: Tic
     model = Mover(width, variant, torch.Generator().manual_seed(seed), shape.deviation)
     path = arcs(shape.points)
     now, following = (part[:: shape.every].float() for part in (path[:-1], path[1:]))
+    batches = list(zip(now.split(shape.batch), following.split(shape.batch), strict=True))
+
+    def loss_of(step: int) -> Tensor:
+        here, there = batches[step % len(batches)]
+        return F.mse_loss(model(here), there)
+
+    def rate(step: int) -> float:
+        epoch = step // len(batches)
+        return shape.rate * ((1 + math.cos(math.pi * epoch / shape.epochs)) / 2 if shape.falling else 1.0)
+
     optimiser = torch.optim.Adam(model.parameters(), lr=shape.rate)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda epoch: (1 + math.cos(math.pi * epoch / shape.epochs)) / 2 if shape.falling else 1.0
-    )
-    for _ in range(shape.epochs):
-        for here, there in zip(now.split(shape.batch), following.split(shape.batch), strict=True):
-            loss = F.mse_loss(model(here), there)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-        schedule.step()
-        advance()
+    for _step in steps(loss_of, optimiser, shape.epochs * len(batches), rate=rate):
+        pass
     model = model.double().eval()
     with torch.no_grad():
         off = (model(path[:-1]) - path[1:]).square().sum() / (path[1:] - path[:-1]).square().sum()

@@ -1,0 +1,100 @@
+"""How studies train models of their own: one loop, and one place where what was computed is kept.
+
+    optimiser = torch.optim.AdamW(model.parameters())
+    for step, loss in steps(partial(loss_of_task, task, model), optimiser, 100):
+        ...  # the step is made and its gradients are still there: look, write down, say how far it is, or `break`
+
+What is particular to a study is the body of this loop and the two functions of the step that it gives: the loss, which
+takes its own batch, and the rate. `kept` makes a run that is finished a file, so that an interrupted study goes on with
+the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.files import write_whole
+from depthscope.sealed import read_kept, record_writer
+from depthscope_lab.papers.provenance import short_hash
+from depthscope_lab.training.task import Share, Task
+
+_KIND = "part of a study"
+_WHOLE, _CPU = Share(0, 1), torch.device("cpu")
+
+
+def steps(
+    loss_of: Callable[[int], Tensor],
+    optimiser: torch.optim.Optimizer,
+    count: int,
+    *,
+    rate: Callable[[int], float] | None = None,
+    clip: float | None = None,
+) -> Iterator[tuple[int, float]]:
+    """Trains, and gives (step, loss) behind each of `count` steps, counted from 0. Nothing stops it: `break` does.
+
+    Args:
+        loss_of: The loss of a step, with its gradient.
+        optimiser: Holds the parameters. Every step sets their gradients anew.
+        count: How many steps there are.
+        rate: The learning rate of a step; without it that of the optimiser.
+        clip: The largest norm of the whole gradient.
+    """
+    for step in range(count):
+        loss = loss_of(step)
+        optimiser.zero_grad()
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], clip)
+        if rate is not None:
+            for group in optimiser.param_groups:
+                group["lr"] = rate(step)
+        optimiser.step()
+        yield step, loss.item()
+
+
+def loss_of_task(task: Task, model: nn.Module, step: int) -> Tensor:
+    """On the task's own batch of this step, for a model that carries nothing from batch to batch."""
+    return task.loss(model, task.batch(step, _WHOLE, _CPU), None)[0]
+
+
+@torch.no_grad()
+def means_of_task(task: Task, model: nn.Module) -> dict[str, float]:
+    """What the task evaluates (loss, accuracy, …), each divided by its count; the model is in eval mode then."""
+    sums = task.evaluate(model.eval(), _WHOLE, _CPU)
+    count = sums.pop("count")
+    return {name: value / count for name, value in sums.items()}
+
+
+def kept(folder: Path, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+    """What an earlier process has computed for exactly this key; else what `make` computes, which is kept.
+
+    It is data as JSON has them: a tuple comes back as a list, a number that is not finite as None, also at the first
+    time. A file that is damaged is made again, with a warning. Code, libraries and data are no part of the key: the
+    folder that a study gets is theirs.
+    """
+    known = {"key": plain(key)}
+    path = folder / f"{short_hash(known)}.json"
+    before = read_kept(path, _KIND, known)
+    if before is None:
+        before = {**known, "found": plain(make())}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, record_writer(_KIND, 1, before))
+    return before["found"]
+
+
+def plain(value: Any) -> Any:
+    """As JSON gives it back; None for nan and infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return json.loads(json.dumps(value))
