@@ -37,7 +37,6 @@ from depthscope_lab.cli.settings import (
 from depthscope_lab.cli.train_display import about_run, show_estimate, show_list, show_outcome
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.run import NonFiniteLoss, Run
-from depthscope_lab.training.signals import end_with_parent
 
 if TYPE_CHECKING:
     from depthscope_lab.training.run import Outcome
@@ -94,7 +93,6 @@ def train(
     Stopped by Ctrl-C or SIGTERM it saves its work first; the same command with --resume goes on as if nothing
     had happened. Stopped by a rule of --stop-if it keeps the last good checkpoint too, and names it.
     """
-    of_a_comparison = end_with_parent()
     if recipe is None:
         given_all = given(depth=depth, width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps, seed=seed)
         if given_all or any((settings, out, resume, dry_run, stop_if, warn_if, data, allow_incomplete, cpu)):
@@ -121,7 +119,7 @@ def train(
     if rank == 0:
         require_writable(run.out)
     outcome = _run(config, run, processes, rank == 0, as_json, lambda: _task(config, data, allow_incomplete))
-    if rank == 0 and not of_a_comparison:
+    if rank == 0:
         add_report(run.out, "train")
     if outcome.stopped is not None:
         raise typer.Exit(ExitCode.GATE)
@@ -137,12 +135,12 @@ def _task(config: TrainingConfig, data: str | None, allow_incomplete: bool, *, e
 def _run(
     config: TrainingConfig, run: Run, processes: int, main: bool, as_json: bool, make_task: Callable[[], Task]
 ) -> Outcome:
-    from depthscope_lab.training.display import Quiet, Terminal
+    from depthscope_lab.training.display import Display, Terminal
     from depthscope_lab.training.estimate import require_fits
     from depthscope_lab.training.loop import train
 
     parameters = require_fits(config, processes, cpu=run.cpu).parameters
-    display = Terminal() if main else Quiet()
+    display = Terminal() if main else Display()
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # a library's prints are no JSON
         task = make_task()
         if note := getattr(getattr(task, "data", None), "note", ""):

@@ -41,8 +41,7 @@ def show_outcome(outcome: Outcome | NonFiniteLoss, as_json: bool, about: dict[st
         )
         return
     if outcome.stopped is not None:
-        line = f"stopped at step {outcome.step} of {outcome.total_steps}, saved in {place}: {visible(outcome.stopped)}"
-        print(f"depthscope: {line}", file=sys.stderr)
+        print(f"depthscope: {outcome.how_it_stopped}", file=sys.stderr)
         return
     if as_json:
         return

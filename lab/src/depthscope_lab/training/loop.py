@@ -14,7 +14,7 @@ from torch import nn
 
 from depthscope_lab.extras import require
 from depthscope_lab.training.config import TrainingConfig
-from depthscope_lab.training.display import Display, Quiet
+from depthscope_lab.training.display import Display
 from depthscope_lab.training.engine import (
     Engine,
     compute_step,
@@ -53,7 +53,7 @@ def train(
     """
     require_rules(run)
     with _engine(task, config, run) as engine, stop_on_signal() as request, owning(engine, run):
-        shown = display if display is not None and engine.is_main else Quiet()
+        shown = display if display is not None and engine.is_main else Display()
         session = Session(engine, task, config, run, shown, Position())
         begin(session)
         with shown, watching(engine.entrance) if watching else watching_depth(session) as watch:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from depthscope.conditions import Condition, parse_condition
+from depthscope.naming import visible
 from depthscope.report.formats import METRICS
 from depthscope_lab.training.settings import check_type
 
@@ -83,3 +84,9 @@ class Outcome:
     @property
     def complete(self) -> bool:
         return self.step == self.total_steps
+
+    @property
+    def how_it_stopped(self) -> str:
+        """In a line."""
+        place, why = visible(str(self.checkpoint)), visible(self.stopped or "")
+        return f"stopped at step {self.step} of {self.total_steps}, saved in {place}: {why}"

@@ -25,7 +25,7 @@ from depthscope_lab.training.task import Carry, Task
 TIMED = 2  # steps, after a first one that is not counted; the faster counts
 SLACK = 1.15  # for checkpoints, pictures, and what else goes on in a machine
 LEAST_SHARE = 0.1  # of the recipe's steps: with fewer it would be another experiment
-_START = "import depthscope_lab.training.loop, depthscope_lab.cli.train, accelerate, pandas"
+_START = "import depthscope_lab.training.loop, depthscope_lab.training.loading, accelerate"
 
 Pair = tuple[str, int]  # variant, depth
 
