@@ -23,6 +23,7 @@ HeldOut = Literal["test", "validation"]
 _GREATEST_SIZE = 2**63 - 1  # what torch counts with
 _GREATEST_FLOAT32 = 3.4028234e38
 _POSITIVE = ("depth", "width", "ffn_width", "heads", "batch_size", "epochs", "steps", "lr", "accumulate", "clip_norm")
+GONE = {"at_once": False}  # settings of earlier versions, as every run now has them
 _NOT_NEGATIVE = ("warmup_steps", "weight_decay", "drop_factor", "seed")
 
 
@@ -63,10 +64,6 @@ class TrainingConfig:
         HeldOut, "What is looked at: test data, or validation data (a fifth of the training images, not trained on)."
     ] = "test"
     checkpoint_activations: Annotated[bool, "Keep only what enters a block, compute the rest again."] = False
-    at_once: Annotated[
-        bool,
-        "Train all blocks as one operation: faster on a CPU if they are narrow; watched steps round otherwise.",
-    ] = False
     compile: Annotated[bool, "Compile the model with torch.compile."] = False
 
     def __post_init__(self) -> None:

@@ -24,7 +24,6 @@ from depthscope.measures import token_similarity
 from depthscope.models import Block, BlockConfig, VisionTransformer
 from depthscope.progress import Tick
 from depthscope.sealed import read_kept, record_writer
-from depthscope_lab.models import AtOnceEncoder
 from depthscope_lab.papers.deep.variants import prescription, wiring_for
 from depthscope_lab.training.config import ImageConfig
 from depthscope_lab.training.data import load_digits
@@ -163,7 +162,6 @@ def build(variant: str, task: ImageClassification) -> SideBySide:
             pool="mean",  # no class token
             generator=derived_generator(config.seed, "weights"),
         )
-        AtOnceEncoder.turn(vit.encoder)
         return SideBySide(vit, derived_generator(config.seed, "head"))
 
 
