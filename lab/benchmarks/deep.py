@@ -3,8 +3,8 @@ seconds of processor time of one thread (the machine may be shared).
 
     python lab/benchmarks/deep.py
 
-Up to 1000 blocks of width 32 of the recipe vit-digits, batch 16, with torch's AdamW as it is by default and fused (which
-is what `depthscope train` does on a CPU). Target: the same time per block at each depth.
+Up to 1000 blocks of width 32 of the recipe vit-digits, batch 16, with torch's AdamW as it is by default and fused (as in
+`depthscope train` on a CPU). Target: the same time per block at each depth.
 """
 
 from __future__ import annotations
@@ -58,4 +58,7 @@ if __name__ == "__main__":
             each = [statistics.median(part) * 1000 / depth for part in zip(*(one[form] for one in found), strict=True)]
             parts = ", ".join(f"{name} {value:.2f}" for name, value in zip(PARTS_OF_A_STEP, each, strict=True))
             ratio = statistics.median(sum(one["default"]) / sum(one[form]) for one in found)
-            print(f"{depth} blocks, {form:<8} {sum(each):.2f} ms a block ({parts}): default ÷ this {ratio:.2f}", flush=True)
+            print(
+                f"{depth} blocks, {form:<8} {sum(each):.2f} ms a block ({parts}): default ÷ this {ratio:.2f}",
+                flush=True,
+            )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from depthscope.files import content_sum, read_json, write_json
+from depthscope.files import content_sum, write_whole
+from depthscope.sealed import read_record, record_writer
 from depthscope_lab.training.comparison import Launch
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.protocol import Protocol, fresh_seeds
@@ -70,21 +71,17 @@ def request_of(
 
 def keep_plan(folder: Path, plan: Plan, request: str) -> None:
     """So that the same command goes on with the same steps, however fast the machine is then."""
-    kept = {"request": request, **plan.as_json()}
-    write_json(folder / PLAN, {**kept, "sha256": content_sum(kept)})
+    write_whole(folder / PLAN, record_writer("plan", 1, {"request": request, **plan.as_json()}))
 
 
 def kept_plan(folder: Path, configs: Sequence[TrainingConfig], request: str) -> Plan | None:
     """The plan of this very request, if one was begun here. A damaged file is refused: its steps cannot be guessed."""
-    path = folder / PLAN
-    if not path.exists():
-        return None
     try:
-        found = read_json(path)
-        if not isinstance(found, dict) or found.pop("sha256", None) != content_sum(found):
-            raise ValueError("it is not what was written")
+        found = read_record(folder / PLAN, "plan", unnumbered=1).content
+    except FileNotFoundError:
+        return None
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}; remove it, and a new plan is made") from None
+        raise ValueError(f"{error}; remove it, and a new plan is made") from None
     if found["request"] != request:
         return None
     seconds = found["seconds"]
