@@ -3,7 +3,7 @@ seconds of processor time of one thread (the machine may be shared).
 
     python lab/benchmarks/deep.py
 
-Up to 1000 blocks of width 32 of the recipe vit-digits, batch 16, with torch's AdamW as it is by default and fused (as in
+Up to 1000 blocks of width 32 of the recipe vit-digits, batch 16, with AdamW as it is by default and fused (as in
 `depthscope train` on a CPU). Target: the same time per block at each depth.
 """
 
