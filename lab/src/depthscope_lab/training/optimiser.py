@@ -35,5 +35,5 @@ class QuickAdamW(torch.optim.AdamW):
             return False
         for found, known in zip(lists, kept, strict=True):
             found += known
-        lists[1] += [parameter.grad for parameter in moved]
+        lists[1].extend(parameter.grad for parameter in moved)
         return False
