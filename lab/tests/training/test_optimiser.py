@@ -84,6 +84,16 @@ def test_the_lists_are_those_of_the_state(change):
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("option", ["amsgrad", "maximize"])
+def test_a_state_of_another_kind_of_step_is_refused(option):
+    model = make()
+    optimiser = QuickAdamW(model.parameters(), **SETTINGS)
+    optimiser.load_state_dict(torch.optim.AdamW(make().parameters(), **SETTINGS, **{option: True}).state_dict())
+    give_gradients(model, 0)
+    with pytest.raises(ValueError, match="neither amsgrad nor maximize"):
+        optimiser.step()
+
+
 def test_a_scaler_divides_the_gradients_and_skips_those_that_overflow():
     found = []
     for make_optimiser in (QuickAdamW, torch.optim.AdamW):

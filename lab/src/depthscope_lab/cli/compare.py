@@ -21,24 +21,8 @@ from depthscope.files import require_writable, write_folder
 from depthscope.locks import owned
 from depthscope.naming import visible
 from depthscope_lab.cli import completion
+from depthscope_lab.cli import settings as options
 from depthscope_lab.cli.compare_display import list_runs, runs_as_json, show_bar, show_plan, show_summary
-from depthscope_lab.cli.settings import (
-    AllowIncomplete,
-    BatchSize,
-    Cpu,
-    Data,
-    Epochs,
-    Lr,
-    Set,
-    Steps,
-    StopIf,
-    WarnIf,
-    Width,
-    configured,
-    given,
-    numbers,
-    separated,
-)
 from depthscope_lab.training.comparison import Cell, Launch, Result, cells_of, run_cells
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.notation import split
@@ -91,52 +75,52 @@ def compare(
             metavar="0.3,1,3", help="Factors of each variant's learning rate; the best are marked, or tuned to."
         ),
     ] = None,
-    width: Width = None,
-    batch_size: BatchSize = None,
-    lr: Lr = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    settings: Set = None,
+    width: options.Width = None,
+    batch_size: options.BatchSize = None,
+    lr: options.Lr = None,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    settings: options.Set = None,
     out: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Where runs and results are kept.")] = Path(
         "depthscope-comparison"
     ),
     jobs: Annotated[int, counted("Runs at a time.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; train nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    stop_if: StopIf = None,
-    warn_if: WarnIf = None,
-    data: Data = None,
-    allow_incomplete: AllowIncomplete = False,
-    cpu: Cpu = False,
+    stop_if: options.StopIf = None,
+    warn_if: options.WarnIf = None,
+    data: options.Data = None,
+    allow_incomplete: options.AllowIncomplete = False,
+    cpu: options.Cpu = False,
 ) -> None:
     """Train variants side by side: each run a process and a folder; started again, it skips what is done.
 
     Every variant has its own learning rate, as in the recipe, unless --lr gives all the same, or --tune looks for it:
     then a plan with its time is printed first, and a verdict last.
     """
-    of_config, of_run = separated(recipe, settings, cpu, stop_if, warn_if)
+    of_config, of_run = options.separated(recipe, settings, cpu, stop_if, warn_if)
     for name in of_config.keys() & FACTORS.keys():
         raise ValueError(f"{name} is compared here: give {FACTORS[name]} instead of --set {name}")
-    changes = of_config | given(width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps)
+    changes = of_config | options.given(width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps)
     seconds = None if budget is None else read_budget(budget)
     tuned = tune or budget is not None
     if tuned and "evaluate_on" in of_config:
         raise ValueError("--tune chooses on validation data and measures on test data: leave evaluate_on out")
-    asked_depths = None if depths is None else numbers("--depths", depths, int)
+    asked_depths = None if depths is None else options.numbers("--depths", depths, int)
     launch = Launch(out, data, allow_incomplete, jobs, {"tracker": "none"} | of_run)
     if of_run.keys() & {"stop_if", "warn_if"}:
         from depthscope_lab.training.observation import require_rules
 
         require_rules(Run(out, **of_run))
-    factors = None if lr_grid is None else numbers("--lr-grid", lr_grid, float)
+    factors = None if lr_grid is None else options.numbers("--lr-grid", lr_grid, float)
     cells = cells_of(
         [
-            configured(recipe, variant, changes)
+            options.configured(recipe, variant, changes)
             for variant in _variants(recipe, variants, changes, launch, asked_depths)
         ],
         depths=asked_depths,
         seeds=(0,) if tuned else range(seeds),
-        warmups=None if warmup is None else numbers("--warmup", warmup, int),
+        warmups=None if warmup is None else options.numbers("--warmup", warmup, int),
         lr_factors=(1.0,) if tuned or factors is None else factors,
     )
     if tuned:
@@ -285,7 +269,9 @@ def _buildable(recipe: str, changes: dict[str, Any], launch: Launch, depth: int)
     found, left_out = [], {}
     for name in RECIPES[recipe].variants:
         try:
-            require_fits(configured(recipe, name, changes).changed(depth=depth), cpu=bool(launch.options.get("cpu")))
+            require_fits(
+                options.configured(recipe, name, changes).changed(depth=depth), cpu=bool(launch.options.get("cpu"))
+            )
             found.append(name)
         except ValueError as error:
             left_out[name] = error

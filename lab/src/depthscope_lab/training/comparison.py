@@ -148,7 +148,6 @@ def run_cell(cell: Cell, launch: Launch, display: Display) -> Result:
     from depthscope_lab.training.loading import make_task
     from depthscope_lab.training.loop import train
 
-    result = Result(cell, None)
     try:
         task = make_task(cell.config, launch.data, allow_incomplete=launch.allow_incomplete)
         if note := getattr(getattr(task, "data", None), "note", ""):
@@ -157,8 +156,7 @@ def run_cell(cell: Cell, launch: Launch, display: Display) -> Result:
         outcome = train(task, cell.config, run, display=display)
         if outcome.signal is not None:
             raise Terminated if outcome.signal == signal.SIGTERM else KeyboardInterrupt
-        if outcome.stopped is not None:
-            result = Result(cell, None, outcome.how_it_stopped)
+        result = Result(cell, None, outcome.how_it_ended_early)
     except NonFiniteLoss as error:
         result = Result(cell, visible(str(error)))
     keep_result(result, launch)

@@ -86,7 +86,9 @@ class Outcome:
         return self.step == self.total_steps
 
     @property
-    def how_it_stopped(self) -> str:
-        """In a line."""
-        place, why = visible(str(self.checkpoint)), visible(self.stopped or "")
-        return f"stopped at step {self.step} of {self.total_steps}, saved in {place}: {why}"
+    def how_it_ended_early(self) -> str | None:
+        """In a line; None if it went to its end."""
+        place = f"stopped at step {self.step} of {self.total_steps}, saved in {visible(str(self.checkpoint))}"
+        if self.signal is not None:
+            return f"{place}; the same command with --resume goes on"
+        return None if self.stopped is None else f"{place}: {visible(self.stopped)}"
