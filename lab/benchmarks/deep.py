@@ -3,34 +3,38 @@ seconds of processor time of one thread (the machine may be shared).
 
     python lab/benchmarks/deep.py
 
-Up to 1000 blocks of width 32 of the recipe vit-digits, batch 16, with AdamW as it is by default and fused (as in
-`depthscope train` on a CPU). Target: the same time per block at each depth.
+Up to 1000 blocks of width 32 of the recipe vit-digits, batch 16, with AdamW as it is by default, fused, and as
+QuickAdamW (as in `depthscope train` on a CPU). Target: the same time per block at each depth.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 from itertools import pairwise
 
 import torch
+from torch.optim import AdamW
 
 from depthscope_lab.training import Share, vit_digits
 from depthscope_lab.training.data import load_digits
 from depthscope_lab.training.images import ImageClassification
+from depthscope_lab.training.optimiser import QuickAdamW
 
 ROUNDS = {50: 20, 200: 10, 1000: 5}  # by depth
+FORMS = {"default": AdamW, "fused": partial(AdamW, fused=True), "quick": QuickAdamW}
 PARTS_OF_A_STEP = ("forward", "backward", "optimiser")
 
 
 class Stepper:
     """A model, trained step by step."""
 
-    def __init__(self, fused: bool, depth: int):
+    def __init__(self, form: str, depth: int):
         config = vit_digits("post").changed(depth=depth, width=32, ffn_width=64, heads=4, batch_size=16)
         self.task = ImageClassification(config, load_digits())
         self.model = self.task.build()
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-5, weight_decay=0.1, fused=fused)
+        self.optimiser = FORMS[form](self.model.parameters(), lr=1e-5, betas=(0.9, 0.999), weight_decay=0.1)
         self.number = 0
 
     def step(self) -> list[float]:
@@ -52,7 +56,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
     for depth, rounds in ROUNDS.items():
-        steppers = {"default": Stepper(False, depth), "fused": Stepper(True, depth)}
+        steppers = {form: Stepper(form, depth) for form in FORMS}
         found = [{form: stepper.step() for form, stepper in steppers.items()} for _ in range(rounds + 1)][1:]
         for form in steppers:
             each = [statistics.median(part) * 1000 / depth for part in zip(*(one[form] for one in found), strict=True)]

@@ -76,7 +76,7 @@ def show_plan(plan: Plan, launch: Launch, *, budget: float | None, on_stderr: bo
 
 def plan_in_words(plan: Plan, launch: Launch, budget: float | None) -> list[str]:
     """The lines of a plan."""
-    from depthscope_lab.training.timing import in_words
+    from depthscope_lab.training.plan import in_words
 
     protocol, count = plan.protocol, len(plan.configs)
     variants = list(dict.fromkeys(config.variant for config in plan.configs))
