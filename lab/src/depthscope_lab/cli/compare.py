@@ -128,7 +128,10 @@ def compare(
         _tuned(recipe, cells, launch, factors, seeds, seconds, asked=asked, dry_run=dry_run, as_json=as_json)
         return
     if dry_run:
-        _check_remedies(cells)
+        from depthscope_lab.training.building import remedies_of
+
+        for config in {cell.config.variant: cell.config for cell in cells}.values():
+            remedies_of(config)  # refuses what does not exist, though nothing is built
         if as_json:
             print_document("compare", {"dry_run": True, "recipe": recipe, "plan": runs_as_json(cells, launch)})
         else:
@@ -141,7 +144,7 @@ def compare(
             results = run_cells(cells, launch, lambda done, running: told("", done, running, len(cells)))
         return _summary(recipe, results, launch)
 
-    _finish(_kept(run, launch), launch, as_json)
+    _finish(run, launch, as_json)
 
 
 def read_budget(text: str) -> float:
@@ -203,18 +206,22 @@ def _tuned(
             choices, results = fair.run_protocol(configs, plan.protocol, launch, told)
         return _summary(recipe, results, launch, plan=plan, choices=choices)
 
-    _finish(_kept(run, launch), launch, as_json)
+    _finish(run, launch, as_json)
 
 
-def _kept(run: Callable[[], dict[str, Any]], launch: Launch) -> dict[str, Any]:
-    """What `run` gives, as the owner of the folder; interrupted, it says that nothing is lost."""
+def _finish(run: Callable[[], dict[str, Any]], launch: Launch, as_json: bool) -> None:
+    """Runs as the owner of the folder, and shows the summary; interrupted, it says that nothing is lost."""
     try:
         with owned(launch.folder):
-            return run()
+            summary = run()
     except KeyboardInterrupt as interrupt:
         kept = f"the runs in {visible(str(launch.folder))} are saved"
         print(f"depthscope: interrupted; {kept}, and the same command goes on", file=sys.stderr)
         sys.exit(code_of(interrupt))  # past the line that the program itself would print
+    if as_json:
+        print_document("compare", summary)
+    else:
+        show_summary(summary, launch.folder)
 
 
 def _summary(
@@ -240,13 +247,6 @@ def _summary(
     _write(launch.folder, frame, summary)
     add_report(launch.folder, "compare")
     return summary
-
-
-def _finish(summary: dict[str, Any], launch: Launch, as_json: bool) -> None:
-    if as_json:
-        print_document("compare", summary)
-    else:
-        show_summary(summary, launch.folder)
 
 
 def _variants(
@@ -280,14 +280,6 @@ def _buildable(recipe: str, changes: dict[str, Any], launch: Launch, depth: int)
     for name, reason in left_out.items():
         print(f"depthscope: {name} is left out: {reason}", file=sys.stderr)
     return found
-
-
-def _check_remedies(cells: list[Cell]) -> None:
-    """A remedy or an option that does not exist is refused also where nothing is built."""
-    from depthscope_lab.training.building import remedies_of
-
-    for config in {cell.config.variant: cell.config for cell in cells}.values():
-        remedies_of(config)
 
 
 def _check(cells: list[Cell], launch: Launch, *, writes: bool = True) -> None:
