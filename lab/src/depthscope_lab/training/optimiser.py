@@ -37,13 +37,13 @@ class QuickAdamW(torch.optim.AdamW):
             if closure is not None or group["amsgrad"] or group["maximize"]:
                 raise ValueError("expected neither amsgrad nor maximize nor a closure: QuickAdamW has no such step")
             if moved:
-                parameters, *moments, counts = self._lists(number, moved)
+                parameters, averages, squares, counts = self._lists(number, moved)
                 for count in {id(count): count for count in counts}.values():
                     count += 1
                 gradients: Any = [parameter.grad for parameter in parameters]
                 beta1, beta2 = group["betas"]
-                numbers = {name: group[name] for name in _NUMBERS}
-                torch._fused_adamw_(parameters, gradients, *moments, [], counts, beta1=beta1, beta2=beta2, **numbers)
+                numbers: Any = {name: group[name] for name in _NUMBERS} | {"beta1": beta1, "beta2": beta2}
+                torch._fused_adamw_(parameters, gradients, averages, squares, [], counts, **numbers)
 
     def _lists(self, number: int, moved: list[nn.Parameter]) -> list[list[Tensor]]:
         """Collected again only if others have a gradient, or the state was cleared."""
