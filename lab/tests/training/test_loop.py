@@ -483,28 +483,6 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch):
         run_in(tmp_path, tiny_config(), tracker="wandb")
 
 
-def test_what_watches_is_told_every_step_and_closed(tmp_path: Path):
-    from contextlib import contextmanager
-
-    from depthscope_lab.training import Run, train
-
-    seen: list[object] = []
-
-    class Watcher:
-        def step(self, number: int) -> None:
-            seen.append(number)
-
-    @contextmanager
-    def watching(model):
-        seen.append(type(model).__name__)
-        yield Watcher()
-        seen.append("closed")
-
-    config = tiny_config(steps=3)
-    train(tiny_task(config), config, Run(tmp_path, tracker="none", cpu=True), watching=watching)
-    assert seen == ["VisionTransformer", 0, 1, 2, "closed"]
-
-
 def test_depth_is_watched_by_default_behind_the_ffn_and_behind_the_remedy(tmp_path: Path):
     from depthscope.probing import load_records
 
