@@ -11,7 +11,7 @@ from depthscope.models import BlockConfig, Encoder
 from depthscope_lab.training import ImageConfig, Outcome, Run, Share, train
 from depthscope_lab.training.checkpoint import read_newest
 from depthscope_lab.training.data import LabelledImages
-from depthscope_lab.training.display import Quiet
+from depthscope_lab.training.display import Display
 from depthscope_lab.training.images import ImageClassification
 from depthscope_lab.training.randomness import derived_generator
 from depthscope_lab.training.recipes import IN_IMAGES, fill
@@ -84,7 +84,7 @@ class MemoryTask:
         return {"name": "streams"}
 
 
-class Recorder(Quiet):
+class Recorder(Display):
     """Keeps what it is told; `at_step` is called after each logged step."""
 
     def __init__(self, at_step: Callable[[int], object] = lambda _step: None):

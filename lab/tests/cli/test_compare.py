@@ -14,8 +14,8 @@ from depthscope.sealed import read_record
 from depthscope_lab.cli.compare import read_budget
 from depthscope_lab.training import protocol
 from depthscope_lab.training.comparison import Cell
+from depthscope_lab.training.plan import Costs
 from depthscope_lab.training.recipes import RECIPES
-from depthscope_lab.training.timing import Costs
 from pretended_runs import pretend
 
 SETTINGS = ("--set", "heads=1", "--set", "ffn_width=8", "--set", "log_every=1")
@@ -121,7 +121,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
     found: list[Cell] = []
     steps = {(variant, depth): 0.1 * depth for variant in ("post", "pre") for depth in (1, 2)}
     monkeypatch.setattr(protocol, "run_cells", pretend(found, {"post": 5e-5, "pre": 1e-2}))
-    monkeypatch.setattr("depthscope_lab.training.timing.measure_costs", lambda *_: Costs(steps, 1.0, 5.0, 22, 100))
+    monkeypatch.setattr("depthscope_lab.training.plan.measure_costs", lambda *_: Costs(steps, 1.0, 5.0, 22, 100))
     return found
 
 
@@ -142,7 +142,7 @@ def test_a_fair_comparison_says_its_plan_first_and_its_verdict_last(run, tmp_pat
     ranks = {(cell["variant"], cell["rank"]) for cell in summary["cells"]}
     assert ranks == {("post", "best"), ("pre", "worse")}
 
-    monkeypatch.setattr("depthscope_lab.training.timing.measure_costs", None)  # the plan is known
+    monkeypatch.setattr("depthscope_lab.training.plan.measure_costs", None)  # the plan is known
     code, out, err = run(*TUNED, "--budget", "2h", "--out", str(tmp_path), "--json")
     assert code == 0
     found = json.loads(out)

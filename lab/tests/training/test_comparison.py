@@ -14,9 +14,9 @@ import pytest
 from depthscope.exit_codes import code_of
 from depthscope.locks import OWNER, owned
 from depthscope.report import read_metrics
-from depthscope_lab.training import vit_cifar10, vit_digits
+from depthscope_lab.training import Outcome, vit_digits
 from depthscope_lab.training.checkpoint import checkpoints_in
-from depthscope_lab.training.comparison import Cell, Launch, Result, cells_of, command_of, last_step, run_cells
+from depthscope_lab.training.comparison import Cell, Launch, Result, cells_of, last_step, run_cells
 from depthscope_lab.training.comparison_results import curves, final_values, summarise
 from depthscope_lab.training.metrics import append_metrics
 from processes import ENVIRONMENT
@@ -42,17 +42,6 @@ def test_all_combinations_with_each_variants_own_learning_rate():
     assert "pre-depth24-lr0.003-warmup100-seed1" in {cell.name for cell in cells}
     (cell,) = cells_of([vit_digits("post").changed(warmup_steps=7)])
     assert (cell.config.depth, cell.config.warmup_steps) == (48, 7)
-
-
-def test_the_command_has_what_differs_from_the_recipe_and_nothing_else(tmp_path: Path):
-    config = vit_cifar10("deescalated").changed(augment=False, drop_at=(0.5, 0.75), steps=9)
-    launch = Launch(tmp_path, "folder", True, options={"log_every": 2})
-    command = command_of(Cell(config), launch)[3:]
-    assert command[:4] == ["train", "vit-cifar10", "--variant", "deescalated"]
-    assert command[4:7] == ["--resume", "--out", str(tmp_path / "runs" / "deescalated-depth80-lr0.0001-warmup0-seed0")]
-    options = "--set steps=9 --set drop_at=0.5,0.75 --set augment=false --set log_every=2"
-    options += " --data folder --allow-incomplete"
-    assert command[7:] == options.split()
 
 
 def test_a_run_is_done_once_and_its_end_is_read(tmp_path: Path, monkeypatch):
@@ -93,7 +82,7 @@ def test_a_run_is_done_once_and_its_end_is_read(tmp_path: Path, monkeypatch):
     assert again[0] == good
     assert again[1].failed is not None
     assert again[1].failed.startswith("the loss is not finite at step")
-    monkeypatch.setattr("depthscope_lab.training.in_process.train", no_process)
+    monkeypatch.setattr("depthscope_lab.training.loop.train", no_process)
     assert run_cells(cells, here) == again  # what is done is not run again
 
 
@@ -169,24 +158,17 @@ def test_killed_its_runs_save_their_work_and_end_with_it(tmp_path: Path):
         assert len(checkpoints_in(folder / "checkpoints")) == 1
 
 
-class EndedAtOnce:
-    """In place of a process: a run that has logged one number, and is over."""
-
-    returncode, stdin = 0, None
-
-    def __init__(self, command: list[str], **_options: object):
-        folder = Path(command[command.index("--out") + 1])
-        assert not (folder / "checkpoints").exists()  # it would go on from there, and end without its numbers
-        (folder / "checkpoints").mkdir()
-        append_metrics(folder / "metrics.jsonl", 1, {"loss": 2.0})
-
-    def poll(self) -> int:
-        return 0
+def ended_at_once(_task, config, run, *, display):
+    """In place of a training: one that has logged one number, and is over."""
+    assert not run.checkpoints.exists()  # it would go on from there, and end without its numbers
+    run.checkpoints.mkdir(parents=True)
+    append_metrics(run.metrics, 1, {"loss": 2.0})
+    return Outcome(1, 1, {}, None)
 
 
 def test_a_finished_run_whose_numbers_are_damaged_is_run_again(tmp_path: Path, monkeypatch):
-    launch = Launch(tmp_path)
-    monkeypatch.setattr(subprocess, "Popen", EndedAtOnce)
+    launch = Launch(tmp_path, in_process=True)
+    monkeypatch.setattr("depthscope_lab.training.loop.train", ended_at_once)
     results = run_cells([small()], launch)
     metrics = launch.run_folder(small()) / "metrics.jsonl"
     whole = metrics.read_text()
@@ -194,7 +176,7 @@ def test_a_finished_run_whose_numbers_are_damaged_is_run_again(tmp_path: Path, m
     with pytest.warns(UserWarning, match=r"metrics.jsonl is not what the run wrote: it is run again from the start"):
         assert run_cells([small()], launch) == results
     assert metrics.read_text() == whole
-    monkeypatch.setattr(subprocess, "Popen", no_process)
+    monkeypatch.setattr("depthscope_lab.training.loop.train", no_process)
     assert run_cells([small()], launch) == results
     (metrics.parent / "outcome.json").write_text("[]")
     with pytest.raises(AssertionError, match="a process was started"):

@@ -8,7 +8,7 @@ import pytest
 
 from depthscope.remedies.record import from_dict
 from depthscope_lab.training.building import recorded, remedies_of
-from depthscope_lab.training.config import ImageConfig, defaults_of, differences, field_help
+from depthscope_lab.training.config import ImageConfig, as_now, differences, field_help
 from depthscope_lab.training.recipes import RECIPES, txl_manual, vit_cifar10, vit_digits
 from depthscope_lab.training.variants import VARIANTS, YU_ZHANG
 from tiny_training import tiny_config
@@ -110,4 +110,6 @@ def test_what_was_recorded_before_a_setting_was_there_had_its_default():
         before = config.as_json()
         del before["evaluate_on"]
         assert differences(before, config.as_json()) != []
-        assert differences({**defaults_of(config), **before}, config.as_json()) == []
+        assert differences(as_now(before, config), config.as_json()) == []
+        assert differences(as_now(before | {"at_once": False}, config), config.as_json()) == []
+        assert differences(as_now(before | {"at_once": True}, config), config.as_json()) == ["at_once: True → None"]

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from collapsing import CollapsingTask
-from depthscope.exit_codes import ExitCode
 from depthscope.report import read_metrics
-from depthscope_lab.training import Outcome, Run
+from depthscope_lab.training import Outcome
 from depthscope_lab.training.checkpoint import checkpoints_in, newest_until
-from depthscope_lab.training.comparison import Cell, Launch, _end, _read_result, command_of
+from depthscope_lab.training.comparison import Cell, Launch, Result, _read_result, keep_result
 from depthscope_lab.training.comparison_results import curves, summarise
 from tiny_training import Recorder, assert_bitwise_equal, run_in, saved, tiny_config
 
@@ -158,13 +157,10 @@ def test_a_comparison_marks_a_stopped_run_and_loses_nothing(tmp_path: Path):
     for cell in cells:
         folder = launch.run_folder(cell)
         folder.mkdir(parents=True)
-        (folder / "log.txt").write_text("depthscope: stopped at step 13 of 20: since step 8\n", encoding="utf-8")
         (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "lr": 1}\n', encoding="utf-8")
-    results = [_end(cells[0], launch, ExitCode.GATE), _end(cells[1], launch, ExitCode.DONE)]
-    assert [(result.failed, result.stopped) for result in results] == [
-        (None, "stopped at step 13 of 20: since step 8"),
-        (None, None),
-    ]
+    results = [Result(cells[0], None, "stopped at step 13 of 20: since step 8"), Result(cells[1], None)]
+    for result in results:
+        keep_result(result, launch)
     assert [_read_result(cell, launch) for cell in cells] == results
     other = Launch(tmp_path, options={"stop_if": (RULE,)})
     assert [_read_result(cell, other) for cell in cells] == [None, results[1]]  # under other rules it goes on
@@ -174,13 +170,8 @@ def test_a_comparison_marks_a_stopped_run_and_loses_nothing(tmp_path: Path):
     assert (row["failed"], row["stopped"], row["runs"], row["loss"]) == (0, 1, 2, 2.0)
 
 
-def test_a_comparison_hands_its_rules_to_its_runs(tmp_path: Path):
+def test_rules_are_settings_and_options(tmp_path: Path):
     from depthscope_lab.cli.settings import separated
-    from depthscope_lab.training import vit_digits
 
-    rules = (RULE, "effective_rank<2 at block 3")
-    command = command_of(Cell(vit_digits("post")), Launch(tmp_path, options={"stop_if": rules}))
-    settings = [command[i + 1] for i, part in enumerate(command) if part == "--set"]
-    assert Run(tmp_path, **separated("vit-digits", settings, False)[1]).stop_if == rules
     _, of_run = separated("vit-digits", ["stop_if=token_similarity>1"], False, [RULE])
     assert of_run["stop_if"] == ("token_similarity>1", RULE)

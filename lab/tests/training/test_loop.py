@@ -131,27 +131,6 @@ def test_a_step_is_adamws_with_the_gradient_clipped(tmp_path: Path):
         torch.testing.assert_close(found[name], weight, rtol=1e-12, atol=1e-14)
 
 
-def test_at_once_trains_the_same_and_resumes_bit_by_bit(tmp_path: Path):
-    config = tiny_config(variant="pre", precision="float64", steps=4)
-    _, plain = run_in(tmp_path / "plain", config)
-    _, losses = run_in(tmp_path / "whole", config.changed(at_once=True), watch_every=None)
-    assert losses == pytest.approx(plain, rel=1e-10)  # rounding, in float64
-    options = {"display": crash_at(3), "checkpoint_every": 2, "watch_every": None}
-    with pytest.raises(Crash):
-        run_in(tmp_path / "parts", config.changed(at_once=True), **options)
-    run_in(tmp_path / "parts", config.changed(at_once=True), watch_every=None, resume=True)
-    assert_bitwise_equal(saved(tmp_path / "whole"), saved(tmp_path / "parts"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [({"variant": "deescalated"}, "no remedies"), ({"variant": "pre", "compile": True}, "does not go with compile")],
-)
-def test_at_once_is_honoured_or_refused(tmp_path: Path, changes, why):
-    with pytest.raises(ValueError, match=why):
-        run_in(tmp_path, tiny_config(at_once=True, **changes))
-
-
 def test_training_learns_and_leaves_the_global_random_state_alone(tmp_path: Path):
     before = torch.random.get_rng_state()
     _, losses = run_in(tmp_path, tiny_config(lr=3e-3, epochs=20), checkpoint_every=100, evaluate_every=100)
@@ -502,28 +481,6 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="the tracker wandb needs its package: pip install wandb"):
         run_in(tmp_path, tiny_config(), tracker="wandb")
-
-
-def test_what_watches_is_told_every_step_and_closed(tmp_path: Path):
-    from contextlib import contextmanager
-
-    from depthscope_lab.training import Run, train
-
-    seen: list[object] = []
-
-    class Watcher:
-        def step(self, number: int) -> None:
-            seen.append(number)
-
-    @contextmanager
-    def watching(model):
-        seen.append(type(model).__name__)
-        yield Watcher()
-        seen.append("closed")
-
-    config = tiny_config(steps=3)
-    train(tiny_task(config), config, Run(tmp_path, tracker="none", cpu=True), watching=watching)
-    assert seen == ["VisionTransformer", 0, 1, 2, "closed"]
 
 
 def test_depth_is_watched_by_default_behind_the_ffn_and_behind_the_remedy(tmp_path: Path):

@@ -15,10 +15,18 @@ from depthscope_lab.training.comparison import Cell, Launch, Result
 from depthscope_lab.training.comparison_results import curves, summarise
 from depthscope_lab.training.comparison_verdict import ranks, verdict_of, with_intervals
 from depthscope_lab.training.metrics import append_metrics
-from depthscope_lab.training.plan import keep_plan, kept_plan, make_plan, request_of
+from depthscope_lab.training.plan import (
+    Costs,
+    fitted,
+    in_words,
+    keep_plan,
+    kept_plan,
+    make_plan,
+    measure_costs,
+    request_of,
+)
 from depthscope_lab.training.protocol import Choice, Protocol
 from depthscope_lab.training.task import Share
-from depthscope_lab.training.timing import Costs, fitted, in_words, measure_costs
 from pretended_runs import pretend
 
 SMALL = {"depth": 1, "width": 8, "heads": 1, "ffn_width": 8}
@@ -161,7 +169,7 @@ def test_times_in_words(seconds: float, words: str):
 
 
 def test_steps_are_timed_for_every_variant_and_depth_and_leave_nothing(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("depthscope_lab.training.timing._start", lambda: 1.0)
+    monkeypatch.setattr("depthscope_lab.training.plan._start", lambda: 1.0)
     configs = [small(variant, depth=depth) for variant in ("post", "pre") for depth in (1, 3)]
     found = measure_costs(configs, Launch(tmp_path / "out", options={"cpu": True}))
     assert found.step.keys() == {(config.variant, config.depth) for config in configs}
@@ -171,7 +179,7 @@ def test_steps_are_timed_for_every_variant_and_depth_and_leave_nothing(tmp_path:
 
 
 def test_a_plan_is_made_once_and_known_again(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("depthscope_lab.training.timing.measure_costs", lambda *_: costs())
+    monkeypatch.setattr("depthscope_lab.training.plan.measure_costs", lambda *_: costs())
     launch, asked = Launch(tmp_path), ((0.3, 1.0, 3.0), 3, 7200.0)
     plan = make_plan(CONFIGS, launch, factors=asked[0], seeds=3, budget=7200.0)
     request = request_of(CONFIGS, launch, *asked)

@@ -21,24 +21,8 @@ from depthscope.files import require_writable, write_folder
 from depthscope.locks import owned
 from depthscope.naming import visible
 from depthscope_lab.cli import completion
+from depthscope_lab.cli import settings as options
 from depthscope_lab.cli.compare_display import list_runs, runs_as_json, show_bar, show_plan, show_summary
-from depthscope_lab.cli.settings import (
-    AllowIncomplete,
-    BatchSize,
-    Cpu,
-    Data,
-    Epochs,
-    Lr,
-    Set,
-    Steps,
-    StopIf,
-    WarnIf,
-    Width,
-    configured,
-    given,
-    numbers,
-    separated,
-)
 from depthscope_lab.training.comparison import Cell, Launch, Result, cells_of, run_cells
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.notation import split
@@ -91,52 +75,52 @@ def compare(
             metavar="0.3,1,3", help="Factors of each variant's learning rate; the best are marked, or tuned to."
         ),
     ] = None,
-    width: Width = None,
-    batch_size: BatchSize = None,
-    lr: Lr = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    settings: Set = None,
+    width: options.Width = None,
+    batch_size: options.BatchSize = None,
+    lr: options.Lr = None,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    settings: options.Set = None,
     out: Annotated[Path, typer.Option(metavar="DIR", parser=folder, help="Where runs and results are kept.")] = Path(
         "depthscope-comparison"
     ),
     jobs: Annotated[int, counted("Runs at a time.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; train nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-    stop_if: StopIf = None,
-    warn_if: WarnIf = None,
-    data: Data = None,
-    allow_incomplete: AllowIncomplete = False,
-    cpu: Cpu = False,
+    stop_if: options.StopIf = None,
+    warn_if: options.WarnIf = None,
+    data: options.Data = None,
+    allow_incomplete: options.AllowIncomplete = False,
+    cpu: options.Cpu = False,
 ) -> None:
     """Train variants side by side: each run a process and a folder; started again, it skips what is done.
 
     Every variant has its own learning rate, as in the recipe, unless --lr gives all the same, or --tune looks for it:
     then a plan with its time is printed first, and a verdict last.
     """
-    of_config, of_run = separated(recipe, settings, cpu, stop_if, warn_if)
+    of_config, of_run = options.separated(recipe, settings, cpu, stop_if, warn_if)
     for name in of_config.keys() & FACTORS.keys():
         raise ValueError(f"{name} is compared here: give {FACTORS[name]} instead of --set {name}")
-    changes = of_config | given(width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps)
+    changes = of_config | options.given(width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps)
     seconds = None if budget is None else read_budget(budget)
     tuned = tune or budget is not None
     if tuned and "evaluate_on" in of_config:
         raise ValueError("--tune chooses on validation data and measures on test data: leave evaluate_on out")
-    asked_depths = None if depths is None else numbers("--depths", depths, int)
+    asked_depths = None if depths is None else options.numbers("--depths", depths, int)
     launch = Launch(out, data, allow_incomplete, jobs, {"tracker": "none"} | of_run)
     if of_run.keys() & {"stop_if", "warn_if"}:
         from depthscope_lab.training.observation import require_rules
 
         require_rules(Run(out, **of_run))
-    factors = None if lr_grid is None else numbers("--lr-grid", lr_grid, float)
+    factors = None if lr_grid is None else options.numbers("--lr-grid", lr_grid, float)
     cells = cells_of(
         [
-            configured(recipe, variant, changes)
+            options.configured(recipe, variant, changes)
             for variant in _variants(recipe, variants, changes, launch, asked_depths)
         ],
         depths=asked_depths,
         seeds=(0,) if tuned else range(seeds),
-        warmups=None if warmup is None else numbers("--warmup", warmup, int),
+        warmups=None if warmup is None else options.numbers("--warmup", warmup, int),
         lr_factors=(1.0,) if tuned or factors is None else factors,
     )
     if tuned:
@@ -144,7 +128,10 @@ def compare(
         _tuned(recipe, cells, launch, factors, seeds, seconds, asked=asked, dry_run=dry_run, as_json=as_json)
         return
     if dry_run:
-        _check_remedies(cells)
+        from depthscope_lab.training.building import remedies_of
+
+        for config in {cell.config.variant: cell.config for cell in cells}.values():
+            remedies_of(config)  # refuses what does not exist, though nothing is built
         if as_json:
             print_document("compare", {"dry_run": True, "recipe": recipe, "plan": runs_as_json(cells, launch)})
         else:
@@ -157,7 +144,7 @@ def compare(
             results = run_cells(cells, launch, lambda done, running: told("", done, running, len(cells)))
         return _summary(recipe, results, launch)
 
-    _finish(_kept(run, launch), launch, as_json)
+    _finish(run, launch, as_json)
 
 
 def read_budget(text: str) -> float:
@@ -219,18 +206,22 @@ def _tuned(
             choices, results = fair.run_protocol(configs, plan.protocol, launch, told)
         return _summary(recipe, results, launch, plan=plan, choices=choices)
 
-    _finish(_kept(run, launch), launch, as_json)
+    _finish(run, launch, as_json)
 
 
-def _kept(run: Callable[[], dict[str, Any]], launch: Launch) -> dict[str, Any]:
-    """What `run` gives, as the owner of the folder; interrupted, it says that nothing is lost."""
+def _finish(run: Callable[[], dict[str, Any]], launch: Launch, as_json: bool) -> None:
+    """Runs as the owner of the folder, and shows the summary; interrupted, it says that nothing is lost."""
     try:
         with owned(launch.folder):
-            return run()
+            summary = run()
     except KeyboardInterrupt as interrupt:
         kept = f"the runs in {visible(str(launch.folder))} are saved"
         print(f"depthscope: interrupted; {kept}, and the same command goes on", file=sys.stderr)
         sys.exit(code_of(interrupt))  # past the line that the program itself would print
+    if as_json:
+        print_document("compare", summary)
+    else:
+        show_summary(summary, launch.folder)
 
 
 def _summary(
@@ -258,13 +249,6 @@ def _summary(
     return summary
 
 
-def _finish(summary: dict[str, Any], launch: Launch, as_json: bool) -> None:
-    if as_json:
-        print_document("compare", summary)
-    else:
-        show_summary(summary, launch.folder)
-
-
 def _variants(
     recipe: str, text: str, changes: dict[str, Any], launch: Launch, depths: Sequence[int] | None
 ) -> list[str]:
@@ -285,7 +269,9 @@ def _buildable(recipe: str, changes: dict[str, Any], launch: Launch, depth: int)
     found, left_out = [], {}
     for name in RECIPES[recipe].variants:
         try:
-            require_fits(configured(recipe, name, changes).changed(depth=depth), cpu=bool(launch.options.get("cpu")))
+            require_fits(
+                options.configured(recipe, name, changes).changed(depth=depth), cpu=bool(launch.options.get("cpu"))
+            )
             found.append(name)
         except ValueError as error:
             left_out[name] = error
@@ -294,14 +280,6 @@ def _buildable(recipe: str, changes: dict[str, Any], launch: Launch, depth: int)
     for name, reason in left_out.items():
         print(f"depthscope: {name} is left out: {reason}", file=sys.stderr)
     return found
-
-
-def _check_remedies(cells: list[Cell]) -> None:
-    """A remedy or an option that does not exist is refused also where nothing is built."""
-    from depthscope_lab.training.building import remedies_of
-
-    for config in {cell.config.variant: cell.config for cell in cells}.values():
-        remedies_of(config)
 
 
 def _check(cells: list[Cell], launch: Launch, *, writes: bool = True) -> None:

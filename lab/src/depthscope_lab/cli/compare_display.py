@@ -76,7 +76,7 @@ def show_plan(plan: Plan, launch: Launch, *, budget: float | None, on_stderr: bo
 
 def plan_in_words(plan: Plan, launch: Launch, budget: float | None) -> list[str]:
     """The lines of a plan."""
-    from depthscope_lab.training.timing import in_words
+    from depthscope_lab.training.plan import in_words
 
     protocol, count = plan.protocol, len(plan.configs)
     variants = list(dict.fromkeys(config.variant for config in plan.configs))
@@ -132,28 +132,23 @@ def _show_cells(console: Screen, cells: list[dict[str, str]]) -> None:
 
 def _as_words(row: dict[str, Any], grid: bool, fair: bool, edge: bool) -> dict[str, str]:
     """A cell of the comparison, by the headings of its columns; in a `grid` the best learning rate has a mark."""
-    spread = _with_interval if fair else _with_spread
     return {
         "variant": row["variant"],
         "blocks": str(row["depth"]),
         "lr": f"{row['lr']:g}" + (" *" if grid and row["best_lr"] else "") + (" !" if edge else ""),
         "warm-up": str(row["warmup_steps"]),
         "runs": ", ".join([str(row["runs"]), *(f"{row[end]} {end}" for end in ("failed", "stopped") if row[end])]),
-    } | {name.replace("_", " "): spread(row, name) for name in row if f"{name}_std" in row}
+    } | {name.replace("_", " "): _number(row, name, fair) for name in row if f"{name}_std" in row}
 
 
-def _with_spread(row: dict[str, Any], name: str) -> str:
+def _number(row: dict[str, Any], name: str, fair: bool) -> str:
+    """With its interval, or its spread over the seeds."""
     if row[name] is None:
         return "–"
-    spread = row[f"{name}_std"]
+    low, high, spread = (row.get(f"{name}_{bound}") for bound in ("low", "high", "std"))
+    if fair:
+        return f"{row[name]:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None else "")
     return f"{row[name]:.3f}" + (f" ± {spread:.3f}" if spread is not None else "")
-
-
-def _with_interval(row: dict[str, Any], name: str) -> str:
-    if row[name] is None:
-        return "–"
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    return f"{row[name]:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None else "")
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:

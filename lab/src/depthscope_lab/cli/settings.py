@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from depthscope.cli.folders import data
-from depthscope_lab.training.config import TrainingConfig, field_help, field_types
+from depthscope_lab.training.config import TrainingConfig, changeable, field_help
 from depthscope_lab.training.recipes import RECIPES
 from depthscope_lab.training.run import Run
 from depthscope_lab.training.settings import read_settings
@@ -71,10 +71,7 @@ def separated(
     warn_if: Sequence[str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`--set` as settings of the configuration and of the run; --cpu and the rules are of the latter."""
-    of_run = {name: kind for name, kind in field_types(Run).items() if name in field_help(Run)}
-    of_config = {
-        name: kind for name, kind in field_types(config_type(recipe)).items() if name in field_help(config_type(recipe))
-    }
+    of_run, of_config = changeable(Run), changeable(RECIPES[recipe].config)
     found = read_settings(settings or [], of_config | of_run)
     if cpu:
         found["cpu"] = True
@@ -87,11 +84,6 @@ def separated(
         {name: value for name, value in found.items() if name in of_config},
         {name: value for name, value in found.items() if name in of_run},
     )
-
-
-def config_type(recipe: str) -> type[TrainingConfig]:
-    """The class of the configurations that a recipe returns; an unknown recipe is refused."""
-    return RECIPES[recipe].config
 
 
 def configured(recipe: str, variant: str, changes: Mapping[str, Any]) -> TrainingConfig:

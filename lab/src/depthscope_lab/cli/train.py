@@ -17,27 +17,10 @@ from depthscope.exit_codes import ExitCode
 from depthscope.files import require_writable
 from depthscope.report.formats import folder_name
 from depthscope_lab.cli import completion
-from depthscope_lab.cli.settings import (
-    AllowIncomplete,
-    BatchSize,
-    Cpu,
-    Data,
-    Epochs,
-    Lr,
-    Set,
-    Steps,
-    StopIf,
-    WarnIf,
-    Width,
-    configured,
-    given,
-    separated,
-    setting,
-)
-from depthscope_lab.cli.train_display import about_run, show_estimate, show_list, show_outcome
+from depthscope_lab.cli import settings as options
+from depthscope_lab.cli.train_display import show_estimate, show_list, show_outcome
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.run import NonFiniteLoss, Run
-from depthscope_lab.training.signals import end_with_parent
 
 if TYPE_CHECKING:
     from depthscope_lab.training.run import Outcome
@@ -62,14 +45,14 @@ def train(
             "'deescalated(tau=0.5)', 'post@xavier'.",
         ),
     ] = "deescalated",
-    depth: Annotated[int | None, setting("depth")] = None,
-    width: Width = None,
-    batch_size: BatchSize = None,
-    lr: Lr = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    seed: Annotated[int | None, setting("seed")] = None,
-    settings: Set = None,
+    depth: Annotated[int | None, options.setting("depth")] = None,
+    width: options.Width = None,
+    batch_size: options.BatchSize = None,
+    lr: options.Lr = None,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    seed: Annotated[int | None, options.setting("seed")] = None,
+    settings: options.Set = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -82,11 +65,11 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List every setting, size and number of steps; train nothing.")
     ] = False,
-    stop_if: StopIf = None,
-    warn_if: WarnIf = None,
-    data: Data = None,
-    allow_incomplete: AllowIncomplete = False,
-    cpu: Cpu = False,
+    stop_if: options.StopIf = None,
+    warn_if: options.WarnIf = None,
+    data: options.Data = None,
+    allow_incomplete: options.AllowIncomplete = False,
+    cpu: options.Cpu = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and all else on stderr.")] = False,
 ) -> None:
     """Train a deep Transformer in some variant, on one device or under torchrun.
@@ -94,16 +77,16 @@ def train(
     Stopped by Ctrl-C or SIGTERM it saves its work first; the same command with --resume goes on as if nothing
     had happened. Stopped by a rule of --stop-if it keeps the last good checkpoint too, and names it.
     """
-    of_a_comparison = end_with_parent()
+    every_day = options.given(
+        depth=depth, width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps, seed=seed
+    )
     if recipe is None:
-        given_all = given(depth=depth, width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps, seed=seed)
-        if given_all or any((settings, out, resume, dry_run, stop_if, warn_if, data, allow_incomplete, cpu)):
+        if every_day or any((settings, out, resume, dry_run, stop_if, warn_if, data, allow_incomplete, cpu)):
             raise ValueError("expected a recipe before its options; `depthscope train` alone lists them")
         show_list(as_json)
         return
-    of_config, of_run = separated(recipe, settings, cpu, stop_if, warn_if)
-    every_day = given(depth=depth, width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps, seed=seed)
-    config = configured(recipe, variant, of_config | every_day)
+    of_config, of_run = options.separated(recipe, settings, cpu, stop_if, warn_if)
+    config = options.configured(recipe, variant, of_config | every_day)
     place = out or _DEFAULT_OUT / f"{config.recipe}-{folder_name(config.variant)}-{config.depth}-seed{config.seed}"
     run = Run(place, resume, **of_run)
     if run.stop_if or run.warn_if:
@@ -121,7 +104,7 @@ def train(
     if rank == 0:
         require_writable(run.out)
     outcome = _run(config, run, processes, rank == 0, as_json, lambda: _task(config, data, allow_incomplete))
-    if rank == 0 and not of_a_comparison:
+    if rank == 0:
         add_report(run.out, "train")
     if outcome.stopped is not None:
         raise typer.Exit(ExitCode.GATE)
@@ -137,12 +120,12 @@ def _task(config: TrainingConfig, data: str | None, allow_incomplete: bool, *, e
 def _run(
     config: TrainingConfig, run: Run, processes: int, main: bool, as_json: bool, make_task: Callable[[], Task]
 ) -> Outcome:
-    from depthscope_lab.training.display import Quiet, Terminal
+    from depthscope_lab.training.display import Display, Terminal
     from depthscope_lab.training.estimate import require_fits
     from depthscope_lab.training.loop import train
 
     parameters = require_fits(config, processes, cpu=run.cpu).parameters
-    display = Terminal() if main else Quiet()
+    display = Terminal() if main else Display()
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # a library's prints are no JSON
         task = make_task()
         if note := getattr(getattr(task, "data", None), "note", ""):
@@ -154,7 +137,8 @@ def _run(
         except NonFiniteLoss as error:
             outcome = error
     if main:
-        show_outcome(outcome, as_json, about_run(config, run, parameters))
+        about = {"recipe": config.recipe, "variant": config.variant, "blocks": config.depth, "parameters": parameters}
+        show_outcome(outcome, as_json, {**about, "out": str(run.out)})
     if isinstance(outcome, NonFiniteLoss):
         raise typer.Exit(ExitCode.NOT_FINITE)
     if outcome.signal is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from depthscope.cli.documents import print_document
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
     from depthscope_lab.training.task import Task
 
 
-def about_run(config: TrainingConfig, run: Run, parameters: int) -> dict[str, Any]:
-    """What is known of a run before it begins."""
-    named = {"recipe": config.recipe, "variant": config.variant, "blocks": config.depth}
-    return {**named, "parameters": parameters, "out": str(run.out)}
-
-
 def show_outcome(outcome: Outcome | NonFiniteLoss, as_json: bool, about: dict[str, Any]) -> None:
     """How a run ended: a line, on stderr if it did not go to its end, or with `--json` an object on stdout."""
     if as_json:
@@ -32,37 +27,19 @@ def show_outcome(outcome: Outcome | NonFiniteLoss, as_json: bool, about: dict[st
     if isinstance(outcome, NonFiniteLoss):
         print("depthscope:", visible(str(outcome)), file=sys.stderr)
         return
-    place = visible(str(outcome.checkpoint))
-    if outcome.signal is not None:
-        print(
-            f"depthscope: stopped at step {outcome.step} of {outcome.total_steps}, saved in {place}; "
-            "the same command with --resume goes on",
-            file=sys.stderr,
-        )
-        return
-    if outcome.stopped is not None:
-        line = f"stopped at step {outcome.step} of {outcome.total_steps}, saved in {place}: {visible(outcome.stopped)}"
-        print(f"depthscope: {line}", file=sys.stderr)
-        return
-    if as_json:
-        return
-    numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in outcome.metrics.items())
-    print(f"done: {outcome.step} steps, {numbers}; {place}")
+    if (early := outcome.how_it_ended_early) is not None:
+        print(f"depthscope: {early}", file=sys.stderr)
+    elif not as_json:
+        numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in outcome.metrics.items())
+        print(f"done: {outcome.step} steps, {numbers}; {visible(str(outcome.checkpoint))}")
 
 
 def _as_json(outcome: Outcome | NonFiniteLoss) -> dict[str, Any]:
     if isinstance(outcome, NonFiniteLoss):
-        nothing: dict[str, Any] = {"step": None, "total_steps": None, "metrics": {}, "checkpoint": None, "signal": None}
-        return {**nothing, "stopped": None, "failed": str(outcome)}
-    return {
-        "step": outcome.step,
-        "total_steps": outcome.total_steps,
-        "metrics": outcome.metrics,
-        "checkpoint": None if outcome.checkpoint is None else str(outcome.checkpoint),
-        "signal": outcome.signal,
-        "stopped": outcome.stopped,
-        "failed": None,
-    }
+        nothing = dict.fromkeys(("step", "total_steps", "checkpoint", "signal", "stopped"))
+        return {**nothing, "metrics": {}, "failed": str(outcome)}
+    checkpoint = None if outcome.checkpoint is None else str(outcome.checkpoint)
+    return {**asdict(outcome), "checkpoint": checkpoint, "failed": None}
 
 
 def show_estimate(

@@ -1,6 +1,5 @@
-"""Models for training: the wirings of other papers, a stack trained in one operation, Transformer-XL."""
+"""Models for training: the wirings of other papers, Transformer-XL."""
 
-from depthscope_lab.models.at_once import AtOnceEncoder, PlannedWiring
 from depthscope_lab.models.carried_mean import CarriedMean
 from depthscope_lab.models.normed_wirings import (
     b2t,
@@ -30,9 +29,7 @@ PUBLISHED = [
 
 __all__ = [
     "PUBLISHED",
-    "AtOnceEncoder",
     "CarriedMean",
-    "PlannedWiring",
     "TransformerXL",
     "TransformerXLConfig",
     "admin",

@@ -68,15 +68,6 @@ class TiedAdaptiveSoftmax(nn.Module):
                 losses = losses.index_add(0, rows, within)
         return losses.view(targets.shape)
 
-    def log_probabilities(self, hidden: Tensor) -> Tensor:
-        """log p of every word: hidden (…, d) → (…, vocabulary)."""
-        head = F.log_softmax(self._head(hidden), dim=-1)
-        parts = [head[..., : self.cutoffs[0]]]
-        for k, (low, high) in enumerate(self._clusters()):
-            within = F.log_softmax(F.linear(hidden, self.weight[low:high], self.bias[low:high]), dim=-1)
-            parts.append(head[..., self.cutoffs[0] + k, None] + within)
-        return torch.cat(parts, dim=-1)
-
     def _head(self, x: Tensor) -> Tensor:
         shortlist = self.cutoffs[0]
         words = F.linear(x, self.weight[:shortlist], self.bias[:shortlist])

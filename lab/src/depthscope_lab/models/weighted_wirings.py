@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.models.wiring import Norm, Wired, Wiring, run_pre_norm
-from depthscope_lab.models.at_once import PlannedWiring
-from depthscope_lab.models.in_one import Plan
 
 
 def attention_branch(block: Any, x: Tensor, given: Any, norm: Norm | None = None) -> Tensor:
@@ -57,10 +55,6 @@ def run_layer_scale(block: Any, x: Tensor, given: Any) -> Tensor:
     y = at["after_attention"](x + at["attention_branch"](block.gain1 * attention_branch(block, x, given, block.norm1)))
     z = at["after_ffn"](y + at["ffn_branch"](block.gain2 * block.ffn(block.enter_ffn(block.norm2(y), given))))
     return at["output"](z)
-
-
-def plan_layer_scale(block: Any) -> Plan:
-    return Plan("pre", block.alpha, norm_eps=block.norm1.eps, gains=("gain1", "gain2"))
 
 
 def layer_scale_start(depth: int) -> float:
@@ -124,12 +118,6 @@ def run_deep_norm(block: Wired, x: Tensor, given: Any) -> Tensor:
     return at["output"](block.norm2(alpha * y3))
 
 
-def plan_deep_norm(block: Any) -> Plan:
-    """LN(αy) with ε is LN(y) with ε/α²."""
-    alpha, _ = deep_norm_constants(block.depth)
-    return Plan("post", block.alpha / alpha, 1 / alpha, norm_eps=block.norm1.eps / alpha**2)
-
-
 def prepare_deep_norm(block: Any) -> None:
     """The weights of W_V, W_O and the FFN, as they were drawn, times β; biases and W_q, W_k stay."""
     _, beta = deep_norm_constants(block.depth)
@@ -187,20 +175,11 @@ def prepare_keel(block: Any) -> None:
 
 
 rezero = Wiring("rezero", run_rezero, final_norm=False, placement="no", prepare=prepare_rezero, norms=())
-layer_scale = PlannedWiring(
-    "layer-scale",
-    run_layer_scale,
-    final_norm=True,
-    placement="pre",
-    prepare=prepare_layer_scale,
-    plan=plan_layer_scale,
-)
+layer_scale = Wiring("layer-scale", run_layer_scale, final_norm=True, placement="pre", prepare=prepare_layer_scale)
 over_root_depth = Wiring("sqrt-depth", run_over_root_depth, final_norm=False, placement="post")
 layer_norm_scaling = Wiring(
     "ln-scaling", run_pre_norm, final_norm=True, placement="pre", prepare=prepare_layer_norm_scaling
 )
-deep_norm = PlannedWiring(
-    "deep-norm", run_deep_norm, final_norm=False, placement="post", prepare=prepare_deep_norm, plan=plan_deep_norm
-)
+deep_norm = Wiring("deep-norm", run_deep_norm, final_norm=False, placement="post", prepare=prepare_deep_norm)
 admin = Wiring("admin", run_admin, final_norm=False, prepare=prepare_admin)
 keel = Wiring("keel", run_keel, final_norm=False, prepare=prepare_keel, norms=("norm1", "norm3", "norm2", "norm4"))

@@ -78,7 +78,7 @@ STUDIES: Registry[Entry] = Registry(
             "depth-1000",
             f"{_DEEP}.depth_1000",
             "a thousand blocks: the prescription and six controls",
-            "85 min",
+            "130 min",
         ),
         Entry("dovonon2025-fig4", f"{_DOVONON}.fig4", "the sign of layer norm's weights, pre- and post-norm", "15 s"),
         Entry("remedies", f"{_DEEP}.remedies", "which remedy at 12, 48 and 100 blocks, trained", "1 h"),

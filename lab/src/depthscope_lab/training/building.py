@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 
 from depthscope.anatomy import anatomy_of
+from depthscope.models import BlockConfig
+from depthscope.models.initialisers import INITIALISERS
 from depthscope.passes import Pass
 from depthscope.remedies import Remedy
 from depthscope.remedies.record import from_dict
@@ -26,6 +28,12 @@ def remedy_of(named: Named) -> Remedy:
 def remedies_of(config: TrainingConfig) -> list[Remedy]:
     """The remedies of a configuration, in their order."""
     return [remedy_of(named) for named in config.remedies]
+
+
+def block_of(config: TrainingConfig) -> BlockConfig:
+    """A block of our own models, in its wiring and its initialisation."""
+    initialise = INITIALISERS[config.initialiser or "pytorch_default"]
+    return BlockConfig(config.width, config.heads, config.ffn_width, placement=config.wiring, initialise=initialise)
 
 
 def mixings_in(model: nn.Module, remedies: Iterable[Remedy]) -> list[tuple[Remedy, set[Mixing]]]:

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.models import BlockConfig
-from depthscope.models.initialisers import INITIALISERS
 from depthscope.models.language import CausalLM
 from depthscope.remedies import apply
-from depthscope_lab.training.building import mixings_in, remedies_of
+from depthscope_lab.training.building import block_of, mixings_in, remedies_of
 from depthscope_lab.training.config import CharacterConfig
 from depthscope_lab.training.data.characters import Characters
 from depthscope_lab.training.randomness import derived_generator
@@ -27,13 +25,7 @@ def build_character_model(config: CharacterConfig, symbols: int) -> CausalLM:
     A remedy that sees later tokens is refused, also where `allow_leak` permits it: its loss would say nothing, and only
     Transformer-XL's recipes can read such a model with the future hidden.
     """
-    block = BlockConfig(
-        config.width,
-        config.heads,
-        config.ffn_width,
-        placement=config.wiring,
-        initialise=INITIALISERS[config.initialiser or "pytorch_default"],
-    )
+    block = block_of(config)
     generator = derived_generator(config.seed, "weights")
     model = CausalLM(config.depth, block, vocabulary=symbols, context=config.context, generator=generator)
     if remedies := remedies_of(config):

@@ -1,13 +1,14 @@
 """A comparison: the same training under several variants, depths, learning rates, warm-ups and seeds.
 
-Every cell is a run of `depthscope train` in a folder and a process of its own, or one after the other in this process;
-what is complete is not run again, what was stopped is continued.
+Every cell is a run in a folder of its own, which `run_cell` trains, or goes on with, and in which it writes how that
+ended: in a process for each, or in this one, one after the other. What is complete is not run again.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -16,22 +17,26 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from depthscope.exit_codes import ExitCode, Terminated
-from depthscope.files import content_sum, read_json, sum_of, write_json
+from depthscope.exit_codes import ExitCode, Terminated, code_of
+from depthscope.files import in_words, sum_of, write_whole
+from depthscope.naming import visible
 from depthscope.report.formats import METRICS, read_metrics, run_name
+from depthscope.sealed import read_record, record_writer
 from depthscope_lab.training.config import TrainingConfig
-from depthscope_lab.training.recipes import RECIPES
-from depthscope_lab.training.settings import written
-from depthscope_lab.training.signals import ENDS_WITH_STDIN
+from depthscope_lab.training.display import Display, Terminal
+from depthscope_lab.training.run import NonFiniteLoss, Run
+from depthscope_lab.training.signals import end_with_stdin
 
 MOST_RUNS = 10_000  # each is a process and a folder, of seconds at least
+OUTCOME = "outcome.json"
 _PAUSE = 0.2  # seconds between two looks at the processes
+_WORKER = "from depthscope_lab.training.comparison import work; work()"
 
 
 @dataclass(frozen=True)
@@ -106,20 +111,6 @@ def cells_of(
     return list(dict.fromkeys(cells))
 
 
-def command_of(cell: Cell, launch: Launch) -> list[str]:
-    """`python -m depthscope train …`, with a `--set` for whatever differs from the recipe."""
-    config = cell.config
-    command = [sys.executable, "-m", "depthscope", "train", config.recipe, "--variant", config.variant]
-    command += ["--resume", "--out", str(launch.run_folder(cell))]
-    before = RECIPES[config.recipe](config.variant).as_json()
-    changed = {name: value for name, value in config.as_json().items() if value != before[name]}
-    for name, value in {**changed, **launch.options}.items():
-        command += ["--set", f"{name}={written(value)}"]
-    if launch.data is not None:
-        command += ["--data", launch.data]
-    return command + (["--allow-incomplete"] if launch.allow_incomplete else [])
-
-
 def run_cells(cells: Sequence[Cell], launch: Launch, watching: Watching = lambda _done, _running: None) -> list[Result]:
     """Runs what is not done yet, `jobs` at a time. Interrupted, it lets the runs save their work first.
 
@@ -130,7 +121,10 @@ def run_cells(cells: Sequence[Cell], launch: Launch, watching: Watching = lambda
     waiting = [cell for cell in cells if results[cell] is None]
     if launch.in_process:
         for done, cell in enumerate(waiting, len(cells) - len(waiting)):
-            results[cell] = _run_here(cell, launch, partial(watching, done, [cell]))
+            told = partial(watching, done, [cell])
+            _forget_damaged(cell, launch)
+            told()
+            results[cell] = run_cell(cell, launch, Display(told))
         waiting = []
     running: dict[Cell, subprocess.Popen[bytes]] = {}
     with _stopping(running):
@@ -141,11 +135,45 @@ def run_cells(cells: Sequence[Cell], launch: Launch, watching: Watching = lambda
             watching(len(cells) - len(waiting) - len(running), list(running))
             time.sleep(_PAUSE)
             for cell in [cell for cell, process in running.items() if process.poll() is not None]:
-                process = running.pop(cell)
-                _close(process)
-                results[cell] = _end(cell, launch, process.returncode)
+                results[cell] = _end(cell, launch, running.pop(cell))
     watching(len(cells), [])
     return [result for result in results.values() if result is not None]
+
+
+def run_cell(cell: Cell, launch: Launch, display: Display) -> Result:
+    """Trains, or continues, a run in this process, and notes how it ended, so that it is not run again.
+
+    Ctrl-C and SIGTERM are raised once the run has saved its work.
+    """
+    from depthscope_lab.training.loading import make_task
+    from depthscope_lab.training.loop import train
+
+    try:
+        task = make_task(cell.config, launch.data, allow_incomplete=launch.allow_incomplete)
+        if note := getattr(getattr(task, "data", None), "note", ""):
+            display.say(f"note: {note}")
+        run = Run(launch.run_folder(cell), resume=True, **launch.options)
+        outcome = train(task, cell.config, run, display=display)
+        if outcome.signal is not None:
+            raise Terminated if outcome.signal == signal.SIGTERM else KeyboardInterrupt
+        result = Result(cell, None, outcome.how_it_ended_early)
+    except NonFiniteLoss as error:
+        result = Result(cell, visible(str(error)))
+    keep_result(result, launch)
+    return result
+
+
+def work() -> None:
+    """A process that `_start` has started: which run it is comes through standard input, which ends with its parent."""
+    cell, launch = pickle.load(sys.stdin.buffer)
+    end_with_stdin()
+    try:
+        run_cell(cell, launch, Terminal())
+    except KeyboardInterrupt as interrupt:
+        sys.exit(code_of(interrupt))
+    except (ValueError, OSError, ImportError) as error:
+        print("depthscope:", visible(" ".join(in_words(error).split())), file=sys.stderr)
+        sys.exit(ExitCode.MISTAKE)
 
 
 def last_step(cell: Cell, launch: Launch) -> dict[str, Any]:
@@ -154,81 +182,69 @@ def last_step(cell: Cell, launch: Launch) -> dict[str, Any]:
     return next((row for row in reversed(rows) if "loss" in row), {})
 
 
-def _run_here(cell: Cell, launch: Launch, told: Callable[[], object]) -> Result:
-    from depthscope_lab.training.in_process import train_here
-
-    _forget_damaged(cell, launch)
-    told()
-    folder, incomplete = launch.run_folder(cell), launch.allow_incomplete
-    code, said = train_here(cell.config, folder, launch.data, launch.options, allow_incomplete=incomplete, told=told)
-    return _ended(cell, launch, code, said)
-
-
 def _start(cell: Cell, launch: Launch) -> subprocess.Popen[bytes]:
     folder = launch.run_folder(cell)
     _forget_damaged(cell, launch)
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, ENDS_WITH_STDIN: "1"}
+    environment = dict(os.environ)
     if launch.jobs > 1:  # or every process would use all cores
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // launch.jobs)))
-    log: IO[bytes]
     with (folder / "log.txt").open("wb") as log:
-        return subprocess.Popen(
-            command_of(cell, launch),
+        process = subprocess.Popen(
+            [sys.executable, "-c", _WORKER],
             stdout=log,
             stderr=subprocess.STDOUT,
-            stdin=subprocess.PIPE,  # nothing is written to it: it closes when we end, and the run ends with us
+            stdin=subprocess.PIPE,  # it closes when we end, and the run ends with us
             env=environment,
             start_new_session=True,  # Ctrl-C reaches it through us, once
         )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it has ended already: `_end` says why
+        process.stdin.write(pickle.dumps((cell, launch)))
+        process.stdin.flush()
+    return process
 
 
-def _end(cell: Cell, launch: Launch, code: int) -> Result:
-    folder = launch.run_folder(cell)
-    lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+def _end(cell: Cell, launch: Launch, process: subprocess.Popen[bytes]) -> Result:
+    process.communicate()  # closes its input
+    if (result := _read_result(cell, launch)) is not None:
+        return result
+    log = launch.run_folder(cell) / "log.txt"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
     said = lines[-1].removeprefix("depthscope: ")
-    if code not in (ExitCode.DONE, ExitCode.NOT_FINITE, ExitCode.GATE):  # results, not mistakes
-        raise ValueError(f"the run {cell.name} ended with code {code}: {said} (all of it: {folder / 'log.txt'})")
-    return _ended(cell, launch, code, said)
+    raise ValueError(f"the run {cell.name} ended with code {process.returncode}: {said} (all of it: {log})")
 
 
-def _ended(cell: Cell, launch: Launch, code: int, said: str) -> Result:
-    """Notes how a run has ended, so that it is not run again."""
-    folder = launch.run_folder(cell)
-    failed = said if code == ExitCode.NOT_FINITE else None
-    stopped = said if code == ExitCode.GATE else None
-    outcome = {**_identity(cell, launch), "failed": failed, "metrics": _metrics_sum(folder)}
-    if stopped is not None:
-        outcome |= {"stopped": stopped, "stop_if": _rules(launch)}
-    write_json(folder / "outcome.json", {**outcome, "sha256": content_sum(outcome)})
-    return Result(cell, failed, stopped)
+def keep_result(result: Result, launch: Launch) -> None:
+    """Notes how a run has ended, in its folder."""
+    folder = launch.run_folder(result.cell)
+    ends = {"failed": result.failed, "stopped": result.stopped, "metrics": _metrics_sum(folder)}
+    write_whole(folder / OUTCOME, record_writer("outcome", 1, _asked(result.cell, launch) | ends))
 
 
 def _read_result(cell: Cell, launch: Launch) -> Result | None:
     """How an earlier run of this very cell ended; None if it did not, was another one, or its numbers are damaged."""
-    folder = launch.run_folder(cell)
     found = _read_outcome(cell, launch)
-    if found is None or found.get("metrics") != _metrics_sum(folder):
+    if found is None or found.get("metrics") != _metrics_sum(launch.run_folder(cell)):
         return None
-    return Result(cell, found.get("failed"), found.get("stopped"))
+    return Result(cell, found["failed"], found.get("stopped"))
 
 
 def _read_outcome(cell: Cell, launch: Launch) -> dict[str, Any] | None:
     """What is known of the end of an earlier run of this very cell."""
     try:
-        found = read_json(launch.run_folder(cell) / "outcome.json")
-        if not isinstance(found, dict) or found.pop("sha256", None) != content_sum(found):
-            return None  # not what was written: how the run ended is found out again
+        found = read_record(launch.run_folder(cell) / OUTCOME, "outcome", unnumbered=1).content
     except (FileNotFoundError, ValueError):
-        return None
-    identity = _identity(cell, launch)
-    if found.get("stopped") is not None and found.get("stop_if") != _rules(launch):
-        return None  # under other rules it goes on
-    return found if {name: found.get(name) for name in identity} == identity else None
+        return None  # not what was written: how the run ended is found out again
+    asked = _asked(cell, launch)
+    if found.get("stopped") is None:
+        del asked["stop_if"]  # under other rules only a run that was stopped goes on
+    return found if found | asked == found else None
 
 
-def _rules(launch: Launch) -> list[str]:
-    return list(launch.options.get("stop_if", ()))
+def _asked(cell: Cell, launch: Launch) -> dict[str, Any]:
+    rules = list(launch.options.get("stop_if", ()))
+    return {"config": cell.config.as_json(), "data": launch.data, "stop_if": rules}
 
 
 def _forget_damaged(cell: Cell, launch: Launch) -> None:
@@ -241,15 +257,6 @@ def _forget_damaged(cell: Cell, launch: Launch) -> None:
 
 def _metrics_sum(folder: Path) -> dict[str, Any] | None:
     return sum_of(folder / METRICS) if (folder / METRICS).exists() else None
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-
-
-def _identity(cell: Cell, launch: Launch) -> dict[str, Any]:
-    return {"config": cell.config.as_json(), "data": launch.data}
 
 
 @contextmanager
@@ -267,7 +274,7 @@ def _stopping(running: Mapping[Cell, subprocess.Popen[bytes]]) -> Iterator[None]
         for process in running.values():
             process.terminate()
         for process in running.values():
-            process.wait()
-            _close(process)
+            process.wait()  # before its input ends: two signals would end it without its work
+            process.communicate()
         if main:
             signal.signal(signal.SIGTERM, before)

@@ -22,8 +22,13 @@ HeldOut = Literal["test", "validation"]
 
 _GREATEST_SIZE = 2**63 - 1  # what torch counts with
 _GREATEST_FLOAT32 = 3.4028234e38
-_POSITIVE = ("depth", "width", "ffn_width", "heads", "batch_size", "epochs", "steps", "lr", "accumulate", "clip_norm")
-_NOT_NEGATIVE = ("warmup_steps", "weight_decay", "drop_factor", "seed")
+_POSITIVE = (
+    *("depth", "width", "ffn_width", "heads", "batch_size", "epochs", "steps", "lr", "accumulate", "clip_norm"),
+    *("patch_size", "segment", "init_std", "eval_rows", "eval_segment", "eval_memory", "eval_segments"),
+    *("context", "eval_windows"),
+)
+_GONE = {"at_once": False}  # settings of earlier versions, as every run now has them
+_NOT_NEGATIVE = ("warmup_steps", "weight_decay", "drop_factor", "seed", "memory", "eval_clamp", "hidden_segments")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +68,6 @@ class TrainingConfig:
         HeldOut, "What is looked at: test data, or validation data (a fifth of the training images, not trained on)."
     ] = "test"
     checkpoint_activations: Annotated[bool, "Keep only what enters a block, compute the rest again."] = False
-    at_once: Annotated[
-        bool,
-        "Train all blocks as one operation: faster on a CPU if they are narrow; watched steps round otherwise.",
-    ] = False
     compile: Annotated[bool, "Compile the model with torch.compile."] = False
 
     def __post_init__(self) -> None:
@@ -74,14 +75,14 @@ class TrainingConfig:
             check_type(name, getattr(self, name), kind)
             _check_finite(name, getattr(self, name))
         for name in _POSITIVE:
-            if (value := getattr(self, name)) is not None and not value > 0:
+            if (value := getattr(self, name, None)) is not None and not value > 0:
                 raise ValueError(f"expected {name} greater than 0, got {value}")
         for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"expected {name} from 0 up to, not including, 1, got {getattr(self, name)}")
+            if not (value := getattr(self, name, 0)) >= 0:
+                raise ValueError(f"expected {name} of at least 0, got {value}")
+        for name in ("beta1", "beta2", "dropout"):
+            if not 0 <= (value := getattr(self, name, 0)) < 1:
+                raise ValueError(f"expected {name} from 0 up to, not including, 1, got {value}")
         # AdamW divides the rate by 1 − beta1 at first, and multiplies it by the decay.
         if self.lr > (most := _GREATEST_FLOAT32 / max(1 / (1 - self.beta1), self.weight_decay)):
             raise ValueError(f"expected lr of at most {most:.3g}, as float32 holds no longer steps, got {self.lr}")
@@ -111,11 +112,6 @@ class ImageConfig(TrainingConfig):
     patch_size: Annotated[int, "Side of a patch in pixels."]
     augment: Annotated[bool, "Change every training image by the AutoAugment policy for CIFAR-10."] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.patch_size > 0:
-            raise ValueError(f"expected patch_size greater than 0, got {self.patch_size}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageConfig(TrainingConfig):
@@ -134,17 +130,6 @@ class LanguageConfig(TrainingConfig):
     eval_segments: Annotated[int | None, "Evaluation: how many segments of each row; by default all."] = None
     hidden_segments: Annotated[int, "Models that see the future: segments that are also read without it."] = 4
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("segment", "init_std", "eval_rows", "eval_segment", "eval_memory", "eval_segments"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ValueError(f"expected {name} greater than 0, got {value}")
-        for name in ("memory", "eval_clamp", "hidden_segments"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"expected {name} of at least 0, got {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"expected dropout from 0 up to, not including, 1, got {self.dropout}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class CharacterConfig(TrainingConfig):
@@ -153,12 +138,6 @@ class CharacterConfig(TrainingConfig):
     evaluate_on: Annotated[HeldOut, "Which part of the text is looked at: validation or test."] = "validation"
     context: Annotated[int, "Letters in a window."]
     eval_windows: Annotated[int | None, "Evaluation: how many windows; by default all."] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("context", "eval_windows"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ValueError(f"expected {name} greater than 0, got {value}")
 
 
 def _check_finite(name: str, value: Any) -> None:
@@ -174,17 +153,23 @@ def field_types(config: type) -> dict[str, Any]:
     return get_type_hints(config)
 
 
+def changeable(config: type) -> dict[str, Any]:
+    """The same of the fields that a user may change."""
+    return {name: kind for name, kind in field_types(config).items() if name in field_help(config)}
+
+
 def field_help(config: type) -> dict[str, str]:
     """Field → help, for the fields that have one: those a user may change."""
     hints = get_type_hints(config, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
 
 
-def defaults_of(config: TrainingConfig) -> dict[str, Any]:
-    """The fields that have a default, as JSON: what a configuration had before the field was there."""
-    return {
-        field.name: field.default for field in fields(config) if isinstance(field.default, str | int | float | bool)
-    }
+def as_now(before: Mapping[str, Any], config: TrainingConfig) -> dict[str, Any]:
+    """What an earlier version recorded, as this one would: a setting that came since has its default, and one that went
+    is left out where all runs now have its value.
+    """
+    since = {f.name: f.default for f in fields(config) if isinstance(f.default, str | int | float | bool)}
+    return since | {name: value for name, value in before.items() if _GONE.get(name, ...) != value}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -3,56 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from depthscope.naming import visible
 from depthscope.progress import bar
 
 
-class Display(Protocol):
-    """Is told how a run goes; open while the loop runs."""
+class Display:
+    """Is told how a run goes, and is open while the loop runs. This one shows nothing, and calls `told` at each log."""
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def say(self, message: str) -> None:
-        """Something a person should know."""
-        ...
-
-    def begin(self, step: int, total: int) -> None:
-        """The loop starts after `step` of `total` steps."""
-        ...
-
-    def logged(self, step: int, values: Mapping[str, float], seconds_left: float) -> None:
-        """Every few steps."""
-        ...
-
-    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
-        """After every look at the test data."""
-        ...
-
-
-class Quiet:
-    """Shows nothing."""
+    def __init__(self, told: Callable[[], object] = lambda: None):
+        self._told = told
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def say(self, message: str) -> None: ...
+    def say(self, message: str) -> None:
+        """Something a person should know."""
 
-    def begin(self, step: int, total: int) -> None: ...
+    def begin(self, step: int, total: int) -> None:
+        """The loop starts after `step` of `total` steps."""
 
-    def logged(self, step: int, values: Mapping[str, float], seconds_left: float) -> None: ...
+    def logged(self, step: int, values: Mapping[str, float], seconds_left: float) -> None:
+        """Every few steps."""
+        self._told()
 
-    def evaluated(self, step: int, values: Mapping[str, float]) -> None: ...
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        """After every look at the test data."""
 
 
-class Terminal:
+class Terminal(Display):
     """On stderr: a bar with the newest numbers, and above it a line per evaluation.
 
     Where stderr is no terminal there is no bar; the newest numbers are then printed every 30 seconds.
@@ -63,6 +47,7 @@ class Terminal:
     def __init__(self) -> None:
         from rich.console import Console
 
+        super().__init__()
         self._console = Console(stderr=True)
         self._open = ExitStack()
         self._bar: Any = None

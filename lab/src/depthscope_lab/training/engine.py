@@ -16,9 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from depthscope.anatomy import anatomy_of
 from depthscope.half_precision import require_half_precision
-from depthscope.models import Encoder
 from depthscope_lab.extras import require
-from depthscope_lab.models.at_once import AtOnceEncoder, in_numbers
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.optimiser import QuickAdamW
 from depthscope_lab.training.randomness import derived_seed, seeded
@@ -87,8 +85,6 @@ def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
     require_shares(config, accelerator.num_processes)
     with seeded(derived_seed(config.seed, "build")):  # modules draw their first weights from the global state
         model = task.build()
-    if config.at_once:
-        train_at_once(model, config, on_cpu)
     if config.checkpoint_activations:
         checkpoint_activations(model)
     quick = on_cpu and config.precision in ("float32", "float64")
@@ -191,25 +187,6 @@ def summed(engine: Engine, values: list[float]) -> list[float]:
     dtype = torch.float32 if engine.device.type == "mps" else torch.float64
     found = engine.accelerator.reduce(torch.tensor(values, dtype=dtype, device=engine.device), "sum")
     return [float(value) for value in found.tolist()]
-
-
-def train_at_once(model: nn.Module, config: TrainingConfig, on_cpu: bool) -> None:
-    """Lets all blocks be trained as one operation (`models.in_one`), or says why they cannot be."""
-    encoders = [module for module in model.modules() if isinstance(module, Encoder)]
-    dtype = torch.float64 if config.precision == "float64" else torch.float32
-    why = ""
-    if not on_cpu or config.precision not in ("float32", "float64"):
-        why = "it is for CPUs, in float32 or float64"
-    elif config.compile or config.checkpoint_activations:
-        why = "it does not go with compile or checkpoint_activations"
-    elif not encoders or any(in_numbers(block, dtype) is None for encoder in encoders for block in encoder.blocks):
-        why = (
-            "it is for our own bidirectional blocks with ReLU, post-norm, pre-norm, DeepNorm or LayerScale, no remedies"
-        )
-    if why:
-        raise ValueError(f"at_once=true cannot be honoured: {why}; leave it out")
-    for encoder in encoders:
-        AtOnceEncoder.turn(encoder)
 
 
 def checkpoint_activations(model: nn.Module) -> None:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.models import BlockConfig, VisionTransformer
-from depthscope.models.initialisers import INITIALISERS
+from depthscope.models import VisionTransformer
 from depthscope.remedies import apply
-from depthscope_lab.training.building import remedies_of
+from depthscope_lab.training.building import block_of, remedies_of
 from depthscope_lab.training.config import ImageConfig
 from depthscope_lab.training.data import LabelledImages
 from depthscope_lab.training.data.augmentation import auto_augment
@@ -29,13 +28,7 @@ def build_vit(config: ImageConfig, *, image_size: int, channels: int, classes: i
 
     It reads a class token: after complete de-escalation the mean over the tokens is zero for every image.
     """
-    block = BlockConfig(
-        config.width,
-        config.heads,
-        config.ffn_width,
-        placement=config.wiring,
-        initialise=INITIALISERS[config.initialiser or "pytorch_default"],
-    )
+    block = block_of(config)
     model = VisionTransformer(
         config.depth,
         block,

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from depthscope_lab.extras import require
 from depthscope_lab.training.config import TrainingConfig
-from depthscope_lab.training.display import Display, Quiet
+from depthscope_lab.training.display import Display
 from depthscope_lab.training.engine import (
     Engine,
     compute_step,
@@ -39,24 +38,15 @@ from depthscope_lab.training.session import Position, Session, begin, keep_metri
 from depthscope_lab.training.signals import StopRequest, stop_on_signal
 from depthscope_lab.training.task import Share, Task
 
-Watching = Callable[[nn.Module], AbstractContextManager[Any]]
 
-
-def train(
-    task: Task, config: TrainingConfig, run: Run, *, display: Display | None = None, watching: Watching | None = None
-) -> Outcome:
-    """Trains, or continues, a run in the folder `run.out`; under torchrun, all processes together.
-
-    `watching` is opened around the loop with the model that training calls; what it gives is told of
-    every step by `.step(number)`, as `depthscope.watch` expects. By default that is `depthscope.watch`
-    itself, every `run.watch_every` steps, in the first process.
-    """
+def train(task: Task, config: TrainingConfig, run: Run, *, display: Display | None = None) -> Outcome:
+    """Trains, or continues, a run in the folder `run.out`; under torchrun, all processes together."""
     require_rules(run)
     with _engine(task, config, run) as engine, stop_on_signal() as request, owning(engine, run):
-        shown = display if display is not None and engine.is_main else Quiet()
+        shown = display if display is not None and engine.is_main else Display()
         session = Session(engine, task, config, run, shown, Position())
         begin(session)
-        with shown, watching(engine.entrance) if watching else watching_depth(session) as watch:
+        with shown, watching_depth(session) as watch:
             shown.begin(session.position.step, session.total)
             return _loop(session, request, watch)
 

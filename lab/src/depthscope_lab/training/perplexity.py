@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from depthscope.progress import Tick
 from depthscope_lab.models.transformer_xl import EVALUATION, Context, Memory, TransformerXL
 from depthscope_lab.training.data.token_stream import TokenRows
 
@@ -51,16 +50,10 @@ class Reading:
     part: slice | None = None
 
 
-def evaluate(
-    model: TransformerXL,
-    tokens: np.ndarray,
-    reading: Reading = Reading(),
-    progress: Tick | None = None,
-) -> StreamLoss:
+def evaluate(model: TransformerXL, tokens: np.ndarray, reading: Reading = Reading()) -> StreamLoss:
     """The mean of −log p(next token) over the stream, segment by segment with memory.
 
     With `segment=1` the model reads token by token. For a causal model with `same_length` that changes nothing.
-    `progress` is called after every segment.
     """
 
     def losses(ids: Tensor, targets: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
@@ -68,15 +61,10 @@ def evaluate(
         assert prediction.losses is not None
         return prediction.losses, prediction.memory
 
-    return _mean_loss(model, tokens, reading, losses, progress)
+    return _mean_loss(model, tokens, reading, losses)
 
 
-def evaluate_without_future(
-    model: TransformerXL,
-    tokens: np.ndarray,
-    reading: Reading = Reading(),
-    progress: Tick | None = None,
-) -> StreamLoss:
+def evaluate_without_future(model: TransformerXL, tokens: np.ndarray, reading: Reading = Reading()) -> StreamLoss:
     """The same, but when a token is predicted, the model is given nothing of the segment from that token on.
 
     Token i of a segment is predicted from a pass over the segment's tokens before it alone: what a model can
@@ -92,7 +80,7 @@ def evaluate_without_future(
             found.append(model.softmax(prediction.hidden[:, -1:], targets[:, seen - 1 : seen]))
         return torch.cat(found, dim=1), prediction.memory  # the last pass was over the whole segment
 
-    return _mean_loss(model, tokens, reading, losses, progress)
+    return _mean_loss(model, tokens, reading, losses)
 
 
 def _mean_loss(
@@ -100,7 +88,6 @@ def _mean_loss(
     tokens: np.ndarray,
     reading: Reading,
     losses: Callable[[Tensor, Tensor, Memory | None], tuple[Tensor, Memory]],
-    progress: Tick | None,
 ) -> StreamLoss:
     rows = TokenRows(tokens, reading.rows)
     count = rows.segments(reading.segment)
@@ -114,8 +101,6 @@ def _mean_loss(
             found, memory = losses(ids, targets, memory)
             total += found.double().sum().item()
             number += found.numel()
-            if progress is not None:
-                progress()
     if number == 0:
         raise ValueError(f"expected at least 1 segment to read, got {reading.segments}")
     return StreamLoss(total / number, number)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from depthscope.conditions import Condition, parse_condition
+from depthscope.naming import visible
 from depthscope.report.formats import METRICS
 from depthscope_lab.training.settings import check_type
 
@@ -83,3 +84,11 @@ class Outcome:
     @property
     def complete(self) -> bool:
         return self.step == self.total_steps
+
+    @property
+    def how_it_ended_early(self) -> str | None:
+        """In a line; None if it went to its end."""
+        place = f"stopped at step {self.step} of {self.total_steps}, saved in {visible(str(self.checkpoint))}"
+        if self.signal is not None:
+            return f"{place}; the same command with --resume goes on"
+        return None if self.stopped is None else f"{place}: {visible(self.stopped)}"

@@ -31,7 +31,7 @@ from depthscope_lab.training.checkpoint import (
     require_finite,
     write_checkpoint,
 )
-from depthscope_lab.training.config import TrainingConfig, defaults_of, differences
+from depthscope_lab.training.config import TrainingConfig, as_now, differences
 from depthscope_lab.training.display import Display
 from depthscope_lab.training.engine import Engine, shares_of, summed
 from depthscope_lab.training.metrics import append_metrics, keep_until
@@ -268,7 +268,7 @@ def _check(session: Session, found: Checkpoint) -> None:
 
 def _restore(session: Session, found: Checkpoint) -> None:
     engine, config, record = session.engine, session.config, found.record
-    before = {"config": {**defaults_of(config), **record["config"]}, "data": record["data"]}
+    before = {"config": as_now(record["config"], config), "data": record["data"]}
     changed = [line for part in before for line in differences(before[part], session.description[part])]
     if changed:
         raise ValueError(f"--resume continues a run as it was; changed since: {'; '.join(changed)}")

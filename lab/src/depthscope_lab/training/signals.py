@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-ENDS_WITH_STDIN = "DEPTHSCOPE_ENDS_WITH_STDIN"  # in the environment of a process that `end_with_parent` is for
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -53,15 +52,8 @@ def stop_on_signal() -> Iterator[StopRequest]:
         put_back()
 
 
-def end_with_parent() -> bool:
-    """Where the environment asks for it: SIGTERM once standard input ends, a pipe that nobody writes to.
-
-    Returns whether it did: this is then a run of a comparison.
-
-    The kernel closes a pipe with the process that held its other end, however that ended.
-    """
-    if not os.environ.pop(ENDS_WITH_STDIN, None):
-        return False
+def end_with_stdin() -> None:
+    """SIGTERM to this process once standard input ends: a pipe that our parent holds, and the kernel closes with it."""
 
     def wait() -> None:
         while os.read(sys.stdin.fileno(), 1):
@@ -69,4 +61,3 @@ def end_with_parent() -> bool:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()
-    return True

@@ -39,7 +39,8 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tenso
     values: dict[str, Any] = {}
     for number, entries in state["state"].items():
         for key, value in entries.items():
-            (tensors if isinstance(value, Tensor) else values)[f"{number}.{key}"] = value
+            own = value.clone() if key == "step" and isinstance(value, Tensor) else value  # parameters may share one
+            (tensors if isinstance(value, Tensor) else values)[f"{number}.{key}"] = own
     return tensors, {"values": values, "groups": state["param_groups"]}
 
 

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from depthscope.measures import token_similarity
 from depthscope.models import Block, BlockConfig, VisionTransformer
 from depthscope.progress import Share
-from depthscope_lab.models import AtOnceEncoder
 from depthscope_lab.papers.deep.variants import prescription, wiring_for
 from depthscope_lab.papers.trained import kept, loss_of_task, means_of_task, steps
 from depthscope_lab.training.config import ImageConfig
@@ -152,7 +151,6 @@ def build(variant: str, task: ImageClassification) -> SideBySide:
             pool="mean",  # no class token
             generator=derived_generator(config.seed, "weights"),
         )
-        AtOnceEncoder.turn(vit.encoder)
         return SideBySide(vit, derived_generator(config.seed, "head"))
 
 

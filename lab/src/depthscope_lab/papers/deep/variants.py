@@ -11,8 +11,6 @@ from depthscope.models.mean_subtraction import without_mean
 from depthscope.models.token_means import Full
 from depthscope.models.wiring import WIRINGS, Wiring
 from depthscope.theory import Gains, Prescription, prescribe
-from depthscope_lab.models import PlannedWiring
-from depthscope_lab.models.in_one import Plan
 
 LABELS = {  # of the curves, in this order
     "prescribed": "prescribed (α and τ)",
@@ -48,14 +46,13 @@ def weighted_post_norm(alpha: float, tau: float) -> Wiring:
     """Post-norm with both branches times α and de-escalation τ at the end of the block.
 
     The same as the remedies `ResidualWeight(alpha)` and `DeEscalate(tau)` make of a post-norm model (a test compares
-    them); as a wiring, a thousand blocks are trained in one operation.
+    them).
     """
-    return PlannedWiring(
+    return Wiring(
         f"post, α = {alpha:.4g}, τ = {tau:.4g}",
         partial(_run, alpha=alpha, tau=tau),
         final_norm=False,
         placement="post",
-        plan=lambda block: Plan("post", alpha, alpha, norm_eps=block.norm1.eps, tau=tau),
     )
 
 

@@ -22,7 +22,7 @@ from depthscope_lab.training.checkpoint import read_newest
 from depthscope_lab.training.config import LanguageConfig
 from depthscope_lab.training.data.token_stream import TokenRows
 from depthscope_lab.training.data.wikitext import Corpus, load_manual, load_wikitext
-from depthscope_lab.training.display import Quiet
+from depthscope_lab.training.display import Display
 from depthscope_lab.training.language import LanguageModelling, Segment, build_transformer_xl, reading_of
 from depthscope_lab.training.loop import train
 from depthscope_lab.training.perplexity import evaluate, evaluate_without_future
@@ -147,7 +147,7 @@ def similarity_at_start(config: LanguageConfig, corpus: Corpus, rows: int, token
     return found
 
 
-class _Told(Quiet):
+class _Told(Display):
     """Passes on which step was logged."""
 
     def __init__(self, tell: Callable[[int], None]):

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,6 @@ from depthscope_lab.training.data.token_stream import UNKNOWN, Vocabulary, count
 WIKITEXT103 = "Salesforce/wikitext:wikitext-103-v1"
 WIKITEXT103_WORDS, WIKITEXT103_TOKENS = 267_735, 103_227_021  # of the training text
 SPLITS = ("train", "valid", "test")
-ToldOfLines = Callable[[str, int], object]  # what is being done, how many lines more
 
 _LAYOUT = "1"  # of the cache; another number makes old caches unseen
 _FILES = ("wiki.{}.tokens", "{}.txt")
@@ -66,15 +65,15 @@ class _Source(Protocol):
     def called(self, split: str) -> str: ...
 
 
-def load_wikitext(source: str | Path, cache: Path | None = None, progress: ToldOfLines | None = None) -> Corpus:
+def load_wikitext(source: str | Path, cache: Path | None = None) -> Corpus:
     """The corpus of a folder or of a Hugging Face dataset ("Salesforce/wikitext:wikitext-103-v1").
 
-    `cache`: by default `depthscope` in the user's cache folder. `progress` is told of lines counted and encoded.
+    `cache`: by default `depthscope` in the user's cache folder.
     """
     found: _Source = _Files(Path(source)) if _is_token_folder(source) else _Hub(str(source))
     folder = (cache or _default_cache()) / f"wikitext-{found.digest()[:32]}"
     if not folder.is_dir():
-        _build(found, folder, progress or (lambda _doing, _lines: None))
+        _build(found, folder)
     return _read(found.name, folder)
 
 
@@ -182,9 +181,9 @@ def _file(folder: Path, split: str) -> Path:
     raise ValueError(f"expected {' or '.join(names)} in {folder}, got {have}; fetch WikiText's token files anew")
 
 
-def _build(source: _Source, folder: Path, progress: ToldOfLines) -> None:
+def _build(source: _Source, folder: Path) -> None:
     """Counts, encodes, writes; the folder appears complete or not at all."""
-    counted = {split: count_words(_told(source.lines(split), f"counting {split}", progress)) for split in SPLITS}
+    counted = {split: count_words(source.lines(split)) for split in SPLITS}
     vocabulary = Vocabulary.of(counted["train"])
     lengths = {split: words.total() for split, words in counted.items()}
     _check_lengths(source, lengths)
@@ -193,8 +192,7 @@ def _build(source: _Source, folder: Path, progress: ToldOfLines) -> None:
         for split, length in lengths.items():
             stream = np.lib.format.open_memmap(scratch / f"{split}.npy", "w+", np.int32, (length,))
             at = 0
-            lines = _told(source.lines(split), f"encoding {split}", progress)
-            for numbers in vocabulary.encode(lines, source.called(split)):
+            for numbers in vocabulary.encode(source.lines(split), source.called(split)):
                 stream[at : at + len(numbers)] = numbers
                 at += len(numbers)
             stream.flush()
@@ -223,17 +221,6 @@ def _read(name: str, folder: Path) -> Corpus:
     except (OSError, ValueError) as error:
         raise ValueError(f"expected a complete cache in {folder}, got {error}; remove the folder") from None
     return Corpus(name, Vocabulary(tuple(words)), **streams, fingerprint=folder.name.rpartition("-")[2][:16])
-
-
-def _told(lines: Iterable[str], doing: str, progress: ToldOfLines) -> Iterator[str]:
-    since = 0
-    for line in lines:
-        yield line
-        since += 1
-        if since == _LINES_AT_ONCE:
-            progress(doing, since)
-            since = 0
-    progress(doing, since)
 
 
 def _joined(encoded: Iterable[list[int]]) -> np.ndarray:
