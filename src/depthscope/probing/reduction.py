@@ -156,11 +156,11 @@ class Reduction:
         bad = {}
         for kind, ledger in self._ledgers.items():
             norms = ledger.read(list(range(sum(looked[1] == kind for looked in self._looked)))).norms
-            bad[kind] = (norms.count > 0) & norms.norm.isnan()  # (sweeps, batch)
-        if not any(bool(found.any()) for found in bad.values()):
+            bad[kind] = ((norms.count > 0) & norms.norm.isnan()).numpy()  # (sweeps, batch), on the host
+        if not any(found.any() for found in bad.values()):
             return
         for place, kind, number in self._looked:
-            for row in bad[kind][number].nonzero().flatten().tolist():
+            for row in bad[kind][number].nonzero()[0].tolist():
                 self.not_finite.setdefault(self.first_sample + self._sequence(row, kind.batch), place)
 
     def _sequence(self, row: int, _rows: int) -> int:
