@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -30,7 +31,17 @@ def test_a_chapter_is_told_of_a_signal_and_saves_what_it_has(
     monkeypatch.setattr(sys, "executable", str(chapter))
     monkeypatch.setattr(tours, "chapters", lambda _quick: [tours.Chapter("one", "", ("demo",))] * 2)
 
+    waits = threading.Event()
+
+    class Process(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            waits.set()
+            return super().wait(timeout)
+
+    monkeypatch.setattr(tours.subprocess, "Popen", Process)
+
     def tell() -> None:
+        waits.wait()
         while not began.exists():
             time.sleep(0.01)
         os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
