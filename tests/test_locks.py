@@ -29,8 +29,8 @@ def test_a_second_owner_is_told_who_the_first_is_until_that_is_killed(tmp_path: 
     assert process.stdout is not None
     process.stdout.readline()
     today = time.strftime("%Y-%m-%d", time.gmtime())
-    told = f"in use by process {process.pid} on {socket.gethostname()!r} since '{today}"
-    with pytest.raises(ValueError, match=re.escape(told)), owned(tmp_path):
+    hints = f"in use by process {process.pid} on {socket.gethostname()!r} since '{today}"
+    with pytest.raises(ValueError, match=re.escape(hints)), owned(tmp_path):
         pass
     process.kill()
     process.communicate()

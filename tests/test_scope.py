@@ -128,15 +128,15 @@ def test_a_further_batch_may_say_that_it_is_causal():
     later = {"src": x, "mask": nn.Transformer.generate_square_subsequent_mask(5)}
     assert scope.probe(later).metadata["causal"] is True
 
-    class Told(Plain):
+    class Hints(Plain):
         def forward(self, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
             for layer in self.layers:
                 layer.causal = causal
             return super().forward(x)
 
-    scope = Scope(Told(False), {"x": x}, blocks="layers.*")
-    told = ({}, {"causal": True}, {})
-    assert [scope.on({"x": x} | more).is_causal() for more in told] == [False, True, False]
+    scope = Scope(Hints(False), {"x": x}, blocks="layers.*")
+    hints = ({}, {"causal": True}, {})
+    assert [scope.on({"x": x} | more).is_causal() for more in hints] == [False, True, False]
 
 
 def test_one_thread_that_is_refused_takes_nothing_from_the_one_that_measures(gpt2):

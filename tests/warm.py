@@ -42,8 +42,8 @@ def run_warm(
 ) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run([sys.executable, *command], …)` with text captured; `first` is called in the process."""
     (out, its_out), (err, its_err) = (warm_server().Pipe(duplex=False) for _ in range(2))
-    told = (command, dict(env), cwd or Path.cwd(), (its_out, its_err), first)
-    process = warm_server().Process(target=_become, args=told)
+    hints = (command, dict(env), cwd or Path.cwd(), (its_out, its_err), first)
+    process = warm_server().Process(target=_become, args=hints)
     process.start()
     its_out.close()
     its_err.close()

@@ -26,12 +26,12 @@ from depthscope import walking
 from depthscope.anatomy import Anatomy
 from depthscope.passes import (
     Batch,
+    Hints,
     Tokenizer,
-    Told,
-    anatomy_as_told,
+    anatomy_with_hints,
     are_apart,
     batches,
-    check_told,
+    check_hints,
     depth_of,
     is_causal,
     is_wrapped,
@@ -102,7 +102,7 @@ class Scope:
         self.given = model  # as it was given: perhaps compiled, perhaps a wrapper
         self.model, notes = uncompiled(model)
         self.tokenizer = tokenizer
-        self.hints = cast(Told, {name: value for name, value in said.items() if value is not None})
+        self.hints = cast(Hints, {name: value for name, value in said.items() if value is not None})
         self._notes = notes
         self._measuring: int | None = None  # the thread in which `undisturbed` is open
         self._begin(inputs)
@@ -185,7 +185,7 @@ class Scope:
         if self._anatomy is not None and self._was_exchanged():
             self._forget()
         if self._anatomy is None:
-            self._anatomy = anatomy_as_told(self.model, self.hints, self.first)
+            self._anatomy = anatomy_with_hints(self.model, self.hints, self.first)
             self._modules = walking.modules(self.model)
         return self._anatomy
 
@@ -379,13 +379,13 @@ class Scope:
         return skip_loss(self._for(inputs), **options)
 
 
-def scope_of(model: nn.Module | Scope, inputs: Any = None, tokenizer: Tokenizer | None = None, **told: Any) -> Scope:
+def scope_of(model: nn.Module | Scope, inputs: Any = None, tokenizer: Tokenizer | None = None, **hints: Any) -> Scope:
     """What a verb is given, as a scope: a model with inputs and hints, or a scope, perhaps with further inputs."""
-    check_told(told)
+    check_hints(hints)
     if not isinstance(model, Scope):
-        return Scope(model, inputs, tokenizer=tokenizer, **told)
-    if told := {name: value for name, value in told.items() if value is not None}:
-        raise TypeError(f"a Scope knows its model already: say {', '.join(told)} where the Scope is made")
+        return Scope(model, inputs, tokenizer=tokenizer, **hints)
+    if hints := {name: value for name, value in hints.items() if value is not None}:
+        raise TypeError(f"a Scope knows its model already: say {', '.join(hints)} where the Scope is made")
     found = model if inputs is None else model.on(inputs)
     if tokenizer is not None:
         found = copy.copy(found)

@@ -27,9 +27,9 @@ WATCHED = (
 def completed(line: str) -> list[str]:
     """What bash is offered for the last word of a line; nothing heavy is imported for it."""
     words = line.split(" ")
-    told = {"_DEPTHSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    hints = {"_DEPTHSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     result = subprocess.run(
-        [sys.executable, "-c", WATCHED], env=os.environ | told, capture_output=True, text=True, check=False
+        [sys.executable, "-c", WATCHED], env=os.environ | hints, capture_output=True, text=True, check=False
     )
     assert result.stderr == ""
     return result.stdout.split()
@@ -65,9 +65,9 @@ def test_every_name_is_offered():
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell(shell: str):
-    told = {"_DEPTHSCOPE_COMPLETE": f"source_{shell}"}
+    hints = {"_DEPTHSCOPE_COMPLETE": f"source_{shell}"}
     result = subprocess.run(
-        [sys.executable, "-c", WATCHED], env=os.environ | told, capture_output=True, text=True, check=False
+        [sys.executable, "-c", WATCHED], env=os.environ | hints, capture_output=True, text=True, check=False
     )
     assert "_DEPTHSCOPE_COMPLETE" in result.stdout
 

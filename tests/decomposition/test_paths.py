@@ -17,7 +17,7 @@ from decomposition import naive as oracle
 from depthscope.decomposition import CONSTANT, PathShares, paths, rules
 from depthscope.decomposition.linear_rules import through_weights
 from depthscope.decomposition.terms import Terms
-from depthscope.passes import anatomy_as_told, batches
+from depthscope.passes import anatomy_with_hints, batches
 from depthscope.theory import path_counts
 from samples import seeded
 from traces import state_of
@@ -45,7 +45,7 @@ def converted(inputs: Any, dtype: torch.dtype) -> Any:
 
 
 def parts_of(model: nn.Module, inputs: Any) -> list[str | None]:
-    parts = anatomy_as_told(model, {}, next(batches(model, inputs))).parts
+    parts = anatomy_with_hints(model, {}, next(batches(model, inputs))).parts
     return list(parts) if len(parts) > 1 else [None]
 
 

@@ -51,9 +51,9 @@ def test_what_ships_names_three_variants_at_every_depth_and_its_best_is_first():
 def test_only_new_models_that_see_all_tokens_are_told(made_up):
     x = torch.randn(2, 16, 32, generator=seeded(0))
     new = Encoder(100, BlockConfig(32, 4, 64), generator=seeded(1))
-    told = str(depthscope.diagnose(depthscope.probe(new, x)).recommendation.reason)
-    assert "trained side by side with 100 blocks" in told
-    assert "which one suits your task, `depthscope compare` measures" in told
+    hints = str(depthscope.diagnose(depthscope.probe(new, x)).recommendation.reason)
+    assert "trained side by side with 100 blocks" in hints
+    assert "which one suits your task, `depthscope compare` measures" in hints
 
 
 def test_a_causal_mean_that_wears_tokens_down_is_said_with_its_numbers():

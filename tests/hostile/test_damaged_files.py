@@ -156,10 +156,10 @@ def test_a_checkpoint_is_what_was_written_or_the_one_before_is_taken(kind: str, 
     written = read_newest(folder, print)
     assert written.step == 6
     for given in spoil(folder / "step-00000006" / "state.json", kind):
-        told: list[str] = []
-        found = read_newest(folder, told.append)
+        hints: list[str] = []
+        found = read_newest(folder, hints.append)
         assert (found.record == written.record) == (found.step == 6), given
-        assert found.step == 6 or (found.step == 4 and all(map(one_line, told)) and len(told) == 1), given
+        assert found.step == 6 or (found.step == 4 and all(map(one_line, hints)) and len(hints) == 1), given
 
 
 @pytest.mark.parametrize("name", ["checkpoints/step-00000006/state.json", "metrics.jsonl", "depth.jsonl"])
@@ -181,13 +181,13 @@ def test_resumed_it_comes_to_the_same_weights_and_no_number_differs_in_silence(
         [{key: value for key, value in row.items() if key not in timed} for row in read_metrics(path / "metrics.jsonl")]
         for path in (tmp_path / "run", trained / "whole")
     ]
-    told = " ".join(display.messages)
+    hints = " ".join(display.messages)
     if name == "metrics.jsonl":
-        assert rows[0] == rows[1] or "metrics.jsonl" in told
+        assert rows[0] == rows[1] or "metrics.jsonl" in hints
     else:
         assert rows[0] == rows[1]
         same = _records(tmp_path / "run") == _records(trained / "whole")
-        assert same or "depth.jsonl" in told
+        assert same or "depth.jsonl" in hints
 
 
 def _records(folder: Path) -> Any:
@@ -270,17 +270,17 @@ def test_the_page_of_a_training_names_what_is_damaged_and_does_not_show_it(
 ):
     folder = Path(shutil.copytree(trained / "whole", tmp_path / "run"))
     note_command(folder, "train", "train()")
-    told: list[str] = []
-    assert name not in write(tmp_path / "page.html", folder, say=told.append).read_text(encoding="utf-8")
-    assert told == []
+    hints: list[str] = []
+    assert name not in write(tmp_path / "page.html", folder, say=hints.append).read_text(encoding="utf-8")
+    assert hints == []
     damage(folder / name)
-    text = write(tmp_path / "page.html", folder, say=told.append).read_text(encoding="utf-8")
+    text = write(tmp_path / "page.html", folder, say=hints.append).read_text(encoding="utf-8")
     if name == "commands.json" and damage == Path.unlink:
         return  # a folder need not have one
-    assert len(told) == 1
-    assert name in told[0]
-    assert one_line(told[0])
-    assert str(escape(told[0])) in text
+    assert len(hints) == 1
+    assert name in hints[0]
+    assert one_line(hints[0])
+    assert str(escape(hints[0])) in text
     assert ("Where it ended" in text) == (name != "metrics.jsonl")
 
 

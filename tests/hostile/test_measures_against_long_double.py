@@ -66,7 +66,7 @@ class Case:
     inputs: dict[str, Tensor]
     blocks: nn.ModuleList
     mask: Tensor
-    told: dict[str, Any] = field(default_factory=dict)
+    hints: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -174,8 +174,8 @@ def vit(d: Draw) -> Case:
 
 def hand_written(d: Draw) -> Case:
     model = HandWritten(d.depth, d.width, d.heads)
-    told = {"blocks": "rounds.*", "token_axis": 1, "mask": "mask"}
-    return Case(model, {"x": d.tokens, "mask": d.mask}, model.rounds, d.mask, told)
+    hints = {"blocks": "rounds.*", "token_axis": 1, "mask": "mask"}
+    return Case(model, {"x": d.tokens, "mask": d.mask}, model.rounds, d.mask, hints)
 
 
 KINDS: dict[str, Callable[[Draw], Case]] = {
@@ -199,7 +199,7 @@ def passes_seen(case: Case) -> tuple[depthscope.Profile, list[Tensor]]:
     try:
         with torch.no_grad():
             case.model(**case.inputs)
-        profile = depthscope.probe(case.model, case.inputs, measures=OF_TOKENS, **case.told)
+        profile = depthscope.probe(case.model, case.inputs, measures=OF_TOKENS, **case.hints)
     finally:
         for hook in hooks:
             hook.remove()

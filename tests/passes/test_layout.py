@@ -64,8 +64,8 @@ def test_a_probe_measures_the_tokens_of_each_sequence():
     assert found.curve("token_similarity")[-1] == pytest.approx(
         token_similarity(stack(x).transpose(0, 1)).mean().item(), rel=1e-5
     )
-    told = depthscope.probe(stack, x, token_axis=1)  # what the user says wins
-    assert (told.metadata["samples"], told.metadata["tokens"]) == (10, 3)
+    hints = depthscope.probe(stack, x, token_axis=1)  # what the user says wins
+    assert (hints.metadata["samples"], hints.metadata["tokens"]) == (10, 3)
 
 
 def decoder(**options: bool) -> nn.Module:

@@ -35,9 +35,9 @@ def made(build: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
-def measured(model: nn.Module, inputs: Any, **told: Any) -> Tensor:
+def measured(model: nn.Module, inputs: Any, **hints: Any) -> Tensor:
     """(blocks + 1, samples) token similarity at the blocks' outputs."""
-    frame = probe(model, inputs, measures=["token_similarity"], **told).frame
+    frame = probe(model, inputs, measures=["token_similarity"], **hints).frame
     table = frame[frame["station"] == "output"].pivot_table(index="block", columns="sample", values="value")
     return torch.tensor(table.to_numpy())
 
@@ -346,9 +346,9 @@ def test_the_user_says_which_tokens_are_real(given: dict[str, Tensor], mask: Any
         ({"token_axis": 2}, "expected token_axis 1"),
     ],
 )
-def test_what_cannot_be_is_refused(told: dict[str, Any], message: str):
+def test_what_cannot_be_is_refused(hints: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        probe(made(Own), {"x": TOKENS, "pad": ~REAL}, **told)
+        probe(made(Own), {"x": TOKENS, "pad": ~REAL}, **hints)
 
 
 def test_an_unknown_option_is_refused():

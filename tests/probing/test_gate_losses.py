@@ -21,9 +21,9 @@ from samples import seeded
 RULE = "token_similarity>0.99 for 3"  # the documentation's own
 
 
-def losses(*told: float) -> Losses:
+def losses(*hints: float) -> Losses:
     found = Losses()
-    for loss in told:
+    for loss in hints:
         found.tell(loss)
     return found
 
@@ -61,10 +61,10 @@ def test_none_few_and_undefined():
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=300), st.integers(0, 300))
-def test_what_is_kept_is_bounded_and_goes_on_from_its_state(told: list[float], cut: int):
-    whole, first = losses(*told), losses(*told[:cut])
+def test_what_is_kept_is_bounded_and_goes_on_from_its_state(hints: list[float], cut: int):
+    whole, first = losses(*hints), losses(*hints[:cut])
     second = Losses.of(first.state())
-    for loss in told[cut:]:
+    for loss in hints[cut:]:
         second.tell(torch.tensor(loss, dtype=torch.float64))
     assert (second.state(), second.judge()) == (whole.state(), whole.judge())
     assert len(whole.state()["means"]) < BINS
@@ -98,15 +98,15 @@ def test_what_is_no_loss_is_refused(loss: Any):
 # --- a watch ----------------------------------------------------------------------------------------------
 
 
-def collapsed(told: Any, rule: str = RULE, steps: int = 240, **rules: Any) -> list[Alarm]:
+def collapsed(hints: Any, rule: str = RULE, steps: int = 240, **rules: Any) -> list[Alarm]:
     """A model whose tokens are equal from the first step on; `told(step)` is its loss, None: it is not told."""
     torch.manual_seed(0)
     model, raised = Encoder(2, BlockConfig(8, 2)), []
     with depthscope.watch(model, 10, **({"stop_if": rule} | rules), on_alarm=raised.append) as watch:
         for step in range(steps):
             model(torch.ones(1, 3, 8))
-            if told is not None:
-                watch.tell(loss=told(step))
+            if hints is not None:
+                watch.tell(loss=hints(step))
             if watch.should_stop:
                 break
     return raised
@@ -168,7 +168,7 @@ def test_the_documentation_s_own_rule_does_not_stop_a_healthy_training():
     optimizer, generator, raised = torch.optim.AdamW(model.parameters(), lr=3e-3), seeded(1), []
     with (
         depthscope.watch(model, 10, stop_if=RULE) as watch,
-        depthscope.watch(model, 10, stop_if=f"{RULE} after 70") as told,
+        depthscope.watch(model, 10, stop_if=f"{RULE} after 70") as hints,
         depthscope.watch(model, 10, stop_if=f"{RULE} after 70", on_alarm=raised.append),
     ):
         for _ in range(71):
@@ -178,7 +178,7 @@ def test_the_documentation_s_own_rule_does_not_stop_a_healthy_training():
             loss.backward()
             optimizer.step()
             watch.tell(loss=loss)
-            told.tell(loss=loss)
+            hints.tell(loss=loss)
     assert watch.records.query("step >= 10 and block == 6 and measure == 'token_similarity'")["value"].min() > 0.99
-    assert watch.alarms == told.alarms == []
+    assert watch.alarms == hints.alarms == []
     assert [alarm.step for alarm in raised] == [70]

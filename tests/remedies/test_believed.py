@@ -13,7 +13,7 @@ from transformers.models.bert.modeling_bert import BertEncoder, BertSelfAttentio
 import depthscope
 import zoo
 from depthscope.diagnosis import diagnose
-from depthscope.passes import anatomy_as_told, batches, undisturbed, with_sight
+from depthscope.passes import anatomy_with_hints, batches, undisturbed, with_sight
 from depthscope.passes.causality import sight
 from depthscope.passes.hooks import hooks_in
 from depthscope.remedies import DeEscalate, ResidualWeight, recommend
@@ -86,7 +86,7 @@ def test_what_tokens_see_is_found_by_trying(name: str):
     model = drawn(Masked(seen))
     batch = next(batches(model, IDS))
     with undisturbed(model):
-        assert sight(model, anatomy_as_told(model, {}), batch) == expected
+        assert sight(model, anatomy_with_hints(model, {}), batch) == expected
 
 
 def test_a_trial_takes_five_passes_at_most_and_of_a_causal_model_three():
@@ -98,7 +98,7 @@ def test_a_trial_takes_five_passes_at_most_and_of_a_causal_model_three():
         return len(calls)
 
     def tried(model: nn.Module, again: bool = False) -> None:
-        batch, anatomy = next(batches(model, IDS)), anatomy_as_told(model, {})
+        batch, anatomy = next(batches(model, IDS)), anatomy_with_hints(model, {})
         with undisturbed(model):
             with_sight(model, anatomy, batch, again=again)
 

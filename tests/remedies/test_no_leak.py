@@ -347,12 +347,12 @@ def test_nobody_can_unsay_that_a_tower_is_causal():
 
 
 @pytest.mark.parametrize("told", [{}, {"is_causal": False}], ids=["as it is", "told to look both ways"])
-def test_a_decoder_that_is_told_to_look_both_ways_is_tried(told: dict[str, bool]):
+def test_a_decoder_that_is_told_to_look_both_ways_is_tried(hints: dict[str, bool]):
     """Embedding models are made of decoders; what their configuration says is not believed, but tried."""
-    model = build(lambda: hf.Qwen3Model(hf.Qwen3Config(**GROUPED, head_dim=4, **told)), 0)
+    model = build(lambda: hf.Qwen3Model(hf.Qwen3Config(**GROUPED, head_dim=4, **hints)), 0)
     ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0))
-    assert anatomy_of(model).causal is (None if told else True)
-    assert depthscope.probe(model, {"input_ids": ids}).metadata["causal"] is not bool(told)
+    assert anatomy_of(model).causal is (None if hints else True)
+    assert depthscope.probe(model, {"input_ids": ids}).metadata["causal"] is not bool(hints)
     depthscope.apply(model, DeEscalate(0.5), inputs={"input_ids": ids})
     means = {type(hook.mean).__name__ for _, hook in depthscope.passes.hooks.hooks_in(model) if hook.remedy}
-    assert means == {"Full" if told else "Prefix"}
+    assert means == {"Full" if hints else "Prefix"}

@@ -286,10 +286,10 @@ def test_decoding_from_the_first_token_on_is_refused_at_the_second():
 
 
 @pytest.mark.parametrize("told", [{}, {"causal": True}, {"inputs": BOTH, "blocks": "prophetnet.decoder.layers.*"}])
-def test_streams_side_by_side_are_refused(told: dict[str, Any]):
+def test_streams_side_by_side_are_refused(hints: dict[str, Any]):
     """ProphetNet's decoder has three streams, one behind the other: the second would see later tokens of the first."""
     model = made(lambda: hf.ProphetNetForConditionalGeneration(hf.ProphetNetConfig(**PROPHETNET)))
-    depthscope.apply(model, DeEscalate(0.5), **told)
+    depthscope.apply(model, DeEscalate(0.5), **hints)
     with pytest.raises(ValueError, match=r"is given 21 tokens, and the model 7: .*depthscope\.remove"):
         model(**BOTH)
 

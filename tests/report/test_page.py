@@ -173,9 +173,9 @@ def test_a_diagnosis_of_others_cannot_break_the_page(content: str, tmp_path: Pat
     earlier = json.loads((tmp_path / "profile.json").read_text())
     del earlier["kind"], earlier["sha256"], earlier["files"]  # as an earlier version would have written it
     (tmp_path / "profile.json").write_text(json.dumps(earlier))
-    told: list[str] = []
-    assert write(tmp_path, tmp_path, say=told.append).exists()
-    assert bool(told) == (content == "[]")
+    hints: list[str] = []
+    assert write(tmp_path, tmp_path, say=hints.append).exists()
+    assert bool(hints) == (content == "[]")
 
 
 def test_a_profile_that_is_saved_again_loses_its_old_verdict(measured: Measured, tmp_path: Path):
@@ -208,9 +208,9 @@ def test_the_index_has_every_claim_and_leads_to_each_study(tmp_path: Path):
         pd.DataFrame({"x": range(3)}).to_parquet(folder / "data.parquet")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "claims.json").write_text('[{"claim": 3}]')
-    told: list[str] = []
-    text = write_index(tmp_path, say=told.append).read_text(encoding="utf-8")
-    assert len(told) == 1
+    hints: list[str] = []
+    text = write_index(tmp_path, say=hints.append).read_text(encoding="utf-8")
+    assert len(hints) == 1
     assert "Left out: " in text
     assert "damaged holds no study" in text
     assert 'href="./javascript%3Aalert%281%29/report.html"' in text

@@ -157,11 +157,11 @@ def test_no_trace_after_an_exception(calls: int):
 
 def test_the_cost_is_told_before_it_is_paid():
     model, inputs = make("gpt2")
-    told: list[tuple[str, int | None]] = []
+    hints: list[tuple[str, int | None]] = []
     ticks: list[int] = []
 
     def doing(what: str, passes: int | None):
-        told.append((what, passes))
+        hints.append((what, passes))
         ticks.append(0)
 
         def tick() -> None:
@@ -170,13 +170,13 @@ def test_the_cost_is_told_before_it_is_paid():
         return tick
 
     depth_use(model.eval(), inputs, ridge=0.1, progress=doing)
-    assert told == [
+    assert hints == [
         ("one pass", 1),
         ("skipping each of 3 blocks", 3),
         ("fitting 3 linear maps", 1),
         ("replacing each of 3 blocks", 3),
     ]
-    assert ticks == [passes for _, passes in told]
+    assert ticks == [passes for _, passes in hints]
 
 
 def test_what_is_refused():

@@ -138,10 +138,10 @@ def _assembled(model: nn.Module, found: list[tuple[str, nn.Module]]) -> Anatomy:
 
 def _causal(model: nn.Module, blocks: tuple[BlockAnatomy, ...], families: list[Family]) -> bool | None:
     """The blocks themselves know more than what stands around them; None if they differ."""
-    told = {block.causal for block in blocks}
-    if told == {None} and len(families) == 1:
+    hints = {block.causal for block in blocks}
+    if hints == {None} and len(families) == 1:
         return families[0].causal(model)
-    return told.pop() if len(told) == 1 else None
+    return hints.pop() if len(hints) == 1 else None
 
 
 def _with_causality(model: nn.Module, block: BlockAnatomy, family: Family) -> BlockAnatomy:

@@ -37,11 +37,11 @@ def causal_unless_told(model: nn.Module) -> bool | None:
     """Causal, but for a configuration, of the model or a part of it, that asks for attention both ways (embedding
     models): None, to be tried."""
     configs = {id(config): config for module in walking.modules(model) if (config := getattr(module, "config", None))}
-    told = [
+    hints = [
         getattr(config, "is_causal", True) is False or bool(getattr(config, "use_bidirectional_attention", False))
         for config in configs.values()
     ]
-    return None if any(told) else True
+    return None if any(hints) else True
 
 
 # Text, both ways.

@@ -171,7 +171,7 @@ class Anatomy:
     mask_argument: str | None = "attention_mask"  # the argument of the model's forward that marks real tokens
     causal: bool | None = None  # None: not known from the configuration, or not the same in all parts
     notes: tuple[str, ...] = ()  # what could not be found
-    told_mask: Tensor | str | None = None  # true for real tokens, as the user says: (batch, n), or an argument's name
+    mask_hint: Tensor | str | None = None  # true for real tokens, as the user says: (batch, n), or an argument's name
     left_out: tuple[str, ...] = ()  # what looks like blocks, and is none of these
     spelled: str | None = None  # what `blocks=` must say to find these blocks without inputs; None: nothing
     applications: int | None = None  # of the blocks in the pass in which they were found

@@ -41,7 +41,7 @@ def depth(options: DepthOptions) -> None:
         show(found)
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
         save_use(found, options.out)
-        asked = {**_asked(options), **options.told}
+        asked = {**_asked(options), **options.hints}
         plain = {"lens": True, "skips": True, "ridge": 0.0}
         add_report(options.out, "depth", call("depth_use", "model, inputs", asked, plain))
         say_where(options.out, options.json)

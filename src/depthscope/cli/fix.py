@@ -38,7 +38,7 @@ def fix(options: FixOptions) -> None:
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
         _save(fixed, options.out)
         asked = {name: getattr(options, name) for name in ("level", "alpha", "at", "mixing")}
-        add_report(options.out, "fix", call("fix", "model, inputs", {"tau": tau, **asked, **options.told}, {}))
+        add_report(options.out, "fix", call("fix", "model, inputs", {"tau": tau, **asked, **options.hints}, {}))
         say_where(options.out, options.json)
 
 

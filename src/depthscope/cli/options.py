@@ -17,7 +17,7 @@ from depthscope.cli.help import counted
 from depthscope.cli.help import seed as seed_of
 
 if TYPE_CHECKING:
-    from depthscope.passes import Told
+    from depthscope.passes import Hints
 
 _SHAPE, _INPUT, _PROBE, _RESULT = "Shape of a family", "Input", "What is measured", "What comes out"
 _REMEDY, _TOLD = "Remedy", "What you say of the model"
@@ -135,7 +135,7 @@ class ModelOptions(WeightOptions):
     ] = None
 
     @property
-    def told(self) -> Told:
+    def hints(self) -> Hints:
         """What the user says of the model, in the words of `probe` and `apply`."""
         return {
             "blocks": self.blocks,

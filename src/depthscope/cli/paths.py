@@ -33,7 +33,7 @@ def paths(options: PathsOptions) -> None:
         show(shares)
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
         _save(shares, options.out)
-        asked = {"by_head": options.by_head, "loss": options.with_loss, **options.told}
+        asked = {"by_head": options.by_head, "loss": options.with_loss, **options.hints}
         add_report(options.out, "paths", call("paths", "model, inputs", asked, {"by_head": False, "loss": False}))
         say_where(options.out, options.json)
 

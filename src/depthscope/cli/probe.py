@@ -114,12 +114,12 @@ def _in_python(options: ProbeOptions) -> str:
         "gradients": options.gradients,
         "without": left_out_parts(options),
         "window": options.window,
-        **options.told,
+        **options.hints,
     }
     probed = call("probe", "model, inputs", asked, {"gradients": False, "without": (), "window": None})
     if not options.depth_use:
         return probed
-    return f"depthscope.diagnose({probed}, depth={call('depth_use', 'model, inputs', options.told, {})})"
+    return f"depthscope.diagnose({probed}, depth={call('depth_use', 'model, inputs', options.hints, {})})"
 
 
 def _conditions(options: ProbeOptions) -> list[Condition]:

@@ -47,7 +47,7 @@ def scope_on(loaded: LoadedModel, inputs: Inputs, options: ModelOptions) -> Scop
     """One handle for all that a command measures of a model: nothing is found out twice."""
     from depthscope.scope import Scope
 
-    return Scope(loaded.model, inputs.batches, tokenizer=inputs.tokenizer, **options.told)
+    return Scope(loaded.model, inputs.batches, tokenizer=inputs.tokenizer, **options.hints)
 
 
 @contextmanager

@@ -200,5 +200,5 @@ def _are_heads_in_turn(seen: Sequence[Attended], tokens: int) -> bool:
     alike = all(each.start == seen[0].start and each.queries == tokens for each in seen)
     if not alike or any(each.sizes.numel() % each.heads for each in seen):
         return False
-    told = [set(each.sizes.reshape(-1, each.heads).sum(dim=0).tolist()) for each in seen]
-    return len(set.union(*told)) == sum(map(len, told))
+    hints = [set(each.sizes.reshape(-1, each.heads).sum(dim=0).tolist()) for each in seen]
+    return len(set.union(*hints)) == sum(map(len, hints))

@@ -31,10 +31,10 @@ from depthscope.interruption import attempt, was_stopped
 from depthscope.passes import (
     Batch,
     Change,
+    Hints,
     Listen,
     Machine,
     Tokenizer,
-    Told,
     Visit,
     refuse_open_surgery,
 )
@@ -55,7 +55,7 @@ def paths(
     loss: bool | Loss = False,
     tokenizer: Tokenizer | None = None,
     progress: Tick | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> PathShares:
     """Splits the last block's output by the length of the attention paths that led there (Dong et al. 2021, Thm 2.1).
 
@@ -77,7 +77,7 @@ def paths(
             costs about 3L passes.
         tokenizer: makes ids of strings.
         progress: is called after every block.
-        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+        hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
 
     Returns:
         `PathShares`: how much of the output came on paths of each length.
@@ -89,7 +89,7 @@ def paths(
         >>> shares.metadata["blocks"]
         3
     """
-    scope = scope_of(model, inputs, tokenizer, **told)
+    scope = scope_of(model, inputs, tokenizer, **hints)
     model, notes = scope.model, scope.notes
     refuse_open_surgery(model)
     if remedies := {type(hook.remedy).__name__ for _, hook in hooks_in(model) if hook.remedy is not None}:

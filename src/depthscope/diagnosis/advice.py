@@ -58,7 +58,7 @@ def advise(f: Facts, verdict: Verdict, measure: Callable[[], Recommendation] | N
     tau, critical, expected = _strength(f)
     # `apply` cannot tell by itself what the probe has tried, or was told.
     tried = f.about.get("family") == "unknown" or f.about.get("causal_by")
-    told = {"causal": False} if tried and not f.may_leak else {}
+    hints = {"causal": False} if tried and not f.may_leak else {}
     return Recommendation(
         reason=_estimated(f, tau, critical, expected),
         remedies=(DeEscalate(tau, mixing="prefix" if f.may_leak else "auto", blocks=f.remedied),),
@@ -66,7 +66,7 @@ def advise(f: Facts, verdict: Verdict, measure: Callable[[], Recommendation] | N
         critical_tau=critical,
         expected_similarity=expected,
         blocks=f.blocks,
-        apply_options=told,
+        apply_options=hints,
     )
 
 

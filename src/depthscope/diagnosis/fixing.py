@@ -14,7 +14,7 @@ from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
 from depthscope.interruption import attempt
 from depthscope.models.token_means import TokenMean
 from depthscope.naming import visible
-from depthscope.passes import Tokenizer, Told, refuse_tensor
+from depthscope.passes import Hints, Tokenizer, refuse_tensor
 from depthscope.probing import NoLoss, Profile, mean_loss, probe
 from depthscope.progress import Tick
 from depthscope.remedies import Recommendation, Remedy, applied, apply, recommend
@@ -85,7 +85,7 @@ def fix(
     tokenizer: Tokenizer | None = None,
     doing: Doing = lambda _what: None,
     about: Mapping[str, Any] | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> Fixed:
     """Measures a model, recommends remedies, measures the model with them, and leaves it as it was.
 
@@ -103,7 +103,7 @@ def fix(
         tokenizer: makes ids of strings.
         doing: `doing(what)` is called before each part; what it returns is called after each piece of it.
         about: is added to the profiles' metadata.
-        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+        hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
 
     Returns:
         A `Fixed`: before, after, and the remedies; `fixed.apply_to(model)` puts them in to stay.
@@ -115,7 +115,7 @@ def fix(
         >>> len(fixed.after.curve("token_similarity"))
         4
     """
-    scope = scope_of(model, inputs, tokenizer, **told).keep_inputs()
+    scope = scope_of(model, inputs, tokenizer, **hints).keep_inputs()
     refuse_tensor(scope.hints)
     if tau == "recommended":
         tau = None

@@ -8,6 +8,7 @@ from depthscope.offloading import device_of
 from depthscope.passes.attention import Head
 from depthscope.passes.causality import hidden_tokens_reach_others, is_causal, with_sight
 from depthscope.passes.discovery import depth_of
+from depthscope.passes.hints import Hints, anatomy_with_hints, check_hints, refuse_tensor
 from depthscope.passes.inputs import Batch, Tokenizer, batches, call
 from depthscope.passes.layout import find_token_axis
 from depthscope.passes.machine import Change, Listen, ListenToAttention, Machine, Visit
@@ -17,26 +18,25 @@ from depthscope.passes.quiet import full_precision, uncompiled, undisturbed
 from depthscope.passes.running import Pass
 from depthscope.passes.surgery import Surgery, leave_out, open_surgery, pass_on, refuse_open_surgery
 from depthscope.passes.tokens import batch_first, edit_tokens, exchange, first_tokens
-from depthscope.passes.told import Told, anatomy_as_told, check_told, refuse_tensor
 
 __all__ = [
     "Batch",
     "Change",
     "Head",
+    "Hints",
     "Listen",
     "ListenToAttention",
     "Machine",
     "Pass",
     "Surgery",
     "Tokenizer",
-    "Told",
     "Visit",
-    "anatomy_as_told",
+    "anatomy_with_hints",
     "are_apart",
     "batch_first",
     "batches",
     "call",
-    "check_told",
+    "check_hints",
     "depth_of",
     "device_of",
     "edit_tokens",

@@ -264,8 +264,8 @@ def _checked(
         _refuse_maps(passages)
     streams: dict[str, Stream] = {}
     for block in named.blocks:
-        told = stream_of(block)
-        streams[block.name] = told if told != Stream() else _stream_in(block, chains, links)
+        hints = stream_of(block)
+        streams[block.name] = hints if hints != Stream() else _stream_in(block, chains, links)
     anatomy = unknown_anatomy([(b.name, b.module, streams[b.name]) for b in named.blocks], named.notes[0])
     linked = {(a.call, b.call) for chain in chains for a, b in pairwise(chain)}
     broken = [f"{a.name} and {b.name}" for a, b in pairwise(mine) if (a, b) not in linked]

@@ -56,8 +56,8 @@ class MaskFinder:
     """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy):
-        self.told = anatomy.told_mask
-        self.argument = self.told.removeprefix("~") if isinstance(self.told, str) else anatomy.mask_argument or ""
+        self.hint = anatomy.mask_hint
+        self.argument = self.hint.removeprefix("~") if isinstance(self.hint, str) else anatomy.mask_argument or ""
         self.unused: set[str] = set()  # arguments that look like masks and were not understood
         blocks = {id(block.module) for block in anatomy.blocks}  # also those that are made from a list of modules
         found: dict[str, nn.Module] = {}
@@ -128,7 +128,7 @@ class MaskFinder:
 
     def real(self, block: str, batch: int, n: int, *, past: int = 0) -> Tensor | None:
         """True for real tokens, (batch, n), or (batch, past + n) if it covers cached tokens too; None if all are."""
-        if self.told is not None:
+        if self.hint is not None:
             return self._as_told(block, batch, n, past)
         masks = self._masks_of(block)
         flat = [mask for mask in masks if mask.value.ndim == 2 and not self._is_of_pairs(mask, batch, n)]
@@ -194,14 +194,14 @@ class MaskFinder:
     def _as_told(self, block: str, batch: int, n: int, past: int) -> Tensor:
         """What the user says: true for real tokens, or the argument that has it, from the model's call inwards."""
         name, is_padding = self.argument, False
-        if isinstance(self.told, Tensor):
-            name, value = "mask=", self.told
+        if isinstance(self.hint, Tensor):
+            name, value = "mask=", self.hint
         else:
-            is_padding = str(self.told).startswith("~")
+            is_padding = str(self.hint).startswith("~")
             given = [self._seen.masks.get(path, {}).get(name) for path, _ in reversed(self._levels[block])]
             masks = [value for value in given if value is not None]
             if not masks:
-                raise ValueError(f"mask={self.told!r}: no module around {block!r} was given an argument {name!r}")
+                raise ValueError(f"mask={self.hint!r}: no module around {block!r} was given an argument {name!r}")
             value = masks[0][:, 0, 0] if _is_row(masks[0]) else masks[0]
             if value.ndim == 1 and value.shape[0] == batch and not value.is_floating_point():  # lengths
                 return torch.arange(n, device=value.device) < value.unsqueeze(-1)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from depthscope import walking
-from depthscope.passes import Surgery, Tokenizer, Told
+from depthscope.passes import Hints, Surgery, Tokenizer
 from depthscope.passes.left_out import choose_parts
 from depthscope.passes.undoing import undone
 from depthscope.scope import Scope, scope_of
@@ -22,7 +22,7 @@ def ablate(
     *what: str | int | Iterable[int],
     inputs: Any = None,
     tokenizer: Tokenizer | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> Iterator[nn.Module]:
     """The model without parts of its blocks, or without blocks, as long as the context is open.
 
@@ -35,7 +35,7 @@ def ablate(
             of blocks, from 1, and runs of them (`range(3, 6)`), which pass their input on.
         inputs: a batch, as for `probe`: settles what the blocks of a model of no known family are.
         tokenizer: makes ids of strings.
-        told: what you may say of the model, as for `probe`.
+        hints: what you may say of the model, as for `probe`.
 
     Returns:
         A context, in which the model is without these.
@@ -48,7 +48,7 @@ def ablate(
         ...     torch.equal(model(x), x)
         True
     """
-    scope = scope_of(model, inputs, tokenizer, **told)
+    scope = scope_of(model, inputs, tokenizer, **hints)
     if scope.model is not scope.given or any(
         getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
         for m in walking.modules(scope.model)

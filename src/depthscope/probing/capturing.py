@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
-from depthscope.passes import Listen, Machine, Tokenizer, Told, Visit, call
+from depthscope.passes import Hints, Listen, Machine, Tokenizer, Visit, call
 from depthscope.scope import Scope, scope_of
 
 LARGE = 2**30  # bytes from which on a warning says what is kept
@@ -53,7 +53,7 @@ def capture(
     stations: str | Sequence[str] = "output",
     numbers: int | Iterable[int] | None = None,
     tokenizer: Tokenizer | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> Captured:
     """The tokens of the first batch at stations of blocks, batch first and on their device, from one pass.
 
@@ -63,7 +63,7 @@ def capture(
         stations: "output", "trunk", "all", or names, as for `probe`.
         numbers: of blocks, from 1; None: all. Block 0 ("output", 0) is what enters block 1, and comes with all.
         tokenizer: makes ids of strings.
-        told: what you may say of the model, as for `probe`.
+        hints: what you may say of the model, as for `probe`.
 
     Returns:
         Captured tokens; more than 1 GiB is warned of before it is taken.
@@ -74,7 +74,7 @@ def capture(
         >>> depthscope.capture(model, torch.randn(2, 5, 16))["output", 3].shape
         torch.Size([2, 5, 16])
     """
-    scope = scope_of(model, inputs, tokenizer, **told)
+    scope = scope_of(model, inputs, tokenizer, **hints)
     wanted = at.choose_stations(stations)
     depth = scope.depth_of_model
     chosen = set(range(depth + 1)) if numbers is None else {numbers} if isinstance(numbers, int) else set(numbers)

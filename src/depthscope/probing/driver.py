@@ -20,12 +20,12 @@ from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.passes import (
     Batch,
     Head,
+    Hints,
     Listen,
     ListenToAttention,
     Machine,
     Surgery,
     Tokenizer,
-    Told,
     Visit,
     call,
     device_of,
@@ -63,7 +63,7 @@ def probe(
     progress: Tick | None = None,
     without: str | Iterable[str] = (),
     window: int | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> Profile:
     """Measures a Transformer block by block, and leaves no trace in it.
 
@@ -85,7 +85,7 @@ def probe(
             `depthscope.passes.left_out`, and the profile's metadata says what was left out.
         window: measure windows of so many tokens instead of whole sequences, which the model still reads; attention is
             then not measured.
-        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+        hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
 
     Returns:
         A `Profile`: a tidy table, with what was measured and what was not seen.
@@ -102,7 +102,7 @@ def probe(
     excluded = _excluded(exclude_tokens)
     parts = choose_parts(without)
     check_loss(loss)
-    scope = scope_of(model, inputs, tokenizer, **told)
+    scope = scope_of(model, inputs, tokenizer, **hints)
     model, notes = scope.model, scope.notes
     calls, anatomy = scope.calls(), scope.anatomy
     if window is None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy
 from depthscope.passes import (
     Batch,
+    Hints,
     Listen,
     Machine,
     Tokenizer,
-    Told,
     Visit,
     call,
     leave_out,
@@ -34,7 +34,7 @@ def skip_loss(
     loss: Loss | None = None,
     tokenizer: Tokenizer | None = None,
     progress: Tick | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> pd.DataFrame:
     """The change of the loss when each run of consecutive blocks passes its input on unchanged.
 
@@ -49,7 +49,7 @@ def skip_loss(
             labels, and of any causal model that reads ids and returns logits that of the next token, without padding.
         tokenizer: makes ids of strings.
         progress: is called after every row.
-        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+        hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
 
     Returns:
         A table with first_block, last_block, loss and change; the first row, 0 to 0, is the whole model.
@@ -60,7 +60,7 @@ def skip_loss(
         >>> depthscope.skip_loss(model, torch.randn(2, 5, 16), loss=lambda output: output.square().mean()).shape
         (4, 4)
     """
-    scope = scope_of(model, inputs, tokenizer, **told)
+    scope = scope_of(model, inputs, tokenizer, **hints)
     model, anatomy, given = scope.model, scope.anatomy, list(scope.calls())
     with scope.undisturbed():
         calls, loss_of = calls_with_loss(scope, given, loss)
@@ -83,10 +83,10 @@ def mean_loss(
     *,
     loss: Loss | None = None,
     tokenizer: Tokenizer | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> float:
     """The mean loss over the batches, as `skip_loss` takes it, with all blocks. `NoLoss` if there is none."""
-    scope = scope_of(model, inputs, tokenizer, **told)
+    scope = scope_of(model, inputs, tokenizer, **hints)
     anatomy, given = scope.anatomy, list(scope.calls())
     with scope.undisturbed():
         calls, loss_of = calls_with_loss(scope, given, loss)
@@ -103,8 +103,8 @@ def calls_with_loss(scope: Scope, calls: list[Batch], loss: Loss | None) -> tupl
         return calls, lambda _batch, returned, _last: loss(returned)
     model, causal = scope.model, causal_by_trying(scope, calls[0])
     asked = [with_all_logits(model, batch) if causal else batch for batch in calls]
-    told = {id(new): old for new, old in zip(asked, calls, strict=True)}  # which have answers of the user's
-    return asked, lambda batch, returned, last: default_loss(model, told[id(batch)], returned, last, causal=causal)
+    given = {id(new): old for new, old in zip(asked, calls, strict=True)}  # which have answers of the user's
+    return asked, lambda batch, returned, last: default_loss(model, given[id(batch)], returned, last, causal=causal)
 
 
 def _mean_loss(

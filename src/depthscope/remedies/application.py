@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.anatomy.parts import roots_of
 from depthscope.passes import (
+    Hints,
     Pass,
     Tokenizer,
-    Told,
     depth_of,
     entrance_of,
     pieces_of,
@@ -40,7 +40,7 @@ def apply(
     *remedies: Remedy,
     inputs: Any = None,
     tokenizer: Tokenizer | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> nn.Module:
     """Puts remedies into a model, in place, and returns it. Either all of them are in, or none.
 
@@ -55,8 +55,8 @@ def apply(
         inputs: a batch as for `probe`: needed for `tau="recommended"`; settles what the blocks of a model of no known
             family are, where its tokens stand, and whether it is causal.
         tokenizer: makes ids of strings.
-        told: what you say of the model, as for `Scope`. `causal` wins over all that is known or tried; `mask` names the
-            argument that is true for real tokens ("~name": for padding).
+        hints: what you say of the model, as for `Scope`. `causal` wins over all that is known or tried; `mask` names
+            the argument that is true for real tokens ("~name": for padding).
 
     Returns:
         The model.
@@ -68,7 +68,7 @@ def apply(
         >>> len(depthscope.remedies.applied(model))
         3
     """
-    scope = _scope_of(model, inputs, tokenizer, told)
+    scope = _scope_of(model, inputs, tokenizer, hints)
     model = scope.given
     with undone(_as_it_was(model), only_after_failure=True):
         anatomy = _put_in(scope, *remedies)
@@ -80,8 +80,8 @@ def apply(
         return model
 
 
-def _scope_of(model: nn.Module | Scope, inputs: Any, tokenizer: Tokenizer | None, told: Told) -> Scope:
-    return scope_of(model, list(inputs) if isinstance(inputs, Iterator) else inputs, tokenizer, **told)
+def _scope_of(model: nn.Module | Scope, inputs: Any, tokenizer: Tokenizer | None, hints: Hints) -> Scope:
+    return scope_of(model, list(inputs) if isinstance(inputs, Iterator) else inputs, tokenizer, **hints)
 
 
 def _put_in(scope: Scope, *remedies: Remedy) -> Anatomy:
@@ -182,11 +182,11 @@ def temporarily(
     *remedies: Remedy,
     inputs: Any = None,
     tokenizer: Tokenizer | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> Iterator[nn.Module]:
     """`apply`, and the model as it was afterwards, also after an exception. What is not understood as a mask is said by
     the profiles that are taken meanwhile, and not once more by the remedies."""
-    scope = _scope_of(model, inputs, tokenizer, told)
+    scope = _scope_of(model, inputs, tokenizer, hints)
     with undone(_as_it_was(scope.given)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*: not understood as a mask of real tokens")
         _put_in(scope, *remedies)

@@ -25,10 +25,10 @@ from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
 from depthscope.passes import (
     Batch,
+    Hints,
     Listen,
     Machine,
     Tokenizer,
-    Told,
     Visit,
     call,
     refuse_open_surgery,
@@ -114,7 +114,7 @@ def recommend(
     weigh_branches: bool = True,
     tokenizer: Tokenizer | None = None,
     progress: Tick | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> Recommendation:
     """The de-escalation that holds the similarity of this model's tokens at a level, and what must go with it.
 
@@ -137,7 +137,7 @@ def recommend(
             trained.
         tokenizer: makes ids of strings.
         progress: is called after every pass.
-        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+        hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
 
     Returns:
         A `Recommendation`: remedies, their reason, and the line of Python that puts them in.
@@ -151,7 +151,7 @@ def recommend(
     """
     if level is not None and not 0 < level < 1:
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
-    scope = scope_of(model, inputs, tokenizer, **told)
+    scope = scope_of(model, inputs, tokenizer, **hints)
     refuse_tensor(scope.hints)
     refuse_open_surgery(scope.model)
     model, batch = scope.model, scope.one_to_a_row(scope.first_batch)

@@ -84,8 +84,8 @@ def recorded(model: nn.Module) -> list[Recorded]:
 
 def keep_record(model: nn.Module, remedies: Sequence[Remedy], options: Mapping[str, Any]) -> None:
     """Writes them into the model's configuration, if it has one that `save_pretrained` saves."""
-    told = {TOLD: dict(options)} if options else {}
-    set_records(model, [*records_of(model), *(to_dict(remedy) | told for remedy in remedies)])
+    hints = {TOLD: dict(options)} if options else {}
+    set_records(model, [*records_of(model), *(to_dict(remedy) | hints for remedy in remedies)])
 
 
 def records_of(model: nn.Module) -> list[dict[str, Any]]:

@@ -15,9 +15,9 @@ from depthscope.anatomy.trained import look_of_weights
 from depthscope.interruption import attempt
 from depthscope.passes import (
     Batch,
+    Hints,
     Machine,
     Tokenizer,
-    Told,
     Visit,
     call,
     device_of,
@@ -53,7 +53,7 @@ def depth_use(
     ridge: float = 0.0,
     tokenizer: Tokenizer | None = None,
     progress: Doing | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> DepthUse:
     """How much of its depth a Transformer uses, block by block; it leaves no trace in it.
 
@@ -73,7 +73,7 @@ def depth_use(
         ridge: regularises the linear maps.
         tokenizer: makes ids of strings.
         progress: `progress(what, passes)` is called before each of these, and what it returns after each pass.
-        told: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+        hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
 
     Returns:
         A `DepthUse`: a row per block, and what it means in words.
@@ -89,7 +89,7 @@ def depth_use(
         raise ValueError(f"expected followed= with at least 1 token of each sequence, or None, got {followed}")
     if not 0 <= ridge < float("inf"):
         raise ValueError(f"expected a ridge of at least 0, got {ridge}")
-    scope = scope_of(model, inputs, tokenizer, **told)
+    scope = scope_of(model, inputs, tokenizer, **hints)
     refuse_open_surgery(scope.model)
     anatomy, given = scope.anatomy, list(scope.calls())
     if len(anatomy.parts) > 1:

@@ -9,7 +9,7 @@ from typing import Unpack
 from torch import nn
 
 from depthscope.measures import MEASURES, choose_measures
-from depthscope.passes import Told, check_told
+from depthscope.passes import Hints, check_hints
 from depthscope.probing.roles import OF_GRADIENTS
 from depthscope.probing.watching.gate import Rules, make_gate
 from depthscope.probing.watching.watcher import OnAlarm, OnRecord, Watch
@@ -28,7 +28,7 @@ def watch(
     stop_if: Rules | None = None,
     warn_if: Rules | None = None,
     on_alarm: OnAlarm | None = None,
-    **told: Unpack[Told],
+    **hints: Unpack[Hints],
 ) -> Watch:
     """Watches a model while it is trained, in any loop:
 
@@ -54,7 +54,7 @@ def watch(
     compiled graph, unbroken. Refused: a model compiled in place as a whole (`model.compile()`), and a call
     from compiled code of a model that was given without its wrapper.
 
-    `measures` and `stations` are those of `probe`, and so is what you may say of the model (`told`: `blocks`, `part`,
+    `measures` and `stations` are those of `probe`, and so is what you may say of the model (`hints`: `blocks`, `part`,
     `token_axis`, `causal`, `mask`); measures of attention matrices are refused.
     `on_record(step, scalars)` is called after each watched pass, e.g. with a tracker's log function.
     `path` gets one line of JSON per watched step, appended (by the first process only, if there are several);
@@ -103,7 +103,7 @@ def watch(
         raise ValueError(f"expected a model, a torch.nn.Module, to watch, got {model!r}")
     chosen, where = choose_measures(measures), choose_stations(stations)
     gate = make_gate(stop_if, warn_if, (*chosen, *(sorted(OF_GRADIENTS) if gradients else ())), where)
-    found = Watch(model, every, chosen, where, told, on_record, path, gate, on_alarm)
+    found = Watch(model, every, chosen, where, hints, on_record, path, gate, on_alarm)
     if gradients:
         found.take_gradients()
     return found
@@ -120,9 +120,9 @@ def check_options(
     stop_if: Rules | None = None,
     warn_if: Rules | None = None,
     on_alarm: object = None,
-    **told: object,
+    **hints: object,
 ) -> None:
-    """Refuses wrong options of `watch` that can be known as such without the model; what `told` says needs it."""
+    """Refuses wrong options of `watch` that can be known as such without the model; what `hints` says needs it."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"expected every= to be a whole number of steps, 1 or more, got {every!r}")
     if of_attention := [name for name in choose_measures(measures) if MEASURES[name].of == "attention"]:
@@ -137,4 +137,4 @@ def check_options(
         raise ValueError(f"expected on_record= to be a function of (step, scalars), got {on_record!r}")
     if path is not None and (not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path)):
         raise ValueError(f"expected path= to be the path of a file, got {path!r}")
-    check_told(told)
+    check_hints(hints)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.passes import (
+    Hints,
     Listen,
-    Told,
     Visit,
-    anatomy_as_told,
+    anatomy_with_hints,
     device_of,
     full_precision,
     pieces_of,
@@ -55,7 +55,7 @@ class Watch:
         every: int,
         measures: tuple[str, ...],
         stations: frozenset[str],
-        told: Told,
+        hints: Hints,
         on_record: OnRecord | None,
         path: str | os.PathLike[str] | None,
         gate: Gate,
@@ -78,7 +78,7 @@ class Watch:
         self._machine = GuardedMachine(
             self._guarded,
             self._model,
-            anatomy_as_told(self._model, told),
+            anatomy_with_hints(self._model, hints),
             Listen(self._reduction.stations_to_hear(), self._see_tokens),
             hears_call=self._entrance is not self._model,
         )

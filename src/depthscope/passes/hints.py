@@ -19,7 +19,7 @@ from depthscope.passes.masking import believed
 from depthscope.passes.quiet import undisturbed
 
 
-class Told(TypedDict, total=False):
+class Hints(TypedDict, total=False):
     """The options of `probe`, `apply`, `recommend`, `fix`, `skip_loss` and `watch` that say what a model is."""
 
     blocks: str | None  # a glob of module names, such as "encoder.layer.*"
@@ -29,28 +29,28 @@ class Told(TypedDict, total=False):
     mask: Tensor | str | None  # (batch, n) true for real tokens, or the argument that has it ("~pad": true for padding)
 
 
-def check_told(told: Mapping[str, Any]) -> None:
+def check_hints(hints: Mapping[str, Any]) -> None:
     """Refuses an option that there is not, as Python does."""
-    for name in told:
-        if name not in Told.__annotations__:
-            meant, known = did_you_mean(name, Told.__annotations__), ", ".join(Told.__annotations__)
+    for name in hints:
+        if name not in Hints.__annotations__:
+            meant, known = did_you_mean(name, Hints.__annotations__), ", ".join(Hints.__annotations__)
             raise TypeError(f"unexpected option {name!r}: {meant}what can be said of a model is {known}")
 
 
-def anatomy_as_told(model: nn.Module, told: Mapping[str, Any], batch: Batch | None = None) -> Anatomy:
+def anatomy_with_hints(model: nn.Module, hints: Mapping[str, Any], batch: Batch | None = None) -> Anatomy:
     """The anatomy of a model with what the user says of it. A batch finds out the blocks and the token axis of an
     unknown model, and not whether it is causal: `with_sight` does."""
-    check_told(told)
-    if (blocks := told.get("blocks")) is not None and not (isinstance(blocks, str) and blocks):
+    check_hints(hints)
+    if (blocks := hints.get("blocks")) is not None and not (isinstance(blocks, str) and blocks):
         raise ValueError(f"expected blocks= with the names of modules, such as 'encoder.layer.*', got {blocks!r}")
-    anatomy = believed(model, find_anatomy(model, batch, told.get("blocks")))
-    if (part := told.get("part")) is not None:
+    anatomy = believed(model, find_anatomy(model, batch, hints.get("blocks")))
+    if (part := hints.get("part")) is not None:
         anatomy = only_part(anatomy, part)
-    if (causal := told.get("causal")) is not None:
+    if (causal := hints.get("causal")) is not None:
         anatomy = _with_causality(anatomy, causal)
-    if (mask := told.get("mask")) is not None:
-        anatomy = replace(anatomy, told_mask=_checked(mask, model))
-    if (axis := told.get("token_axis")) is not None:
+    if (mask := hints.get("mask")) is not None:
+        anatomy = replace(anatomy, mask_hint=_checked(mask, model))
+    if (axis := hints.get("token_axis")) is not None:
         if type(axis) is not int or axis not in (0, 1):
             raise ValueError(f"expected token_axis 1 for (batch, n, d) or 0 for (n, batch, d), got {axis!r}")
         if anatomy.family != "unknown" and {anatomy.axis_of(block) for block in anatomy.blocks} != {axis}:
@@ -98,9 +98,9 @@ def _with_causality(anatomy: Anatomy, causal: object) -> Anatomy:
     return replace(anatomy.with_causality(causal), causal_by="told")
 
 
-def refuse_tensor(told: Mapping[str, Any]) -> None:
+def refuse_tensor(hints: Mapping[str, Any]) -> None:
     """A remedy stays in a model, and a mask is of one batch: it must be known by its name."""
-    if isinstance(told.get("mask"), Tensor):
+    if isinstance(hints.get("mask"), Tensor):
         raise ValueError("a remedy reads the mask of every batch: say mask= with the name of the argument that has it")
 
 
