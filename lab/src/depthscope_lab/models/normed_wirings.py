@@ -128,3 +128,5 @@ mix_norm = Wiring("mix-ln", pre_norm.forward, final_norm=True, prepare=prepare_m
 hybrid_norm = Wiring(
     "hybrid-norm", run_hybrid_norm, final_norm=True, placement="post", prepare=prepare_hybrid_norm, norms=("norm2",)
 )
+
+WIRINGS = (sandwich, peri_norm, res_post_norm, b2t, residual_twice, mix_norm, hybrid_norm)

@@ -183,3 +183,5 @@ layer_norm_scaling = Wiring(
 deep_norm = Wiring("deep-norm", run_deep_norm, final_norm=False, placement="post", prepare=prepare_deep_norm)
 admin = Wiring("admin", run_admin, final_norm=False, prepare=prepare_admin)
 keel = Wiring("keel", run_keel, final_norm=False, prepare=prepare_keel, norms=("norm1", "norm3", "norm2", "norm4"))
+
+WIRINGS = (rezero, layer_scale, over_root_depth, layer_norm_scaling, deep_norm, admin, keel)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -55,22 +55,12 @@ class Corpus:
         return {"name": self.name, "vocabulary": len(self.vocabulary), **counts, "fingerprint": self.fingerprint}
 
 
-class _Source(Protocol):
-    name: str
-
-    def digest(self) -> str: ...
-
-    def lines(self, split: str) -> Iterator[str]: ...
-
-    def called(self, split: str) -> str: ...
-
-
 def load_wikitext(source: str | Path, cache: Path | None = None) -> Corpus:
     """The corpus of a folder or of a Hugging Face dataset ("Salesforce/wikitext:wikitext-103-v1").
 
     `cache`: by default `depthscope` in the user's cache folder.
     """
-    found: _Source = _Files(Path(source)) if _is_token_folder(source) else _Hub(str(source))
+    found = _Files(Path(source)) if _is_token_folder(source) else _Hub(str(source))
     folder = (cache or _default_cache()) / f"wikitext-{found.digest()[:32]}"
     if not folder.is_dir():
         _build(found, folder)
@@ -181,7 +171,7 @@ def _file(folder: Path, split: str) -> Path:
     raise ValueError(f"expected {' or '.join(names)} in {folder}, got {have}; fetch WikiText's token files anew")
 
 
-def _build(source: _Source, folder: Path) -> None:
+def _build(source: _Files | _Hub, folder: Path) -> None:
     """Counts, encodes, writes; the folder appears complete or not at all."""
     counted = {split: count_words(source.lines(split)) for split in SPLITS}
     vocabulary = Vocabulary.of(counted["train"])
@@ -201,7 +191,7 @@ def _build(source: _Source, folder: Path) -> None:
     write_whole_folder(folder, write, existing="keep")
 
 
-def _check_lengths(source: _Source, lengths: dict[str, int]) -> None:
+def _check_lengths(source: _Files | _Hub, lengths: dict[str, int]) -> None:
     """Held-out texts of WikiText come with one of its two training texts: anything else is cut off somewhere."""
     held_out = {split: lengths[split] for split in _WIKITEXT_HELD_OUT}
     if held_out == _WIKITEXT_HELD_OUT and lengths["train"] not in _WIKITEXT_TRAIN.values():
