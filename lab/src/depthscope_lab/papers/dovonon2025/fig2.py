@@ -85,7 +85,7 @@ def draw(frame: pd.DataFrame) -> Any:
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     ends = _ends(frame)
-    smooths = ends["ratio_end"] < ends["ratio_start"]
+    smooths, keeps = ends["ratio_end"] < ends["ratio_start"], ends["ratio_end"] >= ends["ratio_start"]
     given = ends[ends["weights"] == "pretrained"]
     squares = 1 + frame["frequency_ratio"] ** 2
     apart = (frame["token_similarity"] * squares - 1).abs().max()
@@ -105,10 +105,10 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         said(
             "there are models in which tokens do not grow alike with depth",
             "“contrary to prior results, this is not inevitable” (abstract), Fig. 2",
-            _say(ends[~smooths]),
+            _say(ends[keeps]),
             "‖HFC‖/‖LFC‖ behind the last block not below what enters the first, in one model or more",
-            not smooths.all(),
-            five if smooths.all() else "",
+            keeps.any(),
+            "" if keeps.any() else five,
         ),
         _blocks(frame),
         said(
@@ -149,7 +149,8 @@ def _ends(frame: pd.DataFrame) -> pd.DataFrame:
     means = frame.groupby(["model", "weights", "field", "block"], sort=False)[list(TITLES)].mean()
     means.columns = pd.Index(["ratio", "cosine", "rank"])
     models = means.groupby(["model", "weights", "field"], sort=False)
-    return models.first().join(models.last(), lsuffix="_start", rsuffix="_end").reset_index()
+    first, last = (end.droplevel("block") for end in (models.head(1), models.tail(1)))
+    return first.join(last, lsuffix="_start", rsuffix="_end").reset_index()
 
 
 def _say(ends: pd.DataFrame) -> str:
