@@ -172,7 +172,7 @@ def _blocks(frame: pd.DataFrame) -> Claim:
     return said(
         "single blocks of a pretrained model push tokens apart, more often than fresh blocks do",
         "ours; the paper's spectra of trained H (Fig. 5) say that trained blocks can",
-        ", ".join(f"{model} ({weights}) {more} of {count}" for (model, weights), (more, count) in counts.iterrows()),
+        ", ".join("{} ({}) {} of {}".format(*row) for row in counts.reset_index().itertuples(index=False, name=None)),
         "a larger share of the blocks than in fresh models",
         share["pretrained"] > share["fresh"] if "pretrained" in share else None,
     )

@@ -210,8 +210,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"values and output by {falls['values_output']:.3g}, the FFN by {falls['ffn']:.3g}",
             "a factor of 10 in every role",
             max(falls.values()) < 10,
-            when=collapses,
-            needs="the tokens do not become alike in so few blocks",
+            lacks="" if collapses else "the tokens do not become alike in so few blocks",
         ),
         _follows_law(frame, collapses),
         said(
