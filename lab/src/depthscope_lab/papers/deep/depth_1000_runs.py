@@ -109,7 +109,7 @@ def trained(run: Run, shape: Shape, advance: Tick) -> dict[str, Any]:
         if not math.isfinite(losses[-1]):
             break
         advance()
-    found: dict[str, Any] = {"losses": [_finite(value) for value in losses], lacks=lacks(model, task), "looks": looks}
+    found: dict[str, Any] = {"losses": [_finite(value) for value in losses], **judged(model, task), "looks": looks}
     found["without"] = None
     if run.counts and (found["loss"] or math.inf) <= LEARNED * CHANCE:
         found["without"] = losses_without(model, task, shape.left_out_on)

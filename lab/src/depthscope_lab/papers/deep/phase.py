@@ -57,7 +57,7 @@ def maps(config: Config) -> dict[str, Shape]:
 
 
 def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
-    """One row per map (fit, lacks), wiring and cell; and those of a finer grid without training (lines)."""
+    """One row per map (fit, judged), wiring and cell; and those of a finer grid without training (lines)."""
     shapes = maps(config)
     work = sum(
         len(WIRINGS) * s.depth * len(s.alphas) * len(s.taus) * (s.steps * len(s.rates) + 5) for s in shapes.values()
