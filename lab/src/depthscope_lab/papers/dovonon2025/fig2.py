@@ -147,10 +147,10 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 def _ends(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per model: what enters, what leaves."""
     means = frame.groupby(["model", "weights", "field", "block"], sort=False)[list(TITLES)].mean()
-    means.columns = pd.Index(["ratio", "cosine", "rank"])
+    short = ["ratio", "cosine", "rank"]
     models = means.groupby(["model", "weights", "field"], sort=False)
-    first, last = (end.droplevel("block") for end in (models.head(1), models.tail(1)))
-    return first.join(last, lsuffix="_start", rsuffix="_end").reset_index()
+    first, last = (end.droplevel("block").set_axis(short, axis=1) for end in (models.head(1), models.tail(1)))
+    return first.add_suffix("_start").join(last.add_suffix("_end")).reset_index()
 
 
 def _say(ends: pd.DataFrame) -> str:

@@ -11,6 +11,7 @@ healthy runs of the other seeds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -124,7 +125,7 @@ def collapses(frame: pd.DataFrame, rate: str, seed: int) -> int | None:
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = drawing.panels(4, 1, width=3.6, height=3.0)
     for ax, (signal, title) in zip(axes, {"loss": "training loss", **SIGNALS}.items(), strict=True):
-        for (rate, seed), _run in rows(frame, signal=signal).groupby(["rate", "seed"]):
+        for rate, seed in product(sorted(COLOURS), sorted(frame["seed"].unique())):
             line(ax, curve(frame, rate, seed, signal), COLOURS[rate], rate, linewidth=1.1)
         axis(ax, title, "step", "", log=signal == "ratio")
     handles = dict(zip(*reversed(axes[0].get_legend_handles_labels()), strict=True))
