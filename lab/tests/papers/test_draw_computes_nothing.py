@@ -96,8 +96,13 @@ def test_draw_computes_nothing(name: str):
             "asymptotic_rate(alpha)",
             "draw → depthscope.theory.asymptotic_rate",
         ),
-        ("causal-rate", '_drawn(frame, case, "mean_diversity", "block")', '_mean(frame, case, "diversity")', "numpy"),
-        ("yu2024-fig8", "one[column]", "_size(frame)", "draw → _size → a power or a window"),
+        (
+            "causal-rate",
+            'curve(frame, case=case, measure="mean_diversity")',
+            '_mean(frame, case, "diversity")',
+            "numpy",
+        ),
+        ("yu2024-fig8", 'one["expected_size"]', "_size(frame)", "draw → _size → a power or a window"),
     ],
 )
 def test_a_draw_that_computes_is_seen(study: str, shown: str, computed: str, offence: str):

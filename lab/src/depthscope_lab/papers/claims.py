@@ -11,13 +11,11 @@ from depthscope_lab.papers.study import Claim, judge
 
 
 def said(
-    claim: str, paper: str, ours: str, tolerance: str, holds: Any, note: str = "", *, when: bool = True, needs: str = ""
+    claim: str, paper: str, ours: str, tolerance: str, holds: Any, note: str = "", *, when: bool = True, lacks: str = ""
 ) -> Claim:
-    """A claim with its verdict. Not testable here: `holds` is None, or not `when`, and then the note is `needs`."""
-    verdict = None if holds is None or not when else bool(holds)
-    return judge(
-        claim, paper=paper, ours=ours, tolerance=tolerance, holds=verdict, note=note if when else needs or note
-    )
+    """A claim with its verdict. Not testable here: `holds` is None, or not `when`, or it `lacks` what the note says."""
+    verdict = None if holds is None or lacks or not when else bool(holds)
+    return judge(claim, paper=paper, ours=ours, tolerance=tolerance, holds=verdict, note=lacks or note)
 
 
 def rows(frame: pd.DataFrame, **where: object) -> pd.DataFrame:

@@ -61,11 +61,8 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     `training`: the loss of every step. `training, smooth`: its means over fiftieths of the training. `test`: on fresh
     tokens, all positions in one pass and token by token. `stack`: t_sim behind every block. `floor`: ln V.
     """
-    frames, smooth = (
-        [_part("floor", "uniform tokens", quantity=["loss"], value=math.log(config.training.vocabulary))],
-        [],
-    )
-    shape, depth = config.training, config.stacks
+    shape, depth, smooth = config.training, config.stacks, []
+    frames = [_part("floor", "uniform tokens", quantity=["loss"], value=math.log(shape.vocabulary))]
     work = shape.steps * len(MODELS)
     advance = Steps(lambda done: progress((1 - STACKS_SHARE) * done / work))
     for case, remedy in MODELS.items():

@@ -85,7 +85,7 @@ def draw(frame: pd.DataFrame) -> Any:
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     ends = _ends(frame)
-    smooths = ends["ratio_end"] < ends["ratio_start"]
+    smooths, keeps = ends["ratio_end"] < ends["ratio_start"], ends["ratio_end"] >= ends["ratio_start"]
     given = ends[ends["weights"] == "pretrained"]
     squares = 1 + frame["frequency_ratio"] ** 2
     apart = (frame["token_similarity"] * squares - 1).abs().max()
@@ -105,10 +105,10 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         said(
             "there are models in which tokens do not grow alike with depth",
             "“contrary to prior results, this is not inevitable” (abstract), Fig. 2",
-            _say(ends[~smooths]),
+            _say(ends[keeps]),
             "‖HFC‖/‖LFC‖ behind the last block not below what enters the first, in one model or more",
-            not smooths.all(),
-            five if smooths.all() else "",
+            keeps.any(),
+            "" if keeps.any() else five,
         ),
         _blocks(frame),
         said(
@@ -147,9 +147,10 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 def _ends(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per model: what enters, what leaves."""
     means = frame.groupby(["model", "weights", "field", "block"], sort=False)[list(TITLES)].mean()
-    means.columns = pd.Index(["ratio", "cosine", "rank"])
+    short = ["ratio", "cosine", "rank"]
     models = means.groupby(["model", "weights", "field"], sort=False)
-    return models.first().join(models.last(), lsuffix="_start", rsuffix="_end").reset_index()
+    first, last = (end.droplevel("block").set_axis(short, axis=1) for end in (models.head(1), models.tail(1)))
+    return first.add_suffix("_start").join(last.add_suffix("_end")).reset_index()
 
 
 def _say(ends: pd.DataFrame) -> str:
@@ -171,7 +172,7 @@ def _blocks(frame: pd.DataFrame) -> Claim:
     return said(
         "single blocks of a pretrained model push tokens apart, more often than fresh blocks do",
         "ours; the paper's spectra of trained H (Fig. 5) say that trained blocks can",
-        ", ".join(f"{model} ({weights}) {more} of {count}" for (model, weights), (more, count) in counts.iterrows()),
+        ", ".join("{} ({}) {} of {}".format(*row) for row in counts.reset_index().itertuples(index=False, name=None)),
         "a larger share of the blocks than in fresh models",
         share["pretrained"] > share["fresh"] if "pretrained" in share else None,
     )

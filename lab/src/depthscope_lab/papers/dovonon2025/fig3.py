@@ -165,9 +165,9 @@ def draw(frame: pd.DataFrame) -> Any:
     for place, (kind, colour) in enumerate(COLOURS.items()):
         tried = curve(frame, "loss", by="rate", kind=kind, state="tuning")
         line(tuning, tried, colour, marker=".", linewidth=1.5)
-        own = rows(ends, kind=kind)["accuracy"]
-        accuracy.scatter([place] * len(own), own, color=colour, s=16)
-        accuracy.hlines(own.mean(), place - 0.25, place + 0.25, color=colour, linewidth=1.6)
+        reached = rows(ends, kind=kind)["accuracy"]
+        accuracy.scatter([place] * len(reached), reached, color=colour, s=16)
+        accuracy.hlines(reached.mean(), place - 0.25, place + 0.25, color=colour, linewidth=1.6)
     tuning.set_xscale("log")
     rates = sorted(rows(frame, state="tuning")["rate"].unique())
     tuning.set_xticks(rates, [f"{rate:g}" for rate in rates])
@@ -181,7 +181,7 @@ def draw(frame: pd.DataFrame) -> Any:
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     enough = config.training.steps >= ENOUGH
-    judged = {"when": enough, "needs": f"needs {ENOUGH} steps"}
+    lacks = "" if enough else f"needs {ENOUGH} steps"
     trained = rows(frame, state="trained")
     blocks = trained[trained["block"] > 0]
     outside = {kind: rows(blocks, kind=kind)[f"outside_{kind}"].max() for kind in ("smooth", "sharpen")}
@@ -202,8 +202,8 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "1e-3: eigenvalues are those of the product W_V W_O in float32, with V's condition number",
             max(outside.values()) < 1e-3,
         ),
-        _order(frame, "fresh", {}),
-        _order(frame, "trained", judged),
+        _order(frame, "fresh", ""),
+        _order(frame, "trained", lacks),
         said(
             "after training, the other two definitions agree: smaller angles and a lower rank if H smooths",
             INFLUENCING,
@@ -212,18 +212,18 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             ),
             "in every seed: a larger mean cosine and a smaller effective rank than with a sharpening H",
             ((cosine["smooth"] > cosine["sharpen"]) & (rank["smooth"] < rank["sharpen"])).all(),
-            **judged,
+            lacks=lacks,
         ),
-        *(_depth(trained, kind, judged) for kind in ("smooth", "sharpen")),
+        *(_depth(trained, kind, lacks) for kind in ("smooth", "sharpen")),
         said(
             "all kinds have learned",
             "ours: what an untrained model costs in accuracy says nothing",
             ", ".join(f"{kind} {accuracy[kind].mean():.1%}" for kind in KINDS),
             "three times the accuracy of chance, 30 %, in every seed",
             (accuracy > 0.3).all(axis=None),
-            **judged,
+            lacks=lacks,
         ),
-        *(_gain(accuracy, kind, other, judged) for other in ("plain", "both") for kind in ("smooth", "sharpen")),
+        *(_gain(accuracy, kind, other, lacks) for other in ("plain", "both") for kind in ("smooth", "sharpen")),
         said(
             "the learning rates are compared fairly: the best of each kind lies inside the grid",
             "ours",
@@ -231,7 +231,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             + (f"; at the edge: {', '.join(edges)}" if edges else ""),
             "none of them at the edge",
             not edges,
-            **judged,
+            lacks=lacks,
         ),
         said(
             "training does not turn the steering round by the sign of layer norm's weights",
@@ -240,7 +240,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             + ", ".join(f"{kind} {negative[kind]:.1%}" for kind in KINDS),
             "less than 5 % in every block and seed",
             (negative < 0.05).all(),
-            **judged,
+            lacks=lacks,
         ),
     ]
 
@@ -251,7 +251,7 @@ def _last(frame: pd.DataFrame, state: str, measure: str) -> pd.DataFrame:
     return own.pivot(index="seed", columns="kind", values=measure)
 
 
-def _order(frame: pd.DataFrame, state: str, judged: dict[str, Any]) -> Claim:
+def _order(frame: pd.DataFrame, state: str, lacks: str) -> Claim:
     ratio = _last(frame, state, "frequency_ratio")
     when = "before training" if state == "fresh" else "after training"
     return said(
@@ -261,11 +261,11 @@ def _order(frame: pd.DataFrame, state: str, judged: dict[str, Any]) -> Claim:
         + ", ".join(f"{kind} {ratio[kind].mean():.3f} ± {ratio[kind].std():.3f}" for kind in KINDS),
         "sharpen above smooth in every seed",
         (ratio["sharpen"] > ratio["smooth"]).all(),
-        **judged,
+        lacks=lacks,
     )
 
 
-def _depth(trained: pd.DataFrame, kind: str, judged: dict[str, Any]) -> Claim:
+def _depth(trained: pd.DataFrame, kind: str, lacks: str) -> Claim:
     """Whether a steered model really smooths, or sharpens: its last block against what enters."""
     ratio = rows(trained, kind=kind).pivot(index="seed", columns="block", values="frequency_ratio")
     change = ratio.iloc[:, -1] / ratio.iloc[:, 0]
@@ -277,11 +277,11 @@ def _depth(trained: pd.DataFrame, kind: str, judged: dict[str, Any]) -> Claim:
         f"({change.min():.2f} to {change.max():.2f})",
         f"{side} 1 in every seed",
         ((change < 1) if side == "below" else (change > 1)).all(),
-        **judged,
+        lacks=lacks,
     )
 
 
-def _gain(accuracy: pd.DataFrame, kind: str, other: str, judged: dict[str, Any]) -> Claim:
+def _gain(accuracy: pd.DataFrame, kind: str, other: str, lacks: str) -> Claim:
     difference = (accuracy[kind] - accuracy[other]).to_numpy()
     mean, half = interval(difference)
     decided = mean - half > 0 or mean + half < 0
@@ -296,7 +296,7 @@ def _gain(accuracy: pd.DataFrame, kind: str, other: str, judged: dict[str, Any])
         f"{100 * (mean + half):+.1f}, {len(difference)} seeds{'' if decided else ': no difference shown'}",
         "the interval (Student's, of the differences seed by seed) lies above 0",
         mean - half > 0,
-        **judged,
+        lacks=lacks,
     )
 
 

@@ -124,7 +124,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     for placement, setting, spectrum, sign in cases:
         h, gain = SPECTRA[spectrum], SIGNS[sign]
         found = repeat(layer(drawn, placement, setting, gain, h), drawn.tokens, depths, rescale=False)
-        about = {"placement": placement, "setting": setting, "spectrum": spectrum, "sign": sign}
+        about: dict[str, Any] = {"placement": placement, "setting": setting, "spectrum": spectrum, "sign": sign}
         about |= {"negative": _negative(drawn, gain, h) if placement == "pre" else torch.nan}
         for x, depth in zip(found, depths, strict=True):
             columns = {"block": depth, "trial": range(len(x)), "ratio": frequency_ratio(x).numpy()}

@@ -110,7 +110,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     blocks = frame.drop_duplicates(["model", "state", "seed", "block"])
     summed = ["negative_share", "trace", "folded_share", "score"]
     means = blocks.groupby(["model", "field", "state", "seed"])[summed].mean()
-    judged = {"when": config.training.steps >= 300, "needs": "needs 300 steps"}
+    lacks = "" if config.training.steps >= 300 else "needs 300 steps"
     fresh = rows(blocks, state="fresh")
     off = (fresh["negative_share"] - 0.5).abs()
     score = means.xs("trained", level="state")["score"].groupby("field").mean()
@@ -129,27 +129,27 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"test accuracy {score['vision']:.1%}; test loss {score['language']:.2f} of that of word counts",
             "accuracy above 90 %, loss below .9 of word counts",
             score["vision"] > 0.9 and score["language"] < 0.9,
-            **judged,
+            lacks=lacks,
         ),
-        *(_moved(means, kind, judged) for kind in ("vision", "language")),
+        *(_moved(means, kind, lacks) for kind in ("vision", "language")),
         *(_pretrained(rows(blocks, state="pretrained", field=kind), kind) for kind in ("vision", "language")),
     ]
 
 
-def _moved(means: pd.DataFrame, kind: str, judged: dict[str, Any]) -> Claim:
+def _moved(means: pd.DataFrame, kind: str, lacks: str) -> Claim:
     """Before and after, seed by seed."""
     own = means.xs(kind, level="field").reset_index()
     own = own[own["model"].str.startswith("small")].set_index(["state", "seed"])
     share, trace, folded = (own[name].unstack("state") for name in ("negative_share", "trace", "folded_share"))
     change, end = share["trained"] - share["fresh"], share["trained"].mean()
     claim, paper = "Python's manual leaves the eigenvalues of H symmetric (language)", "language is symmetric"
-    tolerance, holds = "45 to 55 % in the mean", 0.45 <= end <= 0.55
+    tolerance, holds = "45 to 55 % in the mean", bool(0.45 <= end <= 0.55)
     if kind == "vision":
         claim, paper = (
             "digits moves the eigenvalues of H to the negative side (vision)",
             "vision skews to the negatives",
         )
-        tolerance, holds = "above 55 % in the mean, and more in every seed", end > 0.55 and (change > 0).all()
+        tolerance, holds = "above 55 % in the mean, and more in every seed", bool(end > 0.55 and (change > 0).all())
     return said(
         f"training on {claim}",
         f"Fig. 5, caption: {paper}",
@@ -159,7 +159,7 @@ def _moved(means: pd.DataFrame, kind: str, judged: dict[str, Any]) -> Claim:
         f"{trace['fresh'].mean():+.3f} → {trace['trained'].mean():+.3f}",
         tolerance,
         holds,
-        **judged,
+        lacks=lacks,
     )
 
 

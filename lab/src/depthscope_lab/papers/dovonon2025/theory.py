@@ -210,7 +210,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "1e-6: the closed form loses digits to the condition of A's eigenvectors",
             apart < 1e-6,
         ),
-        *_scales(scale),
+        *_by_sign(scale),
         said(
             "tokens become equal exactly outside the disc |μ + 1/(1+λ_n)| ≤ 1/(1+λ_n)",
             "the paper's condition on λ^H, made exact by us, for complex μ and real λ",
@@ -232,7 +232,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     ]
 
 
-def _scales(scale: pd.DataFrame) -> list[Claim]:
+def _by_sign(scale: pd.DataFrame) -> list[Claim]:
     """Of s > 0, of s between −2 and 0, of s below −2."""
     curves = {s: rows(scale, s=s).set_index("block")["ratio"].loc[list(SHOWN)] for s in scale["s"].unique()}
     told = {s: f"s = {s:g}: {' '.join(f'{value:.3g}' for value in own)}" for s, own in curves.items()}

@@ -176,7 +176,7 @@ RATES = {
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    judged = {"when": config.depth >= 40, "needs": "needs 40 blocks"}
+    lacks = "" if config.depth >= 40 else "needs 40 blocks"
     apart = (frame["similarity"] * (1 + frame["ratio"] ** 2) - 1).abs().max()
     shares = frame["residual"] / np.sqrt(1 - frame["similarity"])
     means = {family: rows(frame, model=family).groupby("block").mean(numeric_only=True) for family in MODELS}
@@ -211,7 +211,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             ),
             "none",
             all(smooths[family] == (last < first) for family, (first, last) in ends.items()),
-            **judged,
+            lacks=lacks,
         ),
         said(
             "skips delay the collapse without ending the collapse: Dong et al.'s own residual shrinks with depth",
@@ -220,7 +220,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             + ", ".join(f"{share:.1e} of its start in {family}" for family, share in kept.items()),
             "below a fifth",
             all(share < 0.2 for share in kept.values()),
-            **judged,
+            lacks=lacks,
         ),
         *(
             said(
@@ -231,7 +231,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
                 ),
                 "20 % of the logarithm",
                 right[family],
-                **judged,
+                lacks=lacks,
             )
             for family, words in RATES.items()
         ),
@@ -244,7 +244,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             ),
             "20 % of the logarithm",
             all(own["update"] for own in near.values()),
-            **judged,
+            lacks=lacks,
         ),
     ]
 

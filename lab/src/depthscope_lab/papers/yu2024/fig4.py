@@ -204,8 +204,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"exponent {fitted.mean():.2f} ± {fitted.std() / len(fitted) ** 0.5:.2f} against {theory:.2f}",
             "25 %: the fit is over the second half, not over the limit",
             abs(fitted.mean() / theory - 1) < 0.25,
-            when=config.depth >= 50,
-            needs="needs at least 50 blocks",
+            lacks="" if config.depth >= 50 else "needs at least 50 blocks",
         ),
     ]
 

@@ -80,13 +80,13 @@ def _levels(setting: str, config: Config, number: int) -> list[tuple[object, ...
             for (block, trial, place), value in np.ndenumerate(values.numpy()):
                 trial += part * CHUNK
                 found.append(("levels", setting, TAUS[place], block + 1, trial, quantity, value))
-    size = {"tokens": config.tokens, "width": config.width, "heads": config.heads}
-    block_map = fresh_map(setting, **size, seed=(config.seed, number))
+    form = {"tokens": config.tokens, "width": config.width, "heads": config.heads}
+    block_map = fresh_map(setting, **form, seed=(config.seed, number))
     found += [("map", setting, math.nan, 0, 0, name, getattr(block_map, name)) for name in ("rho", "feed")]
     for tau in TAUS:
-        both = predicted_diversities(block_map, tau, blocks=config.blocks, tokens=config.tokens)
-        for quantity, values in zip(("before", "after"), both, strict=True):
-            found += [("predicted", setting, tau, block, 0, quantity, v) for block, v in enumerate(values, start=1)]
+        curves = predicted_diversities(block_map, tau, blocks=config.blocks, tokens=config.tokens)
+        for quantity, levels in zip(("before", "after"), curves, strict=True):
+            found += [("predicted", setting, tau, block, 0, quantity, v) for block, v in enumerate(levels, start=1)]
     return found
 
 

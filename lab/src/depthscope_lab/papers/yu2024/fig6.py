@@ -99,7 +99,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         for variant in VARIANTS
     )
     post, pre, ours = (progress.loc[variant] for variant in VARIANTS)
-    ratios = {name: post[name] / ours[name] if ours[name] > 0 else math.inf for name in progress}
+    ratios = {name: post[name] / ours[name] if ours[name] > 0 else math.inf for name in ("loss", "test_loss")}
     runs = final[final["variant"] == "deescalated"]
     worst_loss, worst_accuracy = runs["test_loss"].fillna(CHANCE).max(), runs["test_accuracy"].fillna(0).min()
     fails = "; it fails: test accuracy at most 15 %" if not accuracy["post"] > 0.15 else ""

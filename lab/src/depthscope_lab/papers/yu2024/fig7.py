@@ -210,8 +210,7 @@ def _of_rate(frame: pd.DataFrame, rates: Sequence[float], rate: float) -> list[C
             f"training loss {final[POST]:.3f}, pre-norm {pre:.3f}",
             f"at least {FAILS} above pre-norm",
             gap >= FAILS,
-            when=learnt,
-            needs="pre-norm has learnt no more than how frequent words are",
+            lacks="" if learnt else "pre-norm has learnt no more than how frequent words are",
         ),
         said(
             f"{at}the paper's de-escalation, which sees the future, reaches pre-norm",

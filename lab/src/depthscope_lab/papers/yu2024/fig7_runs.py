@@ -103,7 +103,7 @@ def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, told:
     """
     task, similarities, total = _Watched(config, corpus), [], config.steps or 1
     with TemporaryDirectory() as folder:
-        every = {"checkpoint_every": total, "evaluate_every": total, "log_every": max(1, total // 50)}
+        every: dict[str, Any] = {"checkpoint_every": total, "evaluate_every": total, "log_every": max(1, total // 50)}
         run = Run(Path(folder), **every, tracker="none", cpu=True, watch_every=None)  # the last block is enough
 
         def logged(step: int) -> None:

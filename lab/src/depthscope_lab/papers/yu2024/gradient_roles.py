@@ -44,6 +44,7 @@ ROLES = {
     "norms_gradient": ("norms", drawing.ORANGE),
     "queries_keys_gradient": ("queries, keys", drawing.VERMILION),
 }
+_LINE = CAN_LEARN  # drawn: below it attention hardly learns
 COLOURS = dict(zip(MODELS, (drawing.VERMILION, drawing.BLUE, drawing.GREEN), strict=True))
 _VOCABULARY = 28_000
 _BASE, _SIGMA = 768, 0.02  # BERT-base: width, and the standard deviation of its weights
@@ -165,7 +166,7 @@ def draw(frame: pd.DataFrame) -> Any:
         rest = measured(frame, model, "branch_token_diversity")
         line(branches, measured(frame, model, "branch_branch_ratio"), colour, f"size, {model}")
         line(branches, rest, colour, f"differs, {model}", linewidth=1.2, linestyle="--")
-    ratios.axhline(CAN_LEARN, color=drawing.BLACK, linewidth=0.8)  # below it attention hardly learns
+    ratios.axhline(_LINE, color=drawing.BLACK, linewidth=0.8)
     axis(ratios, "queries and keys over values and output", "block", "ratio of gradients", log=True, last=last)
     share = "size over the trunk; share that differs"
     axis(branches, "what attention adds to the trunk", "block", share, log=True, last=last)
@@ -210,8 +211,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"values and output by {falls['values_output']:.3g}, the FFN by {falls['ffn']:.3g}",
             "a factor of 10 in every role",
             max(falls.values()) < 10,
-            when=collapses,
-            needs="the tokens do not become alike in so few blocks",
+            lacks="" if collapses else "the tokens do not become alike in so few blocks",
         ),
         _follows_law(frame, collapses),
         said(

@@ -164,8 +164,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             lasts,
             "60 blocks in the window, 1e-17, both halves within 10 %",
             None if one is None else long,
-            when=deep,
-            needs="needs 90 blocks",
+            lacks="" if deep else "needs 90 blocks",
         ),
         said(
             "t_div shrinks by the factor 1/(1 + α²) per block, for every α",
