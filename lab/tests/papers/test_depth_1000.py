@@ -9,7 +9,7 @@ from depthscope.models import BlockConfig, Encoder
 from depthscope.remedies import DeEscalate, ResidualWeight
 from depthscope_lab.papers.deep import depth_1000_runs as runs
 from depthscope_lab.papers.deep.depth_1000 import COLUMNS, STUDY, rows_of
-from depthscope_lab.papers.deep.depth_1000_claims import TOLERANCES, claims
+from depthscope_lab.papers.deep.depth_1000_claims import claims
 from depthscope_lab.papers.deep.variants import LABELS, prescription, same_as, weighted_post_norm, wiring_for
 
 TINY = runs.Shape(width=8, ffn_width=8, heads=2, patch_size=4, batch=4, steps=3, left_out_on=4)
@@ -43,12 +43,12 @@ def test_where_one_is_prescribed_for_alpha_two_variants_are_others():
 def test_a_run_is_trained_once_and_then_read(tmp_path, monkeypatch):
     run = runs.Run("prescribed", 4, 1e-3, 1, counts=True)
     monkeypatch.setattr(runs, "LEARNED", 2.0)  # three steps teach nothing
-    first = runs.kept(run, TINY, tmp_path, lambda: None)
+    first = runs.found_or_trained(run, TINY, tmp_path, lambda _share: None)
     assert len(first["losses"]) == 3
     assert len(first["without"]["losses"]) == 4
     assert [look["step"] for look in first["looks"]] == [0, 1, 2]
     monkeypatch.setattr(runs, "trained", lambda *_: pytest.fail("trained again"))
-    assert runs.kept(run, TINY, tmp_path, lambda: None) == first
+    assert runs.found_or_trained(run, TINY, tmp_path, lambda _share: None) == first
     rows = pd.DataFrame(list(rows_of(first)), columns=COLUMNS)
     assert set(rows["quantity"]) == {"train_loss", "loss", "accuracy", "t_sim", "roles", "without"}
 
@@ -93,9 +93,7 @@ GOOD = {"prescribed": 1.0, "alpha": 0.1, "tau": 0.2, "post": 0.0, "pre": 1.1, "d
 
 
 def verdicts(**changes: float) -> dict[str, str]:
-    return dict(
-        zip(TOLERANCES, (claim.verdict for claim in claims(made_up(**GOOD | changes), STUDY.full)), strict=True)
-    )
+    return {claim.claim: claim.verdict for claim in claims(made_up(**GOOD | changes), STUDY.full)}
 
 
 def test_the_claims_hold_where_they_should():

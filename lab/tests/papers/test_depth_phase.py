@@ -13,9 +13,10 @@ from sklearn.metrics import balanced_accuracy_score
 import depthscope
 from depthscope.remedies import DeEscalate, ResidualWeight
 from depthscope_lab.papers.deep import phase, phase_runs
-from depthscope_lab.papers.deep.phase_claims import alternatives, claims
-from depthscope_lab.papers.deep.phase_lines import PRESCRIBED, Lines, balanced_accuracy, best_threshold, fitted
+from depthscope_lab.papers.deep.phase_claims import claims
+from depthscope_lab.papers.deep.phase_lines import PRESCRIBED, Lines, balanced_accuracy, fitted
 from depthscope_lab.papers.deep.phase_model import QKV, scores_of, stacked
+from depthscope_lab.papers.trained import plain as plain_data
 from depthscope_lab.training.data.order import batch_indices
 from samples import seeded
 
@@ -52,7 +53,7 @@ def test_many_models_in_one_are_the_plain_model_forwards_and_back(wiring):
 
 
 def test_a_training_is_that_of_the_plain_model():
-    rows = phase_runs.train(SHAPE, "post", 0.5, 1e-2, lambda: None)
+    rows = phase_runs.train(SHAPE, "post", 0.5, 1e-2, lambda _share: None)
     model = plain("post", 0.3, 0.5, torch.float32)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     data, losses = phase_runs.digits(), []
@@ -90,8 +91,8 @@ def plain_ratio() -> float:
 
 def test_a_cell_that_is_no_number_leaves_the_others_alone():
     wild = replace(SHAPE, alphas=(1e30, 0.3))
-    rows = phase_runs.train(wild, "pre", 0.0, 1e-2, lambda: None)
-    alone = phase_runs.train(replace(SHAPE, alphas=(0.3,)), "pre", 0.0, 1e-2, lambda: None)
+    rows = plain_data(phase_runs.train(wild, "pre", 0.0, 1e-2, lambda _share: None))
+    alone = phase_runs.train(replace(SHAPE, alphas=(0.3,)), "pre", 0.0, 1e-2, lambda _share: None)
     assert None in rows[0]["losses"] or rows[0]["valid_loss"] is None
     assert rows[1]["losses"] == pytest.approx(alone[0]["losses"], rel=1e-4)
     assert phase_runs.chosen_rate(rows[:1])["loss"] == math.inf
@@ -143,12 +144,6 @@ def test_balanced_accuracy_is_that_of_scikit_learn():
     assert math.isnan(balanced_accuracy([True, False], [True, True]))
 
 
-def test_a_threshold_lies_between_the_two_sides():
-    signal, trains = pd.Series([0.1, 0.2, 0.6, 0.9]), pd.Series([False, False, True, True])
-    assert 0.2 < best_threshold(signal, trains) <= 0.6
-    assert math.isnan(best_threshold(signal, trains | True))
-
-
 def test_claims_hold_where_they_should_and_fail_where_they_should():
     lines = fitted(made_up(50))
     right = judged(lines, made_up(100))
@@ -162,9 +157,6 @@ def test_claims_hold_where_they_should_and_fail_where_they_should():
     assert [claim.verdict for claim in claims(far, config)][-1] == "not reproduced"
     unsafe = right.assign(trains=right["trains"] & ~right["prescribed"])
     assert [claim.verdict for claim in claims(unsafe, config)][2] == "not reproduced"
-    found = alternatives(pd.concat([right, made_up(50).assign(map="fit", wiring="post")]))
-    assert found.set_index(["wiring", "predictor"])["accuracy"]["post"]["both lines"] == 1
-    assert found.set_index(["wiring", "predictor"])["accuracy"]["post"]["tokens alone"] < 1
 
 
 def test_the_quick_form_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """The studies of paths, path lengths and the toy of Dong et al. 2021: quick forms, and claims that can fail."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,9 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from depthscope_lab.papers import load
-from depthscope_lab.papers.dong2021 import lengths, path_training, toy
-from depthscope_lab.papers.dong2021.path_modes import frozen_terms
-from depthscope_lab.papers.dong2021.tasks import TASKS
+from depthscope_lab.papers.dong2021 import lengths, path_training, paths, toy
 from depthscope_lab.papers.dong2021.toy_model import (
     BOTH,
     INNER,
@@ -133,8 +132,8 @@ def test_the_ffn_is_used_by_the_variants_that_have_one():
 
 def test_training_makes_a_better_mover_and_free_running_feeds_back():
     shape = Training("short", points=40, batch=100, epochs=200, rate=3e-3, falling=True)
-    _, untrained = train(Training("none", points=40, epochs=0), 16, BOTH, 0, lambda: None)
-    model, off = train(shape, 16, BOTH, 0, lambda: None)
+    _, untrained = train(Training("none", points=40, epochs=0), 16, BOTH, 0)
+    model, off = train(shape, 16, BOTH, 0)
     assert off < 0.1 * untrained
     track = run_free(model, arcs(40)[0], 5)
     assert track.shape == (6, 2, 2)
@@ -170,28 +169,25 @@ def test_the_claims_of_the_toy_can_fail_and_hold():
 # Paths
 
 
-def test_training_goes_on_from_its_checkpoint_to_the_same_weights(tmp_path: Path):
-    recipe = load("dong2021-paths").quick.recipes["sorting"]
-    data = TASKS["sorting"](recipe.size, 0)
-    observe = {"observed": (0, 10, 48), "observe": lambda network: [{"value": network.head.bias.detach().sum().item()}]}
-    whole, rows = path_training.train(recipe, data, recipe.rate, 0, tmp_path / "whole", **observe)
-    assert [row["step"] for row in rows] == [0, 10, 48]
+def test_a_study_that_was_interrupted_goes_on_with_the_next_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    study, real, calls = load("dong2021-paths"), path_training.train, []
 
-    class Interrupted(Exception):
-        pass
+    def train_three(*given, **options):
+        calls.append(given)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*given, **options)
 
-    def stop(share: float) -> None:
-        if share > 0.7:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        path_training.train(recipe, data, recipe.rate, 0, tmp_path / "cut", **observe, progress=stop)
-    again, rows_again = path_training.train(recipe, data, recipe.rate, 0, tmp_path / "cut", **observe)
-    assert rows_again == rows
-    for one, other in zip(whole.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
-    inputs = data.test.inputs
-    assert torch.equal(frozen_terms(whole, inputs), frozen_terms(again, inputs))
+    monkeypatch.setattr(paths, "train", train_three)
+    with pytest.raises(KeyboardInterrupt):
+        study.compute(study.quick, lambda _share: None, tmp_path)
+    frame = study.compute(study.quick, lambda _share: None, tmp_path)
+    pd.testing.assert_frame_equal(frame, quick("dong2021-paths")[0])
+    assert len(calls) == 2 * 3 + 1 + 1  # two seeds of three tasks, one as printed, one interrupted
+    observed = frame[(frame["part"] == "moving") & (frame["reading"] == "whole")]
+    assert list(observed["step"]) == 2 * [0, 10, 48]
+    monkeypatch.setattr(paths, "train", lambda *_, **__: pytest.fail("trained again"))
+    study.compute(replace(study.quick, trials=1), lambda _share: None, tmp_path)
 
 
 def changed(task: str, mode: str, reading: str, values: list[float]) -> dict[str, str]:

@@ -14,7 +14,10 @@ import depthscope
 import depthscope_lab
 from depthscope.locks import owned
 from depthscope_lab.papers import STUDIES, Entry, load, provenance
-from depthscope_lab.papers.study import FILES, Study, configure, earlier, finished, judge, run
+from depthscope_lab.papers.study import FILES, Earlier, Study, configure, earlier, finished, judge, run
+
+
+SOURCE = Path(depthscope_lab.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def test_run_writes_every_file_and_nothing_else(tmp_path: Path):
     assert config.pop("files").keys() == set(FILES) - {"config.json"}
     made_with = config.pop("made_with")
     assert list(made_with) == ["code", "libraries", "data"]
+    assert len(config.pop("words")) == 64
     assert len(made_with["code"]) == 64
     assert made_with["libraries"].keys() >= {"python", "torch", "numpy"}
     assert config == {"study": "sample", "seed": 0, "trials": 4, "levels": [0.5, 1.0]}
@@ -211,6 +215,45 @@ def test_another_version_of_the_code_does_not_pass_as_finished(tmp_path: Path, m
         assert earlier(STUDY, STUDY.full, out).refused == "the code has changed"
         (tmp_path / computing).write_text(before)
         assert finished(STUDY, STUDY.full, out) == made
+
+
+def test_a_study_whose_words_were_edited_is_judged_and_drawn_again_and_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(SOURCE, tmp_path / "depthscope_lab", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(depthscope_lab, "__file__", str(tmp_path / "depthscope_lab" / "__init__.py"))
+    study, out = load("dong2021-exponent"), tmp_path / "out"
+    config = replace(study.quick, trials=2, depth=3, mlp_depth=2, gains=(1.0, 4.0))
+    made = run(study, config, out)
+    papers = tmp_path / "depthscope_lab" / "papers"
+
+    def after(module: str, old: str, new: str) -> Earlier:
+        text = (papers / module).read_text()
+        assert text.count(old) == 1
+        (papers / module).write_text(text.replace(old, new))
+        found = earlier(study, config, out)
+        (papers / module).write_text(text)
+        return found
+
+    for module, old, new in (
+        ("dong2021/exponent_claims.py", "BLIND_LAYER = 12", "BLIND_LAYER = 11"),
+        ("dong2021/exponent.py", "fall.set_ylim(0.2, 400)", "fall.set_ylim(0.1, 400)"),
+        ("dong2021/exponent_runs.py", '"""Layer after layer, without end."""', '"""Without end."""'),
+        ("yu2024/fig8.py", "def compute(", "def computed("),
+    ):
+        found = after(module, old, new)
+        assert (found.claims, found.refused) == (None, "the words have changed")
+        pd.testing.assert_frame_equal(found.frame, pd.read_parquet(out / study.name / "data.parquet"))
+    for module, old, new in (
+        ("dong2021/exponent.py", "relative > 0", "relative > 1"),  # in a function that `compute` calls
+        ("dong2021/exponent_runs.py", "FLOOR = 1e-290", "FLOOR = 1e-280"),  # in what that calls, elsewhere
+        ("simulation/randomness.py", "import annotations\n", "import annotations\nprint('imported')\n"),
+    ):
+        found = after(module, old, new)
+        assert (found.claims, found.refused, found.frame) == (None, "the code has changed", None)
+    uncomputed = replace(study, compute=lambda *_: pytest.fail("computed again"))
+    frame = pd.read_parquet(out / study.name / "data.parquet")
+    assert run(uncomputed, config, out, frame=frame) == made
 
 
 def test_other_data_does_not_pass_as_finished(tmp_path: Path):

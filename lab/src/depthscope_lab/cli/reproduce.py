@@ -164,11 +164,12 @@ def _run(study: Study, config: Any, out: Path, again: bool, count: str, console:
         return there.claims
     reason = "--again was given" if there.claims is not None else there.refused
     if reason:
-        console.print(f"\n{study.name}: computed again: {reason}", markup=False, soft_wrap=True)
+        what = "judged and drawn" if there.frame is not None and not again else "computed"
+        console.print(f"\n{study.name}: {what} again: {reason}", markup=False, soft_wrap=True)
     computed: list[Claim] = []
     try:
         with _bar(f"{count} {study.name}") as progress:
-            return run(study, config, out, progress, seen=computed.extend)
+            return run(study, config, out, progress, computed.extend, None if again else there.frame)
     except Exception:
         if computed:  # what was computed is not lost with what could not be drawn or written
             _show(console, study.name, computed)

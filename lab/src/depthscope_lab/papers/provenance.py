@@ -1,13 +1,17 @@
 """What the numbers of a study hang on besides its configuration: our code, the libraries, the data that it was given.
 
-An earlier run counts only if all three are what they were. The code is taken as a whole: a hash over every source file
-of depthscope and of the lab except those of the rooms that show things (`cli`, `drawing`, `report`), and, for a study
-of another package, over that package too. Following a study's imports would spare some recomputing and would overlook
-what is found by name (registries, entry points, subprocesses); an edit that could change a number must never go unseen.
+An earlier run counts only if all three are what they were. The code is a hash over every source file of depthscope and
+of the lab except those of the rooms that show things (`cli`, `drawing`, `report`), and, for a study of another package,
+over that package too. In our own studies, words change more often than numbers: of `papers` only those definitions
+count that `compute` can come to by name (`_definitions`), without docstrings and comments. What is found in other ways
+(registries, entry points, subprocesses) lies outside of `papers`, and is taken as a whole; an edit that could change a
+number must never go unseen. Who judges and draws is in another hash: when that alone differs, the numbers are kept, and
+judged and drawn again.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
@@ -21,6 +25,9 @@ import depthscope
 import depthscope_lab
 
 SHOWING = {"cli", "drawing", "report"}  # rooms that change no number and no verdict
+_PAPERS = "depthscope_lab.papers."
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_ALWAYS, _WHOLE = "", "*"  # in place of a name: what a module does when it is imported; all of it
 LIBRARIES = ("torch", "numpy", "transformers", "scikit-learn")  # what draws, multiplies, initialises, brings data
 
 
@@ -52,13 +59,107 @@ def changes(before: Any, now: dict[str, Any], data: str | None) -> str:
 
 
 def code_hash(compute: Callable[..., Any]) -> str:
-    """Of the sources of depthscope and of the lab that compute, and of the package of `compute` if that is another."""
+    """Of what computes: the sources of depthscope and of the lab, of its studies what `compute` comes to.
+
+    All of the studies if it is defined elsewhere; then with the package that defines it.
+    """
+    house = Path(str(depthscope_lab.__file__)).parent
+    reached = _definitions(compute, house)
+    files = _sources(compute) if reached is None else [one for one in _sources(compute) if not _of_a_study(one[0])]
+    return hashlib.sha256(json.dumps([_hash_files(files), reached]).encode()).hexdigest()
+
+
+def words_hash(compute: Callable[..., Any]) -> str:
+    """Of all these sources, with those that judge and draw."""
+    return _hash_files(_sources(compute))
+
+
+def _sources(compute: Callable[..., Any]) -> list[tuple[str, Path]]:
     houses = [Path(str(package.__file__)).parent for package in (depthscope, depthscope_lab)]
     ours: list[tuple[str, Path]] = []
     for house in houses:
-        files = [path for path in house.rglob("*.py") if path.relative_to(house).parts[0] not in SHOWING]
-        ours += _named(files, house.parent)
-    return _hash_files([*ours, *_foreign_sources(compute, houses)])
+        files = [path for ending in ("py", "json") for path in house.rglob(f"*.{ending}")]
+        ours += _named((path for path in files if path.relative_to(house).parts[0] not in SHOWING), house.parent)
+    return [*ours, *_foreign_sources(compute, houses)]
+
+
+def _of_a_study(name: str) -> bool:
+    return name.startswith("depthscope_lab/papers/") and name.endswith(".py")
+
+
+def _definitions(compute: Callable[..., Any], house: Path) -> dict[str, str] | None:
+    """By module and name, the syntax of every definition in `papers` that `compute` can come to, itself first.
+
+    A name in a definition leads to the statements that bind it in the module, an import of it to the module it is from;
+    a module that is imported whole, to all of it. What a module does besides binding names counts always. None if
+    `compute` is no function of a module of `papers`.
+    """
+    start = (getattr(compute, "__module__", ""), getattr(compute, "__qualname__", ""))
+    if not start[0].startswith(_PAPERS) or not start[1].isidentifier():
+        return None
+    modules: dict[str, dict[str, list[ast.stmt]]] = {}
+    found: dict[str, str] = {}
+    waiting = [start]
+    while waiting:
+        module, name = waiting.pop()
+        if (key := f"{module}:{name}") in found:
+            continue
+        if module not in modules:
+            modules[module] = _statements(_file_of(module, house))
+            waiting.append((module, _ALWAYS))
+        bound = modules[module]
+        if name == _WHOLE:
+            waiting += [(module, other) for other in bound]
+        statements = bound.get(name, [])
+        found[key] = "".join(ast.dump(one) for one in statements if not isinstance(one, _IMPORTS))
+        for one in statements:
+            if isinstance(one, _IMPORTS):
+                waiting += _imported(one, house, name)
+                continue
+            for node in ast.walk(one):
+                if isinstance(node, _IMPORTS):  # inside of a function
+                    waiting += _imported(node, house)
+                elif isinstance(node, ast.Name):
+                    waiting.append((module, node.id))
+    return found
+
+
+def _statements(path: Path) -> dict[str, list[ast.stmt]]:
+    """The statements of a module by the names that they bind, without docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    found: dict[str, list[ast.stmt]] = {}
+    for statement in tree.body:
+        names = {
+            node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            names = {statement.name}
+        elif isinstance(statement, _IMPORTS):
+            names = {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+        elif not (isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) and names):
+            names |= {_ALWAYS}
+        for name in names:
+            found.setdefault(name, []).append(statement)
+    return found
+
+
+def _imported(statement: ast.Import | ast.ImportFrom, house: Path, name: str = "") -> list[tuple[str, str]]:
+    """What in `papers` is imported under this name, or under any: modules and names in them."""
+    found = []
+    for alias in statement.names:
+        whole = alias.name if isinstance(statement, ast.Import) else f"{statement.module}.{alias.name}"
+        if whole.startswith(_PAPERS) and name in ("", alias.asname or alias.name.partition(".")[0]):
+            module = _file_of(whole, house).exists()
+            found.append((whole, _WHOLE) if module else (str(getattr(statement, "module", "")), alias.name))
+    return found
+
+
+def _file_of(module: str, house: Path) -> Path:
+    path = house.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def library_versions() -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from depthscope.report.formats import STUDY_FORMAT, Verdict, read_about
 from depthscope.report.formats import Claim as Claim
 from depthscope.sealed import Record, with_record
 from depthscope_lab.papers.catalogue import STUDIES
-from depthscope_lab.papers.provenance import changes, provenance, short_hash
+from depthscope_lab.papers.provenance import changes, provenance, short_hash, words_hash
 
 MOST_TRIALS = 100  # times the study's own: a standard error ten times smaller
 FILES = ("data.parquet", "figure.png", "figure.pdf", "claims.json", "config.json")  # written in this order
@@ -119,10 +120,14 @@ def configure(
 
 @dataclass(frozen=True)
 class Earlier:
-    """What an earlier run has left: its claims if it counts, else why it does not; both empty if there was none."""
+    """What an earlier run has left: its claims if it counts, else why it does not; both empty if there was none.
+
+    `frame`: its numbers, if these count and only who judges and draws them is another.
+    """
 
     claims: list[Claim] | None = None
     refused: str = ""
+    frame: pd.DataFrame | None = None
 
 
 def earlier(study: Study, config: Any, out: Path) -> Earlier:
@@ -136,8 +141,7 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     try:
         record = read_about(folder)
         before = dict(record.content)
-        made_with = before.pop("made_with", None)
-        before.pop("title", None)
+        made_with, words, _ = (before.pop(name, None) for name in ("made_with", "words", "title"))
         damaged = [name for name in FILES[:-1] if not _is_whole(record, folder / name)]
         claims = [] if damaged else [Claim(**claim) for claim in read_json(folder / "claims.json")]
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -147,8 +151,11 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     if other := _differences(before, _plain(study, config)):
         return Earlier(refused=f"the earlier run had another configuration ({other})")
     data = _data(config)
-    changed = changes(made_with, provenance(study.compute, data), data)
-    return Earlier(refused=changed) if changed else Earlier(claims)
+    if changed := changes(made_with, provenance(study.compute, data), data):
+        return Earlier(refused=changed)
+    if words != words_hash(study.compute):
+        return Earlier(refused="the words have changed", frame=pd.read_parquet(folder / "data.parquet"))
+    return Earlier(claims)
 
 
 def _is_whole(record: Record, path: Path) -> bool:
@@ -169,34 +176,42 @@ def run(
     out: Path,
     progress: Share = lambda _share: None,
     seen: Callable[[list[Claim]], object] = lambda _claims: None,
+    frame: pd.DataFrame | None = None,
 ) -> list[Claim]:
     """Computes, judges, draws and writes one study; its folder is complete or as it was.
 
-    `seen` is told the claims before anything is drawn or written.
+    A `frame` that `earlier` found is not computed again. `seen` is told the claims before anything is drawn or written.
 
     A study that is `in_folder` gets a folder of its own for every state of code, libraries and data: what it trained
     by other code stays, and does not count.
     """
     with owned(out / study.name):
-        return _run(study, config, out / study.name, progress, seen)
+        return _run(study, config, out / study.name, progress, seen, frame)
 
 
 def _run(
-    study: Study, config: Any, folder: Path, progress: Share, seen: Callable[[list[Claim]], object]
+    study: Study,
+    config: Any,
+    folder: Path,
+    progress: Share,
+    seen: Callable[[list[Claim]], object],
+    frame: pd.DataFrame | None,
 ) -> list[Claim]:
     made_with = provenance(study.compute, _data(config))  # before: what is edited meanwhile is another version
-    place = [folder / f"runs-{short_hash(made_with)}"] if study.in_folder else []
-    frame = study.compute(config, progress, *place)
+    words = words_hash(study.compute)
+    if frame is None:
+        place = [folder / f"runs-{short_hash(made_with)}"] if study.in_folder else []
+        frame = study.compute(config, progress, *place)
     claims = study.claims(frame, config)
     seen(claims)
     figure = study.draw(frame)
     writers: dict[str, Callable[[Path], object]] = {
-        "data.parquet": lambda path: frame.to_parquet(path, index=False),
+        "data.parquet": partial(frame.to_parquet, index=False),
         "figure.png": lambda path: figure.savefig(path, dpi=160),
         "figure.pdf": figure.savefig,
         "claims.json": lambda path: write_json(path, [asdict(claim) for claim in claims]),
     }
-    known = {"title": _title(study), **_plain(study, config), "made_with": made_with}
+    known = {"title": _title(study), **_plain(study, config), "made_with": made_with, "words": words}
     writers = with_record(writers, "config.json", "study", STUDY_FORMAT, known)
     assert tuple(writers) == FILES  # config.json last: it says that the rest is there
     write_folder(folder, writers)

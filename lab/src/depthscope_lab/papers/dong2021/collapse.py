@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -22,12 +21,12 @@ from torch import Tensor
 from depthscope.drawing import BLUE, GREEN, ORANGE, VERMILION, block_axis, label, line_with_band, panels, shared_legend
 from depthscope.models.families import build_family
 from depthscope.progress import Share, Tick
-from depthscope.text import Text, cut, read_text, train_tokenizer
+from depthscope.text import cut, read_text, train_tokenizer
 from depthscope_lab.papers.dong2021.collapse_claims import NO_POSITIONS, claims_of
-from depthscope_lab.papers.dong2021.pretrained import FAMILIES, Pretrained, given, minilm
-from depthscope_lab.papers.dong2021.residuals import Residuals, residuals_of
+from depthscope_lab.papers.dong2021.pretrained import FAMILIES, given, minilm
+from depthscope_lab.papers.dong2021.residuals import Residuals, residuals_of, table
 from depthscope_lab.papers.dong2021.variants import VARIANTS, left_out, other_readings
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Claim, Study, Work, curve, rows
 
 TITLES = {"bert": "BERT, fresh", "albert": "ALBERT, fresh", "xlnet": "XLNet, fresh"}
 COLOURS = dict(zip(VARIANTS, (VERMILION, ORANGE, BLUE, GREEN), strict=True))
@@ -57,34 +56,36 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
     few = ids[: config.few]
     pretrained = [*minilm(), *given(config.data)]
-    tick = _counter(config, len(pretrained), progress)
+    work = Work(_batches(config, len(pretrained)) * (config.depth + 1), progress)
     frames = [_paper()]
     for family in FAMILIES:
         for draw in range(config.draws + 1):
             model = build_family(family, config.depth, config.width, seed=config.seed + draw)
-            about = {"model": family, "weights": "init", "draw": draw}
-            frames += _all_variants(model, family, few if draw else ids, few, about, tick, only_float32=draw > 0)
+            about = {"model": family, "family": family, "weights": "init", "draw": draw}
+            frames += _all_variants(model, few if draw else ids, few, about, work, only_float32=draw > 0)
     for found in pretrained:
-        frames.append(_pretrained(found, text, config, tick))
+        own = found.ids(text, config.tokens, config.samples)
+        about = {"model": found.name, "family": found.family, "weights": "pretrained", "draw": 0}
+        frames += _all_variants(found.load(), own, own[: config.few], about, work)
     progress(1.0)
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
 
 
-def _pretrained(found: Pretrained, text: Text, config: Config, tick: Tick) -> pd.DataFrame:
-    model, ids = found.load(), found.ids(text, config.tokens, config.samples)
-    about = {"model": found.name, "weights": "pretrained", "draw": 0, "family": found.family}
-    return pd.concat(_all_variants(model, found.family, ids, ids[: config.few], about, tick))
+def _batches(config: Config, pretrained: int) -> int:
+    """How many batches of _BATCH samples there are in all."""
+    big, small = (math.ceil(count / _BATCH) for count in (config.samples, config.few))
+    whole = 8 * big
+    return len(FAMILIES) * (whole + 4 * config.draws * small) + (3 + 2) * small + pretrained * (whole + small)
 
 
 def _all_variants(
-    model: Any, family: str, ids: Tensor, few: Tensor, about: dict[str, Any], tick: Tick, *, only_float32: bool = False
+    model: Any, ids: Tensor, few: Tensor, about: dict[str, Any], tick: Tick, *, only_float32: bool = False
 ) -> list[pd.DataFrame]:
     """The authors' four variants in float32 and float64; other readings of them on few samples.
 
     The model ends up in float64, and XLNet with fresh weights without the scores of its relative positions.
     """
-    about = {"family": family, **about}
-    frames = []
+    family, frames = about["family"], []
     for variant in VARIANTS:
         frames += _rows(residuals_of(model, ids, left_out(family, variant), _BATCH, tick), about, variant, "float32")
     if only_float32:
@@ -93,34 +94,19 @@ def _all_variants(
         frames += _rows(residuals_of(model, few, left_out(family, variant), _BATCH, tick), about, variant, "float32")
     model = model.double()
     for variant in VARIANTS:
-        found = residuals_of(model, ids, left_out(family, variant), _BATCH, tick)
-        frames += _rows(found, about, variant, "float64")[1:]
+        frames += _rows(residuals_of(model, ids, left_out(family, variant), _BATCH, tick), about, variant, "float64")
     if family == "xlnet" and about["weights"] == "init":
         for layer in model.layer:
             layer.rel_attn.r.data.zero_()  # the keys of positions
-        frames += _rows(residuals_of(model, few, left_out(family, "SAN"), _BATCH), about, NO_POSITIONS, "float64")[1:]
+        frames += _rows(residuals_of(model, few, left_out(family, "SAN"), _BATCH), about, NO_POSITIONS, "float64")
     return frames
 
 
-def _rows(found: Residuals, about: dict[str, Any], variant: str, source: str) -> list[pd.DataFrame]:
-    """Of float64 the exact reading alone has the name of the number format."""
-    names = {"float32": ("float32", "float32 exact"), "float64": ("float64 plain", "float64")}[source]
-    frames = []
-    for name, values in zip(names, found, strict=True):
-        blocks, samples = values.shape
-        frames.append(
-            pd.DataFrame(
-                {
-                    "variant": variant,
-                    "source": name,
-                    "block": torch.arange(blocks).repeat_interleave(samples).numpy(),
-                    "sample": torch.arange(samples).repeat(blocks).numpy(),
-                    "value": values.flatten().numpy(),
-                    "spread": math.nan,
-                }
-            ).assign(**about)
-        )
-    return frames
+def _rows(found: Residuals, about: dict[str, Any], variant: str, dtype: str) -> list[pd.DataFrame]:
+    """Of float64 the exact reading alone, which has the name of the number format."""
+    sources = {"float32": found.plain, "float32 exact": found.exact} if dtype == "float32" else {dtype: found.exact}
+    about = {"variant": variant, "spread": math.nan, **about}
+    return [table(value=values).assign(source=name, **about) for name, values in sources.items()]
 
 
 def _paper() -> pd.DataFrame:
@@ -138,33 +124,18 @@ def _paper() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).assign(source="paper", draw=0, sample=-1)
 
 
-def _counter(config: Config, pretrained: int, progress: Share) -> Tick:
-    """Batches of _BATCH samples."""
-    big, small = (math.ceil(count / _BATCH) for count in (config.samples, config.few))
-    whole = 8 * big
-    work = len(FAMILIES) * (whole + 4 * config.draws * small) + (3 + 2) * small + pretrained * (whole + small)
-    done = 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        progress(min(1.0, done / work))
-
-    return advance
-
-
 def draw(frame: pd.DataFrame) -> Any:
     """A column per model: above on the paper's axis, below in powers of ten."""
     shown = frame[frame["source"] != "paper"][["model", "weights", "family"]].drop_duplicates()
     figure, axes = panels(len(shown), 2, width=3.4, height=3.0)
     for place, (model, weights, family) in enumerate(shown.itertuples(index=False)):
-        own = frame[(frame["model"] == model) & (frame["draw"] == 0) & (frame["weights"] == weights)]
-        paper = frame[(frame["source"] == "paper") & (frame["family"] == family) & (frame["weights"] == weights)]
+        own = rows(frame, model=model, draw=0, weights=weights)
+        paper = rows(frame, source="paper", family=family, weights=weights)
         linear, powers = axes[place], axes[place + len(shown)]
         for ax in (linear, powers):
             for variant, colour in COLOURS.items():
-                _draw_variant(ax, own[own["variant"] == variant], colour, variant)
-                _draw_paper(ax, paper[paper["variant"] == variant], colour, variant, hidden=model == "MiniLM")
+                _draw_variant(ax, rows(own, variant=variant), colour, variant)
+                _draw_paper(ax, rows(paper, variant=variant), colour, variant, hidden=model == "MiniLM")
             block_axis(ax, int(own["block"].max()), first=0)
         linear.set_ylim(0, 1.05)
         powers.set_yscale("log")
@@ -175,23 +146,19 @@ def draw(frame: pd.DataFrame) -> Any:
     return figure
 
 
-def _draw_variant(ax: Any, rows: pd.DataFrame, colour: str, name: str) -> None:
+def _draw_variant(ax: Any, own: pd.DataFrame, colour: str, name: str) -> None:
     wide = 3.6 if name == "SAN" else 1.6  # with and without MLPs nearly coincide where skips are gone
-    styles: Iterable[tuple[str, dict[str, Any]]] = (
-        ("float32", {"linewidth": wide}),
-        ("float64", {"linewidth": wide, "linestyle": ":"}),
-    )
-    for source, style in styles:
-        curve = rows[rows["source"] == source].groupby("block")["value"].mean()
-        line_with_band(ax, curve.index, curve, colour=colour, name=f"{name}, {source}", **style)
+    for source, line in (("float32", "-"), ("float64", ":")):
+        mean = curve(own, "block", source=source)
+        style = {"colour": colour, "linewidth": wide, "linestyle": line}
+        line_with_band(ax, mean.index, mean, name=f"{name}, {source}", **style)
 
 
-def _draw_paper(ax: Any, rows: pd.DataFrame, colour: str, name: str, *, hidden: bool) -> None:
+def _draw_paper(ax: Any, own: pd.DataFrame, colour: str, name: str, *, hidden: bool) -> None:
     """Circles, with the spread over the paper's texts; it has no MiniLM."""
-    if hidden:
-        return
-    circles = {"fmt": "o", "markersize": 4, "markerfacecolor": "none", "linewidth": 0.8, "color": colour}
-    ax.errorbar(rows["block"], rows["value"], rows["spread"], label=f"{name}, paper", **circles)
+    if not hidden:
+        circles = {"fmt": "o", "markersize": 4, "markerfacecolor": "none", "linewidth": 0.8, "color": colour}
+        ax.errorbar(own["block"], own["value"], own["spread"], label=f"{name}, paper", **circles)
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:

@@ -10,7 +10,7 @@ while the network learns to sort.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,8 +113,8 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     found: list[Row] = []
     for task, seed in trainings:
         told = work.part()
-        key = {"task": task, "seed": seed, "config": asdict(config)}
-        one = kept(folder, key, partial(_one, config, task, seed, told))
+        alone = replace(config, recipes={task: config.recipes[task]}, trials=1)
+        one = kept(folder, {"seed of the run": seed, **asdict(alone)}, partial(_one, config, task, seed, told))
         found += [{"task": task, "seed": seed} | row for row in one]
         told(1.0)
     frame = pd.DataFrame(found).reindex(columns=_COLUMNS)

@@ -6,9 +6,12 @@ is what Dong et al. plot (their theorems have the best x in its place).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -34,21 +37,39 @@ def residuals_of(
     model: nn.Module, ids: Tensor, without: tuple[str, ...] = (), batch: int = 4, tick: Tick = lambda: None
 ) -> Residuals:
     """y of every block of a model that reads ids (samples, n), without these parts of its blocks."""
+    of = (lambda tokens: plain_residual(tokens).double(), composite_residual)
+    return Residuals(*behind_blocks(of, model, ids, without, batch, tick))
+
+
+def behind_blocks(
+    measures: Sequence[Callable[[Tensor], Tensor]],
+    model: nn.Module,
+    ids: Tensor,
+    without: tuple[str, ...],
+    batch: int,
+    tick: Tick,
+) -> list[Tensor]:
+    """Of each measure (tokens (batch, n, d) → (batch)) what it finds behind blocks 0 … L: (L + 1, samples)."""
     anatomy = anatomy_of(model)
-    rows: list[list[tuple[Tensor, Tensor]]] = []
+    passes: list[list[list[Tensor]]] = []
 
     def see(visit: Visit, station: str, tokens: Tensor, _source: Tensor) -> None:
         if station == "output" or visit.number == 1:
-            rows[-1].append((plain_residual(tokens).double(), composite_residual(tokens)))
+            passes[-1].append([measure(tokens) for measure in measures])
+            tick()
 
     cut = Surgery(model, anatomy, without) if without else nullcontext()
     with undisturbed(model), cut, Machine(model, anatomy, Listen({"input", "output"}, see)):
         for part in ids.split(batch):
-            rows.append([])
+            passes.append([])
             call: Any = {"input_ids": part, "attention_mask": torch.ones_like(part)}
             model(**call)
-            tick()
-    plain, exact = (
-        torch.cat([torch.stack([pair[place] for pair in batch_rows]) for batch_rows in rows], dim=1) for place in (0, 1)
-    )
-    return Residuals(plain, exact)
+    by_measure = ([torch.stack(found) for found in zip(*blocks, strict=True)] for blocks in passes)
+    return [torch.cat(found, dim=1) for found in zip(*by_measure, strict=True)]
+
+
+def table(**found: Tensor) -> pd.DataFrame:
+    """Columns of what `behind_blocks` found, with block and sample."""
+    blocks, samples = next(iter(found.values())).shape
+    places = {"block": np.repeat(range(blocks), samples), "sample": np.tile(range(samples), blocks)}
+    return pd.DataFrame({name: values.flatten().numpy() for name, values in found.items()} | places)

@@ -21,7 +21,7 @@ from depthscope.progress import Share
 from depthscope.text import cut, read_text, train_tokenizer
 from depthscope.theory import path_length_shares
 from depthscope_lab.papers.dong2021.pretrained import given, minilm
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.study import Claim, Study, Work, curve, judge, rows
 
 _FRESH = {"bert": "BERT, fresh", "gpt2": "GPT-2, fresh"}
 _VOCABULARY = 28_000  # below those of both
@@ -44,16 +44,16 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     tokenizer = train_tokenizer(text, _VOCABULARY)
     fresh = torch.tensor(cut(text, tokenizer, config.tokens, config.samples, spread=True))
     pretrained = [*minilm(), *given(config.data, families=None)]
-    work = len(_FRESH) + len(pretrained)
+    work = Work(len(_FRESH) + len(pretrained), progress)
     frames = []
     for name, title in _FRESH.items():
         model = build_family(name, config.depth, config.width, seed=config.seed).eval()
         frames.append(_rows(model, fresh, title, "fresh"))
-        progress(len(frames) / work)
+        work()
     for found in pretrained:
         ids = found.ids(text, config.tokens, config.samples)
         frames.append(_rows(found.load(), ids, found.name, "pretrained"))
-        progress(len(frames) / work)
+        work()
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
 
 
@@ -61,8 +61,8 @@ def _rows(model: Any, ids: torch.Tensor, name: str, weights: str) -> pd.DataFram
     found = paths(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     heads = found.metadata["heads"]
     counted = [*path_length_shares(len(heads), heads).tolist(), np.nan]
-    rows = found.frame.assign(model=name, weights=weights, depth=found.depth)
-    return rows.assign(counted=[counted[length] for length in rows["length"]])
+    shares = found.frame.assign(model=name, weights=weights, depth=found.depth)
+    return shares.assign(counted=[counted[length] for length in shares["length"]])
 
 
 def draw(frame: pd.DataFrame) -> Any:
@@ -70,51 +70,42 @@ def draw(frame: pd.DataFrame) -> Any:
     models = list(dict.fromkeys(frame["model"]))
     figure, axes = panels(len(models), 2, width=3.3, height=2.7)
     for place, model in enumerate(models):
-        rows = frame[(frame["model"] == model) & (frame["length"] >= 0)].groupby("length")
+        own = rows(frame, model=model)
+        own = own[own["length"] >= 0].groupby("length")
         share, residual = axes[place], axes[place + len(models)]
-        line_with_band(
-            share,
-            *_curve(rows["projection_share"]),
-            rows["projection_share"].std().to_numpy(),
-            colour=BLUE,
-            name="share along the output",
-        )
-        line_with_band(
-            share, *_curve(rows["counted"]), colour=GREY, name="share of the number of paths", linestyle="--"
-        )
-        line_with_band(
-            residual,
-            *_curve(rows["composite_residual"]),
-            rows["composite_residual"].std().to_numpy(),
-            colour=VERMILION,
-            name="composite residual of the term",
-        )
+        along, terms, counted = own["projection_share"], own["composite_residual"], own["counted"].mean()
+        for ax, values, colour, name in (
+            (share, along, BLUE, "share along the output"),
+            (residual, terms, VERMILION, "composite residual of the term"),
+        ):
+            line_with_band(ax, values.mean().index, values.mean(), values.std(), colour=colour, name=name)
+        line_with_band(share, counted.index, counted, colour=GREY, name="share of the number of paths", linestyle="--")
         label(share, model, "", "" if place else "share")
         label(residual, "", "length of path", "" if place else "composite residual")
         for ax in (share, residual):
-            block_axis(ax, int(frame[frame["model"] == model]["length"].max()), first=0)
+            block_axis(ax, int(counted.index.max()), first=0)
         residual.set_ylim(0, 1.3)
     shared_legend(figure, axes[0])
     return figure
 
 
-def _curve(values: Any) -> tuple[Any, Any]:
-    mean = values.mean()
-    return mean.index.to_numpy(), mean.to_numpy()
+def _by_length(own: pd.DataFrame, column: str) -> pd.Series:
+    """The mean over samples; the constant part has no length."""
+    return curve(own[own["length"] >= 0], "length", column)
 
 
-def mean_length(rows: pd.DataFrame, weight: str) -> float:
-    """Σ k·w_k/Σ w_k over the lengths, with the mean of w over samples; the constant part has no length."""
-    mean = rows[rows["length"] >= 0].groupby("length")[weight].mean()
+def mean_length(own: pd.DataFrame, weight: str) -> float:
+    """Σ k·w_k/Σ w_k over the lengths, with the mean of w over samples."""
+    mean = _by_length(own, weight)
     return float((mean.index * mean).sum() / mean.sum())
 
 
 def claims(frame: pd.DataFrame, _config: Config) -> list[Claim]:
-    by_model = {str(model): rows for model, rows in frame.groupby("model", sort=False)}
-    lengths = {name: (mean_length(r, "projection_share"), mean_length(r, "counted")) for name, r in by_model.items()}
-    depths = {name: int(rows["depth"].iloc[0]) for name, rows in by_model.items()}
-    fresh = {name: rows for name, rows in by_model.items() if (rows["weights"] == "fresh").all()}
-    trained = {name: rows for name, rows in by_model.items() if name not in fresh}
+    by_model = {str(model): own for model, own in frame.groupby("model", sort=False)}
+    lengths = {name: [mean_length(own, by) for by in ("projection_share", "counted")] for name, own in by_model.items()}
+    halves = {name: _up_to_half(own, int(own["depth"].iloc[0])) for name, own in by_model.items()}
+    fresh = {name: own for name, own in by_model.items() if (own["weights"] == "fresh").all()}
+    trained = {name: own for name, own in by_model.items() if name not in fresh}
     return [
         judge(
             "the paths that make the output are as long as the paths that there are",
@@ -128,25 +119,25 @@ def claims(frame: pd.DataFrame, _config: Config) -> list[Claim]:
         judge(
             "paths through at most half of the blocks make most of the output",
             paper="“short paths are responsible for the majority of the expressive power” (Fig. 4, of small networks)",
-            ours="; ".join(f"{name}: {_up_to_half(rows, depths[name]):.0%}" for name, rows in by_model.items()),
+            ours="; ".join(f"{name}: {half:.0%}" for name, half in halves.items()),
             tolerance="more than half of the share of all lengths, in every model",
-            holds=all(_up_to_half(rows, depths[name]) > 0.5 for name, rows in by_model.items()),
+            holds=all(half > 0.5 for half in halves.values()),
         ),
         _uniformity("with fresh weights", fresh),
         _uniformity("in pretrained weights", trained),
     ]
 
 
-def _up_to_half(rows: pd.DataFrame, depth: int) -> float:
-    mean = rows[rows["length"] >= 0].groupby("length")["projection_share"].mean()
+def _up_to_half(own: pd.DataFrame, depth: int) -> float:
+    mean = _by_length(own, "projection_share")
     return float(mean[mean.index <= depth / 2].sum() / mean.sum())
 
 
 def _uniformity(where: str, models: dict[str, pd.DataFrame]) -> Claim:
     ratios = {}
-    for name, rows in models.items():
-        residual = rows[rows["length"] >= 0].groupby("length")["composite_residual"].mean()
-        depth = int(rows["depth"].iloc[0])
+    for name, own in models.items():
+        residual = _by_length(own, "composite_residual")
+        depth = int(own["depth"].iloc[0])
         ratios[name] = residual[residual.index > depth / 2].mean() / residual[residual.index <= SHORT].mean()
     return judge(
         f"{where}, terms of long paths have tokens that are more alike",

@@ -9,7 +9,6 @@ the depth.
 from __future__ import annotations
 
 import gc
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +17,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from depthscope.anatomy import anatomy_of
 from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, block_axis, label, panels, shared_legend
 from depthscope.measures import EQUAL, composite_residual, token_diversity
 from depthscope.models.families import build_family
-from depthscope.passes import Listen, Machine, Surgery, Visit, undisturbed
-from depthscope.progress import Share, Tick
+from depthscope.progress import Share
 from depthscope.text import cut, read_text, train_tokenizer
+from depthscope_lab.papers.dong2021.residuals import behind_blocks, table
 from depthscope_lab.papers.dong2021.variants import left_out
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.study import Claim, Study, Work, judge, rows
 
 _VOCABULARY = 28_000
 COLOURS = {"SAN": VERMILION, "SAN+MLP": ORANGE, "SAN+skip": BLUE, "full": GREEN}
@@ -60,46 +58,21 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     text = read_text(None)
     ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
     shallow = min(config.depth, PAPER_DEPTH)
-    done, work = 0, 2 * config.depth + 4 * shallow
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        progress(min(1.0, done / work))
-
+    work = Work(2 * (config.depth + 1) + 2 * (shallow + 1), progress)
+    measures = {"residual": composite_residual, "diversity": token_diversity, "frobenius": _frobenius_residual}
     frames = []
     for depth, dtype, variants in (
         (shallow, torch.float64, ("SAN", "SAN+MLP")),
         (config.depth, torch.float32, ("SAN+skip", "full")),
     ):
         model: Any = build_family("bert", depth, config.width, seed=config.seed).to(dtype)
-        frames += [_measured(model, ids, variant, advance) for variant in variants]
+        for variant in variants:
+            parts = left_out("bert", variant)
+            found = behind_blocks(list(measures.values()), model, ids, parts, len(ids), work)
+            frames.append(table(**dict(zip(measures, found, strict=True))).assign(variant=variant))
         del model  # 100 blocks of BERT are 2.8 GB
         gc.collect()
-    progress(1.0)
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
-
-
-def _measured(model: Any, ids: Tensor, variant: str, advance: Tick) -> pd.DataFrame:
-    anatomy, parts = anatomy_of(model), left_out("bert", variant)
-    frames: list[pd.DataFrame] = []
-
-    def see(visit: Visit, station: str, tokens: Tensor, _source: Tensor) -> None:
-        if station == "input" and visit.number > 1:
-            return
-        numbers = {
-            "residual": composite_residual(tokens).numpy(),
-            "diversity": token_diversity(tokens).numpy(),
-            "frobenius": _frobenius_residual(tokens).numpy(),
-        }
-        block = 0 if station == "input" else visit.number
-        frames.append(pd.DataFrame(numbers).assign(variant=variant, block=block, sample=range(len(tokens))))
-        advance()
-
-    cut_out = Surgery(model, anatomy, parts) if parts else nullcontext()
-    with undisturbed(model), cut_out, Machine(model, anatomy, Listen({"input", "output"}, see)):
-        model(input_ids=ids, attention_mask=torch.ones_like(ids))
-    return pd.concat(frames, ignore_index=True)
 
 
 def _frobenius_residual(x: Tensor) -> Tensor:
@@ -113,11 +86,11 @@ def _frobenius_residual(x: Tensor) -> Tensor:
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = panels(2, width=4.6, height=3.9)
     for variant, colour in COLOURS.items():
-        rows = frame[frame["variant"] == variant].groupby("block")[["residual", "diversity"]].mean()
+        shown = _means(frame, variant)
         wide = 4.0 if variant == "SAN" else 1.8  # the two without skips nearly coincide
         for ax in axes:
-            ax.plot(rows.index, rows["residual"], color=colour, linewidth=wide, label=f"{variant}: residual y")
-            ax.plot(rows.index, rows["diversity"], color=colour, linestyle=":", label=f"{variant}: t_div")
+            ax.plot(shown.index, shown["residual"], color=colour, linewidth=wide, label=f"{variant}: residual y")
+            ax.plot(shown.index, shown["diversity"], color=colour, linestyle=":", label=f"{variant}: t_div")
     few, many = axes
     depth = int(frame["block"].max())
     block_axis(few, PAPER_DEPTH, first=0)
@@ -132,73 +105,62 @@ def draw(frame: pd.DataFrame) -> Any:
     return figure
 
 
+def _means(frame: pd.DataFrame, variant: str) -> pd.DataFrame:
+    """Of y and t_div over samples, by block."""
+    return rows(frame, variant=variant).groupby("block")[["residual", "diversity"]].mean()
+
+
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    means = {v: frame[frame["variant"] == v].groupby("block")[["residual", "diversity"]].mean() for v in COLOURS}
+    unequal = frame[frame["diversity"] > 0]
+    apart = float((unequal["frobenius"] ** 2 / unequal["diversity"] - 1).abs().max())
+    ratio = unequal["residual"] / np.sqrt(unequal["diversity"])
+    low, high = bounds_of_residual(config.tokens, config.width)
+    means = {variant: _means(frame, variant) for variant in COLOURS}
+    at = min(PAPER_DEPTH, config.depth)
+    skipping = {v: means[v].loc[at] for v in ("SAN+skip", "full")}
+    without = {v: means[v]["residual"].loc[at] for v in ("SAN", "SAN+MLP")}
+    whole, skips = means["full"], means["SAN+skip"]
+    end, deep = whole.loc[config.depth], config.depth >= 60
     return [
-        _same_thing(frame),
-        _within_bounds(frame, config),
-        _dong(means, config),
-        _yu(means, config),
+        judge(
+            "in the Frobenius norm the relative residual is the root of t_div: r² = t_div",
+            paper="neither paper says it; ours, by definition of both",
+            ours=f"largest relative difference {apart:.1e} over all blocks, down to t_div = "
+            f"{unequal['diversity'].min():.1e}",
+            tolerance="1e-4: five digits of t_div at any degree of collapse",
+            holds=apart < 1e-4,
+        ),
+        judge(
+            "y and √t_div go to 0 together: their ratio is bounded, and near 1",
+            paper="ours: 1/√(nd) ≤ y/√t_div ≤ √(nd) for any tokens",
+            ours=f"{ratio.min():.2f} to {ratio.max():.2f} over all variants and blocks; the bounds are {low:.2g} and "
+            f"{high:.3g}",
+            tolerance="within the bounds, and within a factor of 2 of 1",
+            holds=bool(ratio.between(low, high).all() and ratio.between(0.5, 2).all()),
+        ),
+        judge(
+            f"by Dong et al.'s measure, skips prevent the collapse of {at} blocks",
+            paper="“skip connections … stop the output from degeneration” (abstract); y .449 and .345 at layer 12 "
+            "(Fig. 2)",
+            ours=", ".join(f"{v} y {row['residual']:.3f} (t_div {row['diversity']:.3f})" for v, row in skipping.items())
+            + "; without skips "
+            + ", ".join(f"{v} {value:.1e}" for v, value in without.items()),
+            tolerance=f"more than 0.05 with skips, less than {GONE:g} without",
+            holds=all(row["residual"] > 0.05 for row in skipping.values()) and max(without.values()) < GONE,
+        ),
+        judge(
+            f"by both measures, {config.depth} blocks of the whole model collapse, skips and all",
+            paper="Yu & Zhang 2024, Fig. 1: t_sim goes to 1 in BERT with 100 layers",
+            ours=f"at block {config.depth} y is {end['residual']:.4f}, t_div {end['diversity']:.1e} (t_sim "
+            f"{1 - end['diversity']:.4f}); SAN+skip: y {skips['residual'].loc[config.depth]:.4f}",
+            tolerance=f"t_sim above {EQUAL:g}, and y below its value at block 12 by a factor of 5",
+            holds=bool(1 - end["diversity"] > EQUAL and end["residual"] < whole["residual"].loc[PAPER_DEPTH] / 5)
+            if deep
+            else None,
+            note="" if deep else "needs 60 blocks",
+        ),
         _kind(means, config),
     ]
-
-
-def _same_thing(frame: pd.DataFrame) -> Claim:
-    rows = frame[frame["diversity"] > 0]
-    apart = float((rows["frobenius"] ** 2 / rows["diversity"] - 1).abs().max())
-    return judge(
-        "in the Frobenius norm the relative residual is the root of t_div: r² = t_div",
-        paper="neither paper says it; ours, by definition of both",
-        ours=f"largest relative difference {apart:.1e} over all blocks, down to t_div = {rows['diversity'].min():.1e}",
-        tolerance="1e-4: five digits of t_div at any degree of collapse",
-        holds=apart < 1e-4,
-    )
-
-
-def _within_bounds(frame: pd.DataFrame, config: Config) -> Claim:
-    rows = frame[frame["diversity"] > 0]
-    ratio = rows["residual"] / np.sqrt(rows["diversity"])
-    low, high = bounds_of_residual(config.tokens, config.width)
-    return judge(
-        "y and √t_div go to 0 together: their ratio is bounded, and near 1",
-        paper="ours: 1/√(nd) ≤ y/√t_div ≤ √(nd) for any tokens",
-        ours=f"{ratio.min():.2f} to {ratio.max():.2f} over all variants and blocks; the bounds are {low:.2g} and "
-        f"{high:.3g}",
-        tolerance="within the bounds, and within a factor of 2 of 1",
-        holds=bool(ratio.between(low, high).all() and ratio.between(0.5, 2).all()),
-    )
-
-
-def _dong(means: dict[str, pd.DataFrame], config: Config) -> Claim:
-    at = min(PAPER_DEPTH, config.depth)
-    with_skips = {v: means[v].loc[at] for v in ("SAN+skip", "full")}
-    without = {v: means[v]["residual"].loc[at] for v in ("SAN", "SAN+MLP")}
-    return judge(
-        f"by Dong et al.'s measure, skips prevent the collapse of {at} blocks",
-        paper="“skip connections … stop the output from degeneration” (abstract); y .449 and .345 at layer 12 (Fig. 2)",
-        ours=", ".join(f"{v} y {row['residual']:.3f} (t_div {row['diversity']:.3f})" for v, row in with_skips.items())
-        + "; without skips "
-        + ", ".join(f"{v} {value:.1e}" for v, value in without.items()),
-        tolerance=f"more than 0.05 with skips, less than {GONE:g} without",
-        holds=all(row["residual"] > 0.05 for row in with_skips.values()) and all(v < GONE for v in without.values()),
-    )
-
-
-def _yu(means: dict[str, pd.DataFrame], config: Config) -> Claim:
-    whole = means["full"]
-    end = whole.loc[config.depth]
-    deep = config.depth >= 60
-    return judge(
-        f"by both measures, {config.depth} blocks of the whole model collapse, skips and all",
-        paper="Yu & Zhang 2024, Fig. 1: t_sim goes to 1 in BERT with 100 layers",
-        ours=f"at block {config.depth} y is {end['residual']:.4f}, t_div {end['diversity']:.1e} (t_sim "
-        f"{1 - end['diversity']:.4f}); SAN+skip: y {means['SAN+skip']['residual'].loc[config.depth]:.4f}",
-        tolerance=f"t_sim above {EQUAL:g}, and y below its value at block 12 by a factor of 5",
-        holds=bool(1 - end["diversity"] > EQUAL and end["residual"] < whole["residual"].loc[PAPER_DEPTH] / 5)
-        if deep
-        else None,
-        note="" if deep else "needs 60 blocks",
-    )
 
 
 def _kind(means: dict[str, pd.DataFrame], config: Config) -> Claim:
