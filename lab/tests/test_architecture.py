@@ -23,6 +23,7 @@ PRIVATE = {
     "cli.completion": "beginning",
     "cli.console": "Screen",
     "cli.documents": "document print_document",
+    "cli.ending": "ending_in_order",
     "cli.folders": "data folder",
     "cli.help": "count_of_seeds counted seed",
     "cli.reporting": "add_report note_command say_damaged say_missing",

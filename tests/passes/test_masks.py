@@ -337,7 +337,7 @@ def test_the_user_says_which_tokens_are_real(given: dict[str, Tensor], mask: Any
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("hints", "message"),
     [
         ({"mask": torch.ones(2, 5)}, r"mask= is \(2, 5\), but the tokens of the blocks are \(2, 7\)"),
         ({"mask": torch.ones(2, 7, 7)}, r"expected mask= \(batch, n\)"),

@@ -16,7 +16,6 @@ from depthscope.locks import owned
 from depthscope_lab.papers import STUDIES, Entry, load, provenance
 from depthscope_lab.papers.study import FILES, Earlier, Study, configure, earlier, finished, judge, run
 
-
 SOURCE = Path(depthscope_lab.__file__).parent
 
 
