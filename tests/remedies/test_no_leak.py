@@ -346,7 +346,7 @@ def test_nobody_can_unsay_that_a_tower_is_causal():
     assert not applied(model)
 
 
-@pytest.mark.parametrize("told", [{}, {"is_causal": False}], ids=["as it is", "told to look both ways"])
+@pytest.mark.parametrize("hints", [{}, {"is_causal": False}], ids=["as it is", "told to look both ways"])
 def test_a_decoder_that_is_told_to_look_both_ways_is_tried(hints: dict[str, bool]):
     """Embedding models are made of decoders; what their configuration says is not believed, but tried."""
     model = build(lambda: hf.Qwen3Model(hf.Qwen3Config(**GROUPED, head_dim=4, **hints)), 0)

@@ -285,7 +285,7 @@ def test_decoding_from_the_first_token_on_is_refused_at_the_second():
 # --- tokens of another number, and masks that do not arrive ---------------------------------------------------
 
 
-@pytest.mark.parametrize("told", [{}, {"causal": True}, {"inputs": BOTH, "blocks": "prophetnet.decoder.layers.*"}])
+@pytest.mark.parametrize("hints", [{}, {"causal": True}, {"inputs": BOTH, "blocks": "prophetnet.decoder.layers.*"}])
 def test_streams_side_by_side_are_refused(hints: dict[str, Any]):
     """ProphetNet's decoder has three streams, one behind the other: the second would see later tokens of the first."""
     model = made(lambda: hf.ProphetNetForConditionalGeneration(hf.ProphetNetConfig(**PROPHETNET)))
