@@ -153,10 +153,10 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes
 
 
 @pytest.mark.parametrize(
-    "told", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "cp1252"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}]
+    "settings", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "cp1252"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}]
 )
-def test_the_program_in_a_process_of_its_own(hints: dict[str, str]):
-    result = run("demo", "--depth", "2", stdout=subprocess.PIPE, env=ENVIRONMENT | {"COLUMNS": "60"} | hints)
+def test_the_program_in_a_process_of_its_own(settings: dict[str, str]):
+    result = run("demo", "--depth", "2", stdout=subprocess.PIPE, env=ENVIRONMENT | {"COLUMNS": "60"} | settings)
     assert (result.returncode, result.stderr) == (0, b"")
     assert b"de-escalated" in result.stdout
     assert b"\x1b" not in result.stdout  # no colours into a pipe
