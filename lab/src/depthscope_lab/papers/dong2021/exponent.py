@@ -94,8 +94,8 @@ def _parts(config: Config) -> Iterator[pd.DataFrame]:
     critical = critical_residual(start, stack[: config.mlp_depth // 2], kind, gains)
     promised = promised_residual(stack[0], kind, gains, config.tokens)
     residual = np.repeat(composite_norm(start.residual).numpy(), len(gains))
-    found = {"residual": residual, "critical": critical.flatten().numpy(), "promised": promised.flatten().numpy()}
-    frame = pd.DataFrame({"part": "critical", "case": name, **grid, **found})
+    three = {"residual": residual, "critical": critical.flatten().numpy(), "promised": promised.flatten().numpy()}
+    frame = pd.DataFrame({"part": "critical", "case": name, **grid, **three})
     yield frame.assign(fitted=_line(frame))
 
 
