@@ -244,7 +244,7 @@ def test_a_study_whose_words_were_edited_is_judged_and_drawn_again_and_not_compu
         assert (found.claims, found.refused) == (None, "the words have changed")
         pd.testing.assert_frame_equal(found.frame, pd.read_parquet(out / study.name / "data.parquet"))
     for module, old, new in (
-        ("dong2021/exponent.py", "relative > 0", "relative > 1"),  # in a function that `compute` calls
+        ("dong2021/exponent.py", '"relative"] > 0', '"relative"] > 1'),  # in a function that `compute` calls
         ("dong2021/exponent_runs.py", "FLOOR = 1e-290", "FLOOR = 1e-280"),  # in what that calls, elsewhere
         ("simulation/randomness.py", "import annotations\n", "import annotations\nprint('imported')\n"),
     ):

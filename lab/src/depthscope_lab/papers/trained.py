@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from depthscope.files import write_whole
 from depthscope.sealed import read_kept, record_writer
 from depthscope_lab.papers.provenance import short_hash
+from depthscope_lab.training.protocol import best, search_rates
 from depthscope_lab.training.task import Share, Task
 
 _KIND = "part of a study"
@@ -70,6 +72,25 @@ def means_of_task(task: Task, model: nn.Module) -> dict[str, float]:
     sums = task.evaluate(model.eval(), _WHOLE, _CPU)
     count = sums.pop("count")
     return {name: value / count for name, value in sums.items()}
+
+
+def chosen_rates(
+    variants: Iterable[str],
+    rates: Sequence[float],
+    more: int,
+    loss_at: Callable[[str, float], float],
+    unasked: Callable[[int], object],
+) -> dict[str, float]:
+    """Of every variant the rate with the least loss, of these and up to `more` beyond an edge where the best is.
+
+    `unasked` is told, for each, how many of these runs no edge has asked for.
+    """
+    found = {}
+    for variant in variants:
+        tried = search_rates(rates, more, partial(loss_at, variant))
+        found[variant] = best(tried)
+        unasked(len(rates) + more - len(tried))
+    return found
 
 
 def kept(folder: Path, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:

@@ -21,7 +21,7 @@ from depthscope_lab.papers.deep.depth_1000_claims import claims
 from depthscope_lab.papers.deep.depth_1000_runs import Run, Shape, found_or_trained, groups_of
 from depthscope_lab.papers.deep.variants import LABELS, prescription, same_as
 from depthscope_lab.papers.study import Study, Work, rows
-from depthscope_lab.training.protocol import best, search_rates
+from depthscope_lab.papers.trained import chosen_rates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,22 +68,20 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
         found_rows.extend(row | {"variant": variant} for row in rows_of(found))
         return math.inf if found["loss"] is None else float(found["loss"])
 
-    most = len(config.rates) + config.more
     stages = [(config.depth, config.trials), *((other, config.trials_elsewhere) for other in config.others)]
     for depth, trials in stages:
         own = {variant: same_as(variant, prescription_at(config, depth)) for variant in config.variants}
-        chosen = {}
-        for variant in config.variants:
 
-            def at_rate(rate: float, variant: str = variant, depth: int = depth, wired: str = own[variant]) -> float:
-                return loss_of(variant, Run(wired, depth, rate, config.seed + TUNING_SEED, counts=False))
+        def at_rate(variant: str, rate: float, depth: int = depth, own: dict[str, str] = own) -> float:
+            return loss_of(variant, Run(own[variant], depth, rate, config.seed + TUNING_SEED, counts=False))
 
-            tried = search_rates(config.rates, config.more, at_rate)
-            chosen[variant] = best(tried)
-            work(depth * (most - len(tried)))  # the runs that no edge asked for
-        for trial in range(1, trials + 1):
-            for variant in config.variants:
-                loss_of(variant, Run(own[variant], depth, chosen[variant], config.seed + TUNING_SEED + trial, True))
+        def unasked(runs: int, depth: int = depth) -> None:
+            work(runs * depth)
+
+        chosen = chosen_rates(config.variants, config.rates, config.more, at_rate, unasked)
+        for seed in range(config.seed + TUNING_SEED + 1, config.seed + TUNING_SEED + 1 + trials):
+            for variant, rate in chosen.items():
+                loss_of(variant, Run(own[variant], depth, rate, seed, counts=True))
     return pd.DataFrame(found_rows, columns=COLUMNS)
 
 

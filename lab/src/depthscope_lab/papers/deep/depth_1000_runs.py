@@ -81,14 +81,14 @@ def trained(run: Run, shape: Shape, told: Share) -> dict[str, Any]:
     optimiser = QuickAdamW(model.parameters(), run.rate, (config.beta1, config.beta2), config.weight_decay)
     look_at = {round(share * (shape.steps - 1)) for share in LOOKS} if run.counts else set()
     losses: list[float] = []
-    looks = []
+    looks: list[dict[str, Any]] = []
+    heard: list[float] = []
 
     def loss_of(step: int) -> Tensor:
         nonlocal heard
         with listening(model, step in look_at) as heard:
             return loss_of_task(task, model, step)
 
-    heard: list[float] = []
     rate = partial(learning_rate, config, total=shape.steps)
     for step, loss in steps(loss_of, optimiser, shape.steps, rate=rate):
         if step in look_at:

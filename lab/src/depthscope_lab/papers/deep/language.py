@@ -36,9 +36,9 @@ from depthscope_lab.papers.deep.language_runs import (
     letter_frequencies,
 )
 from depthscope_lab.papers.study import Study, Work, rows
+from depthscope_lab.papers.trained import chosen_rates
 from depthscope_lab.training.data.characters import Characters, load_characters
 from depthscope_lab.training.intervals import bootstrap_interval
-from depthscope_lab.training.protocol import best, search_rates
 
 TUNING_SEED = 1000  # added to the study's own: no seed that is judged has helped to choose
 _COLOURS = {
@@ -73,23 +73,18 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
     gradient of queries and keys over that of values and output. `floor`: the test loss of one who knows only how
     frequent letters are.
     """
-    data, most = load_characters(), len(config.rates) + config.more
-    work = Work((most + config.trials) * len(config.variants), progress)
+    data, each = load_characters(), len(config.rates) + config.more + config.trials
+    work = Work(each * len(config.variants), progress)
     frames: list[pd.DataFrame] = []
 
     def run(variant: str, rate: float, seed: int, held_out: str) -> pd.DataFrame:
         frames.append(found_or_trained(Run(variant, rate, seed, held_out), config.training, data, folder, work.part()))
         return frames[-1]
 
-    chosen = {}
-    for variant in config.variants:
+    def loss_at(variant: str, rate: float) -> float:
+        return held_out_loss(run(variant, rate, config.seed + TUNING_SEED, "validation"))
 
-        def loss_at(rate: float, variant: str = variant) -> float:
-            return held_out_loss(run(variant, rate, config.seed + TUNING_SEED, "validation"))
-
-        tried = search_rates(config.rates, config.more, loss_at)
-        chosen[variant] = best(tried)
-        work(most - len(tried))  # the runs that no edge asked for
+    chosen = chosen_rates(config.variants, config.rates, config.more, loss_at, work)
     for trial in range(config.trials):  # outermost: what is interrupted has whole seeds to compare
         for variant, rate in chosen.items():
             run(variant, rate, config.seed + trial, "test")

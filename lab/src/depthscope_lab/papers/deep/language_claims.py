@@ -39,7 +39,8 @@ def claims(frame: pd.DataFrame, config: Any) -> list[Claim]:
     """Those whose variants were trained."""
     judged = rows(frame, held_out="test")
     there = [name for name in VARIANTS if name in set(judged["variant"])]
-    mean, interval = ({name: of(judged, name) for name in there} for of in (_mean, _interval))
+    mean = {name: _mean(judged, name) for name in there}
+    interval = {name: _interval(judged, name) for name in there}
     floor = float(rows(frame, quantity="floor")["value"].iloc[0])
     learnt = floor - min(mean.values()) > LEARNT
     compared = learnt and rows(judged, quantity="held_out")["seed"].nunique() > 1  # intervals need two seeds
@@ -124,15 +125,15 @@ def claims(frame: pd.DataFrame, config: Any) -> list[Claim]:
             )
         )
     if PRE in there:
-        ours, other = (_carrying_blocks(judged, name) for name in (PRESCRIBED, PRE))
+        ours, theirs = (_carrying_blocks(judged, name) for name in (PRESCRIBED, PRE))
         found.append(
             judge(
                 "the prescription uses more of its depth than pre-norm",
                 paper=OURS,
                 ours=f"blocks that carry {CARRY:.0%} of what leaving single blocks out costs: prescription "
-                f"{', '.join(map(str, ours))}; pre-norm {', '.join(map(str, other))}",
+                f"{', '.join(map(str, ours))}; pre-norm {', '.join(map(str, theirs))}",
                 tolerance="more in every seed than pre-norm in any",
-                holds=min(ours) > max(other),
+                holds=min(ours) > max(theirs),
             )
         )
     greatest = rows(judged, quantity="hidden")["value"].max()

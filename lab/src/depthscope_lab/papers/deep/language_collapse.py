@@ -178,12 +178,15 @@ def _late(values: pd.Series) -> pd.Series:
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     last = int(frame["block"].max())
     middle = round((last + 1) / 2)
-    inside, ends, left = {}, {}, {}
-    for arm in ARMS:
-        for block, greatest in ((middle, inside), (last, ends)):
-            greatest[arm] = float(_late(curve(frame, "step", arm=arm, quantity="token_similarity", block=block)).max())
-        gradient = curve(frame, "step", arm=arm, quantity="gradient", block=1)
-        left[arm] = float(_late(gradient).median() / gradient.iloc[0])
+    inside, ends = (
+        {
+            arm: float(_late(curve(frame, "step", arm=arm, quantity="token_similarity", block=block)).max())
+            for arm in ARMS
+        }
+        for block in (middle, last)
+    )
+    gradients = {arm: curve(frame, "step", arm=arm, quantity="gradient", block=1) for arm in ARMS}
+    left = {arm: float(_late(gradient).median() / gradient.iloc[0]) for arm, gradient in gradients.items()}
     mended = (SEGMENT, COUPLED, DETACHED)
     untold = [arm for arm, (mean, told) in ARMS.items() if mean is not None and not told]
     about = f"the greatest of the last quarter of {config.steps} steps"

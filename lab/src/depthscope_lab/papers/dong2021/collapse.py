@@ -150,8 +150,8 @@ def _draw_variant(ax: Any, own: pd.DataFrame, colour: str, name: str) -> None:
     wide = 3.6 if name == "SAN" else 1.6  # with and without MLPs nearly coincide where skips are gone
     for source, line in (("float32", "-"), ("float64", ":")):
         mean = curve(own, "block", source=source)
-        style = {"colour": colour, "linewidth": wide, "linestyle": line}
-        line_with_band(ax, mean.index, mean, name=f"{name}, {source}", **style)
+        said = f"{name}, {source}"
+        line_with_band(ax, mean.index, mean, colour=colour, name=said, linewidth=wide, linestyle=line)
 
 
 def _draw_paper(ax: Any, own: pd.DataFrame, colour: str, name: str, *, hidden: bool) -> None:

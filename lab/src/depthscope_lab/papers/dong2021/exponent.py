@@ -40,7 +40,7 @@ from depthscope_lab.papers.dong2021.exponent_mlps import (
     promised_residual,
 )
 from depthscope_lab.papers.dong2021.exponent_runs import CASES, ROUNDED, Config, first_tokens, follow, layers, rounded
-from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.study import Study, Work, curve, rows
 
 _STYLES: dict[str, dict[str, Any]] = {
     "one head": {"color": BLUE, "linewidth": 3.0},
@@ -63,11 +63,11 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     with the residual of the first tokens, the critical one, the one promised by Cor. 3.2, and fitted (the line through
     the means).
     """
-    frames: list[pd.DataFrame] = []
-    parts = len(CASES) + len(ROUNDED) + len(KINDS) + 1
+    work = Work(len(CASES) + len(ROUNDED) + len(KINDS) + 1, progress)
+    frames = []
     for frame in _parts(config):
         frames.append(frame)
-        progress(len(frames) / parts)
+        work()
     return pd.concat(frames, ignore_index=True)
 
 
@@ -93,16 +93,9 @@ def _parts(config: Config) -> Iterator[pd.DataFrame]:
     name, kind = list(KINDS.items())[-1]
     critical = critical_residual(start, stack[: config.mlp_depth // 2], kind, gains)
     promised = promised_residual(stack[0], kind, gains, config.tokens)
-    frame = pd.DataFrame(
-        {
-            "part": "critical",
-            "case": name,
-            **grid,
-            "residual": np.repeat(composite_norm(start.residual).numpy(), len(gains)),
-            "critical": critical.flatten().numpy(),
-            "promised": promised.flatten().numpy(),
-        }
-    )
+    residual = np.repeat(composite_norm(start.residual).numpy(), len(gains))
+    three = {"residual": residual, "critical": critical.flatten().numpy(), "promised": promised.flatten().numpy()}
+    frame = pd.DataFrame({"part": "critical", "case": name, **grid, **three})
     yield frame.assign(fitted=_line(frame))
 
 
@@ -129,17 +122,17 @@ def _line(frame: pd.DataFrame) -> np.ndarray:
 
 def draw(frame: pd.DataFrame) -> Any:
     figure, (fall, order, until, critical) = panels(2, 2, width=4.9, height=4.1)
-    depth = frame[frame["part"] == "depth"]
+    depth = rows(frame, part="depth")
+    rounded = {
+        case: {"color": GREY, "linewidth": 1.2, "linestyle": line}
+        for case, line in zip(ROUNDED, ("-", "--"), strict=True)
+    }
+    for case, style in {**_STYLES, **rounded}.items():
+        digits = rows(depth, case=case).groupby("layer")["digits"].median()
+        fall.plot(digits.index, digits, label=case, **{"linewidth": 1.5, **style})
     for case, style in _STYLES.items():
-        by_layer = depth[depth["case"] == case].groupby("layer")
-        line = {"linewidth": 1.5, **style}
-        curve = by_layer["digits"].median()
-        fall.plot(curve.index, curve, label=case, **line)
-        curve = by_layer["order"].mean()
-        order.plot(curve.index, curve, **line)
-    for case, dashes in zip(ROUNDED, ("-", "--"), strict=True):
-        curve = depth[depth["case"] == case].groupby("layer")["digits"].median()
-        fall.plot(curve.index, curve, color=GREY, linewidth=1.2, linestyle=dashes, label=case)
+        p = curve(depth, "layer", "order", case=case)
+        order.plot(p.index, p, **{"linewidth": 1.5, **style})
     fall.set_yscale("log")
     fall.set_ylim(0.2, 400)
     order.set_ylim(-0.2, 3.6)
@@ -148,22 +141,23 @@ def draw(frame: pd.DataFrame) -> Any:
     label(fall, "Digits to which the tokens are equal", "layer", "−log₁₀ ‖res(X)‖/‖X‖, median over trials")
     label(order, "Order p of the next layer: e' ∝ e^p", "layer", "p, mean over trials")
     for case, colour in _KIND_COLOURS.items():
-        rows = frame[(frame["part"] == "mlp") & (frame["case"] == case)]
-        curve = rows.groupby("gain")["layers"].mean()
-        until.plot(curve.index, curve, "o-", color=colour, markersize=4, linewidth=1.2, label=case)
-        until.plot(rows["gain"], rows["never"], "x", color=colour, markersize=5)
+        own = rows(frame, part="mlp", case=case)
+        layers = curve(own, "gain", "layers")
+        until.plot(layers.index, layers, "o-", color=colour, markersize=4, linewidth=1.2, label=case)
+        until.plot(own["gain"], own["never"], "x", color=colour, markersize=5)
     until.plot([], [], "x", color=BLACK, markersize=5, linewidth=0, label="not in so many")
     until.set_xscale("log", base=4)
     until.set_ylim(0, None)
     label(until, "Layers to a residual of 1e-100", "gain g of the MLP: λ ∝ g", "layers")
-    rows = frame[frame["part"] == "critical"]
-    means = rows.groupby("gain")
-    critical.plot(rows["gain"], rows["critical"], "o", color=BLUE, markersize=3, label="sin(g·): collapse below")
-    curve = means["fitted"].mean()
-    critical.plot(curve.index, curve, color=BLUE, linewidth=1, label="least squares")
-    curve = means["promised"].mean()
-    critical.plot(curve.index, curve, color=GREY, linewidth=1.2, linestyle="--", label="promised by Cor. 3.2")
-    critical.axhline(float(rows["residual"].mean()), color=BLACK, linewidth=1, linestyle=":", label="N(0, 1) tokens")
+    own = rows(frame, part="critical")
+    critical.plot(own["gain"], own["critical"], "o", color=BLUE, markersize=3, label="sin(g·): collapse below")
+    for column, colour, width, dashes, name in (
+        ("fitted", BLUE, 1, "-", "least squares"),
+        ("promised", GREY, 1.2, "--", "promised by Cor. 3.2"),
+    ):
+        means = curve(own, "gain", column)
+        critical.plot(means.index, means, color=colour, linewidth=width, linestyle=dashes, label=name)
+    critical.axhline(float(own["residual"].mean()), color=BLACK, linewidth=1, linestyle=":", label="N(0, 1) tokens")
     critical.set_xscale("log", base=4)
     critical.set_yscale("log")
     label(critical, "Where the MLP stops the collapse", "gain g of the MLP: λ ∝ g", "‖res(X)‖ of the first tokens")

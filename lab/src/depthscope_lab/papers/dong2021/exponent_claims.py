@@ -10,26 +10,26 @@ import pandas as pd
 from depthscope.theory.collapse import LARGEST_RANGE
 from depthscope_lab.papers.dong2021.exponent_runs import FLOOR, ROUNDED, Config
 from depthscope_lab.papers.simulation.collapse_rate import allowed
-from depthscope_lab.papers.study import Claim, judge
+from depthscope_lab.papers.study import Claim, curve, judge, rows
 
 STOP = "“skip connections and MLPs stop the output from degeneration” (abstract)"
 BLIND_LAYER = 12  # twice as deep as the other tokens need
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    return [*_pure_claims(frame, config), *_norm_and_skip_claims(frame, config), *_mlp_claims(frame, config)]
+    depth = rows(frame, part="depth")
+    return [*_pure(depth, config), *_norms_and_skips(depth, config), *_mlps(frame, depth, config)]
 
 
-def _pure_claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    depth = frame[frame["part"] == "depth"]
+def _pure(depth: pd.DataFrame, config: Config) -> list[Claim]:
     pure = depth[depth["after"] > FLOOR]  # what float64 can hold
     cubes = pure[pure["residual"] < 1e-3]
     off = (cubes["order"] - 3).abs().max()
     held = pure[pure["largest_range"] <= LARGEST_RANGE]
     above = int((np.log(held["after"]) > held["log_bound"]).sum())
-    start = pure[(pure["layer"] == 0) & (pure["case"] == "several heads")]
+    start = rows(pure, layer=0, case="several heads")
     end = _end(depth, "several heads", "residual").max()
-    last = int(depth.loc[depth["case"] == "one head", "layer"].max())
+    last = int(rows(depth, case="one head")["layer"].max())
     seen = {case: _median(depth, case, last) for case in (*ROUNDED, "one head")}
     return [
         _exponent(depth, "one head", "with one head, log e grows by the factor 3 per layer", "Thm 2.2: 3^L"),
@@ -76,13 +76,12 @@ def _pure_claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     ]
 
 
-def _norm_and_skip_claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    depth = frame[frame["part"] == "depth"]
+def _norms_and_skips(depth: pd.DataFrame, config: Config) -> list[Claim]:
     plain = _median(depth, "values / 10", 3) / _median(depth, "several heads", 3)
     normed = _median(depth, "values / 10, LN", 3) / _median(depth, "LN", 3)
-    blind = depth[(depth["case"] == "blind, LN") & (depth["layer"] == BLIND_LAYER)]
-    first, last = (depth[(depth["case"] == "skip") & (depth["layer"] == layer)] for layer in (0, config.depth))
-    share = (last.set_index("trial")["residual"] / first.set_index("trial")["residual"]).min()
+    blind = rows(depth, case="blind, LN", layer=BLIND_LAYER)
+    first, last = (curve(depth, "trial", "residual", case="skip", layer=layer) for layer in (0, config.depth))
+    share = (last / first).min()
     no_role = "§3.3: layer normalisation plays no role"
     return [
         _exponent(depth, "LN", "layer normalisation leaves the exponent at 3", no_role),
@@ -135,16 +134,15 @@ def _norm_and_skip_claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     ]
 
 
-def _mlp_claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    depth, mlps = (frame[frame["part"] == part] for part in ("depth", "mlp"))
+def _mlps(frame: pd.DataFrame, depth: pd.DataFrame, config: Config) -> list[Claim]:
     needed = {  # mean over trials, nan where one never ends
-        str(case): rows.groupby("gain")["layers"].agg(lambda values: values.mean(skipna=False))
-        for case, rows in mlps.groupby("case")
+        str(case): own.groupby("gain")["layers"].agg(lambda values: values.mean(skipna=False))
+        for case, own in rows(frame, part="mlp").groupby("case")
     }
     least, most = min(config.gains), max(config.gains)
     sine = needed["sin(g·)"]
     stops = sine[sine.isna()].index
-    critical = frame[frame["part"] == "critical"].dropna(subset="fitted")
+    critical = rows(frame, part="critical").dropna(subset="fitted")
     slope = _slope(np.log(critical["gain"]), np.log(critical["fitted"])) if len(critical) else np.nan
     return [
         _exponent(depth, "MLP", "an MLP of random weights (ReLU, g = 1) leaves the exponent at 3", "Cor. 3.2: 3^L"),
@@ -169,10 +167,10 @@ def _mlp_claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         judge(
             "a larger Lipschitz constant of the MLP slows the collapse, whatever the MLP",
             paper=f"{STOP}; Cor. 3.2",
-            ours="; ".join(f"{case}: {_said(rows[least])} → {_said(rows[most])}" for case, rows in needed.items())
+            ours="; ".join(f"{case}: {_said(own[least])} → {_said(own[most])}" for case, own in needed.items())
             + f" layers to 1e-100, g = {least:g} → {most:g}",
             tolerance="more layers at the largest g than at the smallest, for each of the four",
-            holds=all(not rows[most] <= rows[least] for rows in needed.values()),
+            holds=all(not own[most] <= own[least] for own in needed.values()),
             note="ReLU: scores grow with the tokens, rows that attend to the same token become equal, and the groups "
             "of equal tokens become fewer; LN divides by g; tanh saturates, and makes such groups too",
         ),
@@ -185,13 +183,12 @@ def _said(layers_needed: float) -> str:
 
 def _end(depth: pd.DataFrame, case: str, column: str) -> pd.Series:
     """Of every trial, at the case's last layer."""
-    rows = depth[depth["case"] == case]
-    return rows[rows["layer"] == rows["layer"].max()].set_index("trial")[column]
+    own = rows(depth, case=case)
+    return rows(own, layer=own["layer"].max()).set_index("trial")[column]
 
 
 def _median(depth: pd.DataFrame, case: str, layer: int) -> float:
-    rows = depth[(depth["case"] == case) & (depth["layer"] == layer)]
-    return float(rows["relative"].median())
+    return float(rows(depth, case=case, layer=layer)["relative"].median())
 
 
 def _exponent(depth: pd.DataFrame, case: str, title: str, paper: str) -> Claim:
@@ -201,7 +198,7 @@ def _exponent(depth: pd.DataFrame, case: str, title: str, paper: str) -> Claim:
     return judge(
         title,
         paper=paper,
-        ours=f"{found.mean():.3f} ± {found.std():.3f} at layer {depth.loc[depth['case'] == case, 'layer'].max():.0f}, "
+        ours=f"{found.mean():.3f} ± {found.std():.3f} at layer {rows(depth, case=case)['layer'].max():.0f}, "
         f"e = {least:.0e}",
         tolerance="0.05: if the constants of two layers differ by a factor 10, that is log 10/log 1e40 = 0.025",
         holds=bool(abs(found.mean() - 3) < 0.05) if reached else None,
@@ -213,11 +210,11 @@ def _rate(
 ) -> Claim:
     """The factor of e² per layer; `variance` is that of log e² in one layer."""
     found, near = _factor(depth, case, config), allowed(variance, config.depth / 2, config.trials)
-    rows = depth[(depth["case"] == case) & (depth["layer"] >= config.depth // 2)]
+    late = rows(depth[depth["layer"] >= config.depth // 2], case=case)
     return judge(
         title,
         paper=paper,
-        ours=f"e² times {found:.3f} per layer, order {rows['order'].mean():.4f}",
+        ours=f"e² times {found:.3f} per layer, order {late['order'].mean():.4f}",
         tolerance=f"{near:.1%} of {wanted:g}: 3 standard errors of the walk at this width",
         holds=bool(abs(found / wanted - 1) < near),
     )
@@ -225,8 +222,8 @@ def _rate(
 
 def _factor(depth: pd.DataFrame, case: str, config: Config, column: str = "residual") -> float:
     """What a layer leaves of e², over the second half of the layers: geometric mean of the trials' slopes."""
-    rows = depth[(depth["case"] == case) & (depth["layer"] >= config.depth // 2)]
-    slopes = [_slope(trial["layer"], 2 * np.log(trial[column])) for _, trial in rows.groupby("trial")]
+    late = rows(depth[depth["layer"] >= config.depth // 2], case=case)
+    slopes = [_slope(trial["layer"], 2 * np.log(trial[column])) for _, trial in late.groupby("trial")]
     return float(np.exp(np.mean(slopes)))
 
 

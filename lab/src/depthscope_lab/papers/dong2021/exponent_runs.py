@@ -85,9 +85,6 @@ def first_tokens(trials: int, n: int, width: int, seed: tuple[int, ...]) -> Spli
     return SplitTokens.of(shared + torch.from_numpy(stream.standard_normal((trials, n, width))))
 
 
-# --- the cases ------------------------------------------------------------------------------------
-
-
 def _blind(heads: Heads, tokens: SplitTokens) -> Heads:
     """Queries and values that do not see the direction of the shared token: (I − x̂x̂ᵀ)W."""
     unit = tokens.shared / torch.linalg.vector_norm(tokens.shared, dim=-1, keepdim=True)
@@ -168,15 +165,8 @@ def follow(case: str, tokens: SplitTokens, source: Iterator[Layer], depth: int) 
         }
         if case in PURE_HEADS:
             found = layer_contraction(tokens, PURE_HEADS[case](layer))
-            columns |= {
-                "constant": found.constant,
-                "gamma": found.gamma,
-                "sharp": found.sharp,
-                "largest_range": found.largest_range,
-                "threshold": found.paper.threshold,
-                "after": found.after,
-                "log_bound": found.paper.log_bound,
-            }
+            columns |= {name: getattr(found, name) for name in ("constant", "gamma", "sharp", "largest_range", "after")}
+            columns |= {name: getattr(found.paper, name) for name in ("threshold", "log_bound")}
         values = {name: column.numpy() for name, column in columns.items()}
         frames.append(pd.DataFrame({"part": "depth", "case": case, "layer": place, "trial": trials, **values}))
         tokens = step(tokens, layer)

@@ -18,7 +18,7 @@ import pandas as pd
 from depthscope import drawing
 from depthscope.progress import Share
 from depthscope.theory import path_counts, path_length_shares
-from depthscope_lab.papers.study import Claim, Study, judge
+from depthscope_lab.papers.study import Claim, Study, Work, judge, rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,33 +78,31 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     `digits` is log10 of the number of all paths; `mean`, `mode` and `short` (the share of paths of at most half the
     depth) are those of the architecture, from exact integers.
     """
-    frames = []
     chosen = [each for each in ARCHITECTURES if each.group in config.groups]
-    for place, each in enumerate(chosen, start=1):
+    frames, work = [], Work(len(chosen), progress)
+    for each in chosen:
         counts = path_counts(each.layers, each.heads)
         lengths, total = range(each.layers + 1), sum(counts)
-        skipped = each.layers / (each.heads + 1)
-        frames.append(
-            pd.DataFrame(
-                {
-                    "architecture": each.name,
-                    "group": each.group,
-                    "layers": each.layers,
-                    "heads": each.heads,
-                    "length": lengths,
-                    "skipped": [each.layers - length for length in lengths],
-                    "share": path_length_shares(each.layers, each.heads).tolist(),
-                    "exact": [float(Fraction(count, total)) for count in counts],
-                    "poisson": [poisson(skipped, each.layers - length) for length in lengths],
-                    "digits": math.log10(total),
-                    "whole": float(total == (each.heads + 1) ** each.layers),
-                    "mean": float(Fraction(sum(k * count for k, count in zip(lengths, counts, strict=True)), total)),
-                    "mode": max(zip(counts, lengths, strict=True))[1],  # of two equally frequent ones the longer
-                    "short": float(Fraction(sum(counts[: each.layers // 2 + 1]), total)),
-                }
-            )
-        )
-        progress(place / len(chosen))
+        skipped = list(reversed(lengths))
+        mean = Fraction(sum(k * count for k, count in zip(lengths, counts, strict=True)), total)
+        columns = {
+            "architecture": each.name,
+            "group": each.group,
+            "layers": each.layers,
+            "heads": each.heads,
+            "length": lengths,
+            "skipped": skipped,
+            "share": path_length_shares(each.layers, each.heads).tolist(),
+            "exact": [float(Fraction(count, total)) for count in counts],
+            "poisson": [poisson(each.layers / (each.heads + 1), count) for count in skipped],
+            "digits": math.log10(total),
+            "whole": float(total == (each.heads + 1) ** each.layers),
+            "mean": float(mean),
+            "mode": max(zip(counts, lengths, strict=True))[1],  # of two equally frequent ones the longer
+            "short": float(Fraction(sum(counts[: each.layers // 2 + 1]), total)),
+        }
+        frames.append(pd.DataFrame(columns))
+        work()
     return pd.concat(frames, ignore_index=True)
 
 
@@ -120,14 +118,10 @@ def draw(frame: pd.DataFrame) -> Figure:
     paper.set_xscale("log")
     paper.set_xticks([1, 2, 3, 4, 6, 12, 24, 32, 96], ["1", "2", "3", "4", "6", "12", "24", "32", "96"])
     paper.minorticks_off()
-    rest = frame[frame["group"] == "later"]
+    rest = rows(frame, group="later")
     _draw_group(later, rest if len(rest) else frame, "Later ones" if len(rest) else "The same, plain axis")
-    for (name, found), colour in zip(
-        frame[frame["architecture"].isin(("DeiT-T", BERT, GPT, "DeepSeek-V3"))].groupby("architecture", sort=False),
-        drawing.PALETTE,
-        strict=False,
-    ):
-        near = found[found["skipped"] <= 8]
+    few = frame[frame["architecture"].isin(("DeiT-T", BERT, GPT, "DeepSeek-V3")) & (frame["skipped"] <= 8)]
+    for (name, near), colour in zip(few.groupby("architecture", sort=False), drawing.PALETTE, strict=False):
         skipping.plot(near["skipped"], near["exact"], color=colour, marker="o", markersize=3, label=f"{name}")
         skipping.plot(near["skipped"], near["poisson"], color=colour, linestyle=":", linewidth=1.2)
     skipping.plot([], [], color=drawing.GREY, linestyle=":", label="Poisson, mean L/(H + 1)")
@@ -144,16 +138,9 @@ def _draw_group(ax: Axes, frame: pd.DataFrame, title: str) -> None:
     looks[PUBLISHED_MOBILEBERT] = (looks[MOBILEBERT][0], "--") if MOBILEBERT in looks else (drawing.GREEN, "--")
     for name, found in seen.groupby("architecture", sort=False):
         colour, line = looks[name]
-        ax.plot(
-            found["length"],
-            found["exact"],
-            color=colour,
-            linestyle=line,
-            marker="o",
-            markersize=2.5,
-            linewidth=1.2,
-            label=f"{name}, L {found['layers'].iloc[0]}, H {found['heads'].iloc[0]}",
-        )
+        said = f"{name}, L {found['layers'].iloc[0]}, H {found['heads'].iloc[0]}"
+        style = {"linestyle": line, "marker": "o", "markersize": 2.5, "linewidth": 1.2}
+        ax.plot(found["length"], found["exact"], color=colour, label=said, **style)
     drawing.label(ax, title, "length", "share of all paths")
     drawing.legend_below(ax, columns=1)
 

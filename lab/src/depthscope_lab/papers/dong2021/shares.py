@@ -70,15 +70,14 @@ def draw(frame: pd.DataFrame) -> Any:
     models = list(dict.fromkeys(frame["model"]))
     figure, axes = panels(len(models), 2, width=3.3, height=2.7)
     for place, model in enumerate(models):
-        own = rows(frame, model=model)
-        own = own[own["length"] >= 0].groupby("length")
+        own = rows(frame[frame["length"] >= 0], model=model)
+        by_length, counted = own.groupby("length"), curve(own, "length", "counted")
         share, residual = axes[place], axes[place + len(models)]
-        along, terms, counted = own["projection_share"], own["composite_residual"], own["counted"].mean()
         for ax, values, colour, name in (
-            (share, along, BLUE, "share along the output"),
-            (residual, terms, VERMILION, "composite residual of the term"),
+            (share, by_length["projection_share"], BLUE, "share along the output"),
+            (residual, by_length["composite_residual"], VERMILION, "composite residual of the term"),
         ):
-            line_with_band(ax, values.mean().index, values.mean(), values.std(), colour=colour, name=name)
+            line_with_band(ax, counted.index, values.mean(), values.std(), colour=colour, name=name)
         line_with_band(share, counted.index, counted, colour=GREY, name="share of the number of paths", linestyle="--")
         label(share, model, "", "" if place else "share")
         label(residual, "", "length of path", "" if place else "composite residual")

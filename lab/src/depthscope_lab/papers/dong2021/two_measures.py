@@ -59,7 +59,11 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
     shallow = min(config.depth, PAPER_DEPTH)
     work = Work(2 * (config.depth + 1) + 2 * (shallow + 1), progress)
-    measures = {"residual": composite_residual, "diversity": token_diversity, "frobenius": _frobenius_residual}
+    measures: dict[str, Any] = {
+        "residual": composite_residual,
+        "diversity": token_diversity,
+        "frobenius": _frobenius_residual,
+    }
     frames = []
     for depth, dtype, variants in (
         (shallow, torch.float64, ("SAN", "SAN+MLP")),
