@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from depthscope.decomposition import paths
+from depthscope.attention_paths import paths
 from depthscope.models import BlockConfig, Encoder
 from depthscope.theory import FrozenAttention, enumerate_paths, path_counts, path_term, path_terms
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope.probing import Profile, Spectra
+from depthscope.probing import Profile
 from depthscope.probing.profile import COLUMNS, SINK_COLUMNS
-from depthscope.probing.weight_spectra import SUMMARIES
+from depthscope.value_spectra import Spectra
+from depthscope.value_spectra.weights import SUMMARIES
 
 ABOUT: dict[str, Any] = {
     "model": "made up",

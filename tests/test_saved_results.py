@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import depthscope
+from depthscope.attention_paths import PathShares
 from depthscope.cli.app import main
-from depthscope.decomposition import PathShares
 from depthscope.files import content_sum, read_json, require_format, write_json
 from depthscope.report import read_metrics
 from depthscope_lab.papers import load

@@ -12,8 +12,8 @@ import torch
 import transformers as hf
 from torch import nn
 
+from depthscope.inputs import batches
 from depthscope.models import BlockConfig, CausalLM, Encoder, VisionTransformer, pre_norm
-from depthscope.passes import batches
 from depthscope.stations import Placement
 from depthscope_lab.models import CarriedMean, TransformerXL, TransformerXLConfig
 from samples import seeded

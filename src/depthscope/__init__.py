@@ -9,32 +9,36 @@ from typing import TYPE_CHECKING, Any
 
 _ROOMS = (
     "anatomy",
-    "decomposition",
+    "attention_paths",
     "diagnosis",
+    "discovery",
     "drawing",
+    "hooks",
+    "inputs",
     "measures",
     "models",
-    "passes",
     "probing",
     "remedies",
     "report",
     "theory",
     "usage",
+    "value_spectra",
+    "watching",
 )
 _PUBLIC = {
     "Captured": "probing",
     "DeEscalate": "remedies",
-    "DepthCallback": "probing",
+    "DepthCallback": "watching",
     "DepthUse": "usage",
     "Diagnosis": "diagnosis",
     "Fixed": "diagnosis",
     "LayerScale": "remedies",
-    "PathShares": "decomposition",
+    "PathShares": "attention_paths",
     "Profile": "probing",
     "Recommendation": "remedies",
     "ResidualWeight": "remedies",
     "Scope": "scope",
-    "Spectra": "probing",
+    "Spectra": "value_spectra",
     "ablate": "probing",
     "apply": "remedies",
     "capture": "probing",
@@ -44,15 +48,15 @@ _PUBLIC = {
     "list_families": "anatomy",
     "list_measures": "measures",
     "list_remedies": "remedies",
-    "paths": "decomposition",
+    "paths": "attention_paths",
     "register_family": "anatomy",
     "probe": "probing",
     "recommend": "remedies",
     "remove": "remedies",
     "restore": "remedies",
     "skip_loss": "probing",
-    "spectra": "probing",
-    "watch": "probing",
+    "spectra": "value_spectra",
+    "watch": "watching",
 }
 
 __all__ = [
@@ -93,21 +97,10 @@ __all__ = [
 if TYPE_CHECKING:
     __version__: str
     from depthscope.anatomy import list_families, register_family
-    from depthscope.decomposition import PathShares, paths
+    from depthscope.attention_paths import PathShares, paths
     from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
     from depthscope.measures import list_measures
-    from depthscope.probing import (
-        Captured,
-        DepthCallback,
-        Profile,
-        Spectra,
-        ablate,
-        capture,
-        probe,
-        skip_loss,
-        spectra,
-        watch,
-    )
+    from depthscope.probing import Captured, Profile, ablate, capture, probe, skip_loss
     from depthscope.remedies import (
         DeEscalate,
         LayerScale,
@@ -121,6 +114,8 @@ if TYPE_CHECKING:
     )
     from depthscope.scope import Scope
     from depthscope.usage import DepthUse, depth_use
+    from depthscope.value_spectra import Spectra, spectra
+    from depthscope.watching import DepthCallback, watch
 
 
 def __getattr__(name: str) -> Any:

@@ -24,35 +24,33 @@ from torch import Tensor, nn
 
 from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.passes import (
-    Batch,
+from depthscope.discovery import (
     Hints,
-    Tokenizer,
     anatomy_with_hints,
     are_apart,
-    batches,
     check_hints,
     depth_of,
     is_causal,
     is_wrapped,
     pieces_of,
-    uncompiled,
-    undisturbed,
     unpacked,
     with_sight,
 )
-from depthscope.passes.causality import Seen, seen
+from depthscope.discovery.causality import Seen, seen
+from depthscope.hooks import uncompiled, undisturbed
+from depthscope.inputs import Batch, Tokenizer, batches
 from depthscope.stations import IN_WORDS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from depthscope.decomposition import PathShares
+    from depthscope.attention_paths import PathShares
     from depthscope.diagnosis import Fixed
-    from depthscope.probing import Captured, Profile, Spectra
-    from depthscope.probing.watching import Watch
+    from depthscope.probing import Captured, Profile
     from depthscope.remedies import Recommendation, Remedy
     from depthscope.usage import DepthUse
+    from depthscope.value_spectra import Spectra
+    from depthscope.watching import Watch
 
 
 class Causality(NamedTuple):
@@ -311,13 +309,13 @@ class Scope:
 
     def paths(self, inputs: Any = None, **options: Any) -> PathShares:
         """The last block's output by the length of the paths that led there: `depthscope.paths`, with its options."""
-        from depthscope.decomposition import paths
+        from depthscope.attention_paths import paths
 
         return paths(self._for(inputs), **options)
 
     def spectra(self, **options: Any) -> Spectra:
         """The eigenvalues of W_V W_O, block by block: `depthscope.spectra`, with its options."""
-        from depthscope.probing import spectra
+        from depthscope.value_spectra import spectra
 
         named: dict[str, Any] = {"blocks": self.hints.get("blocks"), "part": self.hints.get("part")}
         return spectra(self.model, **named | options)
@@ -354,7 +352,7 @@ class Scope:
 
     def watch(self, every: int = 50, **options: Any) -> Watch:
         """Watches the model while it is trained: `depthscope.watch`, with its options."""
-        from depthscope.probing import watch
+        from depthscope.watching import watch
 
         return watch(self.given, every, **options, **self.hints)
 

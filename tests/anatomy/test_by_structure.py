@@ -13,8 +13,9 @@ import depthscope
 from depthscope import measures as m
 from depthscope.anatomy import anatomy_of
 from depthscope.anatomy.layout import guesses
-from depthscope.passes import Batch, undisturbed
-from depthscope.passes.by_structure import seen_by_structure
+from depthscope.discovery.by_structure import seen_by_structure
+from depthscope.hooks import undisturbed
+from depthscope.inputs import Batch
 from depthscope.remedies import DeEscalate, ResidualWeight
 from samples import seeded
 from zoo import GROUPED, IDS, NO_PAD

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from depthscope.anatomy import anatomy_of
-from depthscope.passes import Head, Listen, ListenToAttention, Machine, Visit, batches, undisturbed
+from depthscope.hooks import Head, Listen, ListenToAttention, Machine, Visit, undisturbed
+from depthscope.inputs import batches
 from depthscope.stations import CROSS, TRUNK
 from samples import seeded
 from zoo import ANATOMIES, make

@@ -104,8 +104,8 @@ def interrupt(*_: object, **__: object) -> None:
         (("probe", "encoder", "--depth-use"), "cli.probe.use_of", "--depth-use", "profile"),
         (("depth", "encoder"), "usage.driver.without_each", "what skipping each block changes, linear maps", "table"),
         (("fix", "encoder", "--tau", "1"), "diagnosis.fixing.recommend", "the remedy", "before"),
-        (("paths", "encoder", "--by-head"), "decomposition.driver.Adjoint", "paths by head", "lengths"),
-        (("paths", "gpt2", "--loss"), "decomposition.driver.losses_without", "losses", "lengths"),
+        (("paths", "encoder", "--by-head"), "attention_paths.driver.Adjoint", "paths by head", "lengths"),
+        (("paths", "gpt2", "--loss"), "attention_paths.driver.losses_without", "losses", "lengths"),
     ],
 )
 def test_what_was_finished_is_shown(
@@ -129,7 +129,7 @@ def test_what_was_finished_is_shown(
 
 
 def test_spectra_of_the_blocks_that_were_read(program, monkeypatch: pytest.MonkeyPatch):
-    from depthscope.probing import weight_spectra
+    from depthscope.value_spectra import weights as weight_spectra
 
     read = weight_spectra._of_block
     monkeypatch.setattr(weight_spectra, "_of_block", lambda *a: interrupt() if a[1] == 3 else read(*a))
@@ -139,7 +139,7 @@ def test_spectra_of_the_blocks_that_were_read(program, monkeypatch: pytest.Monke
 
 
 def test_a_batch_of_paths_that_was_not_finished(program, monkeypatch: pytest.MonkeyPatch):
-    from depthscope.decomposition.driver import Following
+    from depthscope.attention_paths.driver import Following
 
     follow, seen = Following.run, []
 

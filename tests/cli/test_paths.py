@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from depthscope.decomposition import PathShares
+from depthscope.attention_paths import PathShares
 
 pytestmark = pytest.mark.usefixtures("short_manual")
 SMALL = ("--depth", "3", "--width", "64", "--heads", "4", "--samples", "2", "--tokens", "16")

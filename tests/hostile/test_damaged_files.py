@@ -19,8 +19,9 @@ from depthscope import diagnose, probe
 from depthscope.cli.reporting import note_command
 from depthscope.files import content_sum, write_json
 from depthscope.locks import OWNER, _holder
-from depthscope.probing import Profile, load_records
+from depthscope.probing import Profile
 from depthscope.report import read_metrics, write
+from depthscope.watching import load_records
 from depthscope_lab.papers.study import FILES, Earlier, Study, earlier, judge, run
 from depthscope_lab.training import vit_digits
 from depthscope_lab.training.checkpoint import read_newest

@@ -27,10 +27,10 @@ from depthscope.cli.console import Screen
 from depthscope.drawing import Curve, draw_by_block
 from depthscope.naming import visible
 from depthscope.probing import Profile
-from depthscope.probing.from_disk import files_in_index
 from depthscope.probing.reduction import Row, SinkRow
 from depthscope.report import write
 from depthscope.text import Text, cut, read_text, train_tokenizer
+from depthscope.value_spectra.from_disk import files_in_index
 from warm import run_warm
 
 SHAPE = {"vocab_size": 500, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}

@@ -14,9 +14,9 @@ from torch.overrides import _get_current_function_mode_stack
 
 import depthscope
 import zoo
-from depthscope.passes import quiet
-from depthscope.probing.watching import Watch
+from depthscope.hooks import quiet
 from depthscope.remedies import DeEscalate, LearnableTau, recommend
+from depthscope.watching import Watch
 from interrupts import LineCounter, Places
 from traces import state_of
 

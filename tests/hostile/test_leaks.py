@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers.models.bert.modeling_bert import BertEncoder, BertLayer
 
 import depthscope
-from depthscope.passes.hooks import hooks_in
+from depthscope.hooks.staying import hooks_in
 from depthscope.remedies import DeEscalate
 
 WIDTH, VOCABULARY = 16, 20

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import depthscope
 import zoo
-from depthscope.passes import quiet
+from depthscope.hooks import quiet
 from depthscope.remedies import DeEscalate
 from traces import state_of
 

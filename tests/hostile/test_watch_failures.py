@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import depthscope
 from depthscope.models import BlockConfig, Encoder
-from depthscope.probing.watching import gradients
-from depthscope.probing.watching.watcher import Watch
+from depthscope.watching import gradients
+from depthscope.watching.watcher import Watch
 from traces import hooks_of, state_of
 from zoo import TOKENS
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import depthscope
 import zoo
-from depthscope.passes.hooks import hooks_in
-from depthscope.probing.watching import DepthCallback
+from depthscope.hooks.staying import hooks_in
+from depthscope.watching import DepthCallback
 
 WITHOUT_A_MODEL = [
     *({"every": value} for value in (0, -1, True, 1.5, math.nan, math.inf, "5", None, [1])),

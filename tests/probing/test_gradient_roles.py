@@ -13,8 +13,9 @@ from depthscope import probe
 from depthscope.anatomy import Anatomy, anatomy_of
 from depthscope.anatomy.roles import roles_of
 from depthscope.anatomy.structure import Piece
+from depthscope.hooks import undisturbed
+from depthscope.inputs import batches
 from depthscope.models import BlockConfig, Encoder
-from depthscope.passes import batches, undisturbed
 from depthscope.probing.gradients import gradient_norms
 from depthscope.probing.roles import MEASURES, Roles
 from samples import seeded
@@ -166,7 +167,8 @@ def test_slices_of_a_fused_layer_are_autograds_own_of_layers_apart(name: str):
 
 def autograd(model: nn.Module, inputs: Any, anatomy: Anatomy, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
     """Of the loss that a probe takes by default."""
-    from depthscope.passes import Listen, Machine, call
+    from depthscope.hooks import Listen, Machine
+    from depthscope.inputs import call
     from depthscope.probing.gradients import _default_loss
 
     last: list[Any] = []

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from depthscope import measures as m
 from depthscope.anatomy import anatomy_of
-from depthscope.passes import Listen, Machine
+from depthscope.hooks import Listen, Machine
 from depthscope.probing import probe, skip_loss
 from samples import seeded
 from zoo import IDS, MASK, TEXT, TOKENS, make

@@ -17,7 +17,7 @@ from depthscope.cli.condition import parse_fail_on
 from depthscope.cli.display import headline
 from depthscope.cli.probe import as_json
 from depthscope.diagnosis.facts import Facts
-from depthscope.passes.tokens import first_tokens
+from depthscope.hooks.tokens import first_tokens
 from depthscope.probing import Profile, probe
 from zoo import IDS, IMAGE, IMAGES, MASK, TEXT, make
 

@@ -12,9 +12,9 @@ from torch.testing import assert_close
 import depthscope
 import zoo
 from depthscope.anatomy import anatomy_of
+from depthscope.hooks import Listen, Machine, undisturbed
+from depthscope.hooks.staying import hooks_in
 from depthscope.models import BlockConfig, VisionTransformer
-from depthscope.passes import Listen, Machine, undisturbed
-from depthscope.passes.hooks import hooks_in
 from depthscope.remedies import DeEscalate, LearnableTau, ResidualWeight, applied, deescalate
 from samples import seeded
 from zoo import run

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 import depthscope
 import zoo
 from depthscope.anatomy import anatomy_of
+from depthscope.hooks.staying import hooks_in
 from depthscope.models import BlockConfig, Encoder
-from depthscope.passes.hooks import hooks_in
 from depthscope.remedies import AttnScale, applied, restore
 from depthscope.remedies.attn_scale import scaled_context
 from oracles import uniform_matrix

@@ -13,9 +13,11 @@ from transformers.models.bert.modeling_bert import BertEncoder, BertSelfAttentio
 import depthscope
 import zoo
 from depthscope.diagnosis import diagnose
-from depthscope.passes import anatomy_with_hints, batches, undisturbed, with_sight
-from depthscope.passes.causality import sight
-from depthscope.passes.hooks import hooks_in
+from depthscope.discovery import anatomy_with_hints, with_sight
+from depthscope.discovery.causality import sight
+from depthscope.hooks import undisturbed
+from depthscope.hooks.staying import hooks_in
+from depthscope.inputs import batches
 from depthscope.remedies import DeEscalate, ResidualWeight, recommend
 
 IDS = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0))

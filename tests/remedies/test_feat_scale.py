@@ -13,8 +13,8 @@ from torch.testing import assert_close
 import depthscope
 import zoo
 from depthscope.anatomy import anatomy_of
-from depthscope.passes import Listen, Machine, undisturbed
-from depthscope.passes.hooks import hooks_in
+from depthscope.hooks import Listen, Machine, undisturbed
+from depthscope.hooks.staying import hooks_in
 from depthscope.remedies import FeatScale, applied, restore
 from depthscope.remedies.feat_scale import feat_scaled
 from oracles import uniform_matrix

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 import depthscope
 import zoo
 from depthscope.anatomy import anatomy_of
-from depthscope.passes import batches, is_causal, undisturbed
+from depthscope.discovery import is_causal
+from depthscope.hooks import undisturbed
+from depthscope.inputs import batches
 from depthscope.remedies import (
     AttnScale,
     CentredAttention,
@@ -293,7 +295,7 @@ def test_an_encoder_and_a_decoder_of_one_family_are_two_parts():
 def test_what_the_user_says_wins():
     model = build(BIDIRECTIONAL["electra"], 0)
     depthscope.apply(model, DeEscalate(0.5), causal=True)
-    assert {type(hook.mean).__name__ for _, hook in depthscope.passes.hooks.hooks_in(model) if hook.remedy} == {
+    assert {type(hook.mean).__name__ for _, hook in depthscope.hooks.staying.hooks_in(model) if hook.remedy} == {
         "Prefix"
     }
 
@@ -301,7 +303,7 @@ def test_what_the_user_says_wins():
 def mixings(model: nn.Module) -> dict[str, set[str]]:
     """Part → the kinds of mean that its remedies take."""
     found: dict[str, set[str]] = {}
-    for _, hook in depthscope.passes.hooks.hooks_in(model):
+    for _, hook in depthscope.hooks.staying.hooks_in(model):
         if hook.remedy is not None:
             found.setdefault(hook.part, set()).add(hook.mean.kind)
     return found
@@ -354,5 +356,5 @@ def test_a_decoder_that_is_told_to_look_both_ways_is_tried(hints: dict[str, bool
     assert anatomy_of(model).causal is (None if hints else True)
     assert depthscope.probe(model, {"input_ids": ids}).metadata["causal"] is not bool(hints)
     depthscope.apply(model, DeEscalate(0.5), inputs={"input_ids": ids})
-    means = {type(hook.mean).__name__ for _, hook in depthscope.passes.hooks.hooks_in(model) if hook.remedy}
+    means = {type(hook.mean).__name__ for _, hook in depthscope.hooks.staying.hooks_in(model) if hook.remedy}
     assert means == {"Full" if hints else "Prefix"}

@@ -12,8 +12,9 @@ from torch.testing import assert_close
 import depthscope
 import zoo
 from depthscope.anatomy import BlockAnatomy, anatomy_of
-from depthscope.passes import Listen, Machine, batches, undisturbed
-from depthscope.passes.hooks import TokenHook
+from depthscope.hooks import Listen, Machine, undisturbed
+from depthscope.hooks.staying import TokenHook
+from depthscope.inputs import batches
 from depthscope.remedies import REMEDIES, Remedy, Site, applied, register_remedy
 from depthscope.remedies.record import from_dict, to_dict
 

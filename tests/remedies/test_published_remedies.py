@@ -14,10 +14,10 @@ from torch.testing import assert_close
 import depthscope
 import zoo
 from depthscope.anatomy import anatomy_of
+from depthscope.hooks import Listen, Machine, undisturbed
+from depthscope.hooks.staying import hooks_in
 from depthscope.models import BlockConfig, Encoder
 from depthscope.models.token_means import Full, uniform_causal
-from depthscope.passes import Listen, Machine, undisturbed
-from depthscope.passes.hooks import hooks_in
 from depthscope.remedies import (
     AttnScale,
     CentredAttention,

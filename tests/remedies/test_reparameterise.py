@@ -18,9 +18,9 @@ from torch.testing import assert_close
 import depthscope
 import zoo
 from depthscope.anatomy import anatomy_of
+from depthscope.hooks.staying import hooks_in
+from depthscope.inputs import batches
 from depthscope.models import BlockConfig, Encoder
-from depthscope.passes import batches
-from depthscope.passes.hooks import hooks_in
 from depthscope.remedies import DeEscalate, Reparameterise, applied, bake, restore
 from depthscope.remedies.eigenform import clipped, orthogonal, real_form, symmetric_form
 from samples import seeded

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import depthscope
 import zoo
-from depthscope.passes import batches
+from depthscope.inputs import batches
 from depthscope.remedies import (
     AttnScale,
     CentredAttention,

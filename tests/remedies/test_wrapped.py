@@ -11,7 +11,7 @@ from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 import depthscope
 import zoo
-from depthscope.passes import batches
+from depthscope.inputs import batches
 from depthscope.remedies import DeEscalate, LearnableTau, ResidualWeight
 from zoo import run
 

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from depthscope import depth_use
+from depthscope.hooks import undisturbed
+from depthscope.inputs import batches
 from depthscope.models import BlockConfig, CausalLM, Encoder, pre_norm
-from depthscope.passes import batches, undisturbed
 from samples import seeded
 
 WIDTH, TOKENS = 8, 24

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 import depthscope
 from depthscope.anatomy import anatomy_of
+from depthscope.hooks import Listen, Machine, undisturbed
 from depthscope.models import WIRINGS, BlockConfig, CausalLM, Encoder
-from depthscope.passes import Listen, Machine, undisturbed
 from depthscope.remedies import DeEscalate
 from depthscope_lab import models as lab
 from depthscope_lab.models import TransformerXL, TransformerXLConfig

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from depthscope.hooks.staying import TokenHook, hang
 from depthscope.machine import count_parameters
 from depthscope.models.token_means import Ema, Full, Prefix
-from depthscope.passes.hooks import TokenHook, hang
 from depthscope.remedies import Remedy, applied, deescalate
 from depthscope.remedies.remedy import REMEDIES
 from depthscope.report import read_metrics

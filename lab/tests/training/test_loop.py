@@ -484,7 +484,7 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path, monkeypatch):
 
 
 def test_depth_is_watched_by_default_behind_the_ffn_and_behind_the_remedy(tmp_path: Path):
-    from depthscope.probing import load_records
+    from depthscope.watching import load_records
 
     display = Recorder()
     outcome, _ = run_in(tmp_path, tiny_config(steps=5), watch_every=2, display=display)

@@ -1,7 +1,7 @@
 """A layout: the parts of a block by the names that it gives them, and how its anatomy is read from them.
 
 A family that is known by its class is described by the layout that it is known to have (`families`). Of a block of no
-known family a layout is a guess, which `passes.by_structure` tries before any number is taken from it.
+known family a layout is a guess, which `discovery.by_structure` tries before any number is taken from it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Models of no known family: their repeated blocks are found, or the user names them.
 
-This is what can be said of a model that has not run. `passes.discovery` looks at a pass, and sees more.
+This is what can be said of a model that has not run. `discovery` looks at a pass, and sees more.
 """
 
 from __future__ import annotations

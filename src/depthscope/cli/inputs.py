@@ -212,7 +212,8 @@ def _made_for_a_stranger(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     """Token ids for a model with an embedding, else random tokens of its width; refused if it does not take them."""
     from torch import nn
 
-    from depthscope.passes import batches, call, undisturbed
+    from depthscope.hooks import undisturbed
+    from depthscope.inputs import batches, call
 
     _refuse(options, "what it reads is not known; let module:factory return (model, inputs)", "images")
     model, tokens = loaded.model, TOKENS if options.tokens is None else options.tokens

@@ -206,7 +206,7 @@ def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: A
     from depthscope.cli.configurations import require_depth, size_of
     from depthscope.machine import require_memory
     from depthscope.models.families import has_causal_loss
-    from depthscope.probing.from_disk import require_own_shards
+    from depthscope.value_spectra.from_disk import require_own_shards
 
     known = {"trust_remote_code": options.trust_remote_code, **where}
     dtype = chosen_dtype(options) or torch.float32

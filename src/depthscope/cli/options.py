@@ -17,7 +17,7 @@ from depthscope.cli.help import counted
 from depthscope.cli.help import seed as seed_of
 
 if TYPE_CHECKING:
-    from depthscope.passes import Hints
+    from depthscope.discovery import Hints
 
 _SHAPE, _INPUT, _PROBE, _RESULT = "Shape of a family", "Input", "What is measured", "What comes out"
 _REMEDY, _TOLD = "Remedy", "What you say of the model"
@@ -393,6 +393,6 @@ def excluded_tokens(options: ProbeOptions) -> Literal["outliers"] | list[int] | 
 
 def left_out_parts(options: ProbeOptions) -> tuple[str, ...]:
     """What `--without` leaves out of every block; a name that does not exist is refused."""
-    from depthscope.passes.left_out import choose_parts
+    from depthscope.hooks.left_out import choose_parts
 
     return () if options.without is None else choose_parts(options.without)

@@ -15,7 +15,7 @@ from depthscope.files import write_whole
 from depthscope.interruption import notes as of_interruption
 
 if TYPE_CHECKING:
-    from depthscope.decomposition import PathShares
+    from depthscope.attention_paths import PathShares
 
 
 @as_command

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from depthscope.cli.console import Screen
 
 if TYPE_CHECKING:
-    from depthscope.decomposition import PathShares
+    from depthscope.attention_paths import PathShares
 
 _HEADS = 5  # that are named
 _MEASURES = ("projection_share", "norm_share", "cosine", "composite_residual")

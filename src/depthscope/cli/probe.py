@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from depthscope.cli.inputs import Inputs
     from depthscope.conditions import Condition
     from depthscope.diagnosis import Diagnosis
-    from depthscope.probing import Profile, Spectra
+    from depthscope.probing import Profile
     from depthscope.scope import Scope
     from depthscope.usage import DepthUse
+    from depthscope.value_spectra import Spectra
 
 _OF_USE = ("table", "summary", "metadata")  # its sentences are among those of the diagnosis
 
@@ -162,14 +163,14 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Depth
 
 def _spectra(model: nn.Module, profile: Profile, options: ProbeOptions) -> Spectra | None:
     """Of trained weights, head by head; random ones lean to no side. None where the blocks show no projections."""
-    from depthscope import probing
+    from depthscope import value_spectra
 
     if profile.metadata.get("weights", {}).get("look") == "initialised":
         return None
     try:
         found = attempt(
             "the spectra of the weights",
-            lambda: probing.spectra(model, whole=False, blocks=options.blocks, part=options.part),
+            lambda: value_spectra.spectra(model, whole=False, blocks=options.blocks, part=options.part),
         )
     except ValueError:
         return None

@@ -16,7 +16,7 @@ from depthscope.files import write_whole
 from depthscope.interruption import notes as of_interruption
 
 if TYPE_CHECKING:
-    from depthscope.probing import Spectra
+    from depthscope.value_spectra import Spectra
 
 _SHOWN = ("negative_share", "spectral_radius", "asymmetry", "mimetic_score")
 _ROWS = 24  # of the table: of a deeper model some blocks are left out, evenly
@@ -53,9 +53,9 @@ def as_json(found: Spectra) -> dict[str, Any]:
 
 def _read(options: SpectraOptions) -> Spectra:
     """From disk where there are safetensors; else the model is loaded."""
-    from depthscope import probing
+    from depthscope import value_spectra
     from depthscope.cli.models import load_model
-    from depthscope.probing.from_disk import is_on_disk
+    from depthscope.value_spectra.from_disk import is_on_disk
 
     asked = _asked(options)
     with show_progress(not options.json) as progress:
@@ -64,11 +64,11 @@ def _read(options: SpectraOptions) -> Spectra:
         if options.model.startswith("hf:") and place.is_dir() and is_on_disk(place):
             _check_configuration(place, options)
             tick = progress("eigenvalues", None)
-            found = probing.spectra(place, progress=tick, trust_remote_code=options.trust_remote_code, **asked)
+            found = value_spectra.spectra(place, progress=tick, trust_remote_code=options.trust_remote_code, **asked)
         else:
             loaded = load_model(options)
             tick = progress("eigenvalues", None)
-            found = probing.spectra(loaded.model, progress=tick, **asked)
+            found = value_spectra.spectra(loaded.model, progress=tick, **asked)
             found.metadata["notes"] += loaded.notes
     found.metadata["model"] = options.model
     found.metadata["notes"] += of_interruption()

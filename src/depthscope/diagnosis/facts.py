@@ -18,13 +18,14 @@ from depthscope.diagnosis.outliers import Outliers, RogueFeature, Sink, find_out
 from depthscope.diagnosis.references import reference_for
 from depthscope.diagnosis.steps import Attention, attention_step, log_odds, step_growth
 from depthscope.diagnosis.trend import Trend, fit_trend
+from depthscope.hooks.left_out import in_words
 from depthscope.measures import EQUAL
-from depthscope.passes.left_out import in_words
-from depthscope.probing import Profile, Reference, Spectra
+from depthscope.probing import Profile, Reference
 from depthscope.probing.parts import most_alike
 from depthscope.probing.roles import MEASURES, learning_ratios
 from depthscope.stations import trunk_is_a_sum
 from depthscope.usage import DepthUse
+from depthscope.value_spectra import Spectra
 
 NAN = math.nan
 

@@ -11,10 +11,11 @@ from torch import nn
 
 from depthscope.diagnosis.judge import diagnose
 from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
+from depthscope.discovery import Hints, refuse_tensor
+from depthscope.inputs import Tokenizer
 from depthscope.interruption import attempt
 from depthscope.models.token_means import TokenMean
 from depthscope.naming import visible
-from depthscope.passes import Hints, Tokenizer, refuse_tensor
 from depthscope.probing import NoLoss, Profile, mean_loss, probe
 from depthscope.progress import Tick
 from depthscope.remedies import Recommendation, Remedy, applied, apply, recommend

@@ -10,7 +10,7 @@ from depthscope.naming import runs_of
 
 if TYPE_CHECKING:
     from depthscope.diagnosis.facts import Facts
-    from depthscope.probing import Spectra
+    from depthscope.value_spectra import Spectra
 
 ROUNDING = 1e-9  # of |1 + μ|
 SIDE = 0.75  # of the eigenvalues on one side of 0: three of four, where random weights have two

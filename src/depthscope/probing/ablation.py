@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from depthscope import walking
-from depthscope.passes import Hints, Surgery, Tokenizer
-from depthscope.passes.left_out import choose_parts
-from depthscope.passes.undoing import undone
+from depthscope.discovery import Hints
+from depthscope.hooks import Surgery
+from depthscope.hooks.left_out import choose_parts
+from depthscope.inputs import Tokenizer
 from depthscope.scope import Scope, scope_of
+from depthscope.undoing import undone
 
 
 @contextmanager
@@ -31,7 +33,7 @@ def ablate(
 
     Args:
         model: the model, or a `Scope` of it.
-        what: "skips", "ffn", "norms", … (`passes.left_out` has the table), which are left out of every block; numbers
+        what: "skips", "ffn", "norms", … (`hooks.left_out` has the table), which are left out of every block; numbers
             of blocks, from 1, and runs of them (`range(3, 6)`), which pass their input on.
         inputs: a batch, as for `probe`: settles what the blocks of a model of no known family are.
         tokenizer: makes ids of strings.

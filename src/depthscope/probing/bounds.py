@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from depthscope.hooks import Head
 from depthscope.measures import AttentionOperator, Bounded, together
-from depthscope.passes import Head
 
 
 class Bounds:

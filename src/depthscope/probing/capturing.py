@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
-from depthscope.passes import Hints, Listen, Machine, Tokenizer, Visit, call
+from depthscope.discovery import Hints
+from depthscope.hooks import Listen, Machine, Visit
+from depthscope.inputs import Tokenizer, call
 from depthscope.scope import Scope, scope_of
 
 LARGE = 2**30  # bytes from which on a warning says what is kept

@@ -16,24 +16,21 @@ from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
 from depthscope.anatomy.trained import look_of_weights
-from depthscope.measures import MEASURES, choose_measures, only_at_outputs
-from depthscope.passes import (
-    Batch,
+from depthscope.discovery import Hints, hidden_tokens_reach_others
+from depthscope.hooks import (
     Head,
-    Hints,
     Listen,
     ListenToAttention,
     Machine,
     Surgery,
-    Tokenizer,
     Visit,
-    call,
-    device_of,
     full_precision,
-    hidden_tokens_reach_others,
     open_surgery,
 )
-from depthscope.passes.left_out import choose_parts
+from depthscope.hooks.left_out import choose_parts
+from depthscope.inputs import Batch, Tokenizer, call
+from depthscope.measures import MEASURES, choose_measures, only_at_outputs
+from depthscope.offloading import device_of
 from depthscope.probing.final_norm import FinalNorm
 from depthscope.probing.finite_sequences import as_records, note
 from depthscope.probing.finite_weights import weights_not_finite
@@ -82,7 +79,7 @@ def probe(
         tokenizer: makes ids of strings.
         progress: is called after every block.
         without: parts that are left out of every block meanwhile, such as ("skips", "ffn", "norms"); all names are in
-            `depthscope.passes.left_out`, and the profile's metadata says what was left out.
+            `depthscope.hooks.left_out`, and the profile's metadata says what was left out.
         window: measure windows of so many tokens instead of whole sequences, which the model still reads; attention is
             then not measured.
         hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from depthscope import walking
 from depthscope.anatomy import Anatomy
 from depthscope.anatomy.structure import is_named_norm
-from depthscope.passes import Visit
-from depthscope.passes.tokens import first_tokens
-from depthscope.passes.undoing import TemporaryHook
+from depthscope.hooks import Visit
+from depthscope.hooks.tokens import first_tokens
+from depthscope.undoing import TemporaryHook
 
 
 class FinalNorm:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.hooks import Listen, Machine, Visit
+from depthscope.inputs import Batch, call
 from depthscope.measures.norms import norm_of_rows
 from depthscope.offloading import has_offloaded
-from depthscope.passes import Batch, Listen, Machine, Visit, call
 from depthscope.probing.reduction import Row
 from depthscope.probing.roles import Roles, norm_of_gradient, norm_of_norms
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.passes import Batch, Visit
+from depthscope.hooks import Visit
+from depthscope.inputs import Batch
 from depthscope.scope import Scope
 
 ANSWERS = ("labels", "targets")  # what a model is given to take its own loss

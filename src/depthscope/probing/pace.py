@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from depthscope.passes import Head
+from depthscope.hooks import Head
 from depthscope.progress import Share, Steps, Tick, pulses
 
 SWEEPS = 8  # that a long head is expected to take; the bar waits where it takes more, and jumps where it takes fewer

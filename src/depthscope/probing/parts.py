@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from depthscope.anatomy import Anatomy
-from depthscope.passes import Visit
+from depthscope.hooks import Visit
 
 if TYPE_CHECKING:
     from depthscope.probing.profile import Profile

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from depthscope import stations as at
+from depthscope.hooks import Head, Visit
 from depthscope.measures import (
     MEASURES,
     OF_OUTLIERS,
@@ -23,7 +24,6 @@ from depthscope.measures import (
 )
 from depthscope.measures.catalogue import half_turns
 from depthscope.measures.heads import scored
-from depthscope.passes import Head, Visit
 from depthscope.probing.bounds import Bounds, in_groups
 from depthscope.probing.finite_sequences import Place
 from depthscope.probing.ledger import Kind, Ledger

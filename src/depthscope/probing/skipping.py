@@ -10,16 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.passes import (
-    Batch,
-    Hints,
-    Listen,
-    Machine,
-    Tokenizer,
-    Visit,
-    call,
-    leave_out,
-)
+from depthscope.discovery import Hints
+from depthscope.hooks import Listen, Machine, Visit, leave_out
+from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.probing.gradients import Loss, check_loss
 from depthscope.probing.losses import causal_by_trying, default_loss, with_all_logits
 from depthscope.progress import Tick

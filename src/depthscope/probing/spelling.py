@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthscope.passes import Batch
+from depthscope.inputs import Batch
 
 # The argument with the ids that the blocks of a part read; of other parts (images) no token has a text.
 _IDS = {"": "input_ids", "encoder": "input_ids", "text": "input_ids", "decoder": "decoder_input_ids"}

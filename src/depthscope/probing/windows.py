@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from depthscope.hooks import Visit
 from depthscope.measures import MEASURES
-from depthscope.passes import Visit
 from depthscope.probing.reduction import Reduction, Row, SinkRow
 from depthscope.probing.trail import Seen
 

@@ -14,22 +14,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.anatomy.parts import roots_of
-from depthscope.passes import (
-    Hints,
-    Pass,
-    Tokenizer,
-    depth_of,
-    entrance_of,
-    pieces_of,
-    refuse_open_surgery,
-    refuse_tensor,
+from depthscope.discovery import Hints, depth_of, entrance_of, pieces_of, refuse_tensor
+from depthscope.hooks import Pass, refuse_open_surgery
+from depthscope.hooks.staying import (
+    GuessedExit,
+    Hook,
+    LastBlockExit,
+    PartOfBlock,
+    hang,
+    hooks_in,
+    install,
+    take_down,
 )
-from depthscope.passes.hooks import GuessedExit, Hook, LastBlockExit, PartOfBlock, hang, hooks_in, install, take_down
-from depthscope.passes.undoing import undone
+from depthscope.inputs import Tokenizer
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak, refuse_right_to_left
 from depthscope.remedies.selection import chosen_blocks
 from depthscope.scope import Scope, scope_of
+from depthscope.undoing import undone
 
 if TYPE_CHECKING:
     from depthscope.remedies.recommendation import Recommendation

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
+from depthscope.hooks.caches import recall, remember
+from depthscope.hooks.staying import TokenHook
 from depthscope.models.mean_subtraction import without_mean
 from depthscope.models.token_means import NAMED, Ema, Full, Prefix, TokenMean
-from depthscope.passes.caches import recall, remember
-from depthscope.passes.hooks import TokenHook
 from depthscope.remedies.remedy import Mixing, Remedy, Site, leak, register_remedy, warn_of_the_prefix_mean
 from depthscope.remedies.trunk import check_station, shown_station, station_for
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
-from depthscope.passes import depth_of
-from depthscope.passes.by_thread import ByThread
-from depthscope.passes.hooks import Hook, hang, hooks_in
-from depthscope.passes.tokens import tokens_at
+from depthscope.by_thread import ByThread
+from depthscope.discovery import depth_of
+from depthscope.hooks.staying import Hook, hang, hooks_in
+from depthscope.hooks.tokens import tokens_at
 from depthscope.remedies.remedy import Remedy, Site, register_remedy
 from depthscope.remedies.selection import chosen_blocks
 from depthscope.remedies.uniform import RealTokensHook, check_number

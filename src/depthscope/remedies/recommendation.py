@@ -21,19 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
+from depthscope.discovery import Hints, refuse_tensor
+from depthscope.hooks import Listen, Machine, Visit, refuse_open_surgery
+from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
-from depthscope.passes import (
-    Batch,
-    Hints,
-    Listen,
-    Machine,
-    Tokenizer,
-    Visit,
-    call,
-    refuse_open_surgery,
-    refuse_tensor,
-)
 from depthscope.probing import Profile, probe
 from depthscope.probing.parts import most_alike
 from depthscope.progress import Tick

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from depthscope.hooks.staying import hooks_in, take_down
 from depthscope.naming import did_you_mean
-from depthscope.passes.hooks import hooks_in, take_down
 from depthscope.remedies.remedy import REMEDIES, Remedy
 
 FIELD = "depthscope_remedies"

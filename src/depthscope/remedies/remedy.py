@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from torch import nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
-from depthscope.passes import Pass
-from depthscope.passes.hooks import Hook, TokenHook, change_trunk, hang
+from depthscope.hooks import Pass
+from depthscope.hooks.staying import Hook, TokenHook, change_trunk, hang
 from depthscope.registry import Registry
 from depthscope.remedies.selection import check_selection
 

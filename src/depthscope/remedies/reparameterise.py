@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy, Spot
 from depthscope.anatomy.projections import stacked_values
+from depthscope.hooks.staying import Hook, hooks_in, take_down
 from depthscope.models.token_means import accumulator
-from depthscope.passes.hooks import Hook, hooks_in, take_down
 from depthscope.remedies.eigenform import Eigenform, Form, dealt, fresh_form, real_form, symmetric_form
 from depthscope.remedies.record import records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, register_remedy

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
+from depthscope.hooks.staying import TokenHook
 from depthscope.models.token_means import accumulator
-from depthscope.passes.hooks import TokenHook
 from depthscope.remedies.deescalation import gain_of
 from depthscope.remedies.remedy import Remedy, Site, register_remedy
 from depthscope.stations import BRANCHES

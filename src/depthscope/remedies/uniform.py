@@ -15,10 +15,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from depthscope.hooks import Pass
+from depthscope.hooks.caches import recall, remember
+from depthscope.hooks.staying import TokenHook
 from depthscope.models.token_means import Full, MeanKind, Prefix, Running, accumulator, uniform_causal
-from depthscope.passes import Pass
-from depthscope.passes.caches import recall, remember
-from depthscope.passes.hooks import TokenHook
 from depthscope.remedies.remedy import Mixing, Remedy, Site, leak, warn_of_the_prefix_mean
 
 MIXINGS = ("auto", "full", "prefix")

@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy, Spot
-from depthscope.passes import Pass
-from depthscope.passes.by_thread import ByThread
-from depthscope.passes.hooks import Hook, hang
-from depthscope.passes.tokens import tokens_at
+from depthscope.by_thread import ByThread
+from depthscope.hooks import Pass
+from depthscope.hooks.staying import Hook, hang
+from depthscope.hooks.tokens import tokens_at
 from depthscope.remedies.remedy import Remedy, Site
 from depthscope.remedies.uniform import UniformAttention
 

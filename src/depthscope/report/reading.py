@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from depthscope.decomposition import PathShares
+from depthscope.attention_paths import PathShares
 from depthscope.files import in_words, read_json, require_own_file
-from depthscope.probing import Profile, Spectra, load_records
+from depthscope.probing import Profile
 from depthscope.probing.saved import read_made
-from depthscope.probing.watching.records import KIND as WATCH_KIND
 from depthscope.report.formats import (
     COLUMNS,
     ENDS,
@@ -40,6 +39,9 @@ from depthscope.report.formats import (
 from depthscope.report.subjects import Subject, has_content, named, subjects_of
 from depthscope.sealed import COMMANDS, Record, read_commands, read_record, require_whole_log
 from depthscope.usage import DepthUse
+from depthscope.value_spectra import Spectra
+from depthscope.watching import load_records
+from depthscope.watching.records import KIND as WATCH_KIND
 
 T = TypeVar("T")
 _MOST_WATCHED = 12  # runs of a comparison whose depth is shown

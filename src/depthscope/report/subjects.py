@@ -8,10 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope.decomposition import PathShares
+from depthscope.attention_paths import PathShares
 from depthscope.diagnosis import Diagnosis, Fixed, diagnose
-from depthscope.probing import Profile, Spectra
+from depthscope.probing import Profile
 from depthscope.usage import DepthUse
+from depthscope.value_spectra import Spectra
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope.decomposition import CONSTANT
+from depthscope.attention_paths import CONSTANT
 from depthscope.diagnosis.value_weights import sentences as of_spectra
 from depthscope.report.subjects import Subject
 from depthscope.stations import IN_WORDS

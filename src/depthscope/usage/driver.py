@@ -12,17 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy.trained import look_of_weights
+from depthscope.discovery import Hints
+from depthscope.hooks import Machine, Visit, refuse_open_surgery
+from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.interruption import attempt
-from depthscope.passes import (
-    Batch,
-    Hints,
-    Machine,
-    Tokenizer,
-    Visit,
-    call,
-    device_of,
-    refuse_open_surgery,
-)
+from depthscope.offloading import device_of
 from depthscope.probing.finite_sequences import note
 from depthscope.probing.gradients import Loss
 from depthscope.probing.losses import NoLoss

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.hooks import Head, Listen, ListenToAttention, Visit, full_precision
 from depthscope.measures import SINK_MASS, TokenMatrix, against_trunk, energy_split, first_token, median
-from depthscope.passes import Head, Listen, ListenToAttention, Visit, full_precision
 from depthscope.probing.finite_sequences import Place
 from depthscope.usage.followed import Followed, Means, taken
 

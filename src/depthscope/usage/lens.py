@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.passes import Batch
+from depthscope.inputs import Batch
 from depthscope.probing.losses import ids_in, logits_in
 from depthscope.usage.followed import Means, taken
 from depthscope.usage.forward import ForwardPass

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
+from depthscope.hooks import Listen, Machine, Visit, full_precision
+from depthscope.inputs import Batch, call
 from depthscope.measures import median
-from depthscope.passes import Batch, Listen, Machine, Visit, call, full_precision
 from depthscope.progress import Tick
 from depthscope.usage.followed import Followed, Means, taken
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
+from depthscope.hooks import Change, Listen, Machine, Visit, full_precision, pass_on
+from depthscope.inputs import Batch, call
 from depthscope.measures import median
-from depthscope.passes import Batch, Change, Listen, Machine, Visit, call, full_precision, pass_on
 from depthscope.probing.skipping import LossOf, one_number
 from depthscope.progress import Tick
 from depthscope.usage.followed import Followed, Means, taken

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from depthscope.anatomy import Anatomy
-from depthscope.passes import first_tokens
-from depthscope.passes.undoing import TemporaryHook
+from depthscope.hooks import first_tokens
+from depthscope.undoing import TemporaryHook
 
 _ROUNDING = 256  # machine epsilons of the largest logit: another order of sums, another shape of the product
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from depthscope.anatomy import BlockAnatomy
-from depthscope.passes.hooks import TokenHook
+from depthscope.hooks.staying import TokenHook
 from depthscope.remedies import Remedy, Site
 
 

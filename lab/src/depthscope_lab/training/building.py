@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from depthscope.anatomy import anatomy_of
+from depthscope.hooks import Pass
 from depthscope.models import BlockConfig
 from depthscope.models.initialisers import INITIALISERS
-from depthscope.passes import Pass
 from depthscope.remedies import Remedy
 from depthscope.remedies.record import from_dict
 from depthscope.remedies.remedy import Mixing, Site

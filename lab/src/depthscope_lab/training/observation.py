@@ -15,14 +15,13 @@ from depthscope.anatomy import anatomy_of
 from depthscope.conditions import parse_condition
 from depthscope.extras import MissingExtra, require
 from depthscope.files import write_whole
+from depthscope.hooks import Listen, Machine, Visit
 from depthscope.measures import MEASURES
-from depthscope.passes import Listen, Machine, Visit
-from depthscope.probing import watch
-from depthscope.probing.watching import Alarm, Watch
-from depthscope.probing.watching.gate import make_gate
-from depthscope.probing.watching.heat_map import heat_map
-from depthscope.probing.watching.pictures import sender
-from depthscope.probing.watching.records import load_records
+from depthscope.watching import Alarm, Watch, watch
+from depthscope.watching.gate import make_gate
+from depthscope.watching.heat_map import heat_map
+from depthscope.watching.pictures import sender
+from depthscope.watching.records import load_records
 from depthscope_lab.training.checkpoint import newest_until
 from depthscope_lab.training.run import NonFiniteLoss, Run
 from depthscope_lab.training.session import Session, keep_metrics

@@ -15,9 +15,9 @@ from torch import Tensor
 from depthscope import __version__
 from depthscope.files import remove_leftovers, sum_of, write_whole
 from depthscope.locks import owned
-from depthscope.probing.watching.gate import Gate
 from depthscope.report.formats import checkpoints_in
 from depthscope.sealed import record_writer
+from depthscope.watching.gate import Gate
 from depthscope_lab.training.building import recorded
 from depthscope_lab.training.checkpoint import (
     Checkpoint,

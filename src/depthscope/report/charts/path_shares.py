@@ -7,7 +7,7 @@ from collections.abc import Callable
 import altair as alt
 import pandas as pd
 
-from depthscope.decomposition import CONSTANT, PathShares
+from depthscope.attention_paths import CONSTANT, PathShares
 from depthscope.report.drawings import Drawing, Material
 from depthscope.report.marks import at_pointer, heat_map, series_colour
 

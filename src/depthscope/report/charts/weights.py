@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from depthscope.drawing.complex_plane import evenly
-from depthscope.probing import Spectra
 from depthscope.report.drawings import Drawing, Material
 from depthscope.report.marks import at_pointer, lines
+from depthscope.value_spectra import Spectra
 
 _MOST_POINTS = 4000  # of all blocks together: more cannot be told apart, and would be half of the page
 _MOST_BLOCKS = 24

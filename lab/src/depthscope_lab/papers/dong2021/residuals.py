@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import anatomy_of
+from depthscope.hooks import Listen, Machine, Surgery, Visit, undisturbed
 from depthscope.measures import composite_norm, composite_residual
-from depthscope.passes import Listen, Machine, Surgery, Visit, undisturbed
 from depthscope.progress import Tick
 
 

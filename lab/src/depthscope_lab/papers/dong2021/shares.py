@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from depthscope.decomposition import paths
+from depthscope.attention_paths import paths
 from depthscope.drawing import BLUE, GREY, VERMILION, block_axis, label, line_with_band, panels, shared_legend
 from depthscope.models.families import build_family
 from depthscope.progress import Share

@@ -24,9 +24,9 @@ from torch import nn
 from depthscope.anatomy import anatomy_of
 from depthscope.drawing import BLUE, GREEN, GREY, VERMILION, panels, shared_legend
 from depthscope.probing import probe
-from depthscope.probing.weight_spectra import WHOLE, spectra
 from depthscope.progress import Share, Steps, Tick
 from depthscope.remedies.reparameterise import INTERVALS
+from depthscope.value_spectra.weights import WHOLE, spectra
 from depthscope_lab.extras import require
 from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.dovonon2025.fig2 import TITLES

@@ -16,8 +16,8 @@ import pandas as pd
 
 from depthscope.drawing import BLUE, GREY, VERMILION, legend_inside, panels
 from depthscope.models.families import build_family
-from depthscope.probing.weight_spectra import WHOLE, spectra
 from depthscope.progress import Share, Steps
+from depthscope.value_spectra.weights import WHOLE, spectra
 from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.dovonon2025.fig5_runs import Training, before_and_after
 from depthscope_lab.papers.dovonon2025.subjects import FRESH, pretrained

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from depthscope.anatomy import BlockAnatomy, anatomy_of
 from depthscope.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, legend_inside, panels, shared_legend
+from depthscope.hooks import Listen, Machine, Surgery, Visit, undisturbed
+from depthscope.hooks.machine import ListenToAttention
 from depthscope.measures import composite_residual, frequency_ratio, token_similarity
 from depthscope.models.families import build_family
-from depthscope.passes import Listen, Machine, Surgery, Visit, undisturbed
-from depthscope.passes.machine import ListenToAttention
 from depthscope.progress import Share
 from depthscope.text import read_text
 from depthscope.theory import dominance_of

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from depthscope import drawing
 from depthscope.anatomy import anatomy_of
+from depthscope.hooks import Listen, Machine, Visit, undisturbed
 from depthscope.measures import ALIKE, token_diversity
 from depthscope.models import BlockConfig, Encoder, FeedForward, pre_norm
 from depthscope.models.families import build_family
-from depthscope.passes import Listen, Machine, Visit, undisturbed
 from depthscope.probing import probe
 from depthscope.probing.roles import CAN_LEARN
 from depthscope.progress import Share, Steps

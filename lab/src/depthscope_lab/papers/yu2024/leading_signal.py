@@ -19,9 +19,9 @@ import torch
 
 from depthscope import drawing
 from depthscope.measures import EQUAL
-from depthscope.probing import watch
 from depthscope.probing.roles import COHERENT, MEASURES
 from depthscope.progress import Share, Steps, Tick
+from depthscope.watching import watch
 from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.study import Claim, Study
 from depthscope_lab.training.data import load_digits

@@ -1,0 +1,344 @@
+"""`paths`: a model and inputs in, what paths of each length make of its output out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy
+from depthscope.attention_paths.attention_rules import heads_passed
+from depthscope.attention_paths.by_head import Adjoint, Segment, segment_of
+from depthscope.attention_paths.losses import losses_without
+from depthscope.attention_paths.path_tensor import (
+    TOLERANCE,
+    Log,
+    NotFollowed,
+    PathTensor,
+    carrying,
+    plain,
+    relative_error,
+    terms_of,
+    unwrap,
+)
+from depthscope.attention_paths.shares import LeftOut, PathShares, Row, frames_of, measured, share_rows
+from depthscope.attention_paths.terms import Terms
+from depthscope.attention_paths.unfollowed_reads import UnfollowedReads, ours
+from depthscope.discovery import Hints
+from depthscope.hooks import Change, Listen, Machine, Visit, refuse_open_surgery
+from depthscope.hooks.staying import hooks_in
+from depthscope.inputs import Batch, Tokenizer
+from depthscope.inputs.batches import call_alike
+from depthscope.interruption import attempt, was_stopped
+from depthscope.probing.gradients import Loss
+from depthscope.progress import Tick
+from depthscope.scope import Scope, scope_of
+from depthscope.undoing import undone
+
+
+def paths(
+    model: nn.Module | Scope,
+    inputs: Any = None,
+    *,
+    keep_terms: bool = False,
+    by_head: bool = False,
+    loss: bool | Loss = False,
+    tokenizer: Tokenizer | None = None,
+    progress: Tick | None = None,
+    **hints: Unpack[Hints],
+) -> PathShares:
+    """Splits the last block's output by the length of the attention paths that led there (Dong et al. 2021, Thm 2.1).
+
+    With attention, the scales of norms, the gates of activations and the routing of experts frozen as they are in this
+    pass, every block is an affine map, and the output is the sum, over all paths, of what each makes of the tokens that
+    enter block 1, and a constant part (biases; what a decoder reads of its encoder). At each block a path takes one of
+    the heads or the skip; its length is the number of heads. FFNs and norms belong to every path. All paths of each
+    length are summed exactly, by dynamic programming, in one pass of the model's own code. That the terms add up to the
+    output is checked after every block.
+
+    Args:
+        model: any model that holds Transformer blocks, or a `Scope` of it; `part` says which of several parts.
+        inputs: as for `probe`.
+        keep_terms: keeps the terms themselves.
+        by_head: adds what paths through each head contribute: twice the time or more, and the memory of a training step
+            and of O(L²) token matrices.
+        loss: adds the change of the loss when paths of a length, or all above or below it, are left out: `True` for the
+            model's own (labels in the batch) or that of the next token, or a function of what the model returns; it
+            costs about 3L passes.
+        tokenizer: makes ids of strings.
+        progress: is called after every block.
+        hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
+
+    Returns:
+        `PathShares`: how much of the output came on paths of each length.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> shares = depthscope.paths(model, torch.randn(2, 5, 16))
+        >>> shares.metadata["blocks"]
+        3
+    """
+    scope = scope_of(model, inputs, tokenizer, **hints)
+    model, notes = scope.model, scope.notes
+    refuse_open_surgery(model)
+    if remedies := {type(hook.remedy).__name__ for _, hook in hooks_in(model) if hook.remedy is not None}:
+        named = ", ".join(sorted(remedies))
+        notes.append(f"the model has remedies ({named}): the paths are those of the changed model")
+    calls, anatomy = list(scope.calls()), scope.anatomy
+    _refuse(anatomy)
+    following = Following(model, anatomy, by_head, progress)
+    rows: list[Row] = []
+    terms: list[Tensor] = []
+    without: list[list[LeftOut]] = []
+    samples = 0
+    with scope.undisturbed():
+        for number, batch in enumerate(calls, start=1):
+            follow = partial(following.run, batch)
+            if number == 1:
+                follow()
+            else:
+                attempt(f"batches from {number} on", follow)
+            if number > 1 and was_stopped():
+                break
+            split = following.split()
+            rows += share_rows(split, following.whole, following.real, following.depth, samples)
+            rows += following.rows_of_blocks(samples)
+            if by_head:
+                rows += attempt("paths by head", partial(following.rows_of_heads, samples)) or []
+            if loss is not False:
+                made = None if loss is True else loss
+                in_layout = following.in_layout()
+                found = attempt("losses", partial(losses_without, scope, batch, in_layout, made, progress))
+                without += [] if found is None else [found]
+            if keep_terms:
+                terms.append(split)
+            samples += split.shape[1]
+            described, no_attention = _describe(model, anatomy, following, samples), following.without_attention
+    if no_attention:
+        named = ", ".join(map(str, no_attention))
+        notes.append(f"blocks {named} have no self-attention: paths become no longer there")
+    metadata = described | {"notes": [*notes, *anatomy.notes, *anatomy.left_out]}
+    return PathShares(*frames_of(rows, without), metadata=metadata, terms=_joined(terms) if keep_terms else None)
+
+
+class Following:
+    """One pass in which the tokens carry their paths from the first block to the last."""
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy, by_head: bool = False, progress: Tick | None = None):
+        self.model, self.by_head, self.progress = model, by_head, progress
+        self.machine = Machine(model, anatomy, Change("input", self._enter), Change("output", self._leave))
+        self.ordinary = Machine(model, anatomy, Listen({"output"}, self._see))
+        self.names = [block.name for block in anatomy.blocks]
+        self.family = anatomy.family
+        self.terms: Terms | None = None
+        self.left: Tensor | None = None  # what the last block gave, in the layout of the model
+        self.real: Tensor | None = None
+        self.depth = 0
+        self.longest = 0  # tokens of a batch
+        self.error = 0.0
+        self.heads: list[int] = []  # of every block that has attention
+        self.without_attention: list[int] = []  # blocks
+        self.segments: list[Segment] = []
+        self._by_block: list[tuple[int, dict[str, Tensor]]] = []
+        self._log = Log()
+        self._reads = UnfollowedReads()
+        self._expected: list[Tensor] = []  # what each block gives when nobody follows
+        self._running = ""  # the block that runs, in words
+
+    def run(self, batch: Batch) -> None:
+        """Follows one batch."""
+        self.terms = self.left = None
+        self.depth, self.heads, self.without_attention = 0, [], []
+        self.segments.clear()
+        self._by_block.clear()
+        self._expected.clear()
+        self._reads = UnfollowedReads()
+        with self.ordinary:
+            call_alike(self.model, batch)
+        try:
+            with undone(lambda: unwrap(self.model)), self.machine, self._reads:
+                call_alike(self.model, batch)
+        except NotFollowed as error:
+            raise ValueError(f"block {self._running}: {error}") from None
+        if self.left is None:
+            raise ValueError(f"none of the blocks {self.names[:4]} ran; name them with blocks=")
+        self.longest = max(self.longest, self.whole.shape[1])
+        if not self.heads:
+            raise ValueError("none of the blocks has self-attention: all paths have length 0")
+
+    @property
+    def whole(self) -> Tensor:
+        """The last block's output, (batch, n, d)."""
+        assert self.left is not None
+        return self.machine.running.batch_first(self.left)
+
+    def split(self) -> Tensor:
+        """The terms by length 0, …, L, and the constant part last: (L + 2, batch, n, d)."""
+        return torch.stack([self.machine.running.batch_first(term) for term in self.in_layout()])
+
+    def in_layout(self) -> list[Tensor]:
+        """The same, each in the layout of the model."""
+        assert self.terms is not None
+        constant, *lengths = self.terms.spanning(0, self.terms.end).values
+        return [*lengths, constant]
+
+    def rows_of_blocks(self, first_sample: int) -> list[Row]:
+        """How much of each block's output came on paths of each length."""
+        return [
+            Row("block", block, -1, name, first_sample, values)
+            for block, found in self._by_block
+            for name, values in found.items()
+        ]
+
+    def rows_of_heads(self, first_sample: int) -> list[Row]:
+        """Which heads of each block carry the paths of each length."""
+        return Adjoint(self.segments, self.whole, self.real).rows(first_sample)
+
+    def _enter(self, visit: Visit, tokens: Tensor) -> Tensor:
+        with ours():
+            return self._entering(visit, tokens)
+
+    def _leave(self, visit: Visit, tokens: Tensor) -> Tensor:
+        with ours():
+            return self._leaving(visit, tokens)
+
+    def _entering(self, visit: Visit, tokens: Tensor) -> Tensor:
+        self._running = f"{visit.number} ({visit.block.name})"
+        if visit.number == 1:
+            if tokens.dtype not in TOLERANCE:
+                found = str(tokens.dtype).removeprefix("torch.")
+                raise ValueError(
+                    f"expected a model in float32 or float64, whose terms add up to its output, got {found}"
+                )
+            self.terms = Terms.entering(tokens)
+        elif self.left is None or tokens.shape != self.left.shape or not torch.equal(tokens, self.left):
+            raise ValueError(
+                f"something else changes the tokens between blocks {visit.number - 1} and {visit.number}, where their "
+                "paths are not followed; name blocks that follow each other with blocks=, or one part with part="
+            )
+        assert self.terms is not None
+        batch = self.machine.running.batch_first(tokens).shape[0]
+        attention = visit.block.attention
+        self._reads.block = visit.number
+        self._log = Log(batch, contexts=[] if self.by_head else None, left_over=self._largest(), reads=self._reads)
+        if attention is not None:
+            self._log.attends = lambda: self.machine.inside is not None
+        return carrying(tokens, self.terms, self._log)
+
+    def _largest(self) -> int:
+        """The place of the largest term that enters a block; what enters the first is all of length 0."""
+        return int(self._by_block[-1][1]["norm_share"].mean(dim=1).argmax()) if self._by_block else 1
+
+    def _leaving(self, visit: Visit, tokens: Tensor) -> Tensor:
+        self._reads.block, self._log.ended = 0, True
+        if self._reads.refusal:
+            raise NotFollowed(self._reads.refusal)
+        if not isinstance(tokens, PathTensor):
+            raise NotFollowed("what leaves it is not made of what entered it by functions of PyTorch")
+        found = plain(tokens)
+        self._require_the_usual(visit, found)
+        terms = terms_of(tokens)
+        self._check(visit, terms, found)
+        self._count(visit, terms, found)
+        if self.by_head:
+            self.segments.append(segment_of(visit, self.machine.running.batch_first(visit.entered), self._log))
+        self.terms, self.left, self.real, self.depth = terms, found, visit.real, visit.number
+        whole = self.machine.running.batch_first(found)
+        split = [self.machine.running.batch_first(term) for term in terms.spanning(0, terms.end).values]
+        self._by_block.append((visit.number, measured(split, whole, visit.real)))
+        if self.progress is not None:
+            self.progress()
+        return found
+
+    def _count(self, visit: Visit, terms: Terms, found: Tensor) -> None:
+        assert self.terms is not None
+        grown = terms.end - self.terms.end
+        known = self.family != "unknown" and visit.block.attention is None
+        tokens = self.machine.running.batch_first(found).shape[1]
+        if heads := heads_passed(self._log.seen, tokens, grown, may_have_none=known):
+            self.heads.append(heads)
+        else:
+            self.without_attention.append(visit.number)
+
+    def _see(self, visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
+        finite = torch.isfinite(tokens).all(dim=-1)  # (batch, n)
+        if not bool(finite.all()):
+            padding = visit.real is not None and bool(finite[visit.real].all())
+            where = "in rows of padding, which later blocks read" if padding else "so that their paths mean nothing"
+            raise ValueError(
+                f"block {visit.number} ({visit.block.name}): the model itself gives numbers that are not finite (NaN "
+                f"or infinity) there, {where}"
+            )
+        self._expected.append(tokens.clone())
+
+    def _require_the_usual(self, visit: Visit, found: Tensor) -> None:
+        """What writes into the memory of another tensor does not do so where both are followed."""
+        error = relative_error(self.machine.running.batch_first(found), self._expected[visit.number - 1], visit.real)
+        if not error <= TOLERANCE[visit.entered.dtype]:
+            raise NotFollowed(
+                f"it gives other numbers when its paths are followed, {error:.1e} from the usual ones: something in it "
+                "writes in place into tokens that another tensor shares"
+            )
+
+    def _check(self, visit: Visit, terms: Terms, found: Tensor) -> None:
+        """The terms add up to what the block gave, or the first step inside it that does not is named."""
+        turned = [self.machine.running.batch_first(x) for x in (terms.whole(), found)]
+        if visit.real is not None:
+            turned = [x[visit.real] for x in turned]
+        error, allowed = relative_error(*turned), TOLERANCE[visit.entered.dtype]
+        self.error = max(self.error, error)
+        if not error <= allowed:
+            assert self.terms is not None
+            log = Log(self._log.batch, tolerance=allowed)
+            split = self.terms.map(torch.vmap(self.machine.running.batch_first))
+            entered = self.machine.running.batch_first(visit.entered)
+            terms_of(visit.again(carrying(entered, split, log)))  # names the step
+            raise NotFollowed(f"its terms differ from its output by {error:.1e} of it, more than {allowed:.0e}")
+
+
+def _refuse(anatomy: Anatomy) -> None:
+    if len(anatomy.parts) > 1:
+        named = ", ".join(anatomy.parts)
+        raise ValueError(
+            f"this model has several parts ({named}): say which one with part=, as in part={anatomy.parts[-1]!r}"
+        )
+    for block in anatomy.blocks:
+        leaves = block.spots.get("output")
+        if leaves is None or "input" not in block.spots or leaves.added_to is not None:
+            raise ValueError(
+                f"{block.name!r} does not show what enters and leaves it, so that paths cannot be followed through it; "
+                "name modules that return the tokens of the trunk with blocks="
+            )
+
+
+def _joined(terms: Sequence[Tensor]) -> Tensor:
+    shapes = {tuple(term.shape[2:]) for term in terms}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"expected batches of one shape for keep_terms=True, got tokens {sorted(shapes)}: pad them alike, or pass "
+            "them one by one"
+        )
+    return torch.cat(list(terms), dim=1)
+
+
+def _describe(model: nn.Module, anatomy: Anatomy, following: Following, samples: int) -> dict[str, Any]:
+    config = getattr(model, "config", None)
+    whole = following.whole
+    return {
+        "model": getattr(config, "name_or_path", "") or type(model).__name__,
+        "class": type(model).__name__,
+        "family": anatomy.family,
+        "part": anatomy.parts[0],
+        "blocks": following.depth,
+        "heads": following.heads,
+        "samples": samples,
+        "tokens": following.longest,
+        "width": whole.shape[2],
+        "dtype": str(whole.dtype).removeprefix("torch."),
+        "device": str(whole.device),
+        "largest_error": following.error,
+    }

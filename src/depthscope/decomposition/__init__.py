@@ -1,6 +1,0 @@
-"""A model's output split into what came on attention paths of each length (Dong et al. 2021), exactly."""
-
-from depthscope.decomposition.driver import paths
-from depthscope.decomposition.shares import CONSTANT, PathShares
-
-__all__ = ["CONSTANT", "PathShares", "paths"]

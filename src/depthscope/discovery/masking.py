@@ -1,0 +1,165 @@
+"""Who masks the tokens of a block: whether what is known of its causality can be believed without trying.
+
+A library's layer does not know what it is given. `BertLayer` is bidirectional because `BertModel`, which calls it,
+makes such a mask; in somebody else's module the same layer may be given a causal one. So "not causal" is believed only
+of a block that is reached from a whole model of its library through the library's own modules, all of them as the
+library wrote them: no forward of its own on an instance, no hook of somebody else's. "Causal" is always believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from inspect import isroutine
+from typing import Any
+
+from torch import nn
+
+from depthscope import walking
+from depthscope.anatomy import FAMILIES, Anatomy, BlockAnatomy
+from depthscope.hooks.staying import Hook
+
+# Their hooks move weights and gradients, or listen, and make no masks.
+MACHINERY = ("torch", "transformers", "accelerate", "deepspeed", "depthscope")
+WHOLE = "save_pretrained"  # what a whole model of transformers has, and its encoders and layers have not
+
+
+class Asked:
+    """What has been found out about the modules of a model while one question is answered, by library."""
+
+    def __init__(self) -> None:
+        self.wrote: dict[tuple[type, str], bool] = {}  # by class
+        self.entrances: dict[tuple[str, str], nn.Module | None] = {}  # by the path of a module
+
+
+def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
+    """The anatomy with "not causal" taken back to "not known" in the parts where somebody else may mask the tokens.
+
+    The same holds for PyTorch's layers, whose calls say whether they are causal: not if something stands between the
+    call and the attention.
+    """
+    if anatomy.family == "unknown":
+        return anatomy
+    asked = Asked()
+    doubted = {block.part for block in anatomy.blocks if _is_doubted(model, anatomy, block, asked)}
+    blocks = tuple(_in_doubt(block) if block.part in doubted else block for block in anatomy.blocks)
+    if anatomy.causal is not False or not doubted:
+        return replace(anatomy, blocks=blocks)
+    believed_parts = (b if b.part in doubted or b.causal is not None else replace(b, causal=False) for b in blocks)
+    return replace(anatomy, blocks=tuple(believed_parts), causal=None)
+
+
+def _is_doubted(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, asked: Asked) -> bool:
+    if block.causal_arguments:
+        return _has_own_forward(block.module) or not all(map(_is_as_written, _down_to_attention(block)[1:]))
+    causal = anatomy.causal if block.causal is None else block.causal
+    return causal is False and not _makes_its_masks(model, anatomy, block, asked)
+
+
+def _in_doubt(block: BlockAnatomy) -> BlockAnatomy:
+    return replace(block, causal_arguments={}, causal=True if block.causal else None)
+
+
+def entrance_of(
+    model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, asked: Asked | None = None
+) -> nn.Module | None:
+    """The outermost whole model of its library that a block is reached from through nothing but the library's own
+    modules; None if there is none. What it is given, it is given by somebody else. `asked` remembers from one block to
+    the next what stands around them."""
+    if anatomy.family == "unknown":
+        return None
+    return _entrance(walking.way_to(model, block.name), block.name, _library_of(anatomy, block), asked or Asked())
+
+
+def _entrance(way: list[nn.Module], path: str, library: str, asked: Asked) -> nn.Module | None:
+    """That of the last module on a way, which stands at `path`."""
+    key, module = (path, library), way[-1]
+    if key not in asked.entrances:
+        found = None
+        if _is_theirs(module, library, asked):
+            if len(way) > 1:
+                found = _entrance(way[:-1], path.rpartition(".")[0], library, asked)
+            if found is None and _is_whole(module, library):
+                found = module
+        asked.entrances[key] = found
+    return asked.entrances[key]
+
+
+def _is_whole(module: nn.Module, library: str) -> bool:
+    return hasattr(module, WHOLE) or (library != "transformers" and not _wrote(type(module), "torch"))
+
+
+def is_wrapped(model: nn.Module, anatomy: Anatomy) -> bool:
+    """Whether somebody else's module stands around a whole model of a library, and may give it masks."""
+    asked = Asked()
+    return any(entrance_of(model, anatomy, block, asked) is not model for block in anatomy.blocks)
+
+
+def _makes_its_masks(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, asked: Asked) -> bool:
+    library = _library_of(anatomy, block)
+    inside = all(_is_theirs(module, library, asked) for module in _down_to_attention(block))
+    return inside and entrance_of(model, anatomy, block, asked) is not None
+
+
+def _down_to_attention(block: BlockAnatomy) -> list[nn.Module]:
+    """The block, and what stands around its attention in it, down to the attention; the whole of a block that does not
+    show it."""
+    inside = walking.modules(block.module)
+    if block.attention is None:
+        return inside
+    holds, before = {id(block.attention)}, 0  # and what it stands in
+    not_leaves = [module for module in reversed(inside) if module._modules]
+    while len(holds) > before:  # again, since a module that stands in two others is listed with the first
+        before = len(holds)
+        for module in not_leaves:
+            if any(id(child) in holds for child in module._modules.values()):
+                holds.add(id(module))
+    return [module for module in inside if id(module) in holds or module is block.module]
+
+
+def _library_of(anatomy: Anatomy, block: BlockAnatomy) -> str:
+    return FAMILIES[block.family or anatomy.family].library
+
+
+def _is_theirs(module: nn.Module, library: str, asked: Asked) -> bool:
+    """Whether a module is as the library wrote it; its class is asked once."""
+    key = (type(module), library)
+    if key not in asked.wrote:
+        asked.wrote[key] = _wrote(*key)
+    return asked.wrote[key] and _is_as_written(module)
+
+
+def _wrote(kind: type[nn.Module], library: str) -> bool:
+    """Whether a library wrote a class, or PyTorch, whose containers hand on what they are given. A subclass that puts
+    no function in the place of one of theirs, but to build itself, is theirs too."""
+    own: dict[str, Any] = {}
+    for parent in kind.__mro__:
+        if _package(parent) in (library, "torch"):
+            return not any(_is_a_function(value) and hasattr(parent, name) for name, value in own.items())
+        own |= {name: value for name, value in vars(parent).items() if name != "__init__"}
+    return False
+
+
+def _is_a_function(value: Any) -> bool:
+    return isroutine(value) or isinstance(value, property | classmethod | staticmethod)
+
+
+def _is_as_written(module: nn.Module) -> bool:
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return not _has_own_forward(module) and all(map(_is_harmless, hooks))
+
+
+def _has_own_forward(module: nn.Module) -> bool:
+    """Whether somebody has put a function in the place of its forward; accelerate, which moves weights so, keeps it."""
+    own = module.__dict__.get("_old_forward" if "_hf_hook" in module.__dict__ else "forward")
+    return own is not None and getattr(own, "__func__", None) is not type(module).forward
+
+
+def _is_harmless(hook: Any) -> bool:
+    while isinstance(hook, partial):
+        hook = hook.func
+    return isinstance(hook, Hook) or _package(hook if hasattr(hook, "__qualname__") else type(hook)) in MACHINERY
+
+
+def _package(item: Any) -> str:
+    return str(getattr(item, "__module__", "")).split(".")[0]

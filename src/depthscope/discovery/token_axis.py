@@ -1,0 +1,113 @@
+"""Which axis of a model's activations is the batch: found by changing one sequence and looking where the change stays.
+
+Sequences of a batch do not see each other; tokens of a sequence do. The change of one sequence therefore stays in one
+place of one axis, and that axis is the batch. Where a change stays in no place, the sequences are not independent, or
+what was taken for blocks are none: nothing is measured then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy
+from depthscope.hooks.machine import Listen, Machine, Visit
+from depthscope.inputs.batches import Batch, call_alike
+
+ROUNDING = 64  # machine epsilons of the largest number: what another order of sums may change
+
+
+def find_token_axis(model: nn.Module, anatomy: Anatomy, batch: Batch) -> int:
+    """1 if activations are (batch, n, d), 0 if they are (n, batch, d); as in `anatomy` if the inputs cannot tell.
+
+    Up to three more passes of the model. Refuses a model in which the change of one sequence changes others.
+    """
+    before = _outputs(model, anatomy, batch)
+    changes = [_with_one_changed(batch, axis) for axis in (0, 1)]
+    outputs = [_outputs(model, anatomy, changed) for changed in changes if changed is not None]
+    if changes[0] is not None and _share_a_row(before, outputs[0], _shapes(batch)):
+        raise ValueError(
+            "the model puts its sequences into one row, of which the change of one sequence changes a part: which "
+            "tokens belong together cannot be seen. Give one sequence at a time"
+        )
+    stays = [_where_it_stays(before, after) for after in outputs]
+    known = [axes for axes in stays if axes is not None]
+    if known and not any(known):
+        raise ValueError(
+            "the change of one sequence of the batch changes the others in these blocks: their tokens cannot be told "
+            "from their sequences. Name the blocks with blocks='path.to.layers.*', or say token_axis="
+        )
+    batch_axes = {next(iter(axes)) for axes in known if len(axes) == 1}
+    return 1 - batch_axes.pop() if len(batch_axes) == 1 else anatomy.token_axis
+
+
+def _outputs(model: nn.Module, anatomy: Anatomy, batch: Batch) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def keep(_visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
+        found.append((source.flatten(1, 2) if anatomy.maps and source.ndim == 4 else source).clone())
+
+    with Machine(model, anatomy, Listen({"output"}, keep)):
+        call_alike(model, batch)
+    return found
+
+
+def _shapes(batch: Batch) -> set[tuple[int, ...]]:
+    """The first two axes of every input, in both orders."""
+    given = [tuple(v.shape[:2]) for v in (*batch.args, *batch.kwargs.values()) if isinstance(v, Tensor)]
+    return {*given, *(shape[::-1] for shape in given)}
+
+
+def _share_a_row(before: list[Tensor], after: list[Tensor], shapes: set[tuple[int, ...]]) -> bool:
+    """Whether a block has a single row of tokens, (n, d), (1, n, d) or (n, 1, d), where no input has such a shape, and
+    the change of one sequence stays in a part of it."""
+    for x, y in zip(before, after, strict=False):
+        if tuple(x.shape[:2]) in shapes:
+            continue
+        if x.shape == y.shape and x.ndim > 1 and x.shape[:-1].numel() == max(x.shape[:-1]) > 1:
+            moved = (y - x).abs().amax(dim=-1) > ROUNDING * torch.finfo(x.dtype).eps * x.abs().max()
+            if bool(moved.any()) and not bool(moved.all()):
+                return True
+    return False
+
+
+def _where_it_stays(before: list[Tensor], after: list[Tensor]) -> set[int] | None:
+    """The axes (of the first two) along which only place 0 has changed, in every block; None if nothing has changed."""
+    axes = {0, 1}
+    anything = False
+    for x, y in zip(before, after, strict=True):
+        if x.ndim != 3 or x.shape != y.shape:
+            return None
+        moved = (y - x).abs().amax(dim=-1) > ROUNDING * torch.finfo(x.dtype).eps * x.abs().max()  # (a, b)
+        anything |= bool(moved.any())
+        if bool(moved[1:].any()):
+            axes.discard(0)
+        if bool(moved[:, 1:].any()):
+            axes.discard(1)
+    return axes if anything else None
+
+
+def _with_one_changed(batch: Batch, axis: int) -> Batch | None:
+    """The batch with other numbers at place 0 of an axis of its first input; None if it has one place only, or if
+    the axis cannot be a batch (of ids and images the first axis is)."""
+
+    def changed(value: Any) -> Tensor | None:
+        if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[axis] < 2 or value.dtype == torch.bool:
+            return None
+        if axis == 1 and not (value.ndim == 3 and value.is_floating_point()):
+            return None
+        new = value.clone()
+        place = new[0] if axis == 0 else new[:, 0]
+        # A norm would not see place + 1.
+        place.copy_(1 - place if value.is_floating_point() else torch.where(place > 0, place - 1, place + 1))
+        return new
+
+    for index, value in enumerate(batch.args):
+        if (new := changed(value)) is not None:
+            return Batch((*batch.args[:index], new, *batch.args[index + 1 :]), batch.kwargs)
+    for name, value in batch.kwargs.items():
+        if "mask" not in name and "position" not in name and (new := changed(value)) is not None:
+            return Batch(batch.args, batch.kwargs | {name: new})
+    return None

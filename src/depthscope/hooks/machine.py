@@ -1,0 +1,400 @@
+"""The machine that runs a model and is there when a block runs: it listens at stations, or changes what passes.
+
+    with Machine(model, anatomy, Listen({"output"}, see)):
+        model(inputs)
+
+While it is open, every pass of the model is followed block by block. What is done there is given as *sites*: `Listen`
+hears tokens, `Change` exchanges them, `ListenToAttention` hears every head. The machine itself changes nothing, and
+its hooks are always removed. A block module may be applied several times in one pass (ALBERT): blocks are numbered by
+application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depthscope import stations
+from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
+from depthscope.by_thread import ByThread
+from depthscope.hooks.attention import AttentionListener, Head
+from depthscope.hooks.running import Pass
+from depthscope.hooks.staying import cache_places, reads_copy, refuse_copy
+from depthscope.hooks.tokens import edit_tokens, tokens_at
+from depthscope.measures import DenseAttention
+from depthscope.naming import unknown_name
+from depthscope.undoing import TemporaryHook, undone, unhook
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One application of a block, while it runs."""
+
+    number: int  # of the application, counted from 1 in each pass
+    block: BlockAnatomy
+    real: Tensor | None  # (batch, n) true for real tokens; None: all are
+    shape: torch.Size  # of what entered the block, in the layout of the model
+    entered: Tensor  # the tokens that entered the block, in the layout of the model
+    again: Callable[[Tensor], Tensor]  # runs the block once more on other tokens (batch, n, d), unheard
+    part: str = ""  # of the model that runs; one that comes back after another has its name with a number
+
+
+OnTokens = Callable[[Visit, str, Tensor, Tensor], object]
+OnAttention = Callable[[Visit, str, Iterator[Head], Tensor | None], object]
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Calls `hear(visit, station, tokens, source)` at stations: tokens (batch, n, d), and the model's own tensor."""
+
+    stations: frozenset[str] | set[str]
+    hear: OnTokens
+
+
+@dataclass(frozen=True)
+class Change:
+    """Exchanges the tokens at a station for `change(visit, tokens)`, in the layout of the model; None: as they are.
+
+    At a trunk station it changes the trunk, also where a pre-norm model shows only the copy that a norm reads.
+    """
+
+    station: str
+    change: Callable[[Visit, Tensor], Tensor | None]
+
+
+@dataclass(frozen=True)
+class ListenToAttention:
+    """Calls `hear(visit, kind, heads, values)`, kind "attention" or "cross_attention", where attention is computed."""
+
+    hear: OnAttention
+
+
+AnySite = Listen | Change | ListenToAttention
+
+
+class Machine:
+    """Context manager: while it is open, the sites are at work in every pass of the model.
+
+    `visit` is the block that is running, `inside` says which of its attention modules is, unless the sites do nothing
+    but listen to tokens; `on_block_end(visit)` is called when a block ends. A machine that is opened inside a call of
+    the model, by a hook of it, does not hear that call (`hears_call=False`): whoever opens it calls `begin_pass` with
+    the call's arguments.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        anatomy: Anatomy,
+        *sites: AnySite,
+        on_block_end: Callable[[Visit], object] | None = None,
+        hears_call: bool = True,
+    ):
+        self.model = model
+        self.anatomy = anatomy
+        self.sites = sites
+        self.on_block_end = on_block_end
+        self.hears_call = hears_call
+        self.running = Pass(model, anatomy)
+        self.visit: Visit | None = None
+        self.inside: str | None = None  # "attention" or "cross_attention"
+        self.blocks_run = 0  # in the pass that runs, or ran last
+        self._given: Any = None  # to the block that runs
+        self._parts_run: list[str] = []  # in this pass, in order
+        self.thread: int | None = None  # in which it is open: what other threads run is not heard
+        self._carried: dict[int, Tensor] = {}  # by block module: what a change of a norm's copy adds to the trunk
+        self._hooked: list[nn.Module] = []  # where hooks of this machine hang, or are about to
+        self._listeners: list[AttentionListener] = []
+        self._refuse_what_does_nothing()
+
+    def _refuse_what_does_nothing(self) -> None:
+        """A station that does not exist, or a change where no block shows its station."""
+        shown = {station for block in self.anatomy.blocks for station in block.spots}
+        for site in self.sites:
+            named = () if isinstance(site, ListenToAttention) else _stations_of(site)
+            for station in named:
+                if station not in stations.ALL:
+                    raise unknown_name("station", station, stations.ALL)
+                if isinstance(site, Change):
+                    if station not in shown:
+                        raise ValueError(f"this model does not show its {station}: nothing can be changed there")
+                    for block in self.anatomy.blocks:
+                        refuse_copy(block, station)
+
+    def __enter__(self) -> Machine:
+        if self.thread is not None:
+            raise ValueError("this machine is open already: make another one")
+        with undone(self._close, only_after_failure=True):
+            self.thread = get_ident()
+            self._attach_all()
+            return self
+
+    def __exit__(self, *_: object) -> None:
+        with undone(self._close):
+            pass
+
+    def _close(self) -> None:
+        unhook(self._hooked, lambda hook: isinstance(hook, _Hook) and hook.owner is self)
+        for listener in self._listeners:
+            listener.close()
+        self._hooked, self._listeners = [], []
+        self.visit = self.inside = self._given = None  # of a pass that failed: it holds what entered the block
+        self._carried.clear()
+        self.thread = None
+
+    def begin_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is called with these."""
+        self.running.begin()
+        self.blocks_run, self.visit, self.inside = 0, None, None
+        self._parts_run.clear()
+        if self.model in self.running.masks.around:
+            self.running.masks.see(self.model, args, kwargs)
+
+    # --- attaching ---------------------------------------------------------------------------------
+
+    def _attach_all(self) -> None:
+        if self.hears_call:
+            self._before(self.model, lambda args, kwargs: self.begin_pass(args, kwargs))
+        blocks = {id(block.module) for block in self.anatomy.blocks}
+        for module in self.running.masks.around:
+            if module is not self.model and id(module) not in blocks:
+                self._before(module, partial(self.running.masks.see, module))
+        for block, place in cache_places(self.anatomy):
+            self._attach(block, place)
+        for site in self.sites:
+            if isinstance(site, ListenToAttention):
+                listener = AttentionListener(self._is_attention, partial(self._hear_attention, site))
+                self._listeners.append(listener)
+                listener.__enter__()
+
+    def _attach(self, block: BlockAnatomy, place: int) -> None:
+        self._before(block.module, partial(self._begin_block, block, place))
+        spots: dict[Spot, list[str]] = {}
+        for station, spot in block.spots.items():
+            spots.setdefault(spot, []).append(station)
+        inner = [spot for spot in spots if spot.module is not block.module]
+        own = sorted((spot for spot in spots if spot.module is block.module), key=lambda spot: spot.side)  # in, out
+        for spot in inner:
+            self._attach_spot(block, spot, spots[spot])
+        self._attach_carried(block)
+        for spot in own:
+            self._attach_spot(block, spot, spots[spot])
+        for name, attention in (("attention", block.attention), ("cross_attention", block.cross_attention)):
+            if attention is not None and not all(isinstance(site, Listen) for site in self.sites):
+                self._before(attention, partial(self._enter_attention, block, name))
+                self._after(attention, lambda _output: setattr(self, "inside", None))
+        self._after(block.module, partial(self._end_block, block))
+
+    def _attach_spot(self, block: BlockAnatomy, spot: Spot, here: list[str]) -> None:
+        """Everything that the sites do at one spot: listening and changing in the order of the sites."""
+        acts: list[Callable[[Any], Any]] = []
+        for site in self.sites:
+            if isinstance(site, Listen) and (heard := [s for s in here if s in site.stations]):
+                acts.append(partial(self._report, block, spot, heard, site.hear))
+            elif isinstance(site, Change) and site.station in here:
+                copies = reads_copy(block, site.station)
+                acts.append(partial(self._change, block, spot, site.change, copies))
+        for act in acts:
+            if spot.side == "in":
+                self._hang_before(spot.module, _Edit(self, act))
+            else:
+                self._after(spot.module, act)
+
+    def _attach_carried(self, block: BlockAnatomy) -> None:
+        """In pre-norm a module reads a copy of the trunk: what a change adds to the copy is added to the trunk too."""
+        changed = [site.station for site in self.sites if isinstance(site, Change)]
+        if not any(reads_copy(block, station) for station in changed):
+            return
+        after = block.spots.get("after_cross_attention")
+        if after is not None and "after_attention" in changed:
+            self._hang_before(after.module, _Edit(self, partial(self._add_carried, block, False)), prepend=True)
+        self._after(block.module, partial(self._add_carried, block, True))
+
+    def _add_carried(self, block: BlockAnatomy, ends: bool, value: Any) -> Any:
+        if not self._runs(block) or id(block.module) not in self._carried:
+            return None
+        difference = self._carried[id(block.module)]
+        if ends:
+            del self._carried[id(block.module)]
+        return edit_tokens(value, lambda tokens: tokens + difference.reshape(tokens.shape))
+
+    def _before(self, module: nn.Module, act: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> None:
+        self._hang_before(module, _Entrance(self, act))
+
+    def _hang_before(self, module: nn.Module, hook: _Hook, *, prepend: bool = False) -> None:
+        self._hooked.append(module)
+        module.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend)
+
+    def _after(self, module: nn.Module, act: Callable[[Any], Any]) -> None:
+        self._hooked.append(module)
+        module.register_forward_hook(_Exit(self, act))
+
+    # --- while a block runs --------------------------------------------------------------------------
+
+    def _runs(self, block: BlockAnatomy) -> bool:
+        """Whether the block is the one that is running: its parts may belong to other blocks too, or run alone."""
+        return id(block.module) not in _REPEATED.blocks and self.visit is not None and self.visit.block is block
+
+    def _begin_block(self, block: BlockAnatomy, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if id(block.module) in _REPEATED.blocks:
+            return
+        path = block.spots["input"].path if "input" in block.spots else None
+        tokens = self.running.enter(block.name, place, block.module, args, kwargs, path)
+        self.blocks_run += 1
+        again = partial(self._run_again, block, args, kwargs)
+        part = self._name_of_part(block.part)
+        self.visit = Visit(self.blocks_run, block, self.running.now.real, tokens.shape, tokens, again, part)
+        self._given = (args, kwargs)
+
+    def _name_of_part(self, part: str) -> str:
+        if not self._parts_run or self._parts_run[-1] != part:
+            self._parts_run.append(part)
+        times = self._parts_run.count(part)
+        return part if times == 1 else f"{part} ({times})"
+
+    def _end_block(self, block: BlockAnatomy, _output: Any) -> None:
+        if id(block.module) in _REPEATED.blocks:
+            return
+        if self.visit is not None and self.on_block_end is not None:
+            self.on_block_end(self.visit)
+        self.visit = self._given = None
+
+    def _run_again(self, block: BlockAnatomy, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor) -> Tensor:
+        def exchanged(given: Tensor) -> Tensor:
+            return self.running.as_given(tokens.to(given.dtype), given)
+
+        entrance, leaves = block.spots["input"], block.spots["output"]
+        changed_args, changed_kwargs = edit_tokens((args, kwargs), exchanged, entrance.path)
+        _REPEATED.blocks.add(id(block.module))
+        try:
+            output = tokens_at(block.module(*changed_args, **changed_kwargs), leaves.path)
+        finally:
+            _REPEATED.blocks.discard(id(block.module))
+        assert output is not None
+        found = self.running.batch_first(output)
+        return found if leaves.added_to is None else found + tokens
+
+    def _enter_attention(self, block: BlockAnatomy, name: str, _args: object, _kwargs: object) -> None:
+        if self._runs(block):
+            self.inside = name
+
+    def _report(self, block: BlockAnatomy, spot: Spot, here: Iterable[str], hear: OnTokens, value: Any) -> None:
+        if not self._runs(block):
+            return
+        visit, tokens = self.visit, tokens_at(value, spot.path)
+        assert visit is not None
+        if tokens is None:
+            where = ", ".join(here)
+            raise ValueError(f"expected tokens at station {where} of {block.name!r}, got {type(value).__name__}")
+        if self.anatomy.family == "unknown" and "output" in here:
+            self.running.leave(block.name, block.spots["input"].path, spot.path, self._given, value)
+        if spot.added_to is not None:
+            tokens = visit.entered + tokens
+        batch_first = self.running.batch_first(tokens)
+        for station in here:
+            hear(visit, station, batch_first, tokens)
+
+    def _change(
+        self,
+        block: BlockAnatomy,
+        spot: Spot,
+        change: Callable[[Visit, Tensor], Tensor | None],
+        copies: bool,
+        value: Any,
+    ) -> Any:
+        visit = self.visit
+        if not self._runs(block) or visit is None:
+            return None
+
+        def changed(tokens: Tensor) -> Tensor:
+            if spot.added_to is not None:
+                new = change(visit, visit.entered + tokens)
+                return tokens if new is None else new - visit.entered
+            new = change(visit, tokens)
+            if new is None:
+                return tokens
+            if copies:
+                earlier = self._carried.get(id(block.module))
+                difference = new - tokens
+                self._carried[id(block.module)] = difference if earlier is None else earlier + difference
+            return new
+
+        return edit_tokens(value, changed, spot.path)
+
+    # --- attention -----------------------------------------------------------------------------------
+
+    def _is_attention(self, shape: tuple[int, ...]) -> bool:
+        """Whether a softmax of this shape, (batch, h, n, m), is over the tokens of the running block."""
+        visit = self.visit
+        if visit is None or id(visit.block.module) in _REPEATED.blocks or len(shape) != 4:
+            return False
+        batch, n = visit.shape[:2] if self.running.token_axis == 1 else (visit.shape[1], visit.shape[0])
+        if len(visit.shape) == 4:  # a map (batch, height, width, d)
+            n = visit.shape[1] * visit.shape[2]
+        if visit.block.attention is not None and self.inside is None:
+            return False
+        keys = n + visit.block.extra_keys
+        return shape[0] == batch and shape[2] == n and (shape[3] == keys or self.inside == "cross_attention")
+
+    def _hear_attention(self, site: ListenToAttention, heads: Iterator[Head], values: Tensor | None) -> None:
+        assert self.visit is not None
+        extra = self.visit.block.extra_keys if self.inside == "attention" else 0
+        if extra:
+            heads = (
+                head._replace(
+                    attention=DenseAttention(head.attention.dense()[..., :-extra]),
+                    complete=False,
+                    scores=None if head.scores is None else head.scores[..., :-extra],
+                )
+                for head in heads
+            )
+        site.hear(self.visit, self.inside or "attention", heads, values)
+
+
+class _Repeated(ByThread):
+    """Blocks that run again in this thread, for `Visit.again`: no machine hears them."""
+
+    def __init__(self) -> None:
+        self.blocks: set[int] = set()  # the `id` of their modules
+
+
+_REPEATED = _Repeated()
+
+
+def _stations_of(site: Listen | Change) -> tuple[str, ...]:
+    return tuple(site.stations) if isinstance(site, Listen) else (site.station,)
+
+
+class _Hook(TemporaryHook):
+    """A hook of a machine."""
+
+    def __init__(self, owner: Machine, act: Callable[..., Any]):
+        super().__init__(act)
+        self.owner = owner
+
+
+class _Entrance(_Hook):
+    """A module is called."""
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.owner.thread == get_ident():
+            self.act(args, kwargs)
+
+
+class _Edit(_Hook):
+    """What is done where values go into a module: (args, kwargs) in, the same or changed out."""
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.act((args, kwargs)) if self.owner.thread == get_ident() else None
+
+
+class _Exit(_Hook):
+    """A module returns: what it returns, or something else in its place."""
+
+    def __call__(self, _module: nn.Module, _args: object, output: Any) -> Any:
+        return self.act(output) if self.owner.thread == get_ident() else None

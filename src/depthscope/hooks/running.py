@@ -1,0 +1,277 @@
+"""What is known while a model runs: which block is running, which tokens are real, what a cache holds.
+
+A `Pass` is kept up to date by whoever stands at the model's and the blocks' entrances: the hooks of a remedy, which
+stay in the model (`hooks.py`), or a machine that is open for a while (`machine.py`).
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy, Path
+from depthscope.by_thread import ByThread
+from depthscope.hooks.caches import cache_in, past_length
+from depthscope.hooks.past import Call
+from depthscope.hooks.tokens import (
+    as_given,
+    batch_first,
+    count_ways,
+    distinct,
+    floating_in,
+    refuse_spread,
+    tokens_at,
+)
+from depthscope.inputs.batches import described
+from depthscope.inputs.masks import MaskFinder
+
+REMEMBERED = 256  # passes whose masks are kept for activation checkpointing
+
+
+class Now(ByThread):
+    """The pass that runs in this thread."""
+
+    def __init__(self) -> None:
+        self.calls = 0  # of the model, counted up to 2
+        self.block = ""  # the name of the block that began last, in this pass
+        self.real: Tensor | None = None  # (batch, n) true for real tokens; None: all are
+        self.covered: Tensor | None = None  # `real` with the tokens in the cache before it, where the mask has them
+        self.size = (0, 0)  # sequences and tokens of the block's input
+        self.entered_at: torch.device | None = None  # where it is
+        self.shape: torch.Size | None = None  # of the block's input
+        self.bidirectional: bool | None = None  # what this call says; None: the call says nothing
+        self.cache: Any = None  # keys and values of earlier tokens
+        self.past = 0  # how many tokens are in the cache
+        self.entered: tuple[weakref.ref[Tensor], int] | None = None  # what the block before was given, and its version
+        self.given: list[weakref.ref[Tensor]] = []  # to the block before, where several tensors could be its tokens
+        self.ids: tuple[int, ...] | None = None  # the shape of the ids that the model is called with
+        self.passed: tuple[Tensor, Tensor | None] | None = None  # in the first pass: what entered and left a block
+
+    @property
+    def position(self) -> Tensor | None:
+        """(batch, n), the number of each token among the real ones of its sequence, from 0; None: its place."""
+        if self.real is not None and self.covered is not None:
+            n = self.real.shape[1]
+            counted = self.covered.long().cumsum(dim=-1)[:, -n:] - 1
+            return counted if self.covered.shape[1] > n else counted + self.past
+        if self.past:
+            return torch.arange(self.past, self.past + self.size[1], device=self.entered_at).expand(self.size)
+        return None
+
+
+class Pass:
+    """The pass that is running: what is known of the model, and `now`, which every thread has for itself.
+
+    It holds names and numbers only, and no tensor of it is copied or pickled.
+    """
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy):
+        self.masks = MaskFinder(model, anatomy)
+        self.now = Now()
+        self.call = Call()
+        self.ran: dict[str, int] = {}  # the blocks that ever ran in a model with remedies → axes of their first tokens
+        self.maps, self.guessed = anatomy.maps, anatomy.guessed
+        self.default_token_axis = anatomy.token_axis
+        self._axes = {block.name: anatomy.axis_of(block) for block in anatomy.blocks}
+        self._causal_arguments = {block.name: dict(block.causal_arguments) for block in anatomy.blocks}
+        self._warned = False
+        # Activation checkpointing runs a block again during the backward pass, when another pass may have been here,
+        # and maybe in a thread of autograd's own: the processed mask that the block is given, the same memory both
+        # times, leads to the mask of its pass. All threads share it, as memory is shared.
+        self._by_processed: OrderedDict[int, Tensor | None] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_by_processed": OrderedDict()}
+
+    @property
+    def token_axis(self) -> int:
+        """Of the block that runs."""
+        return self._axes.get(self.now.block, self.default_token_axis)
+
+    def begin(self) -> None:
+        """The model is called: masks of an earlier pass count no longer, and no block has run yet."""
+        self.masks.begin()
+        self.now.block = ""
+        self.now.given, self.now.entered, self.now.passed = [], None, None
+
+    def refuse_unknown_past(self, name: str) -> None:
+        """For a mean of the tokens so far: the block that runs must be shown all of them, or a cache that is known."""
+        now = self.now
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            return  # activation checkpointing runs a block again, and the first time has been judged
+        if why := self.call.doubt(now.size[1], now.past, now.cache, now.real):
+            raise ValueError(f"{name}: {now.block!r} {why}")
+
+    def see_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is called with these: ids (batch, n) tell where the tokens of blocks that were guessed stand."""
+        ids = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim == 2 and v.dtype == torch.long]
+        self.now.ids = tuple(ids[0].shape) if ids else None
+
+    def enter(
+        self,
+        block: str,
+        index: int,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        path: Path | None = None,
+    ) -> Tensor:
+        """A block begins, with the tokens that are returned. `index` is the place of its keys and values in a cache,
+        `path` leads to its tokens."""
+        recomputed = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+        if recomputed:
+            self.masks.begin()
+        self.masks.see(module, args, kwargs)
+        values = (*args, *kwargs.values())
+        tokens = tokens_at((args, kwargs), path)
+        if tokens is None:
+            where = "" if path is None else f" as its argument {'.'.join(map(str, path[1:]))}"
+            raise ValueError(
+                f"expected tokens (floating-point numbers) to enter {block!r}{where}, got {described(values)}"
+            )
+        if tokens.is_nested or tokens.layout is not torch.strided:
+            raise ValueError(f"expected a plain tensor of tokens to enter {block!r}, got {described(tokens)}")
+        refuse_spread(block, tokens)
+        if self.guessed and not torch.compiler.is_compiling() and not recomputed:
+            self._refuse_turned(block, tokens)
+            self._refuse_branch(block, tokens)
+        now = self.now
+        now.cache = cache_in(args, kwargs)
+        now.past = past_length(now.cache, index, now.past if now.block else None)
+        now.block, now.shape = block, tokens.shape
+        now.bidirectional = _says_bidirectional(self._causal_arguments[block], args, kwargs)
+        batch, n = self.batch_first(tokens).shape[:2]
+        now.real = self.masks.real(block, batch, n, past=now.past)
+        if not torch.compiler.is_compiling():
+            self._recognise_pass(next((v for v in values if isinstance(v, Tensor) and v.ndim == 4), None), recomputed)
+        now.size, now.entered_at, now.covered = (batch, n), tokens.device, now.real
+        if now.real is not None and now.real.shape[1] > n:
+            now.real = now.real[:, -n:]
+        return tokens
+
+    def leave(self, block: str, entrance: Path | None, leaves: Path | None, given: Any, returned: Any) -> None:
+        """A block of no known family has run: refuses one that returns another shape than it was given."""
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            return  # activation checkpointing runs blocks again, from the last to the first
+        before, after = tokens_at(given, entrance), tokens_at(returned, leaves)
+        if before is None or after is None or before.shape != after.shape:
+            shapes = [None if tokens is None else tuple(tokens.shape) for tokens in (before, after)]
+            raise ValueError(
+                f"{block!r} is given {shapes[0] or 'no tokens'} and returns {shapes[1] or 'none'}: a block returns "
+                "tokens of the shape that it was given; name the blocks with blocks='path.to.layers.*'"
+            )
+        if entrance is None:
+            self._refuse_guess(block, before, given, returned)
+        if self.guessed and not torch.compiler.is_compiling():
+            self._refuse_side_by_side(block, before, after)
+
+    def _refuse_turned(self, block: str, tokens: Tensor) -> None:
+        """Nobody has looked where the tokens stand, and ids (batch, n) say that they stand on the first axis."""
+        shape, ids = tuple(tokens.shape), self.now.ids
+        if ids is None or self._axes[block] == 0 or len(shape) != 3:
+            return
+        if shape[:2] == ids[::-1] != ids:
+            raise ValueError(
+                f"ids are {ids}, and the tokens that enter {block!r} {shape}, as if the batch came second: say "
+                "token_axis=0, or pass inputs= to apply"
+            )
+
+    def _refuse_branch(self, block: str, tokens: Tensor) -> None:
+        """In the first pass: what a block returns must not be added to what it was given, outside the block."""
+        entered, left = self.now.passed or (None, None)
+        self.now.passed = (tokens.detach(), None) if self.now.calls <= 1 else None
+        if entered is None or left is None or not tokens.shape == entered.shape == left.shape:
+            return
+        with torch.no_grad():
+            if torch.allclose(tokens, entered + left) and not torch.allclose(tokens, left):
+                raise ValueError(
+                    f"what the block before {block!r} returns is added to its tokens outside of it: pass inputs= to "
+                    "apply, so that a remedy can be put at the sum"
+                )
+
+    def see_left(self, tokens: Tensor | None) -> None:
+        """What leaves a block that was guessed, behind all remedies."""
+        if self.now.passed is not None and tokens is not None:
+            self.now.passed = self.now.passed[0], tokens.detach()
+
+    def _refuse_guess(self, block: str, before: Tensor, given: Any, returned: Any) -> None:
+        """Several tensors could be the tokens. What every block is given unchanged is not."""
+        entered = distinct(tensor for _, tensor in floating_in(given))
+        left = [tensor.shape for tensor in distinct(tensor for _, tensor in floating_in(returned))]
+        ways = count_ways([tensor.shape for tensor in entered], left)
+        if ways > 1 and not torch.compiler.is_compiling():
+            known, self.now.given = self.now.given, [weakref.ref(tensor) for tensor in entered]
+            new = [tensor for tensor in entered if not any(tensor is ref() for ref in known)]
+            if not known or any(before is tensor for tensor in new):
+                ways = count_ways([tensor.shape for tensor in (new if known else [before])], left)
+        if ways > 1:
+            raise ValueError(
+                f"several tensors could be the tokens of {block!r}: pass inputs=, so that a pass can tell, or say it "
+                f"with blocks=, such as '{block}@0>0' for its first argument and the first item that it returns"
+            )
+
+    def _refuse_side_by_side(self, block: str, before: Tensor, after: Tensor) -> None:
+        """The same tokens have entered the block before, and it has made others of them: these blocks are no chain."""
+        entered = None if before.is_inference() else (weakref.ref(before), before._version)
+        if self.now.entered is not None and self.now.entered[0]() is before and self.now.entered == entered:
+            raise ValueError(
+                f"{block!r} is given the same tokens as the block before it, and not what that one returned: these are "
+                "no blocks that follow each other; depthscope.remove(model), and name the blocks with blocks="
+            )
+        self.now.entered = entered if after is not before else None
+
+    def _recognise_pass(self, processed: Tensor | None, recomputed: bool) -> None:
+        if processed is None:
+            return
+        key = processed.data_ptr()
+        if not recomputed:
+            self._by_processed.pop(key, None)  # the newest stands last
+            self._by_processed[key] = self.now.real
+            if len(self._by_processed) > REMEMBERED:
+                self._by_processed.popitem(last=False)
+        elif self.now.real is None:  # else the block itself is given the mask
+            if key not in self._by_processed:
+                raise ValueError(
+                    f"more than {REMEMBERED} checkpointed passes before a backward pass: their masks are forgotten"
+                )
+            self.now.real = self._by_processed[key]
+
+    def warn_of_masks(self) -> None:
+        """Once: arguments that look like masks and are not understood."""
+        by_call = any(self._causal_arguments.values())
+        pairs = {"mask", "src_mask", "tgt_mask", "memory_mask"} if by_call else set()  # PyTorch's, of pairs of tokens
+        if not self._warned and (unused := self.masks.unused - pairs):
+            self._warned = True
+            named = ", ".join(sorted(unused))
+            warnings.warn(
+                f"{named}: not understood as a mask of real tokens, so padding counts in the mean; "
+                "call the argument attention_mask, 1 for real tokens",
+                stacklevel=2,
+            )
+
+    def batch_first(self, tokens: Tensor) -> Tensor:
+        """(batch, n, d), whatever the model's layout."""
+        found = batch_first(tokens, self.token_axis, self.now.shape, self.maps)
+        if found is None or found.is_nested:
+            raise ValueError(
+                f"expected tokens (batch, n, d) in {self.now.block!r}, got shape {tuple(tokens.shape)}; "
+                "name the blocks that pass tokens with blocks='path.to.layers.*'"
+            )
+        return found
+
+    def as_given(self, tokens: Tensor, like: Tensor) -> Tensor:
+        """Undoes `batch_first`."""
+        return as_given(tokens, self.token_axis, like)
+
+
+def _says_bidirectional(names: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+    """Whether no argument of a block's call says that it may be causal; None where a call says nothing."""
+    if not names:
+        return None
+    given = [kwargs.get(name, args[place] if place < len(args) else None) for name, place in names.items()]
+    return all(value is None or value is False for value in given)

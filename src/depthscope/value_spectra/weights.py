@@ -1,0 +1,302 @@
+"""`spectra`: the eigenvalues of H = W_V W_O in every block and head, from the weights alone (Dovonon et al. 2025)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from depthscope.anatomy import Anatomy, BlockAnatomy, Projections, anatomy_of
+from depthscope.drawing import draw_spectra
+from depthscope.interruption import attempt
+from depthscope.measures.weights import (
+    asymmetry,
+    mean_growth,
+    mimetic_score,
+    negative_share,
+    negative_trace,
+    positive_trace,
+    product_eigenvalues,
+    spectral_radius,
+)
+from depthscope.naming import unknown_name, visible
+from depthscope.offloading import device_of
+from depthscope.progress import Tick
+from depthscope.value_spectra.from_disk import Checkpoint, empty_model, is_on_disk, read_for
+from depthscope.value_spectra.saved import read_spectra, write_spectra
+
+Product = Literal["value-output", "query-key"]
+_OF_EIGENVALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    "negative_share": negative_share,
+    "positive_trace": positive_trace,
+    "negative_trace": negative_trace,
+    "spectral_radius": spectral_radius,
+    "mean_growth": mean_growth,
+}
+_OF_WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"asymmetry": asymmetry, "mimetic_score": mimetic_score}
+SUMMARIES = (*_OF_EIGENVALUES, *_OF_WEIGHTS)
+WHOLE = -1
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """`frame` has one row per eigenvalue: part, block (from 1), head (from 0; -1 is the whole block), real, imag, and
+    beside them what is said of the whole spectrum of that head, the same in each of its rows."""
+
+    frame: pd.DataFrame
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row per block and head, without its eigenvalues."""
+        kept = ["part", "block", "head", *SUMMARIES]
+        return self.frame[kept].drop_duplicates(["block", "head"]).reset_index(drop=True)
+
+    @property
+    def by_block(self) -> pd.DataFrame:
+        """One row per block: of the whole block or, where whole blocks were left out, the mean over its heads."""
+        summary = self.summary
+        whole = summary[summary["head"] == WHOLE]
+        return (whole if len(whole) else summary).groupby("block")[list(SUMMARIES)].mean()
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks with attention whose weights were read."""
+        return int(self.frame["block"].nunique())
+
+    def of(self, block: int, head: int = WHOLE) -> np.ndarray[Any, np.dtype[np.complex128]]:
+        """The eigenvalues of one block, or of one head of it."""
+        rows = self.frame[(self.frame["block"] == block) & (self.frame["head"] == head)]
+        if rows.empty:
+            raise ValueError(f"there is no block {block} with head {head}; blocks: {sorted(set(self.frame['block']))}")
+        return rows["real"].to_numpy() + 1j * rows["imag"].to_numpy()
+
+    def plot(self) -> Any:
+        """A matplotlib figure: the negative share by block, a histogram, and spectra in the complex plane.
+
+        Where whole blocks were left out, the eigenvalues of their heads are shown together.
+        """
+        by_block: dict[int, list[complex]] = {}
+        shares: dict[int, list[float]] = {}
+        for block in sorted(set(self.frame["block"].tolist())):
+            rows = self.frame[self.frame["block"] == block]
+            whole = rows[rows["head"] == WHOLE]
+            shown = whole if len(whole) else rows
+            by_block[block] = (shown["real"].to_numpy() + 1j * shown["imag"].to_numpy()).tolist()
+            heads = rows[rows["head"] != WHOLE].drop_duplicates("head")["negative_share"].tolist()
+            shares[block] = [whole["negative_share"].iloc[0] if len(whole) else float(np.mean(heads)), *heads]
+        product = "W_Q W_Kᵀ" if self.metadata.get("product") == "query-key" else "W_V W_O"
+        return draw_spectra(by_block, shares, title=f"{self.metadata.get('model', '')}, eigenvalues of {product}")
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes spectra.parquet and spectra.json, both or none. A picture of spectra that are replaced goes."""
+        return write_spectra(Path(folder), self.frame, self.metadata)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Spectra:
+        """Reads what `save` wrote; refuses what is damaged."""
+        return cls(*read_spectra(Path(folder), ["part", "block", "head", "real", "imag", *SUMMARIES]))
+
+    def __repr__(self) -> str:
+        return visible(f"<Spectra of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>")
+
+
+def spectra(
+    model: nn.Module | str | os.PathLike[str],
+    *,
+    product: Product = "value-output",
+    fold_norm: bool = False,
+    whole: bool = True,
+    blocks: str | None = None,
+    part: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Tick = lambda: None,
+) -> Spectra:
+    """The eigenvalues of H = W_V W_O of every block and head, and what they say; no forward pass, no data.
+
+    Args:
+        model: a model, or a folder with a config.json and safetensors: from a folder one block's attention is in memory
+            at a time.
+        product: "query-key" reads W_Q W_Kᵀ instead.
+        fold_norm: takes in the norm that stands before attention in a pre-norm block, (I − 11ᵀ/d)diag(γ)H, or diag(γ)H
+            for one that does not centre.
+        whole: False leaves out the d × d eigenvalues of a whole block: they take most of the time (d³), those of heads
+            take next to none.
+        blocks: a glob of module names, as for `Scope`.
+        part: of a model with several, as for `Scope`.
+        trust_remote_code: lets a folder bring code of its own, which is run.
+        progress: is called after each block.
+
+    Returns:
+        `Spectra`: a row per eigenvalue, and summaries by block and head.
+
+    Example:
+        >>> import torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> depthscope.spectra(model).depth
+        3
+    """
+    if product not in ("value-output", "query-key"):
+        raise unknown_name("product", product, ("value-output", "query-key"))
+    if isinstance(model, nn.Module):
+        module, checkpoint, name = model, None, type(model).__name__
+        device_of(model)  # refuses a model without weights
+    else:
+        folder = Path(model).expanduser()
+        if not is_on_disk(folder):
+            raise ValueError(f"expected a folder with config.json and safetensors, got {str(folder)!r}")
+        module = empty_model(folder, trust_remote_code=trust_remote_code)
+        checkpoint, name = Checkpoint(folder, module), folder.name
+    anatomy = _chosen(anatomy_of(module, blocks), part)
+    tables: list[pd.DataFrame] = []
+    notes = list(anatomy.notes)
+    for number, block in enumerate(anatomy.blocks, start=1):
+        if (why := _unreadable(block)) is None:
+            compute = partial(_of_block, block, number, product, fold_norm, whole)
+            if checkpoint is not None:
+                compute = partial(read_for, compute, block.module, block.name, checkpoint)
+            found = attempt(f"the eigenvalues of blocks from {number} on", compute) if tables else compute()
+            if found is None:
+                break
+            tables += found
+        else:
+            notes.append(f"block {number}: {why}")
+        progress()
+    if product == "query-key" and any(map(_norms_queries, anatomy.blocks)):
+        notes.append("attention norms its queries and keys by head: what it compares is more than W_Q W_Kᵀ")
+    if not tables:
+        why = notes[-1] if notes else "their weights are not here"
+        raise ValueError(f"this model shows no projections of attention in any block: {why}")
+    said = {"model": name, "product": product, "fold_norm": fold_norm, "notes": notes, "family": anatomy.family}
+    return Spectra(pd.concat(tables, ignore_index=True), said)
+
+
+def _chosen(anatomy: Anatomy, part: str | None) -> Anatomy:
+    if part is None:
+        return anatomy
+    if part not in anatomy.parts:
+        raise unknown_name("part", part, anatomy.parts)
+    return replace(anatomy, blocks=anatomy.of_part(part))
+
+
+def _unreadable(block: BlockAnatomy) -> str | None:
+    """Why a block has no product of projections."""
+    if block.projections is None:
+        return f"{type(block.module).__name__} shows no projections"
+    return None
+
+
+def _norms_queries(block: BlockAnatomy) -> bool:
+    """Whether attention has norms of its own, as in Qwen3 (between queries or keys and their scores)."""
+    inside = () if block.attention is None else block.attention.modules()
+    return any("norm" in type(module).__name__.lower() for module in inside)
+
+
+def _of_block(block: BlockAnatomy, number: int, product: Product, fold_norm: bool, whole: bool) -> list[pd.DataFrame]:
+    assert block.projections is not None
+    odd = {weight.layout for weight in (block.attention or block.module).parameters()} - {torch.strided}
+    if odd:
+        raise ValueError(f"block {number}: expected dense weights, got {odd.pop()}; make them dense with to_dense()")
+    left, right = factors(block.projections(), product, where=f"block {number}")
+    if fold_norm:
+        left = _folded(block, left, number)
+    if left.is_meta:  # a look at which weights are used
+        return []
+    kinds: Iterator[tuple[int, Tensor, Tensor]] = ((head, left[head], right[head]) for head in range(len(left)))
+    tables = [_table(block.part, number, head, own, other) for head, own, other in kinds]
+    if whole:
+        tables.insert(0, _table(block.part, number, WHOLE, *_whole(left, right)))
+    return tables
+
+
+def _whole(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """(d, g·k) and (g·k, d) with the product Σ_h L_h R_h. Neighbouring heads that share L (grouped queries) are one."""
+    heads = len(left)
+    starts = [head for head in range(heads) if head == 0 or not torch.equal(left[head], left[head - 1])]
+    ends = [*starts[1:], heads]
+    summed = torch.stack([right[start:end].double().sum(dim=0) for start, end in zip(starts, ends, strict=True)])
+    return left[starts].transpose(0, 1).flatten(1), summed.flatten(0, 1)
+
+
+def factors(projections: Projections, product: Product, where: str) -> tuple[Tensor, Tensor]:
+    """(h, d, k) and (h, k, d) whose products are W_V W_O, or W_Q W_Kᵀ, of every head."""
+    if product == "query-key":
+        if projections.query is None or projections.key is None:
+            raise ValueError(f"{where} has no matrix W_Q W_Kᵀ: something stands between the tokens and its queries")
+        return projections.query, projections.key.mT
+    if projections.latent is not None:
+        raise ValueError(f"{where} has no matrix W_V W_O of tokens: a norm stands between the tokens and its values")
+    value = projections.value
+    if projections.output is not None:
+        return value, projections.output
+    heads, _, width = value.shape  # concatenated: head h fills columns h·width … of the branch
+    return value, torch.eye(heads * width, dtype=value.dtype, device=value.device).unflatten(0, (heads, width))
+
+
+def _folded(block: BlockAnatomy, left: Tensor, number: int) -> Tensor:
+    """The norm before attention, frozen in its scale, multiplied into the left factor."""
+    if block.placement not in ("pre", "sandwich", "parallel") or not block.norms:
+        raise ValueError(
+            f"block {number} has no norm before its attention ({block.placement or 'unknown'}-norm): "
+            "leave fold_norm out"
+        )
+    gain, centres = norm_map(block.norms[0], left.shape[1])
+    if left.is_meta:
+        return left
+    scaled = gain[:, None] * left.double()
+    return scaled - scaled.mean(dim=1, keepdim=True) if centres else scaled
+
+
+def norm_map(norm: nn.Module, width: int) -> tuple[Tensor, bool]:
+    """What a norm multiplies each feature by, and whether it takes out the mean over features first.
+
+    Found by running a float64 copy of it, without its hooks, on two tokens, whatever its class: a norm that centres
+    gives the same for x and x + 100. Its bias is what x and −x have in common.
+    """
+    x = 100.0 + 100.0 * (torch.arange(width) % 2)  # so large that the norm's ε does not matter, and never their mean
+    twin = copy(norm)
+    twin._parameters = {
+        name: None if given is None else given.detach().double()  # type: ignore[misc]
+        for name, given in norm._parameters.items()
+    }
+    like = next((given for given in twin._parameters.values() if given is not None), x)
+    x = x.to(like.device, torch.float64)
+    with torch.no_grad():
+        odd = (twin.forward(x) - twin.forward(-x)).double() / 2
+        moved = (twin.forward(x + 100) - twin.forward(-x - 100)).double() / 2
+    if odd.is_meta:
+        return odd, False
+    if not odd.isfinite().all():
+        raise ValueError(f"expected finite weights of {type(norm).__name__}, got nan or inf in them")
+    centres = bool(torch.allclose(odd, moved, rtol=1e-2, atol=1e-3 * odd.abs().max().item()))
+    base = x - x.mean() if centres else x
+    return odd / (base / base.square().mean().sqrt()), centres
+
+
+def _table(part: str, number: int, head: int, left: Tensor, right: Tensor) -> pd.DataFrame:
+    try:
+        values = product_eigenvalues(left, right)
+    except ValueError as error:
+        raise ValueError(f"block {number}{'' if head < 0 else f', head {head}'}: {error}") from None
+    summaries = {name: of(values).item() for name, of in _OF_EIGENVALUES.items()}
+    summaries |= {name: of(left, right).item() for name, of in _OF_WEIGHTS.items()}
+    order = values.real.argsort()
+    return pd.DataFrame(
+        {
+            "part": part,
+            "block": np.int32(number),
+            "head": np.int32(head),
+            "real": values.real[order].cpu().numpy(),
+            "imag": values.imag[order].cpu().numpy(),
+            **summaries,
+        }
+    )
