@@ -50,16 +50,16 @@ def test_bits_stored():
 
 
 def test_a_model_stores_more_than_a_table_can():
-    """40 facts, known after 150 steps by one block of width 16; a linear model knows most of so few, and not of 400."""
+    """40 facts, known after 150 steps by one block of width 16; of 8192 a linear model stores 9 %."""
     members, budget = [Member(1, 1e-2)], Budget(150)
-    few, many = Facts(40, samples=40), Facts(400, samples=100)
+    few, many = Facts(40, samples=40), Facts(8192, samples=2048)
     block = BlockConfig(16, 2, 32, placement="pre")
     reader = Together(few, lambda seed: Reader(1, block, few.tokens, seed), members, budget)
     linear = Together(many, lambda _: Table(many.tokens), members, budget)
     for one in (reader, linear):
         one.train()
     assert reader.measure()[0]["accuracy"] == 1
-    assert linear.measure()[0]["bits"] < 0.6 * many.capacity
+    assert linear.measure()[0]["bits"] < 0.12 * many.capacity
 
 
 def test_the_wide_model_has_about_as_many_weights():

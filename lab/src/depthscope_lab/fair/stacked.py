@@ -47,9 +47,9 @@ class Stacked(nn.Module):
         self.model = deepcopy(models[0])
         self._places = [self._take_over(name) for name in self.shapes]
         for module in self.model.modules():
-            if (kind := _stacked_kind(type(module))) is not None:
+            if (kind := _stacked_kind(module)) is not None:
                 module.__class__ = kind
-                module.members = self.members
+                module.__dict__["members"] = self.members
         if compile:
             for block in self.model.modules():
                 if isinstance(block, Block):
@@ -75,7 +75,7 @@ class Stacked(nn.Module):
         shape = self.shapes[path]
         del module._parameters[name]
         place = module.__dict__
-        if _stacked_kind(type(module)) is not None and name in ("weight", "bias"):
+        if _stacked_kind(module) is not None and name in ("weight", "bias"):
             return lambda part, _samples: place.__setitem__(name, part)
         if len(shape) > 3 or (len(shape) == 3 and shape[0] != 1):
             raise ValueError(
@@ -91,9 +91,14 @@ class Stacked(nn.Module):
         return put
 
 
-@cache  # one type for all blocks: what is compiled for one serves the others
-def _stacked_kind(kind: type) -> Any:
+def _stacked_kind(module: Any) -> Any:
     """The type whose products are the members'; of a type derived from a known one a mixture. None: it has none."""
+    kind: Any = type(module)
+    return _stacked_type(kind)
+
+
+@cache  # one type for all blocks: what is compiled for one serves the others
+def _stacked_type(kind: Any) -> Any:
     for stacked in _KINDS:
         if issubclass(kind, stacked.__mro__[1]):
             return stacked if kind is stacked.__mro__[1] else type(f"Stacked{kind.__name__}", (kind, stacked), {})
