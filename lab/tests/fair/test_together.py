@@ -144,6 +144,15 @@ def test_it_goes_on_bit_by_bit(tmp_path: Path):
     assert again.measure() == whole.measure()
 
 
+def test_attention_as_the_compiler_sees_it_is_the_same(monkeypatch):
+    models = [reader(seed) for seed in (1, 2)]
+    stacked, symbols = Stacked(models), FACTS.batch(1, 0)[0]
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    found = stacked(torch.cat([symbols, symbols]))
+    monkeypatch.undo()
+    torch.testing.assert_close(found, torch.cat([model(symbols) for model in models]), rtol=0, atol=1e-12)
+
+
 def test_compiled_blocks_give_the_same():
     eager, compiled = (Together(FACTS, reader, MEMBERS, BUDGET, compile=how) for how in (False, True))
     for _ in range(3):
