@@ -153,6 +153,7 @@ def test_attention_as_the_compiler_sees_it_is_the_same(monkeypatch):
     torch.testing.assert_close(found, torch.cat([model(symbols) for model in models]), rtol=0, atol=1e-12)
 
 
+@pytest.mark.long  # compiles for ten seconds
 def test_compiled_blocks_give_the_same():
     eager, compiled = (Together(FACTS, reader, MEMBERS, BUDGET, compile=how) for how in (False, True))
     for _ in range(3):

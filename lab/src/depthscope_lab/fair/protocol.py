@@ -37,7 +37,7 @@ class Plan:
     more: int = 3  # rates beyond the grid, at most, where the best is at its edge
     tuning: tuple[int, ...] = TUNING
     fresh: tuple[int, ...] = FRESH
-    compile: bool = True
+    compile: bool = False  # True: ten seconds of compiling, then steps of about three quarters of the time
 
     def __post_init__(self) -> None:
         if set(self.tuning) & set(self.fresh):
