@@ -45,8 +45,7 @@ def test_each_is_valid_and_says_how_to_read_it(name: str, drawings: dict[str, Dr
 
 
 def test_what_leads_to_a_chart_is_a_rule(drawings: dict[str, Drawing]):
-    known = {name for rule in FINDINGS for name in rule.names} | OWN_RULES
-    known |= {name for rule in VERDICTS for name in (rule.name, rule.verdict)}
+    known = {rule.name for rule in (*VERDICTS, *FINDINGS)} | {rule.verdict for rule in VERDICTS} | OWN_RULES
     assert {rule for drawing in drawings.values() for rule in drawing.rules} <= known
 
 
