@@ -25,13 +25,13 @@ class Material:
     @cached_property
     def numbers(self) -> pd.DataFrame:
         """run, block, station, head (−1: none), measure, value: means over samples of all profiles."""
-        found = self.table(lambda item: item.profile and numbers_of(item.profile))
+        found = self.table(lambda item: None if item.profile is None else numbers_of(item.profile))
         return pd.DataFrame(columns=NUMBER_COLUMNS) if found is None else found[NUMBER_COLUMNS]
 
     @cached_property
     def ranges(self) -> pd.DataFrame:
         """run, block, measure, low, high: over the samples, of shares at the blocks' outputs."""
-        found = self.table(lambda item: item.profile and ranges_of(item.profile))
+        found = self.table(lambda item: None if item.profile is None else ranges_of(item.profile))
         return pd.DataFrame(columns=RANGE_COLUMNS) if found is None else found[RANGE_COLUMNS]
 
     def table(self, of: Callable[[Subject], pd.DataFrame | None]) -> pd.DataFrame | None:

@@ -157,7 +157,7 @@ _KINDS = {
 
 def path_lengths(material: Material) -> Drawing | None:
     """The share of each length in the last block's output."""
-    table = material.table(lambda item: item.shares and item.shares.summary().reset_index())
+    table = material.table(lambda item: None if item.shares is None else item.shares.summary().reset_index())
     if table is None:
         return None
     long = table.melt(["run", "length"], list(_KINDS), "kind", "value")

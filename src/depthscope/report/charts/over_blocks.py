@@ -254,8 +254,9 @@ def negative_share(material: Material) -> Drawing | None:
     name = "negative share"
 
     def of(subject: Subject) -> pd.DataFrame | None:
-        found = subject.spectra and subject.spectra.by_block["negative_share"].rename("value").reset_index()
-        return None if found is None else found.assign(series=name)
+        if subject.spectra is None:
+            return None
+        return subject.spectra.by_block["negative_share"].rename("value").reset_index().assign(series=name)
 
     table = material.table(of)
     if table is None:
