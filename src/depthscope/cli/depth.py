@@ -36,15 +36,24 @@ def depth(options: DepthOptions) -> None:
     if options.json:
         print_document("depth", as_json(found))
     else:
-        from depthscope.cli.depth_display import show
-
-        show(found)
+        _show(found, full=options.full)
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
         save_use(found, options.out)
         asked = {**_asked(options), **options.hints}
         plain = {"lens": True, "skips": True, "ridge": 0.0}
         add_report(options.out, "depth", call("depth_use", "model, inputs", asked, plain))
         say_where(options.out, options.json)
+
+
+def _show(found: DepthUse, *, full: bool) -> None:
+    from depthscope.cli.depth_display import show_use
+    from depthscope.cli.display import show, show_findings
+    from depthscope.diagnosis.summary import of_use
+
+    show(of_use(found), full=full, rest="every number of every block")
+    if full:
+        show_findings(found.findings)
+        show_use(found)
 
 
 def as_json(found: DepthUse) -> dict[str, Any]:

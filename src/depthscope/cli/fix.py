@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from depthscope.cli.options import FixOptions, as_command
 
@@ -18,7 +18,7 @@ MOST_ALPHA = 1000  # a remedy makes α smaller than 1; beyond this half precisio
 
 @as_command
 def fix(options: FixOptions) -> None:
-    """Put de-escalation into a Transformer, show it before and after, and print the line that does it."""
+    """Rank what can be done about a collapse, show the first choice before and after, and print its line of code."""
     from depthscope.cli.documents import print_document
     from depthscope.cli.reporting import add_report, call
     from depthscope.cli.running import require_writable, say_where
@@ -32,9 +32,7 @@ def fix(options: FixOptions) -> None:
     if options.json:
         print_document("fix", as_json(fixed))
     else:
-        from depthscope.cli.fix_display import show
-
-        show(fixed)
+        _show(fixed, full=options.full)
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
         _save(fixed, options.out)
         asked = {name: getattr(options, name) for name in ("level", "alpha", "at", "mixing")}
@@ -42,12 +40,22 @@ def fix(options: FixOptions) -> None:
         say_where(options.out, options.json)
 
 
-def chosen_tau(options: FixOptions) -> float | None:
-    """The number; None for "recommended"."""
-    if options.tau == "recommended":
+def _show(fixed: Fixed, *, full: bool) -> None:
+    from depthscope.cli.display import show
+    from depthscope.cli.fix_display import notes_of, show_before_and_after
+    from depthscope.diagnosis.summary import of_fix
+
+    show(of_fix(fixed, notes_of(fixed)), full=full, rest="every block before and after")
+    if full:
+        show_before_and_after(fixed)
+
+
+def chosen_tau(options: FixOptions) -> float | Literal["recommended"] | None:
+    """The number, or "recommended"; None if no de-escalation was asked for."""
+    if options.tau in (None, "recommended"):
         if options.level is not None and not 0 < options.level < 1:
             raise ValueError(f"expected --level between 0 and 1, got {options.level}")
-        return None
+        return "recommended" if options.tau else None
     if options.level is not None:
         raise ValueError(f"--level {options.level} chooses a τ; give it or --tau {options.tau}, not both")
     try:
@@ -65,7 +73,7 @@ def require_alpha(options: FixOptions) -> None:
         raise ValueError(f"expected --alpha in [0, {MOST_ALPHA}], got {options.alpha}: it weighs both branches")
 
 
-def _fix(options: FixOptions, tau: float | None) -> Fixed:
+def _fix(options: FixOptions, tau: float | Literal["recommended"] | None) -> Fixed:
     from dataclasses import replace
 
     from depthscope.cli.running import prepared, scope_on
@@ -100,6 +108,7 @@ def as_json(fixed: Fixed) -> dict[str, Any]:
             "remedies": [to_dict(remedy) for remedy in fixed.remedies],
             "reason": fixed.recommendation.reason,
             "python": fixed.python,
+            "choices": [choice.to_dict() for choice in fixed.choices],
             "loss": None if fixed.losses is None else dict(zip(("before", "after"), fixed.losses, strict=True)),
             "trained": fixed.trained,
             "notes": list(fixed.notes),

@@ -242,8 +242,13 @@ class FixOptions(ModelOptions):
     """What a user asks of `depthscope fix`."""
 
     tau: Annotated[
-        str, Option(metavar="TAU", help="A number in [0, 1], or recommended: measured.", rich_help_panel=_REMEDY)
-    ] = "recommended"
+        str | None,
+        Option(
+            metavar="TAU",
+            help="De-escalate with that strength: a number in [0, 1], or recommended, which measures it.",
+            rich_help_panel=_REMEDY,
+        ),
+    ] = None
     at: Annotated[
         Literal["input", "after_attention", "ffn_input", "output"],
         Option(help="Station of the trunk where the mean is taken out.", rich_help_panel=_REMEDY),

@@ -28,14 +28,22 @@ def paths(options: PathsOptions) -> None:
     if options.json:
         print_document("paths", as_json(shares))
     else:
-        from depthscope.cli.paths_display import show
-
-        show(shares)
+        _show(shares, full=options.full)
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
         _save(shares, options.out)
         asked = {"by_head": options.by_head, "loss": options.with_loss, **options.hints}
         add_report(options.out, "paths", call("paths", "model, inputs", asked, {"by_head": False, "loss": False}))
         say_where(options.out, options.json)
+
+
+def _show(shares: PathShares, *, full: bool) -> None:
+    from depthscope.cli.display import show
+    from depthscope.cli.paths_display import show_lengths
+    from depthscope.diagnosis.summary import of_paths
+
+    show(of_paths(shares), full=full, rest="every length")
+    if full:
+        show_lengths(shares)
 
 
 def as_json(shares: PathShares) -> dict[str, Any]:

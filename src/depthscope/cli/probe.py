@@ -67,9 +67,7 @@ def probe(options: ProbeOptions) -> None:
     if options.json:
         print_document("probe", as_json(profile, diagnosis, skipped, used))
     else:
-        from depthscope.cli.display import show
-
-        show(profile, diagnosis, skipped, used)
+        _show(profile, skipped, used, diagnosis, full=options.full)
     if options.out is not None:  # shown first: a save that fails must not cost what was computed
         _save(profile, skipped, diagnosis, options.out)
         if used is not None:
@@ -79,6 +77,17 @@ def probe(options: ProbeOptions) -> None:
     if failed := failures(profile, conditions):
         print("depthscope:", "; ".join(failed), file=sys.stderr)
         raise typer.Exit(ExitCode.GATE)
+
+
+def _show(
+    profile: Profile, skipped: pd.DataFrame | None, used: DepthUse | None, diagnosis: Diagnosis, *, full: bool
+) -> None:
+    from depthscope.cli.display import show, show_profile
+    from depthscope.diagnosis.summary import of_profile
+
+    show(of_profile(profile, diagnosis, used, skipped), full=full, rest="every measure of every block")
+    if full:
+        show_profile(profile, diagnosis, skipped, used)
 
 
 def as_json(
@@ -134,6 +143,7 @@ def _conditions(options: ProbeOptions) -> list[Condition]:
 def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, DepthUse | None, Diagnosis]:
     """Loads the model, makes its input, probes and judges; where a remedy is called for, it is measured."""
     from depthscope.diagnosis import diagnose
+    from depthscope.diagnosis.fixing import best
     from depthscope.remedies import Recommendation
 
     with prepared(options) as (loaded, inputs, progress):
@@ -148,7 +158,7 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Depth
         profile.metadata.update(asked, notes=notes)
 
         def measure() -> Recommendation:
-            return scope.recommend(progress=progress("measuring the remedy", None))
+            return best(scope, profile, progress("measuring the remedy", None))
 
         weights = _spectra(model, profile, options)
 

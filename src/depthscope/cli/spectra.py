@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from depthscope.value_spectra import Spectra
 
 _SHOWN = ("negative_share", "spectral_radius", "asymmetry", "mimetic_score")
-_ROWS = 24  # of the table: of a deeper model some blocks are left out, evenly
 
 
 @as_command
@@ -32,7 +31,7 @@ def spectra(options: SpectraOptions) -> None:
     if options.json:
         print_document("spectra", as_json(found))
     else:
-        _show(found)
+        _show(found, full=options.full)
     if options.out is not None:
         _save(found, options.out)
         asked = _asked(options)
@@ -96,36 +95,21 @@ def _check_configuration(place: Path, options: SpectraOptions) -> None:
     require_depth(transformers.PretrainedConfig.get_config_dict(str(place), **known)[0], repr(options.model))
 
 
-def _show(found: Spectra) -> None:
-    from rich.table import Table
+def _show(found: Spectra, *, full: bool) -> None:
+    from depthscope.cli.display import show, show_table
+    from depthscope.diagnosis.summary import of_spectra
 
-    from depthscope.cli.console import Screen
-    from depthscope.diagnosis.value_weights import sentences
-    from depthscope.drawing.complex_plane import evenly
-
-    console = Screen(soft_wrap=True)
-    of_heads = "" if -1 in set(found.frame["head"]) else ", mean over heads"
-    console.print()
-    about = found.metadata
-    console.say(f"{about['model']} · {found.depth} blocks · eigenvalues of {about['product']}{of_heads}")
-    console.print()
-    names = ("block", "negative\nshare", "largest\n|λ|", "asymmetry", "cosine\nwith I", "heads:\nnegative share")
-    table = Table(*names, box=None, header_style="bold")
-    for column in table.columns[:-1]:
-        column.justify = "right"
-    summary = found.summary
-    rows = found.by_block
-    for block in evenly(list(rows.index), _ROWS):
-        row, heads = rows.loc[block], summary[(summary["block"] == block) & (summary["head"] >= 0)]["negative_share"]
+    show(of_spectra(found), full=full, rest="every block and head")
+    if not full:
+        return
+    rows = []
+    for block, row in found.by_block.iterrows():
+        heads = found.summary[(found.summary["block"] == block) & (found.summary["head"] >= 0)]["negative_share"]
         spread = f"{heads.min():.2f} to {heads.max():.2f}" if len(heads) else ""
         share, radius, skew, cosine = (row[name] for name in _SHOWN)
-        table.add_row(str(block), f"{share:.2f}", f"{radius:.3g}", f"{skew:.2f}", f"{cosine:+.3f}", spread)
-    console.print(table)
-    console.print()
-    for sentence in sentences(found):
-        console.say(sentence, "- ")
-    for note in about["notes"]:
-        console.say(f"Note: {note}")
+        rows.append([str(block), f"{share:.2f}", f"{radius:.3g}", f"{skew:.2f}", f"{cosine:+.3f}", spread])
+    names = ("block", "negative\nshare", "largest\n|λ|", "asymmetry", "cosine\nwith I", "heads:\nnegative share")
+    show_table(names, rows)
 
 
 def _save(found: Spectra, folder: Path) -> None:

@@ -23,7 +23,7 @@ _SIMILARITIES = {
     "final_norm token_similarity": "as the head reads them, behind the last norm",
 }
 _RULES_OF_SIMILARITY = (
-    *("verdict", "crossing", "rise", "read", "uneven", "idle depth", "trend arrives", "trend settles"),
+    *("verdict", "crossing", "rise", "read", "uneven", "trend arrives", "trend settles"),
     *("trend passed", "no forecast", "normal", "few outliers"),
 )
 
@@ -84,7 +84,6 @@ def diversity(material: Material) -> Drawing | None:
             log=True,
         ),
         {NUMBERS: _rows(labels)},
-        rules=("idle depth",),
     )
 
 
@@ -104,7 +103,7 @@ def ranks(material: Material) -> Drawing | None:
         "says that the tokens come to lie on one line.",
         lines(NUMBERS, list(labels.values()), material, title="rank", labels=labels),
         {NUMBERS: _rows(labels)},
-        rules=("rank", "rank beside a sink", "rank collapse", "three definitions"),
+        rules=("rank", "rank collapse"),
     )
 
 

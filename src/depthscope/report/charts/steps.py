@@ -32,7 +32,7 @@ def steps(material: Material) -> Drawing | None:
         {"steps": {}},
         section="Why",
         tables={"steps": table},
-        rules=("steps", "steps cancel"),
+        rules=("steps",),
     )
 
 
@@ -63,5 +63,5 @@ def rates(material: Material) -> Drawing | None:
         {"rates": {}},
         section="Why",
         tables={"rates": pd.concat(tables, ignore_index=True)},
-        rules=("theory", "theory says nothing"),
+        rules=("theory",),
     )
