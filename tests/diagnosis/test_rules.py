@@ -402,7 +402,10 @@ def test_the_rank_without_outliers_is_judged_where_it_was_measured():
     ranks = {"effective_rank": [20.0] * 8 + [1.1], "ordinary_rank": [20.0] * 8 + [18.0]}
     found = judged((sim(LEVEL, **ranks), {"sinks": LASTING_SINK}))
     said = found.finding("rank").sentence
-    assert said == "The tokens fill 18.0 directions after block 8, 20.0 before block 1 (effective rank, outliers left out)."
+    assert (
+        said
+        == "The tokens fill 18.0 directions after block 8, 20.0 before block 1 (effective rank, outliers left out)."
+    )
     alone = {"effective_rank": ranks["effective_rank"]}
     assert judged((sim(LEVEL, **alone), {"sinks": LASTING_SINK})).finding("rank") is None  # it is the outlier's rank
     line = ranks | {"ordinary_rank": [20.0] * 8 + [1.2]}

@@ -49,9 +49,8 @@ def growing_heads(f: Facts, run: Leaning) -> float:
     """
     assert f.spectra is not None
     summary = f.spectra.summary
-    rows = summary[summary["block"].between(run.first, run.last)]
-    heads = rows[rows["head"] >= 0]
-    return float(((heads if len(heads) else rows)["mean_growth"] > 1 + ROUNDING).mean())
+    heads = summary[summary["block"].between(run.first, run.last) & (summary["head"] >= 0)]
+    return float((heads["mean_growth"] > 1 + ROUNDING).mean())
 
 
 def finding(f: Facts) -> Finding | None:
@@ -88,7 +87,8 @@ def headline_of(found: Spectra) -> str:
 
 def sentences(found: Spectra) -> list[Finding]:
     """What the spectra of a whole model say, with their numbers; and what they do not."""
-    shares, growth = (found.by_block[name].dropna() for name in ("negative_share", "mean_growth"))
+    shares = found.by_block["negative_share"].dropna()  # by block, the mean over its heads
+    growth = found.summary.query("head >= 0")["mean_growth"].dropna()  # by head
     if not len(shares) or found.metadata["product"] == "query-key":
         return []
     apart, together = list(shares.index[shares >= SIDE]), list(shares.index[shares <= 1 - SIDE])
@@ -106,14 +106,14 @@ def sentences(found: Spectra) -> list[Finding]:
     growing = growth[growth > 1 + ROUNDING]
     if len(growing):
         said.append(
-            f"By attention alone, applied again and again, tokens would become alike in {len(growing)} of "
-            f"{len(growth)} "
-            f"blocks (largest |1 + μ| above 1; {growing.median():.2f} in the middle); `depthscope probe` measures "
-            "whether they do."
+            f"In {len(growing)} of {len(growth)} heads, attention alone, applied again and again, would make "
+            "tokens alike "
+            f"(largest |1 + μ| above 1; {growing.median():.2f} in the middle). `depthscope probe` measures what "
+            "happens."
         )
     else:
         said.append(
-            "By attention alone, applied again and again, tokens would not become alike (no |1 + μ| is above 1); "
+            "Attention alone, applied again and again, would not make tokens alike (no |1 + μ| is above 1). "
             "`depthscope probe` measures what happens."
         )
     numbers = {"apart": float(len(apart)), "together": float(len(together)), "growing": float(len(growing))}
