@@ -26,7 +26,7 @@ _STYLES = {
     "rank collapse": "bold yellow",
     "cannot tell": "bold",
 }
-_INDENT = "  "
+_INDENT = "    "
 
 
 def show(summary: Summary, *, full: bool, rest: str = "") -> None:

@@ -20,7 +20,7 @@ from depthscope.remedies.expression import call
 
 Blocks = tuple[int, ...] | None
 DEESCALATION = "de-escalation"
-REBUILT = "rebuild: pre-norm, LayerScale"
+REBUILT = "rebuild: pre-norm + LayerScale"
 AS_IT_IS = "as it is"
 
 
@@ -151,9 +151,9 @@ def for_trained_model(depth: int, sinks: tuple[int, ...], blocks: Blocks = None)
     gentle = DeEscalate(0.1, skip_in_mean=sinks, leave_alone=sinks, blocks=blocks)
     weighed = ResidualWeight(over_root_depth(depth), blocks=blocks)
     return [
-        Choice("LayerScale from 1", (ResidualWeight(1.0, learn="feature", blocks=blocks),), "changes nothing at first"),
-        Choice("de-escalation, τ = 0.1", (gentle,), "needs further training"),
-        Choice("branches × 1/√L", (weighed,), "needs further training"),
+        Choice("LayerScale from 1", (ResidualWeight(1.0, learn="feature", blocks=blocks),), "no change at first"),
+        Choice("de-escalation, τ = 0.1", (gentle,), "needs training"),
+        Choice("branches × 1/√L", (weighed,), "needs training"),
     ]
 
 

@@ -437,4 +437,8 @@ def not_measured(f: Facts) -> Finding | None:
         found.append("what sequences share (there is one)")
     if math.isnan(f.mean_gap) and f.about.get("placement") != "mixer":
         found.append('attention\'s spectrum (measures="spectral")')
-    return _finding("not measured", f"Not measured: {'; '.join(found)}.", count=len(found)) if found else None
+    return (
+        _finding("not measured", f"Not measured ({len(found)} of 4): {'; '.join(found)}.", count=len(found))
+        if found
+        else None
+    )

@@ -26,6 +26,7 @@ from depthscope.value_spectra import Spectra
 
 FINDINGS = 3  # at most
 ROWS = 8  # of a table, at most
+MOST = 0.95  # of the output: what is left is a twentieth
 
 
 @dataclass(frozen=True)
@@ -130,11 +131,8 @@ def of_paths(shares: PathShares) -> Summary:
     table = shares.summary()
     along = table["projection_share"]
     lengths = along[along.index >= 0]
-    total, reached = 0.0, 0
-    for reached in lengths.index:
-        total += float(along[reached])
-        if total >= 0.95:
-            break
+    sums = lengths.cumsum().to_numpy()
+    reached = int((sums >= MOST).argmax()) if (sums >= MOST).any() else len(sums) - 1
     shown = [length for length in lengths.index if length < ROWS - 2]
     rest, constant = lengths[lengths.index >= ROWS - 2], along.get(CONSTANT, math.nan)
     rows = [(str(length), f"{lengths[length]:.1%}", f"{table['cosine'][length]:+.2f}") for length in shown]
@@ -149,7 +147,7 @@ def of_paths(shares: PathShares) -> Summary:
         findings.append(_heads(shares))
     return Summary(
         model_line(shares.metadata),
-        f"Paths through at most {reached} of {shares.depth} attention layers make {total:.0%} of the output.",
+        f"Paths through at most {reached} of {shares.depth} attention layers make {sums[reached]:.0%} of the output.",
         findings=tuple(findings),
         table=Table(("layers passed", "share of output", "cosine with output"), tuple(rows)),
         notes=tuple(shares.metadata.get("notes", ())),
@@ -199,14 +197,14 @@ def model_line(about: Mapping[str, Any]) -> str:
 def choices_table(choices: Sequence[Choice]) -> Table:
     """Every choice with what was measured of it."""
     measured = [choice for choice in choices if choice.loss is not None]
-    columns = ["choice", *(["loss here"] if measured else ["similarity after the last block"]), "evidence"]
+    columns = ("choice", "loss here", "") if measured else ("choice", "similarity", "test loss")
     rows = []
     for place, choice in enumerate(choices, start=1):
         number = choice.loss if measured else choice.similarity
         digits = 4 if measured else 3
         shown = "" if number is None or math.isnan(number) else f"{number:.{digits}f}"
-        rows.append((f"{place}. {choice.name}", shown, choice.evidence))
-    return Table(tuple(columns), tuple(rows))
+        rows.append((f"{place}. {choice.name}", shown, choice.evidence.removeprefix("test loss ")))
+    return Table(columns, tuple(rows))
 
 
 def _curves(profiles: Sequence[tuple[str, Profile]]) -> tuple[Curve, ...]:
