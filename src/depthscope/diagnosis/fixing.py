@@ -190,9 +190,15 @@ def fix(
 def best(scope: Scope, profile: Profile, progress: Tick | None = None) -> Recommendation:
     """What `fix` puts in: of a new model the first choice that can be put in, else de-escalation as measured."""
     facts = Facts(profile)
-    if not is_ranked(facts):
-        return recommend(scope, progress=progress)
-    return best_of(ranked_choices(scope, facts, progress), facts) or recommend(scope, progress=progress)
+    if is_ranked(facts):
+        kind, first = kind_of(facts), scope.keep_inputs().first_only()
+        for choice in in_order([*for_new_model(kind, facts.remedied), Choice(DEESCALATION, ())], kind):
+            if choice.name == DEESCALATION:
+                break
+            similarity = _similarity_with(first, choice.remedies, facts)
+            if similarity is not None:
+                return _put_in(choice, similarity, facts)
+    return recommend(scope, progress=progress)
 
 
 def best_of(choices: list[Choice], facts: Facts) -> Recommendation | None:
@@ -200,8 +206,12 @@ def best_of(choices: list[Choice], facts: Facts) -> Recommendation | None:
     first = next((choice for choice in choices if choice.similarity is not None), None)
     if first is None or first.name in (DEESCALATION, AS_IT_IS):
         return None
-    reason = reason_for(first, kind_of(facts))
-    return Recommendation(reason, first.remedies, expected_similarity=first.similarity, blocks=facts.blocks)
+    return _put_in(first, first.similarity, facts)
+
+
+def _put_in(choice: Choice, similarity: float | None, facts: Facts) -> Recommendation:
+    reason = reason_for(choice, kind_of(facts))
+    return Recommendation(reason, choice.remedies, expected_similarity=similarity, blocks=facts.blocks)
 
 
 def ranked_choices(scope: Scope, facts: Facts, progress: Tick | None = None) -> list[Choice]:
