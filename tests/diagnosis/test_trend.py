@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from depthscope.diagnosis import diagnose
+from depthscope.diagnosis.advice import deescalation
+from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.steps import log_odds, step_growth
 from depthscope.diagnosis.trend import FEWEST_PAIRS, fit_trend
 from depthscope.models import BlockConfig, Encoder, pre_norm, xavier
@@ -83,7 +85,7 @@ def test_the_recommended_strength_is_enough_for_nine_of_ten_fits_that_the_blocks
     aim = odds_of(level_to_hold(profile.curve("token_similarity")[0]))
     needed = [step.tau_for(aim) for step in fit_trend(values).alternatives]
     assert max(needed) - min(needed) > 0.1  # what one fit says is not enough
-    tau = diagnose(profile).recommendation.tau
+    tau = deescalation(Facts(profile)).tau
     assert 0.9 <= np.mean(np.array(needed) <= tau) < 1
 
 

@@ -37,9 +37,9 @@ def show(summary: Summary, *, full: bool, rest: str = "") -> None:
     console = Screen(soft_wrap=True)
     verdict = f"{summary.verdict.capitalize()}: " if summary.verdict else ""
     begin = [*_wrapped(console, summary.model), "", *_wrapped(console, verdict + _after(verdict, summary.headline))]
-    middle = _pictured(console, summary)
     end = _wrapped(console, f"What to do: {summary.advice}") if summary.advice else []
     end += textwrap.indent(_code(console, summary.code), _INDENT).splitlines()
+    middle = _pictured(console, summary)[: None if full else max(LINES - 4 - len(begin) - len(end), 1)]
     findings = [_wrapped(console, finding.sentence, "- ") for finding in summary.findings]
     notes = [_wrapped(console, note, "Note: ") for note in dict.fromkeys(summary.notes)]
     room = LINES - 2 - len(begin) - len(middle) - len(end) - bool(middle) - bool(end)
@@ -56,7 +56,7 @@ def show(summary: Summary, *, full: bool, rest: str = "") -> None:
     for line in (line for note in said for line in note):
         console.print(console.styled(line, {}))
     if not full:
-        console.print(console.styled(_more(left, rest), {}))
+        console.say(_more(left, rest))
 
 
 def _after(verdict: str, headline: str) -> str:

@@ -25,7 +25,9 @@ from depthscope.usage import DepthUse, Finding
 from depthscope.value_spectra import Spectra
 
 FINDINGS = 3  # at most
+_LONGEST = 40  # letters of a model's name
 ROWS = 8  # of a table, at most
+CHOICES = 5  # of `fix`, besides the model as it is
 MOST = 0.95  # of the output: what is left is a twentieth
 
 
@@ -96,8 +98,10 @@ def of_fix(fixed: Fixed, notes: Sequence[str] = ()) -> Summary:
         model_line(fixed.before.metadata),
         headline,
         before.verdict,
-        curves=_curves([("before", fixed.before), ("after", fixed.after)]) if fixed.remedies else (),
-        table=choices_table(fixed.choices[:ROWS]) if fixed.choices else None,
+        curves=()
+        if fixed.choices
+        else _curves([("before", fixed.before), ("after", fixed.after)] if fixed.remedies else [("", fixed.before)]),
+        table=choices_table(_shown(fixed.choices)) if fixed.choices else None,
         advice=_sentence(fixed.recommendation.reason),
         code=fixed.recommendation.line or "",
         notes=(*notes, *fixed.notes),
@@ -179,7 +183,7 @@ def model_line(about: Mapping[str, Any]) -> str:
     if about.get("width") and not towers:
         blocks += f" of width {about['width']}"
     words = [
-        str(about.get("model")),
+        _short(str(about.get("model"))),
         str(about.get("part") or ""),
         blocks,
         "" if towers else IN_WORDS.get(about.get("placement"), ""),  # type: ignore[arg-type]
@@ -194,16 +198,27 @@ def model_line(about: Mapping[str, Any]) -> str:
     return " · ".join(word for word in words if word)
 
 
+def _short(name: str) -> str:
+    """A long path by its end."""
+    return name if len(name) <= _LONGEST or "/" not in name else "…/" + "/".join(name.split("/")[-2:])
+
+
+def _shown(choices: Sequence[Choice]) -> Sequence[Choice]:
+    """The first choices, and the model as it is to compare them with."""
+    first = choices[:CHOICES]
+    return [*first, *(choice for choice in choices[CHOICES:] if not choice.remedies)]
+
+
 def choices_table(choices: Sequence[Choice]) -> Table:
     """Every choice with what was measured of it."""
     measured = [choice for choice in choices if choice.loss is not None]
     columns = ("choice", "loss here", "") if measured else ("choice", "similarity", "test loss")
     rows = []
-    for place, choice in enumerate(choices, start=1):
+    for choice in choices:
         number = choice.loss if measured else choice.similarity
         digits = 4 if measured else 3
         shown = "" if number is None or math.isnan(number) else f"{number:.{digits}f}"
-        rows.append((f"{place}. {choice.name}", shown, choice.evidence.removeprefix("test loss ")))
+        rows.append((choice.name, shown, choice.evidence.removeprefix("test loss ")))
     return Table(columns, tuple(rows))
 
 
