@@ -132,7 +132,7 @@ def test_a_trained_causal_model_is_told_to_train_and_keeps_its_sink(run, tmp_pat
     (remedy,) = found["remedies"]
     assert remedy["leave_alone"] == remedy["skip_in_mean"] == [0]
     assert found["loss"]["after"] != found["loss"]["before"]
-    printed = run(*arguments).out
+    printed = run(*arguments, "--full").out
     words = " ".join(printed.split())
     assert "The weights are trained: put a remedy in and train on" in words
     assert "loss on this text" in words

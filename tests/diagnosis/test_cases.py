@@ -318,5 +318,6 @@ def test_too_few_blocks_get_full_strength_but_not_where_a_prefix_mean_would_eras
 ):
     found = diagnose(made_up({"token_similarity": [0.1, 0.995, 0.999]}, causal=causal))
     assert found.verdict == "collapsed"
-    assert found.recommendation.tau == tau
-    assert found.recommendation.critical_tau is None
+    estimate = deescalation(Facts(made_up({"token_similarity": [0.1, 0.995, 0.999]}, causal=causal)))
+    assert estimate.tau == tau
+    assert estimate.critical_tau is None

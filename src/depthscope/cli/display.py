@@ -68,7 +68,8 @@ def _more(left: tuple[int, int], rest: str) -> str:
     words = [f"{findings} finding{'s' if findings > 1 else ''}"] if findings else []
     words += [f"{notes} note{'s' if notes > 1 else ''}"] if notes else []
     words += [rest] if rest else []
-    return f"More: --full ({', '.join(words)}); --out DIR (a page)."
+    full = f"--full ({', '.join(words)})" if words else "--full"
+    return f"More: {full}; --out DIR (a page)."
 
 
 def _fitting(paragraphs: Sequence[list[str]], room: int) -> list[list[str]]:
@@ -154,6 +155,8 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, words:
     from rich.table import Table as Drawn
 
     console, rows = Screen(soft_wrap=True), [list(row) for row in rows]
+    if not rows:
+        return
     widths = [max(_width(heading), *(_width(row[place]) for row in rows)) for place, heading in enumerate(headings)]
     places = list(range(1, len(headings)))
     while places:

@@ -144,7 +144,7 @@ def of_paths(shares: PathShares) -> Summary:
         rows.append((f"{ROWS - 2} or more", f"{rest.sum():.1%}", ""))
     if abs(constant) >= 5e-4:  # shown as a share in tenths of a percent
         rows.append(("biases", f"{constant:.1%}", f"{table['cosine'][CONSTANT]:+.2f}"))
-    findings = [Finding("longest", _largest(lengths), {"length": float(lengths.idxmax())})]
+    findings = [Finding("longest", _largest(lengths), {"length": float(str(lengths.idxmax()))})]
     if not shares.losses.empty:
         findings.append(_missed(shares))
     if not shares.heads.empty:
