@@ -11,21 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from depthscope.diagnosis import value_weights
+from depthscope.diagnosis import forecast, value_weights
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.outliers import Run
-from depthscope.diagnosis.rules import (
-    HALF,
-    MINE,
-    RISE,
-    SHARED,
-    anisotropic,
-    arrives,
-    end,
-    looks_alike,
-    no_forecast,
-    rises,
-)
+from depthscope.diagnosis.rules import HALF, MINE, RISE, SHARED, anisotropic, end, finding, looks_alike
 from depthscope.diagnosis.steps import has_steps
 from depthscope.measures import ALIKE, EQUAL
 from depthscope.naming import blocks_of, ranges
@@ -74,10 +63,6 @@ def says(*names: str) -> Callable[[Find], Find]:
     return add
 
 
-def _finding(rule: str, sentence: str, **numbers: float) -> Finding:
-    return Finding(rule, sentence, {name: float(value) for name, value in numbers.items()})
-
-
 # --- how alike the tokens are, and where they become so -----------------------------------------------
 
 
@@ -103,7 +88,7 @@ def crossing(f: Facts) -> Finding | None:
     if idle:
         said += f": {idle} of {f.blocks} blocks work on tokens that are equal to within 1 %"
     stays = {f"passes_{level:g}": float(b) for level in (ALIKE, EQUAL) if (b := f.passes(level)) is not None}
-    return _finding("crossing", said + ".", end=end(f), idle=idle, **stays)
+    return finding("crossing", said + ".", end=end(f), idle=idle, **stays)
 
 
 @says("rise")
@@ -116,7 +101,7 @@ def rise(f: Facts) -> Finding | None:
     which = f"Block {stop} makes" if stop == start + 1 else f"Blocks {start + 1}–{stop} make"
     part = f"{share:.0%} of the rise" if share <= 1 else "more than the whole rise"
     said = f"{which} {part}: from {before:.3f} to {after:.3f}."
-    return _finding("rise", said, before=before, after=after, share=share, blocks=stop - start)
+    return finding("rise", said, before=before, after=after, share=share, blocks=stop - start)
 
 
 @says("steps")
@@ -132,7 +117,7 @@ def steps(f: Facts) -> Finding | None:
     first = makes[0][0].upper() + makes[0][1:]
     said = f"{first.replace(' for', ' is responsible for')} of the rise"
     said += "".join(f", {other}" for other in (*makes[1:], *takes)) + "."
-    return _finding("steps", said, **{step: growth / total for step, growth in f.step_growth.items()})
+    return finding("steps", said, **{step: growth / total for step, growth in f.step_growth.items()})
 
 
 @says("sink", "few outliers")
@@ -144,7 +129,7 @@ def outlier_tokens(f: Facts) -> Finding | None:
     of = f.about.get("samples", found.carriers)
     if found.sink is None:
         said = f"{found.carriers} of {of} sequences have an outlier token (up to {found.peak:.0f} × the median norm)."
-        return _finding("few outliers", said, carriers=found.carriers, peak=found.peak, of=of)
+        return finding("few outliers", said, carriers=found.carriers, peak=found.peak, of=of)
     sink, born = found.sink, found.sink.largest.first
     raw, robust, drawn = f.end("token_similarity"), f.end("direction_similarity"), f.sink_attention
     said = f"Token {sink.token}{_texts(sink.texts)} is an outlier in {sink.samples} of {of} sequences: "
@@ -156,7 +141,7 @@ def outlier_tokens(f: Facts) -> Finding | None:
         f" The verdict leaves it out: similarity of directions is {robust:.3f} after block {f.last} (with it "
         f"{raw:.3f})."
     )
-    return _finding("sink", said, token=sink.token, born=born, samples=sink.samples, peak=sink.largest.peak, raw=raw,
+    return finding("sink", said, token=sink.token, born=born, samples=sink.samples, peak=sink.largest.peak, raw=raw,
                     robust=robust, last=f.last)  # fmt: skip
 
 
@@ -186,7 +171,7 @@ def rogue_feature(f: Facts) -> Finding | None:
         "block "
         f"{found.block} in {found.samples} of {of} sequences: a rogue dimension."
     )
-    return _finding("rogue feature", said, feature=found.feature, share=found.share, block=found.block,
+    return finding("rogue feature", said, feature=found.feature, share=found.share, block=found.block,
                     samples=found.samples, width=width, of=of)  # fmt: skip
 
 
@@ -207,7 +192,7 @@ def read_after_norms(f: Facts) -> Finding | None:
         words.append(f"{after:.3f} after the final norm ({before:.3f} before it)")
     if not any(abs(value - beside) > UNEVEN for value, beside in found.values()):
         return None
-    return _finding(
+    return finding(
         "read", f"Token similarity is {', '.join(words)}.", **{name: pair[0] for name, pair in found.items()}
     )
 
@@ -218,7 +203,7 @@ def uneven(f: Facts) -> Finding | None:
     if f.sink is not None or not abs(raw - robust) > UNEVEN:
         return None
     said = f"Tokens are of unequal size: similarity is {raw:.3f}, that of their directions {robust:.3f}."
-    return _finding("uneven", said, raw=raw, robust=robust, last=f.last)
+    return finding("uneven", said, raw=raw, robust=robust, last=f.last)
 
 
 @says("rank")
@@ -228,7 +213,7 @@ def rank(f: Facts) -> Finding | None:
     before, after = f.start(f.rank), f.end(f.rank)
     without = ", outliers left out" if f.rank == "ordinary_rank" and f.sink is not None else ""
     said = f"The tokens fill {after:.1f} directions after block {f.last}, {before:.1f} before block {f.first + 1}"
-    return _finding("rank", f"{said} (effective rank{without}).", rank_start=before, rank_end=after)
+    return finding("rank", f"{said} (effective rank{without}).", rank_start=before, rank_end=after)
 
 
 # --- what is common to whom -----------------------------------------------------------------------------
@@ -243,7 +228,7 @@ def shared_by_all(f: Facts) -> Finding | None:
     said = (
         f"What tokens share is the same in all sequences: {shared:.0%} of their energy, {own:.1%} is a sequence's own."
     )
-    return _finding("shared by all", said, shared=shared, shared_start=start, sequence=own)
+    return finding("shared by all", said, shared=shared, shared_start=start, sequence=own)
 
 
 @says("loss of context")
@@ -257,7 +242,7 @@ def loss_of_context(f: Facts) -> Finding | None:
         f"The tokens of a sequence come to share a part of their own: {before:.0%} of their energy at first, "
         f"{after:.0%} in the end{why}."
     )
-    return _finding("loss of context", said, sequence=after, sequence_start=before)
+    return finding("loss of context", said, sequence=after, sequence_start=before)
 
 
 @says("sequences alike")
@@ -269,75 +254,15 @@ def sequences_alike(f: Facts) -> Finding | None:
         f"Different sequences become equal, position by position ({after:.0%} of the energy, {before:.0%} at first); "
         "the tokens within a sequence do not."
     )
-    return _finding("sequences alike", said, position=after, position_start=before)
+    return finding("sequences alike", said, position=after, position_start=before)
 
 
 # --- where it is going, and why --------------------------------------------------------------------------
 
 
-@says("trend arrives", "trend settles", "trend passed", "no forecast")
-def trend(f: Facts) -> Finding | None:
-    """The law that the blocks follow, and where it leads; or why there is none."""
-    why = no_forecast(f)
-    if why is not None:
-        said = f"No forecast for more than {f.blocks} blocks: {why}."
-        asked = rises(f) and end(f) < EQUAL and f.blocks >= 4
-        return _finding("no forecast", said, blocks=f.blocks) if asked else None
-    if f.trend is None:
-        return None
-    rho, feed, exponent, error = f.trend.map.rho, f.trend.map.feed, f.trend.exponent, f.trend.error
-    odds = "s = t_sim/(1 − t_sim)" if f.judged == "token_similarity" else "s = similarity/(1 − similarity)"
-    if exponent is not None:
-        law = (
-            f"{odds} {'grows' if exponent > 0 else 'falls'} like block^{exponent:.2f} over the last half of the blocks"
-        )
-        numbers = {"exponent": exponent, "error": error}
-    else:
-        law = f"From block to block {odds} becomes {rho:.3f} s + {feed:.2g} (± {error:.1%})"
-        numbers = {"rho": rho, "feed": feed, "error": error}
-    if end(f) >= EQUAL:
-        if rho <= 1:
-            return None
-        if exponent is not None:
-            return _finding("trend passed", f"{law}.", **numbers)
-        half = math.log(2) / math.log(rho)
-        said = f"{law}: in the end the differences' share of the energy halves every {half:.1f} blocks."
-        return _finding("trend passed", said, half=half, **numbers)
-    best, low, high = f.reach
-    if best is None:
-        said = f"{law}: no sign of passing 0.99 within {f.horizon} blocks."
-        return _finding("trend settles", said, horizon=f.horizon, **numbers)
-    if not arrives(f) or not rises(f):
-        return None
-    between = "" if low == high else f" ({low or best} to {high})" if high else f" ({low or best} or later)"
-    said = f"{law}; at this rate similarity passes 0.99 at about block {best}{between}."
-    return _finding("trend arrives", said, arrival=best, **numbers)
-
-
-@says("theory")
-def theory(f: Facts) -> Finding | None:
-    found = f.attention
-    if found is None or found.omega_delta >= 1:  # else the theorem says nothing
-        return None
-    caveat = ", a reference only: the weights are trained" if f.look == "trained" else ""
-    said = (
-        f"Attention's step makes the differences {found.rate:.3f} times smaller per block (r); theory at this branch "
-        f"size: at least {found.bound:.3f} (Thm 2.6), about {found.estimate:.3f} (Cor. 2.7){caveat}."
-    )
-    return _finding("theory", said, rate=found.rate, bound=found.bound, estimate=found.estimate,
-                    omega_delta=found.omega_delta)  # fmt: skip
-
-
-@says("spectra")
-def gap(f: Facts) -> Finding | None:
-    if math.isnan(f.mean_gap):
-        return None
-    caveat = "; heads that look at an outlier have a large gap and carry little" if f.sink is not None else ""
-    said = (
-        f"Attention's spectral gap 1 − |λ₂| is {f.mean_gap:.3f} on average; near 1 a head passes on little but a "
-        f"mean{caveat}."
-    )
-    return _finding("spectra", said, gap=f.mean_gap)
+FINDINGS.append(Rule(("trend arrives", "trend settles", "trend passed", "no forecast"), forecast.trend))
+FINDINGS.append(Rule(("theory",), forecast.theory))
+FINDINGS.append(Rule(("spectra",), forecast.gap))
 
 
 @says("value weights")
@@ -362,7 +287,7 @@ def attention_learns(f: Facts) -> Finding | None:
     said += f"; less than {CAN_LEARN:g} in blocks {ranges(unable)}" if unable else ""
     if start < CAN_LEARN and min(ratios.values()) > _FALLS * start:
         said += ". It does not fall with depth: that is the size of attention's weights, not of its tokens' differences"
-    return _finding("attention learns", said + ".", able=len(ratios) - len(unable), blocks=len(ratios), first=first,
+    return finding("attention learns", said + ".", able=len(ratios) - len(unable), blocks=len(ratios), first=first,
                     start=start, last=last, end=final, least=min(ratios.values()))  # fmt: skip
 
 
@@ -377,7 +302,7 @@ def quiet_blocks(f: Facts) -> Finding | None:
     said = (
         f"{len(found)} of {f.blocks} blocks turn their tokens by less than {180 * TURN:.1f}° (blocks {ranges(found)})."
     )
-    return _finding("quiet blocks", said, count=len(found), blocks=f.blocks)
+    return finding("quiet blocks", said, count=len(found), blocks=f.blocks)
 
 
 @says("spare blocks")
@@ -391,7 +316,7 @@ def spare_blocks(f: Facts) -> Finding | None:
         f"{len(found)} of {f.blocks} blocks can be skipped, one at a time, for less than {100 * SPARE:.0f} % of the "
         f"loss: {changes}{more}."
     )
-    return _finding("spare blocks", said, count=len(found), blocks=f.blocks,
+    return finding("spare blocks", said, count=len(found), blocks=f.blocks,
                     **{f"change_{block}": change for block, change in found})  # fmt: skip
 
 
@@ -406,7 +331,7 @@ def weights(f: Facts) -> Finding | None:
     said = f"The weights are taken for random: all {norms:.0f} norms in the blocks are as an initialiser leaves them."
     if f.look == "trained":
         said = f"The weights look trained: {moved:.0f} of the {norms:.0f} norms in the blocks have moved."
-    return _finding(f.look, said, norms=norms, moved=moved)
+    return finding(f.look, said, norms=norms, moved=moved)
 
 
 @says("normal")
@@ -420,7 +345,7 @@ def normal(f: Facts) -> Finding | None:
         f"Token similarity after block {block} is {value:.3f}, {side} the usual {low:.3f} to {high:.3f} of "
         f"{f.reference.label}."
     )
-    return _finding("normal", said, block=block, value=value, low=low, high=high)
+    return finding("normal", said, block=block, value=value, low=low, high=high)
 
 
 @says("not measured")
@@ -438,7 +363,7 @@ def not_measured(f: Facts) -> Finding | None:
     if math.isnan(f.mean_gap) and f.about.get("placement") != "mixer":
         found.append('attention\'s spectrum (measures="spectral")')
     return (
-        _finding("not measured", f"Not measured ({len(found)} of 4): {'; '.join(found)}.", count=len(found))
+        finding("not measured", f"Not measured ({len(found)} of 4): {'; '.join(found)}.", count=len(found))
         if found
         else None
     )

@@ -17,6 +17,7 @@ from depthscope.diagnosis.verdict import Verdict
 from depthscope.measures import ALIKE, EQUAL
 from depthscope.naming import sequences_of
 from depthscope.stations import IN_WORDS
+from depthscope.usage import Finding
 
 # ALIKE and EQUAL are those of `measures.similarity`.
 SAME = 0.999  # beyond it not even a trained model has use for the rest: √(1/999) is 3 %, near what bfloat16 keeps
@@ -42,6 +43,11 @@ class VerdictRule:
     verdict: Verdict
     applies: Callable[[Facts], bool]
     say: Callable[[Facts], Said]
+
+
+def finding(rule: str, sentence: str, **numbers: float) -> Finding:
+    """With all numbers as floats."""
+    return Finding(rule, sentence, {name: float(value) for name, value in numbers.items()})
 
 
 def end(f: Facts) -> float:
