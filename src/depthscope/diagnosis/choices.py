@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from depthscope.remedies import ContraNorm, DeEscalate, MVSplit, PairNorm, Remedy, ResidualWeight
-from depthscope.remedies.expression import call
+from depthscope.remedies.record import call
 
 Blocks = tuple[int, ...] | None
 DEESCALATION = "de-escalation"
