@@ -332,7 +332,7 @@ def test_only_laws_that_hold_forecast():
     about = {"weights": INITIALISED}
     assert "passes 0.99 at about block" in forecast(judged((sim(MIDDLE), about)))
     assert "further blocks would be trained too" in forecast(judged((sim(MIDDLE), {"weights": TRAINED})))
-    for placement, why in ((None, "was not seen"), ("sandwich", "norms before and behind each branch")):
+    for placement, why in ((None, "was not seen"), ("sandwich", "norms before and after each branch")):
         said = forecast(judged((sim(MIDDLE), about | {"placement": placement})))
         assert why in said
         assert "at about block" not in said

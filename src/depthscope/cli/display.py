@@ -179,13 +179,15 @@ def _width(text: str) -> int:
 def show_profile(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None, used: DepthUse | None) -> None:
     """What `probe --full` adds: every finding, every measure, the blocks, the loss without each block."""
     from depthscope.measures import MEASURES
+    from depthscope.stations import FINAL
 
     show_findings(diagnosis.findings)
     pairs = profile.frame[["station", "measure"]].drop_duplicates().itertuples(index=False, name=None)
     here = set(profile.names())
     rows, blocks = [], []
     for station, measure in pairs:
-        shown = station == "output" or (measure not in here and not (measure in MEASURES and MEASURES[measure].is_name))
+        is_name = measure in MEASURES and MEASURES[measure].is_name  # a number that has no mean
+        shown = not is_name and (station == "output" or measure not in here)
         for part in profile.parts if shown and measure != "token_diversity" else ():
             curve = profile.curve(measure, station, part)
             defined = [value for value in curve if not math.isnan(value)]
@@ -195,13 +197,23 @@ def show_profile(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame |
             bars = sparkline(curve, low, high if high - low > 1e-5 * max(abs(low), abs(high)) else low, 28)
             rows.append([name, bars, *(format_value(measure, value) for value in ends)])
     show_table(["measure", "before block 1 to the last", "first", "last"], rows, words=(0, 1))
-    names = [name for name in _BY_BLOCK if name in here]
+    columns = [(name, "output", name.replace("_", "\n", 1)) for name in _BY_BLOCK if name in here]
+    if profile.metadata.get("placement") not in (None, "post"):  # what norms make for the branches to read
+        read = (("attention_input", "attention\nreads"), ("ffn_input", "FFN\nreads"))
+        columns += [("token_similarity", at, head) for at, head in read if "token_similarity" in profile.names(at)]
     for part, (first, last) in profile.parts.items():
-        curves = [profile.curve(name, part=part) for name in names]
+        curves = [(name, profile.curve(name, station, part)) for name, station, _ in columns]
         for place in range(last - first + 2):
-            cells = [format_value(name, curve[place]) for name, curve in zip(names, curves, strict=True)]
+            cells = [format_value(name, curve[place]) for name, curve in curves]
             blocks.append([f"{part} {first - 1 + place if place else 'in'}" if part else str(place), *cells])
-    show_table(["block", *(name.replace("_", "\n", 1) for name in names)], blocks)
+        after = [
+            profile.curve(name, FINAL, part)[-1] if at == "output" and name in profile.names(FINAL) else math.nan
+            for name, at, _ in columns
+        ]
+        if not all(map(math.isnan, after)):
+            cells = [format_value(name, value) for (name, *_), value in zip(columns, after, strict=True)]
+            blocks.append([f"{part} final".strip(), *cells])
+    show_table(["block", *(heading for *_, heading in columns)], blocks)
     if used is not None:
         from depthscope.cli.depth_display import show_use
 
