@@ -1,9 +1,12 @@
-"""Which sequences are not finite (NaN or infinity), and from where on: they have no part in any mean from there on."""
+"""What is not finite (NaN or infinity): sequences, from where on, and weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from depthscope import stations as at
 from depthscope.naming import counted, sequences_of
@@ -38,3 +41,20 @@ def _place(block: int, station: str) -> str:
     if block == 0 or station == "input":
         return f"what enters block {max(block, 1)}"
     return f"the norm behind block {block}" if station == at.FINAL else f"the {station} of block {block}"
+
+
+def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Names of the weights with NaN or infinity in them; of split ones, in the part that this process holds."""
+    with torch.no_grad():
+        local = {name: weights.to_local() if hasattr(weights, "to_local") else weights for name, weights in named}
+        return [name for name, weights in local.items() if _can_be_asked(weights) and not _is_finite(weights)]
+
+
+def _can_be_asked(weights: Tensor) -> bool:
+    return not weights.is_meta and weights.is_floating_point() and weights.dtype.itemsize > 1
+
+
+def _is_finite(weights: Tensor) -> bool:
+    """The sum is read first, which is many times faster and finite only if all of them are."""
+    total = weights.sum(dtype=torch.promote_types(weights.dtype, torch.float32))
+    return bool(total.isfinite()) or bool(weights.isfinite().all())

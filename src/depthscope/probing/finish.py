@@ -1,0 +1,162 @@
+"""Stage two: what the looks of a pass say, for all stations and blocks together, in float64, with one transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from depthscope.measures import PARTS, Summary, TokenNorms
+from depthscope.measures.norms import mean_is_lost, times_power_of_two
+from depthscope.measures.tokens import are_outliers
+from depthscope.probing.station import Look, safe_norms
+
+# The numbers of a look, each (batch,): three of every `TokenNorms`.
+FIELDS = (
+    *("norms.count", "norms.mean_norm", "norms.deviation_norm"),
+    *("directions.count", "directions.mean_norm", "directions.deviation_norm"),
+    *("ordinary.count", "ordinary.mean_norm", "ordinary.deviation_norm"),
+    "largest_norm",
+    "outliers",
+    "turn",  # the mean angle to the tokens that entered the block, in radians; nan where there was nothing to compare
+    "doubt",  # 1 where a wide look may say something else
+)
+TOGETHER = 32  # looks whose vectors are kept at a time: memory must not grow with depth
+
+
+class Looks:
+    """All looks of one kind in a pass, finished a few dozen at a time."""
+
+    def __init__(self, look: Look) -> None:
+        self.tokens, self.epsilon, self.batch = look.shape[1], look.epsilon, look.shape[0]
+        self._waiting: list[Look] = []
+        self._done: list[Tensor] = []  # (fields, looks, batch)
+        self._count = 0
+        self.fields: dict[str, Tensor] = {}  # (looks, batch), on the host, once they have been fetched
+
+    def add(self, look: Look) -> int:
+        """Its number among them."""
+        self._waiting.append(look)
+        if len(self._waiting) == TOGETHER:
+            self._finish()
+        self._count += 1
+        return self._count - 1
+
+    def _finish(self) -> None:
+        self._done.append(numbers_of(self._waiting))
+        for look in self._waiting:
+            look.forget()
+        self._waiting = []
+
+    def numbers(self) -> Tensor:
+        """(fields, looks, batch), where the tokens were."""
+        if self._waiting:
+            self._finish()
+        return torch.cat(self._done, dim=1)
+
+    def read(self, numbers: Tensor) -> None:
+        """Takes what has come to the host."""
+        shape = (len(FIELDS), self._count, self.batch)
+        self.fields = dict(zip(FIELDS, numbers.reshape(shape), strict=True))
+
+    def norms(self, places: list[int], of: str = "norms") -> TokenNorms:
+        """Of these looks, each quantity (looks, batch)."""
+        parts = [self.fields[f"{of}.{name}"][places] for name in ("count", "mean_norm", "deviation_norm")]
+        return TokenNorms(self.tokens, *parts, self.epsilon)
+
+    def summary(self, places: list[int]) -> Summary:
+        """All parts of these looks."""
+        return Summary(
+            {name: self.fields[name][places] if name in self.fields else self.norms(places, name) for name in PARTS}
+        )
+
+
+def numbers_of(looks: list[Look]) -> Tensor:
+    """The fields of looks of one kind, float64, (fields, looks, batch)."""
+    one = looks[0]
+
+    def stacked(part: Callable[[Look], Tensor | None]) -> Tensor:
+        """A part of all looks; nan where one has none."""
+        found = [part(look) for look in looks]
+        like = next(value for value in found if value is not None)
+        return torch.stack([torch.full_like(like, torch.nan) if value is None else value for value in found])
+
+    ratios = stacked(lambda x: x.ratios)
+    found = are_outliers(ratios)
+    measured = torch.ones_like(found) if one.measured is None else stacked(lambda x: x.measured)
+    directed = measured if one.directed is None else stacked(lambda x: x.directed)
+    ordinary = directed & ~found
+    counts, all_counts, ordinary_counts = (mask.sum(dim=-1).double() for mask in (measured, directed, ordinary))
+    tokens = measured.shape[-1]
+
+    norms = torch.where(measured, stacked(lambda x: x.token_norms).double(), 0.0)  # (looks, batch, n)
+    spread = _root_of_squares(stacked(lambda x: x.distances), measured)
+    mean = (stacked(lambda x: x.first).double() + stacked(lambda x: x.offset)).squeeze(-2)  # (looks, batch, d)
+    mean_norm = counts.sqrt() * torch.linalg.vector_norm(mean, dim=-1)
+
+    # Means of unit tokens, from the one that all were shifted by. Outliers are few: what the mean of all adds to that
+    # of the others, where distances are taken from, cancels at most a half.
+    unit_first = stacked(lambda x: x.unit_first).double()
+    unit_first = (unit_first / torch.linalg.vector_norm(unit_first, dim=-1, keepdim=True)).squeeze(-2)
+    offset = stacked(lambda x: x.unit_offset).double().squeeze(-2)
+    of_all = stacked(lambda x: x.unit_sum).double().squeeze(-2) / all_counts.unsqueeze(-1)
+    means = [
+        count.sqrt() * torch.linalg.vector_norm(unit_first + mean, dim=-1)
+        for count, mean in ((all_counts, of_all), (ordinary_counts, offset))
+    ]
+    distances = stacked(lambda x: x.unit_distances)
+    apart = all_counts * (of_all - offset).square().sum(dim=-1)
+    all_spread = (_root_of_squares(distances, directed).square() - apart).clamp(min=0).sqrt()
+    has_outliers = found.any(dim=-1)
+    ordinary_spread = torch.where(has_outliers, _root_of_squares(distances, ordinary), all_spread)
+    ordinary_mean = torch.where(has_outliers, means[1], means[0])
+
+    low, high = safe_norms(ratios.dtype, wide=one.wide)
+    inside = (((norms > low) & (norms < high)) | ~measured).all(dim=-1)
+    equal = (spread == 0) & (torch.where(measured, norms, torch.inf).amin(dim=-1) > low**0.5)
+    known = inside & (((spread > low) & (spread < high)) | equal | (counts == 1))
+    lost = mean_is_lost(mean_norm, spread, tokens, ratios.dtype)
+    lost |= mean_is_lost(ordinary_mean, ordinary_spread, tokens, ratios.dtype)
+
+    if any(look.turns is not None for look in looks):
+        angles = 2 * torch.arcsin((stacked(lambda x: x.turns).double() / 2).clamp(max=1))
+        before = [torch.ones_like(found[0]) if look.directed_before is None else look.directed_before for look in looks]
+        both = directed & torch.stack(before)
+        turn = torch.where(both, angles, 0.0).sum(dim=-1) / both.sum(dim=-1)
+    else:
+        turn = torch.full_like(counts, torch.nan)
+    left_out = found if one.outliers is None else stacked(lambda x: x.outliers)
+    exponents = None if one.exponent is None else stacked(lambda x: x.exponent)
+    sized = [mean_norm, spread, norms.amax(dim=-1)]
+    mean_norm, spread, largest = sized if exponents is None else [times_power_of_two(x, exponents) for x in sized]
+    fields = [
+        *_where_any(counts, mean_norm, spread),
+        *_where_any(all_counts, means[0], all_spread),
+        *_where_any(ordinary_counts, ordinary_mean, ordinary_spread),
+        largest,
+        left_out.sum(dim=-1).double(),
+        turn,
+        ((counts > 0) & (lost | ~known)).double(),
+    ]
+    return torch.stack(fields)
+
+
+def _root_of_squares(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(torch.where(mask, values.double(), 0.0), dim=-1)
+
+
+def _where_any(counts: Tensor, *values: Tensor) -> list[Tensor]:
+    """The counts, and the values where they are of any token at all."""
+    return [counts, *(torch.where(counts > 0, value, torch.nan) for value in values)]
+
+
+def fetched(tensors: list[Tensor]) -> list[Tensor]:
+    """The same numbers in float64 on the host: every device is asked once for all that it has."""
+    found: list[Tensor] = [torch.empty(0)] * len(tensors)
+    for device in {tensor.device for tensor in tensors}:
+        here = [number for number, tensor in enumerate(tensors) if tensor.device == device]
+        flat = torch.cat([tensors[number].detach().double().reshape(-1) for number in here]).cpu()
+        for number, part in zip(here, flat.split([tensors[number].numel() for number in here]), strict=True):
+            found[number] = part.reshape(tensors[number].shape)
+    return found

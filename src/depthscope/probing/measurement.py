@@ -1,0 +1,527 @@
+"""What passes in a model, measured: which tokens are looked at where, and the readings that come of it.
+
+`begin` starts the pass of a batch, `see_tokens` and `see_attention` are called while it runs, `end` makes the readings.
+The tokens of a station are looked at in stage one (`station.py`), everything else waits for stage two (`finish.py`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from depthscope import stations as at
+from depthscope.hooks import Head, Visit
+from depthscope.inputs import Batch
+from depthscope.measures import (
+    MEASURES,
+    OF_OUTLIERS,
+    AttentionOperator,
+    Bounded,
+    HeadInput,
+    Measure,
+    Scratch,
+    TokenMatrix,
+    together,
+)
+from depthscope.measures.catalogue import half_turns
+from depthscope.measures.heads import scored
+from depthscope.measures.tokens import are_outliers
+from depthscope.probing.finish import Looks, fetched
+from depthscope.probing.finite import Place
+from depthscope.probing.station import Look, look
+from depthscope.progress import Steps, Tick, pulses
+
+Excluded = Literal["outliers"] | tuple[int, ...] | None
+# The argument with the ids that the blocks of a part read; of other parts (images) no token has a text.
+_IDS = {"": "input_ids", "encoder": "input_ids", "text": "input_ids", "decoder": "decoder_input_ids"}
+SWEEPS = 8  # that a long head is expected to take; the bar waits where it takes more, and jumps where it takes fewer
+
+
+class Reading(NamedTuple):
+    """One measure at one place for all sequences of a batch."""
+
+    block: int
+    station: str
+    head: int  # -1: no head
+    measure: str
+    first_sample: int  # -1: the whole batch
+    values: list[float]  # one per sequence, or one for the whole batch
+
+
+class Sink(NamedTuple):
+    """One outlier token in one block."""
+
+    block: int
+    sample: int
+    token: int  # its position among the real tokens of the sequence
+    norm_ratio: float
+    text: str  # "" if it is not known
+
+
+class Seen(NamedTuple):
+    """A token matrix that has passed, and where its numbers will be."""
+
+    look: Look
+    looks: Looks
+    number: int  # among the looks of its kind
+    of_tokens: dict[str, Tensor | Bounded]  # by measure, what was computed of the tokens themselves
+
+    @property
+    def batch(self) -> int:
+        return self.look.shape[0]
+
+
+class Waiting(NamedTuple):
+    """Numbers that are still where they were computed."""
+
+    reading: Reading  # without values
+    values: Tensor
+    error: Tensor | None  # the bound on their error, of a measure that has one
+
+
+class Measurement:
+    """Collects readings during a pass; `wide` looks in float64 from the beginning."""
+
+    def __init__(
+        self,
+        measures: tuple[str, ...],
+        stations: frozenset[str],
+        exclude: Excluded = None,
+        only_at_outputs: frozenset[str] = frozenset(),
+        *,
+        entrances: bool = False,
+        wide: bool = False,
+        progress: Tick | None = None,
+    ):
+        self.measures = frozenset(measures)
+        self.stations = stations
+        self.exclude = exclude
+        self.only_at_outputs = only_at_outputs
+        self.entrances = entrances  # whether what enters a part is reported where that station is not asked for
+        self._always_wide = wide
+        self.doubtful = False  # whether looks that were not wide may have missed something, in the pass that ended last
+        self.progress = progress
+        chosen = [measure for name, measure in MEASURES.items() if name in self.measures]
+        self._of: dict[str, list[Measure]] = {}
+        for measure in chosen:
+            self._of.setdefault(measure.of, []).append(measure)
+        self._wants_outliers = bool({need for measure in chosen for need in measure.needs} & OF_OUTLIERS)
+        self.wants_attention = bool(self._kind("attention"))
+        self.wants_branches = bool(self._kind("branch"))
+        self.values_seen = False
+        self.incomplete = False  # whether attention beside a sink that is no token was seen
+        self.readings: list[Reading] = []
+        self.sinks: list[Sink] = []
+        self.error_bounds: dict[str, float] = {}  # by measure: over blocks, stations, heads and sequences
+        self.attention_seen: set[tuple[int, str]] = set()
+        self.between: set[int] = set()  # blocks whose input is not the output of the block before
+        self.not_finite: dict[int, Place] = {}  # by sequence, where it is not finite first
+        self.formats: dict[str, None] = {}  # in which looks were computed
+        self._scratch = Scratch()
+        self.begin(0)
+
+    def _kind(self, of: str) -> list[Measure]:
+        return self._of.get(of, [])
+
+    def stations_to_hear(self) -> frozenset[str]:
+        """Where the machine must listen: a step needs its beginning, a branch the trunk that it is compared with."""
+        heard = {"input", "output"} | self.stations
+        if self.wants_branches:
+            heard |= set(at.BRANCHES)
+        if heard & set(at.BRANCHES):
+            heard |= set(at.WHOLE_TRUNK)
+        if self.wants_attention:
+            heard.add("attention_input")
+        return frozenset(heard)
+
+    # --- a pass -----------------------------------------------------------------------------------
+
+    def begin(self, first_sample: int, batch: Batch | None = None, tokenizer: Any = None) -> None:
+        """A pass begins; the batch and its tokenizer spell the outlier tokens."""
+        self.first_sample = first_sample
+        self._ids = {} if batch is None else batch.kwargs
+        self._decode = getattr(tokenizer, "decode", None)
+        self._waiting: list[Waiting] = []  # what does not come of looks
+        self.again, self.wide = False, self._always_wide
+        self._begin_looks()
+
+    def look_again(self) -> None:
+        """The same pass begins once more: its tokens are looked at in float64, and nothing else is done again."""
+        self.again = self.wide = True
+        self._begin_looks()
+
+    def _begin_looks(self) -> None:
+        self._looks: dict[Any, Looks] = {}
+        self._entered: Seen | None = None  # what the running block reads, or the one that runs next
+        self._trunk: Seen | None = None  # the trunk station that was heard last
+        self._newest: tuple[weakref.ref[Tensor], int, Seen] | None = None
+        self._attention_input: Tensor | None = None  # of the running block
+        self._part = ""  # that runs
+        self._batch = 0  # sequences of the tokens that passed last
+        self._in_order: list[tuple[Place, Seen]] = []
+        self._stations: list[tuple[int, str, Seen]] = []
+        self._steps: list[tuple[int, str, Seen, Seen]] = []
+        self._branches: list[tuple[int, str, Seen, Seen]] = []  # the trunk, the branch
+        self._turns: list[tuple[int, str, Seen]] = []
+        self._outliers: list[tuple[int, str, Seen, Tensor | None]] = []  # of a block and a part, and the real tokens
+        self._masks: dict[str, Tensor] = {}  # by part, those of its first block
+        self._real: dict[int, tuple[Tensor, Tensor]] = {}  # by mask: itself, and without the excluded positions
+        self._same: list[Tensor] = []  # of each step, whether the same tokens were left out at both ends
+        self._real: dict[Any, tuple[Tensor | None, Tensor]] = {}  # by mask: itself, and without excluded positions
+        # By part: its last block so far, what stands behind a norm there, and what was computed of that.
+        self._final: dict[str, tuple[int, Seen, dict[str, Tensor | Bounded]]] = {}
+
+    def end(self, *, can_look_again: bool = False) -> bool:
+        """Turns what was kept of a pass into readings. True: what comes of looks is missing, `look_again`."""
+        for block, seen, taken in self._final.values():
+            self._stations.append((block, at.FINAL, seen))
+            self._report_taken(taken, block, at.FINAL)
+        kinds = list(self._looks.values())
+        asked: list[Tensor] = [looks.numbers() for looks in kinds]
+        asked += [mask.any() for mask in self._masks.values()] + self._same
+        asked += [seen.look.ratios for _, _, seen, _ in self._outliers]
+        asked += [real.cumsum(dim=-1) for *_, real in self._outliers if real is not None]
+        waiting = [] if self.again else self._waiting
+        asked += [w.values for w in waiting] + [w.error for w in waiting if w.error is not None]
+        answers = iter(fetched(asked))  # the one transfer
+        for looks in kinds:
+            looks.read(next(answers))
+        for mask in self._masks.values():
+            if not next(answers):
+                raise ValueError(
+                    f"the mask hides all {tuple(mask.shape)} tokens: expected true, or 1, for real ones; mask= "
+                    'says which argument marks them ("~name": true for padding)'
+                )
+        same = [bool(next(answers)) for _ in self._same]
+        ratios = [next(answers) for _ in self._outliers]
+        places = [None if real is None else next(answers) - 1 for *_, real in self._outliers]
+        self._report_waiting(waiting, answers)
+        self.doubtful = not self.wide and any(bool(looks.fields["doubt"].any()) for looks in kinds)
+        if self.doubtful and can_look_again:
+            return True
+        self.formats |= {str(seen.look.ratios.dtype).removeprefix("torch."): None for _, seen in self._in_order}
+        for outliers, ratio, place in zip(self._outliers, ratios, places, strict=True):
+            self._name_outliers(*outliers[:3], ratio, place)
+        self._find_not_finite()
+        self._report_looks(same)
+        self._begin_looks()  # which lets go of the looks
+        return False
+
+    def _report_waiting(self, waiting: list[Waiting], answers: Iterator[Tensor]) -> None:
+        values = [next(answers) for _ in waiting]
+        for item, found in zip(waiting, values, strict=True):
+            self.readings.append(item.reading._replace(values=found.reshape(-1).tolist()))
+            if item.error is not None:  # where there is no value there is no error
+                errors = next(answers)[found.isfinite()]
+                largest = errors.max().item() if errors.numel() else 0.0
+                name = item.reading.measure
+                self.error_bounds[name] = max(self.error_bounds.get(name, 0.0), largest)
+
+    def _report_looks(self, same: list[bool]) -> None:
+        for looks in self._looks.values():
+            if stations := [item for item in self._stations if item[2].looks is looks]:
+                summary = looks.summary([seen.number for *_, seen in stations])
+                for measure in self._kind("station"):
+                    self._add_all(stations, measure.name, measure.compute(summary.only(measure.needs)))
+            if turns := [item for item in self._turns if item[2].looks is looks]:
+                angles = looks.fields["turn"][[seen.number for *_, seen in turns]]
+                self._add_all(turns, "angular_distance", angles / torch.pi)
+        for kind, pairs in (("step", self._steps), ("branch", self._branches)):
+            for before, after in dict.fromkeys((a.looks, b.looks) for *_, a, b in pairs):
+                numbers = [i for i, item in enumerate(pairs) if (item[2].looks, item[3].looks) == (before, after)]
+                items = [pairs[i] for i in numbers]
+                fits = (before.batch, before.tokens) == (after.batch, after.tokens)
+                starts = before.norms([a.number for *_, a, _ in items])
+                ends = after.norms([b.number for *_, b in items])
+                for measure in self._kind(kind):
+                    values = measure.compute(starts, ends) if fits else torch.full_like(ends.norm, torch.nan)
+                    if kind == "step" and same:  # an outlier was left out at one end only: these are other tokens
+                        values = torch.where(torch.tensor(same)[numbers].unsqueeze(-1), values, torch.nan)
+                    self._add_all(items, measure.name, values)
+
+    def _find_not_finite(self) -> None:
+        bad = {}
+        for looks in self._looks.values():
+            norms = looks.norms(list(range(len(looks.fields["doubt"]))))
+            bad[looks] = ((norms.count > 0) & norms.norm.isnan()).numpy()  # (looks, batch)
+        if not any(found.any() for found in bad.values()):
+            return
+        for place, seen in self._in_order:
+            for row in bad[seen.looks][seen.number].nonzero()[0].tolist():
+                self.not_finite.setdefault(self.first_sample + self._sequence(row, seen.batch), place)
+
+    def _sequence(self, row: int, _rows: int) -> int:
+        """The sequence of the batch that a row of tokens belongs to."""
+        return row
+
+    def _add_all(self, places: Sequence[tuple[Any, ...]], name: str, values: Tensor) -> None:
+        _check_shape(name, values, (len(places), places[0][-1].batch))
+        for (block, station, *_), row in zip(places, values.tolist(), strict=True):
+            self.readings.append(Reading(block, station, -1, name, self.first_sample, row))
+
+    # --- tokens -----------------------------------------------------------------------------------
+
+    def has_passed(self, visit: Visit, source: Tensor) -> bool:
+        """Whether what enters a block is what has left the one before, and nobody asks for it a second time."""
+        within = visit.number != 1 and visit.part == self._part
+        return within and "input" not in self.stations and self._known(source) is not None
+
+    def see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
+        """Tokens (batch, n, d) pass a station; `source` is the tensor that the model passes."""
+        self._batch = tokens.shape[0]
+        asked = station in self.stations
+        if station == "attention_input" and self.wants_attention:
+            self._attention_input = tokens
+        if station == "input":
+            begins, self._part = visit.number == 1 or visit.part != self._part, visit.part
+            if begins and visit.real is not None:
+                self._masks.setdefault(visit.part, visit.real)
+            if begins or self._known(source) is None:
+                seen = self._look(tokens, source, visit, station)
+                self._entered = self._trunk = seen
+                self._report_entrance(seen, tokens, visit, begins=begins)
+        if station in at.BRANCHES:
+            self._see_branch(visit, station, tokens, source)
+            return
+        moves = station != "input" and station in visit.block.trunk
+        if not asked and not moves:
+            return
+        seen = self._look(tokens, source, visit, station)
+        if asked:
+            self._report(seen, tokens, visit, station)
+        if moves:
+            before = self._entered if station == "output" else self._trunk  # at the output: the whole block
+            if asked and before is not None and self._kind("step"):
+                self._steps.append((visit.number, station, before, seen))
+                if self.exclude == "outliers":
+                    self._same.append(_same_outliers(before.look, seen.look))
+            self._trunk = seen
+        if station == "output":
+            self._report_turn(seen, visit.number)
+            self._report_outliers(seen, visit.number, visit)
+            self._entered = seen
+            self._attention_input = None
+            self._final.pop(visit.part, None)  # what stood behind a block before
+
+    def see_final_norm(self, visit: Visit, tokens: Tensor, source: Tensor) -> None:
+        """What a norm outside the blocks makes of a block's output: the final norm, if no block of the part follows."""
+        if visit.part not in self._final:
+            seen = self._look(tokens, source, visit, at.FINAL)
+            self._final[visit.part] = visit.number, seen, self._taken_of_tokens(seen, tokens, visit, at.FINAL)
+
+    def _see_branch(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
+        asked = station in self.stations
+        if asked or self.wants_branches:
+            seen = self._look(tokens, source, visit, station)
+            if asked:
+                self._report(seen, tokens, visit, station)
+            if self._trunk is not None and self.wants_branches:
+                self._branches.append((visit.number, station, self._trunk, seen))
+
+    def _known(self, source: Tensor) -> Seen | None:
+        """What was seen of this very tensor, if it was looked at last and has not been written to since."""
+        if self._newest is None or self._newest[0]() is not source or self._newest[1] != source._version:
+            return None
+        return self._newest[2]
+
+    def _look(self, tokens: Tensor, source: Tensor, visit: Visit, station: str) -> Seen:
+        """The same tensor seen again (a block's output is the next one's input) is not looked at again."""
+        turns = bool(self._kind("block")) and _is_output(visit, station)
+        if (known := self._known(source)) is not None and (known.look.unit is not None or not turns):
+            return known
+        enters = station == "input"
+        found = look(
+            tokens,
+            self._without_excluded(tokens, visit.real),
+            self._scratch,
+            # A block's output is compared with its input: they stand in two buffers in turn.
+            keep=f"unit {(visit.number - enters) % 2}" if turns else "",
+            before=self._entered.look if turns and not enters and self._entered is not None else None,
+            without_outliers=self.exclude == "outliers",
+            wide=self.wide,
+        )
+        looks = self._looks.get(found.kind)
+        if looks is None:
+            looks = self._looks[found.kind] = Looks(found)
+        seen = Seen(found, looks, looks.add(found), {})
+        self._in_order.append(((0, "output") if enters and visit.number == 1 else (visit.number, station), seen))
+        if station != at.FINAL:  # the next block may still be given what the block before it returned
+            self._newest = None if source.is_inference() else (weakref.ref(source), source._version, seen)
+        return seen
+
+    def _without_excluded(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
+        """The mask without the excluded positions, which are counted among the real tokens of each sequence."""
+        if not isinstance(self.exclude, tuple):
+            return mask
+        key = tokens.shape[:2] if mask is None else id(mask)
+        if key not in self._real:
+            real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device) if mask is None else mask
+            real = real.to(tokens.device)
+            from_start, length = real.cumsum(dim=-1) - 1, real.sum(dim=-1, keepdim=True)  # (batch, n), (batch, 1)
+            most = int(length.max())
+            for index in self.exclude:
+                if not -most <= index < most:
+                    raise ValueError(f"cannot exclude token {index}: the sequences have {most} tokens at most")
+                real = real & (from_start != (index if index >= 0 else length + index))
+            self._real[key] = mask, real
+        return self._real[key][1]
+
+    def _report(self, seen: Seen, tokens: Tensor, visit: Visit, station: str, block: int | None = None) -> None:
+        block = visit.number if block is None else block
+        self._stations.append((block, station, seen))
+        self._report_taken(self._taken_of_tokens(seen, tokens, visit, station), block, station)
+
+    def _taken_of_tokens(self, seen: Seen, tokens: Tensor, visit: Visit, station: str) -> dict[str, Tensor | Bounded]:
+        """The measures of these tokens that need more of them than a look."""
+        if not self.again and not seen.of_tokens:
+            wanted = self.measures if _is_output(visit, station) else self.measures - self.only_at_outputs
+            if chosen := [m for m in (*self._kind("tokens"), *self._kind("batch")) if m.name in wanted]:
+                real = self._without_excluded(tokens, visit.real)
+                if (outliers := seen.look.outliers) is not None:
+                    real = ~outliers if real is None else real.to(outliers.device) & ~outliers
+                x = TokenMatrix(tokens, real)
+                seen.of_tokens.update({measure.name: measure.take(x) for measure in chosen})
+        return seen.of_tokens
+
+    def _report_taken(self, taken: dict[str, Tensor | Bounded], block: int, station: str) -> None:
+        for name, value in taken.items():
+            self._wait_for(block, station, name, value, whole_batch=MEASURES[name].of == "batch")
+
+    def _report_entrance(self, seen: Seen, tokens: Tensor, visit: Visit, *, begins: bool) -> None:
+        """What enters the model is block 0's; what enters another part stands at the `input` of its first block."""
+        if visit.number == 1:
+            self._report(seen, tokens, visit, "output", block=0)
+            self._report_outliers(seen, 0, visit)
+        elif not begins:
+            self.between.add(visit.number)
+        elif self.entrances and "input" not in self.stations:
+            self._report(seen, tokens, visit, "input")
+
+    def _report_turn(self, seen: Seen, block: int) -> None:
+        if self._entered is None:
+            return
+        before, after = self._entered.look, seen.look
+        if before.unit is None or after.unit is None or before.shape != after.shape:
+            return
+        for measure in self._kind("block"):
+            if measure.compute is half_turns and after.compared == id(before):
+                self._turns.append((block, "output", seen))
+            elif not self.again:
+                masks = [mask for mask in (before.directed, after.directed) if mask is not None]
+                real = masks[0] & masks[-1] if masks else None
+                value = measure.compute(before.unit, after.unit, real, self._scratch)
+                self._wait_for(block, "output", measure.name, value)
+
+    def _report_outliers(self, seen: Seen, block: int, visit: Visit) -> None:
+        if self._wants_outliers:
+            self._outliers.append((block, visit.block.part, seen, visit.real))
+
+    def _name_outliers(self, block: int, part: str, seen: Seen, ratios: Tensor, places: Tensor | None) -> None:
+        """`ratios` to the median and `places` among the real tokens (None: as they stand), both (batch, n)."""
+        for sample, place in are_outliers(ratios).nonzero().tolist():
+            token = place if places is None else int(places[sample, place])
+            text = self._text(part, ratios.shape, sample, place)
+            self.sinks.append(Sink(block, self.first_sample + sample, token, ratios[sample, place].item(), text))
+
+    def _text(self, part: str, shape: torch.Size, sample: int, place: int) -> str:
+        """The text of one token of the blocks' (batch, n); "" if it has none."""
+        ids = self._ids.get(_IDS.get(part, ""))
+        if self._decode is None or not isinstance(ids, Tensor) or ids.shape != shape:
+            return ""
+        return str(self._decode([int(ids[sample, place])]))
+
+    # --- attention --------------------------------------------------------------------------------
+
+    def see_attention(self, visit: Visit, kind: str, heads: Iterator[Head], values: Tensor | None) -> None:
+        """The heads of one block, one after the other; values (batch, groups, m, d_v), None if they were not seen."""
+        if self.again:
+            return
+        self.attention_seen.add((visit.number, kind))
+        self.values_seen |= values is not None
+        of_block: dict[str, Any] = {"real": lambda: visit.real}
+        if kind == "attention" and self._attention_input is not None:
+            tokens = TokenMatrix(self._attention_input, visit.real)
+            of_block["tokens"] = lambda: tokens
+        if kind == "attention" and self._entered is not None and self._wants_outliers:
+            sinks = are_outliers(self._entered.look.ratios)
+            if bool(sinks.any()):  # what attention is asked for is worth a question
+                of_block["sinks"] = lambda: sinks
+        for head in in_groups(heads):
+            given = HeadInput(of_block | _parts_of_head(head, values))
+            self.incomplete |= not head.complete
+            with self._progress_of(head):
+                for measure in self._kind("attention"):
+                    fits = (kind == "attention" or measure.crosses) and (head.complete or measure.incomplete)
+                    if fits and given.has(measure.needs):
+                        value = measure.take(given.only(measure.needs))
+                        self._wait_for(visit.number, kind, measure.name, value, head.number)
+
+    @contextmanager
+    def _progress_of(self, head: Head) -> Iterator[None]:
+        """Tells a progress bar how much of a block is done, in heads and, within a head, in sweeps over its rows."""
+        if not isinstance(self.progress, Steps):
+            yield
+            return
+        tell, sweeps = self.progress.inside, 0
+
+        def hear(share: float) -> None:
+            nonlocal sweeps
+            tell((head.number + min((sweeps + share) / SWEEPS, 1.0)) / head.among)
+            sweeps += share == 1
+
+        with pulses(hear):
+            yield
+        tell((head.number + 1) / head.among)
+
+    def _wait_for(
+        self, block: int, station: str, name: str, value: Tensor | Bounded, head: int = -1, whole_batch: bool = False
+    ) -> None:
+        value, error = value if isinstance(value, Bounded) else (value, None)
+        _check_shape(name, value, () if whole_batch else (self._batch,))
+        first_sample = -1 if whole_batch else self.first_sample
+        self._waiting.append(Waiting(Reading(block, station, head, name, first_sample, []), value, error))
+
+
+def _same_outliers(before: Look, after: Look) -> Tensor:
+    """Whether the same tokens are left out at both ends of a step: one number."""
+    if before.shape[:2] != after.shape[:2]:
+        return torch.zeros(())
+    assert before.outliers is not None
+    assert after.outliers is not None
+    return (before.outliers == after.outliers.to(before.outliers.device)).all()
+
+
+def _check_shape(name: str, values: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(values.shape) != expected and not (expected == () and values.numel() == 1):
+        raise ValueError(f"the measure {name!r} must return shape {expected} here, got {tuple(values.shape)}")
+
+
+def _is_output(visit: Visit, station: str) -> bool:
+    """Whether a station has what leaves a block: a block's input left the one before."""
+    return station in ("input", "output") or (station == "after_ffn" and at.trunk_is_a_sum(visit.block.placement))
+
+
+def _parts_of_head(head: Head, values: Tensor | None) -> dict[str, Any]:
+    parts = {"attention": lambda: head.attention, "matrix": head.attention.dense}
+    if head.scores is not None or scored(head.attention) is not None:
+        parts |= {"scores": lambda: head.scores}
+    return parts if values is None else parts | {"values": lambda: values[:, head.group]}
+
+
+def in_groups(heads: Iterator[Head]) -> Iterator[Head]:
+    """The same heads; those that are small are computed together."""
+    waiting: deque[Head] = deque()
+
+    def attention() -> Iterator[AttentionOperator]:
+        for head in heads:
+            waiting.append(head)
+            yield head.attention
+
+    for grouped in together(attention()):
+        yield waiting.popleft()._replace(attention=grouped)
