@@ -101,6 +101,7 @@ def probe(
     model, notes = scope.model, scope.notes
     calls, anatomy = scope.calls(), scope.anatomy
     where: dict[str, Any] = {"only_at_outputs": only_at_outputs(measures), "entrances": True, "progress": progress}
+    where["outliers"] = scope.has_outliers
     if window is None:
         measurement = Measurement(names, wanted, excluded, **where)
     else:
@@ -169,11 +170,10 @@ class _Passes:
         self.measurement.begin(self.samples, batch, tokenizer)
         with self.machine, self.final_norm:
             call(self.model, batch)
-        if self.measurement.end(can_look_again=True):
-            self.measurement.look_again()
+        while self.measurement.end(can_look_again=True):
             with self.machine, self.final_norm:
                 call(self.model, batch)
-            self.measurement.end()
+        self.scope.has_outliers |= self.measurement.outliers
         if self.causality.causal and (missing := without_first_token(tokenizer, batch)) is not None:
             self.first_token = str(getattr(tokenizer, "bos_token", ""))
             self.without_first_token.append(missing)

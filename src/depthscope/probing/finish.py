@@ -9,7 +9,7 @@ from torch import Tensor
 
 from depthscope.measures import PARTS, Summary, TokenNorms
 from depthscope.measures.norms import mean_is_lost, times_power_of_two
-from depthscope.measures.tokens import are_outliers
+from depthscope.measures.tokens import are_outliers, ratios_to_median
 from depthscope.probing.station import Look, safe_norms
 
 # The numbers of a look, each (batch,): three of every `TokenNorms`.
@@ -21,6 +21,7 @@ FIELDS = (
     "outliers",
     "turn",  # the mean angle to the tokens that entered the block, in radians; nan where there was nothing to compare
     "doubt",  # 1 where a wide look may say something else
+    "unexpected",  # 1 where there are outliers that the look was not told of
 )
 TOGETHER = 32  # looks whose vectors are kept at a time: memory must not grow with depth
 
@@ -33,7 +34,8 @@ class Looks:
         self._waiting: list[Look] = []
         self._done: list[Tensor] = []  # (fields, looks, batch)
         self._count = 0
-        self.fields: dict[str, Tensor] = {}  # (looks, batch), on the host, once they have been fetched
+        self._numbers = torch.empty(0)  # (fields, looks, batch), on the host, once they have been fetched
+        self.fields: dict[str, Tensor] = {}  # the same by name
 
     def add(self, look: Look) -> int:
         """Its number among them."""
@@ -57,19 +59,24 @@ class Looks:
 
     def read(self, numbers: Tensor) -> None:
         """Takes what has come to the host."""
-        shape = (len(FIELDS), self._count, self.batch)
-        self.fields = dict(zip(FIELDS, numbers.reshape(shape), strict=True))
+        self._numbers = numbers.reshape(len(FIELDS), self._count, self.batch)
+        self.fields = dict(zip(FIELDS, self._numbers, strict=True))
 
     def norms(self, places: list[int], of: str = "norms") -> TokenNorms:
         """Of these looks, each quantity (looks, batch)."""
-        parts = [self.fields[f"{of}.{name}"][places] for name in ("count", "mean_norm", "deviation_norm")]
-        return TokenNorms(self.tokens, *parts, self.epsilon)
+        return self._norms(self._numbers[:, places], of)
 
     def summary(self, places: list[int]) -> Summary:
         """All parts of these looks."""
+        chosen = self._numbers[:, places]
         return Summary(
-            {name: self.fields[name][places] if name in self.fields else self.norms(places, name) for name in PARTS}
+            {name: chosen[FIELDS.index(name)] if name in FIELDS else self._norms(chosen, name) for name in PARTS}
         )
+
+    def _norms(self, numbers: Tensor, of: str) -> TokenNorms:
+        first = FIELDS.index(f"{of}.count")
+        count, mean_norm, deviation_norm = numbers[first : first + 3]
+        return TokenNorms(self.tokens, count, mean_norm, deviation_norm, self.epsilon)
 
 
 def numbers_of(looks: list[Look]) -> Tensor:
@@ -82,15 +89,16 @@ def numbers_of(looks: list[Look]) -> Tensor:
         like = next(value for value in found if value is not None)
         return torch.stack([torch.full_like(like, torch.nan) if value is None else value for value in found])
 
-    ratios = stacked(lambda x: x.ratios)
-    found = are_outliers(ratios)
-    measured = torch.ones_like(found) if one.measured is None else stacked(lambda x: x.measured)
+    of_tokens = stacked(lambda x: x.token_norms)  # (looks, batch, n)
+    measured = None if one.measured is None else stacked(lambda x: x.measured)
+    found = are_outliers(ratios_to_median(of_tokens, measured))
+    measured = torch.ones_like(found) if measured is None else measured
     directed = measured if one.directed is None else stacked(lambda x: x.directed)
     ordinary = directed & ~found
     counts, all_counts, ordinary_counts = (mask.sum(dim=-1).double() for mask in (measured, directed, ordinary))
     tokens = measured.shape[-1]
 
-    norms = torch.where(measured, stacked(lambda x: x.token_norms).double(), 0.0)  # (looks, batch, n)
+    norms = torch.where(measured, of_tokens.double(), 0.0)
     spread = _root_of_squares(stacked(lambda x: x.distances), measured)
     mean = (stacked(lambda x: x.first).double() + stacked(lambda x: x.offset)).squeeze(-2)  # (looks, batch, d)
     mean_norm = counts.sqrt() * torch.linalg.vector_norm(mean, dim=-1)
@@ -100,7 +108,9 @@ def numbers_of(looks: list[Look]) -> Tensor:
     unit_first = stacked(lambda x: x.unit_first).double()
     unit_first = (unit_first / torch.linalg.vector_norm(unit_first, dim=-1, keepdim=True)).squeeze(-2)
     offset = stacked(lambda x: x.unit_offset).double().squeeze(-2)
-    of_all = stacked(lambda x: x.unit_sum).double().squeeze(-2) / all_counts.unsqueeze(-1)
+    of_all = offset
+    if one.finds_outliers:
+        of_all = stacked(lambda x: x.unit_sum).double().squeeze(-2) / all_counts.unsqueeze(-1)
     means = [
         count.sqrt() * torch.linalg.vector_norm(unit_first + mean, dim=-1)
         for count, mean in ((all_counts, of_all), (ordinary_counts, offset))
@@ -112,12 +122,12 @@ def numbers_of(looks: list[Look]) -> Tensor:
     ordinary_spread = torch.where(has_outliers, _root_of_squares(distances, ordinary), all_spread)
     ordinary_mean = torch.where(has_outliers, means[1], means[0])
 
-    low, high = safe_norms(ratios.dtype, wide=one.wide)
+    low, high = safe_norms(of_tokens.dtype, wide=one.wide)
     inside = (((norms > low) & (norms < high)) | ~measured).all(dim=-1)
     equal = (spread == 0) & (torch.where(measured, norms, torch.inf).amin(dim=-1) > low**0.5)
     known = inside & (((spread > low) & (spread < high)) | equal | (counts == 1))
-    lost = mean_is_lost(mean_norm, spread, tokens, ratios.dtype)
-    lost |= mean_is_lost(ordinary_mean, ordinary_spread, tokens, ratios.dtype)
+    lost = mean_is_lost(mean_norm, spread, tokens, of_tokens.dtype)
+    lost |= mean_is_lost(ordinary_mean, ordinary_spread, tokens, of_tokens.dtype)
 
     if any(look.turns is not None for look in looks):
         angles = 2 * torch.arcsin((stacked(lambda x: x.turns).double() / 2).clamp(max=1))
@@ -126,7 +136,8 @@ def numbers_of(looks: list[Look]) -> Tensor:
         turn = torch.where(both, angles, 0.0).sum(dim=-1) / both.sum(dim=-1)
     else:
         turn = torch.full_like(counts, torch.nan)
-    left_out = found if one.outliers is None else stacked(lambda x: x.outliers)
+    if one.found is not None:
+        found = stacked(lambda x: x.outliers)
     exponents = None if one.exponent is None else stacked(lambda x: x.exponent)
     sized = [mean_norm, spread, norms.amax(dim=-1)]
     mean_norm, spread, largest = sized if exponents is None else [times_power_of_two(x, exponents) for x in sized]
@@ -135,9 +146,10 @@ def numbers_of(looks: list[Look]) -> Tensor:
         *_where_any(all_counts, means[0], all_spread),
         *_where_any(ordinary_counts, ordinary_mean, ordinary_spread),
         largest,
-        left_out.sum(dim=-1).double(),
+        found.sum(dim=-1).double(),
         turn,
         ((counts > 0) & (lost | ~known)).double(),
+        torch.zeros_like(counts) if one.finds_outliers else has_outliers.double(),
     ]
     return torch.stack(fields)
 

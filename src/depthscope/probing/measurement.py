@@ -97,6 +97,7 @@ class Measurement:
         *,
         entrances: bool = False,
         wide: bool = False,
+        outliers: bool = False,
         progress: Tick | None = None,
     ):
         self.measures = frozenset(measures)
@@ -104,8 +105,8 @@ class Measurement:
         self.exclude = exclude
         self.only_at_outputs = only_at_outputs
         self.entrances = entrances  # whether what enters a part is reported where that station is not asked for
-        self._always_wide = wide
-        self.doubtful = False  # whether looks that were not wide may have missed something, in the pass that ended last
+        self.always_wide = wide
+        self.outliers = outliers  # whether there may be some: once they were found, every look is at them too
         self.progress = progress
         chosen = [measure for name, measure in MEASURES.items() if name in self.measures]
         self._of: dict[str, list[Measure]] = {}
@@ -148,12 +149,12 @@ class Measurement:
         self._ids = {} if batch is None else batch.kwargs
         self._decode = getattr(tokenizer, "decode", None)
         self._waiting: list[Waiting] = []  # what does not come of looks
-        self.again, self.wide = False, self._always_wide
+        self.again, self.wide = False, self.always_wide
         self._begin_looks()
 
-    def look_again(self) -> None:
-        """The same pass begins once more: its tokens are looked at in float64, and nothing else is done again."""
-        self.again = self.wide = True
+    def _look_again(self, *, wide: bool) -> None:
+        """The same pass begins once more: its tokens are looked at with more care, and nothing else is done again."""
+        self.again, self.wide = True, wide
         self._begin_looks()
 
     def _begin_looks(self) -> None:
@@ -171,22 +172,22 @@ class Measurement:
         self._turns: list[tuple[int, str, Seen]] = []
         self._outliers: list[tuple[int, str, Seen, Tensor | None]] = []  # of a block and a part, and the real tokens
         self._masks: dict[str, Tensor] = {}  # by part, those of its first block
-        self._real: dict[int, tuple[Tensor, Tensor]] = {}  # by mask: itself, and without the excluded positions
         self._same: list[Tensor] = []  # of each step, whether the same tokens were left out at both ends
         self._real: dict[Any, tuple[Tensor | None, Tensor]] = {}  # by mask: itself, and without excluded positions
         # By part: its last block so far, what stands behind a norm there, and what was computed of that.
         self._final: dict[str, tuple[int, Seen, dict[str, Tensor | Bounded]]] = {}
 
     def end(self, *, can_look_again: bool = False) -> bool:
-        """Turns what was kept of a pass into readings. True: what comes of looks is missing, `look_again`."""
+        """Turns what was kept of a pass into readings. True: the model must run once more, with more careful looks."""
         for block, seen, taken in self._final.values():
             self._stations.append((block, at.FINAL, seen))
             self._report_taken(taken, block, at.FINAL)
         kinds = list(self._looks.values())
         asked: list[Tensor] = [looks.numbers() for looks in kinds]
         asked += [mask.any() for mask in self._masks.values()] + self._same
-        asked += [seen.look.ratios for _, _, seen, _ in self._outliers]
-        asked += [real.cumsum(dim=-1) for *_, real in self._outliers if real is not None]
+        named = self._outliers if self.outliers or self.wide or self.exclude == "outliers" else []
+        asked += [seen.look.ratios for _, _, seen, _ in named]
+        asked += [real.cumsum(dim=-1) for *_, real in named if real is not None]
         waiting = [] if self.again else self._waiting
         asked += [w.values for w in waiting] + [w.error for w in waiting if w.error is not None]
         answers = iter(fetched(asked))  # the one transfer
@@ -199,15 +200,20 @@ class Measurement:
                     'says which argument marks them ("~name": true for padding)'
                 )
         same = [bool(next(answers)) for _ in self._same]
-        ratios = [next(answers) for _ in self._outliers]
-        places = [None if real is None else next(answers) - 1 for *_, real in self._outliers]
+        ratios = [next(answers) for _ in named]
+        places = [None if real is None else next(answers) - 1 for *_, real in named]
         self._report_waiting(waiting, answers)
-        self.doubtful = not self.wide and any(bool(looks.fields["doubt"].any()) for looks in kinds)
-        if self.doubtful and can_look_again:
+        doubtful = not self.wide and any(bool(looks.fields["doubt"].any()) for looks in kinds)
+        unexpected = any(bool(looks.fields["unexpected"].any()) for looks in kinds)
+        self.always_wide |= doubtful and not can_look_again
+        self.outliers |= unexpected
+        if (doubtful or unexpected) and can_look_again:
+            self._look_again(wide=doubtful)
             return True
-        self.formats |= {str(seen.look.ratios.dtype).removeprefix("torch."): None for _, seen in self._in_order}
-        for outliers, ratio, place in zip(self._outliers, ratios, places, strict=True):
-            self._name_outliers(*outliers[:3], ratio, place)
+        self.formats |= {str(seen.look.token_norms.dtype).removeprefix("torch."): None for _, seen in self._in_order}
+        for (block, part, seen, _), ratio, place in zip(named, ratios, places, strict=True):
+            if seen.looks.fields["outliers"][seen.number].any():
+                self._name_outliers(block, part, seen, ratio, place)
         self._find_not_finite()
         self._report_looks(same)
         self._begin_looks()  # which lets go of the looks
@@ -343,6 +349,7 @@ class Measurement:
             # A block's output is compared with its input: they stand in two buffers in turn.
             keep=f"unit {(visit.number - enters) % 2}" if turns else "",
             before=self._entered.look if turns and not enters and self._entered is not None else None,
+            outliers=self.outliers,
             without_outliers=self.exclude == "outliers",
             wide=self.wide,
         )
@@ -492,9 +499,8 @@ def _same_outliers(before: Look, after: Look) -> Tensor:
     """Whether the same tokens are left out at both ends of a step: one number."""
     if before.shape[:2] != after.shape[:2]:
         return torch.zeros(())
-    assert before.outliers is not None
-    assert after.outliers is not None
-    return (before.outliers == after.outliers.to(before.outliers.device)).all()
+    a, b = are_outliers(before.ratios), are_outliers(after.ratios)
+    return (a == b.to(a.device)).all()
 
 
 def _check_shape(name: str, values: Tensor, expected: tuple[int, ...]) -> None:

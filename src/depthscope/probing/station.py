@@ -4,9 +4,10 @@ A dozen operations on the tokens, no branch on a value, and nothing is fetched: 
 are a few numbers per token and a few vectors per sequence; `finish.py` makes everything of them once the pass is over.
 
 Right in the limit: tokens are shifted by the first real one before their mean is subtracted, and unit tokens likewise,
-so that equal tokens give exactly 0. Padding is replaced by that same token: it adds nothing. Where float32 may not be
-enough, or a token has no direction, the numbers that are kept show it (`doubt`), and a second pass looks again, `wide`:
-in float64, with the largest number of each sequence near 1.
+so that equal tokens give exactly 0. Padding is replaced by that same token: it adds nothing. What is kept shows whether
+there are outliers, and whether float32 may not be enough or a token has no direction (`doubt`). A second pass then
+looks again: with `outliers`, which takes half a dozen operations more, or `wide`, also in float64 and with the largest
+number of each sequence near 1.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ class Look:
     wide: bool
     measured: Tensor | None  # (batch, n), which tokens are measured; None: all
     directed: Tensor | None  # (batch, n), measured tokens that have a direction; None: all, unless the look is in doubt
+    finds_outliers: bool
     token_norms: Tensor  # (batch, n); where a token is not measured, that of the first one
-    ratios: Tensor  # (batch, n), norms over the median of the measured ones; nan elsewhere
-    outliers: Tensor | None  # (batch, n), those that are not measured because they are outliers
+    found: Tensor | None  # (batch, n), the ratios by which outliers were found that are not measured
     first: Tensor  # (batch, 1, d), the token by which all were shifted
     offset: Tensor  # (batch, 1, d), from there to the mean
     distances: Tensor  # (batch, n), of the tokens from their mean
     unit_first: Tensor  # (batch, 1, d), the token whose unit token all unit tokens were shifted by
     unit_offset: Tensor  # (batch, 1, d), from there to the mean of the unit tokens that are no outliers
-    unit_sum: Tensor  # (batch, 1, d), of all unit tokens, shifted
+    unit_sum: Tensor | None  # (batch, 1, d), of all unit tokens, shifted; None: without outliers
     unit_distances: Tensor  # (batch, n), of the unit tokens from that mean
     turns: Tensor | None  # (batch, n), ‖u − v‖ to the unit tokens that entered the block
     directed_before: Tensor | None  # (batch, n), which of those had a direction
@@ -50,14 +51,24 @@ class Look:
     def kind(self) -> tuple[object, ...]:
         """Looks of one kind are finished together."""
         masked = self.measured is not None, self.directed is not None
-        return self.shape, self.ratios.dtype, self.ratios.device, self.epsilon, self.wide, masked
+        dtype, device = self.token_norms.dtype, self.token_norms.device
+        return self.shape, dtype, device, self.epsilon, self.wide, self.finds_outliers, masked
+
+    @property
+    def ratios(self) -> Tensor:
+        """(batch, n), norms over the median, also of outliers that are not measured; nan elsewhere."""
+        return ratios_to_median(self.token_norms, self.measured) if self.found is None else self.found
+
+    @property
+    def outliers(self) -> Tensor | None:
+        """(batch, n), those that are not measured because they are outliers."""
+        return None if self.found is None else are_outliers(self.found)
 
     def forget(self) -> None:
         """What is finished is needed no more."""
-        nothing = self.ratios[:0]
-        self.token_norms = self.first = self.offset = self.distances = nothing
-        self.unit_first = self.unit_offset = self.unit_sum = self.unit_distances = nothing
-        self.measured = self.turns = self.directed_before = self.exponent = None
+        nothing = self.token_norms[:0]
+        self.first = self.offset = self.distances = self.unit_first = self.unit_offset = self.unit_distances = nothing
+        self.unit_sum = self.turns = self.directed_before = self.exponent = None
 
 
 def look(
@@ -67,49 +78,49 @@ def look(
     *,
     keep: str = "",
     before: Look | None = None,
+    outliers: bool = False,
     without_outliers: bool = False,
     wide: bool = False,
 ) -> Look:
     """Looks at tokens (batch, n, d); `real` (batch, n) is true for real tokens.
 
+    `outliers` says that there may be some.
     `keep` names the buffer of the unit tokens, which stay there until that name is used again, "" where they are not
     needed; `before` is what they are compared with. `without_outliers` leaves outliers out of everything. Tensors on
     Apple's GPU, which has no float64, are moved to the CPU.
     """
     x, exponent = _as_numbers(tokens, wide)
     batch, n, _ = x.shape
-    norms, outliers, directed = torch.linalg.vector_norm(x, dim=-1), None, None
+    norms, found, directed = torch.linalg.vector_norm(x, dim=-1), None, None
     if real is not None:
         real = (real.to(x.device) != 0).expand(batch, n)
-    ratios = ratios_to_median(norms, real)
     if without_outliers:
-        outliers = are_outliers(ratios)
-        real = ~outliers if real is None else real & ~outliers
-        ratios = ratios_to_median(norms, real)
+        found = ratios_to_median(norms, real)
+        real = ~are_outliers(found) if real is None else real & ~are_outliers(found)
     if wide:
         directed = norms != 0 if real is None else real & (norms != 0)  # true for nan, which makes the result nan
     if real is not None:
         x, norms = _filled(x, norms, real, scratch)
-    first = x[:, :1].clone()
+    unit_first = first = x[:, :1].clone()
     work = scratch.take("work", x)
-    torch.sub(x, first, out=work)
-    # An error e of the mean enters ‖Π⊥X‖² only as n·e²: the tokens' own precision is enough.
-    offset = work.sum(dim=1, keepdim=True)
-    offset /= n if real is None else real.sum(dim=-1).clamp(min=1)[:, None, None]
-    distances = torch.linalg.vector_norm(work.sub_(offset), dim=-1)
-    unit_first = first
+    count: Tensor | int = n if real is None else real.sum(dim=-1).clamp(min=1)[:, None, None]
+    offset, distances = _centred(x, first, count, work)
+    divisors = norms.unsqueeze(-1)
     if directed is not None:
-        x, norms_of_directed = _filled(x, norms, directed, scratch, "directed")
-        unit_first = x[:, :1].clone()
-    divisors = (norms if directed is None else norms_of_directed.clamp(min=torch.finfo(x.dtype).tiny)).unsqueeze(-1)
+        x, divisors = _filled(x, norms, directed, scratch, "directed")
+        unit_first, divisors = x[:, :1].clone(), divisors.clamp(min=torch.finfo(x.dtype).tiny).unsqueeze(-1)
     unit = torch.div(x, divisors, out=scratch.take(keep or "unit", x))
-    torch.sub(unit, unit[:, :1], out=work)
-    # The mean of all would be that of the outliers' directions too: distances are from that of the others.
-    weights = torch.ones(batch, 2, n, dtype=x.dtype, device=x.device)
-    ordinary = torch.le(ratios, OUTLIER_FACTOR, out=weights[:, 0])
-    sums = torch.bmm(weights, work)
-    unit_offset = sums[:, :1] / ordinary.sum(dim=-1).clamp(min=1)[:, None, None]
-    unit_distances = torch.linalg.vector_norm(work.sub_(unit_offset), dim=-1)
+    unit_sum, finds = None, outliers or without_outliers or wide
+    if finds:
+        # Distances are from the mean of the others: that of all would be the mean of the outliers' directions too.
+        torch.sub(unit, unit[:, :1], out=work)
+        weights = torch.ones(batch, 2, n, dtype=x.dtype, device=x.device)
+        ordinary = torch.le(ratios_to_median(norms, real), OUTLIER_FACTOR, out=weights[:, 0])
+        sums = torch.bmm(weights, work)
+        unit_offset = sums[:, :1] / ordinary.sum(dim=-1).clamp(min=1)[:, None, None]
+        unit_distances, unit_sum = torch.linalg.vector_norm(work.sub_(unit_offset), dim=-1), sums[:, 1:]
+    else:
+        unit_offset, unit_distances = _centred(unit, unit[:, :1], count, work)
     turns = None
     if before is not None and before.unit is not None and (before.shape, before.unit.device) == (x.shape, x.device):
         turns = torch.linalg.vector_norm(torch.sub(unit, before.unit, out=work), dim=-1)
@@ -119,15 +130,15 @@ def look(
         wide,
         real,
         directed if directed is not None else real,
+        finds,
         norms,
-        ratios,
-        outliers,
+        found,
         first,
         offset,
         distances,
         unit_first,
         unit_offset,
-        sums[:, 1:],
+        unit_sum,
         unit_distances,
         turns,
         before.directed if turns is not None and before is not None else None,
@@ -135,6 +146,16 @@ def look(
         unit if keep else None,
         id(before) if turns is not None else None,
     )
+
+
+def _centred(x: Tensor, first: Tensor, count: Tensor | int, work: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of the tokens, counted from the first one, and their distances from it.
+
+    An error e of the mean enters ‖Π⊥X‖² only as n·e²: the tokens' own precision is enough.
+    """
+    torch.sub(x, first, out=work)
+    offset = work.mean(dim=1, keepdim=True) if isinstance(count, int) else work.sum(dim=1, keepdim=True) / count
+    return offset, torch.linalg.vector_norm(work.sub_(offset), dim=-1)
 
 
 def safe_norms(dtype: torch.dtype, *, wide: bool) -> tuple[float, float]:

@@ -292,7 +292,7 @@ class Watch:
         self._stop_listening()
         with torch.no_grad():
             self._measurement.end()
-            self._wide |= self._measurement.doubtful
+            self._wide |= self._measurement.always_wide
         self._end_pass()
         rows, broken = self._measurement.readings, self._measurement.not_finite
         self._measurement = self._new_measurement()
@@ -343,4 +343,4 @@ class Watch:
             warnings.warn(str(alarm), DepthAlarm, stacklevel=2)
 
     def _new_measurement(self) -> Measurement:
-        return Measurement(self._measures, self._stations, wide=self._wide)
+        return Measurement(self._measures, self._stations, outliers=True, wide=self._wide)
