@@ -27,7 +27,7 @@ from depthscope.cli.console import Screen
 from depthscope.drawing import Curve, draw_by_block
 from depthscope.naming import visible
 from depthscope.probing import Profile
-from depthscope.probing.measurement import Reading, Sink
+from depthscope.probing.readings import Reading, Sink
 from depthscope.report import write
 from depthscope.text import Text, cut, read_text, train_tokenizer
 from depthscope.value_spectra.from_disk import files_in_index

@@ -12,7 +12,7 @@ import torch
 
 import depthscope
 from depthscope.models import BlockConfig, Encoder
-from depthscope.probing.measurement import Reading
+from depthscope.probing.readings import Reading
 from depthscope.watching import load_records
 from depthscope.watching.pictures import heat_map
 from depthscope.watching.records import Record, append, check_appendable, curves_of, frame_of_records, means_of

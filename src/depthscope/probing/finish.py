@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from depthscope.measures import PARTS, Summary, TokenNorms
+from depthscope.measures import PARTS, Bounded, Measure, Summary, TokenNorms
 from depthscope.measures.norms import mean_is_lost, times_power_of_two
 from depthscope.measures.tokens import are_outliers, ratios_to_median
+from depthscope.probing.readings import Reading, check_shape
 from depthscope.probing.station import Look, safe_norms
 
 # The numbers of a look, each (batch,): three of every `TokenNorms`.
@@ -172,3 +174,71 @@ def fetched(tensors: list[Tensor]) -> list[Tensor]:
         for number, part in zip(here, flat.split([tensors[number].numel() for number in here]), strict=True):
             found[number] = part.reshape(tensors[number].shape)
     return found
+
+
+class Seen(NamedTuple):
+    """A token matrix that has passed, and where its numbers will be."""
+
+    look: Look
+    looks: Looks
+    number: int  # among the looks of its kind
+    of_tokens: dict[str, Tensor | Bounded]  # by measure, what was computed of the tokens themselves
+
+    @property
+    def batch(self) -> int:
+        return self.look.shape[0]
+
+
+class PlacesOfLooks(NamedTuple):
+    """What is reported of looks, and where: block, station, and one look or two."""
+
+    stations: list[tuple[int, str, Seen]]
+    turns: list[tuple[int, str, Seen]]
+    steps: list[tuple[int, str, Seen, Seen]]  # before, after
+    branches: list[tuple[int, str, Seen, Seen]]  # the trunk, the branch
+    same: list[bool]  # of each step, whether the same tokens were left out at both ends; empty: none was
+
+
+def readings_of(
+    kinds: list[Looks], places: PlacesOfLooks, measures: dict[str, list[Measure]], first_sample: int
+) -> Iterator[Reading]:
+    """The measures of stations, steps and branches: one call each for all looks of a kind."""
+
+    def each(items: Sequence[tuple[Any, ...]], name: str, values: Tensor) -> Iterator[Reading]:
+        check_shape(name, values, (len(items), items[0][-1].batch))
+        for (block, station, *_), row in zip(items, values.tolist(), strict=True):
+            yield Reading(block, station, -1, name, first_sample, row)
+
+    for looks in kinds:
+        if stations := [item for item in places.stations if item[2].looks is looks]:
+            summary = looks.summary([seen.number for *_, seen in stations])
+            for measure in measures.get("station", []):
+                yield from each(stations, measure.name, measure.compute(summary.only(measure.needs)))
+        if turns := [item for item in places.turns if item[2].looks is looks]:
+            angles = looks.fields["turn"][[seen.number for *_, seen in turns]]
+            yield from each(turns, "angular_distance", angles / torch.pi)
+    for kind, pairs in (("step", places.steps), ("branch", places.branches)):
+        for before, after in dict.fromkeys((a.looks, b.looks) for *_, a, b in pairs):
+            numbers = [i for i, item in enumerate(pairs) if (item[2].looks, item[3].looks) == (before, after)]
+            items = [pairs[i] for i in numbers]
+            fits = (before.batch, before.tokens) == (after.batch, after.tokens)
+            starts = before.norms([a.number for *_, a, _ in items])
+            ends = after.norms([b.number for *_, b in items])
+            for measure in measures.get(kind, []):
+                values = measure.compute(starts, ends) if fits else torch.full_like(ends.norm, torch.nan)
+                if kind == "step" and places.same:  # an outlier was left out at one end only: these are other tokens
+                    values = torch.where(torch.tensor(places.same)[numbers].unsqueeze(-1), values, torch.nan)
+                yield from each(items, measure.name, values)
+
+
+def without_positions(excluded: tuple[int, ...], tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """The mask without these positions, which are counted among the real tokens of each sequence."""
+    real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device) if mask is None else mask
+    real = real.to(tokens.device)
+    from_start, length = real.cumsum(dim=-1) - 1, real.sum(dim=-1, keepdim=True)  # (batch, n), (batch, 1)
+    most = int(length.max())
+    for index in excluded:
+        if not -most <= index < most:
+            raise ValueError(f"cannot exclude token {index}: the sequences have {most} tokens at most")
+        real = real & (from_start != (index if index >= 0 else length + index))
+    return real

@@ -13,7 +13,7 @@ from depthscope.hooks import Listen, Machine, Visit
 from depthscope.inputs import Batch, call
 from depthscope.offloading import has_offloaded
 from depthscope.probing.finish import fetched
-from depthscope.probing.measurement import Reading
+from depthscope.probing.readings import Reading
 from depthscope.probing.roles import Roles, hypotenuse, norm_of_gradient
 
 Loss = Callable[[Any], Tensor]

@@ -7,10 +7,8 @@ The tokens of a station are looked at in stage one (`station.py`), everything el
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,68 +19,22 @@ from depthscope.inputs import Batch
 from depthscope.measures import (
     MEASURES,
     OF_OUTLIERS,
-    AttentionOperator,
     Bounded,
     HeadInput,
     Measure,
     Scratch,
     TokenMatrix,
-    together,
 )
 from depthscope.measures.catalogue import half_turns
-from depthscope.measures.heads import scored
 from depthscope.measures.tokens import are_outliers
-from depthscope.probing.finish import Looks, fetched
+from depthscope.probing.finish import Looks, PlacesOfLooks, Seen, fetched, readings_of, without_positions
 from depthscope.probing.finite import Place
+from depthscope.probing.heads import in_groups, parts_of_head, progress_of
+from depthscope.probing.readings import Reading, Sink, Waiting, check_shape, text_of_token
 from depthscope.probing.station import Look, look
-from depthscope.progress import Steps, Tick, pulses
+from depthscope.progress import Tick
 
 Excluded = Literal["outliers"] | tuple[int, ...] | None
-# The argument with the ids that the blocks of a part read; of other parts (images) no token has a text.
-_IDS = {"": "input_ids", "encoder": "input_ids", "text": "input_ids", "decoder": "decoder_input_ids"}
-SWEEPS = 8  # that a long head is expected to take; the bar waits where it takes more, and jumps where it takes fewer
-
-
-class Reading(NamedTuple):
-    """One measure at one place for all sequences of a batch."""
-
-    block: int
-    station: str
-    head: int  # -1: no head
-    measure: str
-    first_sample: int  # -1: the whole batch
-    values: list[float]  # one per sequence, or one for the whole batch
-
-
-class Sink(NamedTuple):
-    """One outlier token in one block."""
-
-    block: int
-    sample: int
-    token: int  # its position among the real tokens of the sequence
-    norm_ratio: float
-    text: str  # "" if it is not known
-
-
-class Seen(NamedTuple):
-    """A token matrix that has passed, and where its numbers will be."""
-
-    look: Look
-    looks: Looks
-    number: int  # among the looks of its kind
-    of_tokens: dict[str, Tensor | Bounded]  # by measure, what was computed of the tokens themselves
-
-    @property
-    def batch(self) -> int:
-        return self.look.shape[0]
-
-
-class Waiting(NamedTuple):
-    """Numbers that are still where they were computed."""
-
-    reading: Reading  # without values
-    values: Tensor
-    error: Tensor | None  # the bound on their error, of a measure that has one
 
 
 class Measurement:
@@ -215,7 +167,8 @@ class Measurement:
             if seen.looks.fields["outliers"][seen.number].any():
                 self._name_outliers(block, part, seen, ratio, place)
         self._find_not_finite()
-        self._report_looks(same)
+        where = PlacesOfLooks(self._stations, self._turns, self._steps, self._branches, same)
+        self.readings += readings_of(kinds, where, self._of, self.first_sample)
         self._begin_looks()  # which lets go of the looks
         return False
 
@@ -229,47 +182,17 @@ class Measurement:
                 name = item.reading.measure
                 self.error_bounds[name] = max(self.error_bounds.get(name, 0.0), largest)
 
-    def _report_looks(self, same: list[bool]) -> None:
-        for looks in self._looks.values():
-            if stations := [item for item in self._stations if item[2].looks is looks]:
-                summary = looks.summary([seen.number for *_, seen in stations])
-                for measure in self._kind("station"):
-                    self._add_all(stations, measure.name, measure.compute(summary.only(measure.needs)))
-            if turns := [item for item in self._turns if item[2].looks is looks]:
-                angles = looks.fields["turn"][[seen.number for *_, seen in turns]]
-                self._add_all(turns, "angular_distance", angles / torch.pi)
-        for kind, pairs in (("step", self._steps), ("branch", self._branches)):
-            for before, after in dict.fromkeys((a.looks, b.looks) for *_, a, b in pairs):
-                numbers = [i for i, item in enumerate(pairs) if (item[2].looks, item[3].looks) == (before, after)]
-                items = [pairs[i] for i in numbers]
-                fits = (before.batch, before.tokens) == (after.batch, after.tokens)
-                starts = before.norms([a.number for *_, a, _ in items])
-                ends = after.norms([b.number for *_, b in items])
-                for measure in self._kind(kind):
-                    values = measure.compute(starts, ends) if fits else torch.full_like(ends.norm, torch.nan)
-                    if kind == "step" and same:  # an outlier was left out at one end only: these are other tokens
-                        values = torch.where(torch.tensor(same)[numbers].unsqueeze(-1), values, torch.nan)
-                    self._add_all(items, measure.name, values)
-
     def _find_not_finite(self) -> None:
         bad = {}
         for looks in self._looks.values():
             norms = looks.norms(list(range(len(looks.fields["doubt"]))))
             bad[looks] = ((norms.count > 0) & norms.norm.isnan()).numpy()  # (looks, batch)
-        if not any(found.any() for found in bad.values()):
-            return
         for place, seen in self._in_order:
             for row in bad[seen.looks][seen.number].nonzero()[0].tolist():
                 self.not_finite.setdefault(self.first_sample + self._sequence(row, seen.batch), place)
 
     def _sequence(self, row: int, _rows: int) -> int:
-        """The sequence of the batch that a row of tokens belongs to."""
-        return row
-
-    def _add_all(self, places: Sequence[tuple[Any, ...]], name: str, values: Tensor) -> None:
-        _check_shape(name, values, (len(places), places[0][-1].batch))
-        for (block, station, *_), row in zip(places, values.tolist(), strict=True):
-            self.readings.append(Reading(block, station, -1, name, self.first_sample, row))
+        return row  # of tokens: the sequence of the batch that it belongs to
 
     # --- tokens -----------------------------------------------------------------------------------
 
@@ -363,20 +286,12 @@ class Measurement:
         return seen
 
     def _without_excluded(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
-        """The mask without the excluded positions, which are counted among the real tokens of each sequence."""
+        """The mask without the excluded positions."""
         if not isinstance(self.exclude, tuple):
             return mask
         key = tokens.shape[:2] if mask is None else id(mask)
         if key not in self._real:
-            real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device) if mask is None else mask
-            real = real.to(tokens.device)
-            from_start, length = real.cumsum(dim=-1) - 1, real.sum(dim=-1, keepdim=True)  # (batch, n), (batch, 1)
-            most = int(length.max())
-            for index in self.exclude:
-                if not -most <= index < most:
-                    raise ValueError(f"cannot exclude token {index}: the sequences have {most} tokens at most")
-                real = real & (from_start != (index if index >= 0 else length + index))
-            self._real[key] = mask, real
+            self._real[key] = mask, without_positions(self.exclude, tokens, mask)
         return self._real[key][1]
 
     def _report(self, seen: Seen, tokens: Tensor, visit: Visit, station: str, block: int | None = None) -> None:
@@ -433,15 +348,8 @@ class Measurement:
         """`ratios` to the median and `places` among the real tokens (None: as they stand), both (batch, n)."""
         for sample, place in are_outliers(ratios).nonzero().tolist():
             token = place if places is None else int(places[sample, place])
-            text = self._text(part, ratios.shape, sample, place)
+            text = text_of_token(self._decode, self._ids, part, ratios.shape, sample, place)
             self.sinks.append(Sink(block, self.first_sample + sample, token, ratios[sample, place].item(), text))
-
-    def _text(self, part: str, shape: torch.Size, sample: int, place: int) -> str:
-        """The text of one token of the blocks' (batch, n); "" if it has none."""
-        ids = self._ids.get(_IDS.get(part, ""))
-        if self._decode is None or not isinstance(ids, Tensor) or ids.shape != shape:
-            return ""
-        return str(self._decode([int(ids[sample, place])]))
 
     # --- attention --------------------------------------------------------------------------------
 
@@ -460,37 +368,20 @@ class Measurement:
             if bool(sinks.any()):  # what attention is asked for is worth a question
                 of_block["sinks"] = lambda: sinks
         for head in in_groups(heads):
-            given = HeadInput(of_block | _parts_of_head(head, values))
+            given = HeadInput(of_block | parts_of_head(head, values))
             self.incomplete |= not head.complete
-            with self._progress_of(head):
+            with progress_of(head, self.progress):
                 for measure in self._kind("attention"):
                     fits = (kind == "attention" or measure.crosses) and (head.complete or measure.incomplete)
                     if fits and given.has(measure.needs):
                         value = measure.take(given.only(measure.needs))
                         self._wait_for(visit.number, kind, measure.name, value, head.number)
 
-    @contextmanager
-    def _progress_of(self, head: Head) -> Iterator[None]:
-        """Tells a progress bar how much of a block is done, in heads and, within a head, in sweeps over its rows."""
-        if not isinstance(self.progress, Steps):
-            yield
-            return
-        tell, sweeps = self.progress.inside, 0
-
-        def hear(share: float) -> None:
-            nonlocal sweeps
-            tell((head.number + min((sweeps + share) / SWEEPS, 1.0)) / head.among)
-            sweeps += share == 1
-
-        with pulses(hear):
-            yield
-        tell((head.number + 1) / head.among)
-
     def _wait_for(
         self, block: int, station: str, name: str, value: Tensor | Bounded, head: int = -1, whole_batch: bool = False
     ) -> None:
         value, error = value if isinstance(value, Bounded) else (value, None)
-        _check_shape(name, value, () if whole_batch else (self._batch,))
+        check_shape(name, value, () if whole_batch else (self._batch,))
         first_sample = -1 if whole_batch else self.first_sample
         self._waiting.append(Waiting(Reading(block, station, head, name, first_sample, []), value, error))
 
@@ -503,31 +394,6 @@ def _same_outliers(before: Look, after: Look) -> Tensor:
     return (a == b.to(a.device)).all()
 
 
-def _check_shape(name: str, values: Tensor, expected: tuple[int, ...]) -> None:
-    if tuple(values.shape) != expected and not (expected == () and values.numel() == 1):
-        raise ValueError(f"the measure {name!r} must return shape {expected} here, got {tuple(values.shape)}")
-
-
 def _is_output(visit: Visit, station: str) -> bool:
     """Whether a station has what leaves a block: a block's input left the one before."""
     return station in ("input", "output") or (station == "after_ffn" and at.trunk_is_a_sum(visit.block.placement))
-
-
-def _parts_of_head(head: Head, values: Tensor | None) -> dict[str, Any]:
-    parts = {"attention": lambda: head.attention, "matrix": head.attention.dense}
-    if head.scores is not None or scored(head.attention) is not None:
-        parts |= {"scores": lambda: head.scores}
-    return parts if values is None else parts | {"values": lambda: values[:, head.group]}
-
-
-def in_groups(heads: Iterator[Head]) -> Iterator[Head]:
-    """The same heads; those that are small are computed together."""
-    waiting: deque[Head] = deque()
-
-    def attention() -> Iterator[AttentionOperator]:
-        for head in heads:
-            waiting.append(head)
-            yield head.attention
-
-    for grouped in together(attention()):
-        yield waiting.popleft()._replace(attention=grouped)

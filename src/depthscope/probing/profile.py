@@ -17,7 +17,7 @@ import pandas as pd
 from depthscope.drawing import PALETTE, Curve, ReferenceBand, draw_by_block
 from depthscope.measures import MEASURES
 from depthscope.naming import unknown_name, visible
-from depthscope.probing.measurement import Reading, Sink
+from depthscope.probing.readings import Reading, Sink
 from depthscope.probing.saved import COLUMNS, SINK_COLUMNS, read_saved, write_saved
 from depthscope.probing.table import table_of
 

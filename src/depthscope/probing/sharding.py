@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from depthscope.probing.measurement import Reading
+from depthscope.probing.readings import Reading
 
 _SAME = 1e-3  # of the tokens' norm: bfloat16 keeps 4e-3 of a number, and its errors cancel in a sum of thousands
 

@@ -16,7 +16,9 @@ from torch.nn import functional as F
 
 from depthscope.hooks import Visit
 from depthscope.measures import MEASURES
-from depthscope.probing.measurement import Measurement, Reading, Seen
+from depthscope.probing.finish import Seen
+from depthscope.probing.measurement import Measurement
+from depthscope.probing.readings import Reading
 
 
 def cut(tokens: Tensor, real: Tensor | None, window: int) -> tuple[Tensor, Tensor | None]:

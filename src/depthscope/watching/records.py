@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from depthscope.measures import ALIKE, MEASURES
-from depthscope.probing.measurement import Reading
+from depthscope.probing.readings import Reading
 from depthscope.probing.roles import OF_GRADIENTS, gradient_scalars
 from depthscope.sealed import append_sealed, require_whole_log
 from depthscope.watching.gate import Means
