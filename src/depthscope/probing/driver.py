@@ -350,7 +350,7 @@ def _describe(
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
         "weights": look_of_weights(anatomy),
-        "weights_not_finite": weights_not_finite(named) if passes.measurement.not_finite else [],
+        "weights_not_finite": weights_not_finite(named if passes.measurement.not_finite else _hidden(named, anatomy)),
         "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.measurement.formats),
@@ -363,6 +363,13 @@ def _describe(
         "versions": {name: v for name in ("depthscope", "torch", "transformers") if (v := _version(name))}
         | {"python": platform.python_version()},
     }
+
+
+def _hidden(named: list[tuple[str, nn.Parameter]], anatomy: Anatomy) -> list[tuple[str, nn.Parameter]]:
+    """The weights of attention: some kernels turn its NaN into zeros, and no output shows it. Of others it does."""
+    known = [block.attention or block.module for block in anatomy.blocks]
+    inside = {id(weights) for module in known for weights in walking.parameters(module)}
+    return [(name, weights) for name, weights in named if id(weights) in inside]
 
 
 @cache
