@@ -14,8 +14,15 @@ import depthscope_lab
 from depthscope.measures import composite_norm
 from depthscope.theory import attend, lipschitz_bound
 from depthscope_lab.papers.dong2021 import exponent
-from depthscope_lab.papers.dong2021.exponent_mlps import KINDS, critical_residual
-from depthscope_lab.papers.dong2021.exponent_runs import CASES, first_tokens, layers, on_whole_tokens, order_of
+from depthscope_lab.papers.dong2021.exponent_networks import (
+    CASES,
+    KINDS,
+    critical_residual,
+    first_tokens,
+    layers,
+    on_whole_tokens,
+    order_of,
+)
 from depthscope_lab.papers.study import Claim
 
 STUDY, QUICK = exponent.STUDY, exponent.STUDY.quick

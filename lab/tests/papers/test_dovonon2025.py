@@ -19,7 +19,7 @@ from depthscope_lab.papers.dovonon2025.repeated import (
     repeat,
     with_spectrum,
 )
-from depthscope_lab.papers.dovonon2025.theory_cases import SETS
+from depthscope_lab.papers.dovonon2025.theory import SETS
 from depthscope_lab.papers.study import Claim, Study
 
 F64 = torch.float64

@@ -9,28 +9,181 @@ that the causal forms keep tokens apart all the same, if they act on the trunk.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from depthscope import drawing
-from depthscope.progress import Share, Steps
-from depthscope_lab.papers.causal.leak_runs import (
-    CAUSAL,
-    LEAKING,
-    MODELS,
-    NONE,
-    STACKS,
-    Depth,
-    Training,
-    evaluate,
-    similarity,
-    train,
-)
-from depthscope_lab.papers.claims import axis, curve, line, rows, said
-from depthscope_lab.papers.study import Claim, Study
+from depthscope.measures import token_similarity
+from depthscope.models import Block, BlockConfig, CausalLM, Encoder, theorem, xavier
+from depthscope.progress import Share, Steps, Tick
+from depthscope.remedies import DeEscalate, Ema, Prefix, apply, deescalate
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.trained import steps
+from depthscope_lab.papers.vocabulary import Claim, axis, curve, judge, line, rows
+
+WARM_UP = 50  # steps; without it post-norm blocks start with their largest updates
+
+
+def _complete(at: str, mixing: str | Prefix | Ema) -> DeEscalate:
+    """τ = 1, the paper's; the full mean by its explicit permission only."""
+    return DeEscalate(tau=1.0, at=at, mixing=mixing, allow_leak=mixing == "full")
+
+
+NONE = "no remedy"
+MODELS: dict[str, DeEscalate | None] = {
+    NONE: None,
+    "full mean": _complete("ffn_input", "full"),
+    "full mean, at output": _complete("output", "full"),
+    "prefix": _complete("ffn_input", Prefix()),
+    "prefix, at output": _complete("output", Prefix()),
+    "prefix, κ = 1": _complete("ffn_input", Prefix(shrink=1.0)),
+    "EMA": _complete("ffn_input", Ema()),
+}
+LEAKING = tuple(name for name, remedy in MODELS.items() if remedy is not None and remedy.mixing == "full")
+CAUSAL = tuple(name for name in MODELS if name not in LEAKING and name != NONE)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack at initialisation: a remedy on its trunk, or a mean taken from the FFN's branch alone."""
+
+    remedy: DeEscalate | None = None
+    branch: str | None = None  # the mixing
+    causal: bool = True
+
+
+STACKS: dict[str, Stack] = {
+    **{name: Stack(MODELS[name]) for name in (NONE, "full mean", "prefix", "prefix, κ = 1", "EMA")},
+    "full mean, branch alone": Stack(branch="full"),
+    "prefix, branch alone": Stack(branch="prefix"),
+    "bidirectional, full mean": Stack(MODELS["full mean"], causal=False),
+    "bidirectional, full mean, branch alone": Stack(branch="full", causal=False),
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """The language model and how it is trained: n = `tokens` inputs per sequence, V = `vocabulary`."""
+
+    vocabulary: int = 16
+    tokens: int = 16
+    width: int = 64
+    heads: int = 4
+    depth: int = 4
+    steps: int = 300
+    batch: int = 64
+    rate: float = 1e-3
+    test_sequences: int = 2048
+
+
+def uniform_tokens(shape: Training, sequences: int, generator: torch.Generator) -> Tensor:
+    """Independent uniform ids (sequences, n + 1): the entropy of each, given all before it, is ln V."""
+    return torch.randint(shape.vocabulary, (sequences, shape.tokens + 1), generator=generator)
+
+
+def train(shape: Training, remedy: DeEscalate | None, seed: int, advance: Tick) -> tuple[CausalLM, list[float]]:
+    """A model and its loss at every step, on tokens never seen before. Equal seeds: equal weights, equal tokens."""
+    weights, tokens = (torch.Generator().manual_seed(2 * seed + stream) for stream in (0, 1))
+    # Without biases at the start the future is learnt sooner (perhaps since those of nn.Linear outweigh embeddings).
+    config = BlockConfig(shape.width, shape.heads, initialise=xavier)
+    model = CausalLM(shape.depth, config, vocabulary=shape.vocabulary, context=shape.tokens, generator=weights)
+    if remedy is not None:
+        apply(model, remedy)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=shape.rate)
+    warm_up, losses = min(WARM_UP, shape.steps // 4), []
+
+    def loss_of(_step: int) -> Tensor:
+        ids = uniform_tokens(shape, shape.batch, tokens)
+        return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    def rate(step: int) -> float:
+        return shape.rate * min((step + 1) / warm_up, 1 - step / shape.steps)  # up, then down to 0
+
+    for _, loss in steps(loss_of, optimiser, shape.steps, rate=rate):
+        losses.append(loss)
+        advance()
+    return model.eval(), losses
+
+
+@torch.no_grad()
+def losses_in_one_pass(model: nn.Module, ids: Tensor) -> Tensor:
+    """ids (sequences, n + 1) → (sequences, n): all positions at once, as in training."""
+    return F.cross_entropy(model(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="none")
+
+
+@torch.no_grad()
+def losses_token_by_token(model: nn.Module, ids: Tensor) -> Tensor:
+    """The same with the sequence cut behind each position: there is no future to look at, as in writing."""
+    return torch.stack(
+        [F.cross_entropy(model(ids[:, :end])[:, -1], ids[:, end], reduction="none") for end in range(1, ids.shape[1])],
+        dim=1,
+    )
+
+
+def evaluate(shape: Training, model: CausalLM, seed: int) -> Iterator[dict[str, float | str]]:
+    """Rows of the test: the two losses and their standard errors over sequences, and the first loss per position.
+
+    A sequence is one observation: the losses of its tokens hang together.
+    """
+    ids = uniform_tokens(shape, shape.test_sequences, torch.Generator().manual_seed(~seed & 0xFFFF_FFFF))
+    whole, cut = (torch.cat([way(model, part) for part in ids.split(512)]) for way in _WAYS)
+    for quantity, losses in (("one pass", whole), ("token by token", cut)):
+        yield {"quantity": quantity, **mean_and_error(losses.mean(dim=1))}
+    yield {"quantity": "largest difference", "value": (whole - cut).abs().max().item()}
+    for position, losses in enumerate(whole.unbind(dim=1), start=1):
+        yield {"quantity": "one pass, position", "position": position, **mean_and_error(losses)}
+
+
+_WAYS = (losses_in_one_pass, losses_token_by_token)
+
+
+def mean_and_error(values: Tensor) -> dict[str, float]:
+    values = values.double()
+    return {"value": values.mean().item(), "error": values.std().item() / len(values) ** 0.5}
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The stacks: post-norm blocks with dσ² = 1, which collapse, and random tokens."""
+
+    blocks: int = 60
+    tokens: int = 64
+    width: int = 256
+    heads: int = 8
+    samples: int = 4
+    draws: int = 3  # of weights and tokens
+
+
+@torch.no_grad()
+def similarity(shape: Depth, stack: Stack, seed: int) -> list[float]:
+    """t_sim, mean over samples, of what leaves each block; equal seeds: equal weights, equal tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    config = BlockConfig(shape.width, shape.heads, causal=stack.causal, initialise=theorem)
+    encoder = Encoder(shape.blocks, config, generator=generator)
+    x = torch.randn(shape.samples, shape.tokens, shape.width, generator=generator)
+    if stack.remedy is not None:
+        apply(encoder, stack.remedy)
+    found = []
+    for block in encoder.blocks:
+        assert isinstance(block, Block)
+        if stack.branch is not None:
+            block.ffn.register_forward_pre_hook(_branch_hook(stack.branch))
+        x = block(x)
+        found.append(token_similarity(x).mean().item())
+    return found
+
+
+def _branch_hook(mixing: str) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
+    """Only what the FFN reads changes; the trunk goes on past it as it was."""
+    return lambda _ffn, tokens: (deescalate(tokens[0], 1.0, mixing=mixing),)
+
 
 STACKS_SHARE = 0.1  # of the time
 BELOW, NOT_BELOW = 10, 3  # standard errors
@@ -164,7 +317,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 
     not_below = f"at most {NOT_BELOW} standard errors (over sequences) below ln V = {floor:.4f}"
     return [
-        said(
+        judge(
             "with the mean of the whole sequence, the loss of a causal model goes below the floor",
             "its Transformer-XL subtracts that mean at the FFN input; no word on causality",
             f"{told(whole, LEAKING)}; floor {floor:.4f}",
@@ -172,28 +325,28 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             all(whole[case].above(floor) < -BELOW for case in LEAKING),
             f"not 0 but ln V / n = {floor / shape.tokens:.3f} is left at best: the last target is in no input",
         ),
-        said(
+        judge(
             "without a remedy, and with each causal mean, the loss does not go below the floor",
             "not in the paper; ours: no one can guess a uniform token from those before it",
             told(whole, honest),
             not_below,
             stays(whole, honest),
         ),
-        said(
+        judge(
             "read token by token, without a future to look at, the leaking models lose their advantage",
             "not in the paper; this is how a language model writes",
             told(cut, LEAKING),
             not_below,
             stays(cut, LEAKING),
         ),
-        said(
+        judge(
             "at the last position, whose target is no input, the leaking models have no advantage",
             "not in the paper; a control: the advantage is the leak's, not the model's",
             told(last, LEAKING),
             not_below,
             stays(last, LEAKING),
         ),
-        said(
+        judge(
             "with each causal mean, one pass and token by token give the same loss",
             "not in the paper; ours: no position sees a later one",
             f"largest difference of a token's loss: {most:.0e}",
@@ -214,21 +367,21 @@ def _of_stacks(frame: pd.DataFrame, shape: Depth) -> list[Claim]:
         "; ".join(f"{case} {end[case]:.3f}" for case in cases) for cases in (forms, trunks, branches)
     )
     return [
-        said(
+        judge(
             f"a causal post-norm stack of {shape.blocks} blocks collapses without a remedy",
             "not in the paper for causal models",
             f"{where}{end[NONE]:.4f}",
             f"above {COLLAPSED}",
             end[NONE] > COLLAPSED,
         ),
-        said(
+        judge(
             "each causal mean keeps tokens apart, as the leaking mean does",
             "not in the paper for causal models",
             f"{where}{forms_told}",
             f"below {APART}; unrelated tokens have 1/n = {1 / shape.tokens:.3f}",
             all(end[case] < APART for case in forms),
         ),
-        said(
+        judge(
             "a mean taken away at the FFN input keeps tokens apart on the trunk, and not on the branch alone",
             "at the FFN input, for Transformer-XL; whether on the trunk is not said",
             f"{where}trunk: {trunks_told}; branch: {branches_told}",

@@ -21,11 +21,11 @@ from depthscope.drawing import BLACK, BLUE, GREY, ORANGE, VERMILION, legend_belo
 from depthscope.measures import TokenMatrix, delta, token_diversity
 from depthscope.progress import Share
 from depthscope.theory import asymptotic_rate, causal_ramp, causal_ratio, uniform_causal_attention
-from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.simulation.blocks import attend, attention_half, ffn_half
 from depthscope_lab.papers.simulation.collapse_rate import allowed, walk
 from depthscope_lab.papers.simulation.size import Size
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, axis, curve, judge, line, rows
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
 LOCAL, FLOOR = 1e-4, 1e-27  # the fit's window: nearly equal tokens, well above float64's rounding
@@ -171,35 +171,35 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     measured = rows(frame, case="causal", measure="delta")["value"].mean()
     known = {n: value for n, value in {64: 1.24, 1024: 1.55}.items() if n in lengths}  # by svdvals of the same
     return [
-        said(
+        judge(
             "t_div shrinks by .625 per causal block, ρ∞ = 1.6",
             "not in the paper; ours: (1 + α²/4)/(1 + α²), λ₂ = ½",
             _say(causal) + (f"; ρ {1 / causal.mean():.3f}" if len(causal) else ""),
             f"{near:.1%}: 3 standard errors of the walk at this width, and 1 % for the mode of λ = ⅓",
             _near(causal, 1 / causal_ratio(), near),
         ),
-        said(
+        judge(
             "with the FFN, too, t_div shrinks by the factor .625 per causal block",
             "not in the paper; “Other Steps Do Not Impact TSE” (§2.3)",
             _say(fed),
             f"{1.5 * near:.1%}: the FFN adds a scatter of its own",
             _near(fed, 1 / causal_ratio(), 1.5 * near),
         ),
-        said(
+        judge(
             "without the causal mask, t_div halves in every block of the same weights",
             "“The asymptotical rate of convergence reaches 1/2 when α = 1” (§2.5)",
             _say(both),
             f"{near_both:.1%}: 3 standard errors of the walk at this width, and its half variance",
             _near(both, asymptotic_rate(), near_both),
         ),
-        said(
+        judge(
             "tokens of causal blocks collapse onto the first token",
             "not in the paper; ours: the left eigenvector is e₁",
             f"two texts with the same first token end {same_first:.0e} apart if causal, {everyone:.2g} if not",
             "below 1e-6, and the other a thousand times more: ‖X − X′‖²/‖X‖², 2 for unrelated texts",
             same_first < 1e-6 and everyone > 1e3 * same_first,
         ),
-        said(
+        judge(
             "the diversity that survives causal blocks is a linear ramp in position",
             "not in the paper; ours: P(i − 1) = ½(i − 1)",
             f"cosine with the ramp {cosine.iloc[0]:.3f} at block 0, {cosine.iloc[-1]:.4f} at block {config.depth}",
@@ -207,7 +207,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             cosine.iloc[-1] > 0.99,
             when=config.depth >= 80,
         ),
-        said(
+        judge(
             "δ of causal attention exceeds 1, so Thm 2.6 does not apply",
             "Thm 2.6 asks for ω + δ < 1",
             ", ".join(f"{lengths[n]:.3f} at n = {n}" for n in known)

@@ -23,9 +23,10 @@ from depthscope.progress import Share
 from depthscope.watching import watch
 from depthscope_lab.models.carried_mean import CarriedMean
 from depthscope_lab.models.transformer_xl import TransformerXL
-from depthscope_lab.papers.study import Claim, Study, Work, curve, judge, rows
+from depthscope_lab.papers.study import Study
 from depthscope_lab.papers.trained import steps
-from depthscope_lab.papers.yu2024.fig7_runs import Case, Training, configured, load_corpus
+from depthscope_lab.papers.vocabulary import Claim, Work, curve, judge, rows
+from depthscope_lab.papers.yu2024.fig7 import Case, Training, configured, load_corpus
 from depthscope_lab.training.data.wikitext import Corpus
 from depthscope_lab.training.language import LanguageModelling, model_config
 from depthscope_lab.training.randomness import derived_generator
@@ -157,7 +158,7 @@ def draw(frame: pd.DataFrame) -> Any:
     wanted = (("loss", -1), ("token_similarity", round(middle)), ("token_similarity", last), ("gradient", 1))
     for ax, (quantity, block) in zip(axes, wanted, strict=True):
         for arm, colour in _COLOURS.items():
-            shown = curve(frame, "step", arm=arm, quantity=quantity, block=block)
+            shown = curve(frame, by="step", arm=arm, quantity=quantity, block=block)
             ax.plot(shown.index, shown, color=colour, linewidth=1.5, label=arm)
     drawing.label(axes[0], "Training", "step", "loss, nats per word")
     drawing.label(axes[1], "Behind the middle block", "step", "t_sim")
@@ -180,12 +181,12 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     middle = round((last + 1) / 2)
     inside, ends = (
         {
-            arm: float(_late(curve(frame, "step", arm=arm, quantity="token_similarity", block=block)).max())
+            arm: float(_late(curve(frame, by="step", arm=arm, quantity="token_similarity", block=block)).max())
             for arm in ARMS
         }
         for block in (middle, last)
     )
-    gradients = {arm: curve(frame, "step", arm=arm, quantity="gradient", block=1) for arm in ARMS}
+    gradients = {arm: curve(frame, by="step", arm=arm, quantity="gradient", block=1) for arm in ARMS}
     left = {arm: float(_late(gradient).median() / gradient.iloc[0]) for arm, gradient in gradients.items()}
     mended = (SEGMENT, COUPLED, DETACHED)
     untold = [arm for arm, (mean, told) in ARMS.items() if mean is not None and not told]

@@ -20,6 +20,27 @@ from depthscope.hooks import Listen, Machine, Surgery, Visit, undisturbed
 from depthscope.measures import composite_norm, composite_residual
 from depthscope.progress import Tick
 
+VARIANTS = ("SAN", "SAN+MLP", "SAN+skip", "full")
+OTHER_READINGS = {
+    "SAN+MLP, no skip at all": ("skips",),
+    "SAN, whole FFN step out": ("attention_skip", "ffn_step"),
+    "SAN+skip, whole FFN step out": ("ffn_step",),
+}
+
+
+def left_out(family: str, variant: str) -> tuple[str, ...]:
+    """What is left out of a model of this family to make it this variant."""
+    if variant in OTHER_READINGS:
+        return OTHER_READINGS[variant]
+    no_mlp = ("ffn_linears",) if family == "albert" else ("ffn_step",)
+    skip = () if variant in ("SAN+skip", "full") else ("attention_skip",)
+    return skip + (() if variant in ("SAN+MLP", "full") else no_mlp)
+
+
+def other_readings(family: str) -> tuple[str, ...]:
+    """The readings beside the authors' that are another network."""
+    return tuple(OTHER_READINGS) if family == "albert" else tuple(OTHER_READINGS)[:1]
+
 
 class Residuals(NamedTuple):
     """y of blocks 0 … L, each (L + 1, samples); block 0 is what enters block 1."""

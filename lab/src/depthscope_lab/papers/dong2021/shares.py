@@ -21,7 +21,8 @@ from depthscope.progress import Share
 from depthscope.text import cut, read_text, train_tokenizer
 from depthscope.theory import path_length_shares
 from depthscope_lab.papers.dong2021.pretrained import given, minilm
-from depthscope_lab.papers.study import Claim, Study, Work, curve, judge, rows
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, curve, judge, rows
 
 _FRESH = {"bert": "BERT, fresh", "gpt2": "GPT-2, fresh"}
 _VOCABULARY = 28_000  # below those of both
@@ -71,7 +72,7 @@ def draw(frame: pd.DataFrame) -> Any:
     figure, axes = panels(len(models), 2, width=3.3, height=2.7)
     for place, model in enumerate(models):
         own = rows(frame[frame["length"] >= 0], model=model)
-        by_length, counted = own.groupby("length"), curve(own, "length", "counted")
+        by_length, counted = own.groupby("length"), curve(own, "counted", by="length")
         share, residual = axes[place], axes[place + len(models)]
         for ax, values, colour, name in (
             (share, by_length["projection_share"], BLUE, "share along the output"),
@@ -90,7 +91,7 @@ def draw(frame: pd.DataFrame) -> Any:
 
 def _by_length(own: pd.DataFrame, column: str) -> pd.Series:
     """The mean over samples; the constant part has no length."""
-    return curve(own[own["length"] >= 0], "length", column)
+    return curve(own[own["length"] >= 0], column, by="length")
 
 
 def mean_length(own: pd.DataFrame, weight: str) -> float:

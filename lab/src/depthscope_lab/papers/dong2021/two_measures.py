@@ -22,9 +22,9 @@ from depthscope.measures import EQUAL, composite_residual, token_diversity
 from depthscope.models.families import build_family
 from depthscope.progress import Share
 from depthscope.text import cut, read_text, train_tokenizer
-from depthscope_lab.papers.dong2021.residuals import behind_blocks, table
-from depthscope_lab.papers.dong2021.variants import left_out
-from depthscope_lab.papers.study import Claim, Study, Work, judge, rows
+from depthscope_lab.papers.dong2021.residuals import behind_blocks, left_out, table
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, judge, rows
 
 _VOCABULARY = 28_000
 COLOURS = {"SAN": VERMILION, "SAN+MLP": ORANGE, "SAN+skip": BLUE, "full": GREEN}

@@ -23,10 +23,10 @@ from torch.nn import functional as F
 
 from depthscope.drawing import BLUE, VERMILION, panels, shared_legend
 from depthscope.measures import frequency_ratio
-from depthscope.progress import Share, Steps
-from depthscope_lab.papers.claims import axis, line, rows, said
+from depthscope.progress import Share
 from depthscope_lab.papers.dovonon2025.repeated import F64, draw_attention, draw_normal, repeat, with_spectrum
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows
 
 SPECTRA = {"[0, 1]": 1, "[−1, 0]": -1}  # of H, and its sign
 SIGNS = {"γ > 0": 1, "γ < 0": -1}
@@ -120,7 +120,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     drawn = draw_all(config)
     depths = sorted({*range(0, min(config.depth, 40), 4), *range(0, config.depth + 1, 20), config.depth})
     cases = list(product(PLACEMENTS, SETTINGS, SPECTRA, SIGNS))
-    frames, advance = [], Steps(lambda done: progress(done / len(cases)))
+    frames, advance = [], Work(len(cases), progress)
     for placement, setting, spectrum, sign in cases:
         h, gain = SPECTRA[spectrum], SIGNS[sign]
         found = repeat(layer(drawn, placement, setting, gain, h), drawn.tokens, depths, rescale=False)
@@ -169,14 +169,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     share = rows(frame, placement="pre").groupby(["spectrum", "sign"])["negative"].first()
     add_up = all(abs(share[h, positive] + share[h, negative] - 1) < 1e-12 for h in SPECTRA)
     found = [
-        said(
+        judge(
             "in pre-norm without bias, negative LN weights are the same as a negated H",
             "ours, derived: X + A·LN(X)·H has (I − 11ᵀ/d)diag(γ)H on its tokens",
             f"largest relative difference of ‖HFC‖/‖LFC‖ {mirrored:.0e}, fixed attention and attention of the tokens",
             "1e-9: rounding",
             mirrored < 1e-9,
         ),
-        said(
+        judge(
             "in pre-norm, changing the sign of LN's weights negates the spectrum of the effective H",
             "ours, derived; “the sign of layer normalization weights can influence this effect” (abstract)",
             f"negative share of the eigenvalues, H in {plus}: {share[plus, positive]:.1%} with γ > 0, "
@@ -190,7 +190,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         smooth, kept = (ends["pre", setting, plus, sign] for sign in SIGNS)
         order = (kept > smooth).mean()
         found.append(
-            said(
+            judge(
                 f"in pre-norm, {setting}, the sign of LN's weights decides whether a positive H smooths",
                 "Fig. 4 and abstract; its numbers are not known to us",
                 f"{at}{smooth.median():.3g} with γ > 0, {kept.median():.3g} with γ < 0; γ < 0 keeps more in "
@@ -203,7 +203,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     for setting in WITHOUT_BIAS:
         odd = max(apart("post", setting, (h, positive), (h, negative)) for h in SPECTRA)
         found.append(
-            said(
+            judge(
                 f"in post-norm without bias, {setting}, the sign of LN's weights changes nothing",
                 "Fig. 4 has post-norm with either sign; ours, derived: the layer is odd, X_L becomes (−1)^L X_L",
                 f"largest relative difference of ‖HFC‖/‖LFC‖ {odd:.0e}",
@@ -215,7 +215,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         own = {pair: ends["post", setting, *pair] for pair in product(SPECTRA, SIGNS)}
         moved = [((own[h, negative] / own[h, positive] - 1).abs() > 0.01).mean() for h in SPECTRA]
         found.append(
-            said(
+            judge(
                 f"in post-norm {setting}, the sign of LN's weights changes what becomes of the tokens",
                 "Fig. 4, as far as its post-norm curves differ",
                 at
@@ -228,7 +228,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     for setting in WITHOUT_BIAS:
         smooth, kept = (ends["post", setting, h, positive] for h in SPECTRA)
         found.append(
-            said(
+            judge(
                 f"in post-norm, {setting}, a positive H smooths and a negative one does not",
                 "the theory of the update, with LN behind it",
                 f"{at}{smooth.median():.2g} for H in [0, 1], {kept.median():.2g} for H in [−1, 0]",

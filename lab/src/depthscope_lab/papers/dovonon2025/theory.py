@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from depthscope.drawing import BLACK, BLUE, GREY, PALETTE, VERMILION, circle, legend_below, panels
 from depthscope.measures import frequency_ratio
 from depthscope.progress import Share
-from depthscope.theory import dominance_of, mean_wins, tokens_after
-from depthscope_lab.papers.claims import axis, line, rows, said
+from depthscope.theory import Dominance, dominance_of, mean_wins, pair_eigenvalues, tokens_after
 from depthscope_lab.papers.dovonon2025.repeated import (
+    ATTENTIONS,
     F64,
     attend,
     draw_attention,
@@ -29,12 +30,125 @@ from depthscope_lab.papers.dovonon2025.repeated import (
     measured_rate,
     ratios,
     repeat,
+    with_spectrum,
 )
-from depthscope_lab.papers.dovonon2025.theory_cases import EQUAL, MEAN, SETS, cases
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, axis, judge, line, rows
+
+TOKENS, WIDTH = 6, 4
+DEPTH = 4096
+SETTLED = 0.99  # by what, per block, the strongest that does not dominate is weaker: 1e-18 is left of it at the end
+EQUAL = 1e-4  # of ‖HFC‖/‖LFC‖
+ALIGNED = 1e-6  # 1 − the least cosine of two tokens
+RATE_DEPTHS = (*range(64), *range(64, 1025, 16))
+KINDS = ("positive", "negative", "kernel", "multiple", "skew", "any")
+# The rows of the paper's table, as the dominating set decides them, and what follows for generic tokens.
+MEAN, MEAN_TOO, ONE, LINE, SEVERAL = (
+    "the mean alone",
+    "the mean and others",
+    "one other i",
+    "several other i, one j",
+    "several other i and j",
+)
+SETS = (MEAN, ONE, LINE, SEVERAL, MEAN_TOO)
+
+
+def draw_weights(kind: str, trials: int, seed: tuple[int, ...]) -> Tensor:
+    """H of a kind, (trials, d, d). All but "skew" and "any" have real eigenvalues.
+
+    "positive": μ in [0, 1]. "negative": μ in [−1, 0). "kernel": half of μ zero, the others in [−1, −.3]. "multiple":
+    H = sI with s in [−3, 1]. "skew": Hᵀ = −H, μ imaginary. "any": independent normal entries.
+    """
+    if kind in ("positive", "negative", "kernel"):
+        sizes = draw_normal(trials, WIDTH, seed=(*seed, 1)).abs().clamp(max=1)
+        signed = sizes if kind == "positive" else -sizes
+        if kind == "kernel":
+            signed = torch.where(torch.arange(WIDTH) < WIDTH // 2, 0.0, signed.clamp(max=-0.3))
+        return with_spectrum(signed, (*seed, 2))
+    if kind == "multiple":
+        scale = torch.linspace(-3, 1, trials, dtype=torch.float64)
+        return scale[:, None, None] * torch.eye(WIDTH, dtype=torch.float64)
+    h = draw_normal(trials, WIDTH, WIDTH, seed=(*seed, 1))
+    return h - h.mT if kind == "skew" else h
+
+
+def cases(trials: int, seed: tuple[int, ...]) -> pd.DataFrame:
+    """One row per case, `trials` of each kind of H and of A: the dominating set, what it says, and what was seen.
+
+    `settled` is False where `DEPTH` blocks are too few for the largest eigenvalue to show. `rate` is the factor per
+    block of ‖HFC‖/‖LFC‖, `limit` where that ends if one mode of A dominates: at this mode's own ratio. Neither is said
+    where the other is.
+    """
+    kinds = [(kind, attention) for kind in KINDS for attention in ATTENTIONS]
+    seeds = [(*seed, number) for number in range(len(kinds))]
+    a = torch.cat([draw_attention(kind, trials, TOKENS, (*s, 0)) for (_, kind), s in zip(kinds, seeds, strict=True)])
+    h = torch.cat([draw_weights(kind, trials, s) for (kind, _), s in zip(kinds, seeds, strict=True)])
+    start = draw_normal(len(a), TOKENS, WIDTH, seed=seed)
+    *curves, end = repeat(attend(a, h), start, (*RATE_DEPTHS, DEPTH), rescale=True)
+    seen_rate = measured_rate(RATE_DEPTHS, torch.stack([frequency_ratio(x) for x in curves]))
+    sigma = torch.linalg.svdvals(end)
+    pairs = list(zip(a, h, strict=True))
+    said = [dominance_of(*pair) for pair in pairs]
+    frame = pd.DataFrame(
+        {
+            "kind": [kind for kind, _ in kinds for _ in range(trials)],
+            "attention": [attention for _, attention in kinds for _ in range(trials)],
+            "dominating": [dominating_set(one) for one in said],
+            "input_said": [one.input_convergence for one in said],
+            "angle_said": [one.angle_convergence for one in said],
+            "rank_said": [-1 if one.rank is None else one.rank for one in said],
+            "rate_said": [one.rate if one.input_convergence else torch.nan for one in said],
+            "limit_said": [_limit(one, matrix) for one, matrix in zip(said, a, strict=True)],
+            "input_seen": (frequency_ratio(end) < EQUAL).numpy(),
+            "angle_seen": _aligned(end).numpy(),
+            "rank_seen": (sigma > ALIGNED * sigma[:, :1]).sum(dim=1).numpy(),
+            "rate_seen": seen_rate.numpy(),
+            "limit_seen": frequency_ratio(end).numpy(),
+            "settled": [_is_settled(*pair) for pair in pairs],
+            "real_spectra": [_are_real(*pair) for pair in pairs],
+        }
+    )
+    # Where the theory says nothing (angle None, rank −1) anything agrees.
+    angle = frame["angle_said"].isna() | (frame["angle_said"] == frame["angle_seen"])
+    rank = (frame["rank_said"] < 0) | (frame["rank_said"] == frame["rank_seen"])
+    return frame.assign(agrees=(frame["input_said"] == frame["input_seen"]) & angle & rank)
+
+
+def _limit(said: Dominance, a: Tensor) -> float:
+    """‖HFC‖/‖LFC‖ of the one mode of A that dominates, if it is not the mean; its eigenvalue is then real."""
+    if dominating_set(said) != ONE:
+        return torch.nan
+    values, vectors = torch.linalg.eig(a)
+    mode = vectors[:, (values - 1).abs().argsort()[said.pairs[0][0]]].real
+    return frequency_ratio(mode[:, None]).item()
+
+
+def dominating_set(said: Dominance) -> str:
+    """Which row of the table a case belongs to."""
+    rows, columns = {i for i, _ in said.pairs}, {j for _, j in said.pairs}
+    if 0 in rows:
+        return MEAN if len(rows) == 1 else MEAN_TOO
+    return ONE if len(rows) == 1 else LINE if len(columns) == 1 else SEVERAL
+
+
+def _aligned(tokens: Tensor) -> Tensor:
+    """Whether all tokens point one way. One that has vanished beside the others points nowhere."""
+    directions = tokens / torch.linalg.vector_norm(tokens, dim=-1, keepdim=True)
+    return (directions @ directions.mT).flatten(1).amin(dim=1) > 1 - ALIGNED
+
+
+def _is_settled(a: Tensor, h: Tensor) -> bool:
+    moduli = pair_eigenvalues(torch.linalg.eigvals(a), torch.linalg.eigvals(h)).abs().flatten()
+    below = moduli[moduli < (1 - 1e-7) * moduli.max()]
+    return not len(below) or bool(below.max() < SETTLED * moduli.max())
+
+
+def _are_real(a: Tensor, h: Tensor) -> bool:
+    return all(torch.linalg.eigvals(matrix).imag.abs().max().item() < 1e-9 for matrix in (a, h))
+
 
 SCALES = (1.0, 0.2, -0.2, -1.0, -2.1)
-DEPTH = 24  # of the first part
+FIRST_BLOCKS = 24  # of the first part
 DEPTHS = (*range(0, 97, 4), *range(96 + 32, 1537, 32))  # where the factor per block is read
 SWEPT = (24, 192, 1536)
 NEAR = 0.01  # of 1: a factor per block this close to it is not told from 1 by 1536 blocks
@@ -78,7 +192,7 @@ def _scales(config: Config) -> pd.DataFrame:
     first = frequency_ratio(start)
     found = []
     for s in SCALES:
-        for block, tokens in enumerate(repeat(attend(a, s * eye), start, range(DEPTH + 1), rescale=False)):
+        for block, tokens in enumerate(repeat(attend(a, s * eye), start, range(FIRST_BLOCKS + 1), rescale=False)):
             seen = frequency_ratio(tokens) / first
             said = [tokens_after(x, matrix, s * eye, block) for x, matrix in zip(start, a, strict=True)]
             closed = frequency_ratio(torch.stack(said)) / first
@@ -153,7 +267,7 @@ def _draw_scales(ax: Any, scale: pd.DataFrame) -> None:
         ax.plot(own["block"], own["ratio"], ".", color=colour, markersize=5)
     ax.axhline(1, color=GREY, linewidth=0.8, linestyle="--")
     title, y = "H = sI: closed form (lines), simulated (dots)", "‖HFC‖/‖LFC‖ by its start"
-    axis(ax, title, "block", y, log=True, first=0, last=DEPTH)
+    axis(ax, title, "block", y, log=True, first=0, last=FIRST_BLOCKS)
     legend_below(ax, columns=5)
 
 
@@ -203,7 +317,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     seen, should = negative["input_seen"].sum(), negative["input_said"].sum()
     settled = rows(found, settled=True)
     return [
-        said(
+        judge(
             "X_L = Σ c γ^L a hᵀ in closed form is the repeated step at every depth to 24",
             "eq. (vec update) and Def. 4: the eigenvalues 1 + λμ",
             f"largest relative difference of ‖HFC‖/‖LFC‖ {apart:.0e} over {len(scale)} depths and scales",
@@ -211,7 +325,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             apart < 1e-6,
         ),
         *_by_sign(scale),
-        said(
+        judge(
             "tokens become equal exactly outside the disc |μ + 1/(1+λ_n)| ≤ 1/(1+λ_n)",
             "the paper's condition on λ^H, made exact by us, for complex μ and real λ",
             f"{wrong} of {len(clear)} points on the wrong side; {len(plane) - len(clear)} within {NEAR:.0%} of "
@@ -220,7 +334,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             wrong == 0,
         ),
         _edge(parts["sweep"]),
-        said(
+        judge(
             "H with all eigenvalues in [−1, 0) never makes tokens equal, whatever A",
             "the sharpening parameterisation Λ_H in [−1, 0]; ours: |1 + λμ| ≥ 1 − |λ||μ| > 1 − |μ| for |λ| < 1",
             f"{seen} of {len(negative)} cases became equal in 4096 blocks, complex and causal A too; {should} should",
@@ -242,21 +356,21 @@ def _by_sign(scale: pd.DataFrame) -> list[Claim]:
     )
     depths = "/".join(map(str, SHOWN))
     return [
-        said(
+        judge(
             "a positive H smooths from the first block on",
             "Thm on the dominating eigenvalue: λ^A = 1 dominates for Re μ ≥ 0",
             f"‖HFC‖/‖LFC‖ by its start at L = {depths}: {'; '.join(told[s] for s in up)}",
             FALLS,
             all(falls[s] for s in up),
         ),
-        said(
+        judge(
             "a negative H between −1 and 0 sharpens at finite depth",
             "the same; oversmoothing “is not inevitable” (abstract)",
             f"at L = {depths}: {'; '.join(told[s] for s in between)}",
             "above its start at L = 24",
             all(curves[s].iloc[-1] > 1 for s in between),
         ),
-        said(
+        judge(
             "a too negative H = −2.1·I smooths again where A has no negative eigenvalue",
             "not in what we know of the paper; ours: λ_n loses for μ < −2/(1+λ_n)",
             f"at L = {depths}: {'; '.join(told[s] for s in below)}",
@@ -273,7 +387,7 @@ def _edge(sweep: pd.DataFrame) -> Claim:
     edge, step = last["edge"].iloc[0], last["s"].diff().max()
     clear = last[last["rate_said"] < 1 - NEAR].dropna(subset="rate_seen")
     off = (np.log(clear["rate_seen"]) / np.log(clear["rate_said"]) - 1).abs().max()
-    return said(
+    return judge(
         "tokens stay different under H = sI for s between −2/(1+λ_n) and 0, else become equal at the predicted rate",
         "ours, from the exact condition",
         f"after {int(sweep['depth'].max())} blocks different from s = {kept.min():.2f} to {kept.max():.2f}; "
@@ -286,7 +400,7 @@ def _edge(sweep: pd.DataFrame) -> Claim:
 def _row(own: pd.DataFrame, name: str) -> Claim:
     ranks = sorted(set(own["rank_seen"].astype(int)))
     follows = "input, angle and rank convergence" if name == MEAN else "no input convergence"
-    return said(
+    return judge(
         f"if {name} dominate{'s' if name.endswith(('alone', 'one other i')) else ''}, there is {follows}",
         "the table of dominating eigenvalues (theorems and corollaries after Def. 4)",
         f"{own['agrees'].sum()} of {len(own)} cases as said; {own['input_seen'].sum()} became equal, "
@@ -306,7 +420,7 @@ def _of_settled(settled: pd.DataFrame) -> list[Claim]:
     unreal, causal = rows(settled, real_spectra=False), rows(settled, attention="causal")
     wrong = [(~own["agrees"]).sum() for own in (unreal, causal)]
     return [
-        said(
+        judge(
             "tokens become equal at the rate (second eigenvalue over first)^L",
             "ours, from Def. 4",
             f"{len(equal)} cases: the factor per block agrees to {off.median():.2%} in the median, to "
@@ -314,7 +428,7 @@ def _of_settled(settled: pd.DataFrame) -> list[Claim]:
             "1 % and 10 %: complex pairs oscillate about the rate, and a fast one ends at rounding early",
             off.median() < 0.01 and off.quantile(0.9) < 0.1,
         ),
-        said(
+        judge(
             "a sharpening H does not raise ‖HFC‖/‖LFC‖ for ever: the ratio ends at that of the dominating mode of A",
             "not in what we know of the paper; ours: modes of A other than 1 have a mean unless A is symmetric",
             f"{len(ends)} cases, limits from {limit.min():.2g} to {limit.max():.3g}, median {limit.median():.2g}; "
@@ -323,7 +437,7 @@ def _of_settled(settled: pd.DataFrame) -> list[Claim]:
             apart < 1e-6,
             when=len(ends) > 0,
         ),
-        said(
+        judge(
             "the theory holds with complex spectra and causal attention too, which the paper's Prop. 1 leaves out",
             "Prop. 1: eigenvalues of A in (−1, 1], real",
             f"{wrong[0]} of {len(unreal)} cases with complex spectra otherwise, {wrong[1]} of {len(causal)} causal "

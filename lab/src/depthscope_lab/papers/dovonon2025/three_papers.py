@@ -29,9 +29,9 @@ from depthscope.models.families import build_family
 from depthscope.progress import Share
 from depthscope.text import read_text
 from depthscope.theory import dominance_of
-from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.dovonon2025.subjects import ids_of
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, axis, judge, line, rows
 
 ALONE = "albert, no FFN"
 MODELS = {
@@ -194,14 +194,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         "albert": near["albert"]["dovonon"],
     }
     return [
-        said(
+        judge(
             "the three papers' measures are one: t_sim = 1/(1 + r²), and y is √t_div within a constant factor",
             "none of them says it; ours",
             f"largest relative difference {apart:.0e}; y/√t_div from {shares.min():.2f} to {shares.max():.2f}",
             "1e-9, and a factor of 2 of 1",
             apart < 1e-9 and shares.between(0.5, 2).all(),
         ),
-        said(
+        judge(
             "Yu & Zhang and Dovonon et al. agree on the direction: fresh weights smooth",
             "Yu & Zhang: similarity escalates; Dovonon et al.: input convergence iff the mean's eigenvalue dominates",
             "; ".join(
@@ -213,7 +213,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             all(smooths[family] == (last < first) for family, (first, last) in ends.items()),
             lacks=lacks,
         ),
-        said(
+        judge(
             "skips delay the collapse without ending the collapse: Dong et al.'s own residual shrinks with depth",
             "Dong et al.: “skip connections … stop the output from degeneration”; Yu & Zhang: they do not",
             f"y behind block {means['bert'].index[-1]} is "
@@ -223,7 +223,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             lacks=lacks,
         ),
         *(
-            said(
+            judge(
                 words,
                 "Yu & Zhang: independent weights; Dovonon et al.: one A and one H, repeated, no norm and no FFN",
                 "‖HFC‖/‖LFC‖ × {ratio:.4f} per block; Yu & Zhang {yu:.4f}, Dovonon et al. {dovonon:.4f}".format(
@@ -235,7 +235,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             )
             for family, words in RATES.items()
         ),
-        said(
+        judge(
             "Dovonon et al.'s update with each block's own A and H gives the measured rate, without norms and FFNs",
             "ours, from their eq. of the update",
             "; ".join(

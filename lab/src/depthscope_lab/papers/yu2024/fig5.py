@@ -23,12 +23,12 @@ from depthscope.measures import token_diversity
 from depthscope.progress import Share
 from depthscope.remedies import deescalate
 from depthscope.theory import OddsMap, measure_map, token_odds
-from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.simulation.blocks import input_gradient, post_norm_block
 from depthscope_lab.papers.simulation.randomness import standard_normal_tokens
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import Sampler, Weights
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, axis, curve, judge, line, rows
 
 LEVELS = {0.1: 0.0, 0.5: 0.5, 1.0: 1.0}  # by τ, what the paper's text reads off its figure
 TAUS = tuple(LEVELS)
@@ -241,7 +241,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         for setting in SETTINGS:
             before, after = (_last(frame, "levels", setting, tau, quantity) for quantity in ("before", "after"))
             found.append(
-                said(
+                judge(
                     f"τ = {tau:g} keeps diversity around {level:g}, initialiser {setting}",
                     "§3.2: the levels “are around 0, 0.5 and 1, respectively”",
                     f"{before:.3f} before the operation, {after:.3f} after it, at block {config.blocks}",
@@ -252,7 +252,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             )
     weak, strong = ([_last(frame, "levels", setting, tau, "after") for setting in SETTINGS] for tau in TAUS[:2])
     found.append(
-        said(
+        judge(
             "tokens collapse under τ = 0.1 and not under τ = 0.5",
             "§3.2: TSE “seems to have already been eliminated in the case of τ = 0.5”",
             f"after the operation: {max(weak):.1e} at most for τ = 0.1, {min(strong):.3f} at least for τ = 0.5",
@@ -266,7 +266,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         rho, feed = (rows(frame, part="map", setting=setting, quantity=q)["value"].iloc[0] for q in ("rho", "feed"))
         critical = OddsMap(float(rho), float(feed)).critical_tau
         found.append(
-            said(
+            judge(
                 f"the map of the odds predicts all three levels, initialiser {setting}",
                 "ours; the paper: “such a behavior seems quite predictable”",
                 f"ρ = {rho:.2f}, c = {feed:.3f}, measured on fresh blocks; off by "
@@ -288,7 +288,7 @@ def _transition(frame: pd.DataFrame, config: Config) -> list[Claim]:
         crossing.append(f"{setting}: {told}")
         sides.append(gradient[gradient.index <= CRITICAL - 0.05].max() < 1 < gradient[gradient.index >= 0.4].min())
     return [
-        said(
+        judge(
             "the transition from order to chaos stands at τ_c = 1 − ρ^(−1/2)",
             "ours; the paper leaves the choice of τ open",
             "; ".join(f"{name}: {value:.3f}" if value else f"{name}: none" for name, value in seen.items())
@@ -297,7 +297,7 @@ def _transition(frame: pd.DataFrame, config: Config) -> list[Claim]:
             all(value is not None and abs(value - CRITICAL) < 0.03 for value in seen.values()),
             "where √(growth of the odds per block) = (1 − τ)√ρ, fitted where the odds escalate, reaches 1",
         ),
-        said(
+        judge(
             "gradients shrink where τ < τ_c and grow where τ > τ_c",
             "ours: order on one side, chaos on the other",
             "growth per block " + "; ".join(crossing),

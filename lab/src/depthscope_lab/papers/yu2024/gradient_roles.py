@@ -28,12 +28,12 @@ from depthscope.models import BlockConfig, Encoder, FeedForward, pre_norm
 from depthscope.models.families import build_family
 from depthscope.probing import probe
 from depthscope.probing.roles import CAN_LEARN
-from depthscope.progress import Share, Steps
+from depthscope.progress import Share
 from depthscope.remedies import DeEscalate, apply, remove
 from depthscope.text import cut, read_text, train_tokenizer
 from depthscope.theory import expected_gradient_ratio
-from depthscope_lab.papers.claims import axis, curve, line, said
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line
 
 STATIONS = {"output": "", "attention_input": "read_", "attention_branch": "branch_"}  # what stands before a measure
 MODELS = ("post-norm", "pre-norm", "de-escalated")
@@ -70,7 +70,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     bert: Any = build_family("bert", config.depth, config.width, seed=config.seed)
     _keep_gain(bert, config.width)
     work = len(MODELS) * config.depth * config.samples
-    advance, frames = Steps(lambda done: progress(min(1.0, done / work))), []
+    advance, frames = Work(work, progress), []
     measures, stations = ["token_similarity", "token_diversity", "branch_ratio"], list(STATIONS)
     for name in MODELS:
         with _wired(bert, name, config) as (model, inputs):
@@ -197,14 +197,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         ", ".join(f"{model} {value:.2g}" for model, value in found.items()) for found in (size, differs, carried)
     )
     return [
-        said(
+        judge(
             "the norm of a block's whole gradient stays at one level in post-norm",
             "“remains roughly at a constant level” (§1.1, Fig. 1)",
             f"largest over smallest {total.max() / total.min():.2f} over {len(total)} blocks",
             f"a factor of {LEVEL:g}",
             total.max() / total.min() < LEVEL,
         ),
-        said(
+        judge(
             "gradients do not vanish in post-norm, by role",
             "“gradient vanishing or exploding is not occurring” (§1.1)",
             f"from the first block to the last, queries and keys fall by a factor of {falls['queries_keys']:.3g}, "
@@ -214,7 +214,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             lacks="" if collapses else "the tokens do not become alike in so few blocks",
         ),
         _follows_law(frame, collapses),
-        said(
+        judge(
             "de-escalation lets attention learn in every block, post-norm does not",
             "not in the paper",
             f"blocks with ‖∂W_Q,K‖ ≥ {CAN_LEARN:.0%} of ‖∂W_V,O‖: "
@@ -223,7 +223,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             able["de-escalated"] == len(post) > able["post-norm"],
             when=collapses,
         ),
-        said(
+        judge(
             "in pre-norm queries and keys lose their gradient too, but more slowly",
             "not in the paper; “t_sim still rises” in pre-norm (§3.1, Fig. 4)",
             f"from block 1 to {len(pre)} the ratio falls from {pre.iloc[0]:.2g} to {pre.iloc[-1]:.2g}; in post-norm "
@@ -231,7 +231,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "lower at the end than at the start, and above post-norm there",
             pre.iloc[-1] < pre.iloc[0] and pre.iloc[-1] > post.iloc[-1],
         ),
-        said(
+        judge(
             "de-escalation does not discount self-attention: the size of its branch",
             discount,
             f"branch over trunk in the second half of the blocks: {told_size}",
@@ -239,7 +239,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             size["de-escalated"] >= HALF * size["post-norm"],
             when=collapses,
         ),
-        said(
+        judge(
             "de-escalation does not discount self-attention: what its branch carries",
             discount,
             f"share of the branch's energy that differs between tokens: {told_differs}; "
@@ -270,7 +270,7 @@ def _follows_law(frame: pd.DataFrame, collapses: bool) -> Claim:
             f"in logarithms the slope against the law is {slope:.2f} ± {error:.2f}, against t_div alone {alone:.2f}"
         )
         holds = 1 / LAW < mean < LAW and bool(abs(slope - 1) < max(SLOPE, 2 * error))
-    return said(
+    return judge(
         "the gradient of queries and keys goes like t_div: ratio to values and output = c·t_div",
         "not in the paper; c = (‖X‖²/n)σ²/√r from `theory.expected_gradient_ratio`, nothing fitted",
         ours,
