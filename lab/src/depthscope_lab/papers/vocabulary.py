@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -110,3 +111,10 @@ def spell(form: str, values: Any, between: str = ", ") -> str:
     """Numbers by name in words: `spell("{} {:.2f}", {"a": 0.5})`; a list of rows has a place for every cell."""
     pairs = values.items() if hasattr(values, "items") else values
     return between.join(form.format(*pair) for pair in pairs)
+
+
+def table(found: Mapping[str, Any], **places: Iterable[Any]) -> pd.DataFrame:
+    """A column for each tensor, and one for each of their axes: `table({"t_div": x}, trial=range(8), alpha=alphas)`."""
+    index = pd.MultiIndex.from_product(places.values(), names=list(places))
+    columns = {name: values.flatten().numpy() for name, values in found.items()}
+    return pd.DataFrame(columns, index=index).reset_index()

@@ -9,8 +9,9 @@ that the causal forms keep tokens apart all the same, if they act on the trunk.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -22,11 +23,11 @@ from torch.nn import functional as F
 from depthscope import drawing
 from depthscope.measures import token_similarity
 from depthscope.models import Block, BlockConfig, CausalLM, Encoder, theorem, xavier
-from depthscope.progress import Share, Steps, Tick
+from depthscope.progress import Share, Tick
 from depthscope.remedies import DeEscalate, Ema, Prefix, apply, deescalate
 from depthscope_lab.papers.study import Study
 from depthscope_lab.papers.trained import steps
-from depthscope_lab.papers.vocabulary import Claim, axis, curve, judge, line, rows
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows, spell
 
 WARM_UP = 50  # steps; without it post-norm blocks start with their largest updates
 
@@ -133,15 +134,13 @@ def evaluate(shape: Training, model: CausalLM, seed: int) -> Iterator[dict[str, 
     A sequence is one observation: the losses of its tokens hang together.
     """
     ids = uniform_tokens(shape, shape.test_sequences, torch.Generator().manual_seed(~seed & 0xFFFF_FFFF))
-    whole, cut = (torch.cat([way(model, part) for part in ids.split(512)]) for way in _WAYS)
+    ways = (losses_in_one_pass, losses_token_by_token)
+    whole, cut = (torch.cat([way(model, part) for part in ids.split(512)]) for way in ways)
     for quantity, losses in (("one pass", whole), ("token by token", cut)):
         yield {"quantity": quantity, **mean_and_error(losses.mean(dim=1))}
     yield {"quantity": "largest difference", "value": (whole - cut).abs().max().item()}
     for position, losses in enumerate(whole.unbind(dim=1), start=1):
         yield {"quantity": "one pass, position", "position": position, **mean_and_error(losses)}
-
-
-_WAYS = (losses_in_one_pass, losses_token_by_token)
 
 
 def mean_and_error(values: Tensor) -> dict[str, float]:
@@ -185,7 +184,6 @@ def _branch_hook(mixing: str) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tens
     return lambda _ffn, tokens: (deescalate(tokens[0], 1.0, mixing=mixing),)
 
 
-STACKS_SHARE = 0.1  # of the time
 BELOW, NOT_BELOW = 10, 3  # standard errors
 APART, COLLAPSED = 0.2, 0.95
 _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -215,24 +213,22 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     tokens, all positions in one pass and token by token. `stack`: t_sim behind every block. `floor`: ln V.
     """
     shape, depth, smooth = config.training, config.stacks, []
+    columns = ["step", "position", "block", "draw"]
+    work = Work(shape.steps * len(MODELS) + len(STACKS) * depth.draws, progress)
     frames = [_part("floor", "uniform tokens", quantity=["loss"], value=math.log(shape.vocabulary))]
-    work = shape.steps * len(MODELS)
-    advance = Steps(lambda done: progress((1 - STACKS_SHARE) * done / work))
     for case, remedy in MODELS.items():
-        model, losses = train(shape, remedy, config.seed, advance)
+        model, losses = train(shape, remedy, config.seed, work)
         frames.append(_part("training", case, step=range(1, shape.steps + 1), quantity="loss", value=losses))
         smooth.append(_part("training, smooth", case, quantity="loss", **_smooth(losses)))
         frames.append(pd.DataFrame(evaluate(shape, model, config.seed)).assign(part="test", case=case))
-    for place, (case, stack) in enumerate(STACKS.items(), start=1):
-        for draw in range(depth.draws):
-            found = similarity(depth, stack, config.seed * depth.draws + draw)
-            blocks = range(1, depth.blocks + 1)
-            frames.append(_part("stack", case, block=blocks, draw=draw, quantity="token_similarity", value=found))
-        progress(1 - STACKS_SHARE * (1 - place / len(STACKS)))
+    for (case, stack), draw in product(STACKS.items(), range(depth.draws)):
+        found = similarity(depth, stack, config.seed * depth.draws + draw)
+        about = {"block": range(1, depth.blocks + 1), "draw": draw, "quantity": "token_similarity"}
+        frames.append(_part("stack", case, **about, value=found))
+        work()
     frame = pd.concat([*frames, *smooth], ignore_index=True)
-    for column in ("step", "position", "block", "draw"):
-        frame[column] = frame[column].fillna(-1).astype(int)
-    return frame[["part", "case", "step", "position", "block", "draw", "quantity", "value", "error"]]
+    frame = frame.fillna(dict.fromkeys(columns, -1)).astype(dict.fromkeys(columns, int))
+    return frame[["part", "case", *columns, "quantity", "value", "error"]]
 
 
 def _part(part: str, case: str, **columns: object) -> pd.DataFrame:
@@ -241,8 +237,8 @@ def _part(part: str, case: str, **columns: object) -> pd.DataFrame:
 
 def _smooth(losses: list[float]) -> dict[str, list[Any]]:
     """Means over some fifty windows of steps; each stands at the step in the middle of its window."""
-    window = max(1, len(losses) // 50)
-    windows = [range(start, min(start + window, len(losses))) for start in range(0, len(losses), window)]
+    size = max(1, len(losses) // 50)
+    windows = [range(start, min(start + size, len(losses))) for start in range(0, len(losses), size)]
     return {
         "step": [1 + (steps[0] + steps[-1]) // 2 for steps in windows],
         "value": [fmean(losses[step] for step in steps) for steps in windows],
@@ -257,15 +253,12 @@ def draw(frame: pd.DataFrame) -> Any:
             line(learning, curve(frame, by="step", part="training, smooth", case=case), colour, case, **look)
         if case in STACKS:
             line(stack, curve(frame, part="stack", case=case), colour, case, **look)
-    for place, (quantity, colour, name) in enumerate(
-        (
-            ("one pass", drawing.BLUE, "all positions in one pass"),
-            ("token by token", drawing.ORANGE, "token by token: no future"),
-        )
+    for shift, quantity, colour, name in (
+        (-0.2, "one pass", drawing.BLUE, "all positions in one pass"),
+        (0.2, "token by token", drawing.ORANGE, "token by token: no future"),
     ):
-        values = [_test(frame, case, quantity).value for case in MODELS]
-        heights = [number - 0.2 + 0.4 * place for number in range(len(MODELS))]
-        testing.barh(heights, values, height=0.38, color=colour, label=name)
+        values = curve(frame, by="case", part="test", quantity=quantity)[list(MODELS)]
+        testing.barh([number + shift for number in range(len(values))], values, height=0.38, color=colour, label=name)
     for mark in (learning.axhline, testing.axvline):
         mark(floor, color=drawing.GREY, linewidth=1, linestyle="--", label="ln V, the floor")
     testing.set_yticks(range(len(MODELS)), list(MODELS))
@@ -284,36 +277,20 @@ def _floor(frame: pd.DataFrame) -> float:
     return float(rows(frame, part="floor")["value"].iloc[0])
 
 
-@dataclass(frozen=True)
-class _Loss:
-    value: float
-    error: float
-
-    def above(self, floor: float) -> float:
-        """In standard errors; negative below."""
-        return (self.value - floor) / self.error
-
-    def __str__(self) -> str:
-        return f"{self.value:.4f} ± {self.error:.2g}"
-
-
-def _test(frame: pd.DataFrame, case: str, quantity: str, position: int = -1) -> _Loss:
-    row = rows(frame, part="test", case=case, quantity=quantity, position=position).iloc[0]
-    return _Loss(float(row["value"]), float(row["error"]))
-
-
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    shape = config.training
-    floor, honest = _floor(frame), (NONE, *CAUSAL)
-    whole, cut = ({case: _test(frame, case, q) for case in MODELS} for q in ("one pass", "token by token"))
-    last = {case: _test(frame, case, "one pass, position", shape.tokens) for case in LEAKING}
-    most = max(_test(frame, case, "largest difference").value for case in honest)
+    shape, floor, honest = config.training, _floor(frame), [NONE, *CAUSAL]
+    tests = rows(frame, part="test")
+    whole, cut = (rows(tests, quantity=name).set_index("case") for name in ("one pass", "token by token"))
+    last = rows(tests, quantity="one pass, position", position=shape.tokens).set_index("case")
+    most = rows(tests, quantity="largest difference").set_index("case")["value"][honest].max()
 
-    def told(found: dict[str, _Loss], cases: tuple[str, ...]) -> str:
-        return "; ".join(f"{case} {found[case]}" for case in cases)
+    def told(found: pd.DataFrame, cases: Sequence[str]) -> str:
+        return "; ".join(f"{case} {found.at[case, 'value']:.4f} ± {found.at[case, 'error']:.2g}" for case in cases)
 
-    def stays(found: dict[str, _Loss], cases: tuple[str, ...]) -> bool:
-        return all(found[case].above(floor) >= -NOT_BELOW for case in cases)
+    def above(found: pd.DataFrame, cases: Sequence[str]) -> pd.Series:
+        """The floor, in standard errors; negative below."""
+        own = found.loc[list(cases)]
+        return (own["value"] - floor) / own["error"]
 
     not_below = f"at most {NOT_BELOW} standard errors (over sequences) below ln V = {floor:.4f}"
     return [
@@ -322,7 +299,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "its Transformer-XL subtracts that mean at the FFN input; no word on causality",
             f"{told(whole, LEAKING)}; floor {floor:.4f}",
             f"more than {BELOW} standard errors (over sequences) below ln V",
-            all(whole[case].above(floor) < -BELOW for case in LEAKING),
+            (above(whole, LEAKING) < -BELOW).all(),
             f"not 0 but ln V / n = {floor / shape.tokens:.3f} is left at best: the last target is in no input",
         ),
         judge(
@@ -330,21 +307,21 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "not in the paper; ours: no one can guess a uniform token from those before it",
             told(whole, honest),
             not_below,
-            stays(whole, honest),
+            (above(whole, honest) >= -NOT_BELOW).all(),
         ),
         judge(
             "read token by token, without a future to look at, the leaking models lose their advantage",
             "not in the paper; this is how a language model writes",
             told(cut, LEAKING),
             not_below,
-            stays(cut, LEAKING),
+            (above(cut, LEAKING) >= -NOT_BELOW).all(),
         ),
         judge(
             "at the last position, whose target is no input, the leaking models have no advantage",
             "not in the paper; a control: the advantage is the leak's, not the model's",
             told(last, LEAKING),
             not_below,
-            stays(last, LEAKING),
+            (above(last, LEAKING) >= -NOT_BELOW).all(),
         ),
         judge(
             "with each causal mean, one pass and token by token give the same loss",
@@ -358,14 +335,11 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 
 
 def _of_stacks(frame: pd.DataFrame, shape: Depth) -> list[Claim]:
-    end = {case: curve(frame, part="stack", case=case).iloc[-1] for case in STACKS}
-    where = f"t_sim behind block {shape.blocks}: "
-    forms = [*(case for case in CAUSAL if case in STACKS), "full mean"]
-    trunks = ["full mean", "prefix", "bidirectional, full mean"]
-    branches = [f"{case}, branch alone" for case in trunks]
-    forms_told, trunks_told, branches_told = (
-        "; ".join(f"{case} {end[case]:.3f}" for case in cases) for cases in (forms, trunks, branches)
-    )
+    stack = rows(frame, part="stack", block=shape.blocks)
+    end, where = curve(stack, by="case"), f"t_sim after block {shape.blocks}: "
+    forms = end[[*(case for case in CAUSAL if case in STACKS), "full mean"]]
+    trunks = end[["full mean", "prefix", "bidirectional, full mean"]]
+    branches = end[[f"{case}, branch alone" for case in trunks.index]]
     return [
         judge(
             f"a causal post-norm stack of {shape.blocks} blocks collapses without a remedy",
@@ -377,18 +351,22 @@ def _of_stacks(frame: pd.DataFrame, shape: Depth) -> list[Claim]:
         judge(
             "each causal mean keeps tokens apart, as the leaking mean does",
             "not in the paper for causal models",
-            f"{where}{forms_told}",
+            f"{where}{_list(forms)}",
             f"below {APART}; unrelated tokens have 1/n = {1 / shape.tokens:.3f}",
-            all(end[case] < APART for case in forms),
+            forms.max() < APART,
         ),
         judge(
             "a mean taken away at the FFN input keeps tokens apart on the trunk, and not on the branch alone",
             "at the FFN input, for Transformer-XL; whether on the trunk is not said",
-            f"{where}trunk: {trunks_told}; branch: {branches_told}",
+            f"{where}trunk: {_list(trunks)}; branch: {_list(branches)}",
             f"below {APART} on the trunk, above {COLLAPSED} on the branch alone",
-            all(end[case] < APART for case in trunks) and all(end[case] > COLLAPSED for case in branches),
+            trunks.max() < APART and branches.min() > COLLAPSED,
         ),
     ]
+
+
+def _list(values: pd.Series) -> str:
+    return spell("{} {:.3f}", values, "; ")
 
 
 TINY = Training(vocabulary=4, tokens=4, width=32, depth=2, steps=60, batch=32, rate=5e-3, test_sequences=512)

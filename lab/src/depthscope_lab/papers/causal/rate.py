@@ -25,7 +25,7 @@ from depthscope_lab.papers.simulation.blocks import attend, attention_half, ffn_
 from depthscope_lab.papers.simulation.collapse_rate import allowed, walk
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.vocabulary import Claim, axis, curve, judge, line, rows
+from depthscope_lab.papers.vocabulary import Claim, axis, curve, judge, line, rows, table
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
 LOCAL, FLOOR = 1e-4, 1e-27  # the fit's window: nearly equal tokens, well above float64's rounding
@@ -66,10 +66,10 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
                 if block > 0:
                     x = attention_half(weights, x, heads=config.heads, causal=case != "bidirectional")
                     tokens[case] = x = ffn_half(weights, x) if case == "causal + FFN" else x
-                frames.append(_rows(case, block, part, _measure(x)))
+                frames.append(_tidy(case, block, part, _measure(x)))
             progress((part + block / config.depth) / len(parts))
         _, p = attend(weights, tokens["causal"][:, :1], config.heads, causal=True)
-        frames.append(_rows("causal", config.depth, part, {"delta": delta(p).mean(dim=(-2, -1))}))
+        frames.append(_tidy("causal", config.depth, part, {"delta": delta(p).mean(dim=(-2, -1))}))
         frames.append(_profile(tokens["causal"][:, 0], config.depth))
     lengths = [delta(uniform_causal_attention(n)).item() for n in config.lengths]
     frames.append(pd.DataFrame({"case": "uniform causal", "n": config.lengths, "measure": "delta", "value": lengths}))
@@ -105,18 +105,17 @@ def _measure(x: Tensor) -> dict[str, Tensor]:
     }
 
 
+def _tidy(case: str, block: int, part: int, found: dict[str, Tensor]) -> pd.DataFrame:
+    trials = range(part * CHUNK, part * CHUNK + len(next(iter(found.values()))))
+    return table(found, case=[case], block=[block], trial=trials).melt(["case", "block", "trial"], var_name="measure")
+
+
 def _profile(x: Tensor, depth: int) -> pd.DataFrame:
     """‖x_i − x₁‖ over its largest, per token, mean over trials."""
     distance = torch.linalg.vector_norm(x - x[:, :1], dim=-1)  # (trials, n)
     shape = (distance / distance.amax(dim=-1, keepdim=True)).mean(dim=0).numpy()
     about = {"case": "causal", "block": depth, "token": np.arange(1, len(shape) + 1)}
     return pd.DataFrame({**about, "measure": "distance_to_first", "value": shape})
-
-
-def _rows(case: str, block: int, part: int, found: dict[str, Tensor]) -> pd.DataFrame:
-    trials = len(next(iter(found.values())))
-    about = {"case": case, "block": block, "trial": part * CHUNK + np.arange(trials)}
-    return pd.concat(pd.DataFrame({**about, "measure": name, "value": v.numpy()}) for name, v in found.items())
 
 
 def rates(frame: pd.DataFrame, case: str) -> np.ndarray[Any, Any]:

@@ -26,9 +26,9 @@ from depthscope.models.families import build_family
 from depthscope.progress import Share
 from depthscope.text import cut, read_text, train_tokenizer
 from depthscope_lab.papers.dong2021.pretrained import FAMILIES, given, minilm
-from depthscope_lab.papers.dong2021.residuals import VARIANTS, left_out, other_readings, residuals_of, table
+from depthscope_lab.papers.dong2021.residuals import VARIANTS, left_out, other_readings, residuals_of
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows, table
 
 NAMES = {"bert": "BERT", "albert": "ALBERT", "xlnet": "XLNet"}
 COLOURS = dict(zip(VARIANTS, (VERMILION, ORANGE, BLUE, GREEN), strict=True))
@@ -96,7 +96,8 @@ def _all_variants(model: Any, ids: Tensor, few: int, about: dict[str, Any]) -> I
         sources = {"float32": found.plain, "float32 exact": found.exact} if dtype == "float32" else {dtype: found.exact}
         for source, values in sources.items():
             known = {"variant": name or variant, "spread": math.nan, **about}
-            yield table(value=values).assign(source=source, **known)
+            places = {"block": range(len(values)), "sample": range(values.shape[1])}
+            yield table({"value": values}, **places).assign(source=source, **known)
 
     for variant in VARIANTS:
         yield from rows_of(variant, "float32", ids)

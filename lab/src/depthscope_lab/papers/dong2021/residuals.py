@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -87,10 +85,3 @@ def behind_blocks(
             model(**call)
     by_measure = ([torch.stack(found) for found in zip(*blocks, strict=True)] for blocks in passes)
     return [torch.cat(found, dim=1) for found in zip(*by_measure, strict=True)]
-
-
-def table(**found: Tensor) -> pd.DataFrame:
-    """Columns of what `behind_blocks` found, with block and sample."""
-    blocks, samples = next(iter(found.values())).shape
-    places = {"block": np.repeat(range(blocks), samples), "sample": np.tile(range(samples), blocks)}
-    return pd.DataFrame({name: values.flatten().numpy() for name, values in found.items()} | places)

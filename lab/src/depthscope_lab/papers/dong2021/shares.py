@@ -15,14 +15,14 @@ import pandas as pd
 import torch
 
 from depthscope.attention_paths import paths
-from depthscope.drawing import BLUE, GREY, VERMILION, block_axis, label, line_with_band, panels, shared_legend
+from depthscope.drawing import BLUE, GREY, VERMILION, panels, shared_legend
 from depthscope.models.families import build_family
 from depthscope.progress import Share
 from depthscope.text import cut, read_text, train_tokenizer
 from depthscope.theory import path_length_shares
 from depthscope_lab.papers.dong2021.pretrained import given, minilm
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.vocabulary import Claim, Work, curve, judge, rows
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows
 
 _FRESH = {"bert": "BERT, fresh", "gpt2": "GPT-2, fresh"}
 _VOCABULARY = 28_000  # below those of both
@@ -70,21 +70,19 @@ def draw(frame: pd.DataFrame) -> Any:
     """A column per model: shares along the output beside the counts, and below how unequal the tokens of a term are."""
     models = list(dict.fromkeys(frame["model"]))
     figure, axes = panels(len(models), 2, width=3.3, height=2.7)
-    for place, model in enumerate(models):
-        own = rows(frame[frame["length"] >= 0], model=model)
+    for model, share, residual in zip(models, axes, axes[len(models) :], strict=False):
+        own, first = rows(frame[frame["length"] >= 0], model=model), model == models[0]
         by_length, counted = own.groupby("length"), curve(own, "counted", by="length")
-        share, residual = axes[place], axes[place + len(models)]
-        for ax, values, colour, name in (
-            (share, by_length["projection_share"], BLUE, "share along the output"),
-            (residual, by_length["composite_residual"], VERMILION, "composite residual of the term"),
+        for ax, column, colour, name in (
+            (share, "projection_share", BLUE, "share along the output"),
+            (residual, "composite_residual", VERMILION, "composite residual of the term"),
         ):
-            line_with_band(ax, counted.index, values.mean(), values.std(), colour=colour, name=name)
-        line_with_band(share, counted.index, counted, colour=GREY, name="share of the number of paths", linestyle="--")
-        label(share, model, "", "" if place else "share")
-        label(residual, "", "length of path", "" if place else "composite residual")
-        for ax in (share, residual):
-            block_axis(ax, int(counted.index.max()), first=0)
-        residual.set_ylim(0, 1.3)
+            line(ax, by_length[column].mean(), colour, name, by_length[column].std())
+        line(share, counted, GREY, "share of the number of paths", linestyle="--")
+        last = int(counted.index.max())
+        axis(share, model, "", "share" * first, first=0, last=last)
+        y = "composite residual" * first
+        axis(residual, "", "length of path", y, ylim=(0, 1.3), first=0, last=last)
     shared_legend(figure, axes[0])
     return figure
 
@@ -148,11 +146,5 @@ def _uniformity(where: str, models: dict[str, pd.DataFrame]) -> Claim:
     )
 
 
-STUDY = Study(
-    "path-shares",
-    full=Config(),
-    quick=Config(depth=4, width=48, tokens=16, samples=2),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+QUICK = Config(depth=4, width=48, tokens=16, samples=2)
+STUDY = Study("path-shares", Config(), QUICK, compute, draw, claims)

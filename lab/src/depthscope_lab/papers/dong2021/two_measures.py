@@ -17,14 +17,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, block_axis, label, panels, shared_legend
+from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, panels, shared_legend
 from depthscope.measures import EQUAL, composite_residual, token_diversity
 from depthscope.models.families import build_family
 from depthscope.progress import Share
 from depthscope.text import cut, read_text, train_tokenizer
-from depthscope_lab.papers.dong2021.residuals import behind_blocks, left_out, table
+from depthscope_lab.papers.dong2021.residuals import behind_blocks, left_out
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.vocabulary import Claim, Work, judge, rows
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows, table
 
 _VOCABULARY = 28_000
 COLOURS = {"SAN": VERMILION, "SAN+MLP": ORANGE, "SAN+skip": BLUE, "full": GREEN}
@@ -59,11 +59,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
     shallow = min(config.depth, PAPER_DEPTH)
     work = Work(2 * (config.depth + 1) + 2 * (shallow + 1), progress)
-    measures: dict[str, Any] = {
-        "residual": composite_residual,
-        "diversity": token_diversity,
-        "frobenius": _frobenius_residual,
-    }
+    of = {"residual": composite_residual, "diversity": token_diversity, "frobenius": _frobenius_residual}
     frames = []
     for depth, dtype, variants in (
         (shallow, torch.float64, ("SAN", "SAN+MLP")),
@@ -72,8 +68,12 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
         model: Any = build_family("bert", depth, config.width, seed=config.seed).to(dtype)
         for variant in variants:
             parts = left_out("bert", variant)
-            found = behind_blocks(list(measures.values()), model, ids, parts, len(ids), work)
-            frames.append(table(**dict(zip(measures, found, strict=True))).assign(variant=variant))
+            found = behind_blocks(list(of.values()), model, ids, parts, len(ids), work)
+            frames.append(
+                table(dict(zip(of, found, strict=True)), block=range(depth + 1), sample=range(len(ids))).assign(
+                    variant=variant
+                )
+            )
         del model  # 100 blocks of BERT are 2.8 GB
         gc.collect()
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
@@ -88,23 +88,17 @@ def _frobenius_residual(x: Tensor) -> Tensor:
 
 
 def draw(frame: pd.DataFrame) -> Any:
-    figure, axes = panels(2, width=4.6, height=3.9)
+    figure, (few, many) = panels(2, width=4.6, height=3.9)
     for variant, colour in COLOURS.items():
         shown = _means(frame, variant)
         wide = 4.0 if variant == "SAN" else 1.8  # the two without skips nearly coincide
-        for ax in axes:
-            ax.plot(shown.index, shown["residual"], color=colour, linewidth=wide, label=f"{variant}: residual y")
-            ax.plot(shown.index, shown["diversity"], color=colour, linestyle=":", label=f"{variant}: t_div")
-    few, many = axes
-    depth = int(frame["block"].max())
-    block_axis(few, PAPER_DEPTH, first=0)
-    few.set_ylim(0, 0.75)
-    label(few, "12 blocks, as in Dong et al.", "block", "what is left beside the mean")
-    block_axis(many, depth, first=0)
-    many.set_yscale("log")
-    many.set_ylim(SHOWN, 2)
+        for ax in (few, many):
+            line(ax, shown["residual"], colour, f"{variant}: residual y", linewidth=wide)
+            line(ax, shown["diversity"], colour, f"{variant}: t_div", linestyle=":")
     many.axhline(LEVEL, color=BLACK, linewidth=0.8, linestyle="--", label="t_div = 0.01 (t_sim = 0.99)")
-    label(many, f"{depth} blocks, as in Yu & Zhang", "block", "what is left beside the mean")
+    depth, y = int(frame["block"].max()), "what is left beside the mean"
+    axis(few, "12 blocks, as in Dong et al.", "block", y, ylim=(0, 0.75), first=0, last=PAPER_DEPTH)
+    axis(many, f"{depth} blocks, as in Yu & Zhang", "block", y, log=True, ylim=(SHOWN, 2), first=0, last=depth)
     shared_legend(figure, many, columns=3)
     return figure
 
@@ -189,11 +183,5 @@ def _kind(means: dict[str, pd.DataFrame], config: Config) -> Claim:
     )
 
 
-STUDY = Study(
-    "skips-two-measures",
-    full=Config(),
-    quick=Config(depth=12, width=64, tokens=24, samples=2),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+QUICK = Config(depth=12, width=64, tokens=24, samples=2)
+STUDY = Study("skips-two-measures", Config(), QUICK, compute, draw, claims)

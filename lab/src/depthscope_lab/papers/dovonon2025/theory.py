@@ -155,7 +155,6 @@ NEAR = 0.01  # of 1: a factor per block this close to it is not told from 1 by 1
 
 
 SHOWN = (1, 6, 12, 24)  # depths of the first part that are told
-FALLS = "falls from each of these depths to the next"
 FLAGS = ["settled", "input_seen", "input_said", "angle_seen", "agrees", "real_spectra"]
 
 
@@ -253,57 +252,41 @@ PARTS: dict[str, Callable[[Config], pd.DataFrame]] = {
 
 
 def draw(frame: pd.DataFrame) -> Any:
-    figure, axes = panels(2, 2, width=4.8, height=3.9)
-    _draw_scales(axes[0], rows(frame, part="scale"))
-    _draw_plane(axes[1], rows(frame, part="plane"))
-    _draw_sweep(axes[2], rows(frame, part="sweep"))
-    _draw_cases(axes[3], rows(frame, part="case", settled=True))
-    return figure
-
-
-def _draw_scales(ax: Any, scale: pd.DataFrame) -> None:
-    for (s, own), colour in zip(scale.groupby("s", sort=False), PALETTE, strict=False):
-        line(ax, own.set_index("block")["closed"], colour, f"s = {s:g}", linewidth=1.4)
-        ax.plot(own["block"], own["ratio"], ".", color=colour, markersize=5)
-    ax.axhline(1, color=GREY, linewidth=0.8, linestyle="--")
+    figure, (first, disc, swept, sets) = panels(2, 2, width=4.8, height=3.9)
+    for (s, own), colour in zip(rows(frame, part="scale").groupby("s", sort=False), PALETTE, strict=False):
+        line(first, own.set_index("block")["closed"], colour, f"s = {s:g}", linewidth=1.4)
+        first.plot(own["block"], own["ratio"], ".", color=colour, markersize=5)
+    first.axhline(1, color=GREY, linewidth=0.8, linestyle="--")
     title, y = "H = sI: closed form (lines), simulated (dots)", "‖HFC‖/‖LFC‖ by its start"
-    axis(ax, title, "block", y, log=True, first=0, last=FIRST_BLOCKS)
-    legend_below(ax, columns=5)
-
-
-def _draw_plane(ax: Any, plane: pd.DataFrame) -> None:
-    centre = plane["centre"].iloc[0]
+    axis(first, title, "block", y, log=True, first=0, last=FIRST_BLOCKS)
+    plane = rows(frame, part="plane")
     for equal, colour, name in ((True, BLUE, "simulated: tokens become equal"), (False, VERMILION, "simulated: not")):
         own = rows(plane, equal=equal)
-        ax.plot(own["real"], own["imag"], ".", color=colour, markersize=4, label=name)
-    circle(ax, centre, -centre, colour=BLACK, name="|μ + 1/(1+λₙ)| = 1/(1+λₙ)")
-    ax.set_aspect("equal")
-    axis(ax, "Eigenvalues μ of H, λ real", "Re μ", "Im μ")
-    legend_below(ax, columns=1)
-
-
-def _draw_sweep(ax: Any, sweep: pd.DataFrame) -> None:
+        disc.plot(own["real"], own["imag"], ".", color=colour, markersize=4, label=name)
+    centre = plane["centre"].iloc[0]
+    circle(disc, centre, -centre, colour=BLACK, name="|μ + 1/(1+λₙ)| = 1/(1+λₙ)")
+    axis(disc, "Eigenvalues μ of H, λ real", "Re μ", "Im μ", aspect="equal")
+    sweep = rows(frame, part="sweep")
     for border, name in ((sweep["edge"].iloc[0], "s = −2/(1+λₙ) and 0"), (0, None)):
-        ax.axvline(border, color=BLACK, linewidth=1, linestyle=":", label=name)
+        swept.axvline(border, color=BLACK, linewidth=1, linestyle=":", label=name)
     for (depth, own), colour in zip(sweep.groupby("depth"), PALETTE, strict=False):
         look = {"marker": ".", "linewidth": 1, "markersize": 4}
-        line(ax, own.set_index("s")["ratio"], colour, f"block {depth:g}", **look)
-    ax.axhline(sweep["limit"].iloc[0], color=GREY, linewidth=1, linestyle="--", label="of the mode of λₙ")
-    axis(ax, "H = sI: too negative smooths again", "s", "‖HFC‖/‖LFC‖", log=True, ylim=(1e-6, 1e2))
-    legend_below(ax, columns=3)
-
-
-def _draw_cases(ax: Any, found: pd.DataFrame) -> None:
+        line(swept, own.set_index("s")["ratio"], colour, f"block {depth:g}", **look)
+    swept.axhline(sweep["limit"].iloc[0], color=GREY, linewidth=1, linestyle="--", label="of the mode of λₙ")
+    axis(swept, "H = sI: too negative smooths again", "s", "‖HFC‖/‖LFC‖", log=True, ylim=(1e-6, 1e2))
+    found = rows(frame, part="case", settled=True)
     for place, name in enumerate(reversed(SETS)):
         own = rows(found, dominating=name)
         right = len(rows(own, agrees=True))
-        ax.barh(place, right, color=BLUE, label="as the theory says" if place == 0 else None)
-        ax.barh(place, len(own) - right, left=right, color=VERMILION, label="otherwise" if place == 0 else None)
-        ax.text(len(own), place, f" {right} of {len(own)}", va="center", fontsize=8)
-    ax.set_yticks(range(len(SETS)), reversed(SETS))
-    ax.set_xlim(0, 1.2 * found["dominating"].value_counts().max())
-    axis(ax, "Random A, H, X₀ after 4096 blocks", "cases", "what dominates")
-    legend_below(ax)
+        sets.barh(place, right, color=BLUE, label=None if place else "as the theory says")
+        sets.barh(place, len(own) - right, left=right, color=VERMILION, label=None if place else "otherwise")
+        sets.text(len(own), place, f" {right} of {len(own)}", va="center", fontsize=8)
+    sets.set_yticks(range(len(SETS)), reversed(SETS))
+    most = 1.2 * found["dominating"].value_counts().max()
+    axis(sets, f"Random A, H, X₀ after {DEPTH} blocks", "cases", "what dominates", xlim=(0, most))
+    for ax, columns in ((first, 5), (disc, 1), (swept, 3), (sets, 2)):
+        legend_below(ax, columns=columns)
+    return figure
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
@@ -351,31 +334,28 @@ def _by_sign(scale: pd.DataFrame) -> list[Claim]:
     curves = {s: rows(scale, s=s).set_index("block")["ratio"].loc[list(SHOWN)] for s in scale["s"].unique()}
     told = {s: f"s = {s:g}: {' '.join(f'{value:.3g}' for value in own)}" for s, own in curves.items()}
     falls = {s: own.iloc[-1] < 1 and own.is_monotonic_decreasing and own.is_unique for s, own in curves.items()}
-    up, between, below = (
-        [s for s in told if test(s)] for test in (lambda s: s > 0, lambda s: -2 < s < 0, lambda s: s < -2)
-    )
-    depths = "/".join(map(str, SHOWN))
+    depths, falling = "/".join(map(str, SHOWN)), "falls from each of these depths to the next"
     return [
         judge(
             "a positive H smooths from the first block on",
             "Thm on the dominating eigenvalue: λ^A = 1 dominates for Re μ ≥ 0",
-            f"‖HFC‖/‖LFC‖ by its start at L = {depths}: {'; '.join(told[s] for s in up)}",
-            FALLS,
-            all(falls[s] for s in up),
+            f"‖HFC‖/‖LFC‖ by its start at L = {depths}: {'; '.join(told[s] for s in told if s > 0)}",
+            falling,
+            all(falls[s] for s in falls if s > 0),
         ),
         judge(
             "a negative H between −1 and 0 sharpens at finite depth",
             "the same; oversmoothing “is not inevitable” (abstract)",
-            f"at L = {depths}: {'; '.join(told[s] for s in between)}",
+            f"at L = {depths}: {'; '.join(told[s] for s in told if -2 < s < 0)}",
             "above its start at L = 24",
-            all(curves[s].iloc[-1] > 1 for s in between),
+            all(curves[s].iloc[-1] > 1 for s in curves if -2 < s < 0),
         ),
         judge(
             "a too negative H = −2.1·I smooths again where A has no negative eigenvalue",
             "not in what we know of the paper; ours: λ_n loses for μ < −2/(1+λ_n)",
-            f"at L = {depths}: {'; '.join(told[s] for s in below)}",
-            FALLS,
-            all(falls[s] for s in below),
+            f"at L = {depths}: {'; '.join(told[s] for s in told if s < -2)}",
+            falling,
+            all(falls[s] for s in falls if s < -2),
         ),
     ]
 

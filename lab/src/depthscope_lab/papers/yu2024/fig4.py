@@ -20,7 +20,7 @@ from depthscope.theory import expected_pre_norm_energy, pre_norm_exponent, pre_n
 from depthscope_lab.papers.simulation.blocks import post_norm_block, pre_norm_block
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.vocabulary import Claim, axis, judge, line
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, table
 
 CHUNK = 16  # trials at a time: their weights are 0.2 GB
 
@@ -37,11 +37,14 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 
     `predicted_similarity` is t_sim by our map, the same for all trials of a block.
     """
-    frames = []
-    for part, trials in (parts := config.parts(CHUNK)):
+    parts, frames = config.parts(CHUNK), []
+    work = Work(len(parts) * config.depth, progress)
+    for part, trials in parts:
         sampler = config.sampler("theorem", trials, 4, part, 0)
         pre = post = config.start(trials, 4, part, 1)
-        frames.append(_rows(0, part * CHUNK, _state(pre) | {"post_norm_similarity": token_similarity(post)}))
+        places = {"trial": range(part * CHUNK, part * CHUNK + trials)}
+        row = _state(pre) | {"post_norm_similarity": token_similarity(post)}
+        frames.append(table(row, block=[0], **places))
         for block in range(1, config.depth + 1):
             weights = sampler.draw()
             at = pre_norm_block(weights, pre, heads=config.heads)
@@ -57,20 +60,14 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
             if block <= config.post_norm_depth:
                 post = post_norm_block(weights, post, heads=config.heads).output
                 row["post_norm_similarity"] = token_similarity(post)
-            frames.append(_rows(block, part * CHUNK, row))
-            progress((part + block / config.depth) / len(parts))
+            frames.append(table(row, block=[block], **places))
+            work()
     frame = pd.concat(frames, ignore_index=True)
     return frame.assign(predicted_similarity=frame["block"].map(dict(enumerate(predicted(frame)))))
 
 
 def _state(x: Tensor) -> dict[str, Tensor]:
     return {"similarity": token_similarity(x), "odds": token_odds(x), "norm": frobenius_norm(x)}
-
-
-def _rows(block: int, first_trial: int, row: dict[str, Tensor]) -> pd.DataFrame:
-    columns = {name: values.flatten().numpy() for name, values in row.items()}
-    trials = range(first_trial, first_trial + len(row["odds"]))
-    return pd.DataFrame({"block": block, "trial": trials, **columns})
 
 
 def draw(frame: pd.DataFrame) -> Any:

@@ -96,7 +96,6 @@ def _keep_gain(bert: Any, width: int) -> None:
 @contextmanager
 def _wired(bert: Any, name: str, config: Config) -> Iterator[tuple[nn.Module, Any]]:
     """The model, and what makes its inputs of ids (1, n)."""
-
     if name == "pre-norm":
         with torch.no_grad():
             yield _as_pre_norm(bert, config), lambda ids: {"x": bert.embeddings(ids)}

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from depthscope_lab.papers.simulation.blocks import post_norm_block
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import SETTINGS
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.vocabulary import Claim, axis, curve, judge, line, rows
+from depthscope_lab.papers.vocabulary import Claim, axis, curve, judge, line, rows, table
 
 SHOWN = ("theorem", "xavier", "pytorch_default", "paper_text", "paper_text, W_O, Xavier FFN")
 TAUS = (0.0, 0.1, 0.5, 1.0)  # 0 for Fig. 2, the others for Fig. 5; they share the weights
@@ -46,14 +45,16 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
         for part, size in config.parts(CHUNK):
             sampler = config.sampler(setting, size, number, part, 0)
             x = config.start(size, number, part, 1, streams=len(TAUS))
+            trials = range(part * CHUNK, part * CHUNK + size)
             for block in range(1, config.blocks + 1):
                 stations = post_norm_block(sampler.draw(), x, heads=config.heads)
                 x = deescalate(stations.output, torch.tensor(TAUS)[:, None, None])
                 found = _measure(stations[:5], x)
-                frames.append(_tidy(found, part * CHUNK).assign(setting=setting, block=block))
+                frames.append(table(found, block=[block], trial=trials, tau=TAUS).assign(setting=setting))
                 progress((number + (part * CHUNK + size * block / config.blocks) / config.trials) / len(SHOWN))
     gains = {setting: value_gain(setting, config.width, config.heads) for setting in SHOWN}
     frame = pd.concat(frames, ignore_index=True)
+    frame = frame.melt(["setting", "block", "trial", "tau"], var_name="quantity")
     return frame.assign(gain=frame["setting"].map(gains))
 
 
@@ -76,13 +77,6 @@ def _measure(stations: tuple[Tensor, ...], after: Tensor) -> dict[str, Tensor]:
         "before": token_diversity(matrices[-1]),
         "after": token_diversity(after),
     }
-
-
-def _tidy(found: dict[str, Tensor], first: int) -> pd.DataFrame:
-    trial, place = np.indices(next(iter(found.values())).shape)
-    columns = {"trial": trial.ravel() + first, "tau": np.array(TAUS)[place.ravel()]}
-    parts = [pd.DataFrame({**columns, "quantity": name, "value": v.flatten().numpy()}) for name, v in found.items()]
-    return pd.concat(parts, ignore_index=True)
 
 
 def _values(frame: pd.DataFrame, setting: str, tau: float, quantity: str) -> pd.Series:

@@ -24,7 +24,7 @@ from depthscope_lab.papers.simulation.collapse_rate import FLOOR, LOCAL, Fit, al
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import Linear, Weights
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.vocabulary import Claim, axis, judge, line, rows
+from depthscope_lab.papers.vocabulary import Claim, axis, judge, line, rows, table
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
 VARIANTS = ("attention", "attention + FFN")
@@ -95,11 +95,9 @@ class Streams:
             self.x, self.alphas = self.x[:, kept], tuple(self.alphas[i] for i in kept)
 
     def rows(self, block: int, part: int) -> pd.DataFrame:
-        diversity = token_diversity(self.x)
-        (trials, alphas), about = diversity.shape, {"variant": self.variant, "dtype": self.dtype}
-        trial = np.repeat(part * CHUNK + np.arange(trials), alphas)
-        alpha, values = np.tile(self.alphas, trials), diversity.flatten().numpy()
-        return pd.DataFrame({"block": block, "trial": trial, **about, "alpha": alpha, "diversity": values})
+        trials = range(part * CHUNK, part * CHUNK + len(self.x))
+        found = table({"diversity": token_diversity(self.x)}, block=[block], trial=trials, alpha=self.alphas)
+        return found.assign(variant=self.variant, dtype=self.dtype)
 
 
 def _in_float32(weights: Weights) -> Weights:
