@@ -16,7 +16,7 @@ from torch import Tensor
 
 from depthscope.measures import composite_norm, composite_residual, token_diversity
 from depthscope_lab.papers import load
-from depthscope_lab.papers.dong2021 import pretrained
+from depthscope_lab.papers import subjects as pretrained
 from depthscope_lab.papers.dong2021.collapse import Config
 from depthscope_lab.papers.dong2021.residuals import VARIANTS, left_out, other_readings, plain_residual, residuals_of
 from depthscope_lab.papers.dong2021.two_measures import bounds_of_residual

@@ -10,7 +10,8 @@ import torch
 from depthscope.anatomy import anatomy_of
 from depthscope.models.families import build_family
 from depthscope.text import read_text
-from depthscope_lab.papers.dovonon2025 import fig2, fig3, fig4, fig5, subjects, theory, three_papers
+from depthscope_lab.papers import subjects
+from depthscope_lab.papers.dovonon2025 import fig2, fig3, fig4, fig5, theory, three_papers
 from depthscope_lab.papers.dovonon2025.repeated import (
     attend,
     draw_attention,

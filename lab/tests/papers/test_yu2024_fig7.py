@@ -26,7 +26,6 @@ from depthscope_lab.papers.yu2024.fig7 import (
     similarity_at_start,
     unigram_loss,
 )
-from depthscope_lab.training.loop import NonFiniteLoss
 from tiny_language import corpus, small
 
 STUDY = load("yu2024-fig7")
@@ -141,10 +140,10 @@ def test_only_the_model_that_looks_ahead_has_two_losses():
 
 
 def test_a_training_that_breaks_off_is_a_failure_not_an_error(monkeypatch: pytest.MonkeyPatch):
-    def breaks(*_: object, **__: object) -> None:
-        raise NonFiniteLoss("nan")
+    def breaks(*_: object, **__: object):
+        yield 0, math.nan, None
 
-    monkeypatch.setattr(fig7, "train", breaks)
+    monkeypatch.setattr(fig7, "train_carrying", breaks)
     rows = run_case(small(), corpus(), 2, lambda _share: None)
     assert [math.isnan(row["value"]) for row in rows] == [True] * 3
     frame = as_in_the_paper()

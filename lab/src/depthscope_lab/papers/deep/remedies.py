@@ -38,6 +38,7 @@ IN_POST = (
     *("feat-scale", "attn-scale", "centred-attention", "neutreno", "value-residual"),
 )
 ALL = (*WIRINGS, *IN_POST)
+LABELS = {variant: label_of(variant) for variant in ALL}
 AT_48 = ("post", "pre", "layer-scale", "deep-norm", "deescalated", "mv-split")
 AT_12 = (*AT_48, "rezero", "res-post", "sqrt-depth", "residual-weight", "contra-norm", "neutreno")
 CHANCE = math.log(10)  # the loss of equal odds for ten classes
@@ -102,7 +103,7 @@ def draw(frame: pd.DataFrame) -> Any:
             above.plot(values, [place] * len(values), "|", color=colour, markersize=7)
             above.plot([values.min(), values.max()], [place, place], color=colour, linewidth=1.2)
             above.plot([mean], [place], "o", color=colour, markersize=4)
-        above.set_yticks(range(len(means)), [label_of(str(name)) for name in means.index])
+        above.set_yticks(range(len(means)), [LABELS[str(name)] for name in means.index])
         axis(above, f"{depth} blocks", "test loss: mean and three seeds", "")
         for kind, colour in KINDS.items():
             own = [name for name in means.index if _kind(str(name)) == kind]

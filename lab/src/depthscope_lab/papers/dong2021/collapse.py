@@ -18,21 +18,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from depthscope.drawing import BLUE, GREEN, ORANGE, VERMILION, panels, shared_legend
 from depthscope.models.families import build_family
 from depthscope.progress import Share
-from depthscope.text import cut, read_text, train_tokenizer
-from depthscope_lab.papers.dong2021.pretrained import FAMILIES, given, minilm
+from depthscope.text import read_text
 from depthscope_lab.papers.dong2021.residuals import VARIANTS, left_out, other_readings, residuals_of
 from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import FAMILIES, given, ids_of, minilm
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows, table
 
 NAMES = {"bert": "BERT", "albert": "ALBERT", "xlnet": "XLNet"}
 COLOURS = dict(zip(VARIANTS, (VERMILION, ORANGE, BLUE, GREEN), strict=True))
-_VOCABULARY = 28_000  # below those of all three
 _BATCH = 4
 GONE = 1e-6  # a few times the floor of float32
 LEFT = 0.05  # of the tokens' size beside the mean: less is nearly one token
@@ -66,7 +64,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     "float64", or "paper": its means and their spread over samples, read off its vector graphics.
     """
     text = read_text(None)
-    ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
+    ids = ids_of(text, config.tokens, config.samples)["input_ids"]
     pretrained = [*minilm(), *given(config.data)]
     models = len(FAMILIES) * (config.draws + 1) + len(pretrained)
     work, frames = Work(models, progress), [_paper()]

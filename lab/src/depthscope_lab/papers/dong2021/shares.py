@@ -18,14 +18,13 @@ from depthscope.attention_paths import paths
 from depthscope.drawing import BLUE, GREY, VERMILION, panels, shared_legend
 from depthscope.models.families import build_family
 from depthscope.progress import Share
-from depthscope.text import cut, read_text, train_tokenizer
+from depthscope.text import read_text
 from depthscope.theory import path_length_shares
-from depthscope_lab.papers.dong2021.pretrained import given, minilm
 from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import given, ids_of, minilm
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows
 
 _FRESH = {"bert": "BERT, fresh", "gpt2": "GPT-2, fresh"}
-_VOCABULARY = 28_000  # below those of both
 SHORT = 1  # head at most: "short" where terms are compared
 
 
@@ -42,8 +41,7 @@ class Config:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: model, weights, sample, length (−1: constant), the shares, and `counted`: Binomial(L, H/(H + 1))."""
     text = read_text(None)
-    tokenizer = train_tokenizer(text, _VOCABULARY)
-    fresh = torch.tensor(cut(text, tokenizer, config.tokens, config.samples, spread=True))
+    fresh = ids_of(text, config.tokens, config.samples)["input_ids"]
     pretrained = [*minilm(), *given(config.data, families=None)]
     work = Work(len(_FRESH) + len(pretrained), progress)
     frames = []

@@ -21,12 +21,12 @@ from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, panels, sh
 from depthscope.measures import EQUAL, composite_residual, token_diversity
 from depthscope.models.families import build_family
 from depthscope.progress import Share
-from depthscope.text import cut, read_text, train_tokenizer
+from depthscope.text import read_text
 from depthscope_lab.papers.dong2021.residuals import behind_blocks, left_out
 from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import ids_of
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows, table
 
-_VOCABULARY = 28_000
 COLOURS = {"SAN": VERMILION, "SAN+MLP": ORANGE, "SAN+skip": BLUE, "full": GREEN}
 PAPER_DEPTH = 12  # of Dong et al.
 GONE = 1e-6
@@ -56,7 +56,7 @@ def bounds_of_residual(tokens: int, width: int) -> tuple[float, float]:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: variant, block, sample, residual (y), diversity (t_div), frobenius (r)."""
     text = read_text(None)
-    ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
+    ids = ids_of(text, config.tokens, config.samples)["input_ids"]
     shallow = min(config.depth, PAPER_DEPTH)
     work = Work(2 * (config.depth + 1) + 2 * (shallow + 1), progress)
     of = {"residual": composite_residual, "diversity": token_diversity, "frobenius": _frobenius_residual}

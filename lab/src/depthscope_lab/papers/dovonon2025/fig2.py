@@ -17,8 +17,8 @@ from depthscope.drawing import GREY, PALETTE, panels, shared_legend, similarity_
 from depthscope.probing import probe
 from depthscope.progress import Share
 from depthscope.text import read_text
-from depthscope_lab.papers.dovonon2025.subjects import FRESH, Subject, fresh, ids_of, loaded, photographs, pretrained
 from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import FRESH, Subject, fresh, ids_of, loaded, photographs, pretrained
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line
 
 MEASURES = ("frequency_ratio", "cosine_similarity", "effective_rank", "stable_rank", "token_similarity")

@@ -27,8 +27,8 @@ from depthscope.models.initialisers import INITIALISERS
 from depthscope.progress import Share, Tick
 from depthscope.text import cut, read_text, train_tokenizer
 from depthscope.value_spectra.weights import WHOLE, spectra
-from depthscope_lab.papers.dovonon2025.subjects import FRESH, pretrained
 from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import FRESH, pretrained
 from depthscope_lab.papers.trained import loss_of_task, means_of_task, steps
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows
 from depthscope_lab.training.data import load_digits

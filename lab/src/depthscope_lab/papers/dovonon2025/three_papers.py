@@ -29,8 +29,8 @@ from depthscope.models.families import build_family
 from depthscope.progress import Share
 from depthscope.text import read_text
 from depthscope.theory import dominance_of
-from depthscope_lab.papers.dovonon2025.subjects import ids_of
 from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import ids_of
 from depthscope_lab.papers.vocabulary import Claim, axis, judge, line, rows
 
 ALONE = "albert, no FFN"

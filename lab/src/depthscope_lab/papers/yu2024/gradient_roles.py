@@ -30,9 +30,10 @@ from depthscope.probing import probe
 from depthscope.probing.roles import CAN_LEARN
 from depthscope.progress import Share
 from depthscope.remedies import DeEscalate, apply, remove
-from depthscope.text import cut, read_text, train_tokenizer
+from depthscope.text import read_text
 from depthscope.theory import expected_gradient_ratio
 from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import ids_of
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line
 
 STATIONS = {"output": "", "attention_input": "read_", "attention_branch": "branch_"}  # what stands before a measure
@@ -46,7 +47,6 @@ ROLES = {
 }
 _LINE = CAN_LEARN  # drawn: below it attention hardly learns
 COLOURS = dict(zip(MODELS, (drawing.VERMILION, drawing.BLUE, drawing.GREEN), strict=True))
-_VOCABULARY = 28_000
 _BASE, _SIGMA = 768, 0.02  # BERT-base: width, and the standard deviation of its weights
 LEVEL = 3.0  # of largest over smallest norm: what counts as "roughly at a constant level", as in yu2024-fig1
 LAW = 1.25  # the factor within which the law must hold on average where tokens are alike
@@ -66,7 +66,7 @@ class Config:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: model, block, measure, value (mean over the sequences), and the text's hash."""
     text = read_text(None)
-    ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
+    ids = ids_of(text, config.tokens, config.samples)["input_ids"]
     bert: Any = build_family("bert", config.depth, config.width, seed=config.seed)
     _keep_gain(bert, config.width)
     work = len(MODELS) * config.depth * config.samples
