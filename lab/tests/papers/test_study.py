@@ -323,15 +323,15 @@ PRONOUNS = {"it", "they", "this", "that", "these", "those", "so", "nor", "too"}
 
 @cache
 def spoken() -> list[str]:
-    """The titles of the claims as they are written: the first argument of `judge`, or of a study's own form of it."""
+    """The titles of the claims as they are written, … for inserted values: the first argument of `judge`."""
     found = []
     for path in (SOURCE / "papers").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("judge", "said") and node.args:
                 first = node.args[0]
                 parts = first.values if isinstance(first, ast.JoinedStr) else [first]
-                found.append("…".join(part.value for part in parts if isinstance(part, ast.Constant)))
-    return [title for title in found if title]  # one that is a variable is not read here
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in parts))
+    return [title for title in found if title != "…"]  # one that is a variable is not read here
 
 
 def test_a_claim_is_a_statement_that_can_be_read_alone():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from depthscope_lab.papers.study import Work
+from depthscope_lab.papers.vocabulary import Work
 from depthscope_lab.papers.trained import kept, steps
 
 

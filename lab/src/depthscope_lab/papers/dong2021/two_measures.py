@@ -2,6 +2,7 @@
 
 Dong et al. measure y = ‖X − 1x̄ᵀ‖_{1,∞}/‖X‖_{1,∞} over 12 layers, Yu & Zhang t_div = ‖X − 1x̄ᵀ‖_F²/‖X‖_F² over 100.
 In the Frobenius norm the first is the root of the second, r² = t_div, and for any n × d matrix the two norms are within
+(nd    kind="check",
 (nd)^(1/4) of each other (`bounds_of_residual`), so that y and √t_div go to 0 together. What differs is the power, and
 the depth.
 """
@@ -127,6 +128,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"{unequal['diversity'].min():.1e}",
             tolerance="1e-4: five digits of t_div at any degree of collapse",
             holds=apart < 1e-4,
+            kind="check",
         ),
         judge(
             "y and √t_div go to 0 together: their ratio is bounded, and near 1",

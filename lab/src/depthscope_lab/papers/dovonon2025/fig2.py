@@ -126,6 +126,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"largest relative difference {apart:.0e} over {len(frame)} token matrices",
             "1e-4: five digits of what float32 tokens give",
             apart < 1e-4,
+            kind="check",
         ),
         judge(
             "input convergence implies rank collapse: the stable rank is at most 1 + (‖HFC‖/‖LFC‖)²",
@@ -133,6 +134,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"stable rank over its bound: {room.min():.3f} to {room.max():.3f}",
             "at most 1, and 1e-4 for rounding",
             room.max() < 1 + 1e-4,
+            kind="check",
         ),
         judge(
             "the three definitions put models and blocks into nearly the same order",

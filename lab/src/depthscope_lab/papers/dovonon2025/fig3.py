@@ -37,21 +37,24 @@ from depthscope_lab.training.data import LabelledImages, load_cifar10, load_digi
 from depthscope_lab.training.images import ImageClassification
 from depthscope_lab.training.recipes import RECIPES
 
-COLOURS = {"plain": GREY, "both": BLUE, "smooth": VERMILION, "sharpen": GREEN}
-NAMES = {
-    "plain": "H as it comes",
-    "both": "control, Λ in [−1, 1]",
-    "smooth": "H smooths, Λ in [0, 1]",
-    "sharpen": "H sharpens, Λ in [−1, 0]",
+
+@dataclass(frozen=True)
+class Kind:
+    """A variant of the recipe, how it is called, its colour."""
+
+    variant: str
+    name: str
+    colour: str
+
+
+KINDS = {
+    "plain": Kind("pre", "H as it comes", GREY),
+    "both": Kind("pre+reparameterise(interval=[-1, 1], start=fresh)", "control, Λ in [−1, 1]", BLUE),
+    "smooth": Kind("pre+reparameterise(interval=smooth, start=fresh)", "H smooths, Λ in [0, 1]", VERMILION),
+    "sharpen": Kind("pre+reparameterise(interval=sharpen, start=fresh)", "H sharpens, Λ in [−1, 0]", GREEN),
 }
 ENOUGH = 200  # steps below which nothing is said of trained models
 INFLUENCING = "Fig. 3, caption: “Influencing smoothing”"
-KINDS = {
-    "plain": "pre",
-    "both": "pre+reparameterise(interval=[-1, 1], start=fresh)",
-    "smooth": "pre+reparameterise(interval=smooth, start=fresh)",
-    "sharpen": "pre+reparameterise(interval=sharpen, start=fresh)",
-}
 TUNING_SEED = 1000  # added to the study's own
 
 
@@ -102,7 +105,9 @@ def _model(kind: str, data: LabelledImages, config: Config, seed: int) -> tuple[
     shape = config.training
     form = {"depth": shape.depth, "width": shape.width, "ffn_width": 2 * shape.width, "heads": shape.heads}
     rest = {"patch_size": config.patch_size, "batch_size": shape.batch, "augment": False, "seed": seed}
-    settings = RECIPES["vit-digits" if config.data is None else "vit-cifar10"](KINDS[kind]).changed(**form, **rest)
+    settings = RECIPES["vit-digits" if config.data is None else "vit-cifar10"](KINDS[kind].variant).changed(
+        **form, **rest
+    )
     task = ImageClassification(settings, data)  # type: ignore[arg-type]
     return task.build(), task
 
@@ -143,24 +148,24 @@ def draw(frame: pd.DataFrame) -> Any:
     last = int(frame["block"].max())
     for row, state in enumerate(("fresh", "trained")):
         for ax, (measure, title) in zip(axes[4 * row :], TITLES.items(), strict=False):
-            for kind, name in NAMES.items():
+            for kind, look in KINDS.items():
                 own = rows(frame, kind=kind, state=state).groupby("block")[measure]
-                line(ax, own.mean(), COLOURS[kind], name, own.std())
+                line(ax, own.mean(), look.colour, look.name, own.std())
             (words, rest), log = title.split(": "), measure == "frequency_ratio"
             axis(ax, f"{state}: {words.lower()}", "block", rest.split(" →")[0], log=log, first=0, last=last)
     tuning, accuracy = axes[3], axes[7]
     ends = rows(frame, state="trained", block=0)
-    for place, (kind, colour) in enumerate(COLOURS.items()):
+    for place, (kind, look) in enumerate(KINDS.items()):
         tried = curve(frame, "loss", by="rate", kind=kind, state="tuning")
-        line(tuning, tried, colour, marker=".", linewidth=1.5)
+        line(tuning, tried, look.colour, marker=".", linewidth=1.5)
         reached = rows(ends, kind=kind)["accuracy"]
-        accuracy.scatter([place] * len(reached), reached, color=colour, s=16)
-        accuracy.hlines(reached.mean(), place - 0.25, place + 0.25, color=colour, linewidth=1.6)
+        accuracy.scatter([place] * len(reached), reached, color=look.colour, s=16)
+        accuracy.hlines(reached.mean(), place - 0.25, place + 0.25, color=look.colour, linewidth=1.6)
     tuning.set_xscale("log")
     rates = sorted(rows(frame, state="tuning")["rate"].unique())
     tuning.set_xticks(rates, [f"{rate:g}" for rate in rates])
     tuning.minorticks_off()
-    accuracy.set_xticks(range(len(NAMES)), list(NAMES))
+    accuracy.set_xticks(range(len(KINDS)), list(KINDS))
     axis(tuning, "learning rates, on images held back", "learning rate", "loss")
     axis(accuracy, "test accuracy, by seed", "", "accuracy")
     shared_legend(figure, axes[0])
@@ -189,6 +194,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             + f"; without steering up to {free:.2f}",
             "1e-3: eigenvalues are those of the product W_V W_O in float32, with V's condition number",
             max(outside.values()) < 1e-3,
+            kind="check",
         ),
         _order(frame, "fresh", ""),
         _order(frame, "trained", lacks),
@@ -280,7 +286,7 @@ def _gain(accuracy: pd.DataFrame, kind: str, other: str, lacks: str) -> Claim:
     return judge(
         f"{helps} the test accuracy{'' if other == 'plain' else ', also against the control with both signs'}",
         paper,
-        f"{100 * mean:+.1f} points against {NAMES[other]}, 95 % interval {100 * (mean - half):+.1f} to "
+        f"{100 * mean:+.1f} points against {KINDS[other].name}, 95 % interval {100 * (mean - half):+.1f} to "
         f"{100 * (mean + half):+.1f}, {len(difference)} seeds{'' if decided else ': no difference shown'}",
         "the interval (Student's, of the differences seed by seed) lies above 0",
         mean - half > 0,

@@ -306,6 +306,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"largest relative difference of ‖HFC‖/‖LFC‖ {apart:.0e} over {len(scale)} depths and scales",
             "1e-6: the closed form loses digits to the condition of A's eigenvectors",
             apart < 1e-6,
+            kind="check",
         ),
         *_by_sign(scale),
         judge(

@@ -31,7 +31,7 @@ from depthscope.text import read_text
 from depthscope.theory import dominance_of
 from depthscope_lab.papers.study import Study
 from depthscope_lab.papers.subjects import ids_of
-from depthscope_lab.papers.vocabulary import Claim, axis, judge, line, rows
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows
 
 ALONE = "albert, no FFN"
 MODELS = {
@@ -67,14 +67,14 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     """
     text = read_text(None)
     batch = ids_of(text, config.tokens, config.samples)
-    frames = []
-    for number, name in enumerate(MODELS):
+    work, frames = Work(len(MODELS), progress), []
+    for name in MODELS:
         family, *without = name.split(", ")
         model: Any = build_family(family, config.depth, config.width, seed=config.seed)
         frames.append(_of_model(model, batch, config, ("ffn_step",) if without else ()).assign(model=name))
         del model
         gc.collect()
-        progress((number + 1) / len(MODELS))
+        work()
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
 
 
@@ -181,12 +181,10 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     shares = frame["residual"] / np.sqrt(1 - frame["similarity"])
     means = {family: rows(frame, model=family).groupby("block").mean(numeric_only=True) for family in MODELS}
     smooths = {family: rows(frame, model=family)["smooths"].all() for family in MODELS}
-    ends = {family: (own["ratio"].iloc[0], own["ratio"].iloc[-1]) for family, own in means.items()}
+    ends = {family: own["ratio"].iloc[[0, -1]] for family, own in means.items()}
     kept = {family: own["residual"].iloc[-1] / own["residual"].iloc[0] for family, own in means.items()}
-    slopes = {
-        family: {name: _slope(own[name], config) for name in ("ratio", "yu", "dovonon", "update")}
-        for family, own in means.items()
-    }
+    compared = ("ratio", "yu", "dovonon", "update")
+    slopes = {family: {name: _slope(own[name], config) for name in compared} for family, own in means.items()}
     near = {family: {name: _near(rate, own["ratio"]) for name, rate in own.items()} for family, own in slopes.items()}
     right = {
         "bert": near["bert"]["yu"] and not near["bert"]["dovonon"],
@@ -200,6 +198,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"largest relative difference {apart:.0e}; y/√t_div from {shares.min():.2f} to {shares.max():.2f}",
             "1e-9, and a factor of 2 of 1",
             apart < 1e-9 and shares.between(0.5, 2).all(),
+            kind="check",
         ),
         judge(
             "Yu & Zhang and Dovonon et al. agree on the direction: fresh weights smooth",

@@ -171,6 +171,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"largest over smallest − 1 = {wobble:.0e}",
             "1e-4: LN's ε against tokens of mean square 1",
             wobble < 1e-4,
+            kind="check",
         ),
         judge(
             "attention's share of the trunk diminishes after its peak",
