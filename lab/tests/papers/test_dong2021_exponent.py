@@ -144,8 +144,8 @@ def test_below_the_critical_residual_tokens_collapse_and_above_they_do_not():
 
 def test_titles_can_be_read_alone():
     """As `test_study` asks of titles in a study's own module."""
-    source = Path(depthscope_lab.__file__).parent / "papers" / "dong2021" / "exponent_claims.py"
-    names = {"judge": 0, "_exponent": 2, "_rate": 5}
+    source = Path(depthscope_lab.__file__).parent / "papers" / "dong2021" / "exponent.py"
+    names = {"judge": 0, "_exponent": 2, "_rate": 4}
     calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
     titles = [
         call.args[names[call.func.id]]

@@ -175,7 +175,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     scale: s, block, ratio (geometric mean over draws of ‖HFC‖/‖LFC‖ by its start), closed (the same in closed form),
     apart (the largest relative difference of the two in any draw). plane: real, imag, equal (what 1536 blocks
     did), rate_said, inside, centre. sweep: s, depth, ratio, rate_seen, rate_said, edge, limit. case: see
-    `theory_cases.cases`.
+    `cases`.
     """
     made = []
     for name, make in PARTS.items():
