@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from depthscope_lab.papers.vocabulary import Work
 from depthscope_lab.papers.trained import kept, steps
+from depthscope_lab.papers.vocabulary import Work
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])

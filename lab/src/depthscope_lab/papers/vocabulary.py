@@ -115,6 +115,6 @@ def spell(form: str, values: Any, between: str = ", ") -> str:
 
 def table(found: Mapping[str, Any], **places: Iterable[Any]) -> pd.DataFrame:
     """A column for each tensor, and one for each of their axes: `table({"t_div": x}, trial=range(8), alpha=alphas)`."""
-    index = pd.MultiIndex.from_product(places.values(), names=list(places))
+    index = pd.MultiIndex.from_product([*places.values()], names=[*places])
     columns = {name: values.flatten().numpy() for name, values in found.items()}
     return pd.DataFrame(columns, index=index).reset_index()

@@ -285,7 +285,9 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     most = rows(tests, quantity="largest difference").set_index("case")["value"][honest].max()
 
     def told(found: pd.DataFrame, cases: Sequence[str]) -> str:
-        return "; ".join(f"{case} {found.at[case, 'value']:.4f} ± {found.at[case, 'error']:.2g}" for case in cases)
+        return "; ".join(
+            f"{case} {own['value']:.4f} ± {own['error']:.2g}" for case, own in found.loc[list(cases)].iterrows()
+        )
 
     def above(found: pd.DataFrame, cases: Sequence[str]) -> pd.Series:
         """The floor, in standard errors; negative below."""

@@ -149,11 +149,15 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
 
     for depth, trials in stages:
         tune = partial(_tuned, loss_of, depth, config.seed)
-        chosen = chosen_rates(config.variants, config.rates, config.more, tune, lambda runs, d=depth: work(runs * d))
+        chosen = chosen_rates(config.variants, config.rates, config.more, tune, partial(_skip, work, depth))
         for seed in range(config.seed + 1, config.seed + 1 + trials):
             for variant, rate in chosen.items():
                 loss_of(variant, depth, rate, seed, True)
     return pd.DataFrame(found, columns=COLUMNS)
+
+
+def _skip(work: Work, depth: int, runs: int) -> None:
+    work(runs * depth)
 
 
 def _tuned(loss_of: Any, depth: int, seed: int, variant: str, rate: float) -> float:
@@ -245,7 +249,12 @@ def build(variant: str, task: ImageClassification, shape: Shape) -> SideBySide:
     config, (_, channels, _, size) = task.config, task.data.train_images.shape
     wiring = wiring_for(variant, shape.prescription(config.depth))
     block = BlockConfig(config.width, config.heads, config.ffn_width, placement=wiring)
-    look = {"image_size": size, "patch_size": config.patch_size, "channels": channels, "classes": task.data.classes}
+    look: dict[str, Any] = {
+        "image_size": size,
+        "patch_size": config.patch_size,
+        "channels": channels,
+        "classes": task.data.classes,
+    }
     with seeded(derived_seed(config.seed, "build")):  # modules draw their first weights from the global state
         weights = derived_generator(config.seed, "weights")
         vit = VisionTransformer(config.depth, block, pool="mean", generator=weights, **look)  # no class token

@@ -225,7 +225,11 @@ def trained(run: Run, shape: Training, data: Characters, told: Share) -> pd.Data
     model = task.build().train()
     if run.variant != UNTOLD:
         tell_frequencies(model, data)
-    options = {"lr": config.lr, "betas": (config.beta1, config.beta2), "weight_decay": config.weight_decay}
+    options: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": (config.beta1, config.beta2),
+        "weight_decay": config.weight_decay,
+    }
     optimiser = torch.optim.AdamW(model.parameters(), fused=True, **options)  # 16 small tensors per block
     found: list[tuple[int, int, str, float]] = []
     since: list[float] = []

@@ -130,7 +130,7 @@ def draw(frame: pd.DataFrame) -> Any:
     """A column per model: above on the paper's axis, below in powers of ten. Circles are the paper's."""
     shown = frame[frame["source"] != "paper"][["model", "weights", "family"]].drop_duplicates()
     figure, axes = panels(len(shown), 2, width=3.4, height=3.0)
-    circles = {"fmt": "o", "markersize": 4, "markerfacecolor": "none", "linewidth": 0.8}
+    circles: dict[str, Any] = {"fmt": "o", "markersize": 4, "markerfacecolor": "none", "linewidth": 0.8}
     for place, (model, weights, family) in enumerate(shown.itertuples(index=False)):
         own = rows(frame, model=model, draw=0, weights=weights)
         paper = rows(frame, source="paper", family=family, weights=weights)
@@ -182,7 +182,7 @@ def _theirs(frame: pd.DataFrame, family: str, variant: str, weights: str = "init
 
 
 def _first_below(values: pd.Series, level: float) -> int:
-    return int((values < level).idxmax()) if (values < level).any() else -1
+    return next((int(block) for block, value in values.items() if value < level), -1)  # type: ignore[call-overload]
 
 
 def _collapses(frame: pd.DataFrame, family: str, is_paper: bool) -> Claim:

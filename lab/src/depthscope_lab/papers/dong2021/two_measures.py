@@ -60,7 +60,11 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     ids = ids_of(text, config.tokens, config.samples)["input_ids"]
     shallow = min(config.depth, PAPER_DEPTH)
     work = Work(2 * (config.depth + 1) + 2 * (shallow + 1), progress)
-    of = {"residual": composite_residual, "diversity": token_diversity, "frobenius": _frobenius_residual}
+    of: dict[str, Any] = {
+        "residual": composite_residual,
+        "diversity": token_diversity,
+        "frobenius": _frobenius_residual,
+    }
     frames = []
     for depth, dtype, variants in (
         (shallow, torch.float64, ("SAN", "SAN+MLP")),

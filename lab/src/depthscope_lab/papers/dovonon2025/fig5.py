@@ -150,8 +150,9 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
         vision = getattr(model, "main_input_name", "") == "pixel_values"
         add(model, one.name, "vision" if vision else "language", "pretrained", 0)
         work(count)
-    for seed, make in product(range(config.seed, config.seed + config.trials), (Digits, Manual)):
-        run: Digits | Manual = make(config.training, seed)
+    makers: list[type[Digits] | type[Manual]] = [Digits, Manual]
+    for seed, make in product(range(config.seed, config.seed + config.trials), makers):
+        run = make(config.training, seed)
         add(run.model, run.name, run.field, "fresh", seed, run.score())
         fit(run.model.train(), run.loss, config.training, work)
         add(run.model, run.name, run.field, "trained", seed, run.score())

@@ -267,8 +267,8 @@ def draw(frame: pd.DataFrame) -> Any:
     circle(disc, centre, -centre, colour=BLACK, name="|μ + 1/(1+λₙ)| = 1/(1+λₙ)")
     axis(disc, "Eigenvalues μ of H, λ real", "Re μ", "Im μ", aspect="equal")
     sweep = rows(frame, part="sweep")
-    for border, name in ((sweep["edge"].iloc[0], "s = −2/(1+λₙ) and 0"), (0, None)):
-        swept.axvline(border, color=BLACK, linewidth=1, linestyle=":", label=name)
+    for border, borders in ((sweep["edge"].iloc[0], "s = −2/(1+λₙ) and 0"), (0, None)):
+        swept.axvline(border, color=BLACK, linewidth=1, linestyle=":", label=borders)
     for (depth, own), colour in zip(sweep.groupby("depth"), PALETTE, strict=False):
         look = {"marker": ".", "linewidth": 1, "markersize": 4}
         line(swept, own.set_index("s")["ratio"], colour, f"block {depth:g}", **look)

@@ -252,7 +252,7 @@ def draw(frame: pd.DataFrame) -> Any:
     rates = sorted(frame["rate"].dropna().unique())
     figure, axes = drawing.panels(len(rates) + 1, rows=2, width=4.2, height=4.0)
     (*training, validation), (*alike, start) = axes[: len(rates) + 1], axes[len(rates) + 1 :]
-    floor = {"color": drawing.GREY, "linewidth": 1, "linestyle": ":", "label": "word frequencies"}
+    floor: dict[str, Any] = {"color": drawing.GREY, "linewidth": 1, "linestyle": ":", "label": "word frequencies"}
     level = rows(frame, part="floor")["value"].iloc[0]
     for rate, above, below in zip(rates, training, alike, strict=True):
         for name in cases_at(rates, rate):
