@@ -89,7 +89,7 @@ class Config:
 
     def maps(self) -> dict[str, Shape]:
         """The map that is fitted on, and the map that is judged."""
-        rest = {"rates": self.rates, "steps": self.steps, "seed": self.seed}
+        rest: dict[str, Any] = {"rates": self.rates, "steps": self.steps, "seed": self.seed}
         fit = Shape(self.other_depth, self.other_alphas, self.other_taus, **rest)
         return {"fit": fit, "judged": Shape(self.depth, self.alphas, self.taus, **rest)}
 
@@ -237,7 +237,9 @@ class Cell:
 
     def model(self) -> VisionTransformer:
         remedies = [ResidualWeight(self.alpha), *([DeEscalate(self.tau, at="output")] if self.tau else [])]
-        return apply(build(self.shape, self.wiring), *remedies)
+        model = build(self.shape, self.wiring)
+        apply(model, *remedies)  # type: ignore[arg-type]
+        return model
 
     def kept(self, run: str, folder: Path, make: Any, **more: Any) -> Row:
         same = {name: getattr(self.shape, name) for name in ("depth", "width", "heads", "seed", "steps", "batch")}
@@ -326,7 +328,7 @@ def draw(frame: pd.DataFrame) -> Any:
             if plane.min().min() < 0 < plane.max().max():
                 ax.contour(plane.columns, plane.index, plane.to_numpy(), levels=[0.0], colors=colour, linewidths=2.2)
         wrong = cells[cells["expected"] != cells["trains"]]
-        ring = {"facecolors": "none", "edgecolors": drawing.VERMILION}
+        ring: dict[str, Any] = {"facecolors": "none", "edgecolors": drawing.VERMILION}
         ax.scatter(wrong["tau"], wrong["alpha"], s=260, linewidths=1.6, **ring)
         title = f"{NAMES[wiring]}, {int(cells['depth'].iloc[0])} blocks"
         axis(ax, title, "τ, strength of de-escalation", "α, weight of branches")

@@ -182,8 +182,9 @@ def draw(frame: pd.DataFrame) -> Any:
         drawing.legend_below(ax, columns=2)
     shares, omitted, moving = axes[columns : columns + 3]
     for task, colour in zip(tasks, drawing.PALETTE, strict=False):
-        own = rows(frame, task=task)
-        for ax, part in ((shares, rows(own, part="share")), (omitted, rows(own, part="accuracy", reading="without"))):
+        of_task = rows(frame, task=task)
+        without = rows(of_task, part="accuracy", reading="without")
+        for ax, part in ((shares, rows(of_task, part="share")), (omitted, without)):
             range_line(ax, part.groupby("length")["value"], colour, task, marker="o", markersize=3)
     shares.axhline(0, color=drawing.GREY, linewidth=0.8)
     axis(shares, "Share of each length in the output", "length (−1: constant part)", "⟨A_k, X⟩ / ⟨X, X⟩")
