@@ -7,17 +7,9 @@ import torch
 from depthscope import apply
 from depthscope.models import BlockConfig, Encoder
 from depthscope.remedies import DeEscalate, ResidualWeight
-from depthscope_lab.papers.deep import depth_1000 as runs
-from depthscope_lab.papers.deep.depth_1000 import (
-    COLUMNS,
-    LABELS,
-    STUDY,
-    claims,
-    rows_of,
-    same_as,
-    weighted_post_norm,
-    wiring_for,
-)
+from depthscope_lab.papers.deep import narrow_vits as runs
+from depthscope_lab.papers.deep.depth_1000 import COLUMNS, LABELS, STUDY, claims, rows_of
+from depthscope_lab.papers.deep.narrow_vits import same_as, weighted_post_norm, wiring_for
 
 TINY = runs.Shape(width=8, ffn_width=8, heads=2, patch_size=4, batch=4, steps=3, left_out_on=4)
 

@@ -13,8 +13,9 @@ from depthscope.models import BlockConfig
 from depthscope.models.language import CausalLM
 from depthscope.remedies import DeEscalate
 from depthscope_lab.papers import load
-from depthscope_lab.papers.deep import language
-from depthscope_lab.papers.deep.language import (
+from depthscope_lab.papers.deep import language, letters
+from depthscope_lab.papers.deep.language import VARIANTS
+from depthscope_lab.papers.deep.letters import (
     ALPHA,
     POST,
     PRE,
@@ -22,7 +23,6 @@ from depthscope_lab.papers.deep.language import (
     SPARSE,
     TAU,
     UNTOLD,
-    VARIANTS,
     Training,
     carriers,
     hidden_difference,
@@ -176,6 +176,6 @@ def test_the_quick_form_is_computed_once_and_drawn(tmp_path: Path, monkeypatch: 
     def refuse(*_: object) -> pd.DataFrame:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(language, "trained", refuse)
+    monkeypatch.setattr(letters, "trained", refuse)
     again = STUDY.compute(STUDY.quick, lambda _share: None, tmp_path)
     pd.testing.assert_frame_equal(again, frame)

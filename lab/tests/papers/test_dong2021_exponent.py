@@ -74,7 +74,7 @@ def test_a_seed_fixes_the_numbers_and_progress_ends_at_one():
     ("change", "titles"),
     [
         ({"exponent": lambda f: f["exponent"] - 1}, ["with one head, log e grows by the factor 3 per layer"]),
-        ({"order": lambda f: f["order"] + 0.01}, ["the residual behind a layer of pure attention is the cube"]),
+        ({"order": lambda f: f["order"] + 0.01}, ["the residual after a layer of pure attention is the cube"]),
         ({"log_bound": lambda f: f["log_bound"] - 40}, ["the bound of Thm 2.2 and 2.3 holds in every layer"]),
         ({"threshold": 1e3}, ["tokens collapse of which the theorem promises nothing"]),
         ({"relative": lambda f: f["relative"] * 1e-20}, ["whole tokens in float32 or float64 cannot show"]),

@@ -202,7 +202,7 @@ def changed(task: str, mode: str, reading: str, values: list[float]) -> dict[str
 
 
 def test_the_claims_of_paths_follow_the_accuracies():
-    recomputed = "sorting: from length 1 on, recomputed paths, all of each length, do worse the longer they are"
+    recomputed = "sorting: from length 1 on, recomputed paths, all of each length, do worse with every further step"
     assert changed("sorting", "recomputed", "alone", [0.2, 0.9, 0.5, 0.3])[recomputed] == "reproduced"
     assert changed("sorting", "recomputed", "alone", [0.9, 0.3, 0.5, 0.9])[recomputed] == "not reproduced"
     short = "sorting: terms of short paths, up to half the depth, carry the majority of the performance"

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import runpy
 import shutil
 from dataclasses import dataclass, replace
 from functools import cache
@@ -343,3 +344,19 @@ def test_a_claim_is_a_statement_that_can_be_read_alone():
         assert len(words) >= 3, title
         assert not {words[0].lower(), words[-1].lower()} & PRONOUNS, title
         assert not {"it", "they"} & set(words), title
+
+
+def test_the_table_of_claims_follows_from_their_records():
+    script = Path(__file__).parents[3] / "scripts" / "make_claims_table.py"
+    found = runpy.run_path(str(script))
+    said = {"ours": "1 | 2", "tolerance": ""}
+    claims = [judge("it holds", "ours", holds=True, kind="check", **said), judge("it falls", "§1", holds=False, **said)]
+    text = found["table"]({"sample": claims}).splitlines()
+    assert text[0] == (
+        "1 findings: 0 reproduced, 0 not testable here, 1 not reproduced; "
+        "1 checks: 1 reproduced, 0 not testable here, 0 not reproduced"
+    )
+    assert text[4:] == [
+        r"| **not reproduced** | It falls | 1 \| 2 | [sample](sample.md) |",
+        r"| reproduced | It holds (*ours, check*) | 1 \| 2 | [sample](sample.md) |",
+    ]

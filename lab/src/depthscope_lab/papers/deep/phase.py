@@ -31,7 +31,7 @@ from depthscope.probing.roles import CAN_LEARN
 from depthscope.progress import Share
 from depthscope.remedies import DeEscalate, ResidualWeight, apply
 from depthscope.theory import Gains, course, gradient_exponents, token_exponents
-from depthscope_lab.papers.deep.depth_1000 import role_ratio
+from depthscope_lab.papers.deep.narrow_vits import role_ratio
 from depthscope_lab.papers.study import Study
 from depthscope_lab.papers.trained import kept, steps
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, rows
@@ -309,8 +309,7 @@ def chosen_rate(runs: list[Row]) -> Row:
     best = min(ordered, key=lambda row: math.inf if row["valid_loss"] is None else row["valid_loss"])
     end = best["losses"][-LAST:]
     failed = None in best["losses"] or best["valid_loss"] is None
-    about = {name: best[name] for name in best if name != "losses"}
-    edges = (ordered[0]["rate"], ordered[-1]["rate"])
+    about, edges = {name: best[name] for name in best if name != "losses"}, (ordered[0]["rate"], ordered[-1]["rate"])
     return about | {"loss": math.inf if failed else sum(end) / len(end), "edge": best["rate"] in edges}
 
 

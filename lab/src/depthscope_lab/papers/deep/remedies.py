@@ -165,13 +165,13 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             None if low is None else not better,
         ),
         said(
-            f"at {middle} blocks post-norm needs a remedy: with a tuned rate it is worse than the best",
+            f"at {middle} blocks post-norm with a tuned rate is worse than the best: a remedy is needed",
             f"post-norm {with_bounds(post)}; best: {best['variant']} {with_bounds(best)}",
             "their intervals do not overlap, or a run of post-norm failed",
             post["rank"] in ("worse", ""),
         ),
         said(
-            f"at {middle} blocks most remedies that are put into a post-norm model make it better",
+            f"at {middle} blocks most remedies make a post-norm model better",
             f"{len(help_it)} of {len(others)}: {', '.join(row['variant'] for row in help_it) or 'none'}",
             "more than half of them have an interval wholly below that of plain post-norm",
             2 * len(help_it) > len(others),

@@ -265,7 +265,7 @@ def _of_task(found: pd.DataFrame, task: str, config: Config) -> list[Claim]:
             f"{recipe.size.train} sequences; {config.trials} seeds, [least, most]",
         ),
         judge(
-            f"{task}: from length 1 on, recomputed paths, all of each length, do worse the longer they are",
+            f"{task}: from length 1 on, recomputed paths, all of each length, do worse with every further step",
             caption,
             f"lengths 0 to {depth}: {_told(recomputed)}",
             falling,
