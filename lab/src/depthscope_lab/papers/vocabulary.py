@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from depthscope.drawing import band, block_axis, label, line_with_band
 from depthscope.progress import Share, Steps
 from depthscope.report.formats import Claim as Claim
-from depthscope.report.formats import Kind, Verdict
+from depthscope.report.formats import Verdict
 
 
 def judge(
@@ -23,7 +23,7 @@ def judge(
     *,
     when: bool = True,
     lacks: str = "",
-    kind: Kind = "finding",
+    kind: Literal["finding", "check"] = "finding",
 ) -> Claim:
     """A claim with its verdict.
 
