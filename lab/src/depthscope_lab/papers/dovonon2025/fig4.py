@@ -81,14 +81,18 @@ def draw_all(config: Config) -> Drawn:
     )
 
 
+def layer_norm(x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
+    """γ∘(x − x̄)/√(σ² + ε) + β over features, (…, n, d); γ and β (…, 1, d) differ from trial to trial."""
+    normed = gain * F.layer_norm(x, x.shape[-1:])
+    return normed if bias is None else normed + bias
+
+
 def layer(drawn: Drawn, placement: Placement, setting: str, gain: int, weights: int) -> Callable[[Tensor], Tensor]:
     """One layer, with the signs of γ and of H."""
     h = weights * drawn.weights
 
     def norm(x: Tensor) -> Tensor:
-        """γ∘(x − x̄)/√(σ² + ε) + β over features; γ and β differ from trial to trial."""
-        normed = gain * drawn.gain * F.layer_norm(x, x.shape[-1:])
-        return normed + drawn.bias if setting == NORM_BIAS else normed
+        return layer_norm(x, gain * drawn.gain, drawn.bias if setting == NORM_BIAS else None)
 
     def attention(x: Tensor) -> Tensor:
         if setting in (FIXED, NORM_BIAS, FREE):
