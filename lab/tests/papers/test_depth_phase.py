@@ -13,8 +13,8 @@ import depthscope
 from depthscope.remedies import DeEscalate, ResidualWeight
 from depthscope_lab.papers.deep import phase
 from depthscope_lab.papers.deep.phase import PRESCRIBED, Lines, balanced_accuracy, claims, fitted
-from depthscope_lab.papers.trained import plain as plain_data
 from depthscope_lab.training.data.order import batch_indices
+from depthscope_lab.training.kept import plain as plain_data
 
 SHAPE = phase.Shape(depth=3, alphas=(1.0, 0.3, 2.0), taus=(0.5,), rates=(1e-2,), steps=3, batch=8)
 

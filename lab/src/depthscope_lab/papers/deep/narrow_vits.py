@@ -20,10 +20,11 @@ from depthscope.models.token_means import Full
 from depthscope.models.wiring import WIRINGS, Wiring
 from depthscope.progress import Share
 from depthscope.theory import Gains, Prescription, prescribe
-from depthscope_lab.papers.trained import kept, loss_of_task, means_of_task, steps
+from depthscope_lab.papers.trained import loss_of_task, means_of_task, steps
 from depthscope_lab.training.config import ImageConfig
 from depthscope_lab.training.data import load_digits
 from depthscope_lab.training.images import ImageClassification
+from depthscope_lab.training.kept import kept
 from depthscope_lab.training.optimiser import QuickAdamW
 from depthscope_lab.training.randomness import derived_generator, derived_seed, seeded
 from depthscope_lab.training.recipes import RECIPES

@@ -33,10 +33,11 @@ from depthscope.remedies import DeEscalate, ResidualWeight, apply
 from depthscope.theory import Gains, course, gradient_exponents, token_exponents
 from depthscope_lab.papers.deep.narrow_vits import role_ratio
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.trained import kept, steps
+from depthscope_lab.papers.trained import steps
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, rows
 from depthscope_lab.training.data import LabelledImages, load_digits
 from depthscope_lab.training.data.order import batch_indices
+from depthscope_lab.training.kept import kept
 
 Wiring = Literal["post", "pre"]
 Row = dict[str, Any]
@@ -169,11 +170,6 @@ def with_lines(cells: pd.DataFrame, config: Config) -> pd.DataFrame:
     return pd.concat([cells, fine.assign(depth=shape.depth, map="lines")], ignore_index=True)
 
 
-def gains(tokens: int) -> Gains:
-    """Of Xavier's attention and He's FFN."""
-    return Gains(attention=1.0, ffn=2.0, score=1.0, tokens=tokens)
-
-
 def entrance(shape: Shape) -> tuple[int, float, float]:
     """Tokens per image, and similarity and mean square of the tokens that enter block 1; means over images."""
     tokens = embedded(shape, "post")
@@ -186,7 +182,8 @@ def closed_form(shape: Shape, wiring: Wiring, alpha: float, tau: float, given: t
     λ_t is that of nearly equal tokens; infinite at τ = 1, where nothing can collapse.
     """
     count, similarity, energy = given
-    found = course(shape.depth, alpha, tau, gains(count), placement=wiring, similarity=similarity, energy=energy)
+    gains = Gains(attention=1.0, ffn=2.0, score=1.0, tokens=count)  # of Xavier's attention and He's FFN
+    found = course(shape.depth, alpha, tau, gains, placement=wiring, similarity=similarity, energy=energy)
     exponents = {"lambda_t": math.fsum(found.tokens) / shape.depth, "lambda_g": found.growth / shape.depth}
     return {"alpha": alpha, "tau": tau, **exponents, "diversity": 1 / (1 + found.odds[-1]), "growth": found.growth}
 

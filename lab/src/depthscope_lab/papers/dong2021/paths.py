@@ -41,8 +41,8 @@ from depthscope_lab.papers.dong2021.path_networks import (
 )
 from depthscope_lab.papers.dong2021.tasks import TASKS, Data, Examples, Size, baselines
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.trained import kept
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, range_line, rows, spell
+from depthscope_lab.training.kept import kept
 
 PAPER = {"sorting": 0.98, "convex hull": 0.90, "memorisation": 0.85}  # the whole network, Fig. 4
 _RANDOM = {"sorting": 0.10, "convex hull": 0.54, "memorisation": 0.50}
