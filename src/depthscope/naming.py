@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 _NO_LETTERS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks that turn the direction of writing, line separators
+_NEAR = 0.65  # of 1: "bret" is "bert", and "mamba" is not "llama"
 _LAYOUT = {"\n", "\t", "\N{ZERO WIDTH JOINER}", "\N{ZERO WIDTH NON-JOINER}", "\N{SOFT HYPHEN}"}
 
 
@@ -23,9 +25,16 @@ def visible(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ "did you mean 'bert'? ", or nothing if no known name is near."""
-    near = get_close_matches(name.lower(), {item.lower(): item for item in known}, n=1)
-    return f"did you mean {_as_written(near[0], known)!r}? " if near else ""
+    """ "did you mean 'bert'? ", or nothing if no known name is near: spelled alike, one a part of the other (fig1
+    of yu2024-fig1, bert of bert-base), or of its initials (lr of learning_rate)."""
+    written, small = {item.lower(): item for item in known}, name.lower()
+    words = [word for word in re.split("[-_ ]+", small) if word]
+    near = (
+        get_close_matches(small, written, n=1, cutoff=_NEAR)
+        or [item for item in written if small in item.split("-") or item in words][:3]
+        or [item for item in written if item == "".join(word[0] for word in words)]
+    )
+    return f"did you mean {' or '.join(repr(written[item]) for item in near)}? " if near else ""
 
 
 def unknown_name(
@@ -57,10 +66,6 @@ def as_names(given: object, what: str) -> list[str]:
     if strange := [name for name in names if not isinstance(name, str)]:
         raise ValueError(f"expected {what} as a name or a list of names, got {strange[0]!r} among them")
     return names
-
-
-def _as_written(small: str, known: Iterable[str]) -> str:
-    return next(item for item in known if item.lower() == small)
 
 
 def lowered(sentence: str) -> str:

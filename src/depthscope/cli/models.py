@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.completion import unknown_model, unknown_module
-from depthscope.cli.folders import expanded
+from depthscope.cli.completion import is_a_place, near_folder, unknown_model, unknown_module
 from depthscope.cli.options import WeightOptions
+from depthscope.cli.values import expanded
 from depthscope.extras import MissingExtra, require
 from depthscope.files import read_json
 from depthscope.half_precision import require_half_precision
@@ -128,8 +128,7 @@ def _from_hugging_face(name: str, options: WeightOptions) -> LoadedModel:
     folder = expanded(name)
     _refuse_pipes(folder)
     is_gguf, is_folder = folder.is_file() and folder.suffix == ".gguf", bool(name) and folder.is_dir()
-    nowhere = not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
-    if nowhere and not (is_gguf or is_folder):
+    if (folder.exists() or is_a_place(name)) and not (is_gguf or is_folder):
         raise ValueError(
             f"expected hf: with a folder, a GGUF file or a name on the hub, got {name!r}, which is none of them"
         )
@@ -196,14 +195,14 @@ def _ask_the_hub(name: str) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OSError(
             f"cannot get {name!r}: not in the local cache, and the hub says {reason!r}; "
-            "check the name and the network, or give a local folder: hf:FOLDER"
+            f"{near_folder(name)}check the name and the network, or give a local folder: hf:FOLDER"
         ) from None
 
 
 def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: Any) -> LoadedModel:
     import torch
 
-    from depthscope.cli.configurations import require_depth, size_of
+    from depthscope.cli.sizes import require_depth, size_of
     from depthscope.machine import require_memory
     from depthscope.models.families import has_causal_loss
     from depthscope.value_spectra.from_disk import require_own_shards
@@ -232,6 +231,12 @@ def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: A
     except (OSError, ValueError, MissingExtra):
         raise
     except Exception as error:
+        if "ignore_mismatched_sizes" in str(error):
+            raise ValueError(
+                f"the weights in {name!r} do not fit its config.json: check that they belong together"
+            ) from None
+        if type(error).__name__ == "SafetensorError":
+            raise ValueError(f"the weights in {name!r} are damaged or cut off ({error}): download them again") from None
         raise user_code_failed(f"loading {name!r}", error) from error
     missing = sorted(info["missing_keys"])
     if missing and not {key for key, _ in model.named_parameters(remove_duplicate=False)} - {*missing}:

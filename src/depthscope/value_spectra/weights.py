@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy, BlockAnatomy, Projections, anatomy_of
+from depthscope.anatomy import BlockAnatomy, Projections, anatomy_of
 from depthscope.drawing import draw_spectra
 from depthscope.interruption import attempt
 from depthscope.measures.weights import (
@@ -31,8 +32,8 @@ from depthscope.measures.weights import (
 from depthscope.naming import unknown_name, visible
 from depthscope.offloading import device_of
 from depthscope.progress import Tick
-from depthscope.value_spectra.from_disk import Checkpoint, empty_model, is_on_disk, read_for
-from depthscope.value_spectra.saved import read_spectra, write_spectra
+from depthscope.sealed import read_tables, write_tables
+from depthscope.value_spectra.from_disk import Checkpoint, empty_model, filled, is_on_disk
 
 Product = Literal["value-output", "query-key"]
 _OF_EIGENVALUES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -45,12 +46,16 @@ _OF_EIGENVALUES: dict[str, Callable[[Tensor], Tensor]] = {
 _OF_WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"asymmetry": asymmetry, "mimetic_score": mimetic_score}
 SUMMARIES = (*_OF_EIGENVALUES, *_OF_WEIGHTS)
 WHOLE = -1
+_TABLE, _ABOUT, _FORMAT = "spectra.parquet", "spectra.json", 1
 
 
 @dataclass(frozen=True)
 class Spectra:
-    """`frame` has one row per eigenvalue: part, block (from 1), head (from 0; -1 is the whole block), real, imag, and
-    beside them what is said of the whole spectrum of that head, the same in each of its rows."""
+    """`frame` has one row per eigenvalue: part, block (from 1), head (from 0), real, imag, and beside them what is said
+    of the whole spectrum of that head, the same in each of its rows.
+
+    What is said of a block is the mean over its heads. Head −1 is the sum of all heads' products, if it was asked for.
+    """
 
     frame: pd.DataFrame
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -63,10 +68,9 @@ class Spectra:
 
     @property
     def by_block(self) -> pd.DataFrame:
-        """One row per block: of the whole block or, where whole blocks were left out, the mean over its heads."""
+        """One row per block, the mean over its heads: a whole block has one H only if all its heads attend alike."""
         summary = self.summary
-        whole = summary[summary["head"] == WHOLE]
-        return (whole if len(whole) else summary).groupby("block")[list(SUMMARIES)].mean()
+        return summary[summary["head"] != WHOLE].groupby("block")[list(SUMMARIES)].mean()
 
     @property
     def depth(self) -> int:
@@ -81,30 +85,26 @@ class Spectra:
         return rows["real"].to_numpy() + 1j * rows["imag"].to_numpy()
 
     def plot(self) -> Any:
-        """A matplotlib figure: the negative share by block, a histogram, and spectra in the complex plane.
-
-        Where whole blocks were left out, the eigenvalues of their heads are shown together.
-        """
-        by_block: dict[int, list[complex]] = {}
-        shares: dict[int, list[float]] = {}
-        for block in sorted(set(self.frame["block"].tolist())):
-            rows = self.frame[self.frame["block"] == block]
-            whole = rows[rows["head"] == WHOLE]
-            shown = whole if len(whole) else rows
-            by_block[block] = (shown["real"].to_numpy() + 1j * shown["imag"].to_numpy()).tolist()
-            heads = rows[rows["head"] != WHOLE].drop_duplicates("head")["negative_share"].tolist()
-            shares[block] = [whole["negative_share"].iloc[0] if len(whole) else float(np.mean(heads)), *heads]
+        """A matplotlib figure of the heads: negative share by block, a histogram, and spectra in the complex plane."""
+        heads = self.frame[self.frame["head"] != WHOLE]
+        by_block = {int(str(n)): (rows["real"] + 1j * rows["imag"]).tolist() for n, rows in heads.groupby("block")}
+        means, own = self.by_block["negative_share"], self.summary.query("head != @WHOLE").groupby("block")
+        shares = {block: [means[block], *own.get_group(block)["negative_share"]] for block in by_block}
         product = "W_Q W_Kᵀ" if self.metadata.get("product") == "query-key" else "W_V W_O"
         return draw_spectra(by_block, shares, title=f"{self.metadata.get('model', '')}, eigenvalues of {product}")
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes spectra.parquet and spectra.json, both or none. A picture of spectra that are replaced goes."""
-        return write_spectra(Path(folder), self.frame, self.metadata)
+        about = (_ABOUT, "spectra", _FORMAT, self.metadata)
+        return write_tables(Path(folder), *about, {_TABLE: self.frame}, obsolete=("spectra.png",))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Spectra:
         """Reads what `save` wrote; refuses what is damaged."""
-        return cls(*read_spectra(Path(folder), ["part", "block", "head", "real", "imag", *SUMMARIES]))
+        (frame,), metadata = read_tables(Path(folder), _ABOUT, "spectra", _FORMAT, {_TABLE: _TABLE}, "spectra")
+        if list(frame.columns) != ["part", "block", "head", "real", "imag", *SUMMARIES]:
+            raise ValueError(f"{folder} holds no spectra of format {_FORMAT}")
+        return cls(frame, metadata)
 
     def __repr__(self) -> str:
         return visible(f"<Spectra of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>")
@@ -129,8 +129,7 @@ def spectra(
         product: "query-key" reads W_Q W_Kᵀ instead.
         fold_norm: takes in the norm that stands before attention in a pre-norm block, (I − 11ᵀ/d)diag(γ)H, or diag(γ)H
             for one that does not centre.
-        whole: False leaves out the d × d eigenvalues of a whole block: they take most of the time (d³), those of heads
-            take next to none.
+        whole: False leaves out the d × d eigenvalues of the sum of all heads: they take most of the time (d³).
         blocks: a glob of module names, as for `Scope`.
         part: of a model with several, as for `Scope`.
         trust_remote_code: lets a folder bring code of its own, which is run.
@@ -156,20 +155,22 @@ def spectra(
             raise ValueError(f"expected a folder with config.json and safetensors, got {str(folder)!r}")
         module = empty_model(folder, trust_remote_code=trust_remote_code)
         checkpoint, name = Checkpoint(folder, module), folder.name
-    anatomy = _chosen(anatomy_of(module, blocks), part)
+    anatomy = anatomy_of(module, blocks)
+    if part is not None:
+        if part not in anatomy.parts:
+            raise unknown_name("part", part, anatomy.parts)
+        anatomy = replace(anatomy, blocks=anatomy.of_part(part))
     tables: list[pd.DataFrame] = []
     notes = list(anatomy.notes)
     for number, block in enumerate(anatomy.blocks, start=1):
-        if (why := _unreadable(block)) is None:
-            compute = partial(_of_block, block, number, product, fold_norm, whole)
-            if checkpoint is not None:
-                compute = partial(read_for, compute, block.module, block.name, checkpoint)
+        if block.projections is None:
+            notes.append(f"block {number}: {type(block.module).__name__} shows no projections")
+        else:
+            compute = partial(_of_block, block, number, product, fold_norm, whole, checkpoint)
             found = attempt(f"the eigenvalues of blocks from {number} on", compute) if tables else compute()
             if found is None:
                 break
             tables += found
-        else:
-            notes.append(f"block {number}: {why}")
         progress()
     if product == "query-key" and any(map(_norms_queries, anatomy.blocks)):
         notes.append("attention norms its queries and keys by head: what it compares is more than W_Q W_Kᵀ")
@@ -180,41 +181,28 @@ def spectra(
     return Spectra(pd.concat(tables, ignore_index=True), said)
 
 
-def _chosen(anatomy: Anatomy, part: str | None) -> Anatomy:
-    if part is None:
-        return anatomy
-    if part not in anatomy.parts:
-        raise unknown_name("part", part, anatomy.parts)
-    return replace(anatomy, blocks=anatomy.of_part(part))
-
-
-def _unreadable(block: BlockAnatomy) -> str | None:
-    """Why a block has no product of projections."""
-    if block.projections is None:
-        return f"{type(block.module).__name__} shows no projections"
-    return None
-
-
 def _norms_queries(block: BlockAnatomy) -> bool:
     """Whether attention has norms of its own, as in Qwen3 (between queries or keys and their scores)."""
     inside = () if block.attention is None else block.attention.modules()
     return any("norm" in type(module).__name__.lower() for module in inside)
 
 
-def _of_block(block: BlockAnatomy, number: int, product: Product, fold_norm: bool, whole: bool) -> list[pd.DataFrame]:
+def _of_block(
+    block: BlockAnatomy, number: int, product: Product, fold_norm: bool, whole: bool, checkpoint: Checkpoint | None
+) -> list[pd.DataFrame]:
     assert block.projections is not None
     odd = {weight.layout for weight in (block.attention or block.module).parameters()} - {torch.strided}
     if odd:
         raise ValueError(f"block {number}: expected dense weights, got {odd.pop()}; make them dense with to_dense()")
-    left, right = factors(block.projections(), product, where=f"block {number}")
-    if fold_norm:
-        left = _folded(block, left, number)
-    if left.is_meta:  # a look at which weights are used
-        return []
-    kinds: Iterator[tuple[int, Tensor, Tensor]] = ((head, left[head], right[head]) for head in range(len(left)))
-    tables = [_table(block.part, number, head, own, other) for head, own, other in kinds]
-    if whole:
-        tables.insert(0, _table(block.part, number, WHOLE, *_whole(left, right)))
+    norm = block.norms[:1] if fold_norm else ()
+    with nullcontext() if checkpoint is None else filled(block.module, block.name, block.projections, norm, checkpoint):
+        left, right = factors(block.projections(), product, where=f"block {number}")
+        if fold_norm:
+            left = _folded(block, left, number)
+        tables = [_table(block.part, number, 0, left, right)]
+        if whole:
+            summed = [each.unsqueeze(0) for each in _whole(left, right)]
+            tables.insert(0, _table(block.part, number, WHOLE, *summed))
     return tables
 
 
@@ -250,8 +238,6 @@ def _folded(block: BlockAnatomy, left: Tensor, number: int) -> Tensor:
             "leave fold_norm out"
         )
     gain, centres = norm_map(block.norms[0], left.shape[1])
-    if left.is_meta:
-        return left
     scaled = gain[:, None] * left.double()
     return scaled - scaled.mean(dim=1, keepdim=True) if centres else scaled
 
@@ -273,8 +259,6 @@ def norm_map(norm: nn.Module, width: int) -> tuple[Tensor, bool]:
     with torch.no_grad():
         odd = (twin.forward(x) - twin.forward(-x)).double() / 2
         moved = (twin.forward(x + 100) - twin.forward(-x - 100)).double() / 2
-    if odd.is_meta:
-        return odd, False
     if not odd.isfinite().all():
         raise ValueError(f"expected finite weights of {type(norm).__name__}, got nan or inf in them")
     centres = bool(torch.allclose(odd, moved, rtol=1e-2, atol=1e-3 * odd.abs().max().item()))
@@ -282,21 +266,23 @@ def norm_map(norm: nn.Module, width: int) -> tuple[Tensor, bool]:
     return odd / (base / base.square().mean().sqrt()), centres
 
 
-def _table(part: str, number: int, head: int, left: Tensor, right: Tensor) -> pd.DataFrame:
+def _table(part: str, number: int, first: int, left: Tensor, right: Tensor) -> pd.DataFrame:
+    """A row per eigenvalue of each of these products, (h, d, k) and (h, k, d), numbered from `first` on."""
     try:
-        values = product_eigenvalues(left, right)
+        values = product_eigenvalues(left, right)  # (h, min(d, k))
     except ValueError as error:
-        raise ValueError(f"block {number}{'' if head < 0 else f', head {head}'}: {error}") from None
-    summaries = {name: of(values).item() for name, of in _OF_EIGENVALUES.items()}
-    summaries |= {name: of(left, right).item() for name, of in _OF_WEIGHTS.items()}
-    order = values.real.argsort()
+        raise ValueError(f"block {number}: {error}") from None
+    heads, count = values.shape
+    summaries = {name: of(values).double() for name, of in _OF_EIGENVALUES.items()}
+    summaries |= {name: of(left, right) for name, of in _OF_WEIGHTS.items()}
+    values = values.gather(-1, values.real.argsort(dim=-1)).flatten().cpu()
     return pd.DataFrame(
         {
             "part": part,
             "block": np.int32(number),
-            "head": np.int32(head),
-            "real": values.real[order].cpu().numpy(),
-            "imag": values.imag[order].cpu().numpy(),
-            **summaries,
+            "head": np.arange(first, first + heads, dtype=np.int32).repeat(count),
+            "real": values.real.numpy(),
+            "imag": values.imag.numpy(),
+            **{name: found.cpu().numpy().repeat(count) for name, found in summaries.items()},
         }
     )
