@@ -14,7 +14,6 @@ SOURCE = Path(depthscope.__file__).parent
 FLOORS = (
     {
         "by_thread",
-        "compiling",
         "exit_codes",
         "extras",
         "half_precision",
