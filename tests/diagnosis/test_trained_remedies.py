@@ -5,10 +5,10 @@ from importlib.resources import files
 
 import pytest
 import torch
+from depthscope.diagnosis.trained_remedies import trained_at
 
 import depthscope
 from depthscope.diagnosis import trained_remedies
-from depthscope.diagnosis.trained_remedies import trained_at
 from depthscope.models import BlockConfig, Encoder
 from depthscope.models.language import CausalLM
 from samples import seeded

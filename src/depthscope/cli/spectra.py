@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.documents import print_document
-from depthscope.cli.folders import folder as expanded
-from depthscope.cli.options import SpectraOptions, as_command
-from depthscope.cli.reporting import add_report, call
-from depthscope.cli.running import finite, require_writable, say_where, show_progress
+from depthscope.cli.options import SpectraOptions
+from depthscope.cli.reporting import call
+from depthscope.cli.running import Finished, as_command, show_progress
+from depthscope.cli.values import expanded
 from depthscope.files import write_whole
 from depthscope.interruption import notes as of_interruption
 
 if TYPE_CHECKING:
     from depthscope.value_spectra import Spectra
 
+_PLAIN = {"product": "value-output", "fold_norm": False, "whole": True}
 _SHOWN = ("negative_share", "spectral_radius", "asymmetry", "mimetic_score")
 
 
 @as_command
-def spectra(options: SpectraOptions) -> None:
+def spectra(options: SpectraOptions) -> Finished:
     """Show the eigenvalues of W_V W_O in every block: do the weights push tokens apart or together? Runs no model."""
-    if options.out is not None:
-        require_writable(options.out)
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():
-        found = _read(options)
-    if options.json:
-        print_document("spectra", as_json(found))
-    else:
-        _show(found)
-    if options.out is not None:
-        _save(found, options.out)
-        asked = _asked(options)
-        plain = {"product": "value-output", "fold_norm": False, "whole": True}
-        add_report(options.out, "spectra", call("spectra", "model", asked, plain))
-        say_where(options.out, options.json)
+    found = _read(options)
+    return Finished(
+        document=lambda: as_json(found),
+        show=lambda: _show(found, full=options.full),
+        save=lambda folder: _save(found, folder),
+        python=call("spectra", "model", _asked(options), _PLAIN),
+    )
 
 
 def as_json(found: Spectra) -> dict[str, Any]:
@@ -47,7 +38,7 @@ def as_json(found: Spectra) -> dict[str, Any]:
     records = found.summary.to_dict("records")
     for record in records:
         record["eigenvalues"] = values[record["block"], record["head"]]
-    return finite({"metadata": found.metadata, "blocks": found.depth, "spectra": records})
+    return {"metadata": found.metadata, "blocks": found.depth, "spectra": records}
 
 
 def _read(options: SpectraOptions) -> Spectra:
@@ -86,8 +77,8 @@ def _asked(options: SpectraOptions) -> dict[str, Any]:
 
 def _check_configuration(place: Path, options: SpectraOptions) -> None:
     """A depth that no machine holds is refused before the model is built, if only without its weights."""
-    from depthscope.cli.configurations import require_depth
     from depthscope.cli.models import quiet_transformers, refuse_a_shape
+    from depthscope.cli.sizes import require_depth
 
     refuse_a_shape(options)
     transformers = quiet_transformers()
@@ -95,34 +86,21 @@ def _check_configuration(place: Path, options: SpectraOptions) -> None:
     require_depth(transformers.PretrainedConfig.get_config_dict(str(place), **known)[0], repr(options.model))
 
 
-def _show(found: Spectra) -> None:
-    from rich.table import Table
+def _show(found: Spectra, *, full: bool) -> None:
+    from depthscope.cli.display import show, show_table
+    from depthscope.diagnosis.summary import of_spectra
 
-    from depthscope.cli.console import Screen
-    from depthscope.diagnosis.value_weights import sentences
-
-    console = Screen(soft_wrap=True)
-    console.print()
-    about = found.metadata
-    console.say(f"{about['model']} · {found.depth} blocks · eigenvalues of {about['product']}, mean over heads")
-    console.print()
-    names = ("block", "negative\nshare", "largest\n|λ|", "asymmetry", "cosine\nwith I", "heads:\nnegative share")
-    table = Table(*names, box=None, header_style="bold")
-    for column in table.columns[:-1]:
-        column.justify = "right"
-    summary = found.summary
-    rows = found.by_block
-    for block, row in rows.iterrows():
-        heads = summary[(summary["block"] == block) & (summary["head"] >= 0)]["negative_share"]
+    show(of_spectra(found), full=full, rest="every block")
+    if not full:
+        return
+    rows = []
+    for block, row in found.by_block.iterrows():
+        heads = found.summary[(found.summary["block"] == block) & (found.summary["head"] >= 0)]["negative_share"]
         spread = f"{heads.min():.2f} to {heads.max():.2f}" if len(heads) else ""
         share, radius, skew, cosine = (row[name] for name in _SHOWN)
-        table.add_row(str(block), f"{share:.2f}", f"{radius:.3g}", f"{skew:.2f}", f"{cosine:+.3f}", spread)
-    console.print(table)
-    console.print()
-    for sentence in sentences(found):
-        console.say(sentence, "- ")
-    for note in about["notes"]:
-        console.say(f"Note: {note}")
+        rows.append([str(block), f"{share:.2f}", f"{radius:.3g}", f"{skew:.2f}", f"{cosine:+.3f}", spread])
+    names = ("block", "negative\nshare", "largest\n|λ|", "asymmetry", "cosine\nwith I", "heads:\nnegative share")
+    show_table(names, rows)
 
 
 def _save(found: Spectra, folder: Path) -> None:

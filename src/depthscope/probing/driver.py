@@ -37,6 +37,7 @@ from depthscope.probing.finite_weights import weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.pace import Pace
 from depthscope.probing.parts import PartSeen
+from depthscope.probing.poor_inputs import IdsSeen
 from depthscope.probing.profile import Profile
 from depthscope.probing.reduction import Excluded, Reduction
 from depthscope.probing.roles import Roles
@@ -148,6 +149,7 @@ class _Passes:
         self.samples = self.batch_size = self.depth = self.past = 0
         self.causality = Causality(anatomy.causal, anatomy.causal_by)
         self.is_masked = self.leaks_through_mask = False
+        self.ids = IdsSeen()
         self.parts: dict[str, PartSeen] = {}  # in the order in which they ran
         self._running = ""  # the part that runs
         self.device = torch.device("cpu")
@@ -168,6 +170,7 @@ class _Passes:
 
     def run(self, batch: Batch, tokenizer: Tokenizer | None = None) -> None:
         self.batch_size = 0
+        self.ids.see(tokenizer, batch)
         self.reduction.begin(self.samples, Spelling(tokenizer, batch))
         with self.machine, self.final_norm:
             call(self.model, batch)
@@ -331,6 +334,7 @@ def _describe(
         "parts": {name: part.blocks for name, part in parts.items()},
         "towers": {name: part.to_dict() for name, part in parts.items()},
         "shared_weights": len(anatomy.blocks) < passes.depth,
+        "ids": passes.ids.to_dict(),
         "tokens": first.tokens,
         "width": first.width,
         "samples": passes.samples,

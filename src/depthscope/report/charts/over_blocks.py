@@ -30,7 +30,7 @@ _SIMILARITIES = {
     "final_norm token_similarity": "as the head reads them, after the last norm",
 }
 _RULES_OF_SIMILARITY = (
-    *("verdict", "crossing", "rise", "read", "uneven", "idle depth", "trend arrives", "trend settles"),
+    *("verdict", "crossing", "rise", "read", "uneven", "trend arrives", "trend settles"),
     *("trend passed", "no forecast", "normal", "few outliers"),
 )
 
@@ -115,7 +115,6 @@ DIVERSITY = measured(
     {"output token_diversity": "t_div, of the tokens' energy"},
     y="t_div = 1 − t_sim",
     log=True,
-    rules=("idle depth",),
 )
 RANKS = measured(
     "ranks",
@@ -128,7 +127,7 @@ RANKS = measured(
         "output stable_rank": "stable rank",
     },
     y="rank",
-    rules=("rank", "rank beside a sink", "rank collapse", "three definitions"),
+    rules=("rank", "rank collapse"),
 )
 ENERGY = measured(
     "energy",
@@ -211,7 +210,7 @@ def steps(material: Material) -> Drawing | None:
         {"steps": {}},
         "Why",
         tables={"steps": table},
-        rules=("steps", "steps cancel"),
+        rules=("steps",),
     )
 
 
@@ -246,7 +245,7 @@ def rates(material: Material) -> Drawing | None:
         {"rates": {}},
         "Why",
         tables={"rates": table},
-        rules=("theory", "theory says nothing"),
+        rules=("theory",),
     )
 
 
