@@ -12,7 +12,10 @@ from depthscope.hooks import Listen, Visit, full_precision
 
 class Followed:
     """Places (k) in the flattened tokens (batch·n): of each sequence at most `most` real tokens, evenly spaced, the
-    first and the last among them; None: all real tokens. At every station that has the same tokens they are found once."""
+    first and the last among them; None: all real tokens.
+
+    They are found once for all stations that have the same tokens.
+    """
 
     def __init__(self, most: int | None):
         self.most = most
