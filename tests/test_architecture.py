@@ -13,7 +13,6 @@ SOURCE = Path(depthscope.__file__).parent
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
     {
-        "by_thread",
         "compiling",
         "exit_codes",
         "extras",
@@ -24,7 +23,7 @@ FLOORS = (
         "progress",
         "walking",
     },
-    {"files", "interruption", "offloading", "registry", "stations", "text", "undoing"},
+    {"files", "interruption", "offloading", "registry", "stations", "safety", "text"},
     {"sealed"},
     {"conditions", "drawing", "measures"},
     {"theory"},

@@ -71,7 +71,7 @@ def _token_axis(blocks: tuple[BlockAnatomy, ...]) -> int:
 
 def is_solid(module: nn.Module) -> bool:
     """Whether a module could be a block: it has parameters, and is more than one of PyTorch's layers."""
-    if any(map(walking.has_parameters, module.children())):
+    if any(next(child.parameters(), None) is not None for child in module.children()):
         return True
     own = any(parameter.ndim > 1 for parameter in walking.parameters(module))  # a norm has none
     return own and not type(module).__module__.startswith("torch.nn.")

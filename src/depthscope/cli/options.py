@@ -393,6 +393,6 @@ def excluded_tokens(options: ProbeOptions) -> Literal["outliers"] | list[int] | 
 
 def left_out_parts(options: ProbeOptions) -> tuple[str, ...]:
     """What `--without` leaves out of every block; a name that does not exist is refused."""
-    from depthscope.hooks.left_out import choose_parts
+    from depthscope.hooks.ablation import choose_parts
 
     return () if options.without is None else choose_parts(options.without)

@@ -20,9 +20,9 @@ from depthscope.anatomy.unknown import MOST, NOTE, has_parts, is_solid, size_of,
 from depthscope.discovery.chains import Chain, Links, Passage
 from depthscope.discovery.lineage import Call, Passed, States, follow
 from depthscope.discovery.omissions import HOW, left_out, share_of, why_none, why_not
-from depthscope.hooks.quiet import undisturbed
 from depthscope.hooks.tokens import count_ways
 from depthscope.inputs.batches import Batch
+from depthscope.safety import undisturbed
 
 TOKENS = (2, 3)  # axes of a token matrix: (n, d), or with a batch
 MAPS = (4,)  # of a map of features: (batch, height, width, d) is read as tokens

@@ -13,10 +13,10 @@ from depthscope.discovery.blocks import find_anatomy
 from depthscope.discovery.by_structure import seen_by_structure
 from depthscope.discovery.masking import believed
 from depthscope.discovery.token_axis import find_token_axis
-from depthscope.hooks.quiet import undisturbed
 from depthscope.inputs.batches import Batch
 from depthscope.naming import did_you_mean, unknown_name
 from depthscope.offloading import device_of
+from depthscope.safety import undisturbed
 
 
 class Hints(TypedDict, total=False):

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from depthscope.anatomy import Path
 from depthscope.hooks.tokens import floating_in, is_spread, refuse_spread
 from depthscope.inputs.batches import Batch, call
-from depthscope.undoing import TemporaryHook
+from depthscope.safety import TemporaryHook
 
 _SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 

@@ -22,14 +22,13 @@ from torch import Tensor, nn
 
 from depthscope import stations
 from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
-from depthscope.by_thread import ByThread
 from depthscope.hooks.attention import AttentionListener, Head
 from depthscope.hooks.running import Pass
 from depthscope.hooks.staying import cache_places, reads_copy, refuse_copy
 from depthscope.hooks.tokens import edit_tokens, tokens_at
 from depthscope.measures import DenseAttention
 from depthscope.naming import unknown_name
-from depthscope.undoing import TemporaryHook, undone, unhook
+from depthscope.safety import ByThread, TemporaryHook, undone, unhook
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthscope.by_thread import ByThread
 from depthscope.inputs.mask_names import looks_like_a_mask
+from depthscope.safety import ByThread
 
 WHOLE = "give whole sequences from their first token (use_cache=False), or take it out: depthscope.remove(model)"
 OTHERS = "take it out (depthscope.remove(model)), or say causal=False to apply if every token sees all others"

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, Path
-from depthscope.by_thread import ByThread
 from depthscope.hooks.caches import cache_in, past_length
 from depthscope.hooks.past import Call
 from depthscope.hooks.tokens import (
@@ -29,6 +28,7 @@ from depthscope.hooks.tokens import (
 )
 from depthscope.inputs.batches import described
 from depthscope.inputs.masks import MaskFinder
+from depthscope.safety import ByThread
 
 REMEMBERED = 256  # passes whose masks are kept for activation checkpointing
 

@@ -17,13 +17,12 @@ from torch.utils.hooks import RemovableHandle
 
 from depthscope import walking
 from depthscope.anatomy import FAMILIES, Anatomy, BlockAnatomy, Path, Side
-from depthscope.by_thread import ByThread
 from depthscope.hooks.caches import settle, takes_cache
 from depthscope.hooks.past import WHOLE
 from depthscope.hooks.running import Pass
 from depthscope.hooks.tokens import edit_tokens, first_tokens, tokens_at
+from depthscope.safety import ByThread, unhook
 from depthscope.stations import trunk_is_a_sum
-from depthscope.undoing import unhook
 
 
 class Hook:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from depthscope import walking
 from depthscope.anatomy import Anatomy, BlockAnatomy
-from depthscope.by_thread import ByThread
 from depthscope.inputs.mask_names import Names, is_cross, is_padding, looks_like_a_mask, meant_for, side_of
+from depthscope.safety import ByThread
 
 LARGE = 100.0  # of what is added to scores: Swin takes −100, BERT −10 000, others the largest number there is
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.anatomy.parts import roots_of
 from depthscope.discovery import Hints, depth_of, entrance_of, pieces_of, refuse_tensor
-from depthscope.hooks import Pass, refuse_open_surgery
+from depthscope.hooks import Pass, refuse_ablated
 from depthscope.hooks.staying import (
     GuessedExit,
     Hook,
@@ -30,8 +30,8 @@ from depthscope.inputs import Tokenizer
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak, refuse_right_to_left
 from depthscope.remedies.selection import chosen_blocks
+from depthscope.safety import undone
 from depthscope.scope import Scope, scope_of
-from depthscope.undoing import undone
 
 if TYPE_CHECKING:
     from depthscope.remedies.recommendation import Recommendation
@@ -93,7 +93,7 @@ def _put_in(scope: Scope, *remedies: Remedy) -> Anatomy:
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
     model = scope.given
     _refuse_wrapped(model, remedies)
-    refuse_open_surgery(model)
+    refuse_ablated(model)
     refuse_tensor(scope.hints)
     anatomy = scope.anatomy if scope.inputs is None else scope.seen_anatomy(again=True)
 

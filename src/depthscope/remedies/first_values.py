@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
-from depthscope.by_thread import ByThread
 from depthscope.discovery import depth_of
 from depthscope.hooks.staying import Hook, hang, hooks_in
 from depthscope.hooks.tokens import tokens_at
@@ -21,6 +20,7 @@ from depthscope.remedies.remedy import Remedy, Site, register_remedy
 from depthscope.remedies.selection import chosen_blocks
 from depthscope.remedies.uniform import RealTokensHook, check_number
 from depthscope.remedies.values import CONTEXT, VALUES, Cut, by_head, context_of, heads_of, listen_to_values, values_of
+from depthscope.safety import ByThread
 
 
 def neutreno_context(context: Tensor, first: Tensor, own: Tensor, strength: float, heads: int) -> Tensor:

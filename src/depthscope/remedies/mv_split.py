@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from depthscope.anatomy import Addition, BlockAnatomy, Spot
-from depthscope.by_thread import ByThread
 from depthscope.discovery import depth_of
 from depthscope.hooks.staying import Hook, hang
 from depthscope.hooks.tokens import tokens_at
 from depthscope.remedies.deescalation import gain_of
 from depthscope.remedies.remedy import Site, register_remedy
 from depthscope.remedies.uniform import Scaling, ScalingHook, UniformAttention
+from depthscope.safety import ByThread
 
 
 def split_branch(

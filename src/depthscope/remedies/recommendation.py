@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
 from depthscope.discovery import Hints, refuse_tensor
-from depthscope.hooks import Listen, Machine, Visit, refuse_open_surgery
+from depthscope.hooks import Listen, Machine, Visit, refuse_ablated
 from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
@@ -145,7 +145,7 @@ def recommend(
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
     scope = scope_of(model, inputs, tokenizer, **hints)
     refuse_tensor(scope.hints)
-    refuse_open_surgery(scope.model)
+    refuse_ablated(scope.model)
     model, batch = scope.model, scope.one_to_a_row(scope.first_batch)
     anatomy = scope.seen_anatomy(again=True)
     if anatomy.right_to_left:

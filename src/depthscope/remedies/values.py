@@ -11,12 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy, Spot
-from depthscope.by_thread import ByThread
 from depthscope.hooks import Pass
 from depthscope.hooks.staying import Hook, hang
 from depthscope.hooks.tokens import tokens_at
 from depthscope.remedies.remedy import Remedy, Site
 from depthscope.remedies.uniform import UniformAttention
+from depthscope.safety import ByThread
 
 CONTEXT = "context"
 VALUES = "values"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy.trained import look_of_weights
 from depthscope.discovery import Hints
-from depthscope.hooks import Machine, Visit, refuse_open_surgery
+from depthscope.hooks import Machine, Visit, refuse_ablated
 from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.interruption import attempt
 from depthscope.offloading import device_of
@@ -84,7 +84,7 @@ def depth_use(
     if not 0 <= ridge < float("inf"):
         raise ValueError(f"expected a ridge of at least 0, got {ridge}")
     scope = scope_of(model, inputs, tokenizer, **hints)
-    refuse_open_surgery(scope.model)
+    refuse_ablated(scope.model)
     anatomy, given = scope.anatomy, list(scope.calls())
     if len(anatomy.parts) > 1:
         named = ", ".join(anatomy.parts)
