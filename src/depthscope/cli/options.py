@@ -71,6 +71,9 @@ class WeightOptions:
     json: Annotated[bool, Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=_RESULT)] = (
         False
     )
+    full: Annotated[
+        bool, Option("--full", help="Print every table and note, not twenty lines.", rich_help_panel=_RESULT)
+    ] = False
     trust_remote_code: Annotated[
         bool, Option("--trust-remote-code", help="Run code that comes with an hf: model.", rich_help_panel=_INPUT)
     ] = False
