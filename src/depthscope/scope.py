@@ -173,7 +173,9 @@ class Scope:
     def first_only(self) -> Scope:
         """The same model on the first batch alone, with one sequence to a row."""
         batch = self.one_to_a_row(self.first_batch)
-        return self.on(batch.kwargs or batch.args[0])
+        other = self.on(batch.kwargs or batch.args[0])
+        other._causal = self._causal
+        return other
 
     # --- what is true of the model --------------------------------------------------------------------
 

@@ -22,8 +22,8 @@ from depthscope.stations import Placement
 class Attention:
     """The names of attention and of what it is made of. `projections`, `heads` and `groups` are names in attention.
 
-    Where one layer makes queries, keys and values, `fused` says in which order: "thirds" of its rows (or of its
-    columns, where it is a Conv1D), "stacked" or "interleaved" with groups of heads, or "latent" as in DeepSeek.
+    Where one layer makes queries, keys and values, `fused` says in which order they are among its rows: "stacked" (or
+    "stacked columns", where it is a Conv1D) or "interleaved", as in `projections`, or "latent" as in DeepSeek.
     """
 
     module: str
@@ -31,7 +31,7 @@ class Attention:
     output: str = ""  # the output projection, by its name in the block
     heads: str = "num_heads"
     groups: str = ""  # of keys and values, if it has them; "": as many as heads
-    fused: Literal["", "thirds", "thirds of columns", "stacked", "interleaved", "latent"] = ""
+    fused: Literal["", "stacked", "stacked columns", "interleaved", "latent"] = ""
 
     def shown_in(self, block: Any) -> dict[str, Any]:
         """What a block shows of its attention, as fields of its anatomy."""
@@ -50,30 +50,26 @@ class Attention:
         heads = part(attention, self.heads)
         return heads, (part_if_there(attention, self.groups) if self.groups else None) or heads
 
+    @property
+    def _order(self) -> projections.Order:
+        return "interleaved" if self.fused == "interleaved" else "stacked"
+
     def _cut(self, attention: Any) -> partial[Tensor]:
         heads, groups = self._heads_and_groups(attention)
         if self.fused == "latent":
             return partial(projections.latent_values, heads=heads, width=attention.v_head_dim)
-        interleaved = self.fused == "interleaved"
-        values = projections.interleaved_values if interleaved else projections.stacked_values
-        return partial(values, heads=heads, groups=groups)
+        return partial(projections.fused_values, order=self._order, heads=heads, groups=groups)
 
     def _projections(self, block: Any) -> Projections:
         attention, output = part(block, self.module), part(block, self.output)
-        layer, *others = (part(attention, name) for name in self.projections.split())
-        heads, groups = self._heads_and_groups(attention)
-        match self.fused:
-            case "":
-                key, value = others
-                return projections.linear_projections(layer, key, value, output, heads, groups)
-            case "stacked":
-                return projections.stacked_projections(layer, output, heads, groups)
-            case "interleaved":
-                return projections.interleaved_projections(layer, output, heads, groups)
-            case "latent":
-                return projections.latent_projections(attention)
-        linear = self.fused == "thirds"
-        return projections.fused_projections(layer.weight, layer.bias, output.weight, output.bias, heads, linear=linear)
+        if self.fused == "latent":
+            return projections.latent_projections(attention)
+        layers = [part(attention, name) for name in self.projections.split()]
+        counts = self._heads_and_groups(attention)
+        if not self.fused:
+            return projections.linear_projections(*layers, output, *counts)
+        weights = (layers[0].weight, layers[0].bias, output.weight, output.bias)
+        return projections.fused_projections(*weights, *counts, self._order, columns=self.fused == "stacked columns")
 
 
 @dataclass(frozen=True)
@@ -92,6 +88,7 @@ class Layout:
     ffn_branch: str = ""  # what gives it; "": the norm behind it, else the last module of the FFN
     cross: tuple[str, str, str] | None = None  # cross-attention, its norm, what gives its branch; a block may lack them
     causal: str = ""  # the attribute that says whether a block is; "": blocks do not say
+    hides: str = ""  # stations that no module shows
 
     def __call__(self, name: str, block: Any) -> BlockAnatomy:
         """The anatomy of a block."""
@@ -106,7 +103,7 @@ class Layout:
             ffn=tuple(part(block, module) for module in self.ffn.split()),
             causal=bool(part(block, self.causal)) if self.causal else None,
             **(self.attention.shown_in(block) if self.attention else {}),
-        )
+        ).without(self.hides.split())
 
     def _spots(self, block: Any, crosses: bool) -> dict[str, Spot]:
         norms, ffn, own = self.norms.split(), self.ffn.split() or [""], self.attention or Attention("")

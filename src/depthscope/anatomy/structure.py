@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -120,6 +120,10 @@ class BlockAnatomy:
     context: Spot | None = None
     ffn: tuple[nn.Module, ...] = ()
     extra_keys: int = 0  # last columns of attention's softmax that stand for no token (the sink of gpt-oss)
+
+    def without(self, stations: Sequence[str]) -> BlockAnatomy:
+        """The same, but for stations that no module shows."""
+        return replace(self, spots={name: spot for name, spot in self.spots.items() if name not in stations})
 
     @property
     def trunk(self) -> tuple[str, ...]:
