@@ -180,7 +180,7 @@ class Anatomy:
     spelled: str | None = None  # what `blocks=` must say to find these blocks without inputs; None: nothing
     applications: int | None = None  # of the blocks in the pass in which they were found
     guessed: bool = False  # these are blocks by their looks, and nobody has seen them run
-    causal_by: Literal["", "told", "tried"] = ""  # who says whether it is causal: the family, the user, or a trial
+    causal_by: Literal["", "user", "tried"] = ""  # who says whether it is causal: the family, the user, or a trial
     sees_some_later: bool = False  # by trial: tokens see some later ones, but not all; it counts as causal
     right_to_left: bool = False  # by trial: tokens see later ones, and no earlier ones
     between: tuple[int, ...] | None = None  # applications before which something else stands; None: not looked for

@@ -101,7 +101,7 @@ def with_sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, again: bool 
     not all later ones. PyTorch's layers are told by each call: they are tried `again` in the same way, and found causal
     only if the call did not say so.
     """
-    if anatomy.causal_by == "told" or anatomy.causal or len(anatomy.parts) > 1:
+    if anatomy.causal_by == "user" or anatomy.causal or len(anatomy.parts) > 1:
         return anatomy
     by_call = any(block.causal_arguments for block in anatomy.blocks)
     if by_call or anatomy.causal is False:

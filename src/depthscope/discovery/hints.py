@@ -95,7 +95,7 @@ def _with_causality(anatomy: Anatomy, causal: object) -> Anatomy:
         raise ValueError(
             f"causal=False, but {known[0]} is causal: choose the other blocks with blocks='path.to.layers.*'"
         )
-    return replace(anatomy.with_causality(causal), causal_by="told")
+    return replace(anatomy.with_causality(causal), causal_by="user")
 
 
 def refuse_tensor(hints: Mapping[str, Any]) -> None:

@@ -97,7 +97,7 @@ def removed_skips(parts: Sequence[str]) -> frozenset[str]:
 
 def refuse_what_cannot_be(anatomy: Anatomy, parts: Sequence[str]) -> None:
     """Refuses, in one line, what the anatomy of a model does not allow to be left out."""
-    for block in anatomy.blocks:
+    for block in anatomy.blocks if parts else ():  # a block as a whole can always be left out
         why = _why_not(block, parts)
         if why is not None:
             raise ValueError(f"without {', '.join(parts)}: {why}")

@@ -4,7 +4,7 @@ The modules around the blocks, from the model itself to each block, are asked fo
 that a block stands in, the innermost that is given a mask counts: a wrapper may give it another name. What an argument
 is, is said by its name (`mask_names.py`), by its shape, (batch, n) or (batch, 1, 1, n), and by its values: numbers may
 be 0 and 1, or 0 and large negative ones that are added to the scores. A mask that is not understood is named in
-`unused`, and the user can say what marks the real tokens (`Anatomy.told_mask`).
+`unused`, and the user can say what marks the real tokens (`Anatomy.mask_hint`).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class MaskFinder:
     def real(self, block: str, batch: int, n: int, *, past: int = 0) -> Tensor | None:
         """True for real tokens, (batch, n), or (batch, past + n) if it covers cached tokens too; None if all are."""
         if self.hint is not None:
-            return self._as_told(block, batch, n, past)
+            return self._as_said(block, batch, n, past)
         masks = self._masks_of(block)
         flat = [mask for mask in masks if mask.value.ndim == 2 and not self._is_of_pairs(mask, batch, n)]
         fitting = [mask for mask in flat if _fits(mask.value, batch, n, past)]
@@ -191,7 +191,7 @@ class MaskFinder:
         self.unused.add(name)
         return True
 
-    def _as_told(self, block: str, batch: int, n: int, past: int) -> Tensor:
+    def _as_said(self, block: str, batch: int, n: int, past: int) -> Tensor:
         """What the user says: true for real tokens, or the argument that has it, from the model's call inwards."""
         name, is_padding = self.argument, False
         if isinstance(self.hint, Tensor):

@@ -51,7 +51,7 @@ def ablate(
         True
     """
     scope = scope_of(model, inputs, tokenizer, **hints)
-    if scope.model is not scope.given or any(
+    if scope.model is not scope.original or any(
         getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
         for m in walking.modules(scope.model)
     ):
@@ -61,8 +61,8 @@ def ablate(
     if not parts and not blocks:
         raise ValueError('expected what to leave out, such as ablate(model, "skips") or ablate(model, 3), got nothing')
     fast = torch.backends.mha.get_fastpath_enabled()
-    surgery = Ablation(scope.model, scope.anatomy, parts, blocks)
-    with undone(lambda: torch.backends.mha.set_fastpath_enabled(fast)), surgery:
+    ablation = Ablation(scope.model, scope.anatomy, parts, blocks)
+    with undone(lambda: torch.backends.mha.set_fastpath_enabled(fast)), ablation:
         torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's fused layers call no module of theirs
         yield scope.model
 

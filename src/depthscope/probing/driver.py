@@ -111,8 +111,8 @@ def probe(
     passes = _Passes(scope, anatomy, reduction, progress)
     gradient_rows = []
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
-    surgery = Ablation(model, anatomy, parts) if parts else open_ablation(model)
-    with scope.undisturbed(), surgery if surgery is not None and parts else nullcontext():
+    ablation = Ablation(model, anatomy, parts) if parts else open_ablation(model)
+    with scope.undisturbed(), ablation if ablation is not None and parts else nullcontext():
         for given in calls:
             batch = scope.one_to_a_row(given)
             if passes.samples == 0:
@@ -122,8 +122,8 @@ def probe(
                 sample = passes.samples - passes.batch_size
                 gradient_rows += gradient_norms(model, anatomy, batch, loss, sample, roles)
         metadata = _describe(model, anatomy, passes, names, wanted, excluded)
-        if surgery is not None:
-            metadata["without"], notes = list(surgery.parts), notes + surgery.notes
+        if ablation is not None:
+            metadata["without"], notes = list(ablation.parts), notes + ablation.notes
         metadata["window"] = window
         metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
     rows = gather_heads(reduction.rows, passes.split_heads)

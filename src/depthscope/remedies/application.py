@@ -71,7 +71,7 @@ def apply(
         3
     """
     scope = _scope_of(model, inputs, tokenizer, hints)
-    model = scope.given
+    model = scope.original
     with undone(_as_it_was(model), only_after_failure=True):
         anatomy = _put_in(scope, *remedies)
         said = [f"what the remedy covers: {left_out}" for left_out in anatomy.left_out]
@@ -91,7 +91,7 @@ def _put_in(scope: Scope, *remedies: Remedy) -> Anatomy:
     for remedy in remedies or (None,):
         if not isinstance(remedy, Remedy):
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
-    model = scope.given
+    model = scope.original
     _refuse_wrapped(model, remedies)
     refuse_ablated(model)
     refuse_tensor(scope.hints)
@@ -168,7 +168,7 @@ def remove(model: nn.Module | Scope) -> nn.Module:
         >>> depthscope.remedies.applied(depthscope.remove(model))
         []
     """
-    model = model.given if isinstance(model, Scope) else model
+    model = model.original if isinstance(model, Scope) else model
 
     def undo() -> None:
         take_down(model)
@@ -189,10 +189,10 @@ def temporarily(
     """`apply`, and the model as it was afterwards, also after an exception. What is not understood as a mask is said by
     the profiles that are taken meanwhile, and not once more by the remedies."""
     scope = _scope_of(model, inputs, tokenizer, hints)
-    with undone(_as_it_was(scope.given)), warnings.catch_warnings():
+    with undone(_as_it_was(scope.original)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*: not understood as a mask of real tokens")
         _put_in(scope, *remedies)
-        yield scope.given
+        yield scope.original
 
 
 @dataclass(frozen=True)
