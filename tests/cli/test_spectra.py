@@ -31,6 +31,12 @@ def test_it_shows_every_block_and_says_what_that_means():
     assert "`depthscope probe` measures what happens" in " ".join(shown.split())
 
 
+def test_no_block_of_a_deep_model_is_left_out():
+    shown = run("spectra", "llama", "--depth", "30", "--width", "16", "--heads", "2")
+    first = [line.split()[0] for line in shown.splitlines() if line.split()]
+    assert [name for name in first if name.isdigit()] == [str(block) for block in range(1, 31)]
+
+
 def test_json_has_every_eigenvalue(tmp_path: Path):
     hf.LlamaModel(hf.LlamaConfig(**GROUPED)).save_pretrained(tmp_path)
     found = json.loads(run("spectra", f"hf:{tmp_path}", "--json"))
@@ -82,5 +88,5 @@ def test_what_the_theory_says_is_not_the_share_of_negative_eigenvalues():
         return " ".join(sentences(depthscope.spectra(model)))
 
     assert "No |1 + μ| is above 1" in said(-1.0)
-    assert "The largest |1 + μ| is above 1 in 2 of 2 blocks (2.00 in the middle)" in said(-3.0)
+    assert "The largest |1 + μ| is above 1 in 8 of 8 heads (2.00 in the middle)" in said(-3.0)
     assert "All eigenvalues of W_V W_O are 0 in all 2 blocks." in said(0.0)

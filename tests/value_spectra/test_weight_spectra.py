@@ -57,6 +57,15 @@ def test_every_family_against_the_products_formed_from_its_projections(name: str
     same(head, own[np.argsort(-abs(own))[: len(head)]])
 
 
+def test_what_is_said_of_a_block_is_the_same_with_and_without_the_sum_of_its_heads():
+    model = hf.LlamaModel(hf.LlamaConfig(**GROUPED))
+    with_sum, heads_alone = depthscope.spectra(model), depthscope.spectra(model, whole=False)
+    assert with_sum.by_block.equals(heads_alone.by_block)
+    assert len(with_sum.by_block) == with_sum.depth == 3
+    heads = heads_alone.summary.query("block == 2")["negative_share"]
+    assert heads_alone.by_block.loc[2, "negative_share"] == pytest.approx(heads.mean())
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -166,7 +175,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path: Path):
     model = hf.BertModel(hf.BertConfig(**TEXT))
     with torch.no_grad():
         model.encoder.layer[1].attention.self.value.weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="block 2, head 0: expected finite weights"):
+    with pytest.raises(ValueError, match="block 2: expected finite weights"):
         depthscope.spectra(model)
     with pytest.raises(ValueError, match="shows no projections"):
         depthscope.spectra(nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)]))

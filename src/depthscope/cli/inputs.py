@@ -18,7 +18,7 @@ from depthscope.text import Text, cut, read_text, require_length, train_tokenize
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-TOKENS, SAMPLES, BATCH = 128, 8, 8
+BATCH = 8
 _IN_ALL = 2**15  # tokens of all sequences: of longer ones there are fewer, unless --samples says how many
 _IMAGE_ENDINGS = {".png", ".jpg", ".jpeg"}
 _IMAGE_FORMATS = ("PNG", "JPEG")  # whatever a file is called: others start programs (EPS starts Ghostscript)
@@ -81,8 +81,8 @@ def _refuse(options: ModelOptions, because: str, *names: str) -> None:
 
 def _shape(options: ModelOptions) -> tuple[int, int]:
     """Sequences in all, and at a time."""
-    fitting = max(_IN_ALL // (options.tokens or TOKENS), 1)
-    samples = min(SAMPLES, fitting) if options.samples is None else options.samples
+    fitting = max(_IN_ALL // (options.tokens or options.usual_tokens), 1)
+    samples = min(options.usual_samples, fitting) if options.samples is None else options.samples
     return samples, min(samples, BATCH if options.batch is None else options.batch)
 
 
@@ -130,7 +130,7 @@ def _random_tokens(model: nn.Module, width: int, options: ModelOptions) -> Input
     from depthscope.machine import require_room
 
     samples, batch = _shape(options)
-    tokens = TOKENS if options.tokens is None else options.tokens
+    tokens = options.usual_tokens if options.tokens is None else options.tokens
     what = f"{samples} samples of {tokens} tokens of width {width}"
     require_room(4 * samples * tokens * width, what, "give fewer --samples or --tokens")
     require_pass(model, options, batch=batch, tokens=tokens, width=width)
@@ -152,7 +152,8 @@ def _text(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     config: Any = getattr(model, "config", None)
     ours = config is None
     most = model.context if ours else _positions(config, loaded.tokenizer, is_random=":" not in options.model)
-    tokens = min(TOKENS, most or TOKENS) if options.tokens is None else options.tokens
+    usual = options.usual_tokens
+    tokens = min(usual, most or usual) if options.tokens is None else options.tokens
     if most is not None and tokens > most:
         raise ValueError(f"expected at most {most} tokens, the model's positions, got --tokens {tokens}")
     width = model.embedding.embedding_dim if ours else getattr(config.get_text_config(), "hidden_size", 1)
@@ -216,7 +217,8 @@ def _made_for_a_stranger(loaded: LoadedModel, options: ModelOptions) -> Inputs:
     from depthscope.inputs import batches, call
 
     _refuse(options, "what it reads is not known; let module:factory return (model, inputs)", "images")
-    model, tokens = loaded.model, TOKENS if options.tokens is None else options.tokens
+    model = loaded.model
+    tokens = options.usual_tokens if options.tokens is None else options.tokens
     embeddings = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     if embeddings:
         text = _read_text(options, tokens)

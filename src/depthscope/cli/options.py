@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 from typer import Argument, Option
 
@@ -88,9 +88,16 @@ class WeightOptions:
 class ModelOptions(WeightOptions):
     """Which model, and what it reads."""
 
-    tokens: Annotated[int | None, counted("Tokens per sequence; 128 if the model takes as many.", _INPUT)] = None
+    usual_tokens: ClassVar[int] = 128
+    usual_samples: ClassVar[int] = 8
+
+    tokens: Annotated[
+        int | None,
+        counted("Tokens per sequence; 128 (64 for paths) if the model takes as many.", _INPUT),
+    ] = None
     samples: Annotated[
-        int | None, counted("Sequences or images in all; fewer beyond 4096 tokens each.  [8]", _INPUT)
+        int | None,
+        counted("Sequences or images in all; fewer beyond 4096 tokens each.  [8; 2 for paths]", _INPUT),
     ] = None
     batch: Annotated[int | None, counted("Sequences at a time.  [8]", _INPUT)] = None
     text: Annotated[
@@ -272,7 +279,10 @@ class FixOptions(ModelOptions):
 
 @dataclass(frozen=True)
 class PathsOptions(ModelOptions):
-    """What a user asks of `depthscope paths`."""
+    """What a user asks of `depthscope paths`, whose work grows with the square of the blocks: half a minute for 30."""
+
+    usual_tokens: ClassVar[int] = 64
+    usual_samples: ClassVar[int] = 2
 
     by_head: Annotated[
         bool, Option("--by-head", help="Also which heads carry the paths of each length.", rich_help_panel=_PROBE)

@@ -70,6 +70,11 @@ def _split(options: PathsOptions) -> PathShares:
             progress=progress("following paths", pieces * inputs.count if inputs.count else None),
         )
         notes = [*shares.metadata.get("notes", []), *loaded.notes, *inputs.notes, *of_interruption()]
+        if options.tokens is None and options.samples is None and "text" in inputs.metadata:
+            notes.append(
+                f"a sample of {shares.metadata['samples']} × {shares.metadata['tokens']} tokens, so that it is quick: "
+                "more with --tokens and --samples"
+            )
         shares.metadata.update({"model": options.model, "seed": options.seed, **inputs.metadata}, notes=notes)
     return shares
 

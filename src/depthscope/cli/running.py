@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from depthscope.cli.models import LoadedModel
     from depthscope.scope import Scope
 
+_QUIET = 10  # seconds without a word
 Doing = Callable[[str, int | None], Tick]  # told what is being done, and in how many pieces
 
 
@@ -52,14 +55,25 @@ def scope_on(loaded: LoadedModel, inputs: Inputs, options: ModelOptions) -> Scop
 
 @contextmanager
 def show_progress(shown: bool) -> Iterator[Doing]:
-    """Gives a function (description, total) → what to call after each piece of work."""
+    """Gives a function (description, total) → what to call after each piece of work.
+
+    A terminal shows a bar. Elsewhere (a log, a notebook's shell) there is a line on stderr every `_QUIET` seconds.
+    """
     with bar(shown=shown) as display:
 
         def start(description: str, total: int | None) -> Tick:
             for task in display.task_ids:
                 display.remove_task(task)
             task = display.add_task(description, total=total)
-            return Steps(lambda done: display.update(task, completed=done))
+            said = [time.monotonic()]
+
+            def show(done: float) -> None:
+                display.update(task, completed=done)
+                if shown and not sys.stderr.isatty() and time.monotonic() - said[0] > _QUIET:
+                    said[0] = time.monotonic()
+                    print(f"{description}: {done:.0f}{'' if total is None else f' of {total}'}", file=sys.stderr)
+
+            return Steps(show)
 
         yield start
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from depthscope.value_spectra import Spectra
 
 _SHOWN = ("negative_share", "spectral_radius", "asymmetry", "mimetic_score")
-_ROWS = 24  # of the table: of a deeper model some blocks are left out, evenly
 
 
 @as_command
@@ -101,13 +100,11 @@ def _show(found: Spectra) -> None:
 
     from depthscope.cli.console import Screen
     from depthscope.diagnosis.value_weights import sentences
-    from depthscope.drawing.complex_plane import evenly
 
     console = Screen(soft_wrap=True)
-    of_heads = "" if -1 in set(found.frame["head"]) else ", mean over heads"
     console.print()
     about = found.metadata
-    console.say(f"{about['model']} · {found.depth} blocks · eigenvalues of {about['product']}{of_heads}")
+    console.say(f"{about['model']} · {found.depth} blocks · eigenvalues of {about['product']}, mean over heads")
     console.print()
     names = ("block", "negative\nshare", "largest\n|λ|", "asymmetry", "cosine\nwith I", "heads:\nnegative share")
     table = Table(*names, box=None, header_style="bold")
@@ -115,8 +112,8 @@ def _show(found: Spectra) -> None:
         column.justify = "right"
     summary = found.summary
     rows = found.by_block
-    for block in evenly(list(rows.index), _ROWS):
-        row, heads = rows.loc[block], summary[(summary["block"] == block) & (summary["head"] >= 0)]["negative_share"]
+    for block, row in rows.iterrows():
+        heads = summary[(summary["block"] == block) & (summary["head"] >= 0)]["negative_share"]
         spread = f"{heads.min():.2f} to {heads.max():.2f}" if len(heads) else ""
         share, radius, skew, cosine = (row[name] for name in _SHOWN)
         table.add_row(str(block), f"{share:.2f}", f"{radius:.3g}", f"{skew:.2f}", f"{cosine:+.3f}", spread)

@@ -48,9 +48,8 @@ def growing_heads(f: Facts, run: Leaning) -> float:
     """
     assert f.spectra is not None
     summary = f.spectra.summary
-    rows = summary[summary["block"].between(run.first, run.last)]
-    heads = rows[rows["head"] >= 0]
-    return float(((heads if len(heads) else rows)["mean_growth"] > 1 + ROUNDING).mean())
+    heads = summary[summary["block"].between(run.first, run.last) & (summary["head"] >= 0)]
+    return float((heads["mean_growth"] > 1 + ROUNDING).mean())
 
 
 def values(f: Facts) -> dict[str, float | str]:
@@ -79,7 +78,8 @@ def values(f: Facts) -> dict[str, float | str]:
 
 def sentences(found: Spectra) -> list[str]:
     """What the spectra of a whole model say, with their numbers; and what they do not."""
-    shares, growth = (found.by_block[name].dropna() for name in ("negative_share", "mean_growth"))
+    shares = found.by_block["negative_share"].dropna()  # by block, the mean over its heads
+    growth = found.summary.query("head >= 0")["mean_growth"].dropna()  # by head
     product = "W_Q W_Kᵀ" if found.metadata["product"] == "query-key" else "W_V W_O"
     if not len(shares):
         return [f"All eigenvalues of {product} are 0 in all {found.depth} blocks."]
@@ -101,7 +101,7 @@ def sentences(found: Spectra) -> list[str]:
     growing = growth[growth > 1 + 1e-9]
     if len(growing):
         said.append(
-            f"The largest |1 + μ| is above 1 in {len(growing)} of {len(growth)} blocks ({growing.median():.2f} in the "
+            f"The largest |1 + μ| is above 1 in {len(growing)} of {len(growth)} heads ({growing.median():.2f} in the "
             "middle): were one attention matrix with eigenvalues from 0 to 1 applied again and again, tokens would "
             "become alike there in the end."
         )

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ _DTYPES = {
     "I32": torch.int32,
 }
 _MOST_HEADER = 100 << 20  # bytes: what the format allows
-T = TypeVar("T")
 
 
 class Checkpoint:
@@ -169,36 +168,31 @@ class _Touched(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: dict[int, nn.Parameter] = {}
+        self.seen: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        used = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, nn.Parameter))
-        self.seen |= {id(parameter): parameter for parameter in used}
+        self.seen |= {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, nn.Parameter)}
         return func(*args, **(kwargs or {}))
 
 
-def read_for(compute: Callable[[], T], module: nn.Module, prefix: str, checkpoint: Checkpoint) -> T:
-    """`compute()` with the weights of the module that it uses read from disk, and nothing of them kept."""
-    with _Touched() as touched:
-        compute()
-    with _filled(module, prefix, set(touched.seen), checkpoint):
-        return compute()
-
-
 @contextmanager
-def _filled(module: nn.Module, prefix: str, wanted: set[int], checkpoint: Checkpoint) -> Iterator[None]:
-    """The wanted parameters of an empty module with their values, for a while."""
+def filled(
+    block: nn.Module, prefix: str, use: Callable[[], object], also: Iterable[nn.Module], checkpoint: Checkpoint
+) -> Iterator[None]:
+    """The weights of an empty block that `use` uses, and all of these modules, read from disk; nothing is kept."""
+    with _Touched() as touched:
+        use()
+    wanted = touched.seen | {id(parameter) for module in also for parameter in module.parameters()}
     places = [
-        (place, name, f"{prefix}.{path}.{name}" if path else f"{prefix}.{name}", parameter)
-        for path, place in module.named_modules()
-        for name, parameter in place._parameters.items()
+        (module, name, f"{prefix}.{path}.{name}" if path else f"{prefix}.{name}", parameter)
+        for path, module in block.named_modules()
+        for name, parameter in module._parameters.items()
         if parameter is not None and id(parameter) in wanted
     ]
     try:
-        for place, name, key, parameter in places:
-            values = checkpoint.read(key, parameter.shape)
-            place._parameters[name] = nn.Parameter(values, requires_grad=False)
+        for module, name, key, parameter in places:
+            module._parameters[name] = nn.Parameter(checkpoint.read(key, parameter.shape), requires_grad=False)
         yield
     finally:
-        for place, name, _, parameter in places:
-            place._parameters[name] = parameter
+        for module, name, _, parameter in places:
+            module._parameters[name] = parameter

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from copy import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,10 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import BlockAnatomy, Projections
 from depthscope.drawing import draw_spectra
 from depthscope.interruption import attempt
 from depthscope.measures.weights import (
@@ -25,15 +22,14 @@ from depthscope.measures.weights import (
     negative_share,
     negative_trace,
     positive_trace,
-    product_eigenvalues,
     spectral_radius,
 )
 from depthscope.naming import unknown_name, visible
 from depthscope.offloading import device_of
 from depthscope.progress import Tick
 from depthscope.scope import Scope, scope_of
-from depthscope.value_spectra.from_disk import Checkpoint, empty_model, is_on_disk, read_for
-from depthscope.value_spectra.saved import read_spectra, write_spectra
+from depthscope.sealed import read_tables, write_tables
+from depthscope.value_spectra.from_disk import Checkpoint, empty_model, is_on_disk
 
 Product = Literal["value-output", "query-key"]
 _OF_EIGENVALUES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -46,12 +42,16 @@ _OF_EIGENVALUES: dict[str, Callable[[Tensor], Tensor]] = {
 _OF_WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"asymmetry": asymmetry, "mimetic_score": mimetic_score}
 SUMMARIES = (*_OF_EIGENVALUES, *_OF_WEIGHTS)
 WHOLE = -1
+_TABLE, _ABOUT, _FORMAT = "spectra.parquet", "spectra.json", 1
 
 
 @dataclass(frozen=True)
 class Spectra:
-    """`frame` has one row per eigenvalue: part, block (from 1), head (from 0; -1 is the whole block), real, imag, and
-    beside them what is said of the whole spectrum of that head, the same in each of its rows."""
+    """`frame` has one row per eigenvalue: part, block (from 1), head (from 0), real, imag, and beside them what is said
+    of the whole spectrum of that head, the same in each of its rows.
+
+    What is said of a block is the mean over its heads. Head −1 is the sum of all heads' products, if it was asked for.
+    """
 
     frame: pd.DataFrame
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -64,10 +64,9 @@ class Spectra:
 
     @property
     def by_block(self) -> pd.DataFrame:
-        """One row per block: of the whole block or, where whole blocks were left out, the mean over its heads."""
+        """One row per block, the mean over its heads: a whole block has one H only if all its heads attend alike."""
         summary = self.summary
-        whole = summary[summary["head"] == WHOLE]
-        return (whole if len(whole) else summary).groupby("block")[list(SUMMARIES)].mean()
+        return summary[summary["head"] != WHOLE].groupby("block")[list(SUMMARIES)].mean()
 
     @property
     def depth(self) -> int:
@@ -82,30 +81,26 @@ class Spectra:
         return rows["real"].to_numpy() + 1j * rows["imag"].to_numpy()
 
     def plot(self) -> Any:
-        """A matplotlib figure: the negative share by block, a histogram, and spectra in the complex plane.
-
-        Where whole blocks were left out, the eigenvalues of their heads are shown together.
-        """
-        by_block: dict[int, list[complex]] = {}
-        shares: dict[int, list[float]] = {}
-        for block in sorted(set(self.frame["block"].tolist())):
-            rows = self.frame[self.frame["block"] == block]
-            whole = rows[rows["head"] == WHOLE]
-            shown = whole if len(whole) else rows
-            by_block[block] = (shown["real"].to_numpy() + 1j * shown["imag"].to_numpy()).tolist()
-            heads = rows[rows["head"] != WHOLE].drop_duplicates("head")["negative_share"].tolist()
-            shares[block] = [whole["negative_share"].iloc[0] if len(whole) else float(np.mean(heads)), *heads]
+        """A matplotlib figure of the heads: negative share by block, a histogram, and spectra in the complex plane."""
+        heads = self.frame[self.frame["head"] != WHOLE]
+        by_block = {int(str(n)): (rows["real"] + 1j * rows["imag"]).tolist() for n, rows in heads.groupby("block")}
+        means, own = self.by_block["negative_share"], self.summary.query("head != @WHOLE").groupby("block")
+        shares = {block: [means[block], *own.get_group(block)["negative_share"]] for block in by_block}
         product = "W_Q W_Kᵀ" if self.metadata.get("product") == "query-key" else "W_V W_O"
         return draw_spectra(by_block, shares, title=f"{self.metadata.get('model', '')}, eigenvalues of {product}")
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes spectra.parquet and spectra.json, both or none. A picture of spectra that are replaced goes."""
-        return write_spectra(Path(folder), self.frame, self.metadata)
+        about = (_ABOUT, "spectra", _FORMAT, self.metadata)
+        return write_tables(Path(folder), *about, {_TABLE: self.frame}, obsolete=("spectra.png",))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Spectra:
         """Reads what `save` wrote; refuses what is damaged."""
-        return cls(*read_spectra(Path(folder), ["part", "block", "head", "real", "imag", *SUMMARIES]))
+        (frame,), metadata = read_tables(Path(folder), _ABOUT, "spectra", _FORMAT, {_TABLE: _TABLE}, "spectra")
+        if list(frame.columns) != ["part", "block", "head", "real", "imag", *SUMMARIES]:
+            raise ValueError(f"{folder} holds no spectra of format {_FORMAT}")
+        return cls(frame, metadata)
 
     def __repr__(self) -> str:
         return visible(f"<Spectra of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>")
@@ -130,8 +125,7 @@ def spectra(
         product: "query-key" reads W_Q W_Kᵀ instead.
         fold_norm: takes in the norm that stands before attention in a pre-norm block, (I − 11ᵀ/d)diag(γ)H, or diag(γ)H
             for one that does not centre.
-        whole: False leaves out the d × d eigenvalues of a whole block: they take most of the time (d³), those of heads
-            take next to none.
+        whole: False leaves out the d × d eigenvalues of the sum of all heads: they take most of the time (d³).
         blocks: a glob of module names, as for `Scope`.
         part: of a model with several, as for `Scope`.
         trust_remote_code: lets a folder bring code of its own, which is run.
@@ -163,16 +157,14 @@ def spectra(
     tables: list[pd.DataFrame] = []
     notes = list(anatomy.notes)
     for number, block in enumerate(anatomy.blocks, start=1):
-        if (why := _unreadable(block)) is None:
-            compute = partial(_of_block, block, number, product, fold_norm, whole)
-            if checkpoint is not None:
-                compute = partial(read_for, compute, block.module, block.name, checkpoint)
+        if block.projections is None:
+            notes.append(f"block {number}: {type(block.module).__name__} shows no projections")
+        else:
+            compute = partial(_of_block, block, number, product, fold_norm, whole, checkpoint)
             found = attempt(f"the eigenvalues of blocks from {number} on", compute) if tables else compute()
             if found is None:
                 break
             tables += found
-        else:
-            notes.append(f"block {number}: {why}")
         progress()
     if product == "query-key" and any(map(_norms_queries, anatomy.blocks)):
         notes.append("attention norms its queries and keys by head: what it compares is more than W_Q W_Kᵀ")
@@ -181,117 +173,3 @@ def spectra(
         raise ValueError(f"this model shows no projections of attention in any block: {why}")
     said = {"model": name, "product": product, "fold_norm": fold_norm, "notes": notes, "family": anatomy.family}
     return Spectra(pd.concat(tables, ignore_index=True), said)
-
-
-def _unreadable(block: BlockAnatomy) -> str | None:
-    """Why a block has no product of projections."""
-    if block.projections is None:
-        return f"{type(block.module).__name__} shows no projections"
-    return None
-
-
-def _norms_queries(block: BlockAnatomy) -> bool:
-    """Whether attention has norms of its own, as in Qwen3 (between queries or keys and their scores)."""
-    inside = () if block.attention is None else block.attention.modules()
-    return any("norm" in type(module).__name__.lower() for module in inside)
-
-
-def _of_block(block: BlockAnatomy, number: int, product: Product, fold_norm: bool, whole: bool) -> list[pd.DataFrame]:
-    assert block.projections is not None
-    odd = {weight.layout for weight in (block.attention or block.module).parameters()} - {torch.strided}
-    if odd:
-        raise ValueError(f"block {number}: expected dense weights, got {odd.pop()}; make them dense with to_dense()")
-    left, right = factors(block.projections(), product, where=f"block {number}")
-    if fold_norm:
-        left = _folded(block, left, number)
-    if left.is_meta:  # a look at which weights are used
-        return []
-    kinds: Iterator[tuple[int, Tensor, Tensor]] = ((head, left[head], right[head]) for head in range(len(left)))
-    tables = [_table(block.part, number, head, own, other) for head, own, other in kinds]
-    if whole:
-        tables.insert(0, _table(block.part, number, WHOLE, *_whole(left, right)))
-    return tables
-
-
-def _whole(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """(d, g·k) and (g·k, d) with the product Σ_h L_h R_h. Neighbouring heads that share L (grouped queries) are one."""
-    heads = len(left)
-    starts = [head for head in range(heads) if head == 0 or not torch.equal(left[head], left[head - 1])]
-    ends = [*starts[1:], heads]
-    summed = torch.stack([right[start:end].double().sum(dim=0) for start, end in zip(starts, ends, strict=True)])
-    return left[starts].transpose(0, 1).flatten(1), summed.flatten(0, 1)
-
-
-def factors(projections: Projections, product: Product, where: str) -> tuple[Tensor, Tensor]:
-    """(h, d, k) and (h, k, d) whose products are W_V W_O, or W_Q W_Kᵀ, of every head."""
-    if product == "query-key":
-        if projections.query is None or projections.key is None:
-            raise ValueError(f"{where} has no matrix W_Q W_Kᵀ: something stands between the tokens and its queries")
-        return projections.query, projections.key.mT
-    if projections.latent is not None:
-        raise ValueError(f"{where} has no matrix W_V W_O of tokens: a norm stands between the tokens and its values")
-    value = projections.value
-    if projections.output is not None:
-        return value, projections.output
-    heads, _, width = value.shape  # concatenated: head h fills columns h·width … of the branch
-    return value, torch.eye(heads * width, dtype=value.dtype, device=value.device).unflatten(0, (heads, width))
-
-
-def _folded(block: BlockAnatomy, left: Tensor, number: int) -> Tensor:
-    """The norm before attention, frozen in its scale, multiplied into the left factor."""
-    if block.placement not in ("pre", "sandwich", "parallel") or not block.norms:
-        raise ValueError(
-            f"block {number} has no norm before its attention ({block.placement or 'unknown'}-norm): "
-            "leave fold_norm out"
-        )
-    gain, centres = norm_map(block.norms[0], left.shape[1])
-    if left.is_meta:
-        return left
-    scaled = gain[:, None] * left.double()
-    return scaled - scaled.mean(dim=1, keepdim=True) if centres else scaled
-
-
-def norm_map(norm: nn.Module, width: int) -> tuple[Tensor, bool]:
-    """What a norm multiplies each feature by, and whether it takes out the mean over features first.
-
-    Found by running a float64 copy of it, without its hooks, on two tokens, whatever its class: a norm that centres
-    gives the same for x and x + 100. Its bias is what x and −x have in common.
-    """
-    x = 100.0 + 100.0 * (torch.arange(width) % 2)  # so large that the norm's ε does not matter, and never their mean
-    twin = copy(norm)
-    twin._parameters = {
-        name: None if given is None else given.detach().double()  # type: ignore[misc]
-        for name, given in norm._parameters.items()
-    }
-    like = next((given for given in twin._parameters.values() if given is not None), x)
-    x = x.to(like.device, torch.float64)
-    with torch.no_grad():
-        odd = (twin.forward(x) - twin.forward(-x)).double() / 2
-        moved = (twin.forward(x + 100) - twin.forward(-x - 100)).double() / 2
-    if odd.is_meta:
-        return odd, False
-    if not odd.isfinite().all():
-        raise ValueError(f"expected finite weights of {type(norm).__name__}, got nan or inf in them")
-    centres = bool(torch.allclose(odd, moved, rtol=1e-2, atol=1e-3 * odd.abs().max().item()))
-    base = x - x.mean() if centres else x
-    return odd / (base / base.square().mean().sqrt()), centres
-
-
-def _table(part: str, number: int, head: int, left: Tensor, right: Tensor) -> pd.DataFrame:
-    try:
-        values = product_eigenvalues(left, right)
-    except ValueError as error:
-        raise ValueError(f"block {number}{'' if head < 0 else f', head {head}'}: {error}") from None
-    summaries = {name: of(values).item() for name, of in _OF_EIGENVALUES.items()}
-    summaries |= {name: of(left, right).item() for name, of in _OF_WEIGHTS.items()}
-    order = values.real.argsort()
-    return pd.DataFrame(
-        {
-            "part": part,
-            "block": np.int32(number),
-            "head": np.int32(head),
-            "real": values.real[order].cpu().numpy(),
-            "imag": values.imag[order].cpu().numpy(),
-            **summaries,
-        }
-    )
