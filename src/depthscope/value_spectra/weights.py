@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor, nn
 
+from depthscope.anatomy import BlockAnatomy, Projections
 from depthscope.drawing import draw_spectra
 from depthscope.interruption import attempt
 from depthscope.measures.weights import (
@@ -22,6 +26,7 @@ from depthscope.measures.weights import (
     negative_share,
     negative_trace,
     positive_trace,
+    product_eigenvalues,
     spectral_radius,
 )
 from depthscope.naming import unknown_name, visible
@@ -29,7 +34,7 @@ from depthscope.offloading import device_of
 from depthscope.progress import Tick
 from depthscope.scope import Scope, scope_of
 from depthscope.sealed import read_tables, write_tables
-from depthscope.value_spectra.from_disk import Checkpoint, empty_model, is_on_disk
+from depthscope.value_spectra.from_disk import Checkpoint, empty_model, filled, is_on_disk
 
 Product = Literal["value-output", "query-key"]
 _OF_EIGENVALUES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -173,3 +178,110 @@ def spectra(
         raise ValueError(f"this model shows no projections of attention in any block: {why}")
     said = {"model": name, "product": product, "fold_norm": fold_norm, "notes": notes, "family": anatomy.family}
     return Spectra(pd.concat(tables, ignore_index=True), said)
+
+
+def _norms_queries(block: BlockAnatomy) -> bool:
+    """Whether attention has norms of its own, as in Qwen3 (between queries or keys and their scores)."""
+    inside = () if block.attention is None else block.attention.modules()
+    return any("norm" in type(module).__name__.lower() for module in inside)
+
+
+def _of_block(
+    block: BlockAnatomy, number: int, product: Product, fold_norm: bool, whole: bool, checkpoint: Checkpoint | None
+) -> list[pd.DataFrame]:
+    assert block.projections is not None
+    odd = {weight.layout for weight in (block.attention or block.module).parameters()} - {torch.strided}
+    if odd:
+        raise ValueError(f"block {number}: expected dense weights, got {odd.pop()}; make them dense with to_dense()")
+    norm = block.norms[:1] if fold_norm else ()
+    with nullcontext() if checkpoint is None else filled(block.module, block.name, block.projections, norm, checkpoint):
+        left, right = factors(block.projections(), product, where=f"block {number}")
+        if fold_norm:
+            left = _folded(block, left, number)
+        tables = [_table(block.part, number, 0, left, right)]
+        if whole:
+            summed = [each.unsqueeze(0) for each in _whole(left, right)]
+            tables.insert(0, _table(block.part, number, WHOLE, *summed))
+    return tables
+
+
+def _whole(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """(d, g·k) and (g·k, d) with the product Σ_h L_h R_h. Neighbouring heads that share L (grouped queries) are one."""
+    heads = len(left)
+    starts = [head for head in range(heads) if head == 0 or not torch.equal(left[head], left[head - 1])]
+    ends = [*starts[1:], heads]
+    summed = torch.stack([right[start:end].double().sum(dim=0) for start, end in zip(starts, ends, strict=True)])
+    return left[starts].transpose(0, 1).flatten(1), summed.flatten(0, 1)
+
+
+def factors(projections: Projections, product: Product, where: str) -> tuple[Tensor, Tensor]:
+    """(h, d, k) and (h, k, d) whose products are W_V W_O, or W_Q W_Kᵀ, of every head."""
+    if product == "query-key":
+        if projections.query is None or projections.key is None:
+            raise ValueError(f"{where} has no matrix W_Q W_Kᵀ: something stands between the tokens and its queries")
+        return projections.query, projections.key.mT
+    if projections.latent is not None:
+        raise ValueError(f"{where} has no matrix W_V W_O of tokens: a norm stands between the tokens and its values")
+    value = projections.value
+    if projections.output is not None:
+        return value, projections.output
+    heads, _, width = value.shape  # concatenated: head h fills columns h·width … of the branch
+    return value, torch.eye(heads * width, dtype=value.dtype, device=value.device).unflatten(0, (heads, width))
+
+
+def _folded(block: BlockAnatomy, left: Tensor, number: int) -> Tensor:
+    """The norm before attention, frozen in its scale, multiplied into the left factor."""
+    if block.placement not in ("pre", "sandwich", "parallel") or not block.norms:
+        raise ValueError(
+            f"block {number} has no norm before its attention ({block.placement or 'unknown'}-norm): "
+            "leave fold_norm out"
+        )
+    gain, centres = norm_map(block.norms[0], left.shape[1])
+    scaled = gain[:, None] * left.double()
+    return scaled - scaled.mean(dim=1, keepdim=True) if centres else scaled
+
+
+def norm_map(norm: nn.Module, width: int) -> tuple[Tensor, bool]:
+    """What a norm multiplies each feature by, and whether it takes out the mean over features first.
+
+    Found by running a float64 copy of it, without its hooks, on two tokens, whatever its class: a norm that centres
+    gives the same for x and x + 100. Its bias is what x and −x have in common.
+    """
+    x = 100.0 + 100.0 * (torch.arange(width) % 2)  # so large that the norm's ε does not matter, and never their mean
+    twin = copy(norm)
+    twin._parameters = {
+        name: None if given is None else given.detach().double()  # type: ignore[misc]
+        for name, given in norm._parameters.items()
+    }
+    like = next((given for given in twin._parameters.values() if given is not None), x)
+    x = x.to(like.device, torch.float64)
+    with torch.no_grad():
+        odd = (twin.forward(x) - twin.forward(-x)).double() / 2
+        moved = (twin.forward(x + 100) - twin.forward(-x - 100)).double() / 2
+    if not odd.isfinite().all():
+        raise ValueError(f"expected finite weights of {type(norm).__name__}, got nan or inf in them")
+    centres = bool(torch.allclose(odd, moved, rtol=1e-2, atol=1e-3 * odd.abs().max().item()))
+    base = x - x.mean() if centres else x
+    return odd / (base / base.square().mean().sqrt()), centres
+
+
+def _table(part: str, number: int, first: int, left: Tensor, right: Tensor) -> pd.DataFrame:
+    """A row per eigenvalue of each of these products, (h, d, k) and (h, k, d), numbered from `first` on."""
+    try:
+        values = product_eigenvalues(left, right)  # (h, min(d, k))
+    except ValueError as error:
+        raise ValueError(f"block {number}: {error}") from None
+    heads, count = values.shape
+    summaries = {name: of(values).double() for name, of in _OF_EIGENVALUES.items()}
+    summaries |= {name: of(left, right) for name, of in _OF_WEIGHTS.items()}
+    values = values.gather(-1, values.real.argsort(dim=-1)).flatten().cpu()
+    return pd.DataFrame(
+        {
+            "part": part,
+            "block": np.int32(number),
+            "head": np.arange(first, first + heads, dtype=np.int32).repeat(count),
+            "real": values.real.numpy(),
+            "imag": values.imag.numpy(),
+            **{name: found.cpu().numpy().repeat(count) for name, found in summaries.items()},
+        }
+    )
