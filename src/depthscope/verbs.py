@@ -57,7 +57,10 @@ class _Verb:
 
 
 def _with_options_of(function: str) -> Callable[[F], F]:
-    return lambda method: cast(F, _Verb(function, method))
+    def as_verb(method: F) -> F:
+        return cast(F, _Verb(function, method))
+
+    return as_verb
 
 
 class Verbs:

@@ -291,7 +291,7 @@ FAMILIES = (
         never,
     ),
     _transformers("t5", _each("T5 MT5 UMT5", "Block"), partial(odd.t5, T5), as_blocks_say),
-    # Named alike, so that the class alone tells where the norms stand: behind the sums, or before the branches.
+    # Named alike, so that the class alone tells where the norms stand: after the sums, or before the branches.
     _transformers(
         "bart",
         _each("Bart Marian BlenderbotSmall PLBart", *BOTH) + " TrOCRDecoderLayer",

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from depthscope import walking
-from depthscope.anatomy.layout import Layout, part_if_there
+from depthscope.anatomy.layout import Layout, find_if_there
 from depthscope.anatomy.projections import fused_projections, linear_projections
 from depthscope.anatomy.structure import BlockAnatomy, Piece, Projections, Spot
 from depthscope.models.block import Block
@@ -26,7 +26,7 @@ Describe = Callable[[str, Any], BlockAnatomy]
 
 def either(flag: str, one: Describe, other: Describe, name: str, block: Any) -> BlockAnatomy:
     """The one where a dotted name leads to something true in the block, and the other elsewhere."""
-    return (one if part_if_there(block, flag) else other)(name, block)
+    return (one if find_if_there(block, flag) else other)(name, block)
 
 
 def ours(name: str, block: Any) -> BlockAnatomy:
@@ -36,7 +36,7 @@ def ours(name: str, block: Any) -> BlockAnatomy:
     return BlockAnatomy(
         name,
         block,
-        # The output is taken behind any hook on the block itself.
+        # The output is taken after any hook on the block itself.
         spots={station: Spot(module, "out") for station, module in block.stations.items()}
         | {"output": Spot(block, "out")},
         placement=block.wiring.placement,

@@ -43,15 +43,18 @@ def linear_projections(
     for layer in (query, key, value, output):
         if layer is not None and not isinstance(getattr(layer, "weight", None), Tensor):
             raise HiddenWeights(layer, roles)
+    b_q, b_k, b_v = (
+        None if layer.bias is None else _repeated(_by_head(layer.bias, own), heads)
+        for layer, own in ((query, heads), (key, groups), (value, groups))
+    )
     return Projections(
         _by_head(query.weight, heads).mT,
         _repeated(_by_head(key.weight, groups).mT, heads),
         _repeated(_by_head(value.weight, groups).mT, heads),
         None if output is None else _by_head(output.weight.T, heads),
-        *(
-            None if layer.bias is None else _repeated(_by_head(layer.bias, own), heads)
-            for layer, own in ((query, heads), (key, groups), (value, groups))
-        ),
+        b_q,
+        b_k,
+        b_v,
         None if output is None else _detached(output.bias),
         roles=roles,
     )
@@ -85,13 +88,16 @@ def fused_projections(
 
     q, k, v = split(_by_head(weight.T if columns else weight, rows))
     biases = (None, None, None) if bias is None else split(_by_head(bias, rows))
+    b_q, b_k, b_v = (None if part is None else _repeated(part, heads) for part in biases)
     writes = (Piece(output),) if output_bias is None else (Piece(output), Piece(output_bias))
     return Projections(
         q.mT,
         _repeated(k, heads).mT,
         _repeated(v, heads).mT,
         _by_head(output if columns else output.T, heads),
-        *(None if part is None else _repeated(part, heads) for part in biases),
+        b_q,
+        b_k,
+        b_v,
         _detached(output_bias),
         roles={"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *writes)},
     )

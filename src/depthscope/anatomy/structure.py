@@ -51,7 +51,7 @@ class Projections:
     projections: norms and rotations may follow. In latent attention (DeepSeek) a norm stands between x and the values:
     W_V acts on what leaves that norm, `latent`, and queries and keys have no such matrix.
 
-    `roles` has the parameters behind them, by what they are for; each number of a parameter that is named there is in
+    `roles` has their parameters, by what they are for; each number of a parameter that is named there is in
     one of its pieces.
     """
 

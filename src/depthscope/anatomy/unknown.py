@@ -65,7 +65,7 @@ def _read_ends(pattern: str, text: str) -> Ends:
     enters, _, leaves = text.partition(">")
     entrance, added = _steps(enters), leaves.startswith("+")
     if not entrance:
-        raise ValueError(f"expected an argument behind the @ of blocks={pattern!r}: its number from 0, or its name")
+        raise ValueError(f"expected an argument after the @ of blocks={pattern!r}: its number from 0, or its name")
     return Ends((int(isinstance(entrance[0], str)), *entrance), _steps(leaves.removeprefix("+")), added)
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
 from depthscope.anatomy.unknown import MOST, NOTE, Ends, ends_of, has_parts, is_solid, size_of, spell, unknown_anatomy
 from depthscope.discovery.chains import Chain, Links, Passage
-from depthscope.discovery.lineage import Call, Passed, States, follow
 from depthscope.discovery.omissions import HOW, left_out, share_of, why_none, why_not
+from depthscope.discovery.tracing import Call, Passed, States, follow
 from depthscope.hooks.tokens import count_ways
 from depthscope.inputs.batches import Batch
 from depthscope.safety import undisturbed

@@ -15,7 +15,7 @@ from itertools import groupby, islice, pairwise
 from typing import NamedTuple
 
 from depthscope.anatomy.unknown import Ends
-from depthscope.discovery.lineage import Call, Passed, States
+from depthscope.discovery.tracing import Call, Passed, States
 
 BETWEEN = 500  # states that may lie between two calls of a chain; whoever reads the past by another way finds more
 
@@ -167,7 +167,7 @@ def _passages(call: Call, sums: dict[frozenset[int], int], axes: tuple[int, ...]
             if entrance.shape == leaves.shape and len(entrance.shape) in axes:
                 found.append(Passage(call, entrance, leaves, leaves.state, False))
                 total = None if entrance.state is None else sums.get(frozenset({entrance.state, leaves.state}))
-                if total is not None and entrance.path[0] == 0:  # a hook behind a call sees no arguments with names
+                if total is not None and entrance.path[0] == 0:  # a hook after a call sees no arguments with names
                     found.append(Passage(call, entrance, leaves, total, True))
     return tuple(found)
 

@@ -106,7 +106,7 @@ def _is_theirs(module: nn.Module, library: str) -> bool:
 
 
 @cache
-def _wrote(kind: type[nn.Module], library: str) -> bool:
+def _wrote(kind: Any, library: str) -> bool:
     """Whether a library wrote a class, or PyTorch, whose containers hand on what they are given. A subclass that puts
     no function in the place of one of theirs, but to build itself, is theirs too."""
     own: dict[str, Any] = {}

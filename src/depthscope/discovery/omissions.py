@@ -9,7 +9,7 @@ from torch import nn
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.anatomy.unknown import MOST, is_solid, size_of, spell, unknown_anatomy
 from depthscope.discovery.chains import Chain
-from depthscope.discovery.lineage import Call
+from depthscope.discovery.tracing import Call
 
 HOW = "name the blocks with blocks='path.to.layers.*'"
 SHOWN = 6  # names that are said, of many

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from depthscope import walking
 from depthscope.anatomy import Addition, Anatomy, BlockAnatomy
-from depthscope.hooks.machine import AnySite, Change, Listen, Machine, Visit
+from depthscope.hooks.machine import Act, Change, Listen, Machine, Visit
 from depthscope.hooks.staying import hooks_in
 from depthscope.hooks.tokens import exchange, first_tokens
 from depthscope.naming import unknown_name
@@ -62,7 +62,7 @@ IN_WORDS = {
     "cross_attention_skip": "cross-attention's skip",
     "ffn_skip": "the FFN's skip",
     "ffn": "FFNs",
-    "ffn_step": "FFNs and the norms behind them",
+    "ffn_step": "FFNs and the norms after them",
     "ffn_linears": "the FFNs' linear layers",
     "norms": "norms",
 }
@@ -127,7 +127,7 @@ def _why_not(block: BlockAnatomy, parts: Sequence[str]) -> str | None:
 
 
 def norms_of(block: BlockAnatomy) -> list[nn.Module]:
-    """The norms of a block's trunk and branches, that before or behind attention to an encoder included."""
+    """The norms of a block's trunk and branches, that before or after attention to an encoder included."""
     found = {id(norm): norm for norm in block.norms}
     if block.cross_attention is not None:
         post = block.placement == "post"
@@ -192,7 +192,7 @@ class Ablation(Machine):
         self._trunk: Tensor | None = None  # what the last sum of that block has become
         refuse_what_cannot_be(anatomy, parts)
         _refuse_a_changed(model)
-        super().__init__(model, anatomy, *self._sites(anatomy))
+        super().__init__(model, anatomy, *self._acts(anatomy))
 
     @property
     def named(self) -> str:
@@ -210,19 +210,19 @@ class Ablation(Machine):
             found.append(f"no module shows {named} as it is added: taken as a difference, with the trunk's rounding")
         return found
 
-    def _sites(self, anatomy: Anatomy) -> list[AnySite]:
+    def _acts(self, anatomy: Anatomy) -> list[Act]:
         """Listening where trunk and branches are seen, a change at every sum; none where no sum is touched."""
-        whole: list[AnySite] = [leave_out(self.blocks)] if self.blocks else []
+        whole: list[Act] = [leave_out(self.blocks)] if self.blocks else []
         if not {*self.parts} - {"norms", "ffn_linears"}:
             return whole
         sums = [addition for block in anatomy.blocks for addition in block.all_additions]
         heard = {*BRANCHES, *(addition.trunk for addition in sums)}
         results = dict.fromkeys(addition.result for addition in sums)
-        sites: list[AnySite] = [Listen(heard - {"input"}, self._hear)]
-        sites += [Change(result, partial(self._sum, result)) for result in results]
+        acts: list[Act] = [Listen(heard - {"input"}, self._hear)]
+        acts += [Change(result, partial(self._sum, result)) for result in results]
         if "ffn_step" in self.parts and "after_ffn" in results:
-            sites.append(Change("output", self._leave))
-        return sites + whole
+            acts.append(Change("output", self._leave))
+        return acts + whole
 
     def _attach_all(self) -> None:
         """Norms and layers that pass their input on come first, so that all other hooks see what they pass."""

@@ -86,7 +86,7 @@ class Call(ByThread):
         if past:
             return ""
         if self.state:
-            return f"may have earlier tokens behind it ({self.state}=), and how many is not known: {WHOLE}"
+            return f"may have earlier tokens before it ({self.state}=), and how many is not known: {WHOLE}"
         if n not in self._later:  # numbers are fetched once in a call
             named = (name for name, value in self.positions.items() if _starts_later(value, n, real))
             self._later[n] = next(named, "")

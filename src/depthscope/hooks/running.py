@@ -195,7 +195,7 @@ class Pass:
                 )
 
     def see_left(self, tokens: Tensor | None) -> None:
-        """What leaves a block that was guessed, behind all remedies."""
+        """What leaves a block that was guessed, after all remedies."""
         if self.now.passed is not None and tokens is not None:
             self.now.passed = self.now.passed[0], tokens.detach()
 

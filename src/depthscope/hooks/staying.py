@@ -65,7 +65,7 @@ class TokenHook(Hook):
     """A site of the kind *change*: exchanges the tokens that go into a module or come out of it.
 
     Where what is changed is a copy of the trunk (in pre-norm, what a norm reads), `is_copy` is true, and the hooks that
-    `change_trunk` hangs behind it add the same difference to the trunk.
+    `change_trunk` hangs after it add the same difference to the trunk.
     """
 
     side: Side

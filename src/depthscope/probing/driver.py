@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.trained import look_of_weights
+from depthscope.anatomy.trained import training_state
 from depthscope.discovery import Hints, hidden_tokens_reach_others
 from depthscope.hooks import (
     Ablation,
@@ -341,7 +341,7 @@ def _describe(
         "causal_by": passes.causality.by,
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
-        "weights": look_of_weights(anatomy),
+        "weights": training_state(anatomy),
         "weights_not_finite": weights_not_finite(named),
         "not_finite": as_records(passes.reduction.not_finite),
         "dtype": passes.dtype,
