@@ -25,7 +25,7 @@ from depthscope.anatomy import Anatomy, BlockAnatomy, Side, Spot
 from depthscope.hooks.attention import AttentionListener, Head
 from depthscope.hooks.running import Pass
 from depthscope.hooks.staying import cache_places, reads_copy, refuse_copy
-from depthscope.hooks.tokens import edit_tokens, tokens_at
+from depthscope.hooks.tokens import edit_tokens, sequences_and_tokens, tokens_at
 from depthscope.measures import DenseAttention
 from depthscope.naming import unknown_name
 from depthscope.safety import ByThread, TemporaryHook, undone, unhook
@@ -326,9 +326,7 @@ class Machine:
         visit = self.visit
         if visit is None or id(visit.block.module) in _REPEATED.blocks or len(shape) != 4:
             return False
-        batch, n = visit.shape[:2] if self.running.token_axis == 1 else (visit.shape[1], visit.shape[0])
-        if len(visit.shape) == 4:  # a map (batch, height, width, d)
-            n = visit.shape[1] * visit.shape[2]
+        batch, n = sequences_and_tokens(visit.shape, self.running.token_axis)
         if visit.block.attention is not None and self.inside is None:
             return False
         keys = n + visit.block.extra_keys

@@ -136,7 +136,7 @@ class PassEntry(Hook):
                     "what was put into them does nothing: depthscope.remove(model), and name what is called by blocks="
                 )
             now.calls = min(now.calls + 1, 2)
-            running.see_ids(args, kwargs)
+            running.unseen.see_ids(args, kwargs)
         running.begin()
         running.call.begin(self.names, args, kwargs, running.default_token_axis, is_outermost=True)
 
@@ -215,7 +215,7 @@ class GuessedExit(Hook):
 
     def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
         if not torch.compiler.is_compiling():
-            self.running.see_left(tokens_at(last, None))
+            self.running.unseen.see_left(tokens_at(last, None))
 
 
 class LastBlockExit(Hook):
