@@ -21,7 +21,7 @@ OTHERS = "take it out (depthscope.remove(model)), or say causal=False to apply i
 _STATES = ("mems", "cache", "caches", "state", "past_key_values")  # arguments that hold a past
 
 
-class Call(ByThread):
+class ModelCall(ByThread):
     """The call of the model that runs in this thread: what it says of tokens before its own.
 
     A call is that of the model or of a whole model inside it (`generate` of a wrapper may call that one alone).

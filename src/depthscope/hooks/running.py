@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, Path
 from depthscope.hooks.caches import cache_in, past_length
-from depthscope.hooks.past import Call
+from depthscope.hooks.past import ModelCall
 from depthscope.hooks.tokens import as_given, batch_first, refuse_spread, tokens_at
 from depthscope.hooks.unseen import UnseenBlocks
 from depthscope.inputs.batches import described
@@ -61,7 +61,7 @@ class Pass:
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.masks = MaskFinder(model, anatomy)
         self.now = Now()
-        self.call = Call()
+        self.call = ModelCall()
         self.unseen = UnseenBlocks()
         self.ran: dict[str, int] = {}  # the blocks that ever ran in a model with remedies → axes of their first tokens
         self.maps, self.guessed = anatomy.maps, anatomy.guessed

@@ -25,8 +25,8 @@ from depthscope.safety import ByThread
 LARGE = 100.0  # of what is added to scores: Swin takes −100, BERT −10 000, others the largest number there is
 
 
-class Given(NamedTuple):
-    """A mask in the call of a module around the blocks."""
+class Candidate(NamedTuple):
+    """What may be a mask, in the call of a module around the blocks."""
 
     path: str
     name: str
@@ -40,7 +40,7 @@ class Level(NamedTuple):
     names: Names
 
 
-class Seen(ByThread):
+class MasksSeen(ByThread):
     """The masks of the pass that runs in this thread."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class MaskFinder:
         self._blocks = {path for path, module in modules.items() if id(module) in blocks}
         self._strangers = {path for path, module in modules.items() if not _has_contract(module)}
         self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
-        self._seen = Seen()
+        self._seen = MasksSeen()
 
     # --- before a pass --------------------------------------------------------------------------------
 
@@ -143,9 +143,9 @@ class MaskFinder:
             raise _misfit(flat[0], batch, n)
         return None
 
-    def _masks_of(self, block: str) -> list[Given]:
+    def _masks_of(self, block: str) -> list[Candidate]:
         """What may be the mask of a block's tokens, from the block outwards."""
-        found: list[Given] = []
+        found: list[Candidate] = []
         settled: set[str] = set()  # names of which a module around the block was told that there is none
         for path, names in self._levels[block]:
             given = self._seen.masks.get(path, {})
@@ -154,11 +154,11 @@ class MaskFinder:
                 if value is None:
                     if name in names.own and nothing_else and path not in self._blocks:
                         settled.add(name)
-                elif name not in settled and self._may_be_real(Given(path, name, value), names):
-                    found.append(Given(path, name, value))
+                elif name not in settled and self._may_be_real(Candidate(path, name, value), names):
+                    found.append(Candidate(path, name, value))
         return found
 
-    def _may_be_real(self, mask: Given, names: Names) -> bool:
+    def _may_be_real(self, mask: Candidate, names: Names) -> bool:
         """Whether to read it as a mask of real tokens, if its shape fits; else it is named, if it looks like one."""
         path, name, value = mask
         if name in names.others or is_cross(name):
@@ -178,7 +178,7 @@ class MaskFinder:
             self.unused.add(name)
         return value.ndim in (2, 4)
 
-    def _is_of_pairs(self, mask: Given, batch: int, n: int) -> bool:
+    def _is_of_pairs(self, mask: Candidate, batch: int, n: int) -> bool:
         """Whether a mask (n, n) says which token sees which; where it could be either, it is refused."""
         path, name, value = mask
         if tuple(value.shape) != (n, n) or n == 1 or path not in self._strangers or is_padding(name):
@@ -206,7 +206,7 @@ class MaskFinder:
             if value.ndim == 1 and value.shape[0] == batch and not value.is_floating_point():  # lengths
                 return torch.arange(n, device=value.device) < value.unsqueeze(-1)
         if not _fits(value, batch, n, past):
-            raise _misfit(Given("", name, value), batch, n)
+            raise _misfit(Candidate("", name, value), batch, n)
         return _real(value, padding=is_padding)
 
 
@@ -220,7 +220,7 @@ def _real(value: Tensor, *, padding: bool) -> Tensor:
     return torch.where(added, value >= 0, value != 0)
 
 
-def _is_readable(mask: Given) -> bool:
+def _is_readable(mask: Candidate) -> bool:
     """Whether the numbers are 0 and 1, or 0 and large ones that are added: negative for what is hidden, in Longformer
     also positive for global tokens."""
     path, name, value = mask
@@ -255,7 +255,7 @@ def _fits(value: Tensor, batch: int, n: int, past: int) -> bool:
     return value.ndim == 2 and value.shape[0] == batch and value.shape[1] in (n, past + n)
 
 
-def _misfit(mask: Given, batch: int, n: int) -> ValueError:
+def _misfit(mask: Candidate, batch: int, n: int) -> ValueError:
     had, want = tuple(mask.value.shape), (batch, n)
     return ValueError(f"{mask.name} is {had}, but the tokens of the blocks are {want}; mask= says which are real")
 
