@@ -199,6 +199,8 @@ FALCON = Layout(
     "mlp",
     attention_branch="self_attention",
 )
+FALCON_ONE_NORM = replace(FALCON, placement="parallel", norms="input_layernorm")
+FALCON_TWO_NORMS = replace(FALCON, placement="parallel", norms="ln_attn ln_mlp")
 GROUPED = Attention(
     "self_attn",
     "q_proj k_proj v_proj",
@@ -225,15 +227,16 @@ JAMBA_MIXER = replace(JAMBA, attention=None, attention_branch="mamba")
 MAMBA = Layout("mixer", "norm", None, attention_branch="mixer")
 
 
-def _transformers(
+def _family(
     name: str,
     classes: str,
     describe: Callable[[str, Any], BlockAnatomy],
     causal: Callable[[nn.Module], bool | None] = causal_unless_configured,
+    library: str = "transformers",
     **others: Any,
 ) -> Family:
-    """A family of Hugging Face's; `classes` with a space between them."""
-    return Family(name, "transformers", tuple(classes.split()), describe, causal, **others)
+    """A family of Hugging Face's, unless said otherwise; `classes` with a space between them."""
+    return Family(name, library, tuple(classes.split()), describe, causal, **others)
 
 
 def _either(flag: str, one: odd.Describe, other: odd.Describe) -> odd.Describe:
@@ -250,82 +253,72 @@ BOTH = ("EncoderLayer", "DecoderLayer")
 NO_MASK: dict[str, Any] = {"mask_argument": None}
 
 FAMILIES = (
-    Family("depthscope", "depthscope", ("Block",), odd.ours, odd.ours_causal, mask_argument="mask"),
-    Family(
-        *("torch", "torch", ("TransformerEncoderLayer",), partial(odd.torch_encoder, TORCH), as_blocks_say),
+    _family("depthscope", "Block", odd.ours, odd.ours_causal, "depthscope", mask_argument="mask"),
+    _family(
+        *("torch", "TransformerEncoderLayer", partial(odd.torch_encoder, TORCH), as_blocks_say, "torch"),
         mask_argument="src_key_padding_mask",
         token_axis_of=odd.torch_token_axis,
     ),
-    Family(
+    _family(
         *(
             "torch-decoder",
-            "torch",
-            ("TransformerDecoderLayer",),
+            "TransformerDecoderLayer",
             partial(odd.torch_decoder, TORCH_DECODER),
             as_blocks_say,
+            "torch",
         ),
         mask_argument="tgt_key_padding_mask",
         token_axis_of=odd.torch_token_axis,
     ),
-    _transformers("bert", _each("Bert Roberta XLMRoberta Electra", "Layer"), BERT, as_blocks_say),
-    _transformers("albert", "AlbertLayer", ALBERT, never),
-    _transformers("xlnet", "XLNetLayer", partial(odd.xlnet, XLNET), odd.xlnet_causal, token_axis=0),
-    _transformers("distilbert", "TransformerBlock", DISTILBERT, never),
-    _transformers("mpnet", "MPNetLayer", MPNET, never),
-    _transformers("modernbert", "ModernBertEncoderLayer", MODERNBERT, never),
-    _transformers("deberta", "DebertaV2Layer", DEBERTA, never),
-    _transformers("vit", "ViTLayer DeiTLayer", VIT, never, **NO_MASK),
-    _transformers("dinov2", "Dinov2Layer Dinov2WithRegistersLayer", partial(odd.dinov2, DINOV2), never, **NO_MASK),
-    _transformers("swin", "SwinLayer", partial(odd.swin, SWIN), never, **NO_MASK, notes=(odd.WINDOWS,)),
-    _transformers(
+    _family("bert", _each("Bert Roberta XLMRoberta Electra", "Layer"), BERT, as_blocks_say),
+    _family("albert", "AlbertLayer", ALBERT, never),
+    _family("xlnet", "XLNetLayer", partial(odd.xlnet, XLNET), odd.xlnet_causal, token_axis=0),
+    _family("distilbert", "TransformerBlock", DISTILBERT, never),
+    _family("mpnet", "MPNetLayer", MPNET, never),
+    _family("modernbert", "ModernBertEncoderLayer", MODERNBERT, never),
+    _family("deberta", "DebertaV2Layer", DEBERTA, never),
+    _family("vit", "ViTLayer DeiTLayer", VIT, never, **NO_MASK),
+    _family("dinov2", "Dinov2Layer Dinov2WithRegistersLayer", partial(odd.dinov2, DINOV2), never, **NO_MASK),
+    _family("swin", "SwinLayer", partial(odd.swin, SWIN), never, **NO_MASK, notes=(odd.WINDOWS,)),
+    _family(
         "clip", _each("CLIP CLIPSeg MetaClip2 OwlViT Owlv2", "EncoderLayer"), partial(odd.clip, CLIP), as_blocks_say
     ),
-    _transformers("siglip", _each("Siglip Siglip2", "EncoderLayer"), CLIP, never),
-    _transformers("blip-vision", _each("Blip Blip2", "EncoderLayer"), BLIP_VISION, never, **NO_MASK),
-    _transformers("blip-text", "BlipTextLayer", _either("crossattention", BLIP_READER, BLIP_TEXT), as_blocks_say),
-    _transformers("wav2vec2", _each(WAV2VEC2S, "EncoderLayer"), WAV2VEC2, never),
-    _transformers(
+    _family("siglip", _each("Siglip Siglip2", "EncoderLayer"), CLIP, never),
+    _family("blip-vision", _each("Blip Blip2", "EncoderLayer"), BLIP_VISION, never, **NO_MASK),
+    _family("blip-text", "BlipTextLayer", _either("crossattention", BLIP_READER, BLIP_TEXT), as_blocks_say),
+    _family("wav2vec2", _each(WAV2VEC2S, "EncoderLayer"), WAV2VEC2, never),
+    _family(
         "wav2vec2-stable",
         _each(WAV2VEC2S, "EncoderLayerStableLayerNorm"),
         _either("adapter_layer", replace(WAV2VEC2_PRE, hides=ADAPTED), WAV2VEC2_PRE),
         never,
     ),
-    _transformers("t5", _each("T5 MT5 UMT5", "Block"), partial(odd.t5, T5), as_blocks_say),
+    _family("t5", _each("T5 MT5 UMT5", "Block"), partial(odd.t5, T5), as_blocks_say),
     # Named alike, so that the class alone tells where the norms stand: after the sums, or before the branches.
-    _transformers(
+    _family(
         "bart",
         _each("Bart Marian BlenderbotSmall PLBart", *BOTH) + " TrOCRDecoderLayer",
         partial(odd.bart, BART),
         as_blocks_say,
     ),
-    _transformers(
+    _family(
         "bart-pre",
         _each("MBart Pegasus M2M100 Blenderbot Whisper Speech2Text", *BOTH) + " PegasusXDecoderLayer",
         partial(odd.bart, replace(BART, placement="pre")),
         as_blocks_say,
     ),
-    _transformers("gpt2", "GPT2Block", GPT2, always),
-    _transformers("opt", "OPTDecoderLayer", _either("do_layer_norm_before", OPT, OPT_POST), always),
-    _transformers("bloom", "BloomBlock", partial(odd.bloom, BLOOM)),
-    _transformers("mpt", "MptBlock", partial(odd.mpt, MPT)),
-    _transformers("gptj", "GPTJBlock", GPTJ),
-    _transformers(
-        "gpt-neox", "GPTNeoXLayer", _either("use_parallel_residual", GPT_NEOX, replace(GPT_NEOX, placement="pre"))
-    ),
-    _transformers(
+    _family("gpt2", "GPT2Block", GPT2, always),
+    _family("opt", "OPTDecoderLayer", _either("do_layer_norm_before", OPT, OPT_POST), always),
+    _family("bloom", "BloomBlock", partial(odd.bloom, BLOOM)),
+    _family("mpt", "MptBlock", partial(odd.mpt, MPT)),
+    _family("gptj", "GPTJBlock", GPTJ),
+    _family("gpt-neox", "GPTNeoXLayer", _either("use_parallel_residual", GPT_NEOX, replace(GPT_NEOX, placement="pre"))),
+    _family(
         "falcon",
         "FalconDecoderLayer",
-        _either(
-            "ln_attn",
-            replace(FALCON, placement="parallel", norms="ln_attn ln_mlp"),
-            _either(
-                "post_attention_layernorm",
-                FALCON,
-                replace(FALCON, placement="parallel", norms="input_layernorm"),
-            ),
-        ),
+        _either("ln_attn", FALCON_TWO_NORMS, _either("post_attention_layernorm", FALCON, FALCON_ONE_NORM)),
     ),
-    _transformers(
+    _family(
         "llama",
         _each(
             "Llama Qwen2 Qwen3 Qwen2Moe Qwen3Moe Mistral Mixtral Gemma StableLm Starcoder2 Granite SmolLM3 GptOss",
@@ -333,19 +326,19 @@ FAMILIES = (
         ),
         _either("use_parallel_residual", STABLE_LM, partial(odd.llama, LLAMA)),
     ),
-    _transformers("phi3", "Phi3DecoderLayer", PHI3),
-    _transformers("gemma2", _each("Gemma2 Gemma3", "DecoderLayer"), GEMMA2),
-    _transformers("olmo2", _each("Olmo2 Olmo3", "DecoderLayer"), OLMO2),
-    _transformers("cohere", _each("Cohere Cohere2 Phi", "DecoderLayer"), _either("self_attn.dense", PHI, STABLE_LM)),
-    _transformers("deepseek", _each("DeepseekV2 DeepseekV3", "DecoderLayer"), DEEPSEEK),
-    _transformers(
+    _family("phi3", "Phi3DecoderLayer", PHI3),
+    _family("gemma2", _each("Gemma2 Gemma3", "DecoderLayer"), GEMMA2),
+    _family("olmo2", _each("Olmo2 Olmo3", "DecoderLayer"), OLMO2),
+    _family("cohere", _each("Cohere Cohere2 Phi", "DecoderLayer"), _either("self_attn.dense", PHI, STABLE_LM)),
+    _family("deepseek", _each("DeepseekV2 DeepseekV3", "DecoderLayer"), DEEPSEEK),
+    _family(
         "mamba",
         _each("Mamba Mamba2 FalconMamba", "Block"),
         MAMBA,
         always,
         notes=("no attention: each block has a mixer in its place, whose branch is at attention_branch",),
     ),
-    _transformers(
+    _family(
         "jamba",
         _each("JambaAttention JambaMamba", "DecoderLayer"),
         _either("self_attn", JAMBA, JAMBA_MIXER),
