@@ -66,7 +66,7 @@ def entrance_of(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> nn.M
 
 
 def _is_whole(module: nn.Module, library: str) -> bool:
-    return hasattr(module, WHOLE) or (library != "transformers" and not _wrote(type(module), "torch"))
+    return hasattr(module, WHOLE) or (library != "transformers" and not _wrote(_kind(module), "torch"))
 
 
 def is_wrapped(model: nn.Module, anatomy: Anatomy) -> bool:
@@ -100,9 +100,13 @@ def _library_of(anatomy: Anatomy, block: BlockAnatomy) -> str:
     return FAMILIES[block.family or anatomy.family].library
 
 
+def _kind(module: nn.Module) -> Any:  # its type has no hash, for mypy
+    return type(module)
+
+
 def _is_theirs(module: nn.Module, library: str) -> bool:
     """Whether a module is as the library wrote it."""
-    return _wrote(type(module), library) and _is_as_written(module)
+    return _wrote(_kind(module), library) and _is_as_written(module)
 
 
 @cache
