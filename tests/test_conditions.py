@@ -62,7 +62,7 @@ def test_a_mistake_is_named(text: str, options: dict, message: str):
 @given(
     st.builds(
         Condition,
-        st.sampled_from(["token_similarity", "effective_rank"]),
+        st.just("effective_rank"),
         st.sampled_from([">", "<", ">=", "<="]),
         st.sampled_from([-1e-3, 0.0, 0.99, 1e9, 0.1 + 0.2]),
         st.sampled_from(["last", "any", "half", "all", 0, 7]),
@@ -128,3 +128,10 @@ def test_the_station():
             station_of(rule, there)
     with pytest.raises(ValueError, match="a value at after_ffn"):
         station_of(parse("token_similarity>0.9 at after_ffn"), ["output"])
+
+
+def test_a_short_name_is_understood_and_what_can_never_hold_is_refused():
+    assert str(parse_condition("t_sim>0.9", ["token_similarity"], "--fail-on")) == "token_similarity>0.9"
+    for rule in ("token_similarity>2", "cosine_similarity<-2"):
+        with pytest.raises(ValueError, match="a number that"):
+            parse_condition(rule, None, "--fail-on")

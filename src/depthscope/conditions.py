@@ -7,7 +7,7 @@
     cosine_similarity>0.9 in half of the blocks    in at least half of them; also: in any block, in all blocks
     token_similarity>0.99 at after_ffn             at another station than the block's output
 
-What stands behind the number may come in any order, each once. There is no "and": several conditions are a list, and
+What follows the number may come in any order, each once. There is no "and": several conditions are a list, and
 any of them is enough.
 """
 
@@ -90,6 +90,8 @@ def parse_condition(text: str, measured: Iterable[str] | None, asked_by: str, *,
     """Reads `token_similarity>0.99 for 3`. `measured` are the measures that this run will take (None: not known yet),
     `asked_by` is the option, for errors; `for K` and `after STEP` are refused unless there is more than one look
     (`in_a_row`)."""
+    from depthscope.measures import MEASURES  # and with them torch, which a mistyped command does not wait for
+
     found = _FORM.fullmatch(text) if isinstance(text, str) else None
     try:
         threshold = float(found[3]) if found else math.nan
@@ -100,11 +102,15 @@ def parse_condition(text: str, measured: Iterable[str] | None, asked_by: str, *,
         grammar = _GRAMMAR + ('; "for 3" (looks in a row); "after 500" (steps)' if in_a_row else "")
         raise ValueError(f"expected {asked_by} {grammar}; got {text!r}")
     names = None if measured is None else tuple(measured)
-    if names is not None and found[1] not in names:
+    measure = {MEASURES[name].short: name for name in MEASURES.ours()}.get(found[1], found[1])
+    if names is not None and measure not in names:
         raise ValueError(
             f"{asked_by} {text!r} asks for {found[1]!r}, which is not measured: {did_you_mean(found[1], names)}"
             f"{_CHOOSE.get(asked_by, '')}take one of {', '.join(names)}"
         )
+    never = threshold > 1 if found[2].startswith(">") else threshold < -1
+    if never and measure in MEASURES.ours() and MEASURES[measure].is_share:
+        raise ValueError(f"expected {asked_by} with a number that {measure} can pass, 0 to 1, got {text!r}")
     if (station := clauses.get("station")) is not None and station not in stations.ALL:
         hint = did_you_mean(station, stations.ALL)
         raise ValueError(f"{asked_by} {text!r}: {hint}expected a station, one of {', '.join(stations.ALL)}")
@@ -120,11 +126,11 @@ def parse_condition(text: str, measured: Iterable[str] | None, asked_by: str, *,
         blocks = int(clauses["block"])
     elif "range" in clauses:
         blocks = clauses["range"].split()[0]  # type: ignore[assignment]
-    return Condition(found[1], found[2], threshold, blocks, station, looks, after)
+    return Condition(measure, found[2], threshold, blocks, station, looks, after)
 
 
 def _clauses(text: str) -> dict[str, str] | None:
-    """What stands behind the number, by kind; None if it is something else, or there twice."""
+    """What follows the number, by kind; None if it is something else, or there twice."""
     found: dict[str, str] = {}
     text = text.rstrip()
     while text:

@@ -65,7 +65,7 @@ def require_format(found: Any, known: Iterable[int]) -> int:
 
 
 def content_sum(value: Any) -> str:
-    """SHA-256 of what JSON says, however it is spelled; a ValueError for what is nested too deeply to be told."""
+    """SHA-256 of what JSON says, however it is spelled; a ValueError for what is nested too deeply to be read."""
     try:
         return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
     except RecursionError:
@@ -321,7 +321,7 @@ def force_to_disk(path: Path) -> None:
 
 def require_writable(folder: Path) -> None:
     """Tries the folder, or, where it is not there yet, the one that it would be in: minutes of computing are not spent
-    on results that cannot be kept. Nothing is left behind."""
+    on results that cannot be kept. Nothing stays there."""
     wanted = folder.absolute()
     there = next((path for path in (wanted, *wanted.parents) if os.path.lexists(path)), wanted)
     names = [name for name in wanted.relative_to(there).parts if name != ".."]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 _NO_LETTERS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks that turn the direction of writing, line separators
+_NEAR = 0.65  # of 1: "bret" is "bert", and "mamba" is not "llama"
 _LAYOUT = {"\n", "\t", "\N{ZERO WIDTH JOINER}", "\N{ZERO WIDTH NON-JOINER}", "\N{SOFT HYPHEN}"}
 
 
@@ -24,8 +25,9 @@ def visible(text: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ "did you mean 'bert'? ", or nothing if no known name is near."""
-    near = get_close_matches(name.lower(), {item.lower(): item for item in known}, n=1)
-    return f"did you mean {_as_written(near[0], known)!r}? " if near else ""
+    written = {item.lower(): item for item in known}
+    near = get_close_matches(name.lower(), written, n=1, cutoff=_NEAR)
+    return f"did you mean {written[near[0]]!r}? " if near else ""
 
 
 def unknown_name(
@@ -57,10 +59,6 @@ def as_names(given: object, what: str) -> list[str]:
     if strange := [name for name in names if not isinstance(name, str)]:
         raise ValueError(f"expected {what} as a name or a list of names, got {strange[0]!r} among them")
     return names
-
-
-def _as_written(small: str, known: Iterable[str]) -> str:
-    return next(item for item in known if item.lower() == small)
 
 
 def lowered(sentence: str) -> str:

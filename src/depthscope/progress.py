@@ -21,7 +21,7 @@ _listener: ContextVar[Share | None] = ContextVar("listener", default=None)
 
 
 class Steps:
-    """A tick for each piece of work, which can also be told how much of the running piece is done."""
+    """Counts pieces of work, and shows how much of the running piece is done."""
 
     def __init__(self, show: Share):
         self._show, self._done = show, 0  # `show` is given the pieces that are done, 2.5 for two and a half

@@ -64,14 +64,16 @@ def require_length(text: Text, tokens: int, samples: int) -> None:
 def cut(text: Text, tokenizer: Any, tokens: int, samples: int, *, spread: bool = False) -> list[list[int]]:
     """`samples` pieces of `tokens` ids each, from the beginning on or spread over the text; refuses one too short.
 
-    Pieces of one article are about one thing: what they share is then not told from what all texts share.
+    Pieces of one article are about one thing: what they share is then not distinguished from what all texts share.
     """
     rows = _rows(_windows(text.content, tokens, samples, spread=spread), tokenizer, tokens)
     if sum(len(row) == tokens for row in rows) < samples:  # long words, or much empty space
         rows = _rows([text.content], tokenizer, tokens)
     complete = [list(row) for row in rows if len(row) == tokens]
     if len(complete) < samples:
-        raise _too_short(text, tokens, samples, str(sum(map(len, rows))))
+        found = sum(map(len, rows))
+        enough = "enough tokens, but too few whole sequences: more --tokens leave room beside special tokens"
+        raise _too_short(text, tokens, samples, enough if found >= samples * tokens else str(found))
     return [complete[i * len(complete) // samples] for i in range(samples)] if spread else complete[:samples]
 
 

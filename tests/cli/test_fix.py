@@ -138,9 +138,9 @@ def test_a_trained_causal_model_is_told_to_train_and_keeps_its_sink(run, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("encoder", "--tau", "2"), "expected --tau in [0, 1], got 2"),
-        (("encoder", "--tau", "much"), "a number in [0, 1] or recommended, got 'much'"),
-        (("encoder", "--level", "1.5"), "expected --level between 0 and 1"),
+        (("encoder", "--tau", "2"), "'--tau': expected a number in [0, 1], or recommended, got '2'"),
+        (("encoder", "--tau", "much"), "a number in [0, 1], or recommended, got 'much'"),
+        (("encoder", "--level", "1.5"), "'--level': expected a number between 0 and 1, got '1.5'"),
         (("encoder", "--level", ".3", "--tau", ".3"), "not both"),
         (("gpt2", "--depth", "2", *SMALL, "--tau", ".5", "--mixing", "full"), "see later ones"),
         (("encoder", "--at", "nowhere"), "nowhere"),

@@ -14,9 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import depthscope
-from depthscope.cli.condition import parse_fail_on
 from depthscope.cli.display import format_value, skip_sentence
-from depthscope.conditions import Condition
+from depthscope.conditions import Condition, parse_condition
 from depthscope.probing import Profile
 from depthscope.remedies import DeEscalate
 
@@ -211,14 +210,14 @@ def test_fail_on_asks_any_block_and_station(run):
 
 def test_conditions():
     measured = ("token_similarity", "delta")
-    assert parse_fail_on(" delta >= -1e-3 ", measured) == Condition("delta", ">=", -0.001)
+    assert parse_condition(" delta >= -1e-3 ", measured, "--fail-on") == Condition("delta", ">=", -0.001)
     for comparison, holds in ((">", False), ("<", False), (">=", True), ("<=", True)):
         assert Condition("delta", comparison, 0.5).holds(0.5) is holds
     for wrong in ("", "delta", "delta>", "delta>x", "delta=1", "delta>1>2", "delta>nan"):
         with pytest.raises(ValueError, match="expected --fail-on"):
-            parse_fail_on(wrong, measured)
+            parse_condition(wrong, measured, "--fail-on")
     with pytest.raises(ValueError, match="did you mean 'token_similarity'"):
-        parse_fail_on("token_simlarity>1", measured)
+        parse_condition("token_simlarity>1", measured, "--fail-on")
 
 
 def test_a_condition_on_what_is_undefined_or_ambiguous_is_an_error(run):

@@ -12,7 +12,7 @@ import transformers as hf
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--exclude-tokens", ""], "expected --exclude-tokens"),
+        (["--exclude-tokens", ""], "'--exclude-tokens': expected outliers"),
         (["--exclude-tokens", "500"], "cannot exclude token 500"),
         (["--skip-run", "3"], "--skip-run 3 goes with --skip-loss"),
         (["--seed", "99999999999999999999"], "--seed"),

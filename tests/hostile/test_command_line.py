@@ -283,4 +283,4 @@ def test_a_weight_that_cannot_be_meant_is_refused_also_where_no_remedy_is_put_in
     small = [f"{name}={number}" for name, number in SMALL.items()]
     code, out, err = run("fix", "encoder", *small, f"--alpha={value}", f"--tau={tau}")
     assert (code, out) == (2, "")
-    assert "expected --alpha in [0, 1000], got " + str(float(value)) in err
+    assert f"'--alpha': expected a number in [0, 1000], got '{value}'" in err

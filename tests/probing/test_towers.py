@@ -13,7 +13,6 @@ import depthscope
 import zoo
 from depthscope import measures as m
 from depthscope.anatomy import anatomy_of
-from depthscope.cli.condition import parse_fail_on
 from depthscope.cli.display import headline
 from depthscope.cli.probe import as_json
 from depthscope.diagnosis.facts import Facts
@@ -348,12 +347,13 @@ def test_the_verdict_is_about_one_tower_and_names_it(profile: Profile):
 
 
 def test_json_and_gates_know_both_towers(profile: Profile):
-    from depthscope.cli.condition import failures
+    from depthscope.cli.fail_on import failures
+    from depthscope.conditions import parse_condition
 
     found = as_json(profile, depthscope.diagnose(profile))
     assert set(found["entrances"]) == {"vision", "text"}
     assert set(found["metadata"]["towers"]) == {"vision", "text"}
-    failed = failures(profile, [parse_fail_on("token_similarity>0", ("token_similarity",))])
+    failed = list(failures(profile, [parse_condition("token_similarity>0", ("token_similarity",), "--fail-on")]))
     assert ["at block 3" in failed[0], "at block 6" in failed[1], len(failed)] == [True, True, 2]
 
 

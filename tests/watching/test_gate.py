@@ -115,7 +115,7 @@ def test_a_count_begins_again_after_a_good_look():
 
 
 def test_several_rules_are_a_list_and_any_is_enough():
-    _, (alarm,) = planted(["token_similarity>2", "cosine_similarity>0.99 for 2 after 0"])
+    _, (alarm,) = planted(["token_similarity>1", "cosine_similarity>0.99 for 2 after 0"])
     assert (alarm.measure, alarm.step) == ("cosine_similarity", 8)
 
 

@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader
 import depthscope
 from depthscope.models import BlockConfig, Encoder
 from depthscope.watching import Alarm
+from depthscope.watching.callbacks import go_on
 from depthscope.watching.gate import make_gate
-from depthscope.watching.keeping import Keeper, go_on
+from depthscope.watching.keeping import Keeper
 from samples import seeded
 
 RULE = "token_similarity>0.99 for 3 after 0"

@@ -14,7 +14,7 @@ import depthscope
 from depthscope.models import BlockConfig, Encoder
 from depthscope.probing.reduction import Row
 from depthscope.watching import load_records
-from depthscope.watching.heat_map import heat_map
+from depthscope.watching.pictures import heat_map
 from depthscope.watching.records import Record, append, check_appendable, curves_of, frame_of_records, means_of
 from warm import run_warm
 from zoo import TOKENS

@@ -14,8 +14,8 @@ from depthscope.cli.demo import demo
 from depthscope.cli.depth import depth
 from depthscope.cli.fix import fix
 from depthscope.cli.help import Command, Group
-from depthscope.cli.letters import write_legibly
 from depthscope.cli.paths import paths
+from depthscope.cli.plain_letters import write_legibly
 from depthscope.cli.probe import probe
 from depthscope.cli.report import report
 from depthscope.cli.schema import schema
@@ -38,12 +38,11 @@ app = typer.Typer(
 
 # Ours, and those of installed packages: the lab's, which train.
 COMMANDS: Registry[Callable[..., None]] = Registry(
-    "command", "depthscope.commands", [demo, probe, depth, fix, spectra, paths, report, schema], name_of=None
+    "command", "depthscope.commands", [probe, depth, fix, report, paths, spectra, demo, schema], name_of=None
 )
-_ORDER = (
-    *("demo", "tour", "probe", "depth", "fix", "spectra", "paths"),
-    *("reproduce", "train", "compare", "report", "schema"),
-)
+_FIRST = ("probe", "depth", "fix", "report")  # what people use
+_OF_THE_LAB = ("reproduce", "compare", "train", "tour")
+_HIDDEN = ("demo", "schema")
 
 
 def _add_without_the_lab(name: str) -> None:
@@ -54,12 +53,20 @@ def _add_without_the_lab(name: str) -> None:
 
     anything = {"allow_extra_args": True, "ignore_unknown_options": True}
     about = "Comes with depthscope-lab, which is not installed."
-    app.command(name, cls=Command, help=about, add_help_option=False, context_settings=anything)(refuse)
+    app.command(
+        name,
+        cls=Command,
+        help=about,
+        add_help_option=False,
+        context_settings=anything,
+        rich_help_panel="For research",
+    )(refuse)
 
 
-for _name in dict.fromkeys([*_ORDER, *COMMANDS]):
+for _name in dict.fromkeys([*COMMANDS.ours(), *_OF_THE_LAB, *COMMANDS]):
+    _panel = None if _name in _FIRST else "For research"
     if _name in COMMANDS:
-        app.command(_name, cls=Command)(COMMANDS[_name])
+        app.command(_name, cls=Command, rich_help_panel=_panel, hidden=_name in _HIDDEN)(COMMANDS[_name])
     else:
         _add_without_the_lab(_name)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -19,37 +20,10 @@ FORMS = "a family's name (bert, gpt2, vit, …), hf:NAME_OR_FOLDER (or a GGUF fi
 
 # As in models/families.py, which imports torch; a test compares them.
 FAMILIES = [
-    "bert",
-    "roberta",
-    "albert",
-    "distilbert",
-    "mpnet",
-    "electra",
-    "modernbert",
-    "deberta",
-    "xlnet",
-    "gpt2",
-    "opt",
-    "llama",
-    "qwen2",
-    "mistral",
-    "gemma",
-    "qwen3",
-    "gemma2",
-    "gemma3",
-    "olmo2",
-    "phi3",
-    "cohere",
-    "gpt-neox",
-    "falcon",
-    "bloom",
-    "t5",
-    "bart",
-    "pegasus",
-    "vit",
-    "deit",
-    "dinov2",
-    "encoder",
+    *("bert", "roberta", "albert", "distilbert", "mpnet", "electra", "modernbert", "deberta", "xlnet"),
+    *("gpt2", "opt", "llama", "qwen2", "mistral", "gemma", "qwen3", "gemma2", "gemma3"),
+    *("olmo2", "phi3", "cohere", "gpt-neox", "falcon", "bloom", "t5", "bart", "pegasus"),
+    *("vit", "deit", "dinov2", "encoder"),
 ]
 
 
@@ -72,14 +46,25 @@ def schemas(incomplete: str) -> list[str]:
 
 def refuse_a_typo(model: str) -> None:
     """Refuses a MODEL that cannot exist, before torch is imported; of what may exist `load_model` knows more."""
-    module, colon, _ = model.partition(":")
+    module, colon, place = model.partition(":")
     if colon:
         if module != "hf" and _is_nowhere(module.partition(".")[0]):
             raise unknown_module(model)
+        if module == "hf":
+            _refuse_a_typo_in_a_folder(place)
         return
     others = "depthscope.models.families" in sys.modules or entry_points(group="depthscope.models")  # may have added it
     if model not in FAMILIES and not others:
         raise unknown_model(model, FAMILIES)
+
+
+def _refuse_a_typo_in_a_folder(name: str) -> None:
+    """A folder that is not there, beside one that is called nearly the same, is no name on the hub."""
+    place = Path(name)
+    if place.parent != Path() and place.parent.is_dir() and not place.exists():
+        near = get_close_matches(place.name, [other.name for other in place.parent.iterdir()], n=1, cutoff=0.8)
+        if near:
+            raise ValueError(f"there is no {name!r}: did you mean 'hf:{place.parent / near[0]}'?")
 
 
 def _is_nowhere(module: str) -> bool:
@@ -93,6 +78,8 @@ def _is_nowhere(module: str) -> bool:
 def unknown_model(name: str, families: Iterable[str]) -> ValueError:
     if name and Path(name).is_dir():
         return ValueError(f"unknown model {name!r}: it is a folder, say hf:{name}")
+    if "/" in name:
+        return ValueError(f"unknown model {name!r}: of a folder or of a name on the hub, say hf:{name}")
     return unknown_name("model", name, families, f"{FORMS}; families:")
 
 

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from depthscope.cli.letters import legible
+from depthscope.cli.plain_letters import legible
 
 _WIDEST = 100  # longer lines are hard to read
 

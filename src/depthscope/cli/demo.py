@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from depthscope.cli.folders import folder
-from depthscope.cli.help import counted
-from depthscope.cli.help import seed as seed_of
+from depthscope.cli.values import counted, folder
+from depthscope.cli.values import seed as seed_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,11 +7,11 @@ The schemas are beside this file, in `schemas/`: one per command, and `shared.js
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from depthscope.cli.running import finite
 from depthscope.naming import unknown_name
 
 SCHEMA_VERSION = 1
@@ -22,6 +22,15 @@ def document(command: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """What a command found, as it is printed or saved; what is not finite is None."""
     whole: dict[str, Any] = finite({"schema_version": SCHEMA_VERSION, "command": command, **found})
     return whole
+
+
+def finite(value: Any) -> Any:
+    """JSON knows neither nan nor infinity."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_document(command: str, found: Mapping[str, Any]) -> None:

@@ -2,116 +2,71 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.options import FixOptions, as_command
+from depthscope.cli.options import FixOptions
+from depthscope.cli.reporting import call
+from depthscope.cli.running import Finished, as_command, prepared
+from depthscope.interruption import notes as of_interruption
 
 if TYPE_CHECKING:
     from depthscope.diagnosis import Fixed
 
-MOST_ALPHA = 1000  # a remedy makes α smaller than 1; beyond this half precision overflows within a few blocks
-
 
 @as_command
-def fix(options: FixOptions) -> None:
+def fix(options: FixOptions) -> Finished:
     """Put de-escalation into a Transformer, show it before and after, and print the line that does it."""
-    from depthscope.cli.documents import print_document
-    from depthscope.cli.reporting import add_report, call
-    from depthscope.cli.running import require_writable, say_where
-
-    tau = chosen_tau(options)
-    require_alpha(options)
-    if options.out is not None:
-        require_writable(options.out)
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():
-        fixed = _fix(options, tau)
-    if options.json:
-        print_document("fix", as_json(fixed))
-    else:
-        from depthscope.cli.fix_display import show
-
-        show(fixed)
-    if options.out is not None:  # shown first: a save that fails must not cost what was computed
-        _save(fixed, options.out)
-        asked = {name: getattr(options, name) for name in ("level", "alpha", "at", "mixing")}
-        add_report(options.out, "fix", call("fix", "model, inputs", {"tau": tau, **asked, **options.hints}, {}))
-        say_where(options.out, options.json)
-
-
-def chosen_tau(options: FixOptions) -> float | None:
-    """The number; None for "recommended"."""
-    if options.tau == "recommended":
-        if options.level is not None and not 0 < options.level < 1:
-            raise ValueError(f"expected --level between 0 and 1, got {options.level}")
-        return None
-    if options.level is not None:
+    if options.level is not None and options.tau != "recommended":
         raise ValueError(f"--level {options.level} chooses a τ; give it or --tau {options.tau}, not both")
-    try:
-        tau = float(options.tau)
-    except ValueError:
-        raise ValueError(f"expected --tau with a number in [0, 1] or recommended, got {options.tau!r}") from None
-    if not 0 <= tau <= 1:
-        raise ValueError(f"expected --tau in [0, 1], got {options.tau}")
-    return tau
+    fixed = _fix(options)
+    return Finished(
+        document=lambda: as_json(fixed),
+        show=lambda: _show(fixed, full=options.full),
+        save=lambda folder: _save(fixed, folder),
+        python=call("fix", "model, inputs", {**_wishes(options), **options.hints}, {}),
+    )
 
 
-def require_alpha(options: FixOptions) -> None:
-    """Refused before a model is built, also where no remedy will be put in."""
-    if options.alpha is not None and not 0 <= options.alpha <= MOST_ALPHA:
-        raise ValueError(f"expected --alpha in [0, {MOST_ALPHA}], got {options.alpha}: it weighs both branches")
+def _wishes(options: FixOptions) -> dict[str, Any]:
+    """What `Scope.fix` is asked for."""
+    tau = None if options.tau == "recommended" else options.tau
+    return {"tau": tau, **{name: getattr(options, name) for name in ("level", "alpha", "at", "mixing")}}
 
 
-def _fix(options: FixOptions, tau: float | None) -> Fixed:
-    from dataclasses import replace
-
-    from depthscope.cli.running import prepared, scope_on
-    from depthscope.interruption import notes as of_interruption
-
-    wishes: dict[str, Any] = {
-        "level": options.level,
-        "alpha": options.alpha,
-        "at": options.at,
-        "mixing": options.mixing,
-    }
-    with prepared(options) as (loaded, inputs, progress):
-        fixed = scope_on(loaded, inputs, options).fix(
-            tau=tau,
-            doing=lambda what: progress(what, None),
-            about={"model": options.model, "seed": options.seed, **inputs.metadata},
-            **wishes,
-        )
+def _fix(options: FixOptions) -> Fixed:
+    with prepared(options) as ready:
+        fixed = ready.scope.fix(**_wishes(options), doing=lambda what: ready.progress(what, None), about=ready.about)
     seen = fixed.before.metadata.get("notes", [])
-    return replace(fixed, notes=(*seen, *loaded.notes, *inputs.notes, *fixed.notes, *of_interruption()))
+    notes = (*seen, *ready.loaded.notes, *ready.inputs.notes, *fixed.notes, *of_interruption())
+    return replace(fixed, notes=notes)
 
 
 def as_json(fixed: Fixed) -> dict[str, Any]:
     """What `--json` prints: curves and verdict before and after, the remedies and why."""
-    from depthscope.cli.running import finite
     from depthscope.remedies.record import to_dict
 
-    whens = zip(("before", "after"), (fixed.before, fixed.after), fixed.verdicts, strict=True)
-    return finite(
-        {
-            "model": fixed.before.metadata["model"],
-            "remedies": [to_dict(remedy) for remedy in fixed.remedies],
-            "reason": fixed.recommendation.reason,
-            "python": fixed.python,
-            "loss": None if fixed.losses is None else dict(zip(("before", "after"), fixed.losses, strict=True)),
-            "trained": fixed.trained,
-            "notes": list(fixed.notes),
-        }
-        | {
-            when: {
-                "profile": {name: profile.curve(name) for name in profile.names()},
-                "diagnosis": verdict.to_dict(),
-            }
-            for when, profile, verdict in whens
-        }
-    )
+    found: dict[str, Any] = {
+        "model": fixed.before.metadata["model"],
+        "remedies": [to_dict(remedy) for remedy in fixed.remedies],
+        "reason": fixed.recommendation.reason,
+        "python": fixed.python,
+        "loss": None if fixed.losses is None else dict(zip(("before", "after"), fixed.losses, strict=True)),
+        "trained": fixed.trained,
+        "notes": list(fixed.notes),
+    }
+    for when, profile, verdict in zip(("before", "after"), (fixed.before, fixed.after), fixed.verdicts, strict=True):
+        curves = {name: profile.curve(name) for name in profile.names()}
+        found[when] = {"profile": curves, "diagnosis": verdict.to_dict()}
+    return found
+
+
+def _show(fixed: Fixed, *, full: bool) -> None:
+    from depthscope.cli.fix_display import show
+
+    show(fixed)
 
 
 def _save(fixed: Fixed, folder: Path) -> None:

@@ -11,7 +11,7 @@ from warnings import catch_warnings, simplefilter
 
 from depthscope.cli.models import LoadedModel
 from depthscope.cli.options import ModelOptions
-from depthscope.cli.room import require_pass
+from depthscope.cli.sizes import require_pass
 from depthscope.extras import require
 from depthscope.text import Text, cut, read_text, require_length, train_tokenizer
 

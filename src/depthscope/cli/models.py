@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from depthscope.cli.completion import unknown_model, unknown_module
-from depthscope.cli.folders import expanded
 from depthscope.cli.options import WeightOptions
+from depthscope.cli.values import expanded
 from depthscope.extras import MissingExtra, require
 from depthscope.files import read_json
 from depthscope.half_precision import require_half_precision
@@ -203,7 +203,7 @@ def _ask_the_hub(name: str) -> None:
 def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: Any) -> LoadedModel:
     import torch
 
-    from depthscope.cli.configurations import require_depth, size_of
+    from depthscope.cli.sizes import require_depth, size_of
     from depthscope.machine import require_memory
     from depthscope.models.families import has_causal_loss
     from depthscope.value_spectra.from_disk import require_own_shards
@@ -232,6 +232,12 @@ def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: A
     except (OSError, ValueError, MissingExtra):
         raise
     except Exception as error:
+        if "ignore_mismatched_sizes" in str(error):
+            raise ValueError(
+                f"the weights in {name!r} do not fit its config.json: check that they belong together"
+            ) from None
+        if type(error).__name__ == "SafetensorError":
+            raise ValueError(f"the weights in {name!r} are damaged or cut off ({error}): download them again") from None
         raise user_code_failed(f"loading {name!r}", error) from error
     missing = sorted(info["missing_keys"])
     if missing and not {key for key, _ in model.named_parameters(remove_duplicate=False)} - {*missing}:

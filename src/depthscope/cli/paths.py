@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.documents import print_document
-from depthscope.cli.options import PathsOptions, as_command
-from depthscope.cli.reporting import add_report, call
-from depthscope.cli.running import finite, prepared, require_writable, say_where, scope_on
+from depthscope.cli.options import PathsOptions
+from depthscope.cli.reporting import call
+from depthscope.cli.running import Finished, as_command, prepared
 from depthscope.files import write_whole
-from depthscope.interruption import notes as of_interruption
 
 if TYPE_CHECKING:
     from depthscope.attention_paths import PathShares
 
 
 @as_command
-def paths(options: PathsOptions) -> None:
+def paths(options: PathsOptions) -> Finished:
     """Split a Transformer's output by the length of the attention paths that led to it (Dong et al. 2021)."""
-    if options.out is not None:
-        require_writable(options.out)
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
-        shares = _split(options)
-    if options.json:
-        print_document("paths", as_json(shares))
-    else:
-        from depthscope.cli.paths_display import show
-
-        show(shares)
-    if options.out is not None:  # shown first: a save that fails must not cost what was computed
-        _save(shares, options.out)
-        asked = {"by_head": options.by_head, "loss": options.with_loss, **options.hints}
-        add_report(options.out, "paths", call("paths", "model, inputs", asked, {"by_head": False, "loss": False}))
-        say_where(options.out, options.json)
+    shares = _split(options)
+    asked = {"by_head": options.by_head, "loss": options.with_loss, **options.hints}
+    return Finished(
+        document=lambda: as_json(shares),
+        show=lambda: _show(shares, full=options.full),
+        save=lambda folder: _save(shares, folder),
+        python=call("paths", "model, inputs", asked, {"by_head": False, "loss": False}),
+    )
 
 
 def as_json(shares: PathShares) -> dict[str, Any]:
-    """What `--json` prints: means over samples by length, −1 for the constant part; what is undefined is null."""
+    """What `--json` prints: means over samples by length, −1 for the constant part."""
     found = {
         "model": shares.metadata["model"],
         "blocks": shares.depth,
@@ -53,30 +42,31 @@ def as_json(shares: PathShares) -> dict[str, Any]:
         found["heads"] = means.to_dict("records")
     if not shares.losses.empty:
         found["losses"] = shares.losses.to_dict("records")
-    return finite(found)
+    return found
 
 
 def _split(options: PathsOptions) -> PathShares:
-    with prepared(options) as (loaded, inputs, progress):
-        scope = scope_on(loaded, inputs, options)
+    with prepared(options) as ready:
+        scope = ready.scope
         if len(parts := scope.anatomy.parts) > 1:
             named = ", ".join(parts)
             raise ValueError(f"this model has several parts ({named}): say which one, as in --part {parts[-1]}")
         depth = scope.depth_of_model
-        pieces = depth + (3 * depth + 3 if options.with_loss else 0)
+        pieces = ready.pieces(depth + (3 * depth + 3 if options.with_loss else 0))
         shares = scope.paths(
-            by_head=options.by_head,
-            loss=options.with_loss,
-            progress=progress("following paths", pieces * inputs.count if inputs.count else None),
+            by_head=options.by_head, loss=options.with_loss, progress=ready.progress("following paths", pieces)
         )
-        notes = [*shares.metadata.get("notes", []), *loaded.notes, *inputs.notes, *of_interruption()]
-        if options.tokens is None and options.samples is None and "text" in inputs.metadata:
-            notes.append(
-                f"a sample of {shares.metadata['samples']} × {shares.metadata['tokens']} tokens, so that it is quick: "
-                "more with --tokens and --samples"
-            )
-        shares.metadata.update({"model": options.model, "seed": options.seed, **inputs.metadata}, notes=notes)
+        quick = options.tokens is None and options.samples is None and "text" in ready.inputs.metadata
+        size = f"{shares.metadata['samples']} × {shares.metadata['tokens']} tokens"
+        more = [f"a sample of {size}, so that it is quick: more with --tokens and --samples"] if quick else []
+        ready.describe(shares.metadata, *more)
     return shares
+
+
+def _show(shares: PathShares, *, full: bool) -> None:
+    from depthscope.cli.paths_display import show
+
+    show(shares)
 
 
 def _save(shares: PathShares, folder: Path) -> None:

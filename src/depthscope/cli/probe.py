@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from depthscope.cli.depth import save_use, use_of
-from depthscope.cli.documents import print_document
-from depthscope.cli.options import (
-    ProbeOptions,
-    as_command,
-    chosen_measures,
-    chosen_stations,
-    excluded_tokens,
-    left_out_parts,
-)
-from depthscope.cli.reporting import add_report, call
-from depthscope.cli.running import Doing, finite, prepared, require_writable, say_where, scope_on
-from depthscope.exit_codes import ExitCode
+from depthscope.cli.options import ProbeOptions
+from depthscope.cli.reporting import call
+from depthscope.cli.running import Finished, Prepared, as_command, prepared
 from depthscope.files import write_folder
 from depthscope.interruption import attempt, was_stopped
 from depthscope.interruption import notes as of_interruption
@@ -32,59 +19,43 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from depthscope.cli.inputs import Inputs
     from depthscope.conditions import Condition
     from depthscope.diagnosis import Diagnosis
     from depthscope.probing import Profile
-    from depthscope.scope import Scope
     from depthscope.usage import DepthUse
     from depthscope.value_spectra import Spectra
 
 _OF_USE = ("table", "summary", "metadata")  # its sentences are among those of the diagnosis
+_PLAIN = {"gradients": False, "without": (), "window": None}
 
 
 @as_command
-def probe(options: ProbeOptions) -> None:
+def probe(options: ProbeOptions) -> Finished:
     """Measure a Transformer block by block: how alike its tokens become, where, and what is left."""
-    from depthscope.cli.condition import failures
+    from depthscope.cli.fail_on import failures
 
     conditions = _conditions(options)
-    chosen_stations(options)
-    excluded_tokens(options)  # refused here, before a model is built
     if options.skip_run != 1 and not options.skip_loss:
         raise ValueError(f"--skip-run {options.skip_run} goes with --skip-loss; give both or neither")
     if options.depth_use and options.skip_loss and options.skip_run == 1:
         raise ValueError("--depth-use skips single blocks as well: leave --skip-loss out, or give --skip-run 2 or more")
-    if options.without is not None and options.depth_use:
-        raise ValueError("--depth-use is of the whole model; leave it or --without out")
-    if options.without is not None and options.skip_loss:
-        raise ValueError("--skip-loss is of the whole model; leave it or --without out")
-    left_out_parts(options)
-    if options.out is not None:
-        require_writable(options.out)
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
-        profile, skipped, used, diagnosis = _measure(options)
-    if options.json:
-        print_document("probe", as_json(profile, diagnosis, skipped, used))
-    else:
-        from depthscope.cli.display import show
-
-        show(profile, diagnosis, skipped, used)
-    if options.out is not None:  # shown first: a save that fails must not cost what was computed
-        _save(profile, skipped, diagnosis, options.out)
-        if used is not None:
-            save_use(used, options.out)
-        add_report(options.out, "probe", _in_python(options))
-        say_where(options.out, options.json)
-    if failed := failures(profile, conditions):
-        print("depthscope:", "; ".join(failed), file=sys.stderr)
-        raise typer.Exit(ExitCode.GATE)
+    if options.without and (options.depth_use or options.skip_loss):
+        other = "--depth-use" if options.depth_use else "--skip-loss"
+        raise ValueError(f"{other} is of the whole model; leave it or --without out")
+    profile, skipped, used, diagnosis = _measure(options)
+    return Finished(
+        document=lambda: as_json(profile, diagnosis, skipped, used),
+        show=lambda: _show(profile, skipped, used, diagnosis, full=options.full),
+        save=lambda folder: _save(profile, skipped, used, diagnosis, folder),
+        python=_in_python(options),
+        failed=lambda: failures(profile, conditions),
+    )
 
 
 def as_json(
     profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = None, used: DepthUse | None = None
 ) -> dict[str, Any]:
-    """What `--json` prints: the verdict, and the curves at `output`, mean over samples; what is undefined is null."""
+    """What `--json` prints: the verdict, and the curves at `output`, mean over samples."""
     metadata = profile.metadata
     found = {
         "model": metadata["model"],
@@ -103,32 +74,36 @@ def as_json(
         found["skip_loss"] = skipped.to_dict("records")
     if used is not None:
         found["depth_use"] = {name: value for name, value in used.to_dict().items() if name in _OF_USE}
-    return finite(found)
+    return found
+
+
+def _wishes(options: ProbeOptions) -> dict[str, Any]:
+    """What `Scope.probe` is asked for."""
+    return {
+        "measures": options.measures,
+        "stations": options.stations,
+        "exclude_tokens": options.exclude_tokens,
+        "gradients": options.gradients,
+        "without": options.without or (),
+        "window": options.window,
+    }
 
 
 def _in_python(options: ProbeOptions) -> str:
     """The call that measures the same of a model and inputs that are at hand."""
-    asked = {
-        "measures": chosen_measures(options),
-        "stations": chosen_stations(options),
-        "exclude_tokens": excluded_tokens(options),
-        "gradients": options.gradients,
-        "without": left_out_parts(options),
-        "window": options.window,
-        **options.hints,
-    }
-    probed = call("probe", "model, inputs", asked, {"gradients": False, "without": (), "window": None})
+    probed = call("probe", "model, inputs", {**_wishes(options), **options.hints}, _PLAIN)
     if not options.depth_use:
         return probed
     return f"depthscope.diagnose({probed}, depth={call('depth_use', 'model, inputs', options.hints, {})})"
 
 
 def _conditions(options: ProbeOptions) -> list[Condition]:
-    from depthscope.cli.condition import parse_fail_on
+    from depthscope.cli.fail_on import OPTION
+    from depthscope.conditions import parse_condition
     from depthscope.measures import GRADIENTS, choose_measures
 
-    measured = choose_measures(chosen_measures(options)) + (GRADIENTS if options.gradients else ())
-    return [parse_fail_on(text, measured) for text in options.fail_on or []]
+    measured = choose_measures(options.measures) + (GRADIENTS if options.gradients else ())
+    return [parse_condition(text, measured, OPTION) for text in options.fail_on or []]
 
 
 def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, DepthUse | None, Diagnosis]:
@@ -136,42 +111,39 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Depth
     from depthscope.diagnosis import diagnose
     from depthscope.remedies import Recommendation
 
-    with prepared(options) as (loaded, inputs, progress):
-        model, scope = loaded.model, scope_on(loaded, inputs, options)
-        profile, used, skipped = _probed(scope, inputs, options, progress), None, None
-        if options.depth_use:
-            used = attempt("--depth-use", lambda: use_of(scope, loaded, inputs, options, progress))
-        if options.skip_loss:
-            skipped = attempt("--skip-loss", lambda: _skipped(scope, options, profile.depth, progress))
-        asked = {"model": options.model, "seed": options.seed, **inputs.metadata}
-        notes = [*profile.metadata.get("notes", []), *loaded.notes, *inputs.notes, *_saved_remedies(model)]
-        profile.metadata.update(asked, notes=notes)
+    with prepared(options) as ready:
+        scope, progress = ready.scope, ready.progress
+        profile = scope.probe(**_wishes(options), progress=progress("probing", ready.pieces(scope.depth_of_model)))
+        used = attempt("--depth-use", lambda: use_of(ready)) if options.depth_use else None
+        skipped = attempt("--skip-loss", lambda: _skipped(ready, options.skip_run)) if options.skip_loss else None
+        ready.describe(profile.metadata, *_saved_remedies(scope.model))
 
         def measure() -> Recommendation:
             return scope.recommend(progress=progress("measuring the remedy", None))
 
-        weights = _spectra(model, profile, options)
+        weights = _spectra(ready, profile)
 
         def judged(chosen: Callable[[], Recommendation] | None = None) -> Diagnosis:
             return diagnose(profile, skipped, spectra=weights, depth=used, measure=chosen)
 
         found = None if options.estimate or was_stopped() else attempt("a measured remedy", lambda: judged(measure))
         found = found or judged()
-        notes += of_interruption()
+        notes = profile.metadata["notes"]
+        notes += [note for note in of_interruption() if note not in notes]
         return profile, skipped, used, found
 
 
-def _spectra(model: nn.Module, profile: Profile, options: ProbeOptions) -> Spectra | None:
-    """Of trained weights, head by head; random ones lean to no side. None where the blocks show no projections."""
-    from depthscope import value_spectra
+def _skipped(ready: Prepared, run: int) -> pd.DataFrame:
+    rows = ready.scope.depth_of_model - run + 1
+    return ready.scope.skip_loss(run=run, progress=ready.progress("skipping blocks", rows))
 
+
+def _spectra(ready: Prepared, profile: Profile) -> Spectra | None:
+    """Of trained weights, head by head; random ones lean to no side. None where the blocks show no projections."""
     if profile.metadata.get("weights", {}).get("look") == "initialised":
         return None
     try:
-        found = attempt(
-            "the spectra of the weights",
-            lambda: value_spectra.spectra(model, whole=False, blocks=options.blocks, part=options.part),
-        )
+        found = attempt("the spectra of the weights", lambda: ready.scope.spectra(whole=False))
     except ValueError:
         return None
     return None if was_stopped() else found  # some blocks tell nothing of all
@@ -188,23 +160,17 @@ def _saved_remedies(model: nn.Module) -> list[str]:
     return [f"saved with {named}, measured without: depthscope.remedies.restore(model) puts it back"] if missing else []
 
 
-def _probed(scope: Scope, inputs: Inputs, options: ProbeOptions, progress: Doing) -> Profile:
-    return scope.probe(
-        measures=chosen_measures(options),
-        stations=chosen_stations(options),
-        exclude_tokens=excluded_tokens(options),
-        gradients=options.gradients,
-        without=left_out_parts(options),
-        window=options.window,
-        progress=progress("probing", scope.depth_of_model * inputs.count if inputs.count else None),
-    )
+def _show(
+    profile: Profile, skipped: pd.DataFrame | None, used: DepthUse | None, diagnosis: Diagnosis, *, full: bool
+) -> None:
+    from depthscope.cli.display import show
+
+    show(profile, diagnosis, skipped, used)
 
 
-def _skipped(scope: Scope, options: ProbeOptions, depth: int, progress: Doing) -> pd.DataFrame:
-    return scope.skip_loss(run=options.skip_run, progress=progress("skipping blocks", depth - options.skip_run + 1))
-
-
-def _save(profile: Profile, skipped: pd.DataFrame | None, diagnosis: Diagnosis, folder: Path) -> None:
+def _save(
+    profile: Profile, skipped: pd.DataFrame | None, used: DepthUse | None, diagnosis: Diagnosis, folder: Path
+) -> None:
     """All files or, on a full disk, none; a picture that cannot be drawn does not cost the profile."""
     from depthscope.diagnosis import reference_for
     from depthscope.probing.saved import MADE_OF_A_PROFILE, writers
@@ -223,3 +189,5 @@ def _save(profile: Profile, skipped: pd.DataFrame | None, diagnosis: Diagnosis, 
     except Exception:
         profile.save(folder)
         raise
+    if used is not None:
+        save_use(used, folder)

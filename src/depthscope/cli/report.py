@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from depthscope.cli.folders import folder
 from depthscope.cli.reporting import say_damaged
+from depthscope.cli.values import folder
 from depthscope.files import require_writable
 from depthscope.naming import visible
 

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.documents import print_document
-from depthscope.cli.folders import folder as expanded
-from depthscope.cli.options import SpectraOptions, as_command
-from depthscope.cli.reporting import add_report, call
-from depthscope.cli.running import finite, require_writable, say_where, show_progress
+from depthscope.cli.options import SpectraOptions
+from depthscope.cli.reporting import call
+from depthscope.cli.running import Finished, as_command, show_progress
+from depthscope.cli.values import expanded
 from depthscope.files import write_whole
 from depthscope.interruption import notes as of_interruption
 
 if TYPE_CHECKING:
     from depthscope.value_spectra import Spectra
 
+_PLAIN = {"product": "value-output", "fold_norm": False, "whole": True}
 _SHOWN = ("negative_share", "spectral_radius", "asymmetry", "mimetic_score")
 
 
 @as_command
-def spectra(options: SpectraOptions) -> None:
+def spectra(options: SpectraOptions) -> Finished:
     """Show the eigenvalues of W_V W_O in every block: do the weights push tokens apart or together? Runs no model."""
-    if options.out is not None:
-        require_writable(options.out)
-    with redirect_stdout(sys.stderr) if options.json else nullcontext():
-        found = _read(options)
-    if options.json:
-        print_document("spectra", as_json(found))
-    else:
-        _show(found)
-    if options.out is not None:
-        _save(found, options.out)
-        asked = _asked(options)
-        plain = {"product": "value-output", "fold_norm": False, "whole": True}
-        add_report(options.out, "spectra", call("spectra", "model", asked, plain))
-        say_where(options.out, options.json)
+    found = _read(options)
+    return Finished(
+        document=lambda: as_json(found),
+        show=lambda: _show(found, full=options.full),
+        save=lambda folder: _save(found, folder),
+        python=call("spectra", "model", _asked(options), _PLAIN),
+    )
 
 
 def as_json(found: Spectra) -> dict[str, Any]:
@@ -47,7 +38,7 @@ def as_json(found: Spectra) -> dict[str, Any]:
     records = found.summary.to_dict("records")
     for record in records:
         record["eigenvalues"] = values[record["block"], record["head"]]
-    return finite({"metadata": found.metadata, "blocks": found.depth, "spectra": records})
+    return {"metadata": found.metadata, "blocks": found.depth, "spectra": records}
 
 
 def _read(options: SpectraOptions) -> Spectra:
@@ -86,8 +77,8 @@ def _asked(options: SpectraOptions) -> dict[str, Any]:
 
 def _check_configuration(place: Path, options: SpectraOptions) -> None:
     """A depth that no machine holds is refused before the model is built, if only without its weights."""
-    from depthscope.cli.configurations import require_depth
     from depthscope.cli.models import quiet_transformers, refuse_a_shape
+    from depthscope.cli.sizes import require_depth
 
     refuse_a_shape(options)
     transformers = quiet_transformers()
@@ -95,7 +86,7 @@ def _check_configuration(place: Path, options: SpectraOptions) -> None:
     require_depth(transformers.PretrainedConfig.get_config_dict(str(place), **known)[0], repr(options.model))
 
 
-def _show(found: Spectra) -> None:
+def _show(found: Spectra, *, full: bool) -> None:
     from rich.table import Table
 
     from depthscope.cli.console import Screen

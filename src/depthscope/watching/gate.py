@@ -87,7 +87,7 @@ class Count:
     since: int | None = None  # the first look in a row
     looks: int = 0  # in a row
     good: int | None = None  # the last look at which it did not hold
-    said: bool = False  # that it was enough; not told twice
+    said: bool = False  # an alarm was raised; not raised twice
 
     def see(self, step: int, holds: bool) -> None:
         if not holds:
@@ -208,7 +208,7 @@ def _find(rule: Condition, means: Means, lasts: Sequence[int], preferred: Sequen
 def _alarm(rule: Condition, stops: bool, step: int, count: Count, found: Finding, loss: str) -> Alarm:
     assert count.since is not None
     if math.isnan(found.value):
-        meaning = "it has no value there, and a gate must not stay open for want of one"
+        meaning = "it has no value there, and undefined counts as a violation"
     elif found.value >= _NEARLY and rule.measure in _NEARLY_ALIKE:
         meaning = _NEARLY_ALIKE[rule.measure]
     else:

@@ -19,7 +19,7 @@ from depthscope.hooks import Machine, Visit
 from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_sum
 from depthscope.probing.roles import COHERENT, MEASURES, Roles, norm_of_norms
 from depthscope.safety import unhook
-from depthscope.watching.hooks import Guard, NotWatched, guarded
+from depthscope.watching.hooks import Guard, Writes, guarded
 
 Curves = dict[str, dict[str, list[float]]]  # as in `records`
 
@@ -81,13 +81,13 @@ class GradientTaps:
             for station, layers in writers_of(block).items():
                 for layer in layers:
                     write = guarded(self._guard, partial(self._write, block, station))
-                    layer.register_forward_hook(_Writes(self, write))
+                    layer.register_forward_hook(Writes(self, write))
         self._machine.on_block_end = self._end_block
 
     def end_pass(self) -> None:
         """The forward pass is over: what it needed is taken down."""
         self._machine.on_block_end = None
-        unhook(self._machine.model, lambda hook: isinstance(hook, _Writes) and hook.taps is self)
+        unhook(self._machine.model, lambda hook: isinstance(hook, Writes) and hook.owner is self)
 
     def flush(self) -> None:
         """Tells what has come, if anything has, and closes."""
@@ -124,7 +124,7 @@ class GradientTaps:
         self._numbers[id(visit.block.module)] = visit.number
 
     def _write(self, block: BlockAnatomy, station: str, layer: Any, args: tuple[Any, ...], output: Any) -> None:
-        """A layer has written tokens of the trunk's width; the last one of a branch is the writer."""
+        """A layer has written tokens of the residual stream's width; the last one of a branch is the writer."""
         visit = self._machine.visit
         if visit is None or visit.block is not block or not args or not isinstance(output, Tensor):
             return
@@ -206,16 +206,3 @@ def _is_matrix(layer: nn.Module) -> bool:
     weight = getattr(layer, "weight", None)
     is_known = isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
     return is_known and isinstance(weight, nn.Parameter) and weight.ndim == 2
-
-
-class _Writes:
-    """A hook on a layer while a watched pass runs. In a copy of the model it does nothing."""
-
-    def __init__(self, taps: GradientTaps, act: Callable[[nn.Module, tuple[Any, ...], Any], None]):
-        self.taps, self.act = taps, act
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self.act(layer, args, output)
-
-    def __reduce__(self) -> tuple[type[NotWatched], tuple[()]]:
-        return NotWatched, ()

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from depthscope.anatomy import Side
 from depthscope.hooks import Machine
 
-if TYPE_CHECKING:
-    from depthscope.watching.watcher import Watch
 
+class Hook:
+    """A hook on a module. A copy of the model (a moving average of its weights, say) is not watched."""
 
-class Counter:
-    """The hook on the model. A copy of the model (a moving average of its weights, say) is not watched."""
+    def __init__(self, owner: object, act: Callable[..., object]):
+        self.owner, self.act = owner, act
 
-    def __init__(self, watch: Watch):
-        self.watch = watch
-
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.watch.before_pass(args, kwargs)
+    def __call__(self, *given: Any) -> None:
+        self.act(*given)
 
     def __reduce__(self) -> tuple[type[NotWatched], tuple[()]]:
         return NotWatched, ()
 
 
-class End:
-    """A hook that ends a watched pass. In a copy of the model it does nothing."""
+class Counter(Hook):
+    """On the model as long as the watch is open."""
 
-    def __init__(self, watch: Watch, act: Callable[[], object]):
-        self.watch, self.act = watch, act
 
-    def __call__(self, _module: nn.Module, _args: object, _output: object) -> None:
-        self.act()
+class End(Hook):
+    """On the model during a watched pass."""
 
-    def __reduce__(self) -> tuple[type[NotWatched], tuple[()]]:
-        return NotWatched, ()
+
+class Writes(Hook):
+    """On a layer that may write a branch, during a watched pass."""
+
+
+class NotWatched:
+    """What becomes of the hooks in a copy of the model."""
+
+    def __call__(self, *_given: object) -> None:
+        pass
 
 
 Guard = Callable[[], AbstractContextManager[None]]
@@ -63,10 +66,3 @@ class GuardedMachine(Machine):
 
     def _hang(self, module: nn.Module, side: Side, act: Callable[[Any], Any], *, prepend: bool = False) -> None:
         super()._hang(module, side, guarded(self._guard, act), prepend=prepend)
-
-
-class NotWatched:
-    """What becomes of the hooks in a copy of the model."""
-
-    def __call__(self, *_given: object) -> None:
-        pass

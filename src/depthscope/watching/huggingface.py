@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from depthscope.extras import require
-from depthscope.watching.keeping import Keeper, go_on, state_of
+from depthscope.watching.callbacks import WatchedRun, go_on
+from depthscope.watching.keeping import Keeper
 from depthscope.watching.options import watch
-from depthscope.watching.pictures import Painter
 from depthscope.watching.watcher import Watch
 
 if TYPE_CHECKING:
@@ -48,12 +48,8 @@ class DepthCallback(TrainerCallback):
     def __init__(self, trainer: Trainer, every: int = 50, **options: Any):
         self._trainer = trainer
         self._every, self._options = every, options
-        self._watch: Watch | None = None
-        self._begun: int | None = None
-        self._logged: int | None = None
-        self._keeper = Keeper(links=False)
+        self._run: WatchedRun | None = None
         self._newest: Path | None = None  # checkpoint of this run
-        self._painter: Painter | None = None
         self._loss_before: Any = None  # what the Trainer had summed up when the step began
         if trainer.model is None:
             raise ValueError("expected a Trainer with a model, got one with model_init: not supported")
@@ -62,60 +58,58 @@ class DepthCallback(TrainerCallback):
     @property
     def watch(self) -> Watch:
         """The watch of the last training run."""
-        if self._watch is None:
+        return self._running.watch
+
+    @property
+    def _running(self) -> WatchedRun:
+        if self._run is None:
             raise ValueError("there is nothing to see before trainer.train()")
-        return self._watch
+        return self._run
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._watch is not None:
-            self._watch.close()  # an earlier run may have ended with an exception
-        self._begun = self._logged = None
-        self._keeper = Keeper(links=bool(args.save_total_limit), writes=state.is_world_process_zero)
+        if self._run is not None:
+            self.watch.close()  # an earlier run may have ended with an exception
         self._newest = _checkpoint(args, state)  # from which it goes on
-        self._watch = watch(self._trainer.model_wrapped, self._every, **self._options)
-        self._watch.find_checkpoint = self._keeper.find
-        self._painter = Painter(
-            self._watch, lambda: self._trainer.callback_handler.callbacks if state.is_world_process_zero else ()
+        self._run = WatchedRun(
+            self._trainer.model_wrapped,
+            self._every,
+            self._options,
+            keeper=Keeper(links=bool(args.save_total_limit), writes=state.is_world_process_zero),
+            trackers=lambda: self._trainer.callback_handler.callbacks if state.is_world_process_zero else (),
         )
         kept = (state.stateful_callbacks or {}).pop(_STATE, None)  # of the checkpoint from which it goes on
         if kept is not None and not _missed_looks(kept, state.global_step):
-            go_on(kept, self._watch.gate, self._keeper)
+            go_on(kept, self.watch.gate, self._run.keeper)
             state.stateful_callbacks[_STATE] = kept
-        self._watch.open()
+        self.watch.open()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._newest = _checkpoint(args, state) or self._newest
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._begun = state.global_step
-        self.watch.step(state.global_step)
+        self._running.step(state.global_step)
         self._loss_before = self._summed_loss() if self.watch.gate else None
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        step = self.watch.last_step
-        if step == state.global_step and step != self._logged:
-            self._logged = step
-            self._trainer.log(self.watch.scalars())
-            if self._painter is not None:
-                self._painter.look()
+        if self.watch.last_step == state.global_step:
+            self._running.log(self._trainer.log)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        step = self._begun
+        run = self._running
         if self._loss_before is not None:
             self.watch.tell(loss=self._summed_loss() - self._loss_before)
-        if not self.watch.gate or step is None or self.watch.last_step != step:
+        if not self.watch.gate or run.begun is None or self.watch.last_step != run.begun:
             return control
-        self._keeper.look(step, self._newest, self.watch.gate.goods)
+        run.look(self._newest)
         if state.stateful_callbacks is not None:  # what the next checkpoint takes with it
-            kept = state_of(self.watch.gate, self._keeper)
-            state.stateful_callbacks[_STATE] = {**kept, "look": step, "every": self._every}
+            state.stateful_callbacks[_STATE] = {**run.state(), "look": run.begun, "every": self._every}
         if self.watch.should_stop_together():
             control.should_training_stop = True
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self._loss_before is None and self._watch is not None and "loss" in (logs or ()):
-            self._watch.tell(loss=logs["loss"])
+        if self._loss_before is None and self._run is not None and "loss" in (logs or ()):
+            self.watch.tell(loss=logs["loss"])
 
     def _summed_loss(self) -> Any:
         """Of the steps since the Trainer logged it last; None: this Trainer does not show it between two logs."""
@@ -123,10 +117,7 @@ class DepthCallback(TrainerCallback):
         return summed.detach().clone() if isinstance(summed, Tensor) else None
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.watch.close()
-        self._keeper.close()
-        if self._painter is not None:
-            self._painter.draw()
+        self._running.end()
 
 
 def _checkpoint(args: Any, state: Any) -> Path | None:

@@ -7,9 +7,6 @@ import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from depthscope.watching.gate import Gate
 
 _PREFIX = "good-"
 
@@ -78,21 +75,6 @@ class Keeper:
                 self._linked[theirs] = _linked(theirs)
             except OSError as error:  # not worth a training run
                 warnings.warn(f"the last good checkpoint {theirs} is not kept: {error}", stacklevel=2)
-
-
-def state_of(gate: Gate, keeper: Keeper) -> dict[str, Any]:
-    """What a trainer's checkpoint takes with it, as plain values."""
-    return {"gate": gate.state(), "checkpoints": keeper.state()}
-
-
-def go_on(kept: object, gate: Gate, keeper: Keeper) -> None:
-    """Counts on from `state_of`; what is damaged is refused, in one line."""
-    if not isinstance(kept, Mapping) or not {"gate", "checkpoints"} <= kept.keys():
-        raise ValueError(
-            f"the state of the gate in the checkpoint is damaged: expected gate and checkpoints, got {kept!r}"
-        )
-    gate.restore(kept["gate"])
-    keeper.restore(kept["checkpoints"])
 
 
 def _linked(path: Path) -> Path:

@@ -11,9 +11,9 @@ from torch import Tensor, nn, tensor
 
 from depthscope.anatomy import anatomy_of
 from depthscope.extras import require
-from depthscope.watching.keeping import Keeper, go_on, state_of
-from depthscope.watching.options import check_options, watch
-from depthscope.watching.pictures import Painter
+from depthscope.watching.callbacks import WatchedRun, go_on
+from depthscope.watching.keeping import Keeper
+from depthscope.watching.options import settled
 from depthscope.watching.watcher import Watch
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class DepthCallback(Callback):
         callback.watch.heat_map()
 
     `module` names the submodule that `training_step` calls ("net"). By default it is the LightningModule's
-    child that holds all blocks, or the LightningModule itself if they stand in a list of its own. The other
+    child that holds all blocks, or the LightningModule itself if they are in a list of its own. The other
     options are those of `watch`. Steps are `trainer.global_step`, however many batches they accumulate.
 
     If a rule of `stop_if` holds in one process, `trainer.should_stop` is set in all, at the end of the same batch.
@@ -50,87 +50,79 @@ class DepthCallback(Callback):
             raise ValueError("blocks= names modules inside the module that is called: pass its name too, module=")
         if module is not None and not (isinstance(module, str) and module):
             raise ValueError(f"expected module= with the name of the module that is called, got {module!r}")
-        check_options(every, **options)  # refused here, not when training begins
+        settled(every, **options)  # refused here, not when training begins
         self._every, self._module, self._options = every, module, options
-        self._watch: Watch | None = None
-        self._begun: int | None = None
-        self._logged: int | None = None
-        self._keeper = Keeper(links=False)
+        self._run: WatchedRun | None = None
         self._savers: list[Any] = []  # of checkpoints, each under a name of its own
         self._newest: Path | None = None  # checkpoint at the beginning of the step
-        self._painter: Painter | None = None
         self._kept: dict[str, Any] = {}  # by the checkpoint from which a fit goes on
 
     @property
     def watch(self) -> Watch:
         """The watch of the last fit."""
-        if self._watch is None:
+        return self._running.watch
+
+    @property
+    def _running(self) -> WatchedRun:
+        if self._run is None:
             raise ValueError("there is nothing to see before trainer.fit()")
-        return self._watch
+        return self._run
 
     def state_dict(self) -> dict[str, Any]:
         """For Lightning's checkpoints."""
-        if self._watch is None or not self._watch.gate:
-            return {}
-        return state_of(self._watch.gate, self._keeper)
+        return self._run.state() if self._run is not None and self.watch.gate else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """By Lightning, before a fit goes on."""
         self._kept = state_dict
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        model = _called(pl_module) if self._module is None else _named(pl_module, self._module)
-        self._begun = self._logged = None
         self._savers = [
             callback
             for callback in trainer.checkpoint_callbacks
             if getattr(callback, "save_top_k", 0) != 0 and getattr(callback, "_enable_version_counter", True)
         ]
         few = any(callback.save_top_k != -1 for callback in self._savers)
-        self._keeper = Keeper(links=few, writes=trainer.is_global_zero)
-        self._watch = watch(model, self._every, **self._options)
-        self._watch.find_checkpoint = self._keeper.find if self._savers else None
-        self._painter = Painter(self._watch, lambda: trainer.loggers if trainer.is_global_zero else ())
+        self._run = WatchedRun(
+            _called(pl_module) if self._module is None else _named(pl_module, self._module),
+            self._every,
+            self._options,
+            keeper=Keeper(links=few, writes=trainer.is_global_zero),
+            trackers=lambda: trainer.loggers if trainer.is_global_zero else (),
+            finds_checkpoints=bool(self._savers),
+        )
         if kept := self._kept:
             self._kept = {}
-            go_on(kept, self._watch.gate, self._keeper)
-        self._watch.open()
+            go_on(kept, self.watch.gate, self._run.keeper)
+        self.watch.open()
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step != self._begun:  # else a further batch of the same step
-            self._begun = trainer.global_step
-            self.watch.step(self._begun)
-            if self.watch.gate and self._begun % self._every == 0:
+        if trainer.global_step != self._running.begun:  # else a further batch of the same step
+            self._running.step(trainer.global_step)
+            if self.watch.gate and trainer.global_step % self._every == 0:
                 self._newest = _newest_checkpoint(self._savers)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs  # None: the module updates by itself
         if isinstance(loss, Tensor) and loss.numel() == 1:
             self.watch.tell(loss=loss)
-        step = self.watch.last_step
-        if step == self._logged:
-            return
-        self._logged = step
-        scalars = self.watch.scalars()
-        trainer.callback_metrics.update({name: tensor(value) for name, value in scalars.items()})
-        for logger in trainer.loggers:
-            logger.log_metrics(scalars, step=step)
-        if self._painter is not None:
-            self._painter.look()
-        if step is not None and self.watch.gate:
-            self._keeper.look(step, self._newest, self.watch.gate.goods)
+
+        def send(scalars: dict[str, float]) -> None:
+            trainer.callback_metrics.update({name: tensor(value) for name, value in scalars.items()})
+            for logger in trainer.loggers:
+                logger.log_metrics(scalars, step=self.watch.last_step)
+
+        if self._running.log(send) and self.watch.gate:
+            self._running.look(self._newest)
             stop = trainer.strategy.reduce_boolean_decision(self.watch.should_stop, all=False)
             trainer.should_stop = trainer.should_stop or stop
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.watch.close()
-        self._keeper.close()
-        if self._painter is not None:
-            self._painter.draw()
+        self._running.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if self._watch is not None:
-            self._watch.close()
+        if self._run is not None:
+            self.watch.close()
 
 
 def _newest_checkpoint(savers: Sequence[Any]) -> Path | None:

@@ -21,7 +21,7 @@ class Judgement(NamedTuple):
 
 
 class Losses:
-    """The losses that were told, as at most 64 means of equally many losses each, oldest first.
+    """The losses of a training, as at most 64 means of equally many losses each, oldest first.
 
     The loss *falls* if the median of the newest third of the means is below that of the third before. So the noise of
     single steps counts the less the longer a training is, and a loss that has jumped up is seen after a fifth more
@@ -34,7 +34,7 @@ class Losses:
         self._width = 1  # losses per mean
         self._begun: list[float] = []  # of the next mean
         self._is_finite = True  # the newest
-        self._waiting: list[float | Tensor] = []  # told, and not fetched
+        self._waiting: list[float | Tensor] = []  # on a GPU perhaps, and not fetched yet
 
     def tell(self, loss: float | Tensor) -> None:
         """The loss of one step more."""

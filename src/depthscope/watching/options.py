@@ -12,16 +12,18 @@ from depthscope.discovery import Hints, check_hints
 from depthscope.measures import MEASURES, choose_measures
 from depthscope.probing.roles import OF_GRADIENTS
 from depthscope.stations import choose_stations
-from depthscope.watching.gate import Rules, make_gate
+from depthscope.watching.gate import Gate, Rules, make_gate
 from depthscope.watching.watcher import OnAlarm, OnRecord, Watch
+
+_MEASURES, _STATIONS = ("token_similarity", "cosine_similarity"), ("output",)
 
 
 def watch(
     model: nn.Module,
     every: int = 50,
     *,
-    measures: str | Sequence[str] = ("token_similarity", "cosine_similarity"),
-    stations: str | Sequence[str] = ("output",),
+    measures: str | Sequence[str] = _MEASURES,
+    stations: str | Sequence[str] = _STATIONS,
     on_record: OnRecord | None = None,
     path: str | os.PathLike[str] | None = None,
     gradients: bool = False,
@@ -88,7 +90,7 @@ def watch(
     A value that is undefined (nan) counts as one that holds.
     Rules on gradients (`queries_keys_gradient<1e-6`) need `gradients=True`, and are asked when they have come.
     """
-    check_options(
+    taken, where, gate = settled(
         every,
         measures=measures,
         stations=stations,
@@ -101,19 +103,16 @@ def watch(
     )
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a model, a torch.nn.Module, to watch, got {model!r}")
-    chosen, where = choose_measures(measures), choose_stations(stations)
-    gate = make_gate(stop_if, warn_if, (*chosen, *(sorted(OF_GRADIENTS) if gradients else ())), where)
-    found = Watch(model, every, chosen, where, hints, on_record, path, gate, on_alarm)
-    if gradients:
-        found.take_gradients()
-    return found
+    return Watch(
+        model, every, taken, where, hints, gate, gradients=gradients, on_record=on_record, path=path, on_alarm=on_alarm
+    )
 
 
-def check_options(
+def settled(
     every: object,
     *,
-    measures: str | Sequence[str] = "token_similarity",
-    stations: str | Sequence[str] = "output",
+    measures: str | Sequence[str] = _MEASURES,
+    stations: str | Sequence[str] = _STATIONS,
     on_record: object = None,
     path: object = None,
     gradients: object = False,
@@ -121,16 +120,16 @@ def check_options(
     warn_if: Rules | None = None,
     on_alarm: object = None,
     **hints: object,
-) -> None:
-    """Refuses wrong options of `watch` that can be known as such without the model; what `hints` says needs it."""
+) -> tuple[tuple[str, ...], frozenset[str], Gate]:
+    """The measures, stations and rules of a watch. What can be known as wrong without the model is refused; what
+    `hints` says needs it."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"expected every= to be a whole number of steps, 1 or more, got {every!r}")
-    if of_attention := [name for name in choose_measures(measures) if MEASURES[name].of == "attention"]:
+    taken, where = choose_measures(measures), choose_stations(stations)
+    if of_attention := [name for name in taken if MEASURES[name].of == "attention"]:
         raise ValueError(f"{', '.join(of_attention)}: attention matrices are not watched; use depthscope.probe")
     if not isinstance(gradients, bool):
         raise ValueError(f"expected gradients= to be True or False, got {gradients!r}")
-    taken = (*choose_measures(measures), *(sorted(OF_GRADIENTS) if gradients else ()))
-    make_gate(stop_if, warn_if, taken, choose_stations(stations))
     if on_alarm is not None and not callable(on_alarm):
         raise ValueError(f"expected on_alarm= to be a function of an alarm, got {on_alarm!r}")
     if on_record is not None and not callable(on_record):
@@ -138,3 +137,4 @@ def check_options(
     if path is not None and (not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path)):
         raise ValueError(f"expected path= to be the path of a file, got {path!r}")
     check_hints(hints)
+    return taken, where, make_gate(stop_if, warn_if, (*taken, *(sorted(OF_GRADIENTS) if gradients else ())), where)

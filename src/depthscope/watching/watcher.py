@@ -23,8 +23,8 @@ from depthscope.safety import undone, unhook
 from depthscope.watching import wrapped
 from depthscope.watching.gate import Alarm, DepthAlarm, Gate, Means, at_checkpoint
 from depthscope.watching.gradients import GradientTaps
-from depthscope.watching.heat_map import heat_map
 from depthscope.watching.hooks import Counter, End, GuardedMachine
+from depthscope.watching.pictures import heat_map
 from depthscope.watching.records import (
     Curves,
     Record,
@@ -50,10 +50,12 @@ class Watch:
         measures: tuple[str, ...],
         stations: frozenset[str],
         hints: Hints,
-        on_record: OnRecord | None,
-        path: str | os.PathLike[str] | None,
         gate: Gate,
-        on_alarm: OnAlarm | None,
+        *,
+        gradients: bool = False,
+        on_record: OnRecord | None = None,
+        path: str | os.PathLike[str] | None = None,
+        on_alarm: OnAlarm | None = None,
     ):
         self.every = every
         self.gate = gate
@@ -89,11 +91,7 @@ class Watch:
         self._gave_up = False  # something of ours has failed
         self._is_packed = False  # which was said
         self._is_broken = False  # a sequence was not finite, which was said
-        self._taps: GradientTaps | None = None  # where gradients are asked for
-
-    def take_gradients(self) -> None:
-        """From the next watched step on, its backward pass is watched too."""
-        self._taps = GradientTaps(self._machine, self._add_gradients, self._guarded)
+        self._taps = GradientTaps(self._machine, self._add_gradients, self._guarded) if gradients else None
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -153,7 +151,7 @@ class Watch:
         self._gradients = torch.is_grad_enabled()
         try:
             self._is_open = True
-            self._entrance.register_forward_pre_hook(Counter(self), with_kwargs=True)
+            self._entrance.register_forward_pre_hook(Counter(self, self._before_pass), with_kwargs=True)
             return self
         except BaseException:
             self.close()  # an interrupt: nobody would do it
@@ -163,7 +161,7 @@ class Watch:
         """Takes every hook out. May be called more than once."""
         self._end_pass()
         self._flush_gradients()
-        unhook([self._entrance], lambda hook: isinstance(hook, Counter) and hook.watch is self)
+        unhook([self._entrance], lambda hook: isinstance(hook, Counter) and hook.owner is self)
         self._is_open = False
 
     def _leave(self) -> None:
@@ -194,8 +192,8 @@ class Watch:
         if self.gate:
             self.gate.losses.tell(loss)
 
-    def before_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The model is called with these: told by its hook."""
+    def _before_pass(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is called with these arguments: its hook calls this."""
         if self._listens:
             self._end_pass()  # the pass before this one failed, or was interrupted
         if not self._model.training or wrapped.in_backward():
@@ -247,14 +245,14 @@ class Watch:
                 self._taps.open(step)
             if not self._machine.hears_call:
                 self._machine.begin_pass(args, kwargs)
-            self._entrance.register_forward_hook(End(self, lambda: self._record(step)))
+            self._entrance.register_forward_hook(End(self, lambda *_: self._record(step)))
             # After a failure. It must leave itself in place: torch iterates over the hooks themselves then.
-            self._entrance.register_forward_hook(End(self, self._stop_listening), always_call=True)
+            self._entrance.register_forward_hook(End(self, lambda *_: self._stop_listening()), always_call=True)
 
     def _end_pass(self) -> None:
         """May be called again, and begins anew what an interrupt has broken off."""
         self._stop_listening()
-        unhook([self._entrance], lambda hook: isinstance(hook, End) and hook.watch is self)
+        unhook([self._entrance], lambda hook: isinstance(hook, End) and hook.owner is self)
         self._listens = False
 
     def _stop_listening(self) -> None:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from depthscope.cli.documents import document, print_document
-from depthscope.cli.folders import folder
-from depthscope.cli.help import count_of_seeds, counted
 from depthscope.cli.reporting import add_report
+from depthscope.cli.values import count_of_seeds, counted, folder
 from depthscope.exit_codes import code_of
 from depthscope.extras import require
 from depthscope.files import require_writable, write_folder

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from depthscope.cli.documents import print_document
-from depthscope.cli.folders import data as data_folder
-from depthscope.cli.folders import folder
-from depthscope.cli.help import counted
-from depthscope.cli.help import seed as seed_of
+from depthscope.cli.values import counted, folder
+from depthscope.cli.values import data as data_folder
+from depthscope.cli.values import seed as seed_of
 from depthscope.exit_codes import ExitCode, code_of
 from depthscope.extras import MissingExtra, require
 from depthscope.files import require_writable

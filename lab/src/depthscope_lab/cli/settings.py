@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from depthscope.cli.folders import data
+from depthscope.cli.values import data
 from depthscope_lab.training.config import TrainingConfig, changeable, field_help
 from depthscope_lab.training.recipes import RECIPES
 from depthscope_lab.training.run import Run

@@ -15,8 +15,8 @@ from typing import Annotated
 
 import typer
 
-from depthscope.cli.ending import ending_in_order
-from depthscope.cli.folders import folder
+from depthscope.cli.running import ending_in_order
+from depthscope.cli.values import folder
 from depthscope.exit_codes import Terminated
 
 EXTRAS = {"transformers": "huggingface", "altair": "report", "matplotlib": "figures"}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from depthscope.cli.folders import folder
 from depthscope.cli.reporting import add_report
+from depthscope.cli.values import folder
 from depthscope.exit_codes import ExitCode
 from depthscope.files import require_writable
 from depthscope.report.formats import folder_name

@@ -19,8 +19,7 @@ from depthscope.hooks import Listen, Machine, Visit
 from depthscope.measures import MEASURES
 from depthscope.watching import Alarm, Watch, watch
 from depthscope.watching.gate import make_gate
-from depthscope.watching.heat_map import heat_map
-from depthscope.watching.pictures import sender
+from depthscope.watching.pictures import heat_map, sender
 from depthscope.watching.records import load_records
 from depthscope_lab.training.checkpoint import newest_until
 from depthscope_lab.training.run import NonFiniteLoss, Run
