@@ -135,3 +135,8 @@ def test_a_short_name_is_understood_and_what_can_never_hold_is_refused():
     for rule in ("token_similarity>2", "cosine_similarity<-2"):
         with pytest.raises(ValueError, match="a number that"):
             parse_condition(rule, None, "--fail-on")
+
+
+def test_a_comparison_is_met_at_its_own_number_only_with_an_equals_sign():
+    for comparison, holds in ((">", False), ("<", False), (">=", True), ("<=", True)):
+        assert Condition("delta", comparison, 0.5).holds(0.5) is holds

@@ -111,6 +111,10 @@ def test_a_package_that_takes_one_of_our_names_is_named(installed, monkeypatch: 
 def test_names_are_compared_without_case_and_shown_as_they_are():
     assert did_you_mean("BERT-large", ["Bert-Large", "gpt2"]) == "did you mean 'Bert-Large'? "
     assert did_you_mean("zzz", ["Bert"]) == ""
+    assert did_you_mean("mamba", ["llama"]) == ""
+    assert did_you_mean("fig1", ["yu2024-fig2", "yu2024-fig1"]) == "did you mean 'yu2024-fig1'? "
+    assert did_you_mean("bert-base", ["gpt2", "bert"]) == "did you mean 'bert'? "
+    assert did_you_mean("learning_rate", ["depth", "lr"]) == "did you mean 'lr'? "
     assert (
         str(unknown_name("model", "gpt3", ["gpt2"]))
         == "unknown model 'gpt3': did you mean 'gpt2'? expected one of gpt2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -24,10 +25,16 @@ def visible(text: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ "did you mean 'bert'? ", or nothing if no known name is near."""
-    written = {item.lower(): item for item in known}
-    near = get_close_matches(name.lower(), written, n=1, cutoff=_NEAR)
-    return f"did you mean {written[near[0]]!r}? " if near else ""
+    """ "did you mean 'bert'? ", or nothing if no known name is near: spelled alike, one a part of the other (fig1
+    of yu2024-fig1, bert of bert-base), or of its initials (lr of learning_rate)."""
+    written, small = {item.lower(): item for item in known}, name.lower()
+    words = [word for word in re.split("[-_ ]+", small) if word]
+    near = (
+        get_close_matches(small, written, n=1, cutoff=_NEAR)
+        or [item for item in written if small in item.split("-") or item in words][:3]
+        or [item for item in written if item == "".join(word[0] for word in words)]
+    )
+    return f"did you mean {' or '.join(repr(written[item]) for item in near)}? " if near else ""
 
 
 def unknown_name(

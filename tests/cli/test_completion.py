@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,17 @@ def test_every_name_is_offered():
     assert of_the_lab.variants("") == VARIANTS.ours()
     assert of_the_lab.studies("") == [*STUDIES.ours(), "all"]
     assert completion.schemas("") == commands_with_schemas()
+
+
+def test_a_folder_that_is_called_nearly_so_is_named_and_a_name_on_the_hub_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "google" / "bert-cased").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"did you mean 'hf:.*/bert-cased'"):
+        completion.refuse_a_typo(f"hf:{tmp_path}/google/bert-case")
+    monkeypatch.chdir(tmp_path)
+    completion.refuse_a_typo("hf:google/bert-uncased")
+    assert completion.near_folder("google/bert-uncased") == "did you mean 'hf:google/bert-cased'? "
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

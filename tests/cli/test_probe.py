@@ -15,7 +15,6 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, Pre
 
 import depthscope
 from depthscope.cli.display import format_value, skip_sentence
-from depthscope.conditions import Condition, parse_condition
 from depthscope.probing import Profile
 from depthscope.remedies import DeEscalate
 
@@ -206,18 +205,6 @@ def test_fail_on_asks_any_block_and_station(run):
     assert "at ffn_input holds" in run(*asked, "token_similarity<=1 at ffn_input", code=3).err
     assert "asks for block 9, and the last one is 3" in run(*asked, "token_similarity<=1 at block 9", code=2).err
     assert "there is one look only" in run(*asked, "token_similarity<=1 for 3", code=2).err
-
-
-def test_conditions():
-    measured = ("token_similarity", "delta")
-    assert parse_condition(" delta >= -1e-3 ", measured, "--fail-on") == Condition("delta", ">=", -0.001)
-    for comparison, holds in ((">", False), ("<", False), (">=", True), ("<=", True)):
-        assert Condition("delta", comparison, 0.5).holds(0.5) is holds
-    for wrong in ("", "delta", "delta>", "delta>x", "delta=1", "delta>1>2", "delta>nan"):
-        with pytest.raises(ValueError, match="expected --fail-on"):
-            parse_condition(wrong, measured, "--fail-on")
-    with pytest.raises(ValueError, match="did you mean 'token_similarity'"):
-        parse_condition("token_simlarity>1", measured, "--fail-on")
 
 
 def test_a_condition_on_what_is_undefined_or_ambiguous_is_an_error(run):

@@ -50,21 +50,26 @@ def refuse_a_typo(model: str) -> None:
     if colon:
         if module != "hf" and _is_nowhere(module.partition(".")[0]):
             raise unknown_module(model)
-        if module == "hf":
-            _refuse_a_typo_in_a_folder(place)
+        if module == "hf" and is_a_place(place) and not Path(place).exists() and (meant := near_folder(place)):
+            raise ValueError(f"there is no {place!r}: {meant.strip()}")
         return
     others = "depthscope.models.families" in sys.modules or entry_points(group="depthscope.models")  # may have added it
     if model not in FAMILIES and not others:
         raise unknown_model(model, FAMILIES)
 
 
-def _refuse_a_typo_in_a_folder(name: str) -> None:
-    """A folder that is not there, beside one that is called nearly the same, is no name on the hub."""
+def is_a_place(name: str) -> bool:
+    """Whether what follows hf: can only be a file or a folder, and no name on the hub."""
+    return not name or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def near_folder(name: str) -> str:
+    """ "did you mean 'hf:models/smol'? ", if that is there and is called nearly as what is not."""
     place = Path(name)
-    if place.parent != Path() and place.parent.is_dir() and not place.exists():
-        near = get_close_matches(place.name, [other.name for other in place.parent.iterdir()], n=1, cutoff=0.8)
-        if near:
-            raise ValueError(f"there is no {name!r}: did you mean 'hf:{place.parent / near[0]}'?")
+    if place.parent == Path() or not place.parent.is_dir():
+        return ""
+    near = get_close_matches(place.name, [other.name for other in place.parent.iterdir()], n=1, cutoff=0.8)
+    return f"did you mean 'hf:{place.parent / near[0]}'? " if near else ""
 
 
 def _is_nowhere(module: str) -> bool:

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.completion import unknown_model, unknown_module
+from depthscope.cli.completion import is_a_place, near_folder, unknown_model, unknown_module
 from depthscope.cli.options import WeightOptions
 from depthscope.cli.values import expanded
 from depthscope.extras import MissingExtra, require
@@ -128,8 +128,7 @@ def _from_hugging_face(name: str, options: WeightOptions) -> LoadedModel:
     folder = expanded(name)
     _refuse_pipes(folder)
     is_gguf, is_folder = folder.is_file() and folder.suffix == ".gguf", bool(name) and folder.is_dir()
-    nowhere = not name or folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
-    if nowhere and not (is_gguf or is_folder):
+    if (folder.exists() or is_a_place(name)) and not (is_gguf or is_folder):
         raise ValueError(
             f"expected hf: with a folder, a GGUF file or a name on the hub, got {name!r}, which is none of them"
         )
@@ -196,7 +195,7 @@ def _ask_the_hub(name: str) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OSError(
             f"cannot get {name!r}: not in the local cache, and the hub says {reason!r}; "
-            "check the name and the network, or give a local folder: hf:FOLDER"
+            f"{near_folder(name)}check the name and the network, or give a local folder: hf:FOLDER"
         ) from None
 
 
