@@ -73,7 +73,7 @@ def browser() -> Iterator[Any]:
 def opened(browser: Any) -> Iterator[Callable[..., Opened]]:
     contexts = []
 
-    def open_page(path: Path, *, width: int = 1100, scheme: str = "light") -> Opened:
+    def open_page(path: Path, *, width: int = 1100, scheme: str = "light", unfolded: bool = True) -> Opened:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         found = Opened(context.new_page(), [], [])
@@ -82,6 +82,8 @@ def opened(browser: Any) -> Iterator[Callable[..., Opened]]:
         found.page.on("request", lambda request: found.requests.append(request.url))
         found.page.goto(path.as_uri())
         found.page.wait_for_selector("html[data-ready]", timeout=60_000)
+        if unfolded:
+            found.page.evaluate("() => document.querySelectorAll('details').forEach((item) => { item.open = true; })")
         return found
 
     yield open_page

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from depthscope.report import Subject, write
-from depthscope.report.charts import CHARTS
 from depthscope.report.drawings import Material
-from depthscope.report.page import render
+from depthscope.report.page import drawings_of, render
 from profiles_made_up import made_up
 from report_samples import Measured, Opened
 
@@ -32,13 +31,13 @@ def shown(page: Path, opened: Open) -> Opened:
     return opened(page)
 
 
-def test_every_chart_is_there_and_nothing_is_asked_for(page: Path, shown: Opened):
+def test_every_chart_is_there_and_nothing_is_asked_for(page: Path, shown: Opened, everything: Material):
     found = shown
     assert found.page.get_attribute("html", "data-ready") == "yes"
     assert found.complaints == []
     assert found.requests == [page.as_uri()]
     charts = found.page.locator(".chart")
-    assert charts.count() == len(CHARTS.ours())
+    assert charts.count() == sum(not drawing.flat for drawing in drawings_of(everything).values())
     for number in range(charts.count()):
         marks = charts.nth(number).locator("svg .mark-line path, svg .mark-rect path, svg .mark-symbol path")
         assert marks.count() > 0, charts.nth(number).get_attribute("data-chart")
@@ -54,7 +53,7 @@ def test_a_block_under_the_pointer_is_marked_everywhere_and_shows_its_value(show
     assert "value" in found.locator("#vg-tooltip-element").inner_text()
     block = int(found.get_attribute("html", "data-block") or -1)
     assert block > 0
-    for chart in ("stations", "diversity", "gradients"):
+    for chart in ("stations", "diversity", "ranks"):
         rule = found.locator(f"#chart-{chart} svg .mark-rule.role-mark line").first
         assert float(rule.get_attribute("opacity") or 1) > 0, chart
     edged = found.locator("#chart-heads svg .mark-rect path[stroke='currentColor']")
@@ -71,9 +70,9 @@ def test_the_pointer_beside_a_chart_marks_nothing(shown: Opened):
 
 def test_a_click_on_the_legend_shows_one_line_only(page: Path, opened: Open):
     found = opened(page).page
-    lines = found.locator("#chart-steps svg .mark-line.role-mark path")
+    lines = found.locator("#chart-similarity svg .mark-line.role-mark path")
     before = [lines.nth(number).get_attribute("opacity") for number in range(lines.count())]
-    found.locator("#chart-steps svg .role-legend-label text").first.click()
+    found.locator("#chart-similarity svg .role-legend-label text").first.click()
     found.wait_for_timeout(200)
     after = [lines.nth(number).get_attribute("opacity") for number in range(lines.count())]
     assert "0.08" not in before
@@ -190,6 +189,36 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(page: Path, opened: Open, t
     widths = found.page.evaluate("() => [...document.querySelectorAll('.chart svg')].map((svg) => svg.clientWidth)")
     assert max(widths) <= 390
     assert min(widths) > 200
+
+
+def test_the_first_screen_has_the_verdict_one_chart_and_what_was_found(
+    measured: Measured, opened: Open, tmp_path: Path
+):
+    path = write(tmp_path / "page.html", measured.profile, measured.use, measured.spectra)
+    for width in (1400, 390):
+        page = opened(path, width=width, unfolded=False).page
+        assert page.locator(".chart:visible").count() == 1
+        assert page.locator(".said li:visible").count() == 3
+        last = page.locator(".said li:visible").first.bounding_box()
+        assert last is not None
+        assert last["y"] + last["height"] <= 900
+    page.locator("nav a, .said a").last.evaluate("link => link.click()")
+    page.wait_for_function("() => document.querySelectorAll('details[open]').length > 0")
+
+
+def test_runs_have_colours_and_models_of_several_depths_one_axis(measured: Measured, opened: Open, tmp_path: Path):
+    short = made_up({"token_similarity": [0.1, 0.5, 0.9]})
+    path = tmp_path / "page.html"
+    path.write_text(render([Subject("six", measured.profile), Subject("two", short)], title="two"), encoding="utf-8")
+    found = opened(path)
+    assert found.complaints == []
+    assert found.page.locator("#chart-similarity .role-legend-label text").all_text_contents() == ["six", "two"]
+    assert "share of the blocks" in str(found.page.locator("#chart-similarity svg").text_content())
+    assert found.page.locator("#chart-similarity select").count() == 1
+    lines = found.page.locator("#chart-similarity svg .mark-line.role-mark path")
+    assert len({lines.nth(number).get_attribute("stroke") for number in range(lines.count())}) == 2
+    labels = found.page.locator("#chart-similarity svg .role-axis-label text").all_text_contents()
+    assert {"0", "1", "100%"} <= {label.removesuffix(".0") for label in labels}
 
 
 def test_a_long_name_needs_no_sideways_scrolling(opened: Open, tmp_path: Path):

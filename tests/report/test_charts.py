@@ -55,6 +55,16 @@ def test_a_chart_without_data_is_not_drawn():
     assert drawings_of(Material([Subject("nothing")])) == {}
 
 
+def test_a_chart_in_which_nothing_changes_is_named_and_not_shown(tmp_path):
+    names = ("largest_feature_share", "token_diversity")
+    profile = made_up({"token_similarity": [0.1, 0.5, 0.9], names[0]: [0.02, 0.03, 0.02], names[1]: [0.9, 0.5, 0.1]})
+    drawn = drawings_of(Material(subjects_of([profile])))
+    assert [name for name, drawing in drawn.items() if drawing.flat] == ["rogue_features"]
+    text = write(tmp_path / "page.html", profile).read_text(encoding="utf-8")
+    assert 'id="chart-rogue_features"' not in text
+    assert "nothing changes in it from block to block: Rogue dimensions." in text
+
+
 def test_the_steps_add_up_to_the_whole(measured: Measured):
     """What all steps have added by the last block is what the log-odds have grown by."""
     steps = CHARTS["steps"](Material(subjects_of([measured.profile])))

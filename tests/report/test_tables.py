@@ -65,11 +65,10 @@ def test_what_is_not_finite_is_null():
 def test_numbers_are_means_over_samples():
     profile = made_up({"token_similarity": [0.1, 0.5, 0.9]})
     profile.frame.loc[profile.frame["sample"] == 1, "value"] += 0.02
-    table = numbers_of("a", profile)
+    table = numbers_of(profile)
     found = table[(table["measure"] == "token_similarity") & (table["block"] == 2)]
     assert found["value"].tolist() == [pytest.approx(0.91)]
-    assert set(table["run"]) == {"a"}
-    ranges = ranges_of("a", profile)
+    ranges = ranges_of(profile)
     row = ranges[(ranges["measure"] == "token_similarity") & (ranges["block"] == 2)]
     assert row[["low", "high"]].to_numpy().tolist() == [[pytest.approx(0.9), pytest.approx(0.92)]]
 
@@ -80,7 +79,7 @@ def test_which_feature_is_largest_has_no_mean():
     more = frame[frame["measure"] == "largest_feature"].assign(sample=2)
     frame = pd.concat([frame, more], ignore_index=True)
     frame.loc[(frame["measure"] == "largest_feature") & (frame["sample"] == 0), "value"] = 60.0
-    table = numbers_of("a", type(profile)(frame, profile.metadata))
+    table = numbers_of(type(profile)(frame, profile.metadata))
     assert table.loc[table["measure"] == "largest_feature", "value"].tolist() == [3.0, 3.0]  # the mean would be 22
 
 

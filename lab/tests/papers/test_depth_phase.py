@@ -16,8 +16,8 @@ from depthscope_lab.papers.deep import phase, phase_runs
 from depthscope_lab.papers.deep.phase_claims import claims
 from depthscope_lab.papers.deep.phase_lines import PRESCRIBED, Lines, balanced_accuracy, fitted
 from depthscope_lab.papers.deep.phase_model import QKV, scores_of, stacked
-from depthscope_lab.papers.trained import plain as plain_data
 from depthscope_lab.training.data.order import batch_indices
+from depthscope_lab.training.kept import plain as plain_data
 from samples import seeded
 
 CELLS = ((1.0, 0.0), (0.3, 0.5), (2.0, 1.0))

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from depthscope_lab.papers.study import Work
-from depthscope_lab.papers.trained import kept, steps
+from depthscope_lab.papers.trained import steps
+from depthscope_lab.training.kept import kept
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])

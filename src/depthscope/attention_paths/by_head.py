@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from depthscope.attention_paths.path_tensor import Log, NotFollowed, carrying, terms_of
-from depthscope.attention_paths.shares import Row
+from depthscope.attention_paths.shares import rows_of
 from depthscope.attention_paths.terms import Terms
 from depthscope.hooks import Visit
 
@@ -65,20 +66,19 @@ class Adjoint:
         energy = torch.linalg.vector_norm(along, dim=(-2, -1), dtype=torch.float64).square()
         self.along = along / energy.to(along.dtype)[:, None, None]  # Y/‖Y‖²
 
-    def rows(self, first_sample: int) -> list[Row]:
-        """`projection_share` by block, head and length."""
-        found: list[Row] = []
+    def rows(self, first_sample: int) -> list[pd.DataFrame]:
+        """`projection_share` by block, head and length, of the lengths that take a head."""
+        found: list[pd.DataFrame] = []
         behind = self.along.unsqueeze(0)  # U_0, …, U_m (m + 1, batch, n, d)
         depth = len(self.segments)
         while self.segments:
             segment = self.segments.pop()
             behind, at_context = _transposed(segment, behind)
             shares = _by_length(segment.contexts, at_context, depth)  # (batch, h, 1 + L)
-            found += [
-                Row("head", segment.block, head, "projection_share", first_sample, shares[:, head].T)
-                for head in range(shares.shape[1])
-            ]
-        return found[::-1]
+            for head in range(shares.shape[1]):
+                share = {"projection_share": shares[:, head].T}
+                found.append(rows_of(share, first_sample, block=segment.block, head=head).query("length > 0"))
+        return found
 
 
 def _transposed(segment: Segment, behind: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,13 +23,9 @@ ESCAPES |= {"__dlpack__", "__reduce_ex__", "__cuda_array_interface__"}
 CASTS = frozenset({"to", "type", "type_as", "int", "long", "short", "char", "byte"})
 
 
+@ours()
 def apply(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a function of PyTorch as the model does, and gives its result the paths that its arguments have."""
-    with ours():
-        return _apply(func, args, kwargs)
-
-
-def _apply(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = rules.name_of(func)
     _look_at(name, (args, kwargs))
     if kwargs.get("inplace"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Unpack
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +25,15 @@ from depthscope.attention_paths.path_tensor import (
     terms_of,
     unwrap,
 )
-from depthscope.attention_paths.shares import LeftOut, PathShares, Row, frames_of, measured, share_rows
+from depthscope.attention_paths.shares import (
+    LeftOut,
+    PathShares,
+    joined,
+    loss_table,
+    measured,
+    measured_of_output,
+    rows_of,
+)
 from depthscope.attention_paths.terms import Terms
 from depthscope.attention_paths.unfollowed_reads import UnfollowedReads, ours
 from depthscope.discovery import Hints
@@ -91,7 +100,9 @@ def paths(
     calls, anatomy = list(scope.calls()), scope.anatomy
     _refuse(anatomy)
     following = Following(model, anatomy, by_head, progress)
-    rows: list[Row] = []
+    frame: list[pd.DataFrame] = []
+    blocks: list[pd.DataFrame] = []
+    heads: list[pd.DataFrame] = []
     terms: list[Tensor] = []
     without: list[list[LeftOut]] = []
     samples = 0
@@ -105,10 +116,10 @@ def paths(
             if number > 1 and was_stopped():
                 break
             split = following.split()
-            rows += share_rows(split, following.whole, following.real, following.depth, samples)
-            rows += following.rows_of_blocks(samples)
+            frame.append(rows_of(measured_of_output(split, following.whole, following.real), samples))
+            blocks += [rows_of(found, samples, block=block) for block, found in following.by_block]
             if by_head:
-                rows += attempt("paths by head", partial(following.rows_of_heads, samples)) or []
+                heads += attempt("paths by head", partial(following.rows_of_heads, samples)) or []
             if loss is not False:
                 made = None if loss is True else loss
                 in_layout = following.in_layout()
@@ -122,7 +133,8 @@ def paths(
         named = ", ".join(map(str, no_attention))
         notes.append(f"blocks {named} have no self-attention: paths become no longer there")
     metadata = described | {"notes": [*notes, *anatomy.notes, *anatomy.left_out]}
-    return PathShares(*frames_of(rows, without), metadata=metadata, terms=_joined(terms) if keep_terms else None)
+    tables = joined(frame), joined(blocks, "block"), joined(heads, "block", "head"), loss_table(without)
+    return PathShares(*tables, metadata=metadata, terms=_joined(terms) if keep_terms else None)
 
 
 class Following:
@@ -143,7 +155,7 @@ class Following:
         self.heads: list[int] = []  # of every block that has attention
         self.without_attention: list[int] = []  # blocks
         self.segments: list[Segment] = []
-        self._by_block: list[tuple[int, dict[str, Tensor]]] = []
+        self.by_block: list[tuple[int, dict[str, Tensor]]] = []  # what was measured of each block
         self._log = Log()
         self._reads = UnfollowedReads()
         self._expected: list[Tensor] = []  # what each block gives when nobody follows
@@ -154,7 +166,7 @@ class Following:
         self.terms = self.left = None
         self.depth, self.heads, self.without_attention = 0, [], []
         self.segments.clear()
-        self._by_block.clear()
+        self.by_block.clear()
         self._expected.clear()
         self._reads = UnfollowedReads()
         with self.ordinary:
@@ -186,27 +198,12 @@ class Following:
         constant, *lengths = self.terms.spanning(0, self.terms.end).values
         return [*lengths, constant]
 
-    def rows_of_blocks(self, first_sample: int) -> list[Row]:
-        """How much of each block's output came on paths of each length."""
-        return [
-            Row("block", block, -1, name, first_sample, values)
-            for block, found in self._by_block
-            for name, values in found.items()
-        ]
-
-    def rows_of_heads(self, first_sample: int) -> list[Row]:
+    def rows_of_heads(self, first_sample: int) -> list[pd.DataFrame]:
         """Which heads of each block carry the paths of each length."""
         return Adjoint(self.segments, self.whole, self.real).rows(first_sample)
 
+    @ours()
     def _enter(self, visit: Visit, tokens: Tensor) -> Tensor:
-        with ours():
-            return self._entering(visit, tokens)
-
-    def _leave(self, visit: Visit, tokens: Tensor) -> Tensor:
-        with ours():
-            return self._leaving(visit, tokens)
-
-    def _entering(self, visit: Visit, tokens: Tensor) -> Tensor:
         self._running = f"{visit.number} ({visit.block.name})"
         if visit.number == 1:
             if tokens.dtype not in TOLERANCE:
@@ -231,9 +228,10 @@ class Following:
 
     def _largest(self) -> int:
         """The place of the largest term that enters a block; what enters the first is all of length 0."""
-        return int(self._by_block[-1][1]["norm_share"].mean(dim=1).argmax()) if self._by_block else 1
+        return int(self.by_block[-1][1]["norm_share"].mean(dim=1).argmax()) if self.by_block else 1
 
-    def _leaving(self, visit: Visit, tokens: Tensor) -> Tensor:
+    @ours()
+    def _leave(self, visit: Visit, tokens: Tensor) -> Tensor:
         self._reads.block, self._log.ended = 0, True
         if self._reads.refusal:
             raise NotFollowed(self._reads.refusal)
@@ -249,7 +247,7 @@ class Following:
         self.terms, self.left, self.real, self.depth = terms, found, visit.real, visit.number
         whole = self.machine.running.batch_first(found)
         split = [self.machine.running.batch_first(term) for term in terms.spanning(0, terms.end).values]
-        self._by_block.append((visit.number, measured(split, whole, visit.real)))
+        self.by_block.append((visit.number, measured(split, whole, visit.real)))
         if self.progress is not None:
             self.progress()
         return found

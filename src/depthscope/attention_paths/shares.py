@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -119,17 +119,6 @@ class PathShares:
         return cls(frame, blocks, heads, losses, metadata)
 
 
-class Row(NamedTuple):
-    """Numbers of one measure, by length and sample."""
-
-    table: str  # "output", "block" or "head"
-    block: int
-    head: int  # -1: all
-    measure: str
-    first_sample: int
-    values: Tensor  # (1 + lengths, batch) float64, the constant part first
-
-
 @dataclass(frozen=True)
 class LeftOut:
     """The loss of one batch without some terms: "nothing", "length" (of this one), "above" it, "below" it."""
@@ -164,53 +153,36 @@ def _norm(tokens: Tensor) -> Tensor:
     return torch.linalg.vector_norm(tokens, dim=(-2, -1), dtype=torch.float64)
 
 
-def share_rows(split: Tensor, whole: Tensor, real: Tensor | None, block: int, first_sample: int) -> list[Row]:
-    """Of the terms of the output, lengths first and the constant part last, (L + 2, batch, n, d).
+def measured_of_output(split: Tensor, whole: Tensor, real: Tensor | None) -> dict[str, Tensor]:
+    """Of the terms of the output, lengths first and the constant part last, (L + 2, batch, n, d); here it comes first.
 
     Beside what is measured of every block, `composite_residual`, ‖A − 1aᵀ‖_{1,∞}/‖A‖_{1,∞} of the term by itself: 0 for
     a term of equal tokens, and nan for one that is 0.
     """
     turned = [split[-1].double(), *split[:-1].double()]
-    found = measured(turned, whole.double(), real)
-    found["composite_residual"] = torch.stack([composite_residual(TokenMatrix.of(term, real)) for term in turned])
-    return [Row("output", block, -1, name, first_sample, values) for name, values in found.items()]
+    residuals = [composite_residual(TokenMatrix.of(term, real)) for term in turned]
+    return measured(turned, whole.double(), real) | {"composite_residual": torch.stack(residuals)}
 
 
-def frames_of(
-    rows: Sequence[Row], without: Sequence[Sequence[LeftOut]]
-) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The four tables of what was measured."""
-    frame = _table(rows, "output", ["sample", "length"])
-    blocks = _table(rows, "block", ["block", "sample", "length"])
-    heads = _table(rows, "head", ["block", "head", "sample", "length"])
-    return frame, blocks, heads, _loss_table(without)
+def rows_of(measures: Mapping[str, Tensor], first_sample: int, **where: int) -> pd.DataFrame:
+    """A row per length and sample of what was measured, (1 + lengths, batch), the constant part first."""
+    lengths, batch = next(iter(measures.values())).shape
+    columns: dict[str, Any] = {key: np.full(lengths * batch, number, dtype=np.int32) for key, number in where.items()}
+    columns["sample"] = np.tile(np.arange(first_sample, first_sample + batch, dtype=np.int32), lengths)
+    columns["length"] = np.repeat(np.arange(CONSTANT, lengths - 1, dtype=np.int32), batch)
+    return pd.DataFrame(columns | {name: values.flatten().cpu().numpy() for name, values in measures.items()})
 
 
-def _table(rows: Sequence[Row], name: str, keys: list[str]) -> pd.DataFrame:
-    parts: dict[tuple[int, int, int], dict[str, Tensor]] = {}
-    for row in rows:
-        if row.table == name:
-            parts.setdefault((row.block, row.head, row.first_sample), {})[row.measure] = row.values
-    tables = []
-    for (block, head, first), measures in parts.items():
-        lengths, batch = next(iter(measures.values())).shape
-        columns: dict[str, Any] = {
-            "block": np.full(lengths * batch, block, dtype=np.int32),
-            "head": np.full(lengths * batch, head, dtype=np.int32),
-            "sample": np.tile(np.arange(first, first + batch, dtype=np.int32), lengths),
-            "length": np.repeat(np.arange(CONSTANT, lengths - 1, dtype=np.int32), batch),
-        }
-        columns = {key: columns[key] for key in keys}
-        tables.append(pd.DataFrame(columns | {key: value.flatten().cpu().numpy() for key, value in measures.items()}))
+def joined(tables: Sequence[pd.DataFrame], *keys: str) -> pd.DataFrame:
+    """All of them as one, in the order of the keys, the samples and the lengths."""
+    order = [*keys, "sample", "length"]
     if not tables:
-        return pd.DataFrame(columns=[*keys, "projection_share"])
-    joined = pd.concat(tables)
-    if name == "head":
-        joined = joined[joined["length"] > 0]  # shorter paths take no head
-    return joined.sort_values(keys, ignore_index=True)
+        return pd.DataFrame(columns=[*order, "projection_share"])
+    return pd.concat(tables).sort_values(order, ignore_index=True)
 
 
-def _loss_table(without: Sequence[Sequence[LeftOut]]) -> pd.DataFrame:
+def loss_table(without: Sequence[Sequence[LeftOut]]) -> pd.DataFrame:
+    """Means over batches, and what they are above the loss in which nothing is left out."""
     if not without:
         return pd.DataFrame(columns=_LOSS_COLUMNS)
     rows = [(item.left_out, item.length, item.loss) for batch in without for item in batch]

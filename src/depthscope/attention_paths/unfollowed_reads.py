@@ -8,6 +8,7 @@ none of our rules has called, is noted, and the block that ran is refused.
 
 from __future__ import annotations
 
+from contextlib import ContextDecorator
 from typing import Any
 
 import torch
@@ -94,8 +95,8 @@ class _Ours(ByThread):
 _OURS = _Ours()
 
 
-class ours:
-    """Context manager: what runs inside is our own."""
+class ours(ContextDecorator):
+    """What runs inside, or in the function that it stands above, is our own."""
 
     def __enter__(self) -> None:
         _OURS.depth += 1

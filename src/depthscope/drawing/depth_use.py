@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from depthscope.drawing.palette import BLACK, HEAT, LIGHT_GREY
-from depthscope.drawing.panels import LARGE, SMALL, label, plain
+from depthscope.drawing.palette import BLACK
+from depthscope.drawing.panels import LARGE, SMALL, cells, colour_bar, label, plain
 from depthscope.extras import require
 
 if TYPE_CHECKING:
@@ -41,13 +41,10 @@ def draw_depth_use(frame: pd.DataFrame, matrix: pd.DataFrame, names: Mapping[str
 
 def _draw_table(ax: Axes, frame: pd.DataFrame, shown: list[str], names: Mapping[str, str]) -> None:
     blocks = frame["block"].to_numpy()
-    ax.set_facecolor(LIGHT_GREY)
     for place, name in enumerate(shown):
         values = frame[name].to_numpy(dtype=float)
         low, high = colour_limits(name, values)
-        shades = np.ma.masked_invalid(values)[:, None]
-        edges = np.append(blocks - 0.5, blocks[-1] + 0.5)
-        ax.pcolormesh([place, place + 1], edges, shades, cmap=HEAT, vmin=low, vmax=high, rasterized=True)
+        cells(ax, values[:, None], [place, place + 1], blocks, limits=(low, high))
         if len(blocks) <= _MOST_NUMBERS:
             _write(ax, place, blocks, values, low, high)
     ax.set_xticks(np.arange(len(shown)) + 0.5, [plain(names[name]) for name in shown], rotation=60, ha="right")
@@ -76,12 +73,7 @@ def colour_limits(name: str, values: Any) -> tuple[float, float]:
 
 
 def _draw_matrix(figure: Figure, ax: Axes, matrix: pd.DataFrame) -> None:
-    ax.set_facecolor(LIGHT_GREY)
-    values = np.ma.masked_invalid(matrix.to_numpy(dtype=float))
     blocks = np.arange(1, len(matrix) + 1)
-    edges = np.append(blocks - 0.5, blocks[-1] + 0.5)
-    colours = ax.pcolormesh(edges, edges, values, cmap=HEAT, vmin=0.0, vmax=1.0, rasterized=True)
-    bar = figure.colorbar(colours, ax=ax, extend="max")
-    bar.ax.tick_params(labelsize=SMALL)
+    colour_bar(figure, ax, cells(ax, matrix.to_numpy(), blocks, blocks, limits=(0.0, 1.0)), extend="max")
     ax.tick_params(labelsize=SMALL)
     label(ax, "how far a later block changes what it adds", "later block", "skipped block")

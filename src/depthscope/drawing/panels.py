@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from depthscope.drawing.palette import GRID_GREY, LIGHT_GREY
+import numpy as np
+
+from depthscope.drawing.palette import GRID_GREY, HEAT, LIGHT_GREY
 from depthscope.extras import require
 from depthscope.naming import visible
 
@@ -94,6 +96,33 @@ def shared_legend(figure: Figure, ax: Axes, columns: int = 3) -> None:
     """One legend under the whole figure, for panels that all show what this one names."""
     handles, names = ax.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=SMALL, frameon=False)
+
+
+def cells(ax: Axes, values: Any, x: Any, y: Any, *, limits: tuple[float | None, float | None] = (None, None)) -> Any:
+    """Values (y, x) as colour in cells with these borders, or around these centres; grey where there is none (nan or
+    infinite). `limits` are the values of the darkest and the brightest colour, by default those of the data. Returns
+    what a colour bar is made of."""
+    ax.grid(False)
+    ax.set_facecolor(LIGHT_GREY)
+    shown, (low, high) = np.ma.masked_invalid(np.asarray(values, dtype=float)), limits
+    across, upwards = (edges(at) if len(at) == n else at for at, n in ((x, shown.shape[1]), (y, shown.shape[0])))
+    return ax.pcolormesh(across, upwards, shown, cmap=HEAT, vmin=low, vmax=high, rasterized=True)
+
+
+def edges(centres: Any) -> Any:
+    """The borders of cells around these centres; the outer cells are as wide as they are on their inner side."""
+    centres = np.asarray(centres, dtype=float)
+    if len(centres) == 1:
+        return np.array([centres[0] - 0.5, centres[0] + 0.5])
+    middle = (centres[1:] + centres[:-1]) / 2
+    return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])
+
+
+def colour_bar(figure: Figure, ax: Axes, painted: Any, **options: Any) -> Any:
+    """A colour bar beside the axes, with small numbers."""
+    bar = figure.colorbar(painted, ax=ax, **options)
+    bar.ax.tick_params(labelsize=SMALL)
+    return bar
 
 
 def block_axis(ax: Axes, last: int, first: int = 1) -> None:

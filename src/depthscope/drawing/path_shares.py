@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from depthscope.drawing.palette import BLACK, BLUE, GREEN, GREY, HEAT, LIGHT_GREY, ORANGE, VERMILION
+from depthscope.drawing.palette import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from depthscope.drawing.panels import (
     LARGE,
-    SMALL,
     band,
     block_axis,
+    cells,
+    colour_bar,
     label,
     legend_below,
     legend_inside,
@@ -77,18 +76,10 @@ def _by_block(blocks: pd.DataFrame) -> pd.DataFrame:
 
 def _draw_map(figure: Figure, ax: Axes, table: pd.DataFrame, title: str, x: str, y: str) -> None:
     """Colours from the least to the largest share, rows upwards."""
-    ax.grid(False)
-    ax.set_facecolor(LIGHT_GREY)
-    edges = [_edges(axis.to_numpy(dtype=float)) for axis in (table.columns, table.index)]
-    colours = ax.pcolormesh(*edges, np.ma.masked_invalid(table.to_numpy(dtype=float)), cmap=HEAT, rasterized=True)
-    figure.colorbar(colours, ax=ax).ax.tick_params(labelsize=SMALL)
+    colour_bar(figure, ax, cells(ax, table.to_numpy(), table.columns.to_numpy(), table.index.to_numpy()))
     label(ax, title, x, y)
     whole_numbers(ax.xaxis)
     whole_numbers(ax.yaxis)
-
-
-def _edges(centres: Any) -> Any:
-    return np.append(centres - 0.5, centres[-1] + 0.5)
 
 
 def _draw_losses(ax: Axes, losses: pd.DataFrame) -> None:

@@ -14,9 +14,9 @@ _HOMES = {
     "Subject": "subjects",
     "read": "reading",
     "read_metrics": "formats",
-    "write": "writing",
-    "write_charts": "writing",
-    "write_index": "writing",
+    "write": "page",
+    "write_charts": "page",
+    "write_index": "page",
 }
 
 __all__ = [
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from depthscope.report.charts import CHARTS
     from depthscope.report.drawings import Chart, Drawing, Material
     from depthscope.report.formats import Claim, read_metrics
+    from depthscope.report.page import write, write_charts, write_index
     from depthscope.report.reading import read
     from depthscope.report.subjects import Subject
-    from depthscope.report.writing import write, write_charts, write_index
 
 
 def __getattr__(name: str) -> Any:

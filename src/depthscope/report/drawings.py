@@ -25,14 +25,20 @@ class Material:
     @cached_property
     def numbers(self) -> pd.DataFrame:
         """run, block, station, head (−1: none), measure, value: means over samples of all profiles."""
-        found = [numbers_of(item.label, item.profile) for item in self.measured if item.profile is not None]
-        return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=NUMBER_COLUMNS)
+        found = self.table(lambda item: None if item.profile is None else numbers_of(item.profile))
+        return pd.DataFrame(columns=NUMBER_COLUMNS) if found is None else found[NUMBER_COLUMNS]
 
     @cached_property
     def ranges(self) -> pd.DataFrame:
         """run, block, measure, low, high: over the samples, of shares at the blocks' outputs."""
-        found = [ranges_of(item.label, item.profile) for item in self.measured if item.profile is not None]
-        return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=RANGE_COLUMNS)
+        found = self.table(lambda item: None if item.profile is None else ranges_of(item.profile))
+        return pd.DataFrame(columns=RANGE_COLUMNS) if found is None else found[RANGE_COLUMNS]
+
+    def table(self, of: Callable[[Subject], pd.DataFrame | None]) -> pd.DataFrame | None:
+        """What `of` gives of each subject, in one table with its label in the column `run`; None if that is nothing."""
+        found = [(item.label, of(item)) for item in self.subjects]
+        rows = [frame.assign(run=label) for label, frame in found if frame is not None and len(frame)]
+        return pd.concat(rows, ignore_index=True) if rows else None
 
     @property
     def measured(self) -> list[Subject]:
@@ -47,21 +53,26 @@ class Material:
     @property
     def labels(self) -> list[str]:
         """The labels of all that have something by block."""
-        return [subject.label for subject in self.subjects if any(item is not None for item in subject.of_model)]
+        return list(self.depths)
+
+    @cached_property
+    def depths(self) -> dict[str, int]:
+        """Blocks by label, of all that have something by block."""
+        return {item.label: item.depth for item in self.subjects if any(part is not None for part in item.of_model)}
 
     @property
     def depth(self) -> int:
         """Blocks of the deepest."""
         return max((subject.depth for subject in self.subjects), default=0)
 
+    def has(self, measure: str, station: str = "output") -> bool:
+        """Whether some profile has this measure at this station."""
+        return (station, measure) in self._there
+
     @cached_property
     def _there(self) -> set[tuple[str, str]]:
         pairs = self.numbers[["station", "measure"]].drop_duplicates()
         return set(zip(pairs["station"], pairs["measure"], strict=True))
-
-    def has(self, measure: str, station: str = "output") -> bool:
-        """Whether some profile has this measure at this station."""
-        return (station, measure) in self._there
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,7 @@ class Drawing:
     `spec` is a chart of Altair whose data are named tables (`alt.NamedData("numbers")`). `uses` says which rows of
     which table it shows; `tables` are those that it brings besides the page's own. `rules` are the rules of the
     diagnosis whose sentences lead here. `block` is the scale that has blocks on it, so that the pointer finds one.
+    `flat`: nothing changes in it, so that the page names it and does not show it.
     """
 
     title: str
@@ -81,6 +93,7 @@ class Drawing:
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     rules: tuple[str, ...] = ()
     block: Literal["x", "y"] | None = "x"
+    flat: bool = False
 
 
 Chart = Callable[[Material], Drawing | None]

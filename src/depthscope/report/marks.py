@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,17 +46,25 @@ CONFIG: dict[str, Any] = {
     "rule": {"color": "currentColor"},
     "text": {"color": "currentColor"},
 }
+NOTHING: Any = alt.Data(values=[{}])  # type: ignore[arg-type]
 _HOVERED = "datum.block == hovered"
 
 
 def block_axis(depth: int, first: float = 0) -> alt.X:
     """Blocks to the right, from what enters to the last."""
-    last = depth if first == 0 else depth + 0.5
-    return alt.X(
-        "block:Q",
-        title="block",
-        scale=alt.Scale(domain=[first, max(last, first + 1)], nice=False),
-        axis=alt.Axis(format="d", tickMinStep=1),
+    last = max(depth if first == 0 else depth + 0.5, first + 1)
+    scale = alt.Scale(domain=[first, last], nice=False)
+    return alt.X("block:Q", title="block", scale=scale, axis=alt.Axis(format="d", tickMinStep=1))
+
+
+def along_depth(chart: Any, material: Material) -> Any:
+    """The chart with blocks to the right, or, where models differ in depth, with the share of their blocks."""
+    if len(set(material.depths.values())) < 2:
+        return chart.encode(x=block_axis(material.depth))
+    depths = json.dumps(material.depths)
+    scale, title = alt.Scale(domain=[0, 1], nice=False), "share of the blocks"
+    return chart.transform_calculate(at=f"datum.block / ({depths})[datum.run]").encode(
+        x=alt.X("at:Q", title=title, scale=scale, axis=alt.Axis(format=".0%", tickCount=5))
     )
 
 
@@ -63,7 +72,7 @@ def at_pointer(layers: Sequence[Any], *, height: int = HEIGHT, rule: bool = True
     """The layers, with a rule at the block under the pointer, wherever on the page that is."""
     hovered = alt.param(name="hovered", value=-1)
     here = (
-        alt.Chart(alt.Data(values=[{}]))  # type: ignore[arg-type]
+        alt.Chart(NOTHING)
         .mark_rule(opacity=alt.expr("hovered < 0 ? 0 : 0.5"), clip=True)
         .encode(x=alt.XDatum(alt.expr("hovered"), type="quantitative"))
     )
@@ -81,97 +90,96 @@ def lines(
     by: str = "series",
     labels: Mapping[str, str] | None = None,
     log: bool = False,
-    domain: tuple[float, float] | None = None,
+    share: bool = False,
     behind: Sequence[Any] = (),
 ) -> Any:
-    """A line for each of the series, in which a click on the legend chooses; of several runs, dashed by run.
+    """Lines over blocks: of one run a colour for each of the series; of several a colour for each run, and one series
+    at a time, which is chosen above the chart. A click on the legend shows one line only.
 
-    `labels` turns "station measure" into a name of a series, where the table has no column of them. `behind` are charts
-    that are drawn first.
+    `labels` turns "station measure" into a name of a series, where the table has no column of them. The axis of a
+    `share` goes from 0 to 1, and lower where numbers do. `behind` are charts that are drawn first.
     """
-    runs = material.labels
+    runs, params = material.labels, []
     chart: Any = alt.Chart(alt.NamedData(table))
     if labels is not None:
-        names = ", ".join(f"{key!r}: {name!r}" for key, name in labels.items())
-        chart = chart.transform_calculate(series=f"({{{names}}})[datum.station + ' ' + datum.measure]")
+        chart = chart.transform_calculate(series=f"({json.dumps(labels)})[datum.station + ' ' + datum.measure]")
         chart = chart.transform_filter("isValid(datum.series)")
+    colours, field = list(series), by
+    if len(runs) > 1:
+        colours, field = runs, "run"
+        if len(series) > 1:
+            params.append(choice("series", series, "line"))
+            chart = chart.transform_filter(f"datum.{by} == series")
     if log:
         chart = chart.transform_filter(f"datum.{y} > 0")
-    scale = alt.Scale(type="log") if log else alt.Scale(domain=list(domain)) if domain else alt.Scale(zero=False)
-    chart = chart.encode(
-        x=block_axis(material.depth),
+    shares = alt.Scale(zero=True, domainMax=1, nice=False)
+    scale = alt.Scale(type="log") if log else shares if share else alt.Scale(zero=False)
+    chart = along_depth(chart, material).encode(
         y=alt.Y(f"{y}:Q", title=title, scale=scale, axis=alt.Axis(format=".0e" if log else "~r", tickCount=6)),
-        color=series_colour(series, by),
+        color=colour(colours, field),
+        detail=alt.Detail("run:N"),
     )
-    wanted = alt.selection_point(name="wanted", fields=[by], bind="legend", toggle="true")
+    wanted = alt.selection_point(name="wanted", fields=[field], bind="legend", toggle="true")
     faint = alt.condition(wanted, alt.value(1), alt.value(0.08))
     tooltip = [alt.Tooltip(f"{by}:N", title="what"), "block:Q", alt.Tooltip(f"{y}:Q", format=".4g")]
-    line = chart.mark_line().encode(opacity=faint, **dashes(runs)).add_params(wanted)
+    line = chart.mark_line().encode(opacity=faint).add_params(wanted)
     point = chart.mark_point(filled=True, size=70).encode(
         opacity=alt.condition(_HOVERED, alt.value(1), alt.value(0)),
         tooltip=[alt.Tooltip("run:N"), *tooltip] if len(runs) > 1 else tooltip,
     )
-    return at_pointer([*behind, line, point])
+    return at_pointer([*behind, line, point], rule=len(set(material.depths.values())) < 2, params=params)
 
 
-def series_colour(series: Sequence[str], by: str = "series") -> alt.Color:
-    """The colours of the house in the order of the series; with a legend if there are several."""
-    colours = [COLOURS[number % len(COLOURS)] for number in range(len(series))]
-    legend = alt.Legend(orient="top", title=None, columns=3, symbolOpacity=1) if len(series) > 1 else None
-    return alt.Color(f"{by}:N", scale=alt.Scale(domain=list(series), range=colours), legend=legend, sort=None)
+def colour(names: Sequence[str], field: str) -> alt.Color:
+    """The colours of the house in the order of the names; with a legend if there are several."""
+    colours = [COLOURS[number % len(COLOURS)] for number in range(len(names))]
+    legend = alt.Legend(orient="top", title=None, columns=3, symbolOpacity=1) if len(names) > 1 else None
+    return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(names), range=colours), legend=legend, sort=None)
 
 
-def dashes(runs: Sequence[str]) -> dict[str, Any]:
-    """Solid for the first run, which is the baseline, and ever shorter dashes for the others."""
-    if len(runs) < 2:
-        return {"detail": alt.Detail("run:N")}
-    patterns = [[1, 0], [6, 3], [2, 2], [8, 2, 2, 2], [1, 3]]
-    return {
-        "strokeDash": alt.StrokeDash(
-            "run:N",
-            scale=alt.Scale(domain=list(runs), range=[patterns[number % len(patterns)] for number in range(len(runs))]),
-            legend=alt.Legend(orient="top", title=None, symbolStrokeColor="currentColor", columns=2),
-        )
-    }
-
-
-def choice(name: str, options: Sequence[str], label: str, labels: Sequence[str] | None = None) -> Any:
+def choice(name: str, options: Sequence[str], label: str) -> Any:
     """A list to choose from above a chart; its value is the parameter `name`."""
-    bound = alt.binding_select(options=list(options), labels=list(labels or options), name=f"{label} ")
+    said = [option.replace("_", " ") if option.isidentifier() else option for option in options]
+    bound = alt.binding_select(options=list(options), labels=said, name=f"{label} ")
     return alt.param(name=name, value=options[0], bind=bound)
 
 
 def heat_map(
-    chart: Any,
-    *,
+    table: str,
+    first: str,
     depth: int,
+    *,
+    rows: int,
     y: alt.Y,
     colour: str,
     title: str,
     tooltip: Sequence[Any],
-    height: int,
-    params: Sequence[Any],
+    where: str = "",
+    params: Sequence[Any] = (),
     signed: bool = False,
     domain: Sequence[float] | None = None,
+    text: str = "",
 ) -> Any:
-    """A cell for every block and whatever stands on the other axis; the column under the pointer has an edge.
+    """A cell for every block and whatever stands on the other axis, of the run that is chosen on the page (the `first`
+    to begin with); the column under the pointer has an edge.
 
-    `signed`: 0 is in the middle of the colours. `domain` has the values of the first and the last colour; by default
-    those of the smallest and the largest number.
+    `where` is a filter besides. `signed`: 0 is in the middle of the colours. `domain` has the values of the first and
+    the last colour; by default those of the smallest and the largest number. `text` is written into the cells where
+    these are wide enough.
     """
+    height = min(480, max(90, 22 * rows))
     ends: dict[str, Any] = {} if domain is None else {"domain": list(domain)}
     scale = alt.Scale(scheme="blueorange", domainMid=0) if signed else alt.Scale(scheme="viridis", **ends)
     length = max(40, min(_LEGEND, height - _LEGEND_TITLE))  # what is longer than the chart would be cut off
+    wanted = f"datum.run == shown && isValid(datum.{colour})" + (f" && {where}" if where else "")
+    chart = alt.Chart(alt.NamedData(table)).transform_filter(wanted)
+    sides = alt.Scale(domain=[0.5, depth + 0.5], nice=False)
+    axis = alt.Axis(format="d", tickMinStep=1, grid=False)
     cells = (
         chart.transform_calculate(left="datum.block - 0.5", right="datum.block + 0.5")
         .mark_rect()
         .encode(
-            x=alt.X(
-                "left:Q",
-                title="block",
-                scale=alt.Scale(domain=[0.5, depth + 0.5], nice=False),
-                axis=alt.Axis(format="d", tickMinStep=1, grid=False),
-            ),
+            x=alt.X("left:Q", title="block", scale=sides, axis=axis),
             x2="right:Q",
             y=y,
             color=alt.Color(f"{colour}:Q", scale=scale, legend=alt.Legend(title=title, gradientLength=length)),
@@ -179,4 +187,11 @@ def heat_map(
             tooltip=list(tooltip),
         )
     )
-    return at_pointer([cells], height=height, rule=False, params=params)
+    layers = [cells]
+    if text:
+        room = alt.expr(f"width / {max(depth, 1)} < 30 ? 0 : 1")
+        bright = alt.condition(f"datum.{colour} > 0.6", alt.value("#000"), alt.value("#fff"))
+        x = alt.X("block:Q", title="block", scale=sides, axis=axis)
+        layers.append(chart.mark_text(fontSize=10, opacity=room).encode(x=x, y=y, text=f"{text}:N", color=bright))
+    shown = alt.param(name="shown", value=first)
+    return at_pointer(layers, height=height, rule=False, params=[shown, *params])

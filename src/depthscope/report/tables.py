@@ -19,7 +19,7 @@ _DIGITS = 5  # significant: a difference that a chart cannot show is not worth t
 Where = Mapping[str, Sequence[Any]]  # column → the values that a chart shows of it
 
 
-def numbers_of(label: str, profile: Profile) -> pd.DataFrame:
+def numbers_of(profile: Profile) -> pd.DataFrame:
     """Every number of a profile, mean over samples: block, station, head (−1: none), measure, value.
 
     Numbers that are names (which feature is largest) have no mean: of those the most frequent one.
@@ -29,16 +29,16 @@ def numbers_of(label: str, profile: Profile) -> pd.DataFrame:
     means = profile.frame[~is_name].groupby(keys)["value"].mean()
     named = profile.frame[is_name].groupby(keys)["value"].agg(_most_frequent)
     found = pd.concat([means, named]) if len(named) else means
-    return found.sort_index().reset_index().assign(run=label)[NUMBER_COLUMNS]
+    return found.sort_index().reset_index()
 
 
-def ranges_of(label: str, profile: Profile) -> pd.DataFrame:
+def ranges_of(profile: Profile) -> pd.DataFrame:
     """The least and the largest value over samples of the shares at the blocks' outputs, where there are several."""
     frame = profile.frame
     shares = [name for name in profile.names() if name in MEASURES and MEASURES[name].is_share]
     rows = frame[(frame["station"] == "output") & frame["measure"].isin(shares) & (frame["sample"] >= 0)]
     found = rows.groupby(["measure", "block"])["value"].agg(["min", "max"]).reset_index()
-    return found.rename(columns={"min": "low", "max": "high"}).assign(run=label)[RANGE_COLUMNS]
+    return found.rename(columns={"min": "low", "max": "high"})
 
 
 def _most_frequent(values: pd.Series[float]) -> float:

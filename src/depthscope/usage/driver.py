@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -25,7 +26,7 @@ from depthscope.progress import Tick
 from depthscope.scope import Scope, scope_of
 from depthscope.usage.forward import ENERGY, ForwardPass
 from depthscope.usage.lens import Lens
-from depthscope.usage.linear_map import ENOUGH, errors, fit_each, halves, passes_to_fit
+from depthscope.usage.linear_map import ENOUGH, LinearMap, errors, fit_each, halves, passes_to_fit
 from depthscope.usage.result import DepthUse
 from depthscope.usage.skips import Exchanged, exchange_each, without_each
 from depthscope.usage.verdict import SHORT
@@ -204,7 +205,7 @@ class _Run:
             return
         judged, loss_of = calls_with_loss(self.scope, judging, loss)
         tick = self.doing(f"replacing each of {len(maps)} blocks", len(maps) * len(judged))
-        instead = {block: _Replaced(found) for block, found in maps.items()}
+        instead = {block: partial(_replaced, found) for block, found in maps.items()}
         self.linear = exchange_each(
             self.model, self.anatomy, judged, instead, loss_of, most=self.most, depth=self.depth, progress=tick
         )
@@ -281,15 +282,10 @@ class _Run:
         }
 
 
-class _Replaced:
+def _replaced(found: LinearMap, visit: Visit) -> Tensor:
     """What leaves a block whose linear map is in its place, in the layout and dtype of the model."""
-
-    def __init__(self, found: Any):
-        self.found = found
-
-    def __call__(self, visit: Visit) -> Tensor:
-        x = visit.entered
-        return (x + self.found(x)).to(x.dtype)
+    x = visit.entered
+    return (x + found(x)).to(x.dtype)
 
 
 class _Forget:

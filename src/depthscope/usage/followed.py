@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-
-def followed(tokens: Tensor, real: Tensor | None, most: int | None) -> Tensor:
-    """Places (k) in the flattened tokens (batch·n): of each sequence at most `most` real tokens, evenly spaced.
-
-    The first and the last real token are among them. None: all real tokens.
-    """
-    batch, n = tokens.shape[:2]
-    rows = torch.ones(batch, n, dtype=torch.bool) if real is None else (real != 0).cpu()
-    found = []
-    for row in range(batch):
-        places = rows[row].nonzero().flatten() + row * n
-        if most is not None and len(places) > most:
-            places = places[torch.linspace(0, len(places) - 1, most).round().long()]
-        found.append(places)
-    return torch.cat(found).to(tokens.device)
+from depthscope.hooks import Listen, Visit, full_precision
 
 
 class Followed:
-    """`followed`, which is the same at every station that has the same tokens: found once."""
+    """Places (k) in the flattened tokens (batch·n): of each sequence at most `most` real tokens, evenly spaced, the
+    first and the last among them; None: all real tokens.
+
+    They are found once for all stations that have the same tokens.
+    """
 
     def __init__(self, most: int | None):
         self.most = most
@@ -32,8 +24,32 @@ class Followed:
     def __call__(self, tokens: Tensor, real: Tensor | None) -> Tensor:
         shape = (tokens.shape[0], tokens.shape[1])
         if self._known is None or self._known[0] != shape or self._known[1] is not real:
-            self._known = shape, real, followed(tokens, real, self.most)
+            rows = torch.ones(shape, dtype=torch.bool) if real is None else (real != 0).cpu()
+            found = []
+            for row in range(shape[0]):
+                places = rows[row].nonzero().flatten() + row * shape[1]
+                if self.most is not None and len(places) > self.most:
+                    places = places[torch.linspace(0, len(places) - 1, self.most).round().long()]
+                found.append(places)
+            self._known = shape, real, torch.cat(found)
         return self._known[2].to(tokens.device)
+
+
+def listen_to_blocks(most: int | None, see: Callable[[Visit, Tensor, Tensor], None]) -> Listen:
+    """`see(visit, entered, left)` is told the followed tokens that enter each block and that leave it, (k, d) each, in
+    float32 or wider."""
+    places, entered = Followed(most), list[Tensor]()
+
+    def hear(visit: Visit, station: str, tokens: Tensor, _source: Tensor) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
+            here = taken(tokens, places(tokens, visit.real))  # a copy: a block may write into what it was given
+            here = here.to(torch.promote_types(here.dtype, torch.float32))
+            if station == "input":
+                entered[:] = [here]
+            elif entered:
+                see(visit, entered[0], here)
+
+    return Listen({"input", "output"}, hear)
 
 
 def taken(tokens: Tensor, places: Tensor) -> Tensor:

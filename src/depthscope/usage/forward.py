@@ -67,15 +67,10 @@ class ForwardPass:
         for name in ENERGY:
             self.means.add(0, f"energy_{name}", getattr(split, name), self._weight)
 
-    def mass(self, block: int) -> list[float]:
-        """What each head of a block gives to the first token, mean over queries and sequences."""
-        return [
-            total / count if count else float("nan") for (b, _), (total, count) in self.masses.items() if b == block
-        ]
-
     def sink_rate(self, block: int) -> float:
-        """The share of heads that give more than `SINK_MASS` of their attention to the first token."""
-        masses = [mass for mass in self.mass(block) if mass == mass]
+        """The share of heads that give more than `SINK_MASS` of their attention to the first token, mean over queries
+        and sequences."""
+        masses = [total / count for (b, _), (total, count) in self.masses.items() if b == block and count]
         return sum(mass > SINK_MASS for mass in masses) / len(masses) if masses else float("nan")
 
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.hooks import Listen, Machine, Visit, full_precision, leave_out, pass_on
+from depthscope.hooks import Machine, Visit, leave_out, pass_on
 from depthscope.inputs import Batch, call
 from depthscope.measures import median
 from depthscope.probing.skipping import LossOf, one_number
 from depthscope.progress import Tick
-from depthscope.usage.followed import Followed, Means, taken
+from depthscope.usage.followed import Means, listen_to_blocks
 
 Instead = Callable[[Visit], Tensor]  # the tokens that leave a block in place of its own, in the layout of the model
 OUTPUT, LOSS = "output", "loss"
@@ -39,22 +39,14 @@ class _Record:
     """What every block adds to its followed tokens in one pass, and what leaves the last one."""
 
     def __init__(self, most: int | None):
-        self.followed = Followed(most)
         self.added: dict[int, Tensor] = {}  # (k, d)
         self.output: Tensor | None = None
         self.last: Visit | None = None
-        self._entered: Tensor | None = None
-        self.site = Listen({"input", "output"}, self._see)
+        self.site = listen_to_blocks(most, self._see)
 
-    def _see(self, visit: Visit, station: str, tokens: Tensor, _source: Tensor) -> None:
-        with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
-            here = taken(tokens, self.followed(tokens, visit.real))
-            here = here.to(torch.promote_types(here.dtype, torch.float32))
-            if station == "input":  # a copy: a block may write into what it was given
-                self._entered = here
-            elif self._entered is not None:
-                self.last, self.output = visit, here
-                self.added[visit.number] = here - self._entered
+    def _see(self, visit: Visit, entered: Tensor, left: Tensor) -> None:
+        self.last, self.output = visit, left
+        self.added[visit.number] = left - entered
 
 
 def without_each(

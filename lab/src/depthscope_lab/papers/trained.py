@@ -1,33 +1,24 @@
-"""How studies train models of their own: one loop, and one place where what was computed is kept.
+"""How studies train models of their own: one loop. What was computed is kept by `training.kept`.
 
     optimiser = torch.optim.AdamW(model.parameters())
     for step, loss in steps(partial(loss_of_task, task, model), optimiser, 100):
         ...  # the step is made and its gradients are still there: look, write down, say how far it is, or `break`
 
 What is particular to a study is the body of this loop and the two functions of the step that it gives: the loss, which
-takes its own batch, and the rate. `kept` makes a run that is finished a file, so that an interrupted study goes on with
-the next one.
+takes its own batch, and the rate.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from depthscope.files import write_whole
-from depthscope.sealed import read_kept, record_writer
-from depthscope_lab.papers.provenance import short_hash
 from depthscope_lab.training.protocol import best, search_rates
 from depthscope_lab.training.task import Share, Task
 
-_KIND = "part of a study"
 _WHOLE, _CPU = Share(0, 1), torch.device("cpu")
 
 
@@ -91,31 +82,3 @@ def chosen_rates(
         found[variant] = best(tried)
         unasked(len(rates) + more - len(tried))
     return found
-
-
-def kept(folder: Path, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-    """What an earlier process has computed for exactly this key; else what `make` computes, which is kept.
-
-    It is data as JSON has them: a tuple comes back as a list, a number that is not finite as None, also at the first
-    time. A file that is damaged is made again, with a warning. Code, libraries and data are no part of the key: the
-    folder that a study gets is theirs.
-    """
-    known = {"key": plain(key)}
-    path = folder / f"{short_hash(known)}.json"
-    before = read_kept(path, _KIND, known)
-    if before is None:
-        before = {**known, "found": plain(make())}
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, record_writer(_KIND, 1, before))
-    return before["found"]
-
-
-def plain(value: Any) -> Any:
-    """As JSON gives it back; None for nan and infinity."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return json.loads(json.dumps(value))

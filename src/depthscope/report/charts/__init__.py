@@ -7,25 +7,7 @@ Another package adds a chart by an entry point in the group `depthscope.charts` 
 from __future__ import annotations
 
 from depthscope.registry import Registry
-from depthscope.report.charts.curves import (
-    diversity,
-    energy,
-    gradient_roles,
-    gradients,
-    ranks,
-    rogue_features,
-    similarity,
-    skipped_blocks,
-    stations,
-)
-from depthscope.report.charts.depth_use import blocks_that_matter, built_upon
-from depthscope.report.charts.differences import difference
-from depthscope.report.charts.heads import heads
-from depthscope.report.charts.path_shares import path_heads, path_lengths, paths_by_block
-from depthscope.report.charts.sinks import sinks
-from depthscope.report.charts.steps import rates, steps
-from depthscope.report.charts.trainings import compared, training, watched
-from depthscope.report.charts.weights import eigenvalues, negative_share
+from depthscope.report.charts import maps, over_blocks, trainings
 from depthscope.report.drawings import Chart
 
 __all__ = ["CHARTS"]
@@ -40,30 +22,30 @@ CHARTS: Registry[Chart] = Registry(
     "chart",
     "depthscope.charts",
     [
-        similarity,
-        stations,
-        diversity,
-        difference,
-        ranks,
-        energy,
-        skipped_blocks,
-        blocks_that_matter,
-        built_upon,
-        steps,
-        rates,
-        heads,
-        gradients,
-        gradient_roles,
-        path_lengths,
-        paths_by_block,
-        path_heads,
-        eigenvalues,
-        negative_share,
-        sinks,
-        rogue_features,
-        compared,
-        training,
-        watched,
+        over_blocks.similarity,
+        over_blocks.stations,
+        over_blocks.DIVERSITY,
+        over_blocks.difference,
+        over_blocks.RANKS,
+        over_blocks.ENERGY,
+        over_blocks.skipped_blocks,
+        maps.blocks_that_matter,
+        maps.built_upon,
+        over_blocks.steps,
+        over_blocks.rates,
+        maps.heads,
+        over_blocks.GRADIENTS,
+        over_blocks.GRADIENT_ROLES,
+        maps.path_lengths,
+        maps.paths_by_block,
+        maps.path_heads,
+        maps.eigenvalues,
+        over_blocks.negative_share,
+        maps.sinks,
+        over_blocks.ROGUE_FEATURES,
+        trainings.compared,
+        trainings.training,
+        trainings.watched,
     ],
     name_of=None,
     check=_check,

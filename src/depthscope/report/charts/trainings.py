@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from depthscope.report.drawings import Drawing, Material
-from depthscope.report.marks import at_pointer, choice, series_colour
+from depthscope.report.marks import at_pointer, choice, colour
 
 _MOST_STEPS = 240  # points of a curve: more than a screen shows
 _MOST_CELLS = 24_000  # of all heat maps together
@@ -17,15 +17,13 @@ _FIRST = ("loss", "test_loss", "valid_loss", "test_accuracy")  # what is chosen,
 def training(material: Material) -> Drawing | None:
     """Every logged quantity over the steps: the mean over seeds, and one standard deviation to either side."""
     several = len(material.subjects) > 1
-    tables = [
-        item.training.assign(series=[f"{item.label}: {name}" if several else name for name in item.training["series"]])
-        for item in material.subjects
-        if item.training is not None and len(item.training)
-    ]
-    if not tables:
+    table = material.table(lambda item: item.training)
+    if table is None:
         return None
+    if several:
+        table["series"] = table["run"] + ": " + table["series"]
     keys = ["quantity", "series", "step"]
-    found = pd.concat(tables, ignore_index=True).groupby(keys, sort=False)["value"].agg(["mean", "std", "count"])
+    found = table.groupby(keys, sort=False)["value"].agg(["mean", "std", "count"])
     table = found.reset_index().rename(columns={"mean": "value", "count": "runs"})
     table["low"], table["high"] = (table["value"] + sign * table["std"].fillna(0) for sign in (-1, 1))
     table = pd.concat([_thinned(rows) for _, rows in table.groupby(["quantity", "series"], sort=False)])
@@ -38,7 +36,7 @@ def training(material: Material) -> Drawing | None:
         .transform_filter("datum.quantity == quantity && isValid(datum.value)")
         .encode(
             x=alt.X("step:Q", title="step", axis=alt.Axis(format="~s", tickMinStep=1, tickCount=8)),
-            color=series_colour(series),
+            color=colour(series, "series"),
         )
     )
     bounds = [alt.Tooltip(f"{name}:Q", format=".4g") for name in ("value", "low", "high")]
@@ -54,7 +52,7 @@ def training(material: Material) -> Drawing | None:
         )
         .add_params(wanted)
     )
-    chosen = choice("quantity", quantities, "quantity", [name.replace("_", " ") for name in quantities])
+    chosen = choice("quantity", quantities, "quantity")
     return Drawing(
         "Training",
         "The quantity chosen above the chart over the steps of training: the mean over the seeds, and in the band one "
@@ -80,17 +78,8 @@ def compared(material: Material) -> Drawing | None:
             series = f"{item.label}: {cell['variant']}" if several else str(cell["variant"])
             bounds = [cell.get(f"{judged}_{end}") for end in ("low", "high")]
             low, high = (cell[judged] if bound is None else bound for bound in bounds)
-            shown = (
-                series,
-                int(cell["depth"]),
-                f"{cell['lr']:g}",
-                judged,
-                cell.get("rank", ""),
-                cell[judged],
-                low,
-                high,
-            )
-            rows.append(shown)
+            lr = f"{cell['lr']:g}"
+            rows.append((series, int(cell["depth"]), lr, judged, cell.get("rank", ""), cell[judged], low, high))
     if not rows:
         return None
     names = ["series", "depth", "lr", "quantity", "rank", "value", "low", "high"]
@@ -98,7 +87,7 @@ def compared(material: Material) -> Drawing | None:
     chart = alt.Chart(alt.NamedData("compared")).encode(
         x=alt.X("depth:O", title="blocks", axis=alt.Axis(labelAngle=0)),
         xOffset=alt.XOffset("series:N", sort=None),
-        color=series_colour(list(dict.fromkeys(table["series"]))),
+        color=colour(list(dict.fromkeys(table["series"])), "series"),
         tooltip=["series:N", "depth:O", "lr:N", "rank:N", "quantity:N", "value:Q", "low:Q", "high:Q"],
     )
     bars = chart.mark_rule(strokeWidth=2).encode(
@@ -120,20 +109,20 @@ def compared(material: Material) -> Drawing | None:
 
 def watched(material: Material) -> Drawing | None:
     """Block × step, as `watch` saw it."""
-    tables = [item.watched for item in material.subjects if item.watched is not None and len(item.watched)]
-    if not tables:
+    table = material.table(lambda item: item.watched)
+    if table is None:
         return None
-    table = pd.concat(tables, ignore_index=True)
+    table = table.drop(columns="run")
     table = table[table["measure"].str.endswith("similarity") | table["measure"].eq("token_diversity")]
     if table.empty:
         return None
     table = _some_steps(table)
     series, measures, stations = (list(dict.fromkeys(table[name])) for name in ("series", "measure", "station"))
-    stations.sort(key=lambda name: name != "after_ffn")  # a remedy stands behind it, and at τ = 1 leaves 0 there
+    stations.sort(key=lambda name: name != "after_ffn")  # a remedy stands after it, and at τ = 1 leaves 0 there
     params = [
         choice("series", series, "run"),
-        choice("measure", measures, "measure", [name.replace("_", " ") for name in measures]),
-        choice("station", stations, "at", [name.replace("_", " ") for name in stations]),
+        choice("measure", measures, "measure"),
+        choice("station", stations, "at"),
     ]
     cells = (
         alt.Chart(alt.NamedData("watched"))
@@ -158,7 +147,7 @@ def watched(material: Material) -> Drawing | None:
     )
     return Drawing(
         "Depth while training",
-        "One cell per block and watched step: bright where the tokens behind a block are alike. A bright band that "
+        "One cell per block and watched step: bright where the tokens after a block are alike. A bright band that "
         "grows downwards is a collapse that training does not undo; one that darkens is depth being gained.",
         at_pointer([cells], height=300, rule=False, params=params),
         {"watched": {}},

@@ -53,6 +53,16 @@
   if (search) search.addEventListener("input", filter);
 
   window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((item) => { item.open = true; }));
+  function unfold() {  // a link into what is folded opens it
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let around = target; around; around = around.parentElement) if (around.tagName === "DETAILS") around.open = true;
+    if (target) target.scrollIntoView();
+  }
+  window.addEventListener("hashchange", unfold);
+  document.addEventListener("click", (event) => { if (event.target.closest("a[href^='#']")) setTimeout(unfold); });
+  unfold();
+  const numbers = document.getElementById("numbers");
+  if (numbers) numbers.addEventListener("toggle", () => page.drawTable && page.drawTable());
   page.showTable();
   page.drawCharts().then(
     () => { root.dataset.ready = "yes"; },

@@ -24,10 +24,11 @@ from depthscope.measures import token_similarity
 from depthscope.models import Block, BlockConfig, VisionTransformer
 from depthscope.progress import Share
 from depthscope_lab.papers.deep.variants import prescription, wiring_for
-from depthscope_lab.papers.trained import kept, loss_of_task, means_of_task, steps
+from depthscope_lab.papers.trained import loss_of_task, means_of_task, steps
 from depthscope_lab.training.config import ImageConfig
 from depthscope_lab.training.data import load_digits
 from depthscope_lab.training.images import ImageClassification
+from depthscope_lab.training.kept import kept
 from depthscope_lab.training.optimiser import QuickAdamW
 from depthscope_lab.training.randomness import derived_generator, derived_seed, seeded
 from depthscope_lab.training.recipes import RECIPES

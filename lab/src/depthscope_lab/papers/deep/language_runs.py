@@ -21,10 +21,11 @@ from depthscope.probing.skipping import skip_loss
 from depthscope.progress import Share
 from depthscope.theory import Gains, prescribe
 from depthscope.watching import watch
-from depthscope_lab.papers.trained import kept, loss_of_task, means_of_task, steps
+from depthscope_lab.papers.trained import loss_of_task, means_of_task, steps
 from depthscope_lab.training.characters import CharacterModelling
 from depthscope_lab.training.config import CharacterConfig
 from depthscope_lab.training.data.characters import Characters
+from depthscope_lab.training.kept import kept
 from depthscope_lab.training.recipes import lm_manual
 from depthscope_lab.training.schedule import learning_rate
 

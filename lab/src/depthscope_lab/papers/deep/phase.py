@@ -24,7 +24,7 @@ from depthscope_lab.papers.deep.phase_lines import CHANCE, PRESCRIBED, TRAINS, f
 from depthscope_lab.papers.deep.phase_runs import Shape, Wiring, trained
 from depthscope_lab.papers.deep.phase_theory import closed_form, entrance, measured
 from depthscope_lab.papers.study import Study, Work, rows
-from depthscope_lab.papers.trained import kept
+from depthscope_lab.training.kept import kept
 
 WIRINGS: tuple[Wiring, ...] = get_args(Wiring)
 MARGINS = {  # column of the finer grid, 0 on the line → its name in the picture

@@ -24,9 +24,10 @@ from depthscope.probing.roles import CAN_LEARN
 from depthscope.progress import Share
 from depthscope_lab.papers.deep.phase_model import QKV, Stack, scores_of, stacked
 from depthscope_lab.papers.study import Work
-from depthscope_lab.papers.trained import kept, steps
+from depthscope_lab.papers.trained import steps
 from depthscope_lab.training.data import LabelledImages, load_digits
 from depthscope_lab.training.data.order import batch_indices
+from depthscope_lab.training.kept import kept
 
 Wiring = Literal["post", "pre"]
 Row = dict[str, Any]

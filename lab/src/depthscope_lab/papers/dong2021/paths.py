@@ -37,7 +37,7 @@ from depthscope_lab.papers.dong2021.path_training import Recipe, Row, train
 from depthscope_lab.papers.dong2021.path_verdicts import claims
 from depthscope_lab.papers.dong2021.tasks import TASKS, Data, Examples, Size, baselines
 from depthscope_lab.papers.study import Study, Work, curve, rows
-from depthscope_lab.papers.trained import kept
+from depthscope_lab.training.kept import kept
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
