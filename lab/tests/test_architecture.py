@@ -41,7 +41,6 @@ PRIVATE = {
     "remedies.record": "from_dict",
     "remedies.remedy": "Mixing",
     "remedies.reparameterise": "INTERVALS",
-    "remedies.selection": "chosen_blocks",
     "report.formats": "CHECKPOINT_FORMAT COLUMNS ENDS FACTORS METRICS METRICS_KIND STUDY_FORMAT Verdict WATCHED "
     "checkpoints_in evaluated folder_name lines_of read_about read_state row_of run_name step_of",
     "theory.collapse": "LARGEST_RANGE",

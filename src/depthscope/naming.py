@@ -59,10 +59,9 @@ def unknown_name(
 
 def as_names(given: object, what: str) -> list[str]:
     """One name, or a list of names, as a list: "output" → ["output"]. Anything else is refused."""
-    names = [given] if isinstance(given, str) else given
-    if isinstance(names, bytes) or not isinstance(names, Iterable):
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise ValueError(f"expected {what} as a name or a list of names, got {given!r}")
-    names = list(names)
+    names = [given] if isinstance(given, str) else list(given)
     if strange := [name for name in names if not isinstance(name, str)]:
         raise ValueError(f"expected {what} as a name or a list of names, got {strange[0]!r} among them")
     return names

@@ -69,12 +69,6 @@ class Registry(Mapping[str, T], Generic[T]):
         del self._things[name], self._owners[name]
         self.version += 1
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """The thing of this name, or the default."""
-        if name not in self:
-            return default
-        return self[name]
-
     def ours(self) -> list[str]:
         """The names that depthscope itself has; nothing is loaded for them."""
         return [name for name, owner in self._owners.items() if owner == "depthscope"]
@@ -105,41 +99,37 @@ class Registry(Mapping[str, T], Generic[T]):
         self._search()
         return len(self._things)
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """The thing of this name, or the default."""
+        if name not in self:
+            return default
+        return self[name]
+
     def _search(self) -> None:
-        """Loads, once, what installed packages add."""
+        """Loads, once, what installed packages add. A package that is broken is left out, with a warning."""
         if self._searched:
             return
         self._searched = True  # before: what is loaded may ask for this set
         try:
             for point in entry_points(group=self.group):
-                for thing in _load(point, self.group):
+                owner = point.dist.name if point.dist is not None else point.module.split(".")[0]
+
+                def leave_out(why: str, point: EntryPoint = point, owner: str = owner) -> None:
+                    what = f"{owner} offers {point.name!r} in {self.group}, and {point.value} {why}"
+                    warnings.warn(f"{what}; depthscope goes on without it", stacklevel=2)
+
+                try:
+                    found = point.load()
+                except Exception as error:
+                    leave_out(f"cannot be loaded ({type(error).__name__}: {error})")
+                    continue
+                for thing in found if isinstance(found, list | tuple) else [found]:
                     try:
                         self._name(thing)
                     except (ValueError, AttributeError, TypeError) as error:
-                        _leave_out(point, self.group, f"is no {self.kind}: {error}")
+                        leave_out(f"is no {self.kind}: {error}")
                     else:
-                        self.register(thing, owner=_owner(point))
+                        self.register(thing, owner=owner)
         except BaseException:
             self._searched = False  # the next question gets the same answer, not half a set
             raise
-
-
-def _load(point: EntryPoint, group: str) -> list[Any]:
-    """What an entry point names: a thing, or a list of things. A package that is broken is left out, with a warning."""
-    try:
-        found = point.load()
-    except Exception as error:
-        _leave_out(point, group, f"cannot be loaded ({type(error).__name__}: {error})")
-        return []
-    return list(found) if isinstance(found, list | tuple) else [found]
-
-
-def _owner(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else point.module.split(".")[0]
-
-
-def _leave_out(point: EntryPoint, group: str, why: str) -> None:
-    warnings.warn(
-        f"{_owner(point)} offers {point.name!r} in {group}, and {point.value} {why}; depthscope goes on without it",
-        stacklevel=2,
-    )

@@ -30,18 +30,8 @@ BRANCH = ("attention_input", "attention_branch", "ffn_branch")
 CROSS = ("cross_attention_input", "after_cross_attention", "cross_attention_branch")  # in decoders that read an encoder
 BLOCK = TRUNK + BRANCH  # what every block has
 ALL = BLOCK + CROSS
-FINAL = "final_norm"  # behind the last block, where a norm is seen there: no station of a block, and never changed
+FINAL = "final_norm"  # after the last block, where a norm is seen there: no station of a block, and never changed
 BRANCHES = ("attention_branch", "cross_attention_branch", "ffn_branch")  # what is added to the trunk
-WHOLE_TRUNK = (
-    "input",
-    "after_attention",
-    "cross_attention_input",
-    "after_cross_attention",
-    "ffn_input",
-    "after_ffn",
-    "output",
-)
-
 _TWO_STEPS = {"after_attention": "attention", "after_cross_attention": "cross-attention", "output": "FFN"}
 
 # The trunk of a block by placement of the norms: station → the step that leads to it.
@@ -61,13 +51,14 @@ STEPS: dict[Placement, dict[str, str]] = {
     "mixer": {"output": "mixer"},
     "no": _TWO_STEPS,
 }
+WHOLE_TRUNK = ("input", *STEPS["post"])  # all stations that a trunk may have
 
 # What a reader is told of a placement.
 IN_WORDS: dict[Placement, str] = {
     "post": "post-norm",
     "pre": "pre-norm",
-    "sandwich": "norms before and behind each branch",
-    "branch": "norms behind the branches",
+    "sandwich": "norms before and after each branch",
+    "branch": "norms after the branches",
     "parallel": "pre-norm, parallel branches",
     "mixer": "pre-norm, a mixer in the place of attention",
     "no": "no norms",
@@ -85,7 +76,7 @@ def trunk_of(placement: Placement | None) -> tuple[str, ...]:
 
 
 def choose_stations(stations: str | Sequence[str]) -> frozenset[str]:
-    """The names behind a group ("trunk", "all"), a name, or a list of names and groups."""
+    """The names that a group stands for ("trunk", "all"), a name, or a list of names and groups."""
     groups = {"trunk": TRUNK, "all": ALL}
     chosen: set[str] = set()
     for name in as_names(stations, "stations"):

@@ -17,7 +17,7 @@ from depthscope.hooks.staying import hooks_in
 from depthscope.models import BlockConfig, VisionTransformer
 from depthscope.remedies import DeEscalate, LearnableTau, ResidualWeight, applied, deescalate
 from samples import seeded
-from zoo import run
+from zoo import doubled, run
 
 STATIONS = ["input", "after_attention", "ffn_input", "output"]
 pytestmark = pytest.mark.filterwarnings("ignore:the remedy goes into")  # said of models with several towers
@@ -32,41 +32,40 @@ def tokens_at(model: nn.Module, stations: set[str], **options: Any) -> tuple[Mac
     return Machine(model, anatomy_of(model), Listen(stations, keep)), found
 
 
-@pytest.mark.parametrize("at", STATIONS)
 @pytest.mark.parametrize("name", zoo.ZOO)
-def test_tokens_at_the_station_are_deescalated_on_the_trunk(name: str, at: str):
-    model, inputs = zoo.make(name)
+def test_tokens_at_the_stations_are_deescalated_on_the_trunk(name: str):
+    specimen, (model, inputs) = zoo.ZOO[name], zoo.make(name)
     model.double().eval()
-    if isinstance(inputs, Tensor):
-        inputs = inputs.double()
-    elif isinstance(inputs, dict):
-        inputs = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
     watched = {*STATIONS, "after_cross_attention", "ffn_branch", "after_ffn"}
-    listening, before = tokens_at(model, watched)
-    remedy = DeEscalate(tau=0.7, at=at)
-    if any(remedy.station_in(block) not in block.spots for block in anatomy_of(model).blocks):
-        with pytest.raises(ValueError, match=f"does not show its {at}; stations that can be changed: input, output$"):
-            depthscope.apply(model, remedy)
-        assert zoo.ZOO[name].placement in ("parallel", "mixer")
-        return
-    with undisturbed(model), listening:  # hangs before the remedy, and so sees what it is given
-        depthscope.apply(model, remedy)
-        second, after = tokens_at(model, watched)
-        with second:
-            run(model, inputs)
-    changed = 0
-    for (number, station), (given, mask, block) in before.items():
-        if station != remedy.station_in(block):
+    for at in STATIONS:
+        remedy = DeEscalate(tau=0.7, at=at)
+        if any(remedy.stations_in(block)[0] not in block.spots for block in anatomy_of(model).blocks):
+            with pytest.raises(
+                ValueError, match=f"does not show its {at}; stations that can be changed: input, output$"
+            ):
+                depthscope.apply(model, remedy)
+            assert specimen.placement in ("parallel", "mixer")
             continue
-        causal = block.part in zoo.ZOO[name].causal_parts or zoo.ZOO[name].causal
-        expected = deescalate(given, 0.7, mask, mixing="prefix" if causal else "full")
-        assert_close(after[number, station][0], expected, rtol=0, atol=1e-10)
-        changed += 1
-        if block.placement != "post" and station.startswith("after_") and (number, "ffn_branch") in after:
-            last = "after_cross_attention" if (number, "after_cross_attention") in after else station
-            total = after[number, last][0] + after[number, "ffn_branch"][0]
-            assert_close(after[number, "output"][0], total, rtol=0, atol=1e-10)  # the trunk itself has changed
-    assert changed >= 3
+        listening, before = tokens_at(model, watched)
+        with undisturbed(model), listening:  # hangs before the remedy, and so sees what it is given
+            depthscope.apply(model, remedy)
+            second, after = tokens_at(model, watched)
+            with second:
+                run(model, doubled(inputs))
+        depthscope.remove(model)
+        changed = 0
+        for (number, station), (given, mask, block) in before.items():
+            if (station,) != remedy.stations_in(block):
+                continue
+            causal = block.part in specimen.causal_parts or specimen.causal
+            expected = deescalate(given, 0.7, mask, mixing="prefix" if causal else "full")
+            assert_close(after[number, station][0], expected, rtol=0, atol=1e-10)
+            changed += 1
+            if block.placement != "post" and station.startswith("after_") and (number, "ffn_branch") in after:
+                last = "after_cross_attention" if (number, "after_cross_attention") in after else station
+                total = after[number, last][0] + after[number, "ffn_branch"][0]
+                assert_close(after[number, "output"][0], total, rtol=0, atol=1e-10)  # the trunk itself has changed
+        assert changed >= 3
 
 
 WEIGHED = [name for name, s in zoo.ZOO.items() if s.placement != "post" and "attention_branch" not in s.hides]
@@ -77,12 +76,10 @@ def test_a_residual_weight_is_on_what_is_really_added(name: str):
     """Behind norms that stand behind the branches: with α = 0 no block adds anything to what it is given."""
     model, inputs = zoo.make(name)
     model.double().eval()
-    batch = inputs.double() if isinstance(inputs, Tensor) else inputs
-    batch = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()} if batch is inputs else batch
     depthscope.apply(model, ResidualWeight(0.0))
     listening, seen = tokens_at(model, {"input", "output"})
     with undisturbed(model), listening:
-        run(model, batch)
+        run(model, doubled(inputs))
     for number in range(1, zoo.ZOO[name].blocks + 1):
         assert torch.equal(seen[number, "output"][0], seen[number, "input"][0])
 

@@ -123,10 +123,11 @@ def test_at_the_start_nothing_changes_and_everything_learns(name: str):
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients(causal: bool):
     """With respect to the branch, s and t, by finite differences; the mean as the hook computes it."""
-    from depthscope.models.token_means import Full, uniform_causal
+    from depthscope.models.token_means import Full
+    from depthscope.remedies.means import Uniform
 
     def scaled(x: Tensor, s: Tensor, t: Tensor) -> Tensor:
-        return feat_scaled(x, uniform_causal(x)[0] if causal else Full().mean(x), s, t)
+        return feat_scaled(x, (Uniform() if causal else Full()).mean(x), s, t)
 
     inputs = [torch.randn(shape, generator=seeded(i), dtype=torch.float64) for i, shape in enumerate([(2, 5, 3), 3, 3])]
     assert torch.autograd.gradcheck(scaled, [x.requires_grad_() for x in inputs])

@@ -17,7 +17,7 @@ from depthscope.anatomy import anatomy_of
 from depthscope.hooks import Listen, Machine, undisturbed
 from depthscope.hooks.staying import hooks_in
 from depthscope.models import BlockConfig, Encoder
-from depthscope.models.token_means import Full, uniform_causal
+from depthscope.models.token_means import Full
 from depthscope.remedies import (
     AttnScale,
     CentredAttention,
@@ -36,9 +36,11 @@ from depthscope.remedies import (
     restore,
 )
 from depthscope.remedies.centred_attention import centred_context
-from depthscope.remedies.first_values import mixed_values, neutreno_context
+from depthscope.remedies.means import Uniform
 from depthscope.remedies.mv_split import split_branch
+from depthscope.remedies.neutreno import neutreno_context
 from depthscope.remedies.remedy import Remedy
+from depthscope.remedies.value_residual import mixed_values
 from oracles import uniform_matrix
 from samples import seeded
 from zoo import doubled, run
@@ -165,7 +167,7 @@ def test_gradients_of_the_formulas():
         assert torch.autograd.gradcheck(lambda x, c=causal: contra_norm(x, causal=c), small)
 
         def split(x: Tensor, beta: Tensor, causal: bool = causal) -> Tensor:
-            mean = uniform_causal(x)[0] if causal else Full().mean(x)
+            mean = (Uniform() if causal else Full()).mean(x)
             return split_branch(x.flip(1), mean, mean, beta, 0.5 * beta)
 
         assert torch.autograd.gradcheck(split, (small, vector))

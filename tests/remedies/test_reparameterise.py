@@ -28,6 +28,7 @@ from zoo import run
 
 SQUARE = ["encoder", "encoder-pre", "causal-lm", "transformer-xl", "bert", "roberta", "albert", "distilbert", "vit",
           "deit", "gpt2", "opt", "t5-encoder", "t5", "bart", "deberta", "clip", "gptj"]  # fmt: skip
+KINDS = ("encoder-pre", "bert", "albert", "gpt2", "opt", "t5", "clip", "gptj")  # the others are for `make test-all`
 pytestmark = pytest.mark.filterwarnings("ignore:the remedy goes into")  # said of models with several towers
 
 
@@ -112,7 +113,7 @@ def test_the_spectrum_is_in_the_interval_before_and_after_training(interval: Any
                 assert entry.values["condition"] == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", SQUARE)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in KINDS else pytest.mark.long) for n in SQUARE])
 def test_families_measure_and_train_what_they_compute(name: str):
     """`spectra` reads the weights of this moment, also right after a step; V and Λ learn, in every block."""
     model, inputs = zoo.make(name)

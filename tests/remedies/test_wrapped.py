@@ -15,7 +15,10 @@ from depthscope.inputs import batches
 from depthscope.remedies import DeEscalate, LearnableTau, ResidualWeight
 from zoo import run
 
+COMPILED = ("encoder-pre", "causal-lm", "torch", "bert", "gpt2", "t5")
 
+
+@pytest.mark.long  # a process of its own
 def test_hooks_from_a_pickle_are_not_overwritten_in_a_new_process(tmp_path):
     model, inputs = zoo.make("bert")
     depthscope.apply(model.eval(), DeEscalate(0.5))
@@ -89,7 +92,9 @@ def test_autocast(dtype: torch.dtype):
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
-@pytest.mark.parametrize("name", ["encoder-pre", "causal-lm", "torch", "bert", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("torch", "gpt2") else pytest.mark.long) for n in COMPILED]
+)
 def test_compiles_without_graph_breaks(name: str):
     model, inputs = zoo.make(name)
     zoo.shortened(model.eval())

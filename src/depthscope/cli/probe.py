@@ -152,8 +152,7 @@ def _spectra(ready: Prepared, profile: Profile) -> Spectra | None:
 def _saved_remedies(model: nn.Module) -> list[str]:
     """A model that was saved with remedies is loaded without them."""
     from depthscope.remedies import applied
-    from depthscope.remedies.expression import expression
-    from depthscope.remedies.record import recorded
+    from depthscope.remedies.record import expression, recorded
 
     missing = [expression(item.remedy) for item in recorded(model)] if not applied(model) else []
     named = ", ".join(missing)

@@ -30,7 +30,7 @@ def show_diagnosis(console: Screen, diagnosis: Diagnosis, title: str = "Verdict"
     advice = diagnosis.recommendation
     console.say(f"What to do: {advice.reason}", styles={"What to do:": "bold"})
     if advice.remedies:
-        from depthscope.remedies.expression import call
+        from depthscope.remedies.record import call
 
         code = call(advice.remedies, advice.apply_options, console.reading_width - len(_INDENT))
         console.print(textwrap.indent(code, _INDENT), markup=False, style="bold")

@@ -50,21 +50,12 @@ class ModelFamily(Protocol):
 
     @property
     def name(self) -> str: ...
-
     @property
-    def library(self) -> str:
-        """The package that has the models' classes, as it is imported. One that says none counts as of its own."""
-        ...
-
+    def library(self) -> str: ...  # the package that has the models' classes, as it is imported; "": its own
     @property
-    def base(self) -> Shape:
-        """The shape of its base model."""
-        ...
-
+    def base(self) -> Shape: ...  # the shape of its base model
     @property
-    def causal(self) -> bool:
-        """Whether it has a causal language model, with a loss."""
-        ...
+    def causal(self) -> bool: ...  # whether it has a causal language model, with a loss
 
     def check(self, shape: Shape) -> None:
         """Refuses, with a ValueError, a shape that it cannot have."""
@@ -119,16 +110,12 @@ class HuggingFaceFamily:
         return model
 
     def _values(self, shape: Shape) -> dict[str, Any]:
-        values = dict(self.others)
-        for names, value in (
-            (self.fields.depth, shape.depth),
-            (self.fields.width, shape.width),
-            (self.fields.heads, shape.heads),
-            (self.fields.ffn_width, shape.ffn_width),
-            (self.fields.head_width, shape.width // shape.heads),
-            ((self.fields.vocabulary,) if self.fields.vocabulary and self.vocabulary else (), self.vocabulary),
-        ):
-            values.update(dict.fromkeys(names, value))
+        fields, values = self.fields, dict(self.others)
+        for part in ("depth", "width", "heads", "ffn_width"):
+            values.update(dict.fromkeys(getattr(fields, part), getattr(shape, part)))
+        values.update(dict.fromkeys(fields.head_width, shape.width // shape.heads))
+        if fields.vocabulary and self.vocabulary:
+            values[fields.vocabulary] = self.vocabulary
         return values
 
 
@@ -143,15 +130,14 @@ class EncoderFamily:
 
     def check(self, shape: Shape) -> None: ...
 
-    def build(self, shape: Shape, language_model: bool, dtype: torch.dtype) -> nn.Module:
-        return self._encoder(shape, None).to(dtype)
+    def build(
+        self, shape: Shape, language_model: bool, dtype: torch.dtype, generator: torch.Generator | None = None
+    ) -> nn.Module:
+        block = BlockConfig(shape.width, shape.heads, shape.ffn_width, initialise=xavier)
+        return Encoder(shape.depth, block, generator=generator).to(dtype)
 
     def draw(self, shape: Shape, language_model: bool, dtype: torch.dtype, seed: int) -> nn.Module:
-        return self._encoder(shape, torch.Generator().manual_seed(seed)).to(dtype)
-
-    def _encoder(self, shape: Shape, generator: torch.Generator | None) -> Encoder:
-        block = BlockConfig(shape.width, shape.heads, shape.ffn_width, initialise=xavier)
-        return Encoder(shape.depth, block, generator=generator)
+        return self.build(shape, language_model, dtype, torch.Generator().manual_seed(seed))
 
 
 _LLAMA = Fields(heads=("num_attention_heads", "num_key_value_heads"), head_width=("head_dim",))
@@ -265,11 +251,10 @@ def has_causal_loss(config: Any) -> bool:
 
 def _reshape(base: Shape, depth: int | None, width: int | None, heads: int | None) -> Shape:
     """The base shape with what was asked for."""
-    depth = base.depth if depth is None else depth
-    width = base.width if width is None else width
+    depth, width = base.depth if depth is None else depth, base.width if width is None else width
     if heads is None:
-        head_width = base.width // base.heads
-        heads = base.heads if width % head_width else width // head_width
+        own, rest = divmod(width, base.width // base.heads)
+        heads = base.heads if rest else own
     if depth < 1:
         raise ValueError(f"expected a depth of at least 1 block, got {depth}")
     if width < 1 or heads < 1 or width % heads:

@@ -105,11 +105,9 @@ def draw_linear(law: Law, linear: nn.Linear, heads: int, generator: torch.Genera
         nn.init.normal_(linear.weight, std=deviation, generator=generator)
     else:
         _fill_uniform(linear.weight, uniform_bound(deviation), generator)
-    if linear.bias is None:
-        return
-    if law.bias:
+    if linear.bias is not None and law.bias:
         _fill_uniform(linear.bias, bias_bound(linear.in_features), generator)
-    else:
+    elif linear.bias is not None:
         nn.init.zeros_(linear.bias)
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -28,13 +28,14 @@ from depthscope.hooks.staying import (
 )
 from depthscope.inputs import Tokenizer
 from depthscope.remedies.record import keep_record, records_of, set_records
-from depthscope.remedies.remedy import Remedy, Site, refuse_leak, refuse_right_to_left
-from depthscope.remedies.selection import chosen_blocks
+from depthscope.remedies.remedy import Remedy, Site, refuse_leak
 from depthscope.safety import undone
 from depthscope.scope import Scope, scope_of
 
-if TYPE_CHECKING:
-    from depthscope.remedies.recommendation import Recommendation
+UNKNOWN = (
+    "cannot tell whether this model is causal: the prefix mean is used, in which no token sees a later one; "
+    "pass causal=False to apply for the full mean, or inputs= to find out"
+)
 
 
 def apply(
@@ -70,10 +71,10 @@ def apply(
         >>> len(depthscope.remedies.applied(model))
         3
     """
-    scope = _scope_of(model, inputs, tokenizer, hints)
+    scope = scope_of(model, inputs, tokenizer, **hints).keep_inputs()
     model = scope.original
     with undone(_as_it_was(model), only_after_failure=True):
-        anatomy = _put_in(scope, *remedies)
+        anatomy = _put_in(scope, remedies)
         said = [f"what the remedy covers: {left_out}" for left_out in anatomy.left_out]
         if any(remedy.blocks is None for remedy in remedies):
             said += _coverage(model, anatomy)
@@ -82,12 +83,8 @@ def apply(
         return model
 
 
-def _scope_of(model: nn.Module | Scope, inputs: Any, tokenizer: Tokenizer | None, hints: Hints) -> Scope:
-    return scope_of(model, list(inputs) if isinstance(inputs, Iterator) else inputs, tokenizer, **hints)
-
-
-def _put_in(scope: Scope, *remedies: Remedy) -> Anatomy:
-    """As `apply`, without a word, and without undoing what was begun if it fails."""
+def _put_in(scope: Scope, remedies: tuple[Remedy, ...]) -> Anatomy:
+    """As `apply`, without saying what is covered, and without undoing what was begun if it fails."""
     for remedy in remedies or (None,):
         if not isinstance(remedy, Remedy):
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
@@ -96,37 +93,28 @@ def _put_in(scope: Scope, *remedies: Remedy) -> Anatomy:
     refuse_ablated(model)
     refuse_tensor(scope.hints)
     anatomy = scope.anatomy if scope.inputs is None else scope.seen_anatomy(again=True)
-
-    def measure(**options: Any) -> Recommendation:
-        if scope.inputs is None:
-            raise ValueError("tau='recommended' is measured on the model: pass apply(…, inputs=a batch)")
-        from depthscope.remedies.recommendation import recommend
-
-        return recommend(scope, **options)
-
-    chosen = [found for remedy in remedies for found in remedy.settled(measure, remedies)]
+    chosen = [found for remedy in remedies for found in remedy.settled(scope, remedies)]
     _unnest(model)
     running = install(model, anatomy)
-    hang(model, RefusePairs(running, model, is_outermost=True), "in")
-    blocks = {id(block.module) for block in anatomy.blocks}
-    entrances = _entrances(model, anatomy, running.masks.around)
-    for module in (m for m in running.masks.around if m is not model and id(m) not in blocks):
-        hang(module, RefusePairs(running, module, is_outermost=module in entrances), "in")
+    _hang_refusals(running, model, anatomy)
     there = {(type(hook.remedy), hook.block, hook.station) for _, hook in hooks_in(model)}
     mixed: dict[str, BlockAnatomy] = {}
     for remedy in chosen:
-        for number, block in chosen_blocks(anatomy, depth_of(model, anatomy), remedy.blocks, remedy.every):
-            site = Site(model, anatomy, block, number, _causal(anatomy, block), running)
+        for number, block in remedy.blocks_of(anatomy, depth_of(model, anatomy)):
+            causal = anatomy.causal if block.causal is None else block.causal
+            site = Site(model, anatomy, block, number, causal, running)
             _refuse_twice(there, remedy, block)
             refuse_leak(remedy, site)
-            refuse_right_to_left(remedy, site)
+            mixing = remedy.mixing_in(site)
+            if causal is None and mixing == "causal" and site.is_first and getattr(remedy, "mixing", "") == "auto":
+                warnings.warn(UNKNOWN, stacklevel=3)  # doubt counts as causal
             remedy.install(site)
-            if anatomy.family == "unknown" and remedy.mixing_in(site) != "none":
+            if anatomy.family == "unknown" and mixing != "none":
                 mixed[block.name] = block
     for block in mixed.values():
         hang(_part_of(block), PartOfBlock(running, block.name), "in")
     for part in anatomy.parts:
-        hang(anatomy.of_part(part)[-1].module, LastBlockExit(running), "out")  # behind the remedies
+        hang(anatomy.of_part(part)[-1].module, LastBlockExit(running), "out")  # after the remedies
     for block in anatomy.blocks if anatomy.guessed else ():
         hang(block.module, GuessedExit(running), "out")
     axis = {"token_axis": anatomy.token_axis} if anatomy.family == "unknown" else {}
@@ -168,31 +156,24 @@ def remove(model: nn.Module | Scope) -> nn.Module:
         >>> depthscope.remedies.applied(depthscope.remove(model))
         []
     """
-    model = model.original if isinstance(model, Scope) else model
+    treated = model.original if isinstance(model, Scope) else model
 
     def undo() -> None:
-        take_down(model)
-        set_records(model, [])
+        take_down(treated)
+        set_records(treated, [])
 
     with undone(undo):
-        return model
+        return treated
 
 
 @contextmanager
-def temporarily(
-    model: nn.Module | Scope,
-    *remedies: Remedy,
-    inputs: Any = None,
-    tokenizer: Tokenizer | None = None,
-    **hints: Unpack[Hints],
-) -> Iterator[nn.Module]:
+def temporarily(scope: Scope, *remedies: Remedy) -> Iterator[None]:
     """`apply`, and the model as it was afterwards, also after an exception. What is not understood as a mask is said by
     the profiles that are taken meanwhile, and not once more by the remedies."""
-    scope = _scope_of(model, inputs, tokenizer, hints)
     with undone(_as_it_was(scope.original)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*: not understood as a mask of real tokens")
-        _put_in(scope, *remedies)
-        yield scope.original
+        _put_in(scope, remedies)
+        yield
 
 
 @dataclass(frozen=True)
@@ -231,38 +212,36 @@ class RefusePairs(Hook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(self.names, args, strict=False)) | kwargs
-        if (why := self._why_not(given)) is not None:
-            self.running.now.calls = 0  # a pass that is refused says nothing about the blocks
-            raise ValueError(why)
-
-    def _why_not(self, given: dict[str, Any]) -> str | None:
+        own, why = given.get("attention_mask"), ""
         if given.get("cu_seq_lens_q") is not None or pieces_of(given) is not None:
-            return (
+            why = (
                 "several sequences in one row (position_ids that begin again, cu_seq_lens): the mean of a remedy would "
                 "mix them; pass one sequence to a row, with an attention_mask"
             )
-        if not self.is_outermost:
-            return None  # what is inside is given masks that the model has made
-        own = given.get("attention_mask")
-        if isinstance(own, Tensor) and own.ndim > 2:
-            return (
+        elif self.is_outermost and isinstance(own, Tensor) and own.ndim > 2:  # inside, the model has made its own
+            why = (
                 f"attention_mask is {tuple(own.shape)}: from a mask of pairs of tokens (packed sequences, "
                 "generate with a static cache) a remedy cannot tell which tokens belong together; pass (batch, n)"
             )
-        if given.get("perm_mask") is not None:
-            return "perm_mask hides tokens from each other, and the mean of a remedy would show them"
-        return None
+        elif self.is_outermost and given.get("perm_mask") is not None:
+            why = "perm_mask hides tokens from each other, and the mean of a remedy would show them"
+        if why:
+            self.running.now.calls = 0  # a pass that is refused says nothing about the blocks
+            raise ValueError(why)
 
 
-def _entrances(model: nn.Module, anatomy: Anatomy, around: list[nn.Module]) -> set[nn.Module]:
-    """The models of a library that stand in somebody's own module: they are given the masks that it makes."""
-    found = {entrance for block in anatomy.blocks if (entrance := entrance_of(model, anatomy, block)) is not None}
-    outermost: list[nn.Module] = []
+def _hang_refusals(running: Pass, model: nn.Module, anatomy: Anatomy) -> None:
+    """On the model, and on all that stands around the blocks. The models of a library that stand in somebody's own
+    module are asked as the outermost: they are given the masks that it makes."""
+    around, blocks = running.masks.around, {id(block.module) for block in anatomy.blocks}
+    whole: list[nn.Module] = []
     for module in around:
-        inside = any(module is part for outer in outermost for part in outer.modules())
+        inside = any(module is part for outer in whole for part in outer.modules())
         if hasattr(module, "save_pretrained") and not inside:
-            outermost.append(module)
-    return found.union(outermost) - {model}
+            whole.append(module)
+    outermost = {model, *whole, *(entrance_of(model, anatomy, block) for block in anatomy.blocks)}
+    for module in (model, *(m for m in around if m is not model and id(m) not in blocks)):
+        hang(module, RefusePairs(running, module, is_outermost=module in outermost), "in")
 
 
 class Unnested(Hook):
@@ -294,12 +273,13 @@ def _refuse_wrapped(model: nn.Module, remedies: tuple[Remedy, ...]) -> None:
 def _refuse_twice(there: set[tuple[type, str, str]], remedy: Remedy, block: BlockAnatomy) -> None:
     """Refuses a remedy where one of its kind stands; else adds its stations to those that are taken."""
     for station in remedy.stations_in(block):
-        if (type(remedy), block.name, station) in there:
+        place = type(remedy), block.name, station
+        if place in there:
             raise ValueError(
                 f"{remedy.name} is already at the {station} of {block.name!r}; "
                 "take it out first with depthscope.remove(model)"
             )
-    there.update((type(remedy), block.name, station) for station in remedy.stations_in(block))
+        there.add(place)
 
 
 def _coverage(model: nn.Module, anatomy: Anatomy) -> list[str]:
@@ -318,7 +298,3 @@ def _coverage(model: nn.Module, anatomy: Anatomy) -> list[str]:
     return [
         f"the remedy goes into {', '.join(named)}{left_out}; part= chooses, depthscope.remedies.applied(model) lists"
     ]
-
-
-def _causal(anatomy: Anatomy, block: BlockAnatomy) -> bool | None:
-    return anatomy.causal if block.causal is None else block.causal

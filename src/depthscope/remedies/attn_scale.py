@@ -9,15 +9,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar
 
 from torch import Tensor
 
-from depthscope.anatomy import BlockAnatomy
-from depthscope.remedies.remedy import Site, register_remedy
-from depthscope.remedies.uniform import Scaling, ScalingHook
-from depthscope.remedies.values import CONTEXT, by_head, context_of, heads_of, listen_to_mean
+from depthscope.remedies.means import RelativeToMean
+from depthscope.remedies.remedy import register_remedy
+from depthscope.remedies.values import OnContext, OnHeads, by_head
 
 
 def scaled_context(context: Tensor, uniform: Tensor, omega: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def scaled_context(context: Tensor, uniform: Tensor, omega: Tensor) -> Tensor:
 
 @register_remedy
 @dataclass(frozen=True)
-class AttnScale(Scaling):
+class AttnScale(RelativeToMean, OnContext):
     """Scales attention's difference from uniform attention by 1 + ω, one ω per head and block.
 
     `omega` is where ω starts, 0 in the paper. It is trained (the state_dict of each block gains `attn_scale_omega`, one
@@ -45,33 +45,15 @@ class AttnScale(Scaling):
     """
 
     omega: float = 0.0
+    mixing: str = field(default="auto", kw_only=True)
+    learnable: bool = field(default=True, kw_only=True)
 
     name: ClassVar[str] = "attn-scale"
     always_shown: ClassVar[tuple[str, ...]] = ("omega",)
-    numbers: ClassVar[Mapping[str, str]] = {"omega": "attn_scale_omega"}
+    numbers: ClassVar[Mapping[str, float]] = {"omega": -inf}
 
-    def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
-        """It changes what the output projection reads, inside the attention branch."""
-        return (CONTEXT,)
-
-    def install(self, site: Site) -> None:
-        """Puts its hooks into one block, or refuses."""
-        heads, context = heads_of(self, site.block), context_of(self, site.block)
-        hook = ScaleContext(self, site, heads)
-        site.put_inside(self, hook, context, CONTEXT)  # first: taking it down takes the parameters out
-        hook.add_parameters(heads)
-
-
-class ScaleContext(ScalingHook):
-    """AttnScale on what the output projection of one block reads."""
-
-    def __init__(self, remedy: AttnScale, site: Site, heads: int):
-        super().__init__(remedy, site)
-        self.values, self.heads = listen_to_mean(remedy, remedy.mixing, site), heads
-
-    def changed(self, tokens: Tensor) -> Tensor:
-        uniform = self.values.taken(tokens.shape[1])
-        omega = self.in_force("omega")
-        return scaled_context(
-            tokens, uniform, omega if isinstance(omega, Tensor) else uniform.new_full((self.heads,), omega)
-        )
+    def changed(self, context: Tensor, here: OnHeads) -> Tensor:
+        """The formula, for a context (batch, n, h·d_v)."""
+        uniform, omega = here.heard.taken(context.shape[1]), here.in_force("omega")
+        omega = omega if isinstance(omega, Tensor) else uniform.new_full((here.heads,), omega)
+        return scaled_context(context, uniform, omega)

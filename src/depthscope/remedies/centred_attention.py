@@ -8,15 +8,16 @@ tokens see later ones; here U is then the uniform attention over the tokens so f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar
 
 from torch import Tensor
 
-from depthscope.anatomy import BlockAnatomy
-from depthscope.remedies.remedy import Site, register_remedy
-from depthscope.remedies.uniform import RealTokensHook, RelativeToMean, check_number
-from depthscope.remedies.values import CONTEXT, by_head, context_of, heads_of, listen_to_mean
+from depthscope.remedies.means import RelativeToMean
+from depthscope.remedies.remedy import register_remedy
+from depthscope.remedies.values import OnContext, OnHeads, by_head
 
 
 def centred_context(context: Tensor, uniform: Tensor, heads: int, tau: float = 1.0) -> Tensor:
@@ -30,7 +31,7 @@ def centred_context(context: Tensor, uniform: Tensor, heads: int, tau: float = 1
 
 @register_remedy
 @dataclass(frozen=True)
-class CentredAttention(RelativeToMean):
+class CentredAttention(RelativeToMean, OnContext):
     """Takes τ times uniform attention out of attention, in every head.
 
     τ = 1 in the papers. In bidirectional models it is the same as de-escalating the values, since the rows of A sum to
@@ -40,33 +41,12 @@ class CentredAttention(RelativeToMean):
     """
 
     tau: float = 1.0
+    mixing: str = field(default="auto", kw_only=True)
 
     name: ClassVar[str] = "centred-attention"
     always_shown: ClassVar[tuple[str, ...]] = ("tau",)
+    numbers: ClassVar[Mapping[str, float]] = {"tau": -inf}
 
-    def __post_init__(self) -> None:
-        check_number(self, "tau")
-        super().__post_init__()
-
-    def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
-        """It changes what the output projection reads, inside the attention branch."""
-        return (CONTEXT,)
-
-    def install(self, site: Site) -> None:
-        """Puts its hooks into one block, or refuses."""
-        heads, context = heads_of(self, site.block), context_of(self, site.block)
-        site.put_inside(self, CentreContext(self, site, heads), context, CONTEXT)
-
-
-class CentreContext(RealTokensHook):
-    """Centred attention on what the output projection of one block reads."""
-
-    def __init__(self, remedy: CentredAttention, site: Site, heads: int):
-        self.remedy, self.running, self.heads = remedy, site.running, heads
-        self.values = listen_to_mean(remedy, remedy.mixing, site)
-
-    def values_in_force(self) -> dict[str, float | list[float]]:
-        return {"tau": self.remedy.tau}
-
-    def changed(self, tokens: Tensor) -> Tensor:
-        return centred_context(tokens, self.values.taken(tokens.shape[1]), self.heads, self.remedy.tau)
+    def changed(self, context: Tensor, here: OnHeads) -> Tensor:
+        """The formula, for a context (batch, n, h·d_v)."""
+        return centred_context(context, here.heard.taken(context.shape[1]), here.heads, self.tau)

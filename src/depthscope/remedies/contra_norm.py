@@ -8,7 +8,9 @@ Where tokens are nearly equal, or T is large, S is uniform, and Y is de-escalati
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -17,9 +19,9 @@ from torch.nn import functional as F
 
 from depthscope.models.attention import seen_tokens
 from depthscope.models.token_means import accumulator
-from depthscope.remedies.remedy import Site, register_remedy
-from depthscope.remedies.trunk import TrunkRemedy
-from depthscope.remedies.uniform import RealTokensHook, UniformAttention, check_number
+from depthscope.remedies.change import Change
+from depthscope.remedies.means import OnTrunk
+from depthscope.remedies.remedy import register_remedy
 
 
 def contra_norm(
@@ -60,7 +62,7 @@ def directions_of(tokens: Tensor) -> Tensor:
 
 @register_remedy
 @dataclass(frozen=True)
-class ContraNorm(TrunkRemedy):
+class ContraNorm(OnTrunk):
     """Pushes tokens apart that point the same way, at a station of the trunk, in all blocks or some.
 
     `scale` is s. At a branch weight of 1 it stops the escalation only above √2 − 1 = 0.414: the odds of a block grow by
@@ -72,35 +74,19 @@ class ContraNorm(TrunkRemedy):
 
     scale: float = 1.0
     temperature: float = 1.0
+    at: str = field(default="output", kw_only=True)
+    mixing: str = field(default="auto", kw_only=True)
 
     name: ClassVar[str] = "contra-norm"
     always_shown: ClassVar[tuple[str, ...]] = ("scale", "at")
+    numbers: ClassVar[Mapping[str, float]] = {"scale": -inf, "temperature": 0.0}
 
-    def __post_init__(self) -> None:
-        check_number(self, "scale")
-        check_number(self, "temperature", above=0.0)
-        super().__post_init__()
-
-    def hook(self, site: Site, station: str) -> Contrast:
-        """What changes the tokens at this station of this block."""
-        return Contrast(self, site, station)
-
-
-class Contrast(RealTokensHook):
-    """ContraNorm at one station of one block."""
-
-    def __init__(self, remedy: ContraNorm, site: Site, station: str):
-        self.remedy, self.running = remedy, site.running
-        self.mean = UniformAttention(remedy, remedy.mixing, site, station)  # it knows which tokens may be seen
-
-    def values_in_force(self) -> dict[str, float | list[float]]:
-        return {"scale": self.remedy.scale}
-
-    def changed(self, tokens: Tensor) -> Tensor:
-        now, causal = self.running.now, self.mean.kind_of_this_call() == "causal"
-        if causal and now.past:
+    def changed(self, tokens: Tensor, here: Change) -> Tensor:
+        """The formula, for tokens (batch, n, d), in a pass that shows all of them."""
+        causal = here.mean.of_this_call().kind == "causal"
+        if causal and here.running.now.past:
             raise ValueError(
-                f"{self.remedy.name} compares a token with all tokens before it, and a cache of keys and values does "
+                f"{self.name} compares a token with all tokens before it, and a cache of keys and values does "
                 "not hold them: call the model, or generate, with use_cache=False"
             )
-        return contra_norm(tokens, self.remedy.scale, now.real, temperature=self.remedy.temperature, causal=causal)
+        return contra_norm(tokens, self.scale, here.real, temperature=self.temperature, causal=causal)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
-from depthscope.hooks.caches import recall, remember
-from depthscope.hooks.staying import TokenHook
 from depthscope.models.mean_subtraction import without_mean
 from depthscope.models.token_means import NAMED, Ema, Full, Prefix, TokenMean
-from depthscope.remedies.remedy import Mixing, Remedy, Site, leak, register_remedy, warn_of_the_prefix_mean
-from depthscope.remedies.trunk import check_station, shown_station, station_for
+from depthscope.remedies.change import Change
+from depthscope.remedies.means import MeanAt, OnTrunk
+from depthscope.remedies.remedy import Remedy, Site, register_remedy
 
 if TYPE_CHECKING:
-    from depthscope.remedies.recommendation import Recommendation
+    from depthscope.scope import Scope
 
 
 def deescalate(
@@ -93,17 +92,10 @@ class LearnableTau:
         if not 0 < self.start < 1:
             raise ValueError(f"expected a learnable τ to start between 0 and 1, both excluded, got {self.start}")
 
-    def parameter(self, like: Tensor) -> nn.Parameter:
-        """The logit of τ. In float32 or better: a step of training is small."""
-        logit = math.log(self.start / (1 - self.start))
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        shape = (like.shape[-1],) if self.per_feature else ()
-        return nn.Parameter(torch.full(shape, logit, dtype=dtype, device=like.device))
-
 
 @register_remedy
 @dataclass(frozen=True)
-class DeEscalate(Remedy):
+class DeEscalate(OnTrunk):
     """Subtracts τ·mean of the tokens at a station of the trunk, in all blocks or some.
 
     `tau`: a number in [0, 1], `LearnableTau(…)`, or "recommended" (measured on the inputs given to `apply`).
@@ -123,20 +115,16 @@ class DeEscalate(Remedy):
     name: ClassVar[str] = "de-escalation"
     option_types: ClassVar[tuple[type, ...]] = (LearnableTau, Full, Prefix, Ema)
     always_shown: ClassVar[tuple[str, ...]] = ("tau", "at")
+    causal_mean: ClassVar[Prefix] = Prefix()
     without_leak: ClassVar[str] = "use mixing='auto', 'prefix' or 'ema'"
 
     def __post_init__(self) -> None:
         if isinstance(self.tau, str) and self.tau != "recommended":
             raise ValueError(f"expected tau in [0, 1], LearnableTau(…) or 'recommended', got {self.tau!r}")
-        if isinstance(self.tau, bool):
-            raise ValueError(f"expected tau in [0, 1], got {self.tau}")
         if not isinstance(self.tau, str | LearnableTau):
+            if isinstance(self.tau, bool) or not 0 <= self.tau <= 1:
+                raise ValueError(f"expected tau in [0, 1], got {float(self.tau)}")
             object.__setattr__(self, "tau", float(self.tau))  # of numpy or torch too, so that JSON can keep it
-            if not 0 <= self.tau <= 1:  # type: ignore[operator]
-                raise ValueError(f"expected tau in [0, 1], got {self.tau}")
-        check_station(self.at)
-        if self.mixing != "auto":
-            token_mean(self.mixing)
         for name in ("skip_in_mean", "leave_alone"):
             chosen = tuple(getattr(self, name))
             if any(not isinstance(number, int) or number < 0 for number in chosen):
@@ -144,72 +132,53 @@ class DeEscalate(Remedy):
             object.__setattr__(self, name, chosen)
         super().__post_init__()
 
-    def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
-        """The stations that it changes."""
-        return (self.station_in(block),)
+    def check_mixing(self) -> None:
+        """Refuses a mean that there is not."""
+        if self.mixing != "auto":
+            token_mean(self.mixing)
 
-    def install(self, site: Site) -> None:
-        """Puts its hooks into one block, or refuses."""
-        station = shown_station(site, self.at)
-        mean = self._mean(site)
-        if self.mixing == "auto" and mean is not None and site.causal is None and site.is_first:
-            warn_of_the_prefix_mean(stacklevel=4)
-        self._refuse_mean_pooling(site, mean)
-        hook = SubtractMean(self, site, station, mean)
-        site.put(self, hook, station)  # first: taking it down takes the parameter out
-        if isinstance(self.tau, LearnableTau):
-            site.block.module.register_parameter(hook.parameter_name, self.tau.parameter(gain_of(site.block)))
-
-    def station_in(self, block: BlockAnatomy) -> str:
-        """Where it acts in a block."""
-        return station_for(block, self.at)
-
-    def mixing_in(self, site: Site) -> Mixing:
-        """That of its mean. Where a call decides (PyTorch's encoder layers), a full mean is judged call by call."""
-        mean = self._mean(site)
-        if mean is None or (mean.kind == "full" and site.call_decides):
-            return "by call"
-        return mean.kind
+    def mean_in(self, site: Site) -> TokenMean | None:
+        """The mean that it takes in a block; None: each call of the block tells."""
+        return super().mean_in(site) if self.mixing == "auto" else token_mean(self.mixing)
 
     @property
     def learns(self) -> bool:
         return isinstance(self.tau, LearnableTau)
 
-    def settled(self, measure: Callable[..., Recommendation], beside: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
-        """With the recommended τ, and with the weight of the branches that goes with it unless one is given."""
-        if self.tau != "recommended":
-            return (self,)
-        found = measure(
-            at=self.at, mixing=self.mixing, weigh_branches=all(other.name != "residual-weight" for other in beside)
-        )
-        others = tuple(remedy for remedy in found.remedies if not isinstance(remedy, DeEscalate))
-        spared = next((remedy.leave_alone for remedy in found.remedies if isinstance(remedy, DeEscalate)), ())
-        settled = replace(
-            self,
-            tau=found.tau or 0.0,
-            blocks=next((remedy.blocks for remedy in found.remedies), None)
-            if self.every == 1 and self.blocks is None
-            else self.blocks,
-            skip_in_mean=self.skip_in_mean or spared,
-            leave_alone=self.leave_alone or spared,
-        )
-        return (settled, *others)
-
-    def _mean(self, site: Site) -> TokenMean | None:
-        """The mean to use; None: each call of the block tells."""
-        if self.mixing != "auto":
-            return token_mean(self.mixing)
-        if site.call_decides:
-            return None
-        return NAMED["full" if site.causal is False else "prefix"]
-
-    def _refuse_mean_pooling(self, site: Site, mean: TokenMean | None) -> None:
-        complete = self.tau == 1 and isinstance(mean, Full | None) and not (self.skip_in_mean or self.leave_alone)
-        if complete and self.at == "output" and site.is_last and (pooling := _mean_pooling(site.model)):
+    def hook(self, site: Site, station: str) -> Change:
+        """What changes the tokens at this station of this block; refuses what would leave nothing to pool."""
+        complete = self.tau == 1 and isinstance(self.mean_in(site), Full | None)
+        last = self.at == "output" and site.is_last and not (self.skip_in_mean or self.leave_alone)
+        if complete and last and (pooling := _mean_pooling(site.model)):
             raise ValueError(
                 f"τ = 1 at the last output makes the mean of the tokens zero for every input, and {pooling} reads "
                 "just that mean: use tau below 1, blocks without the last, at='input', or a class token"
             )
+        return SubtractMean(self, site, station)
+
+    def settled(self, scope: Scope, beside: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+        """With the recommended τ, and with the weight of the branches that goes with it unless one is given."""
+        if self.tau != "recommended":
+            return (self,)
+        if scope.inputs is None:
+            raise ValueError("tau='recommended' is measured on the model: pass apply(…, inputs=a batch)")
+        from depthscope.remedies.recommendation import recommend
+
+        weigh = all(other.name != "residual-weight" for other in beside)
+        found = recommend(scope, at=self.at, mixing=self.mixing, weigh_branches=weigh).remedies
+        if not found:
+            return (replace(self, tau=0.0),)
+        mean, *others = found  # a de-escalation, and perhaps a weight
+        assert isinstance(mean, DeEscalate)
+        everywhere = self.every == 1 and self.blocks is None
+        settled = replace(
+            self,
+            tau=mean.tau,
+            blocks=mean.blocks if everywhere else self.blocks,
+            skip_in_mean=self.skip_in_mean or mean.leave_alone,
+            leave_alone=self.leave_alone or mean.leave_alone,
+        )
+        return (settled, *others)
 
 
 def _mean_pooling(model: nn.Module) -> str | None:
@@ -219,100 +188,45 @@ def _mean_pooling(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         if isinstance(module, VisionTransformer) and module.class_token is None:
             return "its mean pooling"
-        if getattr(module, "pooling_mode_mean_tokens", False) is True or "mean" in _modes(module):
+        modes = getattr(module, "pooling_mode", ())  # of sentence-transformers: a name, or several; older: a flag each
+        modes = (modes,) if isinstance(modes, str) else modes if isinstance(modes, tuple | list) else ()
+        if getattr(module, "pooling_mode_mean_tokens", False) is True or "mean" in modes:
             return f"{name or type(module).__name__}, a mean pooling,"
     return None
 
 
-def _modes(module: nn.Module) -> tuple[str, ...]:
-    """How a pooling of sentence-transformers pools: one name, or several; older ones have a flag for each."""
-    modes = getattr(module, "pooling_mode", ())
-    return (modes,) if isinstance(modes, str) else tuple(modes) if isinstance(modes, tuple | list) else ()
+class SubtractMean(Change):
+    """De-escalation at one station of one block; of a τ that is learned, the block has the logit."""
 
+    def __init__(self, remedy: DeEscalate, site: Site, station: str):
+        tau: Any = remedy.tau
+        start = math.log(tau.start / (1 - tau.start)) if isinstance(tau, LearnableTau) else tau
+        super().__init__(remedy, site, MeanAt(remedy, site, station), tau=start)
+        self.names = {"tau": f"deescalation_{station}_logit"}
 
-def gain_of(block: BlockAnatomy) -> Tensor:
-    """The gain of a norm: as wide as a token, on the block's device."""
-    inside = [module for module in block.module.modules() if "norm" in type(module).__name__.lower()]
-    known, others = (
-        [weight for norm in norms if isinstance(weight := getattr(norm, "weight", None), Tensor) and weight.ndim == 1]
-        for norms in (block.norms, inside)
-    )
-    gains = known or others  # an FFN may have a norm of its own, which is wider
-    if not gains and block.projections is not None:
-        return block.projections().value.detach()[0, :, 0]  # no norms, as in ReZero: as wide as what W_V reads
-    if not gains:
-        raise ValueError(f"what is learned needs the width of a token, and {block.name!r} has no norm that shows it")
-    return max(gains, key=Tensor.numel)  # norms of queries and keys are as narrow as a head
+    def shape(self, block: BlockAnatomy) -> tuple[int, ...]:
+        return super().shape(block) if self.remedy.tau.per_feature else ()
 
-
-class SubtractMean(TokenHook):
-    """De-escalation at one station of one block."""
-
-    def __init__(self, remedy: DeEscalate, site: Site, station: str, mean: TokenMean | None):
-        self.remedy = remedy
-        self.station = station
-        self.mean = mean
-        self.running = site.running
-        self.owner = site.block.module
-
-    def taken_down(self, module: nn.Module) -> None:
-        self.owner._parameters.pop(self.parameter_name, None)
-
-    @property
-    def parameter_name(self) -> str:
-        return f"deescalation_{self.station}_logit"
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        return {self.parameter_name: getattr(self.owner, self.parameter_name)} if self.remedy.learns else {}
-
-    def values_in_force(self) -> dict[str, float | list[float]]:
-        tau = self.tau()
-        return {"tau": tau.tolist() if isinstance(tau, Tensor) else tau}
-
-    def tau(self) -> float | Tensor:
-        """The τ in force."""
-        if isinstance(self.remedy.tau, LearnableTau):
-            return torch.sigmoid(getattr(self.owner, self.parameter_name))
-        return self.remedy.tau
+    def in_force(self, option: str) -> Tensor | float:
+        found = super().in_force(option)
+        return torch.sigmoid(found) if isinstance(found, Tensor) else found
 
     def change(self, tokens: Tensor) -> Tensor:
-        x = self.running.batch_first(tokens)
-        return self.running.as_given(self._changed(x), tokens)
+        x, tau = self.running.batch_first(tokens), self.in_force("tau")
+        counted, touched = self._chosen(x)
+        mean = self.mean.of_this_call()
+        if isinstance(mean, Full) or self.running.now.cache is None:
+            return self.running.as_given(_changed(x, tau, mean, counted, touched), tokens)
+        return self.running.as_given(x - _shift(x, tau, self.mean.of_those(x, counted), touched), tokens)
 
     def changed_and_difference(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.running.batch_first(tokens)
-        shift = self._shift(x)
+        x, tau = self.running.batch_first(tokens), self.in_force("tau")
+        counted, touched = self._chosen(x)
+        shift = _shift(x, tau, self.mean.of_those(x, counted), touched)
         return self.running.as_given(x - shift, tokens), self.running.as_given((-shift).expand_as(x), tokens)
-
-    def _changed(self, x: Tensor) -> Tensor:
-        mean = self._mean_of_this_call()
-        if isinstance(mean, Full) or self.running.now.cache is None:
-            return _changed(x, self.tau(), mean, *self._chosen(x))
-        return x - self._shift(x)
 
     def _chosen(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The tokens that count in the mean, and those that it is subtracted from; None: all."""
         now, remedy = self.running.now, self.remedy
-        counted, touched = (
-            _without(chosen, x, now.real, now.position) for chosen in (remedy.skip_in_mean, remedy.leave_alone)
-        )
-        return counted, touched
-
-    def _shift(self, x: Tensor) -> Tensor:
-        now, mean = self.running.now, self._mean_of_this_call()
-        counted, touched = self._chosen(x)
-        if isinstance(mean, Full) or now.cache is None:
-            return _shift(x, self.tau(), mean.mean(x, counted), touched)
-        site = (self.block, self.station)
-        before = recall(now.cache, site, now.past)
-        found, after = mean.running_mean(x, counted, before)
-        remember(now.cache, site, now.past + x.shape[1], after)
-        return _shift(x, self.tau(), found, touched)
-
-    def _mean_of_this_call(self) -> TokenMean:
-        mean = self.mean or NAMED["full" if self.running.now.bidirectional else "prefix"]
-        if mean.kind == "causal":
-            self.running.refuse_unknown_past(self.remedy.name)
-        elif self.mean is not None and self.running.now.bidirectional is False and not self.remedy.allow_leak:
-            raise ValueError(f"mixing='full' with a src_mask or tgt_mask, which may be causal: {leak(self.remedy)}")
-        return mean
+        counted = _without(remedy.skip_in_mean, x, now.real, now.position)
+        return counted, _without(remedy.leave_alone, x, now.real, now.position)

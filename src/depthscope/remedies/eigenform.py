@@ -1,9 +1,10 @@
-"""H = V Λ V⁻¹ with real Λ in an interval (Dovonon et al. 2025): from a matrix, and from what is trained."""
+"""H = V Λ V⁻¹ with real Λ in an interval (Dovonon et al. 2025): from a matrix, and from what is trained; and the layers
+whose weights are computed from V and Λ."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from depthscope.models.token_means import accumulator
 
 F64 = torch.float64
+QUERY_KEY = "reparameterised_query_key"
 
 
 class Form(NamedTuple):
@@ -77,11 +79,6 @@ def orthogonal(free: Tensor) -> Tensor:
     return q * torch.where(r.diagonal() < 0, -1.0, 1.0)
 
 
-def condition(vectors: Tensor, inverse: Tensor) -> Tensor:
-    """‖V‖₁ ‖V⁻¹‖₁, the condition number in the 1-norm: 1 at the least, infinite for a singular V."""
-    return torch.linalg.matrix_norm(vectors, 1) * torch.linalg.matrix_norm(inverse, 1)
-
-
 def _error(made: Tensor, matrix: Tensor) -> float:
     return ((made - matrix).norm() / matrix.norm()).item()
 
@@ -122,6 +119,7 @@ class Eigenform:
 
     vectors_name = "reparameterised_vectors"
     eigenvalues_name = "reparameterised_eigenvalues"
+    names = (vectors_name, eigenvalues_name, QUERY_KEY)
 
     def __init__(self, owner: nn.Module, block: str, bounds: tuple[float, float], is_orthogonal: bool):
         self.owner, self.block, self.bounds, self.is_orthogonal = owner, block, bounds, is_orthogonal
@@ -131,6 +129,10 @@ class Eigenform:
         """V (d, d), in the dtype of the model."""
         free = getattr(self.owner, self.vectors_name)
         return orthogonal(free.to(accumulator(free))).to(free.dtype) if self.is_orthogonal else free
+
+    def fused(self) -> Tensor:
+        """V beside the weights of queries and keys (d, 3d)."""
+        return torch.cat([getattr(self.owner, QUERY_KEY), self.vectors()], dim=1)
 
     def eigenvalues(self) -> Tensor:
         """The diagonal of Λ (d)."""
@@ -163,7 +165,7 @@ class Eigenform:
 
     def _watch(self, vectors: Tensor, inverse: Tensor) -> None:
         """Once: where a hundredth of V⁻¹ or more may be rounding."""
-        found = condition(vectors, inverse).item()
+        found = (torch.linalg.matrix_norm(vectors, 1) * torch.linalg.matrix_norm(inverse, 1)).item()
         if not found <= 0.01 / torch.finfo(vectors.dtype).eps:
             self.has_warned = True
             warnings.warn(
@@ -171,3 +173,48 @@ class Eigenform:
                 "more than a hundredth of H may be rounding; a smaller learning rate helps, or vectors='orthogonal'",
                 stacklevel=2,
             )
+
+
+class Steered:
+    """A linear layer whose weight is no parameter but a property: that of the V and Λ of this moment, for forward
+    passes, measures of weights and saving alike.
+
+    A state_dict has it under its old key besides V and Λ, so that a saved model can be loaded without depthscope; what
+    stands there is left alone when V and Λ are loaded. A layer takes an importable class, for copies and pickles.
+    """
+
+    form: Eigenform
+    role: Literal["vectors", "output", "fused"]  # the method of the form that makes its weight
+    transposed: bool  # whether the weight is stored (out, in), as in `nn.Linear`
+
+    @property
+    def weight(self) -> Tensor:
+        """As the layer that it was would have it."""
+        found: Tensor = getattr(self.form, self.role)()
+        return found.mT if self.transposed else found
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
+        weight = self.weight
+        destination[f"{prefix}weight"] = weight if keep_vars else weight.detach().clone().contiguous()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        state_dict.pop(f"{prefix}weight", None)  # what is computed is not loaded
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
+
+
+class SteeredLinear(Steered, nn.Linear):  # type: ignore[override]
+    """In the place of PyTorch's."""
+
+    transposed = True
+
+
+def steered_kind(layer: nn.Module) -> type[nn.Module] | None:
+    """The class that a layer can take; None: there is none for it."""
+    if type(layer) is nn.Linear:
+        return SteeredLinear
+    if type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils":
+        from depthscope.remedies.steered_conv1d import SteeredConv1D
+
+        return SteeredConv1D
+    return None

@@ -8,15 +8,16 @@ The formula is followed. Code that was published with the paper adds the two ter
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar
 
 from torch import Tensor
 
 from depthscope.anatomy import BlockAnatomy
-from depthscope.remedies.deescalation import gain_of
+from depthscope.remedies.change import Change
+from depthscope.remedies.means import MeanAt, RelativeToMean
 from depthscope.remedies.remedy import Site, register_remedy
-from depthscope.remedies.uniform import Scaling, ScalingHook, UniformAttention
 
 BRANCH = "attention_branch"
 
@@ -31,21 +32,23 @@ def feat_scaled(branch: Tensor, mean: Tensor, s: Tensor | float, t: Tensor | flo
 
 @register_remedy
 @dataclass(frozen=True)
-class FeatScale(Scaling):
+class FeatScale(RelativeToMean):
     """Weighs what the attention branch gives to all tokens alike (`s`) and what it gives beyond that (`t`).
 
     `s` and `t` are where the two start, 0 in the paper. They are trained, one number per feature each (each block gets
     `feat_scale_s` and `feat_scale_t`) unless `learnable=False`, which keeps them. The branch is taken where it is added
-    to the trunk: behind a norm of its own, where there is one. `mixing`: "auto" takes the mean of all tokens in
+    to the trunk: after a norm of its own, where there is one. `mixing`: "auto" takes the mean of all tokens in
     bidirectional models and of the tokens so far in causal ones ("prefix"); "full" would let a token see later ones
     there, and `allow_leak=True` permits it. Padding neither counts nor changes.
     """
 
     s: float = 0.0
     t: float = 0.0
+    mixing: str = field(default="auto", kw_only=True)
+    learnable: bool = field(default=True, kw_only=True)
 
     name: ClassVar[str] = "feat-scale"
-    numbers: ClassVar[Mapping[str, str]] = {"s": "feat_scale_s", "t": "feat_scale_t"}
+    numbers: ClassVar[Mapping[str, float]] = {"s": -inf, "t": -inf}
 
     def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
         """The station that it changes."""
@@ -62,18 +65,8 @@ class FeatScale(Scaling):
                 f"{block.name!r} does not show its {BRANCH}, so that feat-scale cannot be put in; "
                 f"stations of this block: {', '.join(block.spots)}{site.unseen}"
             )
-        hook = ScaleFeatures(self, site)
-        site.put(self, hook, BRANCH)  # first: taking it down takes the parameters out
-        if self.learnable:
-            hook.add_parameters(gain_of(block).numel())
+        site.put(self, Change(self, site, MeanAt(self, site, BRANCH)), BRANCH)
 
-
-class ScaleFeatures(ScalingHook):
-    """FeatScale on the attention branch of one block."""
-
-    def __init__(self, remedy: FeatScale, site: Site):
-        super().__init__(remedy, site)
-        self.mean = UniformAttention(remedy, remedy.mixing, site, BRANCH)
-
-    def changed(self, tokens: Tensor) -> Tensor:
-        return feat_scaled(tokens, self.mean.of(tokens), self.in_force("s"), self.in_force("t"))
+    def changed(self, branch: Tensor, here: Change) -> Tensor:
+        """The formula, for a branch (batch, n, d)."""
+        return feat_scaled(branch, here.mean.of(branch), here.in_force("s"), here.in_force("t"))

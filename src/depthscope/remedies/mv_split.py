@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from depthscope.anatomy import Addition, BlockAnatomy, Spot
+from depthscope.anatomy import Addition, BlockAnatomy
 from depthscope.discovery import depth_of
-from depthscope.hooks.staying import Hook, hang
-from depthscope.hooks.tokens import tokens_at
-from depthscope.remedies.deescalation import gain_of
+from depthscope.remedies.change import Change, Listener
+from depthscope.remedies.means import MeanAt, RelativeToMean
 from depthscope.remedies.remedy import Site, register_remedy
-from depthscope.remedies.uniform import Scaling, ScalingHook, UniformAttention
-from depthscope.safety import ByThread
 
 
 def split_branch(
@@ -37,7 +34,7 @@ def split_branch(
 
 @register_remedy
 @dataclass(frozen=True)
-class MVSplit(Scaling):
+class MVSplit(RelativeToMean):
     """Weighs what a branch gives to all tokens alike (`alpha`, and how much of the trunk's mean leaves), and the rest
     (`beta`).
 
@@ -51,10 +48,11 @@ class MVSplit(Scaling):
 
     beta: float | None = None
     alpha: float = 0.0
+    mixing: str = field(default="auto", kw_only=True)
+    learnable: bool = field(default=True, kw_only=True)
 
     name: ClassVar[str] = "mv-split"
-    numbers: ClassVar[Mapping[str, str]] = {"beta": "mv_split_beta_", "alpha": "mv_split_alpha_"}
-    optional: ClassVar[tuple[str, ...]] = ("beta",)
+    numbers: ClassVar[Mapping[str, float]] = {"beta": -math.inf, "alpha": -math.inf}
 
     def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
         """The branches that it changes."""
@@ -75,51 +73,22 @@ class MVSplit(Scaling):
         depth = max(blocks, depth_of(site.model, site.anatomy)) if len(site.anatomy.parts) == 1 else blocks
         beta = 1 / math.sqrt(depth) if self.beta is None else self.beta
         for addition in block.additions:
-            hook = SplitBranch(self, site, addition, beta)
-            site.put(self, hook, addition.branch)  # first: taking it down takes the parameters out
-            if self.learnable:
-                hook.add_parameters(gain_of(block).numel())
+            site.put(self, SplitBranch(self, site, addition, beta), addition.branch)
 
 
-class TrunkMean(ByThread):
-    """The mean of the trunk that a branch is about to be added to, in the pass of this thread."""
-
-    found: Tensor | None = None
-
-
-class TrunkListener(Hook):
-    """The trunk has come to where a branch leaves it: its mean is kept for the branch."""
-
-    hears_last = True
-
-    def __init__(self, mean: UniformAttention, spot: Spot):
-        self.mean, self.side, self.path = mean, spot.side, spot.path
-        self.kept = TrunkMean()
-
-    def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
-        tokens = tokens_at((args, last) if self.side == "in" else last, self.path)
-        assert tokens is not None
-        self.kept.found = self.mean.of(self.mean.running.batch_first(tokens))
-
-
-class SplitBranch(ScalingHook):
+class SplitBranch(Change):
     """MV-Split on one branch of one block."""
 
     def __init__(self, remedy: MVSplit, site: Site, addition: Addition, beta: float):
-        super().__init__(remedy, site, addition.branch, beta=beta)
-        self.mean = UniformAttention(remedy, remedy.mixing, site, addition.branch)
-        self.trunk: TrunkListener | None = None
-        if remedy.learnable or remedy.alpha:
+        super().__init__(remedy, site, MeanAt(remedy, site, addition.branch), f"_{addition.branch}", beta=beta)
+        self.trunk: Listener | None = None  # without α nothing of the trunk is needed
+        if remedy.learns or remedy.alpha:
             spot = site.block.spots[addition.trunk]
-            place = f"trunk of {addition.branch}"
-            self.trunk = TrunkListener(UniformAttention(remedy, remedy.mixing, site, place, warns=False), spot)
-            self.trunk.block = site.block.name
-            hang(spot.module, self.trunk, spot.side)
+            self.trunk = Listener(spot, MeanAt(remedy, site, f"trunk of {addition.branch}"))
+            self.trunk.hang(site, spot)
 
     def changed(self, tokens: Tensor) -> Tensor:
         mean = self.mean.of(tokens)
-        trunk = mean if self.trunk is None else self.trunk.kept.found  # without α nothing of it is needed
+        trunk = mean if self.trunk is None else self.trunk.take()
         assert trunk is not None
-        if self.trunk is not None:
-            self.trunk.kept.found = None
         return split_branch(tokens, mean, trunk, self.in_force("beta"), self.in_force("alpha"))

@@ -8,17 +8,18 @@ whole token matrix.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from depthscope.models.token_means import accumulator, uniform_causal
+from depthscope.models.token_means import Prefix, accumulator
+from depthscope.remedies.change import Change
 from depthscope.remedies.deescalation import token_mean
+from depthscope.remedies.means import MeanAt, OnTrunk, Uniform
 from depthscope.remedies.remedy import Site, register_remedy
-from depthscope.remedies.trunk import TrunkRemedy
-from depthscope.remedies.uniform import RealTokensHook, UniformAttention, check_number
 
 EPSILON = 1e-6  # under the root, as in the authors' code: tokens that are all equal become 0
 
@@ -33,7 +34,7 @@ def pair_norm(tokens: Tensor, scale: float = 1.0, mask: Tensor | None = None, *,
     wide = tokens.to(accumulator(tokens))
     centred = wide - token_mean(mixing).mean(tokens, real)
     squares = centred.square().mean(dim=-1, keepdim=True)  # (…, n, 1)
-    mean = uniform_causal(squares, real)[0] if mixing == "prefix" else token_mean("full").mean(squares, real)
+    mean = (Uniform() if mixing == "prefix" else token_mean("full")).mean(squares, real)
     changed = rescaled(centred, mean, scale).to(tokens.dtype)
     return changed if real is None else torch.where(real.unsqueeze(-1), changed, tokens)
 
@@ -45,7 +46,7 @@ def rescaled(centred: Tensor, squares: Tensor, scale: float) -> Tensor:
 
 @register_remedy
 @dataclass(frozen=True)
-class PairNorm(TrunkRemedy):
+class PairNorm(OnTrunk):
     """Centres the tokens at a station of the trunk, and brings them to the root mean square `scale`.
 
     `at`: "input", "after_attention", "ffn_input" or "output". The causal form ("auto" in causal models, "prefix") is
@@ -54,28 +55,23 @@ class PairNorm(TrunkRemedy):
     """
 
     scale: float = 1.0
+    at: str = field(default="output", kw_only=True)
+    mixing: str = field(default="auto", kw_only=True)
 
     name: ClassVar[str] = "pair-norm"
-
-    def __post_init__(self) -> None:
-        check_number(self, "scale", above=0.0)
-        super().__post_init__()
+    numbers: ClassVar[Mapping[str, float]] = {"scale": 0.0}
 
     def hook(self, site: Site, station: str) -> NormPairs:
         """What changes the tokens at this station of this block."""
         return NormPairs(self, site, station)
 
 
-class NormPairs(RealTokensHook):
+class NormPairs(Change):
     """PairNorm at one station of one block."""
 
     def __init__(self, remedy: PairNorm, site: Site, station: str):
-        self.remedy, self.running = remedy, site.running
-        self.mean = UniformAttention(remedy, remedy.mixing, site, station, spare_first=True)
-        self.squares = UniformAttention(remedy, remedy.mixing, site, f"{station}, squared", warns=False)
-
-    def values_in_force(self) -> dict[str, float | list[float]]:
-        return {"scale": self.remedy.scale}
+        super().__init__(remedy, site, MeanAt(remedy, site, station, causal=Prefix()))
+        self.squares = MeanAt(remedy, site, f"{station}, squared")
 
     def changed(self, tokens: Tensor) -> Tensor:
         centred = tokens.to(accumulator(tokens)) - self.mean.of(tokens)

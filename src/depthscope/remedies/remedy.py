@@ -7,77 +7,21 @@ other packages add theirs with `register_remedy` or an entry point in the group 
 
 from __future__ import annotations
 
-import warnings
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from inspect import isabstract
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from torch import nn
-
-from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
-from depthscope.hooks import Pass
-from depthscope.hooks.staying import Hook, TokenHook, change_trunk, hang
+from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.registry import Registry
-from depthscope.remedies.selection import check_selection
+from depthscope.remedies.site import Site as Site
 
 if TYPE_CHECKING:
-    from depthscope.remedies.recommendation import Recommendation
+    from depthscope.scope import Scope
 
 Mixing = Literal["none", "causal", "full", "by call"]  # "by call": each call of the block decides between the two
-
-
-@dataclass(frozen=True)
-class Site:
-    """One block that a remedy is put into."""
-
-    model: nn.Module
-    anatomy: Anatomy
-    block: BlockAnatomy
-    number: int  # counted from 1
-    causal: bool | None  # None: not known
-    running: Pass  # what the hooks of one `apply` know of the pass that is running
-
-    def put(self, remedy: Remedy, hook: TokenHook, station: str) -> None:
-        """Hangs a hook of a remedy at a station of this block, and notes on it whose and where it is.
-
-        What it changes is the trunk, also where a pre-norm model shows only the copy that a norm reads; on a branch, it
-        is the branch.
-        """
-        self._note(remedy, hook, station)
-        change_trunk(self.block, station, hook)
-
-    def put_inside(self, remedy: Remedy, hook: Hook, spot: Spot, station: str) -> None:
-        """Hangs a hook of a remedy at a spot inside the block that is no station of it, such as attention's context."""
-        self._note(remedy, hook, station)
-        if isinstance(hook, TokenHook):
-            hook.side, hook.path = spot.side, spot.path
-        hang(spot.module, hook, spot.side)
-
-    def _note(self, remedy: Remedy, hook: Hook, station: str) -> None:
-        hook.remedy, hook.block, hook.part, hook.station = remedy, self.block.name, self.block.part, station
-
-    @property
-    def call_decides(self) -> bool:
-        """Whether causality is an argument of each call of the block, and nobody has said more."""
-        return bool(self.block.causal_arguments) and self.causal is None
-
-    @property
-    def unseen(self) -> str:
-        """What to do about a station that this block does not show, for the message that says so."""
-        tried = self.anatomy.family == "unknown" and len(self.block.spots) <= 2
-        return "; apply(…, inputs=a batch) tries whether the structure of the blocks shows it" if tried else ""
-
-    @property
-    def is_first(self) -> bool:
-        """Whether its part of the model begins with this block."""
-        return self.block is self.anatomy.of_part(self.block.part)[0]
-
-    @property
-    def is_last(self) -> bool:
-        """Whether its part of the model ends with this block."""
-        return self.block is self.anatomy.of_part(self.block.part)[-1]
 
 
 @dataclass(frozen=True)
@@ -93,10 +37,50 @@ class Remedy(ABC):
     option_types: ClassVar[tuple[type, ...]] = ()  # dataclasses that its options may hold, for the record
     without_leak: ClassVar[str] = ""  # how its user gets a causal form, for the message that refuses a leak
 
+    numbers: ClassVar[Mapping[str, float]] = {}  # options that are finite numbers → what they must be above
+
     def __post_init__(self) -> None:
-        if not isinstance(self.allow_leak, bool):
-            raise ValueError(f"expected allow_leak to be true or false, got {self.allow_leak!r}")
-        object.__setattr__(self, "blocks", check_selection(self.blocks, self.every))
+        for name, above in self.numbers.items():
+            self._check_number(name, above)
+        for name in ("allow_leak", "learnable"):
+            if not isinstance(given := getattr(self, name, False), bool):
+                raise ValueError(f"expected {name} to be true or false, got {given!r}")
+        if not isinstance(self.every, int) or self.every < 1:
+            raise ValueError(f"expected every to be a whole number of at least 1, got {self.every}")
+        if self.blocks is None:
+            return
+        chosen = tuple(self.blocks)
+        if self.every != 1:
+            raise ValueError("expected blocks or every, got both")
+        if not chosen or any(not isinstance(number, int) or number < 1 for number in chosen):
+            raise ValueError(f"expected blocks to hold numbers from 1, got {chosen}")
+        object.__setattr__(self, "blocks", chosen)
+
+    def _check_number(self, name: str, above: float) -> None:
+        """Keeps an option as a float that JSON can hold."""
+        given: Any = getattr(self, name)
+        if given is None and getattr(type(self), name, 0) is None:
+            return  # it may be left out
+        if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+            raise ValueError(f"expected {name} to be a finite number, got {given!r}")
+        if not given > above:
+            raise ValueError(f"expected {name} above {above:g}, got {given}")
+        object.__setattr__(self, name, float(given))
+
+    def blocks_of(self, anatomy: Anatomy, depth: int) -> list[tuple[int, BlockAnatomy]]:
+        """The blocks that it goes into, with their numbers; `depth` blocks run in a pass.
+
+        Blocks that share their weights are one module, and cannot be chosen one by one.
+        """
+        blocks, every, count = self.blocks, self.every, len(anatomy.blocks)
+        if (blocks is not None or every != 1) and depth > count:
+            raise ValueError("the blocks of this model share their weights: a remedy goes into all of them or none")
+        if every > count:
+            raise ValueError(f"expected every of at most {count}, the model's depth, got {every}")
+        if blocks is not None and max(blocks) > count:
+            raise ValueError(f"expected blocks from 1 to {count}, the model's depth, got {max(blocks)}")
+        numbered = enumerate(anatomy.blocks, start=1)
+        return [(i, block) for i, block in numbered if (i % every == 0 if blocks is None else i in blocks)]
 
     @abstractmethod
     def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
@@ -112,15 +96,12 @@ class Remedy(ABC):
 
     @property
     def learns(self) -> bool:
-        """Whether it adds parameters to the model."""
-        return False
+        """Whether it adds parameters to the model: by an option `learnable`, unless a remedy says more."""
+        return bool(getattr(self, "learnable", False))
 
-    def settled(self, measure: Callable[..., Recommendation], beside: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
-        """The remedies to put in: this one with numbers in the place of what is to be measured.
-
-        `measure(**options)` is `recommend` on the model and the inputs given to `apply`; `beside` are all remedies of
-        that call.
-        """
+    def settled(self, scope: Scope, beside: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+        """The remedies to put in: this one with numbers in the place of what is to be measured; `beside` are all that
+        `apply` is given."""
         return (self,)
 
 
@@ -155,32 +136,23 @@ def list_remedies() -> tuple[str, ...]:
     return tuple(REMEDIES)
 
 
-def refuse_leak(remedy: Remedy, site: Site) -> None:
-    """Full mixing in a causal model lets tokens see later ones: only if it is asked for by name."""
-    if remedy.mixing_in(site) == "full" and site.causal is not False and not remedy.allow_leak:
-        which = "is causal" if site.causal else "may be causal (pass causal=False to apply if it is not)"
-        raise ValueError(f"{remedy.name} with full mixing in a model that {which}: {leak(remedy)}")
-
-
 RIGHT_TO_LEFT = (
     "its tokens see later ones and not earlier ones (right to left), and every mean of a remedy would show them the "
     "earlier ones; let the model read its sequences turned round, from left to right"
 )
 
 
-def refuse_right_to_left(remedy: Remedy, site: Site) -> None:
-    """Means are over all tokens, or over those so far: where tokens see only later ones, both would leak."""
-    if site.anatomy.right_to_left and remedy.mixing_in(site) != "none" and not remedy.allow_leak:
+def refuse_leak(remedy: Remedy, site: Site) -> None:
+    """Full mixing in a causal model lets tokens see later ones; where tokens see only later ones, every mean lets them
+    see earlier ones. Both only if they are asked for by name."""
+    mixing = remedy.mixing_in(site)
+    if remedy.allow_leak or mixing == "none":
+        return
+    if mixing == "full" and site.causal is not False:
+        which = "is causal" if site.causal else "may be causal (pass causal=False to apply if it is not)"
+        raise ValueError(f"{remedy.name} with full mixing in a model that {which}: {leak(remedy)}")
+    if site.anatomy.right_to_left:
         raise ValueError(f"{remedy.name} in {site.block.name!r}: {RIGHT_TO_LEFT}, or allow_leak=True does it")
-
-
-def warn_of_the_prefix_mean(stacklevel: int) -> None:
-    """Doubt counts as causal, and whoever has a bidirectional model should know."""
-    warnings.warn(
-        "cannot tell whether this model is causal: the prefix mean is used, in which no token sees a later one; "
-        "pass causal=False to apply for the full mean, or inputs= to find out",
-        stacklevel=stacklevel,
-    )
 
 
 def leak(remedy: Remedy) -> str:

@@ -21,10 +21,18 @@ from torch import Tensor, nn
 from depthscope.anatomy import BlockAnatomy, Spot
 from depthscope.hooks.staying import Hook, hooks_in, take_down
 from depthscope.models.token_means import accumulator
-from depthscope.remedies.eigenform import Eigenform, Form, dealt, fresh_form, real_form, symmetric_form
+from depthscope.remedies.eigenform import (
+    QUERY_KEY,
+    Eigenform,
+    Form,
+    dealt,
+    fresh_form,
+    real_form,
+    steered_kind,
+    symmetric_form,
+)
 from depthscope.remedies.record import records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, register_remedy
-from depthscope.remedies.steered_layers import QUERY_KEY, Role, Steered, steered_kind
 
 INTERVALS = {"sharpen": (-1.0, 0.0), "smooth": (0.0, 1.0)}
 BRANCH = "attention_branch"
@@ -61,11 +69,10 @@ class Reparameterise(Remedy):
     always_shown: ClassVar[tuple[str, ...]] = ("interval",)
 
     def __post_init__(self) -> None:
-        if isinstance(self.interval, str):
-            if self.interval not in INTERVALS:
-                raise ValueError(f"expected interval='sharpen', 'smooth' or (low, high), got {self.interval!r}")
-        else:
+        if not isinstance(self.interval, str):
             object.__setattr__(self, "interval", _bounds(self.interval))
+        elif self.interval not in INTERVALS:
+            raise ValueError(f"expected interval='sharpen', 'smooth' or (low, high), got {self.interval!r}")
         if self.vectors not in ("free", "orthogonal"):
             raise ValueError(f"expected vectors='free' or 'orthogonal', got {self.vectors!r}")
         if self.start not in ("present", "fresh"):
@@ -175,7 +182,7 @@ def _layers(block: BlockAnatomy) -> Layers:
             f"{what} has W_V ({width} × {columns}) for {heads} heads of width {own}: H = VΛV⁻¹ needs a square V, of "
             "the width of a token (no grouped queries)"
         )
-    if _bias_of_values(value, width) is not None and output.bias is None:
+    if value.bias is not None and output.bias is None:
         raise ValueError(f"{what} has a bias on its values and none on its output to take it over")
     return Layers(value, output, cut is not None, heads, width)
 
@@ -191,16 +198,11 @@ def _refuse_tied(site: Site, layers: Layers) -> None:
                 )
 
 
-def _bias_of_values(layer: Any, width: int) -> Tensor | None:
-    return None if layer.bias is None else layer.bias[-width:]
-
-
 class Kept(NamedTuple):
     """A layer as it was."""
 
     layer: Any
     kind: type[nn.Module]
-    order: tuple[str, ...]  # of its parameters
     weight: nn.Parameter
     bias: Tensor | None  # a copy
 
@@ -217,42 +219,35 @@ class Steering(Hook):
 
     def take_over(self, form: Form) -> None:
         """V and Λ become parameters of the block, and the weights of its layers are computed from them."""
-        layers, owner = self.layers, self.form.owner
-        weight = layers.output.weight
-        trained = weight.requires_grad
-        like = {"device": weight.device, "dtype": weight.dtype}
-        output = layers.weights()[1].detach()
-        for layer, role in ((layers.value, "fused" if layers.is_fused else "value"), (layers.output, "output")):
-            self._exchange(layer, role)  # type: ignore[arg-type]
+        layers, width = self.layers, self.layers.width
+        value, output, weight = layers.value, layers.weights()[1].detach(), layers.output.weight
+        for layer, role in ((value, "fused" if layers.is_fused else "vectors"), (layers.output, "output")):
+            bias = None if layer.bias is None else layer.bias.detach().clone()
+            self.kept.append(Kept(layer, type(layer), layer.weight, bias))
+            steered = steered_kind(layer)
+            layer._parameters["weight"] = None  # its place is kept
+            layer.__class__ = steered
+            layer.form, layer.role = self.form, role
+        like, trained = {"device": weight.device, "dtype": weight.dtype}, weight.requires_grad
+        learned = {
+            self.form.vectors_name: (form.vectors.to(**like).contiguous(), trained),
+            self.form.eigenvalues_name: (form.eigenvalues.to(weight.device, accumulator(weight)), trained),
+        }
         if layers.is_fused:
-            others = self.kept[0].weight.detach()[:, : -layers.width].clone()
-            owner.register_parameter(QUERY_KEY, nn.Parameter(others, requires_grad=self.kept[0].weight.requires_grad))
-        owner.register_parameter(
-            self.form.vectors_name, nn.Parameter(form.vectors.to(**like).contiguous(), requires_grad=trained)
-        )
-        values = form.eigenvalues.to(weight.device, accumulator(weight))
-        owner.register_parameter(self.form.eigenvalues_name, nn.Parameter(values, requires_grad=trained))
-        bias = _bias_of_values(layers.value, layers.width)
-        if bias is not None:
+            fused = self.kept[0].weight
+            learned = {QUERY_KEY: (fused.detach()[:, :-width].clone(), fused.requires_grad)} | learned
+        for name, (start, requires_grad) in learned.items():
+            self.form.owner.register_parameter(name, nn.Parameter(start, requires_grad=requires_grad))
+        if value.bias is not None:
             with torch.no_grad():
                 if self.remedy.start == "present":
-                    layers.output.bias.add_(bias @ output)
-                bias.zero_()
-
-    def _exchange(self, layer: Any, role: Role) -> None:
-        bias = None if layer.bias is None else layer.bias.detach().clone()
-        self.kept.append(Kept(layer, type(layer), tuple(layer._parameters), layer.weight, bias))
-        kind = steered_kind(layer)
-        assert kind is not None
-        del layer._parameters["weight"]
-        layer.__class__ = kind
-        layer.form, layer.role = self.form, role
+                    layers.output.bias.add_(value.bias[-width:] @ output)
+                value.bias[-width:] = 0
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        names = [self.form.vectors_name, self.form.eigenvalues_name, *([QUERY_KEY] if self.layers.is_fused else [])]
-        found = {name: getattr(self.form.owner, name) for name in names}
-        biases = {"bias of the values": self.layers.value.bias, "bias of the output": self.layers.output.bias}
-        return found | {name: bias for name, bias in biases.items() if bias is not None}
+        found = {name: self.form.owner._parameters.get(name) for name in self.form.names}
+        found |= {"bias of the values": self.layers.value.bias, "bias of the output": self.layers.output.bias}
+        return {name: parameter for name, parameter in found.items() if parameter is not None}
 
     def values_in_force(self) -> dict[str, float | list[float]]:
         return {
@@ -271,16 +266,15 @@ class Steering(Hook):
                     kept.bias.data = bias.detach().clone()
 
     def taken_down(self, module: nn.Module) -> None:
-        owner = self.form.owner
-        vectors, others = (owner._parameters.get(name) for name in (self.form.vectors_name, QUERY_KEY))
-        for name in (self.form.vectors_name, self.form.eigenvalues_name, QUERY_KEY):
-            owner._parameters.pop(name, None)
+        learned = [self.form.owner._parameters.pop(name, None) for name in self.form.names]
+        vectors = learned[0]
         for kept in self.kept:
-            if not isinstance(kept.layer, Steered):
-                continue  # it may be taken down again
             layer: Any = kept.layer
+            if layer._parameters["weight"] is not None:
+                continue  # it may be taken down again
             layer.__class__ = kept.kind
-            del layer.form, layer.role
+            for name in ("form", "role"):
+                vars(layer).pop(name, None)
             if kept.bias is not None:
                 with torch.no_grad():
                     layer.bias.copy_(kept.bias)
@@ -288,10 +282,8 @@ class Steering(Hook):
                 gradient, like = kept.weight.grad, (vectors.device, vectors.dtype)
                 kept.weight.data = kept.weight.data.to(*like)
                 kept.weight.grad = None if gradient is None else gradient.to(*like)
-                kept.weight.requires_grad_(vectors.requires_grad or (others is not None and others.requires_grad))
-            present = dict(layer._parameters) | {"weight": kept.weight}
-            layer._parameters.clear()
-            layer._parameters.update({name: present[name] for name in kept.order})
+                kept.weight.requires_grad_(any(found is not None and found.requires_grad for found in learned[::2]))
+            layer._parameters["weight"] = kept.weight
 
 
 def bake(model: nn.Module) -> nn.Module:

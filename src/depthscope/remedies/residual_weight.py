@@ -11,13 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from depthscope.anatomy import BlockAnatomy
-from depthscope.hooks.staying import TokenHook
-from depthscope.models.token_means import accumulator
-from depthscope.remedies.deescalation import gain_of
+from depthscope.remedies.change import Change
 from depthscope.remedies.remedy import Remedy, Site, register_remedy
 from depthscope.stations import BRANCHES
 
@@ -61,9 +58,7 @@ class ResidualWeight(Remedy):
                     f"stations of this block: {', '.join(spots)}{site.unseen}"
                 )
         for branch in self.stations_in(site.block):
-            hook = Weighted(self, site, branch)
-            site.put(self, hook, branch)  # first: taking it down takes the parameters out
-            hook.add_parameter(site.block)
+            site.put(self, Weighted(self, site, branch), branch)
 
     @property
     def learns(self) -> bool:
@@ -87,37 +82,15 @@ def LayerScale(start: float = 1e-4) -> ResidualWeight:
     return ResidualWeight(start, learn="feature")
 
 
-class Weighted(TokenHook):
+class Weighted(Change):
     """One branch, times α."""
 
-    remedy: ResidualWeight
-
     def __init__(self, remedy: ResidualWeight, site: Site, branch: str):
-        self.remedy, self.owner = remedy, site.block.module
-        self.parameter_name = "residual_weight" if remedy.learn == "block" else f"residual_weight_{branch}"
+        super().__init__(remedy, site, alpha=remedy.alpha)
+        self.names = {"alpha": "residual_weight" if remedy.learn == "block" else f"residual_weight_{branch}"}
 
-    def add_parameter(self, block: BlockAnatomy) -> None:
-        """Gives the block its α, if it is learned; in float32 or better, since a step of training is small."""
-        if self.remedy.learns and self.parameter_name not in self.owner._parameters:
-            like = next(self.owner.parameters())
-            shape = (gain_of(block).numel(),) if self.remedy.learn == "feature" else ()
-            start = torch.full(shape, self.remedy.alpha, dtype=accumulator(like), device=like.device)
-            self.owner.register_parameter(self.parameter_name, nn.Parameter(start))
-
-    def taken_down(self, module: nn.Module) -> None:
-        self.owner._parameters.pop(self.parameter_name, None)
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        return {self.parameter_name: getattr(self.owner, self.parameter_name)} if self.remedy.learns else {}
-
-    def values_in_force(self) -> dict[str, float | list[float]]:
-        alpha = self.alpha()
-        return {"alpha": alpha.tolist() if isinstance(alpha, Tensor) else alpha}
-
-    def alpha(self) -> Tensor | float:
-        """The α in force."""
-        found: Tensor | float = getattr(self.owner, self.parameter_name) if self.remedy.learns else self.remedy.alpha
-        return found
+    def shape(self, block: BlockAnatomy) -> tuple[int, ...]:
+        return super().shape(block) if self.remedy.learn == "feature" else ()
 
     def change(self, tokens: Tensor) -> Tensor:
-        return (self.alpha() * tokens).to(tokens.dtype)
+        return (self.in_force("alpha") * tokens).to(tokens.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from transformers.pytorch_utils import Conv1D
 
-from depthscope.remedies.steered_layers import Steered
+from depthscope.remedies.eigenform import Steered
 
 
 class SteeredConv1D(Steered, Conv1D):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from depthscope.measures import TokenMatrix
 
-Block = Callable[[Tensor], Tensor]  # tokens (batch, n, d) → the same shape; what stands behind it (a remedy) included
+Block = Callable[[Tensor], Tensor]  # tokens (batch, n, d) → the same shape; what stands after it (a remedy) included
 
 
 def token_exponents(
@@ -29,7 +29,7 @@ def token_exponents(
     of the block at X̄. Below 0 a collapse goes on (order), above 0 it heals: λ_t = −½ ln((1 − τ)²ρ) with ρ of
     `theory.odds`. δ is drawn once and goes on as Π⊥Jδ: drawn anew in each block it would lose about 1/d of its length
     to the directions that norms take out, and a model of width 32 would look ordered that is not. The mean is over the
-    batch. nan where the mean vanishes, as behind τ = 1: then nothing can collapse.
+    batch. nan where the mean vanishes, as after τ = 1: then nothing can collapse.
     """
     found = []
     x = TokenMatrix.of(tokens)

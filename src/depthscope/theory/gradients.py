@@ -83,14 +83,14 @@ def expected_gradient_ratio(
         c = (‖X‖²/n)/√r · σ_V σ_O √((σ_Q² + σ_K²)/(σ_V² + σ_O²)).
 
     `sigmas` are the standard deviations of the entries of W_Q, W_K, W_V, W_O (independent, mean 0), `token_energy`
-    ‖X‖²/n (d behind a norm), and r, `directions`, (tr C)²/‖C‖_F² of the tokens' covariance C: over how many directions
-    their differences spread, from 1 to min(n − 1, d). With entries of variance 1/d behind a norm c = 1/√r, so that the
+    ‖X‖²/n (d after a norm), and r, `directions`, (tr C)²/‖C‖_F² of the tokens' covariance C: over how many directions
+    their differences spread, from 1 to min(n − 1, d). With entries of variance 1/d after a norm c = 1/√r, so that the
     ratio lies between t_div/√min(n − 1, d) and t_div, whatever the width.
 
     Why: even attention makes every C_i = C, and Xᵀ G → n x̄ ḡᵀ, so that ‖∂W_Q‖² = s²n²‖x̄‖²‖W_Kᵀ C W_V ḡ‖², whose mean
     over W_K and W_V is n²‖x̄‖²‖C‖_F² σ_K²σ_V²‖ḡ‖², while ‖∂W_V‖² = n²‖x̄‖²‖ḡ‖²; the others in the same way, and over all
     heads Σ‖ḡ_h‖² = ‖W_O δ̄‖². ‖C‖_F = t_div (‖X‖²/n)/√r. It needs a gradient with a mean (ḡ ≠ 0): where the mean is
-    taken out behind the branch, the terms of its differences are what is left.
+    taken out after the branch, the terms of its differences are what is left.
     0 for equal tokens; nan where the values and the output have no gradient, σ_V = σ_O = 0.
     """
     of_query, of_key, of_value, of_output = (torch.as_tensor(sigma, dtype=torch.float64) for sigma in sigmas)

@@ -129,7 +129,7 @@ class Backward(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """What is expected block by block: t_sim behind each block and its de-escalation, λ_g and λ_t of each block."""
+    """What is expected block by block: t_sim after each block and its de-escalation, λ_g and λ_t of each block."""
 
     similarity: tuple[float, ...]
     gradient: tuple[float, ...]
@@ -184,7 +184,7 @@ def course(
     for block in reversed(back):
         mean *= (1 - tau) ** 2
         mean, deviations = block.mean * mean, block.deviations * deviations + block.spread * mean
-        total = mean + deviations  # what was 1 behind the block
+        total = mean + deviations  # what was 1 after the block
         logs.append(0.5 * math.log(total))
         mean, deviations = mean / total, deviations / total
     return Course(
@@ -211,7 +211,7 @@ def _token_exponents(
 
 
 def relu_kernel(gap: float) -> float:
-    """1 − κ(1 − gap), κ(c) = (√(1 − c²) + c(π − arccos c))/π: 1 − cos behind a ReLU layer (Cho & Saul 2009).
+    """1 − κ(1 − gap), κ(c) = (√(1 − c²) + c(π − arccos c))/π: 1 − cos after a ReLU layer (Cho & Saul 2009).
 
     As a function of 1 − cos, so that it is right in the collapse; 1 − 1/π at 1, unrelated tokens.
     """
@@ -302,7 +302,7 @@ class Prescription:
 
     alpha: float
     tau: float
-    similarity: float  # behind the last block
+    similarity: float  # after the last block
     growth: float  # factor by which the gradient grows over the whole depth
 
     def __iter__(self) -> Iterator[float]:
@@ -321,7 +321,7 @@ def prescribe(
 ) -> Prescription:
     """The branch weight α and the de-escalation τ that keep both factors near 1 over `depth` blocks.
 
-    τ holds t_sim at `level` behind the last block, at α = 1; 0 if it stays below by itself. In post-norm it is that of
+    τ holds t_sim at `level` after the last block, at α = 1; 0 if it stays below by itself. In post-norm it is that of
     the odds map's fixed point, whatever the depth: tokens grow neither alike nor apart there (t_sim up to 0.12 for the
     default, as the kernel bends). In pre-norm it is the least; t_sim is higher in the first blocks, where the branches
     weigh most. Of n tokens a level below 1/n, that of unrelated ones, counts as 1/n, but for post-norm's τ. α is the

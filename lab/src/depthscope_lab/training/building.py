@@ -15,7 +15,6 @@ from depthscope.models.initialisers import INITIALISERS
 from depthscope.remedies import Remedy
 from depthscope.remedies.record import from_dict
 from depthscope.remedies.remedy import Mixing, Site
-from depthscope.remedies.selection import chosen_blocks
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.notation import Named
 
@@ -46,7 +45,7 @@ def mixings_in(model: nn.Module, remedies: Iterable[Remedy]) -> list[tuple[Remed
     found = []
     for remedy in remedies:
         mixings = set()
-        for number, block in chosen_blocks(anatomy, len(anatomy.blocks), remedy.blocks, remedy.every):
+        for number, block in remedy.blocks_of(anatomy, len(anatomy.blocks)):
             causal = anatomy.causal if block.causal is None else block.causal
             mixings.add(remedy.mixing_in(Site(model, anatomy, block, number, causal, running)))
         found.append((remedy, mixings))
