@@ -1,11 +1,12 @@
 """What a probe costs: ratios from one run, medians over alternating rounds with their quartiles.
 
-    python benchmarks/probe.py            # all of it, about ten minutes on 2 cores
-    python benchmarks/probe.py vit        # one part of: tiny, vit, bert, padded, growth, spectral, memory
+    python benchmarks/probe.py tiny vit gpt2 bert   # what is asked of a probe, about four minutes on an idle machine
+    python benchmarks/probe.py                      # all of it; other parts: padded, growth, spectral, memory
 
-tiny, vit, bert   forward with the default profile ÷ plain forward, at `output` and at all trunk stations, with the
-          kernel of the extra `fast` and without it; processor time of one thread, and how many operations of PyTorch
-          are added. The two tables of a profile are made when they are first read, which is timed by itself
+tiny, vit, gpt2, bert   forward with the default profile of an open scope ÷ plain forward, at `output` and at all trunk
+          stations, beside a naive loop over kept states and a probe without a scope, with what is asked of each;
+          processor time of one thread, and how many operations of PyTorch are added. The two tables of a profile are
+          made when they are first read, which is timed by itself
 padded    the same on a padded batch
 growth    how the cost grows with the number of blocks, of tokens, and with the width
 spectral  the same for each measure of the spectral group, at `output`; one round, they are slow
@@ -15,7 +16,6 @@ memory    peak memory of a process that probes ÷ one that only runs the model, 
 
 from __future__ import annotations
 
-import os
 import resource
 import statistics
 import subprocess
@@ -23,14 +23,15 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from timing import compare, keep_memory, operations
 from torch import nn
 
+from depthscope import Scope
 from depthscope import measures as m
+from depthscope.anatomy import anatomy_of
 from depthscope.measures import list_measures
 from depthscope.models import BlockConfig, Encoder, VisionTransformer, pre_norm
 from depthscope.probing import probe
@@ -73,7 +74,8 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def tiny() -> tuple[nn.Module, torch.Tensor]:
-    return Encoder(10, BlockConfig(128, 4)).eval(), torch.randn(4, 64, 128)
+    config = BlockConfig(128, 4, placement=pre_norm)
+    return VisionTransformer(10, config, image_size=32, patch_size=4).eval(), torch.randn(4, 3, 32, 32)
 
 
 def padded_bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -84,50 +86,83 @@ def padded_bert() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return BertModel(config).eval(), {"input_ids": torch.randint(30_000, (8, 128)), "attention_mask": real.long()}
 
 
-FORMS = {"on": "kernel", "off": "eager"} if find_spec("numba") else {"off": "eager"}
+def gpt2() -> tuple[nn.Module, torch.Tensor]:
+    from transformers import GPT2Config, GPT2Model
+
+    return GPT2Model(GPT2Config(n_embd=192, n_head=3, n_layer=12)).eval(), torch.randint(50_000, (8, 128))
 
 
-def with_form(form: str, call: Callable[[], object]) -> Callable[[], object]:
-    def run() -> object:
-        os.environ["DEPTHSCOPE_KERNEL"] = form
-        return call()
+def naive(model: nn.Module, run: Callable[[], object]) -> object:
+    """What people write by hand: the blocks' outputs are kept, and three measures are taken in a loop."""
+    kept: list[torch.Tensor] = []
+    hooks = [
+        block.module.register_forward_hook(
+            lambda _m, _a, output: kept.append(output[0] if isinstance(output, tuple) else output)
+        )
+        for block in anatomy_of(model).blocks
+    ]
+    run()
+    for hook in hooks:
+        hook.remove()
+    found = []
+    for x in kept:
+        mean = x.mean(dim=1, keepdim=True)
+        found += [mean.norm(dim=-1).square().mean() * x.shape[1] / x.square().sum(dim=(1, 2)).mean()]
+        found += [(x - mean).square().sum(dim=(1, 2)).mean()]
+        unit = x / x.norm(dim=-1, keepdim=True)
+        found += [unit.mean(dim=1).square().sum(dim=-1).mean()]
+    return torch.stack(found).tolist()
 
-    return run
 
-
-def show(name: str, model: nn.Module, inputs: Any, rounds: int) -> None:
-    """A model with the default profile and without, in every form and at one and at all trunk stations."""
+def show(name: str, model: nn.Module, inputs: Any, rounds: int, targets: dict[str, str] | None = None) -> None:
+    """A model with the default profile of an open scope and without, at one and at all trunk stations, beside a naive
+    loop; `targets` are what is asked of each."""
 
     def plain() -> object:
         return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
-    calls = {
-        f"{title}, {where}": with_form(form, partial(probe, model, inputs, stations=where))
-        for form, title in FORMS.items()
-        for where in ("output", "trunk")
+    scope = Scope(model, inputs)
+    calls: dict[str, Callable[[], object]] = {
+        "output": scope.probe,
+        "trunk": partial(scope.probe, stations="trunk"),
+        "naive loop": partial(naive, model, plain),
+        "first probe, without a scope": partial(probe, model, inputs),
     }
     torch.set_num_threads(1)
     with torch.no_grad():
         base, found = compare(plain, calls, rounds)
         counts = {title: operations(call) - operations(plain) for title, call in calls.items()}
-        profile = probe(model, inputs)
+        profile = scope.probe()
     print(f"{name}: plain {base} ms, {rounds} rounds")
     for title, (ratio, added) in found.items():
-        print(f"    {title:<16} {ratio} × plain, {added:.1f} ms and {counts[title]} operations more")
+        asked = (targets or {}).get(title)
+        print(
+            f"    {title:<28} {ratio} × plain, {added:.1f} ms and {counts[title]} operations more"
+            + (f"   asked: {asked}" if asked else "")
+        )
+    more = found["first probe, without a scope"].added - found["output"].added
+    print(f"    the first probe beside one of an open scope: {more:.1f} ms more   asked of the tiny model: at most 10")
     reading = _seconds(lambda: (profile.frame, profile.sinks))
-    print(f"    the tables, when they are first read: {1000 * reading:.1f} ms")
+    print(f"    the tables, when they are first read: {1000 * reading:.1f} ms   asked: at most 3")
 
 
 def show_tiny() -> None:
-    show("tiny, 10 × 128, 4 × 64 tokens", *tiny(), rounds=60)
+    targets = {"output": "at most 1.25", "trunk": "at most 1.5"}
+    show("tiny ViT 10 × 128, 4 × 65 tokens", *tiny(), rounds=60, targets=targets)
 
 
 def show_vit() -> None:
-    show("ViT 12 × 192, 8 × 197 tokens", *vit(), rounds=21)
+    targets = {"output": "at most the naive loop + .02", "trunk": "at most 1.10"}
+    show("ViT 12 × 192, 8 × 197 tokens", *vit(), rounds=21, targets=targets)
 
 
 def show_bert() -> None:
-    show("BERT-base, 8 × 128 tokens", *bert(), rounds=5)
+    show("BERT-base, 8 × 128 tokens", *bert(), rounds=5, targets={"output": "at most 1.02"})
+
+
+def show_gpt2() -> None:
+    targets = {"output": "at most the naive loop + .03"}
+    show("GPT-2 12 × 192, 8 × 128 tokens", *gpt2(), rounds=21, targets=targets)
 
 
 def show_padded() -> None:
@@ -135,7 +170,7 @@ def show_padded() -> None:
 
 
 def show_growth() -> None:
-    """One of depth, tokens and width changes, the others stay; the kernel where it is installed."""
+    """One of depth, tokens and width changes, the others stay."""
     torch.set_num_threads(1)
     cases = [("blocks", d, 64, 128) for d in (5, 10, 20, 40, 80)]
     cases += [("tokens", 10, n, 128) for n in (16, 64, 256, 1024)]
@@ -213,6 +248,7 @@ def _most_memory() -> int:
 PARTS = {
     "tiny": show_tiny,
     "vit": show_vit,
+    "gpt2": show_gpt2,
     "bert": show_bert,
     "padded": show_padded,
     "growth": show_growth,

@@ -106,6 +106,7 @@ class Scope(Verbs):
         self._modules: list[nn.Module] = []  # of the model, when the anatomy was settled
         self._sights: dict[tuple[bool, frozenset[Any]], Anatomy] = {}
         self._causal: Causality | None = None
+        self.has_outliers = False  # once a probe has found some, it looks for them from the beginning
         self.are_apart: bool | None = None  # sequences that share a row; None: no row has held several so far
         self._seen: Seen | None = None
 
@@ -172,7 +173,7 @@ class Scope(Verbs):
     @property
     def anatomy(self) -> Anatomy:
         """What the model is made of, with what its user says of it."""
-        if self._anatomy is not None and self._was_exchanged():
+        if self._anatomy is not None and self._measuring is None and self._was_exchanged():
             self._forget()
         if self._anatomy is None:
             self._anatomy = anatomy_with_hints(self.model, self.hints, self.first)

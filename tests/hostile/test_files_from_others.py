@@ -27,7 +27,7 @@ from depthscope.cli.console import Screen
 from depthscope.drawing import Curve, draw_by_block
 from depthscope.naming import visible
 from depthscope.probing import Profile
-from depthscope.probing.reduction import Row, SinkRow
+from depthscope.probing.readings import Reading, Sink
 from depthscope.report import write
 from depthscope.text import Text, cut, read_text, train_tokenizer
 from depthscope.value_spectra.from_disk import files_in_index
@@ -258,9 +258,9 @@ def test_names_are_text_to_the_terminal(capsys: pytest.CaptureFixture[str]):
 
 def test_names_in_a_saved_profile_are_text_wherever_they_are_shown(tmp_path: Path):
     name = "a\x1b[31m\x07\0\u202eb\ud800"
-    rows = [Row(block, "output", -1, "token_similarity", 0, [0.9]) for block in (0, 1)]
-    sink = SinkRow(1, 0, 0, 9.0, "\udc80=1")
-    Profile.of_rows(rows, {"model": name, "blocks": 1, "notes": [name]}, [sink]).save(tmp_path)
+    rows = [Reading(block, "output", -1, "token_similarity", 0, [0.9]) for block in (0, 1)]
+    sink = Sink(1, 0, 0, 9.0, "\udc80=1")
+    Profile.of_readings(rows, {"model": name, "blocks": 1, "notes": [name]}, [sink]).save(tmp_path)
     profile = Profile.load(tmp_path)
     assert profile.metadata["model"] == name
     page = write(tmp_path, tmp_path).read_text(encoding="utf-8")

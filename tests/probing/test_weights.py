@@ -8,7 +8,7 @@ from depthscope.anatomy import anatomy_of
 from depthscope.anatomy.trained import training_state
 from depthscope.models import BlockConfig, Encoder
 from depthscope.probing import probe
-from depthscope.probing.finite_weights import weights_not_finite
+from depthscope.probing.finite import weights_not_finite
 from samples import seeded
 from zoo import ZOO
 

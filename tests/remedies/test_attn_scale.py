@@ -1,12 +1,9 @@
 """AttnScale: the fused form is Â V with the n × n matrix written out, in every family that shows its attention."""
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -15,7 +12,7 @@ import zoo
 from depthscope.anatomy import anatomy_of
 from depthscope.hooks.staying import hooks_in
 from depthscope.models import BlockConfig, Encoder
-from depthscope.remedies import AttnScale, applied, restore
+from depthscope.remedies import AttnScale, applied
 from depthscope.remedies.attn_scale import scaled_context
 from oracles import uniform_matrix
 from samples import seeded
@@ -129,16 +126,11 @@ def test_at_the_start_nothing_changes_and_everything_learns(name: str):
     with torch.no_grad():
         for key in own:
             model.get_parameter(key).fill_(0.5)
-    changed = run(model, inputs)
-    assert not torch.allclose(changed, reference, atol=1e-3)
-    assert torch.equal(run(copy.deepcopy(model), inputs), changed)
-    loaded = pickle.loads(pickle.dumps(model)) if zoo.ZOO[name].pickles else copy.deepcopy(model)
-    assert torch.equal(run(loaded, inputs), changed)
-    for treated in (model, loaded):
-        depthscope.remove(treated)
-        assert torch.equal(run(treated, inputs), reference)
-        assert list(treated.state_dict()) == keys
-        assert not list(hooks_in(treated))
+    assert not torch.allclose(run(model, inputs), reference, atol=1e-3)
+    depthscope.remove(model)
+    assert torch.equal(run(model, inputs), reference)
+    assert list(model.state_dict()) == keys
+    assert not list(hooks_in(model))
 
 
 @pytest.mark.parametrize("name", ["encoder", "causal-lm", "gpt2"])
@@ -180,18 +172,6 @@ def test_a_fixed_omega_adds_no_keys_and_is_listed():
     assert torch.equal(run(model, inputs), fixed)
     with pytest.raises(ValueError, match="already at the context"):
         depthscope.apply(model, AttnScale())
-
-
-def test_save_pretrained_and_restore(tmp_path):
-    model, inputs = zoo.make("gpt2")
-    depthscope.apply(model.eval(), AttnScale())
-    with torch.no_grad():
-        model.transformer.h[1].attn_scale_omega.copy_(OMEGA)
-    expected = model(**inputs)[0]
-    model.save_pretrained(tmp_path)
-    loaded = restore(hf.GPT2LMHeadModel.from_pretrained(tmp_path).eval(), tmp_path)
-    assert torch.equal(loaded(**inputs)[0], expected)
-    assert_close(torch.tensor(applied(loaded)[1].values["omega"]), OMEGA.float())
 
 
 def test_values_that_are_computed_anew_from_a_cache_are_refused():

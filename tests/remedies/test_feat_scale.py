@@ -1,12 +1,9 @@
 """FeatScale: Y = SA + s⊙DC[SA] + t⊙HC[SA], against the matrices written out, in every family that shows the branch."""
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -15,7 +12,7 @@ import zoo
 from depthscope.anatomy import anatomy_of
 from depthscope.hooks import Listen, Machine, undisturbed
 from depthscope.hooks.staying import hooks_in
-from depthscope.remedies import FeatScale, applied, restore
+from depthscope.remedies import FeatScale, applied
 from depthscope.remedies.feat_scale import feat_scaled
 from oracles import uniform_matrix
 from samples import seeded
@@ -108,16 +105,11 @@ def test_at_the_start_nothing_changes_and_everything_learns(name: str):
     with torch.no_grad():
         for key in own:
             model.get_parameter(key).copy_(S if key.endswith("_s") else T)
-    changed = run(model, inputs)
-    assert not torch.allclose(changed, reference, atol=1e-3)
-    assert torch.equal(run(copy.deepcopy(model), inputs), changed)
-    loaded = pickle.loads(pickle.dumps(model)) if zoo.ZOO[name].pickles else copy.deepcopy(model)
-    assert torch.equal(run(loaded, inputs), changed)
-    for treated in (model, loaded):
-        depthscope.remove(treated)
-        assert torch.equal(run(treated, inputs), reference)
-        assert list(treated.state_dict()) == keys
-        assert not list(hooks_in(treated))
+    assert not torch.allclose(run(model, inputs), reference, atol=1e-3)
+    depthscope.remove(model)
+    assert torch.equal(run(model, inputs), reference)
+    assert list(model.state_dict()) == keys
+    assert not list(hooks_in(model))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -131,19 +123,6 @@ def test_gradients(causal: bool):
 
     inputs = [torch.randn(shape, generator=seeded(i), dtype=torch.float64) for i, shape in enumerate([(2, 5, 3), 3, 3])]
     assert torch.autograd.gradcheck(scaled, [x.requires_grad_() for x in inputs])
-
-
-def test_save_pretrained_and_restore(tmp_path):
-    model, inputs = zoo.make("bert")
-    depthscope.apply(model.eval(), FeatScale())
-    with torch.no_grad():
-        model.encoder.layer[1].feat_scale_t.copy_(T)
-    expected = model(**inputs)[0]
-    model.save_pretrained(tmp_path)
-    loaded = restore(hf.BertModel.from_pretrained(tmp_path).eval(), tmp_path)
-    assert torch.equal(loaded(**inputs)[0], expected)
-    assert_close(torch.tensor(applied(loaded)[1].values["t"]), T.float())
-    assert applied(loaded)[0].values["s"] == [0.0] * 16
 
 
 def test_pytorch_encoders_are_causal_by_the_call():

@@ -27,7 +27,6 @@ from depthscope.remedies import (
     ValueResidual,
     applied,
 )
-from depthscope.remedies.remedy import Remedy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # DeBERTa, of transformers
 TEXT = {
@@ -199,42 +198,25 @@ def change_of_earlier_tokens(model: nn.Module, ids: Tensor) -> float:
     return float((before - after)[:, :-1].abs().max() / before.abs().max())
 
 
-@pytest.mark.parametrize("with_inputs", [False, True])
 @pytest.mark.parametrize("name", CAUSAL)
-def test_a_causal_model_stays_causal(name: str, with_inputs: bool):
-    for seed in range(10 if name in MIXTURES else 2):
+def test_a_causal_model_stays_causal(name: str):
+    for seed in range(10 if name in MIXTURES else 1):
         model = build(CAUSAL[name], seed)
         ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(seed))
         plain = change_of_earlier_tokens(model, ids)
         assert plain < 1e-6  # the model itself is causal, but for the rounding of regrouped experts
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "cannot tell", without inputs
-            depthscope.apply(model, DeEscalate(0.5), inputs=arguments(model, ids) if with_inputs else None)
-        assert applied(model)
-        assert change_of_earlier_tokens(model, ids) < 1e-5
+        for inputs in (None, arguments(model, ids)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # "cannot tell", without inputs
+                depthscope.apply(model, DeEscalate(0.5), inputs=inputs)
+            assert applied(model)
+            assert change_of_earlier_tokens(model, ids) < 1e-5
+            depthscope.remove(model)
 
 
-WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon-mamba", "jamba")  # in some blocks at least
-
-
-@pytest.mark.parametrize("remedy", [AttnScale(0.8), FeatScale(0.8, -0.5)], ids=["attn-scale", "feat-scale"])
-@pytest.mark.parametrize("name", [name for name in CAUSAL if name not in WITHOUT_ATTENTION])
-def test_scaled_attention_stays_causal(name: str, remedy: Remedy):
-    if name == "granite-weighted" and isinstance(remedy, FeatScale):
-        pytest.skip("does not show its branch")
-    model = build(CAUSAL[name], 0)
-    ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0))
-    before = change_of_earlier_tokens(model, ids)
-    with torch.no_grad():
-        plain = tokens_of(model(**arguments(model, ids)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "cannot tell", without inputs
-            depthscope.apply(model, remedy)
-        assert not torch.allclose(tokens_of(model(**arguments(model, ids))), plain, atol=1e-3)
-    assert max(before, change_of_earlier_tokens(model, ids)) < 1e-5
-
-
-PUBLISHED = (
+REMEDIES = (
+    AttnScale(0.8),
+    FeatScale(0.8, -0.5),
     CentredAttention(),
     PairNorm(),
     ContraNorm(),
@@ -243,25 +225,37 @@ PUBLISHED = (
     ValueResidual(),
     ResidualWeight(0.5, "feature"),
 )
+WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon-mamba", "jamba")  # in some blocks at least
+# Models of every kind that nobody here wrote an anatomy for, and wrapped ones; the others are for `make test-all`.
+KINDS = ("mixtral", "marian", "whisper", "bert to bert", "vision to gpt2", "blip", "clip", "llava", "gpt-neox",
+         "bloom", "a wrapped decoder", "jamba")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in KINDS else pytest.mark.long) for n in CAUSAL])
 def test_the_remedies_of_other_papers_stay_causal(name: str):
-    """Every one that a family does not refuse; those of the trunk are refused by none."""
+    """Every one that a family does not refuse. Those of the trunk are refused by none, and those that scale attention
+    only where there is none or its branch is hidden."""
     model = build(CAUSAL[name], 0)
     ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0))
-    put_in = []
-    for remedy in PUBLISHED:
+    before = change_of_earlier_tokens(model, ids)
+    with torch.no_grad():
+        plain = tokens_of(model(**arguments(model, ids)))
+    put_in = set()
+    for remedy in REMEDIES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "cannot tell", without inputs
             try:
                 depthscope.apply(model, remedy)
             except ValueError:  # refused; tests/remedies/test_published_remedies.py has the reasons
                 continue
-        put_in.append(remedy.name)
-        assert change_of_earlier_tokens(model, ids) < 1e-5, remedy
+        put_in.add(remedy.name)
+        with torch.no_grad():
+            assert not torch.allclose(tokens_of(model(**arguments(model, ids))), plain, atol=1e-3), remedy
+        assert max(before, change_of_earlier_tokens(model, ids)) < 1e-5, remedy
         depthscope.remove(model)
-    assert {"pair-norm", "contra-norm"} <= set(put_in)
+    assert {"pair-norm", "contra-norm"} <= put_in
+    if name not in WITHOUT_ATTENTION:
+        assert {"attn-scale"} | ({"feat-scale"} if name != "granite-weighted" else set()) <= put_in
 
 
 @pytest.mark.parametrize("make", [Noisy, broken], ids=["always dropping out", "a weight that is nan"])

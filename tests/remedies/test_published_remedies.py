@@ -50,6 +50,8 @@ X = torch.randn(2, 7, 16, generator=seeded(0), dtype=torch.float64) + 1
 REAL = zoo.MASK.bool()
 EYE = torch.eye(7, dtype=torch.float64)
 REMEDIES: dict[str, Remedy] = {
+    "attn-scale": AttnScale(0.8),
+    "feat-scale": FeatScale(0.8, -0.5),
     "centred-attention": CentredAttention(),
     "pair-norm": PairNorm(),
     "contra-norm": ContraNorm(),
@@ -322,6 +324,9 @@ def test_copies_pickles_gradients_saving_and_removing(name: str, remedy: Remedy,
     model.eval()
     reference, keys = run(model, inputs), list(model.state_dict())
     depthscope.apply(model, remedy)
+    with torch.no_grad():  # as after some training
+        for key in set(model.state_dict()) - set(keys):
+            model.get_parameter(key).add_(0.1 * torch.randn(model.get_parameter(key).shape, generator=seeded(1)))
     changed = run(model, inputs)
     assert not torch.allclose(changed, reference, atol=1e-4)
     changed.square().sum().backward()

@@ -10,8 +10,14 @@ from depthscope.measures import composite_norm
 from depthscope.theory import Heads, SplitTokens, attend, feed_forward, normalise
 from depthscope.theory.pairs import around_each, around_mean, attend_pairs, feed_forward_pairs
 from depthscope.theory.residuals import Mlp, normalise_uncentred
-from depthscope_lab.papers.dong2021.exponent_mlps import KINDS, pairs_with_mlp, spread, with_mlp
-from depthscope_lab.papers.dong2021.exponent_runs import first_tokens, layers
+from depthscope_lab.papers.dong2021.exponent_networks import (
+    KINDS,
+    first_tokens,
+    layers,
+    pairs_with_mlp,
+    spread,
+    with_mlp,
+)
 from samples import seeded
 
 F64 = torch.float64

@@ -12,7 +12,7 @@ import torch
 
 import depthscope
 from depthscope.models import BlockConfig, Encoder
-from depthscope.probing.reduction import Row
+from depthscope.probing.readings import Reading
 from depthscope.watching import load_records
 from depthscope.watching.pictures import heat_map
 from depthscope.watching.records import Record, append, check_appendable, curves_of, frame_of_records, means_of
@@ -76,9 +76,9 @@ def test_other_stations_and_measures_have_their_names():
 
 def test_curves_are_means_over_the_sequences_that_have_a_value():
     rows = [
-        Row(0, "output", -1, "token_similarity", 0, [0.2, 0.4]),
-        Row(2, "output", -1, "token_similarity", 0, [0.5, NAN]),
-        Row(2, "output", -1, "escalation_rate", 0, [math.inf, 1.0]),
+        Reading(0, "output", -1, "token_similarity", 0, [0.2, 0.4]),
+        Reading(2, "output", -1, "token_similarity", 0, [0.5, NAN]),
+        Reading(2, "output", -1, "escalation_rate", 0, [math.inf, 1.0]),
     ]
     curves = curves_of(means_of(rows))
     assert curves["output"]["token_similarity"] == pytest.approx([0.3, NAN, 0.5], nan_ok=True)

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from depthscope_lab.papers import load
-from depthscope_lab.papers.causal import leak_runs
-from depthscope_lab.papers.causal.leak_runs import (
+from depthscope_lab.papers.causal import leak
+from depthscope_lab.papers.causal.leak import (
     CAUSAL,
     LEAKING,
     MODELS,
@@ -151,7 +151,7 @@ def test_the_test_sequences_are_not_those_of_training(monkeypatch: pytest.Monkey
         drawn.append(uniform_tokens(*arguments))
         return drawn[-1]
 
-    monkeypatch.setattr(leak_runs, "uniform_tokens", keep)
+    monkeypatch.setattr(leak, "uniform_tokens", keep)
     model, _ = train(SHAPE, None, 0, lambda: None)
     trained = len(drawn)
     list(evaluate(SHAPE, model, 0))

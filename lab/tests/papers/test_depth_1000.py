@@ -7,10 +7,9 @@ import torch
 from depthscope import apply
 from depthscope.models import BlockConfig, Encoder
 from depthscope.remedies import DeEscalate, ResidualWeight
-from depthscope_lab.papers.deep import depth_1000_runs as runs
-from depthscope_lab.papers.deep.depth_1000 import COLUMNS, STUDY, rows_of
-from depthscope_lab.papers.deep.depth_1000_claims import claims
-from depthscope_lab.papers.deep.variants import LABELS, prescription, same_as, weighted_post_norm, wiring_for
+from depthscope_lab.papers.deep import narrow_vits as runs
+from depthscope_lab.papers.deep.depth_1000 import COLUMNS, LABELS, STUDY, claims, rows_of
+from depthscope_lab.papers.deep.narrow_vits import same_as, weighted_post_norm, wiring_for
 
 TINY = runs.Shape(width=8, ffn_width=8, heads=2, patch_size=4, batch=4, steps=3, left_out_on=4)
 
@@ -27,7 +26,7 @@ def test_its_wiring_is_what_the_remedies_make_of_post_norm():
 
 
 def test_where_one_is_prescribed_for_alpha_two_variants_are_others():
-    shallow, deep = prescription(50, 32, 64, 16), prescription(1000, 32, 64, 16)
+    shallow, deep = runs.Shape().prescription(50), runs.Shape().prescription(1000)
     assert shallow.alpha == 1
     assert [same_as(name, shallow) for name in ("prescribed", "alpha", "tau", "pre")] == [
         "prescribed",
@@ -45,7 +44,7 @@ def test_a_run_is_trained_once_and_then_read(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "LEARNED", 2.0)  # three steps teach nothing
     first = runs.found_or_trained(run, TINY, tmp_path, lambda _share: None)
     assert len(first["losses"]) == 3
-    assert len(first["without"]["losses"]) == 4
+    assert len(first["without"][1]) == 4
     assert [look["step"] for look in first["looks"]] == [0, 1, 2]
     monkeypatch.setattr(runs, "trained", lambda *_: pytest.fail("trained again"))
     assert runs.found_or_trained(run, TINY, tmp_path, lambda _share: None) == first
@@ -54,9 +53,9 @@ def test_a_run_is_trained_once_and_then_read(tmp_path, monkeypatch):
 
 
 def test_leaving_blocks_out_is_a_model_without_them():
-    config = runs._config(runs.Run("pre", 3, 1e-3, 1, True), TINY)
+    config = runs.settings(runs.Run("pre", 3, 1e-3, 1, True), TINY)
     task = runs.ImageClassification(config, runs.load_digits())
-    model = runs.build("pre", task).eval()
+    model = runs.build("pre", task, TINY).eval()
     images = task.normalised(task.data.test_images[:4])
     whole = model(images)
     with runs.skipping(runs.blocks_of(model)[1:2]):

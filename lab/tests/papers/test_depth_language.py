@@ -13,8 +13,9 @@ from depthscope.models import BlockConfig
 from depthscope.models.language import CausalLM
 from depthscope.remedies import DeEscalate
 from depthscope_lab.papers import load
-from depthscope_lab.papers.deep import language, language_runs
-from depthscope_lab.papers.deep.language_runs import (
+from depthscope_lab.papers.deep import language, letters
+from depthscope_lab.papers.deep.language import VARIANTS
+from depthscope_lab.papers.deep.letters import (
     ALPHA,
     POST,
     PRE,
@@ -22,7 +23,6 @@ from depthscope_lab.papers.deep.language_runs import (
     SPARSE,
     TAU,
     UNTOLD,
-    VARIANTS,
     Training,
     carriers,
     hidden_difference,
@@ -66,7 +66,7 @@ def made_up(loss: dict[str, float], similar: dict[str, float], learns: float = 0
     frame = pd.DataFrame(rows)
     floor = {"variant": "letter frequencies", "seed": -1, "held_out": "test", "quantity": "floor", "value": 3.0}
     tuned = {"variant": PRE, "rate": 3e-3, "held_out": "validation", "quantity": "held_out", "value": 2.0}
-    return pd.concat([frame, language._intervals(frame), pd.DataFrame([floor, tuned])], ignore_index=True)
+    return pd.concat([frame, language.intervals(frame), pd.DataFrame([floor, tuned])], ignore_index=True)
 
 
 def fallen(frame: pd.DataFrame) -> set[int]:
@@ -176,6 +176,6 @@ def test_the_quick_form_is_computed_once_and_drawn(tmp_path: Path, monkeypatch: 
     def refuse(*_: object) -> pd.DataFrame:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(language_runs, "trained", refuse)
+    monkeypatch.setattr(letters, "trained", refuse)
     again = STUDY.compute(STUDY.quick, lambda _share: None, tmp_path)
     pd.testing.assert_frame_equal(again, frame)

@@ -1,7 +1,6 @@
-"""depth-phase: many models in one against the plain model, lines and claims on cells that are made up."""
+"""depth-phase: a training against the naive loop, lines and claims on cells that are made up."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,75 +11,47 @@ from sklearn.metrics import balanced_accuracy_score
 
 import depthscope
 from depthscope.remedies import DeEscalate, ResidualWeight
-from depthscope_lab.papers.deep import phase, phase_runs
-from depthscope_lab.papers.deep.phase_claims import claims
-from depthscope_lab.papers.deep.phase_lines import PRESCRIBED, Lines, balanced_accuracy, fitted
-from depthscope_lab.papers.deep.phase_model import QKV, scores_of, stacked
+from depthscope_lab.papers.deep import phase
+from depthscope_lab.papers.deep.phase import PRESCRIBED, Lines, balanced_accuracy, claims, fitted
 from depthscope_lab.training.data.order import batch_indices
 from depthscope_lab.training.kept import plain as plain_data
-from samples import seeded
 
-CELLS = ((1.0, 0.0), (0.3, 0.5), (2.0, 1.0))
-SHAPE = phase_runs.Shape(depth=3, alphas=(1.0, 0.3, 2.0), taus=(0.5,), rates=(1e-2,), steps=3, batch=8)
+SHAPE = phase.Shape(depth=3, alphas=(1.0, 0.3, 2.0), taus=(0.5,), rates=(1e-2,), steps=3, batch=8)
 
 
 def plain(wiring, alpha: float, tau: float, dtype=torch.float64):
-    model = phase_runs.build(SHAPE, wiring).to(dtype)
+    model = phase.build(SHAPE, wiring).to(dtype)
     return depthscope.apply(model, ResidualWeight(alpha), *([DeEscalate(tau, at="output")] if tau else []))
 
 
-@pytest.mark.parametrize("wiring", ["post", "pre"])
-def test_many_models_in_one_are_the_plain_model_forwards_and_back(wiring):
-    images = torch.randn(5, 1, 8, 8, generator=seeded(0), dtype=torch.float64)
-    alphas, taus = zip(*CELLS, strict=True)
-    stack = stacked(phase_runs.build(SHAPE, wiring).double(), list(alphas), list(taus))
-    scores = scores_of(stack, images)
-    scores.square().sum().backward()
-    for cell, (alpha, tau) in enumerate(CELLS):
-        model = plain(wiring, alpha, tau)
-        expected = model(images)
-        torch.testing.assert_close(scores[cell], expected, rtol=1e-10, atol=1e-12)
-        expected.square().sum().backward()
-        for number, block in enumerate(model.encoder.blocks):
-            for name, rows, parameter in (
-                ("ffn.0.weight", slice(None), block.ffn[0].weight),
-                ("norm1.weight", slice(None), block.norm1.weight),
-                (f"{QKV}.weight", slice(32, 64), block.attention.key.weight),
-            ):
-                ours = stack.blocks[name].grad[number, cell, rows]
-                torch.testing.assert_close(ours, parameter.grad, rtol=1e-8, atol=1e-12)
-        torch.testing.assert_close(stack.ends["positions"].grad[cell], model.positions.grad, rtol=1e-8, atol=1e-12)
-
-
 def test_a_training_is_that_of_the_plain_model():
-    rows = phase_runs.train(SHAPE, "post", 0.5, 1e-2, lambda _share: None)
+    found = phase.Cell(SHAPE, "post", 0.3, 0.5).train(1e-2, lambda _share: None)
     model = plain("post", 0.3, 0.5, torch.float32)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
-    data, losses = phase_runs.digits(), []
+    data, losses = phase.digits(), []
     for step in range(SHAPE.steps):
         chosen = batch_indices(SHAPE.seed, step, len(data.train_images), SHAPE.batch)
-        scores = model(phase_runs.pixels(data.train_images[chosen]))
+        scores = model(phase.pixels(data.train_images[chosen]))
         loss = torch.nn.functional.cross_entropy(scores, data.train_labels[chosen])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
-    assert rows[1]["alpha"] == 0.3
-    assert rows[1]["losses"] == pytest.approx(losses, rel=1e-3)  # Adam's first steps are signs: rounding matters
+    assert found["losses"] == pytest.approx(losses, rel=1e-3)  # Adam's first steps are signs: rounding matters
     with torch.no_grad():
-        scores = model(phase_runs.pixels(data.test_images))
+        scores = model(phase.pixels(data.test_images))
     expected = torch.nn.functional.cross_entropy(scores, data.test_labels).item()
-    assert rows[1]["valid_loss"] == pytest.approx(expected, rel=1e-3)
+    assert found["valid_loss"] == pytest.approx(expected, rel=1e-3)
     ratio = plain_ratio()
-    assert rows[1]["ratio"] == pytest.approx(ratio, rel=1e-4)
+    assert found["ratio"] == pytest.approx(ratio, rel=1e-4)
 
 
 def plain_ratio() -> float:
     """Median over blocks of ‖∂W_Q,K‖/‖∂W_V,O‖ of the new model, by the probe's own roles."""
-    data = phase_runs.digits()
+    data = phase.digits()
     model = plain("post", 0.3, 0.5, torch.float32)
     chosen = batch_indices(SHAPE.seed, 0, len(data.train_images), SHAPE.batch)
-    scores = model(phase_runs.pixels(data.train_images[chosen]))
+    scores = model(phase.pixels(data.train_images[chosen]))
     torch.nn.functional.cross_entropy(scores, data.train_labels[chosen]).backward()
     found = []
     for block in model.encoder.blocks:
@@ -89,22 +60,19 @@ def plain_ratio() -> float:
     return torch.stack(found).median().item()
 
 
-def test_a_cell_that_is_no_number_leaves_the_others_alone():
-    wild = replace(SHAPE, alphas=(1e30, 0.3))
-    rows = plain_data(phase_runs.train(wild, "pre", 0.0, 1e-2, lambda _share: None))
-    alone = phase_runs.train(replace(SHAPE, alphas=(0.3,)), "pre", 0.0, 1e-2, lambda _share: None)
-    assert None in rows[0]["losses"] or rows[0]["valid_loss"] is None
-    assert rows[1]["losses"] == pytest.approx(alone[0]["losses"], rel=1e-4)
-    assert phase_runs.chosen_rate(rows[:1])["loss"] == math.inf
+def test_a_cell_that_is_no_number_has_failed():
+    found = plain_data(phase.Cell(SHAPE, "pre", 1e30, 0.0).train(1e-2, lambda _share: None))
+    assert None in found["losses"] or found["valid_loss"] is None
+    assert phase.chosen_rate([found])["loss"] == math.inf
 
 
 def test_the_rate_is_chosen_on_images_that_were_held_back():
     def run(rate: float, valid: float | None, last: float):
         return {"rate": rate, "valid_loss": valid, "losses": [2.0] * 5 + [last] * 10}
 
-    found = phase_runs.chosen_rate([run(1.0, 0.5, 0.1), run(2.0, 0.4, 0.2), run(3.0, None, 0.05)])
+    found = phase.chosen_rate([run(1.0, 0.5, 0.1), run(2.0, 0.4, 0.2), run(3.0, None, 0.05)])
     assert (found["rate"], found["loss"], found["edge"]) == (2.0, pytest.approx(0.2), False)
-    assert phase_runs.chosen_rate([run(1.0, 0.3, 0.1), run(2.0, 0.4, 0.2)])["edge"] is True
+    assert phase.chosen_rate([run(1.0, 0.3, 0.1), run(2.0, 0.4, 0.2)])["edge"] is True
 
 
 # --- lines and claims on cells that are made up ---------------------------------------------------------
@@ -161,7 +129,7 @@ def test_claims_hold_where_they_should_and_fail_where_they_should():
 
 def test_the_quick_form_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config, shares = phase.STUDY.quick, []
-    real, calls = phase_runs.train, []
+    real, calls = phase.Cell.train, []
 
     def counted(*given):
         calls.append(given)
@@ -169,11 +137,12 @@ def test_the_quick_form_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: py
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(phase_runs, "train", counted)
+    monkeypatch.setattr(phase.Cell, "train", counted)
     with pytest.raises(KeyboardInterrupt):
         phase.STUDY.compute(config, shares.append, tmp_path)
     frame = phase.STUDY.compute(config, shares.append, tmp_path)
-    groups = 2 * len(config.rates) * (len(config.taus) + len(config.other_taus))
+    cells = len(config.alphas) * len(config.taus) + len(config.other_alphas) * len(config.other_taus)
+    groups = 2 * len(config.rates) * cells
     assert len(calls) == groups + 1  # the one that was interrupted
     assert shares[-1] == pytest.approx(1.0)
     pd.testing.assert_frame_equal(frame, phase.STUDY.compute(config, shares.append, tmp_path))

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from depthscope.measures import composite_norm, composite_residual, token_diversity
 from depthscope_lab.papers import load
-from depthscope_lab.papers.dong2021 import pretrained
+from depthscope_lab.papers import subjects as pretrained
 from depthscope_lab.papers.dong2021.collapse import Config
-from depthscope_lab.papers.dong2021.residuals import plain_residual, residuals_of
+from depthscope_lab.papers.dong2021.residuals import VARIANTS, left_out, other_readings, plain_residual, residuals_of
 from depthscope_lab.papers.dong2021.two_measures import bounds_of_residual
-from depthscope_lab.papers.dong2021.variants import VARIANTS, left_out, other_readings
 from depthscope_lab.papers.study import Study
 from samples import seeded, token_matrices
 from zoo import IDS, make

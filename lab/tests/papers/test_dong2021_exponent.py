@@ -14,8 +14,15 @@ import depthscope_lab
 from depthscope.measures import composite_norm
 from depthscope.theory import attend, lipschitz_bound
 from depthscope_lab.papers.dong2021 import exponent
-from depthscope_lab.papers.dong2021.exponent_mlps import KINDS, critical_residual
-from depthscope_lab.papers.dong2021.exponent_runs import CASES, first_tokens, layers, on_whole_tokens, order_of
+from depthscope_lab.papers.dong2021.exponent_networks import (
+    CASES,
+    KINDS,
+    critical_residual,
+    first_tokens,
+    layers,
+    on_whole_tokens,
+    order_of,
+)
 from depthscope_lab.papers.study import Claim
 
 STUDY, QUICK = exponent.STUDY, exponent.STUDY.quick
@@ -67,7 +74,7 @@ def test_a_seed_fixes_the_numbers_and_progress_ends_at_one():
     ("change", "titles"),
     [
         ({"exponent": lambda f: f["exponent"] - 1}, ["with one head, log e grows by the factor 3 per layer"]),
-        ({"order": lambda f: f["order"] + 0.01}, ["the residual behind a layer of pure attention is the cube"]),
+        ({"order": lambda f: f["order"] + 0.01}, ["the residual after a layer of pure attention is the cube"]),
         ({"log_bound": lambda f: f["log_bound"] - 40}, ["the bound of Thm 2.2 and 2.3 holds in every layer"]),
         ({"threshold": 1e3}, ["tokens collapse of which the theorem promises nothing"]),
         ({"relative": lambda f: f["relative"] * 1e-20}, ["whole tokens in float32 or float64 cannot show"]),
@@ -137,8 +144,8 @@ def test_below_the_critical_residual_tokens_collapse_and_above_they_do_not():
 
 def test_titles_can_be_read_alone():
     """As `test_study` asks of titles in a study's own module."""
-    source = Path(depthscope_lab.__file__).parent / "papers" / "dong2021" / "exponent_claims.py"
-    names = {"judge": 0, "_exponent": 2, "_rate": 5}
+    source = Path(depthscope_lab.__file__).parent / "papers" / "dong2021" / "exponent.py"
+    names = {"judge": 0, "_exponent": 2, "_rate": 4}
     calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
     titles = [
         call.args[names[call.func.id]]

@@ -11,9 +11,10 @@ from torch.testing import assert_close
 
 from depthscope.models.attention import Attention, split_heads
 from depthscope.theory import FrozenAttention
-from depthscope_lab.papers.dong2021.path_model import Network, Shape
-from depthscope_lab.papers.dong2021.path_modes import (
+from depthscope_lab.papers.dong2021.path_networks import (
     READINGS,
+    Network,
+    Shape,
     accuracy,
     frozen_terms,
     in_parts,

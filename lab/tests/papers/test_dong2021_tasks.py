@@ -11,8 +11,8 @@ import torch
 from torch.testing import assert_close
 
 from depthscope_lab.papers import load
-from depthscope_lab.papers.dong2021 import lengths, path_training, paths, toy
-from depthscope_lab.papers.dong2021.toy_model import (
+from depthscope_lab.papers.dong2021 import lengths, path_networks, paths, toy
+from depthscope_lab.papers.dong2021.toy import (
     BOTH,
     INNER,
     PLAIN,
@@ -170,7 +170,7 @@ def test_the_claims_of_the_toy_can_fail_and_hold():
 
 
 def test_a_study_that_was_interrupted_goes_on_with_the_next_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    study, real, calls = load("dong2021-paths"), path_training.train, []
+    study, real, calls = load("dong2021-paths"), path_networks.train, []
 
     def train_three(*given, **options):
         calls.append(given)
@@ -202,7 +202,7 @@ def changed(task: str, mode: str, reading: str, values: list[float]) -> dict[str
 
 
 def test_the_claims_of_paths_follow_the_accuracies():
-    recomputed = "sorting: from length 1 on, recomputed paths, all of each length, do worse the longer they are"
+    recomputed = "sorting: from length 1 on, recomputed paths, all of each length, do worse with every further step"
     assert changed("sorting", "recomputed", "alone", [0.2, 0.9, 0.5, 0.3])[recomputed] == "reproduced"
     assert changed("sorting", "recomputed", "alone", [0.9, 0.3, 0.5, 0.9])[recomputed] == "not reproduced"
     short = "sorting: terms of short paths, up to half the depth, carry the majority of the performance"

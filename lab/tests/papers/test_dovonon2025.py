@@ -10,8 +10,10 @@ import torch
 from depthscope.anatomy import anatomy_of
 from depthscope.models.families import build_family
 from depthscope.text import read_text
-from depthscope_lab.papers.dovonon2025 import fig2, fig3, fig4, fig5, subjects, theory, three_papers
+from depthscope_lab.papers import subjects
+from depthscope_lab.papers.dovonon2025 import fig2, fig3, fig4, fig5, theory, three_papers
 from depthscope_lab.papers.dovonon2025.repeated import (
+    SETS,
     attend,
     draw_attention,
     draw_normal,
@@ -19,7 +21,6 @@ from depthscope_lab.papers.dovonon2025.repeated import (
     repeat,
     with_spectrum,
 )
-from depthscope_lab.papers.dovonon2025.theory_cases import SETS
 from depthscope_lab.papers.study import Claim, Study
 
 F64 = torch.float64

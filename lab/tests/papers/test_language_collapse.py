@@ -19,7 +19,7 @@ from depthscope_lab.papers.deep.language_collapse import (
     OfSegment,
     build,
 )
-from depthscope_lab.papers.yu2024.fig7_runs import Case, configured, load_corpus
+from depthscope_lab.papers.yu2024.fig7 import Case, configured, load_corpus
 from depthscope_lab.training.language import LanguageModelling
 
 STUDY = load("language-collapse")

@@ -8,8 +8,7 @@ import torch
 
 from depthscope.report.formats import COLUMNS
 from depthscope_lab.papers import load
-from depthscope_lab.papers.deep.remedies import ALL, Config, Stage
-from depthscope_lab.papers.deep.remedies_claims import INITIAL, rank_correlation
+from depthscope_lab.papers.deep.remedies import ALL, INITIAL, Config, Stage, rank_correlation
 from depthscope_lab.papers.study import finished, run
 from depthscope_lab.training import make_task
 from depthscope_lab.training.recipes import RECIPES

@@ -2,8 +2,10 @@
 
 import ast
 import json
+import runpy
 import shutil
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -64,7 +66,7 @@ def test_run_writes_every_file_and_nothing_else(tmp_path: Path):
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "figure.pdf").read_bytes().startswith(b"%PDF")
     (claim,) = json.loads((folder / "claims.json").read_text())
-    assert list(claim) == ["claim", "paper", "ours", "tolerance", "verdict", "note"]
+    assert list(claim) == ["claim", "paper", "ours", "tolerance", "verdict", "note", "kind"]
     assert claim["verdict"] == found[0].verdict == "reproduced"
     config = json.loads((folder / "config.json").read_text())
     assert (config.pop("kind"), config.pop("format")) == ("study", 1)
@@ -235,9 +237,9 @@ def test_a_study_whose_words_were_edited_is_judged_and_drawn_again_and_not_compu
         return found
 
     for module, old, new in (
-        ("dong2021/exponent_claims.py", "BLIND_LAYER = 12", "BLIND_LAYER = 11"),
-        ("dong2021/exponent.py", "fall.set_ylim(0.2, 400)", "fall.set_ylim(0.1, 400)"),
-        ("dong2021/exponent_runs.py", '"""Layer after layer, without end."""', '"""Without end."""'),
+        ("dong2021/exponent.py", "BLIND_LAYER = 12", "BLIND_LAYER = 11"),
+        ("dong2021/exponent.py", "ylim=(0.2, 400)", "ylim=(0.1, 400)"),
+        ("dong2021/exponent_networks.py", '"""Layer after layer, without end."""', '"""Without end."""'),
         ("yu2024/fig8.py", "def compute(", "def computed("),
     ):
         found = after(module, old, new)
@@ -245,7 +247,7 @@ def test_a_study_whose_words_were_edited_is_judged_and_drawn_again_and_not_compu
         pd.testing.assert_frame_equal(found.frame, pd.read_parquet(out / study.name / "data.parquet"))
     for module, old, new in (
         ("dong2021/exponent.py", '"relative"] > 0', '"relative"] > 1'),  # in a function that `compute` calls
-        ("dong2021/exponent_runs.py", "FLOOR = 1e-290", "FLOOR = 1e-280"),  # in what that calls, elsewhere
+        ("dong2021/exponent_networks.py", "FLOOR = 1e-290", "FLOOR = 1e-280"),  # in what that calls, elsewhere
         ("simulation/randomness.py", "import annotations\n", "import annotations\nprint('imported')\n"),
     ):
         found = after(module, old, new)
@@ -320,23 +322,41 @@ def test_an_entry_must_name_its_study(monkeypatch: pytest.MonkeyPatch):
 PRONOUNS = {"it", "they", "this", "that", "these", "those", "so", "nor", "too"}
 
 
-def titles(module: str) -> list[str]:
-    """The claims' titles of a module as they are written: the first argument of `judge`, without inserted values."""
-    tree = ast.parse((Path(depthscope_lab.__file__).parent.parent / f"{module.replace('.', '/')}.py").read_text())
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "judge"]
+@cache
+def spoken() -> list[str]:
+    """The titles of the claims as they are written, … for inserted values: the first argument of `judge`."""
     found = []
-    for first in (call.args[0] for call in calls):
-        parts = first.values if isinstance(first, ast.JoinedStr) else [first]
-        found.append("…".join(part.value for part in parts if isinstance(part, ast.Constant)))
-    return found
+    for path in (SOURCE / "papers").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("judge", "said") and node.args:
+                first = node.args[0]
+                parts = first.values if isinstance(first, ast.JoinedStr) else [first]
+                found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in parts))
+    return [title for title in found if title != "…"]  # one that is a variable is not read here
 
 
 def test_a_claim_is_a_statement_that_can_be_read_alone():
     """No title begins with a pronoun or leans on the claim before by one of these words as its subject."""
-    found = [title for name in STUDIES for title in titles(STUDIES[name].module) if title]
-    assert len(found) > 40  # a title that is a variable is not read here
+    found = spoken()
+    assert len(found) > 130
     for title in found:
         words = title.replace(",", " ").replace(":", " ").split()
         assert len(words) >= 3, title
         assert not {words[0].lower(), words[-1].lower()} & PRONOUNS, title
         assert not {"it", "they"} & set(words), title
+
+
+def test_the_table_of_claims_follows_from_their_records():
+    script = Path(__file__).parents[3] / "scripts" / "make_claims_table.py"
+    found = runpy.run_path(str(script))
+    said = {"ours": "1 | 2", "tolerance": ""}
+    claims = [judge("it holds", "ours", holds=True, kind="check", **said), judge("it falls", "§1", holds=False, **said)]
+    text = found["table"]({"sample": claims}).splitlines()
+    assert text[0] == (
+        "1 findings: 0 reproduced, 0 not testable here, 1 not reproduced; "
+        "1 checks: 1 reproduced, 0 not testable here, 0 not reproduced"
+    )
+    assert text[4:] == [
+        r"| **not reproduced** | It falls | 1 \| 2 | [sample](sample.md) |",
+        r"| reproduced | It holds (*ours, check*) | 1 \| 2 | [sample](sample.md) |",
+    ]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from depthscope_lab.papers.study import Work
 from depthscope_lab.papers.trained import steps
+from depthscope_lab.papers.vocabulary import Work
 from depthscope_lab.training.kept import kept
 
 

@@ -10,8 +10,8 @@ import torch
 
 from depthscope_lab.models import TransformerXL
 from depthscope_lab.papers import load
-from depthscope_lab.papers.yu2024 import fig7_runs
-from depthscope_lab.papers.yu2024.fig7_runs import (
+from depthscope_lab.papers.yu2024 import fig7
+from depthscope_lab.papers.yu2024.fig7 import (
     CASES,
     CAUSAL,
     CLIPPED,
@@ -26,7 +26,6 @@ from depthscope_lab.papers.yu2024.fig7_runs import (
     similarity_at_start,
     unigram_loss,
 )
-from depthscope_lab.training.loop import NonFiniteLoss
 from tiny_language import corpus, small
 
 STUDY = load("yu2024-fig7")
@@ -141,10 +140,10 @@ def test_only_the_model_that_looks_ahead_has_two_losses():
 
 
 def test_a_training_that_breaks_off_is_a_failure_not_an_error(monkeypatch: pytest.MonkeyPatch):
-    def breaks(*_: object, **__: object) -> None:
-        raise NonFiniteLoss("nan")
+    def breaks(*_: object, **__: object):
+        yield 0, math.nan, None
 
-    monkeypatch.setattr(fig7_runs, "train", breaks)
+    monkeypatch.setattr(fig7, "train_carrying", breaks)
     rows = run_case(small(), corpus(), 2, lambda _share: None)
     assert [math.isnan(row["value"]) for row in rows] == [True] * 3
     frame = as_in_the_paper()
@@ -170,7 +169,7 @@ def test_similarity_at_the_start_sees_every_block_and_a_collapse(monkeypatch: py
     found = similarity_at_start(small("post"), corpus(), rows=2, tokens=5)
     assert len(found) == 2
     assert all(0 < value < 0.9 for value in found)
-    alike = fig7_runs.build_transformer_xl
+    alike = fig7.build_transformer_xl
 
     def all_words_equal(*arguments) -> TransformerXL:
         model = alike(*arguments)
@@ -178,5 +177,5 @@ def test_similarity_at_the_start_sees_every_block_and_a_collapse(monkeypatch: py
             model.softmax.weight.copy_(model.softmax.weight[:1].expand_as(model.softmax.weight).clone())
         return model
 
-    monkeypatch.setattr(fig7_runs, "build_transformer_xl", all_words_equal)
+    monkeypatch.setattr(fig7, "build_transformer_xl", all_words_equal)
     assert similarity_at_start(small("post"), corpus(), rows=2, tokens=5) == pytest.approx([1.0, 1.0])

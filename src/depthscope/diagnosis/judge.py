@@ -13,7 +13,7 @@ from depthscope.diagnosis.rules import CLOSING, FINDINGS, OF_WHOLE_MODELS, VERDI
 from depthscope.diagnosis.verdict import Diagnosis
 from depthscope.naming import counted, lowered
 from depthscope.probing import Profile
-from depthscope.probing.finite_sequences import in_words
+from depthscope.probing.finite import in_words
 from depthscope.remedies import Recommendation
 from depthscope.usage import DepthUse, Finding
 from depthscope.value_spectra import Spectra

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -110,10 +109,15 @@ class Trial:
     anatomy: Anatomy
     batch: Batch
 
-    @cached_property
+    _before: Seen | None = None
+
+    @property
     def before(self) -> Seen:
-        """As it is without a change."""
-        return seen(self.model, self.anatomy, self.batch)
+        """As it is without a change. No `cached_property`: in Python 3.11 its lock is held while the model runs, and for
+        ever in a process that is forked meanwhile."""
+        if self._before is None:
+            self._before = seen(self.model, self.anatomy, self.batch)
+        return self._before
 
     def sight(self, exactly: bool = True) -> Sight | None:
         """What tokens see: see the function `sight`."""

@@ -97,10 +97,9 @@ class TokenNorms:
 
 
 def times_power_of_two(values: Tensor, exponent: Tensor) -> Tensor:
-    """2^k·x of float64 numbers; in two steps where 2^k is no normal float64."""
-    near = exponent.clamp(-1000, 1000)
-    scaled = values * torch.exp2(near)
-    return scaled if torch.equal(near, exponent) else scaled * torch.exp2(exponent - near)
+    """2^k·x of float64 numbers, for whole k; in two steps, since 2^k may be no normal float64."""
+    half = (exponent / 2).floor()
+    return values * torch.exp2(half) * torch.exp2(exponent - half)
 
 
 class Scratch:

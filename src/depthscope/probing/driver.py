@@ -32,17 +32,15 @@ from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
 from depthscope.probing.final_norm import FinalNorm
-from depthscope.probing.finite_sequences import as_records, note
-from depthscope.probing.finite_weights import weights_not_finite
+from depthscope.probing.finish import fetched
+from depthscope.probing.finite import as_records, note, weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
-from depthscope.probing.pace import Pace
+from depthscope.probing.measurement import Excluded, Measurement
 from depthscope.probing.parts import PartSeen
 from depthscope.probing.profile import Profile
-from depthscope.probing.reduction import Excluded, Reduction
 from depthscope.probing.roles import Roles
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
-from depthscope.probing.spelling import Spelling, without_first_token
-from depthscope.probing.windows import WindowedReduction, without_attention
+from depthscope.probing.windows import WindowedMeasurement, without_attention
 from depthscope.progress import Tick
 from depthscope.scope import Causality, Scope, scope_of
 
@@ -102,17 +100,19 @@ def probe(
     scope = scope_of(model, inputs, tokenizer, **hints)
     model, notes = scope.model, scope.notes
     calls, anatomy = scope.calls(), scope.anatomy
+    where: dict[str, Any] = {"only_at_outputs": only_at_outputs(measures), "entrances": True, "progress": progress}
+    where["outliers"] = scope.has_outliers
     if window is None:
-        reduction = Reduction(names, wanted, excluded, only_at_outputs(measures), entrances=True)
+        measurement = Measurement(names, wanted, excluded, **where)
     else:
         names, crossing = without_attention(names)
-        reduction = WindowedReduction(window, names, wanted, excluded, only_at_outputs(measures), entrances=True)
+        measurement = WindowedMeasurement(window, names, wanted, excluded, **where)
         notes = notes + crossing
-    passes = _Passes(scope, anatomy, reduction, progress)
-    gradient_rows = []
+    passes = _Passes(scope, anatomy, measurement, progress)
+    gradient_readings = []
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
-    ablation = Ablation(model, anatomy, parts) if parts else open_ablation(model)
-    with scope.undisturbed(), ablation if ablation is not None and parts else nullcontext():
+    surgery = Ablation(model, anatomy, parts) if parts else open_ablation(model)
+    with scope.undisturbed(), surgery if surgery is not None and parts else nullcontext():
         for given in calls:
             batch = scope.one_to_a_row(given)
             if passes.samples == 0:
@@ -120,14 +120,14 @@ def probe(
             passes.run(batch, scope.tokenizer)
             if gradients:
                 sample = passes.samples - passes.batch_size
-                gradient_rows += gradient_norms(model, anatomy, batch, loss, sample, roles)
+                gradient_readings += gradient_norms(model, anatomy, batch, loss, sample, roles)
         metadata = _describe(model, anatomy, passes, names, wanted, excluded)
-        if ablation is not None:
-            metadata["without"], notes = list(ablation.parts), notes + ablation.notes
+        if surgery is not None:
+            metadata["without"], notes = list(surgery.parts), notes + surgery.notes
         metadata["window"] = window
         metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
-    rows = gather_heads(reduction.rows, passes.split_heads)
-    return Profile.of_rows(rows + gradient_rows, metadata, reduction.sinks)
+    readings = gather_heads(measurement.readings, passes.split_heads)
+    return Profile.of_readings(readings + gradient_readings, metadata, measurement.sinks)
 
 
 def _notes_on(roles: Roles | None, *, repeated: bool) -> list[str]:
@@ -141,10 +141,9 @@ def _notes_on(roles: Roles | None, *, repeated: bool) -> list[str]:
 class _Passes:
     """Runs the batches through the model with everything attached, and remembers what was there."""
 
-    def __init__(self, scope: Scope, anatomy: Anatomy, reduction: Reduction, progress: Tick | None):
-        self.scope, self.anatomy, self.reduction, self.progress = scope, anatomy, reduction, progress
+    def __init__(self, scope: Scope, anatomy: Anatomy, measurement: Measurement, progress: Tick | None):
+        self.scope, self.anatomy, self.measurement, self.progress = scope, anatomy, measurement, progress
         self.model = model = scope.model
-        reduction.pace = Pace(progress)
         self.samples = self.batch_size = self.depth = self.past = 0
         self.causality = Causality(anatomy.causal, anatomy.causal_by)
         self.is_masked = self.leaks_through_mask = False
@@ -154,13 +153,13 @@ class _Passes:
         self.dtype = ""
         self.split_heads: dict[Place, Any] = {}  # where tensor parallelism splits them, and among which processes
         self.own_heads = False  # where a block is split, and it is not known whether its heads are
-        sites: list[Any] = [Listen(reduction.stations_to_hear(), self._see_tokens)]
-        if reduction.wants_attention:
+        sites: list[Any] = [Listen(measurement.stations_to_hear(), self._see_tokens)]
+        if measurement.wants_attention:
             sites.append(ListenToAttention(self._see_attention))
         self.machine = Machine(model, anatomy, *sites, on_block_end=self._end_block)
         self.final_norm = FinalNorm(model, anatomy, self._see_final_norm)
         self.first_token: str | None = None  # of the tokenizer, where sequences lack it
-        self.without_first_token = 0
+        self.without_first_token: list[Tensor] = []  # how many, by batch
 
     def find_causality(self) -> None:
         """As the first batch shows it."""
@@ -168,13 +167,16 @@ class _Passes:
 
     def run(self, batch: Batch, tokenizer: Tokenizer | None = None) -> None:
         self.batch_size = 0
-        self.reduction.begin(self.samples, Spelling(tokenizer, batch))
+        self.measurement.begin(self.samples, batch, tokenizer)
         with self.machine, self.final_norm:
             call(self.model, batch)
-        self.reduction.end()
-        if self.causality.causal and (missing := without_first_token(tokenizer, batch)):
+        while self.measurement.end(can_look_again=True):
+            with self.machine, self.final_norm:
+                call(self.model, batch)
+        self.scope.has_outliers |= self.measurement.outliers
+        if self.causality.causal and (missing := without_first_token(tokenizer, batch)) is not None:
             self.first_token = str(getattr(tokenizer, "bos_token", ""))
-            self.without_first_token += missing
+            self.without_first_token.append(missing)
         if self.depth == 0:
             raise ValueError(
                 f"none of the blocks {[b.name for b in self.anatomy.blocks][:4]} ran; name them with blocks="
@@ -185,13 +187,13 @@ class _Passes:
 
     def notes(self, wanted: frozenset[str]) -> list[str]:
         """What was asked for and not seen."""
-        notes = [*note(self.reduction.not_finite, self.samples), *self.anatomy.notes, *self.anatomy.left_out]
+        notes = [*note(self.measurement.not_finite, self.samples), *self.anatomy.notes, *self.anatomy.left_out]
         seen = {station for block in self.anatomy.blocks for station in block.spots}
         if missing := sorted(wanted & set(at.BLOCK) - seen):
             notes.append(f"stations that this model does not show: {', '.join(missing)}")
-        if self.first_token is not None:
+        if missing_first := sum(int(count) for count in fetched(self.without_first_token)):
             notes.append(
-                f"{self.without_first_token} of {self.samples} sequences do not begin with {self.first_token!r}, the "
+                f"{missing_first} of {self.samples} sequences do not begin with {self.first_token!r}, the "
                 "tokenizer's first token (BOS): a model that was trained with it may behave differently without"
             )
         if self.past:
@@ -206,18 +208,16 @@ class _Passes:
         if self.anatomy.right_to_left:
             notes.append("tokens see later ones and not earlier ones (right to left): no remedy has a mean for that")
         notes += self._order_notes()
-        between = sorted(self.reduction.between) if self.anatomy.between is None else self.anatomy.between
+        between = sorted(self.measurement.between) if self.anatomy.between is None else self.anatomy.between
         if between:
             named = ", ".join(map(str, between))
             notes.append(f"something else changes the tokens between the blocks, before block {named}")
-        if self.reduction.wants_attention:
-            blind = [n for n in range(1, self.depth + 1) if (n, "attention") not in self.reduction.attention_seen]
+        if self.measurement.wants_attention:
+            blind = [n for n in range(1, self.depth + 1) if (n, "attention") not in self.measurement.attention_seen]
             if blind:
                 notes.append(f"attention was not seen in blocks {', '.join(map(str, blind))}")
         if self.own_heads:
             notes.append("the blocks are split among processes: heads are those that this process computes, from 0")
-        if trouble := self.reduction.sweeper.trouble:
-            notes.append(f"numba is installed and does not work here; tokens were measured without it: {trouble}")
         if unused := sorted(self.machine.running.masks.unused):
             notes.append(f"not used as masks of real tokens: {', '.join(unused)}")
         return notes + self._not_taken()
@@ -233,18 +233,18 @@ class _Passes:
 
     def _not_taken(self) -> list[str]:
         """Measures that were asked for, and that this model gives nowhere, with what they lack."""
-        taken = {row.measure for row in self.reduction.rows}
+        taken = {reading.measure for reading in self.measurement.readings}
         lacking: dict[str, list[str]] = {}
         for name, measure in MEASURES.items():
-            waits_for_sinks = "sinks" in measure.needs and not self.reduction.sinks
-            unseen = measure.of == "attention" and not self.reduction.attention_seen  # which is said already
-            if name not in self.reduction.measures - taken or waits_for_sinks or unseen:
+            waits_for_sinks = "sinks" in measure.needs and not self.measurement.sinks
+            unseen = measure.of == "attention" and not self.measurement.attention_seen  # which is said already
+            if name not in self.measurement.measures - taken or waits_for_sinks or unseen:
                 continue
-            blind = "values" in measure.needs and not self.reduction.values_seen
+            blind = "values" in measure.needs and not self.measurement.values_seen
             why = "values were not seen (eager attention)" if blind else "not seen in this model"
             if "tokens" in measure.needs:
                 why = "what attention reads was not seen (attention_input)"
-            if measure.of == "attention" and self.reduction.incomplete and not measure.incomplete:
+            if measure.of == "attention" and self.measurement.incomplete and not measure.incomplete:
                 why = "attention's rows sum to less than 1 beside its sink, which is no token"
             lacking.setdefault(why, []).append(name)
         return [f"{why}: no {', '.join(names)}" for why, names in lacking.items()]
@@ -252,16 +252,18 @@ class _Passes:
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         if station == "input":
             self._see_entrance(visit, tokens)
-            if self.reduction.has_passed(visit, source):
+            if self.measurement.has_passed(visit, source):
                 return
         if station == "output":
             self.final_norm.remember(visit, source)
         # Our own arithmetic: unseen by the attention listener, in full precision, without gradients.
         with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
-            self.reduction.see_tokens(visit, station, tokens, source)
+            self.measurement.see_tokens(visit, station, tokens, source)
 
     def _see_entrance(self, visit: Visit, tokens: Tensor) -> None:
         """Tokens enter a block."""
+        if self.measurement.again:
+            return  # which was seen the first time
         if visit.number == 1:
             self.device, self.dtype = tokens.device, str(tokens.dtype).removeprefix("torch.")
         begins = visit.number == 1 or visit.part != self._running
@@ -270,11 +272,6 @@ class _Passes:
         self.past = max(self.past, self.machine.running.now.past)
         if visit.real is not None:
             self.is_masked = True
-            if not bool(visit.real.any()):
-                raise ValueError(
-                    f"the mask hides all {tuple(visit.real.shape)} tokens: expected true, or 1, for real ones; mask= "
-                    'says which argument marks them ("~name": true for padding)'
-                )
         require_whole(visit.block.module, tokens)
         if visit.part not in self.parts:
             self.parts[visit.part] = PartSeen(self.anatomy, visit)
@@ -283,11 +280,11 @@ class _Passes:
     def _see_final_norm(self, visit: Visit, source: Tensor) -> None:
         tokens = self.machine.running.batch_first(source)
         with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
-            self.reduction.see_final_norm(visit, tokens, source)
+            self.measurement.see_final_norm(visit, tokens, source)
 
     def _see_attention(self, visit: Visit, kind: str, heads: Iterator[Head], values: Tensor | None) -> None:
         with torch.no_grad(), torch.autocast(str(self.device.type), enabled=False):
-            self.reduction.see_attention(visit, kind, heads, values)
+            self.measurement.see_attention(visit, kind, heads, values)
         module = visit.block.cross_attention if kind == "cross_attention" else visit.block.attention
         group = processes_of(module or visit.block.module)
         if group is not None and module is None:
@@ -297,8 +294,19 @@ class _Passes:
 
     def _end_block(self, visit: Visit) -> None:
         self.depth = max(self.depth, visit.number)
-        if self.progress is not None:
+        if self.progress is not None and not self.measurement.again:
             self.progress()
+
+
+def without_first_token(tokenizer: Any, batch: Batch) -> Tensor | None:
+    """How many sequences do not begin with the token that the tokenizer has for it (BOS); None if it has none."""
+    first, ids = getattr(tokenizer, "bos_token_id", None), batch.kwargs.get("input_ids")
+    if first is None or not isinstance(ids, Tensor) or ids.ndim != 2:
+        return None
+    mask = batch.kwargs.get("attention_mask")
+    real = mask != 0 if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids, dtype=torch.bool)
+    begins = ids.gather(1, real.int().argmax(dim=1, keepdim=True).to(ids.device)).squeeze(1)
+    return (begins != first).sum()
 
 
 def _excluded(tokens: Literal["outliers"] | Sequence[int] | None) -> Excluded:
@@ -342,19 +350,26 @@ def _describe(
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
         "weights": training_state(anatomy),
-        "weights_not_finite": weights_not_finite(named),
-        "not_finite": as_records(passes.reduction.not_finite),
+        "weights_not_finite": weights_not_finite(named if passes.measurement.not_finite else _hidden(named, anatomy)),
+        "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,
-        "arithmetic": list(passes.reduction.sweeper.forms),
+        "arithmetic": list(passes.measurement.formats),
         "device": str(device_of(model, weights)),
         "attention_implementation": getattr(config, "_attn_implementation", None),
         "measures": list(names),
         "stations": sorted(stations),
-        "error_bounds": dict(passes.reduction.bounds.largest),
+        "error_bounds": dict(passes.measurement.error_bounds),
         "excluded_tokens": list(excluded) if isinstance(excluded, tuple) else excluded,
         "versions": {name: v for name in ("depthscope", "torch", "transformers") if (v := _version(name))}
         | {"python": platform.python_version()},
     }
+
+
+def _hidden(named: list[tuple[str, nn.Parameter]], anatomy: Anatomy) -> list[tuple[str, nn.Parameter]]:
+    """The weights of attention: some kernels turn its NaN into zeros, and no output shows it. Of others it does."""
+    known = [block.attention or block.module for block in anatomy.blocks]
+    inside = {id(weights) for module in known for weights in walking.parameters(module)}
+    return [(name, weights) for name, weights in named if id(weights) in inside]
 
 
 @cache

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.hooks import Listen, Machine, Visit
 from depthscope.inputs import Batch, call
-from depthscope.measures.norms import norm_of_rows
 from depthscope.offloading import has_offloaded
-from depthscope.probing.reduction import Row
-from depthscope.probing.roles import Roles, norm_of_gradient, norm_of_norms
+from depthscope.probing.finish import fetched
+from depthscope.probing.readings import Reading
+from depthscope.probing.roles import Roles, hypotenuse, norm_of_gradient
 
 Loss = Callable[[Any], Tensor]
 
@@ -32,8 +32,8 @@ def gradient_norms(
     loss: Loss | None,
     first_sample: int,
     roles: Roles | None,
-) -> list[Row]:
-    """Rows `weight_gradient` and its parts by role (one per block, of the batch's loss; see `roles`) and
+) -> list[Reading]:
+    """Readings `weight_gradient` and its parts by role (one per block, of the batch's loss; see `roles`) and
     `output_gradient` (per sample).
 
     `loss(output)` takes what the model returns. By default it is ⟨R, X_L⟩/√(size of X_L), summed over the
@@ -76,21 +76,26 @@ def gradient_norms(
             "the gradient reaches no weights of the blocks, as when fully_shard splits them; "
             'ask for gradients="outputs"'
         )
-    rows = []
     of_output = dict(zip(map(id, kept), found, strict=False))
+    waiting: list[tuple[Reading, list[Tensor]]] = []  # the norms that make each value
     for number, (output, axis) in enumerate(zip(outputs, axes, strict=True), start=1):
         gradient = of_output.get(id(output))
         if gradient is not None:
-            norms = norm_of_rows(_batch_first(gradient, axis).double().flatten(1))
-            rows.append(Row(number, "output", -1, "output_gradient", first_sample, norms.tolist()))
+            rows = map(norm_of_gradient, _batch_first(gradient, axis))
+            waiting.append((Reading(number, "output", -1, "output_gradient", first_sample, []), list(rows)))
     of_weight = dict(zip(map(id, flat), found[len(kept) :], strict=True))
     for number, (block, own) in enumerate(zip(ran, weights, strict=False), start=1):
         mine = [g for p in own if (g := of_weight[id(p)]) is not None and g.numel()]
         if mine and roles is not None:
-            norms_of_block = {"weight_gradient": norm_of_norms(list(map(norm_of_gradient, mine)))}
-            norms_of_block |= roles.norms(block, of_weight)
-            rows += [Row(number, "output", -1, name, -1, [norm]) for name, norm in norms_of_block.items()]
-    return rows
+            norms = {"weight_gradient": list(map(norm_of_gradient, mine))} | roles.norms(block, of_weight)
+            waiting += [(Reading(number, "output", -1, name, -1, []), parts) for name, parts in norms.items()]
+    answers = iter(fetched([norm for _, norms in waiting for norm in norms]))  # one transfer
+    readings = []
+    for reading, norms_of_reading in waiting:
+        values = [next(answers).item() for _ in norms_of_reading]
+        is_whole = reading.first_sample < 0
+        readings.append(reading._replace(values=[hypotenuse(values)] if is_whole else values))
+    return readings
 
 
 def _own_weights(block: BlockAnatomy, roles: Roles) -> list[nn.Parameter]:

@@ -17,7 +17,7 @@ import pandas as pd
 from depthscope.drawing import PALETTE, Curve, ReferenceBand, draw_by_block
 from depthscope.measures import MEASURES
 from depthscope.naming import unknown_name, visible
-from depthscope.probing.reduction import Row, SinkRow
+from depthscope.probing.readings import Reading, Sink
 from depthscope.probing.saved import COLUMNS, SINK_COLUMNS, read_saved, write_saved
 from depthscope.probing.table import table_of
 
@@ -47,11 +47,11 @@ class Profile:
     sinks: pd.DataFrame = field(default_factory=lambda: sinks_of([]))
 
     @classmethod
-    def of_rows(cls, rows: list[Row], metadata: dict[str, Any], sinks: list[SinkRow]) -> Profile:
+    def of_readings(cls, readings: list[Reading], metadata: dict[str, Any], sinks: list[Sink]) -> Profile:
         """What a probe has measured. The two tables are made when they are first read: on a small model, to make them
         takes longer than to measure a block."""
         profile = cls.__new__(cls)
-        later = {"frame": partial(frame_of, rows), "sinks": partial(sinks_of, sinks)}
+        later = {"frame": partial(frame_of, readings), "sinks": partial(sinks_of, sinks)}
         profile.__dict__.update(metadata=metadata, _later=later)
         return profile
 
@@ -216,8 +216,8 @@ class Profile:
         return cls(*read_saved(folder))
 
 
-def frame_of(rows: list[Row]) -> pd.DataFrame:
-    """The rows of a reduction as one tidy table, sorted as they were seen."""
+def frame_of(rows: list[Reading]) -> pd.DataFrame:
+    """The readings as one tidy table, sorted as they were seen."""
     lengths = np.array([len(row.values) for row in rows], dtype=np.int64)
     first = np.repeat(np.array([row.first_sample for row in rows], dtype=np.int64), lengths)
     within = np.arange(len(first)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -243,7 +243,7 @@ def _repeated_words(words: list[str], lengths: np.ndarray) -> Any:
     return pd.Series(np.array(list(different), dtype=object)).array.take(codes)
 
 
-def sinks_of(rows: list[SinkRow]) -> pd.DataFrame:
+def sinks_of(rows: list[Sink]) -> pd.DataFrame:
     """Outlier tokens as a table. Half of a pair of surrogates, which is no text for a table, is spelled."""
     rows = [row._replace(text=row.text.encode("utf-8", "backslashreplace").decode()) for row in rows]
     columns = zip(*rows, strict=True) if rows else ((),) * len(SINK_COLUMNS)

@@ -11,7 +11,7 @@ from torch import Tensor
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.anatomy.roles import ROLES, RolePieces, names_of_others, roles_of, shared_parameters
 from depthscope.anatomy.structure import Piece
-from depthscope.measures.norms import norm_of_rows
+from depthscope.probing.finish import fetched
 
 MEASURES = {role: f"{role}_gradient" for role in ROLES}  # the name of each role's norm in a profile
 COHERENT = "mean_coherent_share"  # of a writer's gradient, in `watch`
@@ -42,12 +42,12 @@ class Roles:
         """The roles of one block."""
         return self._blocks[id(block.module)]
 
-    def norms(self, block: BlockAnatomy, gradients: Mapping[int, Tensor | None]) -> dict[str, float]:
-        """By measure, the norm of the gradient of each role of a block that has one; `gradients` by the parameter's id.
+    def norms(self, block: BlockAnatomy, gradients: Mapping[int, Tensor | None]) -> dict[str, list[Tensor]]:
+        """By measure, the norms that make the gradient's of each role of a block; `gradients` by the parameter's id.
 
-        Their squares add up to the square of the whole block's.
+        The squares of all add up to the square of the whole block's.
         """
-        found: dict[str, float] = {}
+        found: dict[str, list[Tensor]] = {}
         for role, pieces in self.of(block).items():
             norms = [
                 norm
@@ -57,7 +57,7 @@ class Roles:
                 for norm in self.part_norms(piece, gradient)
             ]
             if norms:
-                found[MEASURES[role]] = norm_of_norms(norms)
+                found[MEASURES[role]] = norms
         return found
 
     @staticmethod
@@ -105,13 +105,25 @@ def gradient_scalars(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> dic
 
 
 def norm_of_gradient(gradient: Tensor) -> Tensor:
-    """Its norm in float64, of any size and layout."""
-    return norm_of_rows(gradient.detach().double().flatten())
+    """Its norm in float64, of any size and layout, where it is."""
+    values = gradient.detach().double().flatten()
+    if gradient.dtype != torch.float64:
+        norm = torch.linalg.vector_norm(values)  # float64 can square what other formats hold
+    else:
+        largest = values.abs().amax()
+        scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+        norm = scale * torch.linalg.vector_norm(values / scale)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def norm_of_norms(norms: Sequence[Tensor]) -> float:
     """√Σ‖·‖², which neither over- nor underflows."""
-    return float(norm_of_rows(torch.stack([norm.cpu() for norm in norms])))
+    return hypotenuse([norm.item() for norm in fetched(list(norms))])
+
+
+def hypotenuse(values: Sequence[float]) -> float:
+    """√Σv²; nan if one is."""
+    return math.nan if any(map(math.isnan, values)) else math.hypot(*values)
 
 
 def _listed(names: Sequence[str]) -> str:

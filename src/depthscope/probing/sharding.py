@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from depthscope.probing.reduction import Row
+from depthscope.probing.readings import Reading
 
 _SAME = 1e-3  # of the tokens' norm: bfloat16 keeps 4e-3 of a number, and its errors cancel in a sum of thousands
 
@@ -71,7 +71,7 @@ def _shadows(tokens: Tensor) -> list[float]:
     return [(flat @ wave(places)).item() for wave in (torch.cos, torch.sin)]
 
 
-def gather_heads(rows: list[Row], groups: dict[Place, Any]) -> list[Row]:
+def gather_heads(rows: list[Reading], groups: dict[Place, Any]) -> list[Reading]:
     """The rows of all heads, in every process, numbered through in the order of the processes.
 
     `groups` has the places where heads are split. Weights are split in the order of the heads, so that the first
@@ -82,8 +82,8 @@ def gather_heads(rows: list[Row], groups: dict[Place, Any]) -> list[Row]:
     return rows
 
 
-def _gathered(rows: list[Row], places: set[Place], group: Any) -> list[Row]:
-    own: dict[tuple[int, Place], list[Row]] = {}
+def _gathered(rows: list[Reading], places: set[Place], group: Any) -> list[Reading]:
+    own: dict[tuple[int, Place], list[Reading]] = {}
     for row in rows:
         if (place := Place(row.block, row.station)) in places and row.head >= 0:
             own.setdefault((row.first_sample, place), []).append(row)
@@ -99,7 +99,7 @@ def _gathered(rows: list[Row], places: set[Place], group: Any) -> list[Row]:
     return result
 
 
-def _numbered_through(parts: list[list[Row]]) -> Iterator[Row]:
+def _numbered_through(parts: list[list[Reading]]) -> Iterator[Reading]:
     first = 0
     for part in parts:
         yield from (row._replace(head=first + row.head) for row in part)

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from depthscope.hooks import Visit
 from depthscope.measures import MEASURES
-from depthscope.probing.reduction import Reduction, Row, SinkRow
-from depthscope.probing.trail import Seen
+from depthscope.probing.finish import Seen
+from depthscope.probing.measurement import Measurement
+from depthscope.probing.readings import Reading
 
 
 def cut(tokens: Tensor, real: Tensor | None, window: int) -> tuple[Tensor, Tensor | None]:
@@ -43,41 +44,44 @@ def without_attention(names: tuple[str, ...]) -> tuple[tuple[str, ...], list[str
     return kept, [f"not measured in windows, which attention crosses: {', '.join(left_out)}"] if left_out else []
 
 
-class WindowedReduction(Reduction):
-    """A reduction of the windows of every sequence, with a number for each sequence in the end."""
+class WindowedMeasurement(Measurement):
+    """A measurement of the windows of every sequence, with a number for each sequence in the end."""
 
     def __init__(self, window: int, *args: Any, **options: Any):
         if isinstance(window, bool) or not isinstance(window, int) or window < 1:
             raise ValueError(f"expected window= a number of tokens, 1 or more, got {window!r}")
         self.window = window
-        self._windows: dict[int, int] = {}  # values in a row → windows of a sequence
-        self._first_row = 0  # of the running pass
+        self._windows: dict[int, int] = {}  # values in a reading → windows of a sequence
+        self._first_reading = 0  # of the running pass
         super().__init__(*args, **options)
 
     def see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
-        windows, mask = self._cut(tokens, super()._real(tokens, visit.real))
+        windows, mask = self._cut(tokens, super()._without_excluded(tokens, visit.real))
         super().see_tokens(replace(visit, real=mask), station, windows, source)
 
     def see_final_norm(self, visit: Visit, tokens: Tensor, source: Tensor) -> None:
-        windows, mask = self._cut(tokens, super()._real(tokens, visit.real))
+        windows, mask = self._cut(tokens, super()._without_excluded(tokens, visit.real))
         super().see_final_norm(replace(visit, real=mask), windows, source)
 
-    def end(self) -> None:
-        super().end()
-        self.rows[self._first_row :] = [
-            row if row.first_sample < 0 else self._of_sequences(row) for row in self.rows[self._first_row :]
+    def end(self, *, can_look_again: bool = False) -> bool:
+        if super().end(can_look_again=can_look_again):
+            return True
+        self.readings[self._first_reading :] = [
+            reading if reading.first_sample < 0 else self._of_sequences(reading)
+            for reading in self.readings[self._first_reading :]
         ]
-        self._first_row = len(self.rows)
+        self._first_reading = len(self.readings)
         self._windows.clear()
+        return False
 
-    def _of_sequences(self, row: Row) -> Row:
+    def _of_sequences(self, reading: Reading) -> Reading:
         """The means over the windows; a sequence of which a window is not finite has none from there on."""
-        values = _means(row.values, self._windows[len(row.values)])
+        values = _means(reading.values, self._windows[len(reading.values)])
         for number in range(len(values)):
-            block, station = self.not_finite.get(row.first_sample + number, (math.inf, ""))
-            if row.block > block or (row.block, row.station) == (block, station):
+            block, station = self.not_finite.get(reading.first_sample + number, (math.inf, ""))
+            if reading.block > block or (reading.block, reading.station) == (block, station):
                 values[number] = math.nan
-        return row._replace(values=values)
+        return reading._replace(values=values)
 
     def _sequence(self, row: int, rows: int) -> int:
         return row // self._windows[rows]
@@ -89,22 +93,24 @@ class WindowedReduction(Reduction):
             raise ValueError(f"the parts of this model have batches that window={self.window} cannot tell apart: part=")
         return windows, mask
 
-    def _real(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
+    def _without_excluded(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
         """Positions were excluded before the sequence was cut."""
         return mask
 
-    def _name_outliers(self, block: int, part: str, seen: Seen, real: Tensor | None) -> None:
+    def _name_outliers(self, block: int, part: str, seen: Seen, ratios: Tensor, places: Tensor | None) -> None:
+        """With the place of each in its whole sequence, of `each` windows, and among the real tokens there."""
+        each, window = self._windows[seen.batch], ratios.shape[-1]
+        start = torch.arange(len(ratios)) % each * window
+        if places is None:
+            places = torch.arange(window).expand(ratios.shape)
+        else:  # each window has counted from its own beginning
+            counted = (places[:, -1] + 1).reshape(-1, each)
+            start = (counted.cumsum(dim=-1) - counted).flatten()
         named = len(self.sinks)
-        super()._name_outliers(block, part, seen, real)
-        each = self._windows[seen.kind.batch]
-        self.sinks[named:] = [self._in_sequence(sink, each, real) for sink in self.sinks[named:]]
-
-    def _in_sequence(self, sink: SinkRow, each: int, real: Tensor | None) -> SinkRow:
-        """The outlier of a window with its sequence, of `each` windows, and its place among the real tokens there."""
-        sample, window = divmod(sink.sample - self.first_sample, each)
-        start = window * self.window
-        before = start if real is None else int(real.reshape(-1, each * real.shape[-1])[sample, :start].sum())
-        return sink._replace(sample=self.first_sample + sample, token=before + sink.token)
+        super()._name_outliers(block, part, seen, ratios, places + start[:, None])
+        for number, sink in enumerate(self.sinks[named:], named):
+            sample = self.first_sample + (sink.sample - self.first_sample) // each
+            self.sinks[number] = sink._replace(sample=sample)
 
 
 def _means(values: list[float], each: int) -> list[float]:

@@ -28,6 +28,7 @@ _CHECKPOINT = re.compile(r"step-(\d{8,})")
 ENDS = ("failed", "stopped")  # how a run ended that did not come to its end: a row, no curve
 
 Verdict = Literal["reproduced", "not reproduced", "not testable here"]
+Kind = Literal["finding", "check"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Claim:
     tolerance: str  # what would still count as the same, and why
     verdict: Verdict
     note: str = ""
+    kind: Kind = "finding"  # or "check": true by construction, so that it tests our code
 
 
 def read_about(folder: Path) -> Record:

@@ -18,7 +18,7 @@ from depthscope.hooks import Machine, Visit, refuse_ablated
 from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.interruption import attempt
 from depthscope.offloading import device_of
-from depthscope.probing.finite_sequences import note
+from depthscope.probing.finite import note
 from depthscope.probing.gradients import Loss
 from depthscope.probing.losses import NoLoss
 from depthscope.probing.skipping import LossOf, calls_with_loss, one_number

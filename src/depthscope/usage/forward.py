@@ -14,7 +14,7 @@ from torch import Tensor
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.hooks import Head, Listen, ListenToAttention, Visit, full_precision
 from depthscope.measures import SINK_MASS, TokenMatrix, against_trunk, energy_split, first_token, median
-from depthscope.probing.finite_sequences import Place
+from depthscope.probing.finite import Place
 from depthscope.usage.followed import Followed, Means, taken
 
 ENERGY = ("shared", "sequence", "position", "token")

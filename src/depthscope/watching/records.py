@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from depthscope.measures import ALIKE, MEASURES
-from depthscope.probing.reduction import Row
+from depthscope.probing.readings import Reading
 from depthscope.probing.roles import OF_GRADIENTS, gradient_scalars
 from depthscope.sealed import append_sealed, require_whole_log
 from depthscope.watching.gate import Means
@@ -116,7 +116,7 @@ def _short(measure: str) -> str:
     return (measure in MEASURES and MEASURES[measure].short) or measure
 
 
-def means_of(rows: Sequence[Row]) -> Means:
+def means_of(rows: Sequence[Reading]) -> Means:
     """The mean over the batch of every measure at every block that has it; nan sequences are left out of it."""
     means: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:

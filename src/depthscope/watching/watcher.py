@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from depthscope.discovery import Hints, anatomy_with_hints, pieces_of
 from depthscope.hooks import Listen, Visit, full_precision
 from depthscope.offloading import device_of
-from depthscope.probing.finite_sequences import in_words
-from depthscope.probing.reduction import Reduction
+from depthscope.probing.finite import in_words
+from depthscope.probing.measurement import Measurement
 from depthscope.probing.roles import gradient_scalars
 from depthscope.safety import undone, unhook
 from depthscope.watching import wrapped
@@ -70,12 +70,13 @@ class Watch:
         device_of(self._model)  # refuses a model without weights
         wrapped.refuse_compiled_in_place(model)
         self._measures, self._stations = measures, stations
-        self._reduction = self._new_reduction()
+        self._wide = False  # once a step was in doubt, the next ones are looked at in float64
+        self._measurement = self._new_measurement()
         self._machine = GuardedMachine(
             self._guarded,
             self._model,
             anatomy_with_hints(self._model, hints),
-            Listen(self._reduction.stations_to_hear(), self._see_tokens),
+            Listen(self._measurement.stations_to_hear(), self._see_tokens),
             hears_call=self._entrance is not self._model,
         )
         self._records: list[Record] = []
@@ -235,7 +236,7 @@ class Watch:
         if not self._is_packed and pieces_of(kwargs) is not None:
             self._is_packed = True
             warnings.warn("sequences that are packed into one row (position_ids) are watched as one", stacklevel=2)
-        self._reduction = self._new_reduction()
+        self._measurement = self._new_measurement()
         with undone(self._end_pass, only_after_failure=True):
             self._listens = True
             if wrapped.has_compiled_parts(self._entrance):
@@ -264,10 +265,10 @@ class Watch:
 
     def _see_tokens(self, visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         self._lasts[visit.part] = visit.number
-        if station == "input" and self._reduction.has_passed(visit, source):
+        if station == "input" and self._measurement.has_passed(visit, source):
             return
         with torch.no_grad(), full_precision(tokens):
-            self._reduction.see_tokens(visit, station, tokens.detach(), source)
+            self._measurement.see_tokens(visit, station, tokens.detach(), source)
 
     def _record(self, step: int) -> None:
         found = None
@@ -288,10 +289,11 @@ class Watch:
     def _measured(self, step: int) -> tuple[Record, Means, str]:
         self._stop_listening()
         with torch.no_grad():
-            self._reduction.end()
+            self._measurement.end()
+            self._wide |= self._measurement.always_wide
         self._end_pass()
-        rows, broken = self._reduction.rows, self._reduction.not_finite
-        self._reduction = self._new_reduction()
+        rows, broken = self._measurement.readings, self._measurement.not_finite
+        self._measurement = self._new_measurement()
         if not rows:
             names = [block.name for block in self._machine.anatomy.blocks][:4]
             raise ValueError(
@@ -338,5 +340,5 @@ class Watch:
         else:
             warnings.warn(str(alarm), DepthAlarm, stacklevel=2)
 
-    def _new_reduction(self) -> Reduction:
-        return Reduction(self._measures, self._stations, exclude=None)
+    def _new_measurement(self) -> Measurement:
+        return Measurement(self._measures, self._stations, outliers=True, wide=self._wide)

@@ -36,7 +36,7 @@ class Chapter:
 
 def chapters(quick: bool) -> Iterator[Chapter]:
     """The story, in order; `quick`: with models that are small enough for a test."""
-    from depthscope_lab.papers.dong2021.pretrained import minilm
+    from depthscope_lab.papers.subjects import minilm
 
     bert: tuple[str, ...] = (
         "bert",

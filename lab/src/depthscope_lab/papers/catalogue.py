@@ -51,7 +51,7 @@ STUDIES: Registry[Entry] = Registry(
         Entry("yu2024-rate", f"{_YU}.rate", "the local rate 1/(1 + α²) down to t_div of 1e-17 and below", "25 s"),
         Entry("gradient-roles", f"{_YU}.gradient_roles", "BERT-100: where can attention learn?", "1 min"),
         Entry("leading-signal", f"{_YU}.leading_signal", "what speaks first before a training collapses?", "3 min"),
-        Entry("depth-phase", f"{_DEEP}.phase", "τ × α at 100 blocks: theory's lines, and which cells train", "15 min"),
+        Entry("depth-phase", f"{_DEEP}.phase", "τ × α at 100 blocks: theory's lines, and which cells train", "50 min"),
         Entry("yu2024-init", f"{_YU}.initialisation", "the same block under each initialiser", "14 s"),
         Entry("dong2021-collapse", f"{_DONG}.collapse", "BERT, ALBERT and XLNet without skips, MLPs or both", "3 min"),
         Entry(

@@ -18,53 +18,15 @@ import pandas as pd
 from depthscope.files import read_json, write_folder, write_json
 from depthscope.locks import owned
 from depthscope.progress import Share
-from depthscope.report.formats import STUDY_FORMAT, Verdict, read_about
-from depthscope.report.formats import Claim as Claim
+from depthscope.report.formats import STUDY_FORMAT, read_about
 from depthscope.sealed import Record, with_record
 from depthscope_lab.papers.catalogue import STUDIES
 from depthscope_lab.papers.provenance import changes, provenance, short_hash, words_hash
+from depthscope_lab.papers.vocabulary import Claim as Claim
+from depthscope_lab.papers.vocabulary import judge as judge
 
 MOST_TRIALS = 100  # times the study's own: a standard error ten times smaller
 FILES = ("data.parquet", "figure.png", "figure.pdf", "claims.json", "config.json")  # written in this order
-
-
-def judge(claim: str, *, paper: str, ours: str, tolerance: str, holds: bool | None, note: str = "") -> Claim:
-    """A claim with its verdict; `holds=None`: not testable here."""
-    verdict: Verdict = "not testable here" if holds is None else "reproduced" if holds else "not reproduced"
-    return Claim(claim, paper, ours, tolerance, verdict, note)
-
-
-def rows(frame: pd.DataFrame, **where: Any) -> pd.DataFrame:
-    """Those whose columns have these values: `rows(frame, variant="post", seed=0)`."""
-    for column, value in where.items():
-        frame = frame[frame[column] == value]
-    return frame
-
-
-def curve(frame: pd.DataFrame, along: str, value: str = "value", **where: Any) -> pd.Series:
-    """A column along another one, in its order: the mean over what else these rows are of, seeds or samples."""
-    return rows(frame, **where).groupby(along)[value].mean()
-
-
-class Work:
-    """How much of a study is done: pieces of any size, out of a total. It is a `Tick`."""
-
-    def __init__(self, total: float, show: Share):
-        self.total, self.done, self._show = total, 0.0, show
-
-    def __call__(self, size: float = 1) -> None:
-        """Another piece of this size is done."""
-        self.part(size)(1.0)
-
-    def part(self, size: float = 1) -> Share:
-        """For the next piece: is told how much of it is done, at the end 1.0."""
-        start = self.done
-
-        def told(share: float) -> None:
-            self.done = start + size * share
-            self._show(min(1.0, self.done / self.total))
-
-        return told
 
 
 @dataclass(frozen=True)

@@ -9,30 +9,181 @@ that the causal forms keep tokens apart all the same, if they act on the trunk.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import fmean
 from typing import Any
 
 import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from depthscope import drawing
-from depthscope.progress import Share, Steps
-from depthscope_lab.papers.causal.leak_runs import (
-    CAUSAL,
-    LEAKING,
-    MODELS,
-    NONE,
-    STACKS,
-    Depth,
-    Training,
-    evaluate,
-    similarity,
-    train,
-)
-from depthscope_lab.papers.claims import axis, curve, line, rows, said
-from depthscope_lab.papers.study import Claim, Study
+from depthscope.measures import token_similarity
+from depthscope.models import Block, BlockConfig, CausalLM, Encoder, theorem, xavier
+from depthscope.progress import Share, Tick
+from depthscope.remedies import DeEscalate, Ema, Prefix, apply, deescalate
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.trained import steps
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows, spell
 
-STACKS_SHARE = 0.1  # of the time
+WARM_UP = 50  # steps; without it post-norm blocks start with their largest updates
+
+
+def _complete(at: str, mixing: str | Prefix | Ema) -> DeEscalate:
+    """τ = 1, the paper's; the full mean by its explicit permission only."""
+    return DeEscalate(tau=1.0, at=at, mixing=mixing, allow_leak=mixing == "full")
+
+
+NONE = "no remedy"
+MODELS: dict[str, DeEscalate | None] = {
+    NONE: None,
+    "full mean": _complete("ffn_input", "full"),
+    "full mean, at output": _complete("output", "full"),
+    "prefix": _complete("ffn_input", Prefix()),
+    "prefix, at output": _complete("output", Prefix()),
+    "prefix, κ = 1": _complete("ffn_input", Prefix(shrink=1.0)),
+    "EMA": _complete("ffn_input", Ema()),
+}
+LEAKING = tuple(name for name, remedy in MODELS.items() if remedy is not None and remedy.mixing == "full")
+CAUSAL = tuple(name for name in MODELS if name not in LEAKING and name != NONE)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack at initialisation: a remedy on its trunk, or a mean taken from the FFN's branch alone."""
+
+    remedy: DeEscalate | None = None
+    branch: str | None = None  # the mixing
+    causal: bool = True
+
+
+STACKS: dict[str, Stack] = {
+    **{name: Stack(MODELS[name]) for name in (NONE, "full mean", "prefix", "prefix, κ = 1", "EMA")},
+    "full mean, branch alone": Stack(branch="full"),
+    "prefix, branch alone": Stack(branch="prefix"),
+    "bidirectional, full mean": Stack(MODELS["full mean"], causal=False),
+    "bidirectional, full mean, branch alone": Stack(branch="full", causal=False),
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """The language model and how it is trained: n = `tokens` inputs per sequence, V = `vocabulary`."""
+
+    vocabulary: int = 16
+    tokens: int = 16
+    width: int = 64
+    heads: int = 4
+    depth: int = 4
+    steps: int = 300
+    batch: int = 64
+    rate: float = 1e-3
+    test_sequences: int = 2048
+
+
+def uniform_tokens(shape: Training, sequences: int, generator: torch.Generator) -> Tensor:
+    """Independent uniform ids (sequences, n + 1): the entropy of each, given all before it, is ln V."""
+    return torch.randint(shape.vocabulary, (sequences, shape.tokens + 1), generator=generator)
+
+
+def train(shape: Training, remedy: DeEscalate | None, seed: int, advance: Tick) -> tuple[CausalLM, list[float]]:
+    """A model and its loss at every step, on tokens never seen before. Equal seeds: equal weights, equal tokens."""
+    weights, tokens = (torch.Generator().manual_seed(2 * seed + stream) for stream in (0, 1))
+    # Without biases at the start the future is learnt sooner (perhaps since those of nn.Linear outweigh embeddings).
+    config = BlockConfig(shape.width, shape.heads, initialise=xavier)
+    model = CausalLM(shape.depth, config, vocabulary=shape.vocabulary, context=shape.tokens, generator=weights)
+    if remedy is not None:
+        apply(model, remedy)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=shape.rate)
+    warm_up, losses = min(WARM_UP, shape.steps // 4), []
+
+    def loss_of(_step: int) -> Tensor:
+        ids = uniform_tokens(shape, shape.batch, tokens)
+        return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    def rate(step: int) -> float:
+        return shape.rate * min((step + 1) / warm_up, 1 - step / shape.steps)  # up, then down to 0
+
+    for _, loss in steps(loss_of, optimiser, shape.steps, rate=rate):
+        losses.append(loss)
+        advance()
+    return model.eval(), losses
+
+
+@torch.no_grad()
+def losses_in_one_pass(model: nn.Module, ids: Tensor) -> Tensor:
+    """ids (sequences, n + 1) → (sequences, n): all positions at once, as in training."""
+    return F.cross_entropy(model(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="none")
+
+
+@torch.no_grad()
+def losses_token_by_token(model: nn.Module, ids: Tensor) -> Tensor:
+    """The same with the sequence cut behind each position: there is no future to look at, as in writing."""
+    return torch.stack(
+        [F.cross_entropy(model(ids[:, :end])[:, -1], ids[:, end], reduction="none") for end in range(1, ids.shape[1])],
+        dim=1,
+    )
+
+
+def evaluate(shape: Training, model: CausalLM, seed: int) -> Iterator[dict[str, float | str]]:
+    """Rows of the test: the two losses and their standard errors over sequences, and the first loss per position.
+
+    A sequence is one observation: the losses of its tokens hang together.
+    """
+    ids = uniform_tokens(shape, shape.test_sequences, torch.Generator().manual_seed(~seed & 0xFFFF_FFFF))
+    ways = (losses_in_one_pass, losses_token_by_token)
+    whole, cut = (torch.cat([way(model, part) for part in ids.split(512)]) for way in ways)
+    for quantity, losses in (("one pass", whole), ("token by token", cut)):
+        yield {"quantity": quantity, **mean_and_error(losses.mean(dim=1))}
+    yield {"quantity": "largest difference", "value": (whole - cut).abs().max().item()}
+    for position, losses in enumerate(whole.unbind(dim=1), start=1):
+        yield {"quantity": "one pass, position", "position": position, **mean_and_error(losses)}
+
+
+def mean_and_error(values: Tensor) -> dict[str, float]:
+    values = values.double()
+    return {"value": values.mean().item(), "error": values.std().item() / len(values) ** 0.5}
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The stacks: post-norm blocks with dσ² = 1, which collapse, and random tokens."""
+
+    blocks: int = 60
+    tokens: int = 64
+    width: int = 256
+    heads: int = 8
+    samples: int = 4
+    draws: int = 3  # of weights and tokens
+
+
+@torch.no_grad()
+def similarity(shape: Depth, stack: Stack, seed: int) -> list[float]:
+    """t_sim, mean over samples, of what leaves each block; equal seeds: equal weights, equal tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    config = BlockConfig(shape.width, shape.heads, causal=stack.causal, initialise=theorem)
+    encoder = Encoder(shape.blocks, config, generator=generator)
+    x = torch.randn(shape.samples, shape.tokens, shape.width, generator=generator)
+    if stack.remedy is not None:
+        apply(encoder, stack.remedy)
+    found = []
+    for block in encoder.blocks:
+        assert isinstance(block, Block)
+        if stack.branch is not None:
+            block.ffn.register_forward_pre_hook(_branch_hook(stack.branch))
+        x = block(x)
+        found.append(token_similarity(x).mean().item())
+    return found
+
+
+def _branch_hook(mixing: str) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
+    """Only what the FFN reads changes; the trunk goes on past it as it was."""
+    return lambda _ffn, tokens: (deescalate(tokens[0], 1.0, mixing=mixing),)
+
+
 BELOW, NOT_BELOW = 10, 3  # standard errors
 APART, COLLAPSED = 0.2, 0.95
 _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,24 +213,22 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     tokens, all positions in one pass and token by token. `stack`: t_sim behind every block. `floor`: ln V.
     """
     shape, depth, smooth = config.training, config.stacks, []
+    columns = ["step", "position", "block", "draw"]
+    work = Work(shape.steps * len(MODELS) + len(STACKS) * depth.draws, progress)
     frames = [_part("floor", "uniform tokens", quantity=["loss"], value=math.log(shape.vocabulary))]
-    work = shape.steps * len(MODELS)
-    advance = Steps(lambda done: progress((1 - STACKS_SHARE) * done / work))
     for case, remedy in MODELS.items():
-        model, losses = train(shape, remedy, config.seed, advance)
+        model, losses = train(shape, remedy, config.seed, work)
         frames.append(_part("training", case, step=range(1, shape.steps + 1), quantity="loss", value=losses))
         smooth.append(_part("training, smooth", case, quantity="loss", **_smooth(losses)))
         frames.append(pd.DataFrame(evaluate(shape, model, config.seed)).assign(part="test", case=case))
-    for place, (case, stack) in enumerate(STACKS.items(), start=1):
-        for draw in range(depth.draws):
-            found = similarity(depth, stack, config.seed * depth.draws + draw)
-            blocks = range(1, depth.blocks + 1)
-            frames.append(_part("stack", case, block=blocks, draw=draw, quantity="token_similarity", value=found))
-        progress(1 - STACKS_SHARE * (1 - place / len(STACKS)))
+    for (case, stack), draw in product(STACKS.items(), range(depth.draws)):
+        found = similarity(depth, stack, config.seed * depth.draws + draw)
+        about = {"block": range(1, depth.blocks + 1), "draw": draw, "quantity": "token_similarity"}
+        frames.append(_part("stack", case, **about, value=found))
+        work()
     frame = pd.concat([*frames, *smooth], ignore_index=True)
-    for column in ("step", "position", "block", "draw"):
-        frame[column] = frame[column].fillna(-1).astype(int)
-    return frame[["part", "case", "step", "position", "block", "draw", "quantity", "value", "error"]]
+    frame = frame.fillna(dict.fromkeys(columns, -1)).astype(dict.fromkeys(columns, int))
+    return frame[["part", "case", *columns, "quantity", "value", "error"]]
 
 
 def _part(part: str, case: str, **columns: object) -> pd.DataFrame:
@@ -88,8 +237,8 @@ def _part(part: str, case: str, **columns: object) -> pd.DataFrame:
 
 def _smooth(losses: list[float]) -> dict[str, list[Any]]:
     """Means over some fifty windows of steps; each stands at the step in the middle of its window."""
-    window = max(1, len(losses) // 50)
-    windows = [range(start, min(start + window, len(losses))) for start in range(0, len(losses), window)]
+    size = max(1, len(losses) // 50)
+    windows = [range(start, min(start + size, len(losses))) for start in range(0, len(losses), size)]
     return {
         "step": [1 + (steps[0] + steps[-1]) // 2 for steps in windows],
         "value": [fmean(losses[step] for step in steps) for steps in windows],
@@ -104,15 +253,12 @@ def draw(frame: pd.DataFrame) -> Any:
             line(learning, curve(frame, by="step", part="training, smooth", case=case), colour, case, **look)
         if case in STACKS:
             line(stack, curve(frame, part="stack", case=case), colour, case, **look)
-    for place, (quantity, colour, name) in enumerate(
-        (
-            ("one pass", drawing.BLUE, "all positions in one pass"),
-            ("token by token", drawing.ORANGE, "token by token: no future"),
-        )
+    for shift, quantity, colour, name in (
+        (-0.2, "one pass", drawing.BLUE, "all positions in one pass"),
+        (0.2, "token by token", drawing.ORANGE, "token by token: no future"),
     ):
-        values = [_test(frame, case, quantity).value for case in MODELS]
-        heights = [number - 0.2 + 0.4 * place for number in range(len(MODELS))]
-        testing.barh(heights, values, height=0.38, color=colour, label=name)
+        values = curve(frame, by="case", part="test", quantity=quantity)[list(MODELS)]
+        testing.barh([number + shift for number in range(len(values))], values, height=0.38, color=colour, label=name)
     for mark in (learning.axhline, testing.axvline):
         mark(floor, color=drawing.GREY, linewidth=1, linestyle="--", label="ln V, the floor")
     testing.set_yticks(range(len(MODELS)), list(MODELS))
@@ -131,111 +277,99 @@ def _floor(frame: pd.DataFrame) -> float:
     return float(rows(frame, part="floor")["value"].iloc[0])
 
 
-@dataclass(frozen=True)
-class _Loss:
-    value: float
-    error: float
-
-    def above(self, floor: float) -> float:
-        """In standard errors; negative below."""
-        return (self.value - floor) / self.error
-
-    def __str__(self) -> str:
-        return f"{self.value:.4f} ± {self.error:.2g}"
-
-
-def _test(frame: pd.DataFrame, case: str, quantity: str, position: int = -1) -> _Loss:
-    row = rows(frame, part="test", case=case, quantity=quantity, position=position).iloc[0]
-    return _Loss(float(row["value"]), float(row["error"]))
-
-
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    shape = config.training
-    floor, honest = _floor(frame), (NONE, *CAUSAL)
-    whole, cut = ({case: _test(frame, case, q) for case in MODELS} for q in ("one pass", "token by token"))
-    last = {case: _test(frame, case, "one pass, position", shape.tokens) for case in LEAKING}
-    most = max(_test(frame, case, "largest difference").value for case in honest)
+    shape, floor, honest = config.training, _floor(frame), [NONE, *CAUSAL]
+    tests = rows(frame, part="test")
+    whole, cut = (rows(tests, quantity=name).set_index("case") for name in ("one pass", "token by token"))
+    last = rows(tests, quantity="one pass, position", position=shape.tokens).set_index("case")
+    most = rows(tests, quantity="largest difference").set_index("case")["value"][honest].max()
 
-    def told(found: dict[str, _Loss], cases: tuple[str, ...]) -> str:
-        return "; ".join(f"{case} {found[case]}" for case in cases)
+    def told(found: pd.DataFrame, cases: Sequence[str]) -> str:
+        return "; ".join(
+            f"{case} {own['value']:.4f} ± {own['error']:.2g}" for case, own in found.loc[list(cases)].iterrows()
+        )
 
-    def stays(found: dict[str, _Loss], cases: tuple[str, ...]) -> bool:
-        return all(found[case].above(floor) >= -NOT_BELOW for case in cases)
+    def above(found: pd.DataFrame, cases: Sequence[str]) -> pd.Series:
+        """The floor, in standard errors; negative below."""
+        own = found.loc[list(cases)]
+        return (own["value"] - floor) / own["error"]
 
     not_below = f"at most {NOT_BELOW} standard errors (over sequences) below ln V = {floor:.4f}"
     return [
-        said(
+        judge(
             "with the mean of the whole sequence, the loss of a causal model goes below the floor",
             "its Transformer-XL subtracts that mean at the FFN input; no word on causality",
             f"{told(whole, LEAKING)}; floor {floor:.4f}",
             f"more than {BELOW} standard errors (over sequences) below ln V",
-            all(whole[case].above(floor) < -BELOW for case in LEAKING),
+            (above(whole, LEAKING) < -BELOW).all(),
             f"not 0 but ln V / n = {floor / shape.tokens:.3f} is left at best: the last target is in no input",
         ),
-        said(
+        judge(
             "without a remedy, and with each causal mean, the loss does not go below the floor",
             "not in the paper; ours: no one can guess a uniform token from those before it",
             told(whole, honest),
             not_below,
-            stays(whole, honest),
+            (above(whole, honest) >= -NOT_BELOW).all(),
         ),
-        said(
+        judge(
             "read token by token, without a future to look at, the leaking models lose their advantage",
             "not in the paper; this is how a language model writes",
             told(cut, LEAKING),
             not_below,
-            stays(cut, LEAKING),
+            (above(cut, LEAKING) >= -NOT_BELOW).all(),
         ),
-        said(
+        judge(
             "at the last position, whose target is no input, the leaking models have no advantage",
             "not in the paper; a control: the advantage is the leak's, not the model's",
             told(last, LEAKING),
             not_below,
-            stays(last, LEAKING),
+            (above(last, LEAKING) >= -NOT_BELOW).all(),
         ),
-        said(
+        judge(
             "with each causal mean, one pass and token by token give the same loss",
             "not in the paper; ours: no position sees a later one",
             f"largest difference of a token's loss: {most:.0e}",
             "1e-4 nats: rounding of float32 in sums of other lengths",
             most < 1e-4,
+            kind="check",
         ),
         *_of_stacks(frame, config.stacks),
     ]
 
 
 def _of_stacks(frame: pd.DataFrame, shape: Depth) -> list[Claim]:
-    end = {case: curve(frame, part="stack", case=case).iloc[-1] for case in STACKS}
-    where = f"t_sim behind block {shape.blocks}: "
-    forms = [*(case for case in CAUSAL if case in STACKS), "full mean"]
-    trunks = ["full mean", "prefix", "bidirectional, full mean"]
-    branches = [f"{case}, branch alone" for case in trunks]
-    forms_told, trunks_told, branches_told = (
-        "; ".join(f"{case} {end[case]:.3f}" for case in cases) for cases in (forms, trunks, branches)
-    )
+    stack = rows(frame, part="stack", block=shape.blocks)
+    end, where = curve(stack, by="case"), f"t_sim after block {shape.blocks}: "
+    forms = end[[*(case for case in CAUSAL if case in STACKS), "full mean"]]
+    trunks = end[["full mean", "prefix", "bidirectional, full mean"]]
+    branches = end[[f"{case}, branch alone" for case in trunks.index]]
     return [
-        said(
+        judge(
             f"a causal post-norm stack of {shape.blocks} blocks collapses without a remedy",
             "not in the paper for causal models",
             f"{where}{end[NONE]:.4f}",
             f"above {COLLAPSED}",
             end[NONE] > COLLAPSED,
         ),
-        said(
+        judge(
             "each causal mean keeps tokens apart, as the leaking mean does",
             "not in the paper for causal models",
-            f"{where}{forms_told}",
+            f"{where}{_list(forms)}",
             f"below {APART}; unrelated tokens have 1/n = {1 / shape.tokens:.3f}",
-            all(end[case] < APART for case in forms),
+            forms.max() < APART,
         ),
-        said(
+        judge(
             "a mean taken away at the FFN input keeps tokens apart on the trunk, and not on the branch alone",
             "at the FFN input, for Transformer-XL; whether on the trunk is not said",
-            f"{where}trunk: {trunks_told}; branch: {branches_told}",
+            f"{where}trunk: {_list(trunks)}; branch: {_list(branches)}",
             f"below {APART} on the trunk, above {COLLAPSED} on the branch alone",
-            all(end[case] < APART for case in trunks) and all(end[case] > COLLAPSED for case in branches),
+            trunks.max() < APART and branches.min() > COLLAPSED,
         ),
     ]
+
+
+def _list(values: pd.Series) -> str:
+    return spell("{} {:.3f}", values, "; ")
 
 
 TINY = Training(vocabulary=4, tokens=4, width=32, depth=2, steps=60, batch=32, rate=5e-3, test_sequences=512)

@@ -21,11 +21,11 @@ from depthscope.drawing import BLACK, BLUE, GREY, ORANGE, VERMILION, legend_belo
 from depthscope.measures import TokenMatrix, delta, token_diversity
 from depthscope.progress import Share
 from depthscope.theory import asymptotic_rate, causal_ramp, causal_ratio, uniform_causal_attention
-from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.simulation.blocks import attend, attention_half, ffn_half
 from depthscope_lab.papers.simulation.collapse_rate import allowed, walk
 from depthscope_lab.papers.simulation.size import Size
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, axis, curve, judge, line, rows, table
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
 LOCAL, FLOOR = 1e-4, 1e-27  # the fit's window: nearly equal tokens, well above float64's rounding
@@ -66,10 +66,10 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
                 if block > 0:
                     x = attention_half(weights, x, heads=config.heads, causal=case != "bidirectional")
                     tokens[case] = x = ffn_half(weights, x) if case == "causal + FFN" else x
-                frames.append(_rows(case, block, part, _measure(x)))
+                frames.append(_tidy(case, block, part, _measure(x)))
             progress((part + block / config.depth) / len(parts))
         _, p = attend(weights, tokens["causal"][:, :1], config.heads, causal=True)
-        frames.append(_rows("causal", config.depth, part, {"delta": delta(p).mean(dim=(-2, -1))}))
+        frames.append(_tidy("causal", config.depth, part, {"delta": delta(p).mean(dim=(-2, -1))}))
         frames.append(_profile(tokens["causal"][:, 0], config.depth))
     lengths = [delta(uniform_causal_attention(n)).item() for n in config.lengths]
     frames.append(pd.DataFrame({"case": "uniform causal", "n": config.lengths, "measure": "delta", "value": lengths}))
@@ -105,18 +105,17 @@ def _measure(x: Tensor) -> dict[str, Tensor]:
     }
 
 
+def _tidy(case: str, block: int, part: int, found: dict[str, Tensor]) -> pd.DataFrame:
+    trials = range(part * CHUNK, part * CHUNK + len(next(iter(found.values()))))
+    return table(found, case=[case], block=[block], trial=trials).melt(["case", "block", "trial"], var_name="measure")
+
+
 def _profile(x: Tensor, depth: int) -> pd.DataFrame:
     """‖x_i − x₁‖ over its largest, per token, mean over trials."""
     distance = torch.linalg.vector_norm(x - x[:, :1], dim=-1)  # (trials, n)
     shape = (distance / distance.amax(dim=-1, keepdim=True)).mean(dim=0).numpy()
     about = {"case": "causal", "block": depth, "token": np.arange(1, len(shape) + 1)}
     return pd.DataFrame({**about, "measure": "distance_to_first", "value": shape})
-
-
-def _rows(case: str, block: int, part: int, found: dict[str, Tensor]) -> pd.DataFrame:
-    trials = len(next(iter(found.values())))
-    about = {"case": case, "block": block, "trial": part * CHUNK + np.arange(trials)}
-    return pd.concat(pd.DataFrame({**about, "measure": name, "value": v.numpy()}) for name, v in found.items())
 
 
 def rates(frame: pd.DataFrame, case: str) -> np.ndarray[Any, Any]:
@@ -171,35 +170,35 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     measured = rows(frame, case="causal", measure="delta")["value"].mean()
     known = {n: value for n, value in {64: 1.24, 1024: 1.55}.items() if n in lengths}  # by svdvals of the same
     return [
-        said(
+        judge(
             "t_div shrinks by .625 per causal block, ρ∞ = 1.6",
             "not in the paper; ours: (1 + α²/4)/(1 + α²), λ₂ = ½",
             _say(causal) + (f"; ρ {1 / causal.mean():.3f}" if len(causal) else ""),
             f"{near:.1%}: 3 standard errors of the walk at this width, and 1 % for the mode of λ = ⅓",
             _near(causal, 1 / causal_ratio(), near),
         ),
-        said(
+        judge(
             "with the FFN, too, t_div shrinks by the factor .625 per causal block",
             "not in the paper; “Other Steps Do Not Impact TSE” (§2.3)",
             _say(fed),
             f"{1.5 * near:.1%}: the FFN adds a scatter of its own",
             _near(fed, 1 / causal_ratio(), 1.5 * near),
         ),
-        said(
+        judge(
             "without the causal mask, t_div halves in every block of the same weights",
             "“The asymptotical rate of convergence reaches 1/2 when α = 1” (§2.5)",
             _say(both),
             f"{near_both:.1%}: 3 standard errors of the walk at this width, and its half variance",
             _near(both, asymptotic_rate(), near_both),
         ),
-        said(
+        judge(
             "tokens of causal blocks collapse onto the first token",
             "not in the paper; ours: the left eigenvector is e₁",
             f"two texts with the same first token end {same_first:.0e} apart if causal, {everyone:.2g} if not",
             "below 1e-6, and the other a thousand times more: ‖X − X′‖²/‖X‖², 2 for unrelated texts",
             same_first < 1e-6 and everyone > 1e3 * same_first,
         ),
-        said(
+        judge(
             "the diversity that survives causal blocks is a linear ramp in position",
             "not in the paper; ours: P(i − 1) = ½(i − 1)",
             f"cosine with the ramp {cosine.iloc[0]:.3f} at block 0, {cosine.iloc[-1]:.4f} at block {config.depth}",
@@ -207,7 +206,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             cosine.iloc[-1] > 0.99,
             when=config.depth >= 80,
         ),
-        said(
+        judge(
             "δ of causal attention exceeds 1, so Thm 2.6 does not apply",
             "Thm 2.6 asks for ω + δ < 1",
             ", ".join(f"{lengths[n]:.3f} at n = {n}" for n in known)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,29 +22,17 @@ from depthscope.progress import Share
 from depthscope.watching import watch
 from depthscope_lab.models.carried_mean import CarriedMean
 from depthscope_lab.models.transformer_xl import TransformerXL
-from depthscope_lab.papers.study import Claim, Study, Work, curve, judge, rows
-from depthscope_lab.papers.trained import steps
-from depthscope_lab.papers.yu2024.fig7_runs import Case, Training, configured, load_corpus
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows, spell
+from depthscope_lab.papers.yu2024.fig7 import Case, Training, configured, load_corpus, train_carrying
 from depthscope_lab.training.data.wikitext import Corpus
 from depthscope_lab.training.language import LanguageModelling, model_config
 from depthscope_lab.training.randomness import derived_generator
-from depthscope_lab.training.schedule import learning_rate
-from depthscope_lab.training.task import Carry
-from depthscope_lab.training.task import Share as Part
 
 CARRIED, COUPLED = "carried (yu2024-fig7)", "carried, with a gradient"
 SEGMENT, DETACHED = "begins with each segment", "segment's mean, no gradient (leaks)"
 TOLD, BOTH = "carried, told the frequencies", "begins with each segment, told"
 POST = "post-norm"
-_COLOURS = {
-    CARRIED: drawing.VERMILION,
-    COUPLED: drawing.ORANGE,
-    DETACHED: drawing.PURPLE,
-    SEGMENT: drawing.GREEN,
-    TOLD: drawing.SKY,
-    BOTH: drawing.BLUE,
-    POST: drawing.BLACK,
-}
 ALIKE = 0.5  # t_sim behind the middle block: more of the energy in the mean than beside it
 STARVED = 0.1  # of its gradient at the first look: what is left to the first block
 FREQUENT = 0.8  # t_sim behind the last block where word frequencies are learnt
@@ -78,14 +65,23 @@ class Detached(CarriedMean):
         return tokens - self.tau * tokens.detach().mean(dim=1, keepdim=True)
 
 
-ARMS: dict[str, tuple[CarriedMean | None, bool]] = {  # the mean, and whether the head is told the frequencies
-    CARRIED: (CarriedMean(), False),
-    SEGMENT: (OfSegment(), False),
-    COUPLED: (Coupled(), False),
-    DETACHED: (Detached(mean=Full()), False),
-    TOLD: (CarriedMean(), True),
-    BOTH: (OfSegment(), True),
-    POST: (None, False),
+@dataclass(frozen=True)
+class Arm:
+    """The mean, whether the head is told the frequencies, and the colour."""
+
+    mean: CarriedMean | None
+    colour: str
+    told: bool = False
+
+
+ARMS = {
+    CARRIED: Arm(CarriedMean(), drawing.VERMILION),
+    SEGMENT: Arm(OfSegment(), drawing.GREEN),
+    COUPLED: Arm(Coupled(), drawing.ORANGE),
+    DETACHED: Arm(Detached(mean=Full()), drawing.PURPLE),
+    TOLD: Arm(CarriedMean(), drawing.SKY, told=True),
+    BOTH: Arm(OfSegment(), drawing.BLUE, told=True),
+    POST: Arm(None, drawing.BLACK),
 }
 COLUMNS = ["step", "block", "quantity", "value"]
 UNSEEN = 1  # added to the study's seed: the criteria were written when the runs of seed 0 had been seen
@@ -109,10 +105,9 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 
 def build(arm: str, task: LanguageModelling) -> TransformerXL:
     """The model of an arm, drawn from the seed of the task's configuration."""
-    mean, told = ARMS[arm]
-    shape = replace(model_config(task.config, len(task.data.vocabulary)), carried_mean=mean)
+    shape = replace(model_config(task.config, len(task.data.vocabulary)), carried_mean=ARMS[arm].mean)
     model = TransformerXL(shape, derived_generator(task.config.seed, "weights"))
-    if told:
+    if ARMS[arm].told:
         counts = np.bincount(task.data.train, minlength=len(task.data.vocabulary)) + 1.0
         with torch.no_grad():
             model.softmax.bias.copy_(torch.from_numpy(np.log(counts / counts.sum())))
@@ -126,16 +121,8 @@ def _trained(arm: str, config: Config, corpus: Corpus, told: Share) -> pd.DataFr
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
     found: list[tuple[int, int, str, float]] = []
     since: list[float] = []
-    carry: Carry = None
-
-    def loss_of(step: int) -> Tensor:
-        nonlocal carry
-        loss, carry = task.loss(model, task.batch(step, Part(0, 1), torch.device("cpu")), carry)
-        return loss
-
-    rate = partial(learning_rate, settings, total=config.training.steps)
     with watch(model, every=config.look_every, measures=["token_similarity"], stations=["output"]) as watched:
-        for step, loss in steps(loss_of, optimiser, config.steps + 1, rate=rate):  # behind the last one is a look
+        for step, loss, _ in train_carrying(model, task, optimiser, config.steps + 1):  # after the last one is a look
             since.append(loss)
             if step % config.look_every == 0:
                 found.append((step, -1, "loss", math.fsum(since) / len(since)))
@@ -152,91 +139,69 @@ def _norm(block: torch.nn.Module) -> float:
 
 def draw(frame: pd.DataFrame) -> Any:
     last = frame["block"].max()
-    middle = (last + 1) / 2
     figure, axes = drawing.panels(4, width=3.8, height=3.4)
-    wanted = (("loss", -1), ("token_similarity", round(middle)), ("token_similarity", last), ("gradient", 1))
-    for ax, (quantity, block) in zip(axes, wanted, strict=True):
-        for arm, colour in _COLOURS.items():
-            shown = curve(frame, "step", arm=arm, quantity=quantity, block=block)
-            ax.plot(shown.index, shown, color=colour, linewidth=1.5, label=arm)
-    drawing.label(axes[0], "Training", "step", "loss, nats per word")
-    drawing.label(axes[1], "Behind the middle block", "step", "t_sim")
-    drawing.label(axes[2], "Behind the last block", "step", "t_sim")
-    drawing.label(axes[3], "Block 1", "step", "norm of its gradient")
-    axes[3].set_yscale("log")
-    for ax in axes[1:3]:
-        drawing.similarity_axis(ax)
+    for ax, quantity, block, title, y in (
+        (axes[0], "loss", -1, "Training", "loss, nats per word"),
+        (axes[1], "token_similarity", round((last + 1) / 2), "After the middle block", "t_sim"),
+        (axes[2], "token_similarity", last, "After the last block", "t_sim"),
+        (axes[3], "gradient", 1, "Block 1", "norm of its gradient"),
+    ):
+        for name, arm in ARMS.items():
+            shown = curve(frame, by="step", arm=name, quantity=quantity, block=block)
+            line(ax, shown, arm.colour, name, linewidth=1.5)
+        axis(ax, title, "step", y, log=quantity == "gradient")
+        if quantity == "token_similarity":
+            drawing.similarity_axis(ax)
     drawing.shared_legend(figure, axes[0], columns=4)
     return figure
-
-
-def _late(values: pd.Series) -> pd.Series:
-    """The last quarter of the looks."""
-    return values[values.index > 0.75 * values.index.max()]
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     last = int(frame["block"].max())
     middle = round((last + 1) / 2)
-    inside, ends = (
-        {
-            arm: float(_late(curve(frame, "step", arm=arm, quantity="token_similarity", block=block)).max())
-            for arm in ARMS
-        }
-        for block in (middle, last)
-    )
-    gradients = {arm: curve(frame, "step", arm=arm, quantity="gradient", block=1) for arm in ARMS}
-    left = {arm: float(_late(gradient).median() / gradient.iloc[0]) for arm, gradient in gradients.items()}
-    mended = (SEGMENT, COUPLED, DETACHED)
-    untold = [arm for arm, (mean, told) in ARMS.items() if mean is not None and not told]
-    about = f"the greatest of the last quarter of {config.steps} steps"
+    late = frame[frame["step"] > 0.75 * frame["step"].max()]  # the last quarter of the looks
+    alike = rows(late, quantity="token_similarity").groupby(["block", "arm"])["value"].max()
+    inside, ends = alike[middle], alike[last]
+    first, end = (rows(part, quantity="gradient", block=1).groupby("arm")["value"] for part in (frame, late))
+    left = end.median() / first.first()
+    mended = [SEGMENT, COUPLED, DETACHED]
+    untold = [name for name, arm in ARMS.items() if arm.mean is not None and not arm.told]
     return [
         judge(
             "with the carried mean the inside of the model collapses, and the first block gets hardly any gradient",
-            paper="yu2024-fig7: the causal mean collapses near step 70",
-            ours=f"t_sim behind block {middle}: {inside[CARRIED]:.3f}; gradient of block 1 over that of the first "
+            "yu2024-fig7: the causal mean collapses near step 70",
+            f"t_sim after block {middle}: {inside[CARRIED]:.3f}; gradient of block 1 over that of the first "
             f"step: {left[CARRIED]:.3f}",
-            tolerance=f"above {ALIKE} ({about}), and below {STARVED} (median)",
-            holds=inside[CARRIED] > ALIKE and left[CARRIED] < STARVED,
+            f"above {ALIKE} (the greatest of the last quarter of {config.steps} steps), and below {STARVED} (median)",
+            inside[CARRIED] > ALIKE and left[CARRIED] < STARVED,
         ),
         judge(
             "the collapse takes both a stale mean and no gradient through the mean",
-            paper="ours",
-            ours=f"t_sim behind block {middle}: {_list(inside, (CARRIED, *mended))}",
-            tolerance=f"below {ALIKE} where one of the two is mended, or both",
-            holds=inside[CARRIED] > ALIKE > max(inside[arm] for arm in mended),
+            "ours",
+            f"t_sim after block {middle}: {_list(inside[[CARRIED, *mended]])}",
+            f"below {ALIKE} where one of the two is mended, or both",
+            inside[CARRIED] > ALIKE > inside[mended].max(),
         ),
         judge(
             "learning word frequencies drives the collapse: told these, the first block keeps its gradient",
-            paper="ours",
-            ours=f"gradient of block 1 over that of the first step: {_list(left, (CARRIED, TOLD, BOTH))}",
-            tolerance=f"above {STARVED} where they are told, below it where not",
-            holds=left[CARRIED] < STARVED < min(left[TOLD], left[BOTH]),
+            "ours",
+            f"gradient of block 1 over that of the first step: {_list(left[[CARRIED, TOLD, BOTH]])}",
+            f"above {STARVED} where they are told, below it where not",
+            left[CARRIED] < STARVED < left[[TOLD, BOTH]].min(),
         ),
         judge(
-            "behind the last block tokens grow alike in every form that must learn the frequencies, collapsed or not",
-            paper="ours",
-            ours=f"t_sim behind block {last}: {_list(ends, ARMS)}",
-            tolerance=f"above {FREQUENT} where they are not told, below it where they are",
-            holds=min(ends[arm] for arm in untold) > FREQUENT > max(ends[TOLD], ends[BOTH]),
+            "after the last block tokens grow alike in every form that must learn the frequencies, collapsed or not",
+            "ours",
+            f"t_sim after block {last}: {_list(ends[list(ARMS)])}",
+            f"above {FREQUENT} where they are not told, below it where they are",
+            ends[untold].min() > FREQUENT > ends[[TOLD, BOTH]].max(),
         ),
     ]
 
 
-def _list(values: dict[str, float], arms: Any) -> str:
-    return "; ".join(f"{arm} {values[arm]:.3f}" for arm in arms)
+def _list(values: pd.Series) -> str:
+    return spell("{} {:.3f}", values, "; ")
 
 
-STUDY = Study(
-    "language-collapse",
-    full=Config(),
-    quick=Config(
-        rate=1e-2,
-        steps=4,
-        look_every=1,
-        training=Training(depth=3, width=16, heads=2, rows=4, segment=8, steps=10, hidden_segments=1),
-    ),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+TINY = Training(depth=3, width=16, heads=2, rows=4, segment=8, steps=10, hidden_segments=1)
+STUDY = Study("language-collapse", Config(), Config(0, 1e-2, 4, 1, TINY), compute, draw, claims)

@@ -10,28 +10,34 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
-from depthscope.drawing import BLUE, GREEN, ORANGE, VERMILION, block_axis, label, line_with_band, panels, shared_legend
+from depthscope.drawing import BLUE, GREEN, ORANGE, VERMILION, panels, shared_legend
 from depthscope.models.families import build_family
-from depthscope.progress import Share, Tick
-from depthscope.text import cut, read_text, train_tokenizer
-from depthscope_lab.papers.dong2021.collapse_claims import NO_POSITIONS, claims_of
-from depthscope_lab.papers.dong2021.pretrained import FAMILIES, given, minilm
-from depthscope_lab.papers.dong2021.residuals import Residuals, residuals_of, table
-from depthscope_lab.papers.dong2021.variants import VARIANTS, left_out, other_readings
-from depthscope_lab.papers.study import Claim, Study, Work, curve, rows
+from depthscope.progress import Share
+from depthscope.text import read_text
+from depthscope_lab.papers.dong2021.residuals import VARIANTS, left_out, other_readings, residuals_of
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import FAMILIES, given, ids_of, minilm
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows, table
 
-TITLES = {"bert": "BERT, fresh", "albert": "ALBERT, fresh", "xlnet": "XLNet, fresh"}
+NAMES = {"bert": "BERT", "albert": "ALBERT", "xlnet": "XLNet"}
 COLOURS = dict(zip(VARIANTS, (VERMILION, ORANGE, BLUE, GREEN), strict=True))
-_VOCABULARY = 28_000  # below those of all three
 _BATCH = 4
+GONE = 1e-6  # a few times the floor of float32
+LEFT = 0.05  # of the tokens' size beside the mean: less is nearly one token
+SPREADS = 2.0  # standard deviations within which two numbers count as the same
+NO_POSITIONS = "SAN, no position scores"  # of XLNet
+CONSTANT = 1.5  # the largest factor between contractions that count as one rate; doubly exponential means a power of 3
+OTHER_SIZE = "not of the paper's width and length"
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,11 @@ class Config:
     draws: int = 4  # of other weights, in float32
     data: str | None = None  # a folder with weights of BERT, ALBERT or XLNet
 
+    @property
+    def is_paper(self) -> bool:
+        """The shapes are the paper's, so that its numbers can be asked for."""
+        return (self.depth, self.width, self.tokens) == (12, 768, 128)
+
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: model, weights, variant, source, draw, block, sample, value, spread.
@@ -53,124 +64,291 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     "float64", or "paper": its means and their spread over samples, read off its vector graphics.
     """
     text = read_text(None)
-    ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
-    few = ids[: config.few]
+    ids = ids_of(text, config.tokens, config.samples)["input_ids"]
     pretrained = [*minilm(), *given(config.data)]
-    work = Work(_batches(config, len(pretrained)) * (config.depth + 1), progress)
-    frames = [_paper()]
+    models = len(FAMILIES) * (config.draws + 1) + len(pretrained)
+    work, frames = Work(models, progress), [_paper()]
     for family in FAMILIES:
         for draw in range(config.draws + 1):
             model = build_family(family, config.depth, config.width, seed=config.seed + draw)
             about = {"model": family, "family": family, "weights": "init", "draw": draw}
-            frames += _all_variants(model, few if draw else ids, few, about, work, only_float32=draw > 0)
+            frames += _all_variants(model, ids[: config.few] if draw else ids, config.few, about)
+            work()
     for found in pretrained:
         own = found.ids(text, config.tokens, config.samples)
         about = {"model": found.name, "family": found.family, "weights": "pretrained", "draw": 0}
-        frames += _all_variants(found.load(), own, own[: config.few], about, work)
-    progress(1.0)
+        frames += _all_variants(found.load(), own, config.few, about)
+        work()
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
 
 
-def _batches(config: Config, pretrained: int) -> int:
-    """How many batches of _BATCH samples there are in all."""
-    big, small = (math.ceil(count / _BATCH) for count in (config.samples, config.few))
-    whole = 8 * big
-    return len(FAMILIES) * (whole + 4 * config.draws * small) + (3 + 2) * small + pretrained * (whole + small)
-
-
-def _all_variants(
-    model: Any, ids: Tensor, few: Tensor, about: dict[str, Any], tick: Tick, *, only_float32: bool = False
-) -> list[pd.DataFrame]:
-    """The authors' four variants in float32 and float64; other readings of them on few samples.
+def _all_variants(model: Any, ids: Tensor, few: int, about: dict[str, Any]) -> Iterator[pd.DataFrame]:
+    """The authors' four variants in float32 and float64; other readings on few samples. Of other draws, float32 alone.
 
     The model ends up in float64, and XLNet with fresh weights without the scores of its relative positions.
     """
-    family, frames = about["family"], []
+    family = about["family"]
+
+    def rows_of(variant: str, dtype: str, ids: Tensor, name: str = "") -> Iterator[pd.DataFrame]:
+        found = residuals_of(model, ids, left_out(family, variant), _BATCH)
+        sources = {"float32": found.plain, "float32 exact": found.exact} if dtype == "float32" else {dtype: found.exact}
+        for source, values in sources.items():
+            known = {"variant": name or variant, "spread": math.nan, **about}
+            places = {"block": range(len(values)), "sample": range(values.shape[1])}
+            yield table({"value": values}, **places).assign(source=source, **known)
+
     for variant in VARIANTS:
-        frames += _rows(residuals_of(model, ids, left_out(family, variant), _BATCH, tick), about, variant, "float32")
-    if only_float32:
-        return frames
+        yield from rows_of(variant, "float32", ids)
+    if about["draw"]:
+        return
     for variant in other_readings(family):
-        frames += _rows(residuals_of(model, few, left_out(family, variant), _BATCH, tick), about, variant, "float32")
+        yield from rows_of(variant, "float32", ids[:few])
     model = model.double()
     for variant in VARIANTS:
-        frames += _rows(residuals_of(model, ids, left_out(family, variant), _BATCH, tick), about, variant, "float64")
+        yield from rows_of(variant, "float64", ids)
     if family == "xlnet" and about["weights"] == "init":
         for layer in model.layer:
             layer.rel_attn.r.data.zero_()  # the keys of positions
-        frames += _rows(residuals_of(model, few, left_out(family, "SAN"), _BATCH), about, NO_POSITIONS, "float64")
-    return frames
-
-
-def _rows(found: Residuals, about: dict[str, Any], variant: str, dtype: str) -> list[pd.DataFrame]:
-    """Of float64 the exact reading alone, which has the name of the number format."""
-    sources = {"float32": found.plain, "float32 exact": found.exact} if dtype == "float32" else {dtype: found.exact}
-    about = {"variant": variant, "spread": math.nan, **about}
-    return [table(value=values).assign(source=name, **about) for name, values in sources.items()]
+        yield from rows_of("SAN", "float64", ids[:few], NO_POSITIONS)
 
 
 def _paper() -> pd.DataFrame:
     """The paper's curves: one row per block, the mean over its 32 texts and their standard deviation."""
     path = files("depthscope_lab.papers.dong2021") / "collapse_in_the_paper.json"
-    known = json.loads(path.read_text(encoding="utf-8"))
-    rows = [
+    found = [
         (family, family, weights, variant, block, mean, spread)
-        for family, by_weights in known.items()
+        for family, by_weights in json.loads(path.read_text(encoding="utf-8")).items()
         for weights, by_variant in by_weights.items()
-        for variant, curve in by_variant.items()
-        for block, (mean, spread) in enumerate(zip(curve["mean"], curve["spread"], strict=True))
+        for variant, own in by_variant.items()
+        for block, (mean, spread) in enumerate(zip(own["mean"], own["spread"], strict=True))
     ]
     columns = ["model", "family", "weights", "variant", "block", "value", "spread"]
-    return pd.DataFrame(rows, columns=columns).assign(source="paper", draw=0, sample=-1)
+    return pd.DataFrame(found, columns=columns).assign(source="paper", draw=0, sample=-1)
 
 
 def draw(frame: pd.DataFrame) -> Any:
-    """A column per model: above on the paper's axis, below in powers of ten."""
+    """A column per model: above on the paper's axis, below in powers of ten. Circles are the paper's."""
     shown = frame[frame["source"] != "paper"][["model", "weights", "family"]].drop_duplicates()
     figure, axes = panels(len(shown), 2, width=3.4, height=3.0)
+    circles: dict[str, Any] = {"fmt": "o", "markersize": 4, "markerfacecolor": "none", "linewidth": 0.8}
     for place, (model, weights, family) in enumerate(shown.itertuples(index=False)):
         own = rows(frame, model=model, draw=0, weights=weights)
         paper = rows(frame, source="paper", family=family, weights=weights)
         linear, powers = axes[place], axes[place + len(shown)]
         for ax in (linear, powers):
             for variant, colour in COLOURS.items():
-                _draw_variant(ax, rows(own, variant=variant), colour, variant)
-                _draw_paper(ax, rows(paper, variant=variant), colour, variant, hidden=model == "MiniLM")
-            block_axis(ax, int(own["block"].max()), first=0)
-        linear.set_ylim(0, 1.05)
-        powers.set_yscale("log")
-        powers.set_ylim(1e-16, 2)
-        label(linear, TITLES.get(model, f"{model}, pretrained"), "", "" if place else "‖res‖ / ‖X‖, composite norm")
-        label(powers, "", "block", "" if place else "the same, in powers of ten")
+                wide = 3.6 if variant == "SAN" else 1.6  # with and without MLPs nearly coincide where skips are gone
+                for source, dashes in (("float32", "-"), ("float64", ":")):
+                    found, name = curve(own, variant=variant, source=source), f"{variant}, {source}"
+                    line(ax, found, colour, name, linewidth=wide, linestyle=dashes)
+                if model != "MiniLM":  # the paper has none
+                    known, name = rows(paper, variant=variant), f"{variant}, paper"
+                    ax.errorbar(known["block"], known["value"], known["spread"], label=name, color=colour, **circles)
+        last, first = int(own["block"].max()), not place
+        title = f"{NAMES[model]}, fresh" if model in NAMES else f"{model}, pretrained"
+        axis(linear, title, "", "‖res‖ / ‖X‖, composite norm" * first, ylim=(0, 1.05), first=0, last=last)
+        axis(powers, "", "block", "the same, in powers of ten" * first, log=True, ylim=(1e-16, 2), first=0, last=last)
     shared_legend(figure, axes[0], columns=6)
     return figure
 
 
-def _draw_variant(ax: Any, own: pd.DataFrame, colour: str, name: str) -> None:
-    wide = 3.6 if name == "SAN" else 1.6  # with and without MLPs nearly coincide where skips are gone
-    for source, line in (("float32", "-"), ("float64", ":")):
-        mean = curve(own, "block", source=source)
-        said = f"{name}, {source}"
-        line_with_band(ax, mean.index, mean, colour=colour, name=said, linewidth=wide, linestyle=line)
-
-
-def _draw_paper(ax: Any, own: pd.DataFrame, colour: str, name: str, *, hidden: bool) -> None:
-    """Circles, with the spread over the paper's texts; it has no MiniLM."""
-    if not hidden:
-        circles = {"fmt": "o", "markersize": 4, "markerfacecolor": "none", "linewidth": 0.8, "color": colour}
-        ax.errorbar(own["block"], own["value"], own["spread"], label=f"{name}, paper", **circles)
-
-
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    is_paper = (config.depth, config.width, config.tokens) == (12, 768, 128)
-    return claims_of(frame, is_paper=is_paper)
+    own = partial(_means, frame)
+    return [
+        *(
+            claim
+            for family in FAMILIES
+            for claim in (
+                _collapses(frame, family, config.is_paper),
+                *(_stays(frame, family, variant, config.is_paper) for variant in ("SAN+skip", "full")),
+            )
+        ),
+        *_floors(frame, config.is_paper),
+        *(_exponent(own(family, "SAN", "float64"), family) for family in FAMILIES),
+        _exponent(own("xlnet", NO_POSITIONS, "float64"), "xlnet", ", and without scores of relative positions,"),
+        *_readings(frame),
+        *_of_pretrained(frame),
+    ]
 
 
-STUDY = Study(
-    "dong2021-collapse",
-    full=Config(),
-    quick=Config(width=64, tokens=24, samples=2, few=2, draws=1),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+def _means(frame: pd.DataFrame, model: str, variant: str, source: str, weights: str = "init") -> pd.Series:
+    """Over samples, by block, of the first draw of the weights."""
+    return curve(frame, model=model, variant=variant, source=source, weights=weights, draw=0)
+
+
+def _theirs(frame: pd.DataFrame, family: str, variant: str, weights: str = "init") -> pd.DataFrame:
+    found = rows(frame, source="paper", family=family, weights=weights, variant=variant)
+    return found.set_index("block")[["value", "spread"]]
+
+
+def _first_below(values: pd.Series, level: float) -> int:
+    return next((int(block) for block, value in values.items() if value < level), -1)  # type: ignore[call-overload]
+
+
+def _collapses(frame: pd.DataFrame, family: str, is_paper: bool) -> Claim:
+    told, ours, alike = [], [], []
+    for variant in ("SAN", "SAN+MLP"):
+        theirs, mean = _theirs(frame, family, variant)["value"], _means(frame, family, variant, "float32")
+        last, first = _first_below(theirs, GONE), _first_below(mean, GONE)
+        alike.append(first > 0 and abs(first - last) <= 1)
+        told.append(f"{variant} {theirs[0]:.2f}, {theirs[1]:.2g}, below {GONE:g} at layer {last}")
+        ours.append(f"{variant} {mean[0]:.2f}, {mean[1]:.2g}, below {GONE:g} at block {first}")
+    return judge(
+        f"without attention's skip, {NAMES[family]} with fresh weights collapses, with MLPs or without",
+        "; ".join(told) + " (Fig. 2)",
+        "; ".join(ours),
+        "one block: where a curve passes a level hangs on the weights drawn and the text",
+        all(alike),
+        "" if is_paper else OTHER_SIZE,
+        when=is_paper or not all(alike),
+    )
+
+
+def _stays(frame: pd.DataFrame, family: str, variant: str, is_paper: bool) -> Claim:
+    theirs, mean = _theirs(frame, family, variant), _means(frame, family, variant, "float32")
+    samples = rows(frame, model=family, variant=variant, source="float32", weights="init")
+    draws = samples.pivot_table(index="block", columns="draw", values="value", aggfunc="mean")
+    both = mean.index.intersection(theirs.index)
+    spread = np.sqrt(theirs.loc[both, "spread"] ** 2 + 2 * draws.std(axis=1)[both] ** 2)  # one draw against another
+    apart = (mean.loc[both] - theirs.loc[both, "value"]).abs() / spread
+    end, within = mean.iloc[-1], float((apart <= SPREADS).mean())
+    return judge(
+        f"{NAMES[family]} with fresh weights keeps its rank {'as it is' if variant == 'full' else 'with skips alone'}",
+        f"{theirs['value'].iloc[0]:.3f} → {theirs['value'].iloc[-1]:.3f} over 12 layers (Fig. 2)",
+        f"{mean.iloc[0]:.3f} → {end:.3f}; {within:.0%} of the blocks within {SPREADS:g} standard "
+        f"deviations, the farthest {apart.max():.1f} at block {apart.idxmax()}",
+        f"at least {LEFT} is left, and half of the blocks within {SPREADS:g} standard deviations: the spread "
+        "over texts in the figure with that over draws of the weights, measured here",
+        end > LEFT and (within >= 0.5 or not is_paper),
+        "" if is_paper else OTHER_SIZE,
+        when=is_paper or not end > LEFT,
+    )
+
+
+def _floors(frame: pd.DataFrame, is_paper: bool) -> list[Claim]:
+    plain, exact = (_means(frame, "bert", "SAN", name).iloc[4:].mean() for name in ("float32", "float32 exact"))
+    theirs = _theirs(frame, "bert", "SAN")["value"].iloc[4:].mean()
+    parts, all_lower = [], True
+    for family in FAMILIES:
+        single, double = (_means(frame, family, "SAN", source) for source in ("float32", "float64"))
+        at = next((block for block in double.index if double[block] < 0.5 * single[block]), -1)
+        all_lower &= bool(at > 0 and double.min() < 1e-14)
+        parts.append(f"{NAMES[family]} block {at}: {double.get(at, np.nan):.2g} for {single.get(at, np.nan):.2g}")
+    return [
+        judge(
+            "the level where the curves end is rounding of float32",
+            f"{theirs:.2g} from layer 3 on, in every collapsed curve (Fig. 2)",
+            f"{plain:.2g} as the authors compute it; {exact:.2g} of the same tokens, measured without rounding",
+            "a factor of 2",
+            0.5 < plain / theirs < 2,
+            "a part of the floor is the measurement's, the rest the model's",
+            when=is_paper,
+        ),
+        judge(
+            "in float64 the collapse goes on below the floor of float32",
+            "not in the paper: its curves end at 2e-7",
+            "; ".join(parts) + "; all end at some 1e-16, the floor of float64",
+            "less than half of what float32 shows, and 1e-14 reached",
+            all_lower,
+        ),
+    ]
+
+
+def _exponent(mean: pd.Series, family: str, of_positions: str = "") -> Claim:
+    """Where the mean of a curve falls from block to block by a power or by a factor."""
+    values = mean.iloc[1:]
+    clean = np.asarray(values[values > 1e-14])  # a hundred times the floor
+    falls = np.log(clean[:-1] / clean[1:])
+    if len(falls) > 1:
+        growing = falls[-1] > CONSTANT * falls[0]
+        ours = f"y shrinks by {', '.join(f'{np.exp(-fall):.2g}' for fall in falls)} from block 1 on"
+    else:  # two blocks, and the next is rounding
+        first, second = np.log(values.iloc[:2])
+        growing = second / first > CONSTANT
+        ours = f"ln y {first:.2f} at block 1, {second:.2f} at block 2 (× {second / first:.2f}), then below float64"
+    return judge(
+        f"{NAMES[family]} without skips and MLPs{of_positions} loses rank doubly exponentially",
+        "Thm 2.3: ‖res‖ ≤ c^((3^L − 1)/2)·‖res(X)‖^(3^L); Fig. 2 is to verify it",
+        ours,
+        f"the contraction grows by more than {CONSTANT} from block to block; a constant one is exponential",
+        growing,
+        "its scores have terms of relative positions, which do not fade as the tokens grow alike; the theorem's "
+        "scores have none. Float32 ends before the difference shows"
+        if family == "xlnet" and not of_positions
+        else "the cancellation-free residual of depthscope.theory follows it further",
+    )
+
+
+def _readings(frame: pd.DataFrame) -> list[Claim]:
+    blocks = {
+        family: [
+            _first_below(_means(frame, family, f"SAN+MLP{end}", "float32"), GONE) for end in (", no skip at all", "")
+        ]
+        for family in FAMILIES
+    }
+    told = ", ".join(f"{NAMES[f]} block {none} (with the MLP's skip: {own})" for f, (none, own) in blocks.items())
+    readings = ("SAN+skip", "SAN+skip, whole FFN step out")
+    theirs, whole = (_means(frame, "albert", variant, "float32 exact").iloc[-1] for variant in readings)
+    return [
+        judge(
+            "MLPs without a skip of their own do not stop the collapse",
+            "not in the paper: its “SAN + MLP” keeps the MLP's skip",
+            f"below {GONE:g} at {told}",
+            f"{GONE:g} is reached",
+            all(none > 0 for none, _ in blocks.values()),
+        ),
+        judge(
+            "taking out the linear layers of ALBERT's MLP alone is as good as taking out the whole step",
+            "“SAN + skip” of ALBERT keeps an activation, a skip and a norm, of BERT and XLNet none (their code)",
+            f"SAN+skip ends at {theirs:.3f} so, at {whole:.3f} with the whole step out, as in BERT and XLNet",
+            "20 %",
+            abs(whole / theirs - 1) < 0.2,
+        ),
+    ]
+
+
+def _of_pretrained(frame: pd.DataFrame) -> Iterator[Claim]:
+    models = rows(frame, weights="pretrained", source="float32")[["model", "family"]].drop_duplicates()
+    for model in models["model"]:
+        yield _trained_collapses(frame, model)
+    given = {family: model for model, family in models.itertuples(index=False) if model != "MiniLM"}
+    for family in FAMILIES:
+        theirs = {v: _theirs(frame, family, v, "pretrained") for v in ("SAN", "SAN+skip", "full")}
+        if family in given:
+            for variant, known in theirs.items():
+                mean = _means(frame, given[family], variant, "float32", "pretrained")
+                yield _as_pretrained(mean, family, variant, known)
+            continue
+        ends = "; ".join(f"{v} {own['value'].iloc[0]:.2g} → {own['value'].iloc[-1]:.2g}" for v, own in theirs.items())
+        lacks, claim = "needs its weights: --data FOLDER", f"pretrained {NAMES[family]} has the paper's curves"
+        yield judge(claim, f"{ends} (Fig. 2)", lacks, "none without them", None)
+
+
+def _trained_collapses(frame: pd.DataFrame, model: str) -> Claim:
+    san, full = (_means(frame, model, variant, "float32 exact", "pretrained") for variant in ("SAN", "full"))
+    fresh, last, end = _means(frame, "bert", "SAN", "float32 exact")[2], san.iloc[-1], full.iloc[-1]
+    return judge(
+        f"without skips and MLPs, {model} (pretrained) collapses, more slowly than fresh weights",
+        "BERT .687, .676, .315, .139, .031, .0035, 2e-5, then the floor (Fig. 2)",
+        f"{', '.join(f'{value:.2g}' for value in san)}; whole {full.iloc[0]:.2f} → {end:.2f}; fresh BERT "
+        f"{fresh:.2g} at block 2",
+        "a tenth of the whole model's residual at the last block; a hundred times the fresh one's at block 2",
+        last < 0.1 * end and san[2] > 100 * fresh,
+    )
+
+
+def _as_pretrained(mean: pd.Series, family: str, variant: str, theirs: pd.DataFrame) -> Claim:
+    both = mean.index.intersection(theirs.index)
+    apart = (mean.loc[both] - theirs.loc[both, "value"]).abs() / np.maximum(theirs.loc[both, "spread"], 1e-7)
+    return judge(
+        f"pretrained {NAMES[family]}, {variant}, has the paper's curve",
+        f"{theirs['value'].iloc[0]:.2g} → {theirs['value'].iloc[-1]:.2g} over 12 layers (Fig. 2)",
+        f"{mean.iloc[0]:.2g} → {mean.iloc[-1]:.2g}; farthest {apart.max():.1f} standard deviations",
+        f"{2 * SPREADS:g} standard deviations over the paper's texts, which are not ours; 12 blocks",
+        apart.max() <= 2 * SPREADS,
+        when=len(mean) == len(theirs),
+    )
+
+
+QUICK = Config(width=64, tokens=24, samples=2, few=2, draws=1)
+STUDY = Study("dong2021-collapse", Config(), QUICK, compute, draw, claims)

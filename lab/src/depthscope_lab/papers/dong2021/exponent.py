@@ -9,6 +9,7 @@ Cor. 3.2 that an MLP slows it by its Lipschitz constant λ.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -16,43 +17,51 @@ import numpy as np
 import pandas as pd
 import torch
 
-from depthscope.drawing import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    block_axis,
-    label,
-    legend_below,
-    panels,
-)
+from depthscope.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, legend_below, panels
 from depthscope.measures import composite_norm
 from depthscope.progress import Share
-from depthscope_lab.papers.dong2021.exponent_claims import claims
-from depthscope_lab.papers.dong2021.exponent_mlps import (
+from depthscope.theory.collapse import LARGEST_RANGE
+from depthscope_lab.papers.dong2021.exponent_networks import (
+    CASES,
+    FLOOR,
     KINDS,
+    ROUNDED,
     critical_residual,
+    first_tokens,
+    follow,
+    layers,
     layers_until_ended,
     promised_residual,
+    rounded,
 )
-from depthscope_lab.papers.dong2021.exponent_runs import CASES, ROUNDED, Config, first_tokens, follow, layers, rounded
-from depthscope_lab.papers.study import Study, Work, curve, rows
+from depthscope_lab.papers.simulation.collapse_rate import allowed
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows
 
-_STYLES: dict[str, dict[str, Any]] = {
-    "one head": {"color": BLUE, "linewidth": 3.0},
-    "several heads": {"color": SKY},
-    "LN": {"color": GREEN, "linestyle": "--"},
-    "MLP": {"color": ORANGE},
-    "skip": {"color": PURPLE},
-    "skip, LN": {"color": VERMILION},
-    "causal": {"color": BLACK},
-    "blind, LN": {"color": GREEN, "linestyle": ":"},
+_LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "one head": (BLUE, {"linewidth": 3.0}),
+    "several heads": (SKY, {}),
+    "LN": (GREEN, {"linestyle": "--"}),
+    "MLP": (ORANGE, {}),
+    "skip": (PURPLE, {}),
+    "skip, LN": (VERMILION, {}),
+    "causal": (BLACK, {}),
+    "blind, LN": (GREEN, {"linestyle": ":"}),
 }
-_KIND_COLOURS = dict(zip(KINDS, (ORANGE, GREEN, PURPLE, BLUE), strict=True))
+_ROUNDED_LOOKS = {case: (GREY, {"linestyle": dashes}) for case, dashes in zip(ROUNDED, ("-", "--"), strict=True)}
+BLIND_LAYER = 12  # twice as deep as the other tokens need
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 0
+    trials: int = 8
+    tokens: int = 32
+    width: int = 64
+    heads: int = 4
+    depth: int = 60  # of the cases that do not end before
+    gains: tuple[float, ...] = tuple(4.0**power for power in range(9))  # g of the MLPs
+    mlp_depth: int = 24
 
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
@@ -63,8 +72,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     with the residual of the first tokens, the critical one, the one promised by Cor. 3.2, and fitted (the line through
     the means).
     """
-    work = Work(len(CASES) + len(ROUNDED) + len(KINDS) + 1, progress)
-    frames = []
+    work, frames = Work(len(CASES) + len(ROUNDED) + len(KINDS) + 1, progress), []
     for frame in _parts(config):
         frames.append(frame)
         work()
@@ -72,18 +80,17 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 
 
 def _parts(config: Config) -> Iterator[pd.DataFrame]:
-    size = {"trials": config.trials, "width": config.width, "heads": config.heads, "seed": (config.seed, 15, 0)}
+    size: dict[str, Any] = {"trials": config.trials, "width": config.width, "heads": config.heads}
+    size["seed"] = (config.seed, 15, 0)
     start = first_tokens(config.trials, config.tokens, config.width, (config.seed, 15, 1))
     trials = np.arange(config.trials)
     for case in CASES:
-        yield _with_digits(follow(case, start, layers(**size), config.depth))  # type: ignore[arg-type]
+        yield _with_digits(follow(case, start, layers(**size), config.depth))
     for case, dtype in ROUNDED.items():
-        found = rounded(start.tokens.to(dtype), layers(**size), 8)  # type: ignore[arg-type]
-        yield pd.concat(
-            _with_digits(pd.DataFrame({"case": case, "layer": layer, "trial": trials, "relative": values}))
-            for layer, values in enumerate(found)
-        )
-    stack = list(islice(layers(**size), config.mlp_depth))  # type: ignore[arg-type]
+        found = rounded(start.tokens.to(dtype), layers(**size), 8)
+        about = {"case": case, "layer": np.repeat(range(len(found)), len(trials)), "trial": np.tile(trials, len(found))}
+        yield _with_digits(pd.DataFrame({**about, "relative": found.ravel()}))
+    stack = list(islice(layers(**size), config.mlp_depth))
     gains = torch.tensor(config.gains, dtype=torch.float64)
     grid = {"trial": np.repeat(trials, len(gains)), "gain": np.tile(config.gains, config.trials)}
     for name, kind in KINDS.items():
@@ -116,63 +123,236 @@ def _line(frame: pd.DataFrame) -> np.ndarray:
     if len(known) < 2:
         return np.full(len(frame), np.nan)
     slope, height = np.polyfit(np.log(known.index), known, 1)
-    line = np.exp(height + slope * np.log(frame["gain"].to_numpy()))
-    return np.where(frame["gain"].isin(known.index), line, np.nan)
+    fitted = np.exp(height + slope * np.log(frame["gain"].to_numpy()))
+    return np.where(frame["gain"].isin(known.index), fitted, np.nan)
 
 
 def draw(frame: pd.DataFrame) -> Any:
     figure, (fall, order, until, critical) = panels(2, 2, width=4.9, height=4.1)
     depth = rows(frame, part="depth")
-    rounded = {
-        case: {"color": GREY, "linewidth": 1.2, "linestyle": line}
-        for case, line in zip(ROUNDED, ("-", "--"), strict=True)
-    }
-    for case, style in {**_STYLES, **rounded}.items():
-        digits = rows(depth, case=case).groupby("layer")["digits"].median()
-        fall.plot(digits.index, digits, label=case, **{"linewidth": 1.5, **style})
-    for case, style in _STYLES.items():
-        p = curve(depth, "layer", "order", case=case)
-        order.plot(p.index, p, **{"linewidth": 1.5, **style})
-    fall.set_yscale("log")
-    fall.set_ylim(0.2, 400)
-    order.set_ylim(-0.2, 3.6)
-    for ax in (fall, order):
-        block_axis(ax, 16, first=0)
-    label(fall, "Digits to which the tokens are equal", "layer", "−log₁₀ ‖res(X)‖/‖X‖, median over trials")
-    label(order, "Order p of the next layer: e' ∝ e^p", "layer", "p, mean over trials")
-    for case, colour in _KIND_COLOURS.items():
+    for case, (colour, look) in {**_LOOKS, **_ROUNDED_LOOKS}.items():
+        line(fall, rows(depth, case=case).groupby("layer")["digits"].median(), colour, case, **look)
+        if case in _LOOKS:
+            line(order, curve(depth, "order", by="layer", case=case), colour, **look)
+    for case, colour in zip(KINDS, (ORANGE, GREEN, PURPLE, BLUE), strict=True):
         own = rows(frame, part="mlp", case=case)
-        layers = curve(own, "gain", "layers")
-        until.plot(layers.index, layers, "o-", color=colour, markersize=4, linewidth=1.2, label=case)
+        line(until, curve(own, "layers", by="gain"), colour, case, marker="o", markersize=4, linewidth=1.2)
         until.plot(own["gain"], own["never"], "x", color=colour, markersize=5)
     until.plot([], [], "x", color=BLACK, markersize=5, linewidth=0, label="not in so many")
-    until.set_xscale("log", base=4)
-    until.set_ylim(0, None)
-    label(until, "Layers to a residual of 1e-100", "gain g of the MLP: λ ∝ g", "layers")
     own = rows(frame, part="critical")
     critical.plot(own["gain"], own["critical"], "o", color=BLUE, markersize=3, label="sin(g·): collapse below")
-    for column, colour, width, dashes, name in (
-        ("fitted", BLUE, 1, "-", "least squares"),
-        ("promised", GREY, 1.2, "--", "promised by Cor. 3.2"),
-    ):
-        means = curve(own, "gain", column)
-        critical.plot(means.index, means, color=colour, linewidth=width, linestyle=dashes, label=name)
+    line(critical, curve(own, "fitted", by="gain"), BLUE, "least squares", linewidth=1)
+    line(critical, curve(own, "promised", by="gain"), GREY, "promised by Cor. 3.2", linewidth=1.2, linestyle="--")
     critical.axhline(float(own["residual"].mean()), color=BLACK, linewidth=1, linestyle=":", label="N(0, 1) tokens")
-    critical.set_xscale("log", base=4)
-    critical.set_yscale("log")
-    label(critical, "Where the MLP stops the collapse", "gain g of the MLP: λ ∝ g", "‖res(X)‖ of the first tokens")
+    for ax in (until, critical):
+        ax.set_xscale("log", base=4)
+    title, y = "Digits to which the tokens are equal", "−log₁₀ ‖res(X)‖/‖X‖, median over trials"
+    axis(fall, title, "layer", y, log=True, ylim=(0.2, 400), first=0, last=16)
+    title = "Order p of the next layer: e' ∝ e^p"
+    axis(order, title, "layer", "p, mean over trials", ylim=(-0.2, 3.6), first=0, last=16)
+    gain = "gain g of the MLP: λ ∝ g"
+    axis(until, "Layers to a residual of 1e-100", gain, "layers", ylim=(0, None))
+    axis(critical, "Where the MLP stops the collapse", gain, "‖res(X)‖ of the first tokens", log=True)
     legend_below(fall, columns=3)
     legend_below([until, critical], columns=2)
     return figure
 
 
-STUDY = Study(
-    "dong2021-exponent",
-    full=Config(),
-    quick=Config(
-        trials=3, tokens=8, width=32, heads=2, depth=40, gains=(1.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0), mlp_depth=16
-    ),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    depth = rows(frame, part="depth")
+    pure = depth[depth["after"] > FLOOR]  # what float64 can hold
+    cubes, held = pure[pure["residual"] < 1e-3], pure[pure["largest_range"] <= LARGEST_RANGE]
+    off = (cubes["order"] - 3).abs().max()
+    above = int((np.log(held["after"]) > held["log_bound"]).sum())
+    start, end = rows(pure, layer=0, case="several heads"), _end(depth, "several heads", "residual").max()
+
+    def median(case: str, layer: int) -> float:
+        return float(rows(depth, case=case, layer=layer)["relative"].median())
+
+    last = int(rows(depth, case="one head")["layer"].max())
+    seen = {case: median(case, last) for case in (*ROUNDED, "one head")}
+    plain = median("values / 10", 3) / median("several heads", 3)
+    normed = median("values / 10, LN", 3) / median("LN", 3)
+    blind = rows(depth, case="blind, LN", layer=BLIND_LAYER)
+    kept = [curve(depth, "residual", by="trial", case="skip", layer=layer) for layer in (0, config.depth)]
+    share = (kept[1] / kept[0]).min()
+    needed = {  # mean over trials, nan where one never ends
+        str(case): own.groupby("gain")["layers"].agg(lambda values: values.mean(skipna=False))
+        for case, own in rows(frame, part="mlp").groupby("case")
+    }
+    least, most = min(config.gains), max(config.gains)
+    sine = needed["sin(g·)"]
+    stops = sine[sine.isna()].index
+    critical = rows(frame, part="critical").dropna(subset="fitted")
+    slope = _slope(np.log(critical["gain"]), np.log(critical["fitted"])) if len(critical) else np.nan
+    no_role, stop = "§3.3: layer normalisation plays no role", "“skip connections and MLPs stop the output"
+    return [
+        _exponent(depth, "one head", "with one head, log e grows by the factor 3 per layer", "Thm 2.2: 3^L"),
+        _exponent(
+            depth,
+            "several heads",
+            f"with {config.heads} heads, too, log e grows by the factor 3 per layer",
+            "Thm 2.3: 3^L",
+        ),
+        judge(
+            "the residual after a layer of pure attention is the cube of the one before, up to a constant",
+            "e' ≤ c·e³ (proof of Thm 2.2), a bound",
+            f"order 3 to {off:.0e}, by halving R, in {len(cubes)} layers with e < 1e-3",
+            "1e-3",
+            off < 1e-3,
+        ),
+        judge(
+            "the bound of Thm 2.2 and 2.3 holds in every layer that satisfies D ≤ 1.256, the condition of the proof",
+            "c = 4γβH/√d_qk",
+            f"{above} of {len(held)} layers exceed the bound; constant at most {held['constant'].max():.0e} "
+            f"where the theorem has 4γ, γ to {held['gamma'].max():.2f}",
+            "none",
+            above == 0,
+            "random weights are far from the worst case; around the mean, the largest constant we could construct "
+            "is 0.5",
+        ),
+        judge(
+            "tokens collapse of which the theorem promises nothing",
+            "not in the paper; ours: the bound contracts only if ‖res(X)‖ < c^(−1/2)",
+            f"c^(−1/2) = {start['threshold'].mean():.3f}, ‖res(X)‖ = {start['residual'].mean():.1f} at the "
+            f"entrance, {end:.0e} at the end",
+            "residual above the threshold at the entrance, below 1e-50 at the end, in all trials",
+            (start["residual"] > start["threshold"]).all() and end < 1e-50,
+        ),
+        judge(
+            "whole tokens in float32 or float64 cannot show the exponent",
+            "the paper's plots stay at 2e-7; ours: differences end at ε of the tokens",
+            ", ".join(f"{case}: {value:.0e}" for case, value in seen.items()) + f" after layer {last}",
+            "float32 0 or above 1e-9, float64 0 or above 1e-18, the carried residual below 1e-50",
+            not 0 < seen["float32, whole tokens"] < 1e-9
+            and not 0 < seen["float64, whole tokens"] < 1e-18
+            and seen["one head"] < 1e-50,
+        ),
+        _exponent(depth, "LN", "layer normalisation leaves the exponent at 3", no_role),
+        judge(
+            "layer normalisation does not change what the size of the values does",
+            no_role,
+            f"values / 10 change ‖res(X)‖/‖X‖ after layer 3 by the factor {plain:.0e} without LN, {normed:.3f} with LN",
+            "within a factor 2 of each other",
+            0.5 < plain / normed < 2,
+            "LN divides by the size that the values gave: the theorem's β without it means nothing",
+        ),
+        judge(
+            "with layer normalisation, too, all tokens become equal, whatever the weights",
+            no_role,
+            "queries and values that do not see the shared token: "
+            f"‖res(X)‖/‖X‖ ≥ {blind['relative'].min():.2f} after layer {BLIND_LAYER}",
+            "1e-3, reached by all trials",
+            blind["relative"].max() < 1e-3,
+            "such tokens lose rank all the same, into opposite directions: effective rank "
+            f"{blind['rank'].mean():.1f} there",
+            when=config.depth >= BLIND_LAYER,
+        ),
+        judge(
+            "skip connections stop the collapse: without LN the residual does not shrink",
+            f"{stop} from degeneration” (abstract); Claim 3.1: some never contract",
+            f"‖res(X)‖ after layer {config.depth} at least {share:.2f} of the first",
+            "0.5, with random weights, in all trials",
+            share > 0.5,
+            "relative to the tokens, which grow, its square shrinks: times "
+            f"{_factor(depth, 'skip', config, 'relative'):.3f} per layer",
+        ),
+        _rate(
+            depth,
+            config,
+            "skip, LN",
+            0.5,
+            "with skips and LN, the square of the residual halves in every layer",
+            "not in the paper; Yu & Zhang 2024: t_div halves (§2.5)",
+        ),
+        _rate(
+            depth,
+            config,
+            "causal",
+            0.25,
+            "with a causal mask and no skips, the residual only halves in every layer",
+            "not in the paper, whose attention has no mask; ours: λ₂ = ½",
+        ),
+        _exponent(depth, "MLP", "an MLP of random weights (ReLU, g = 1) leaves the exponent at 3", "Cor. 3.2: 3^L"),
+        judge(
+            "an MLP with a large enough Lipschitz constant stops the doubly exponential collapse",
+            "Cor. 3.2: nothing is promised above (4γβHλ/√d_qk)^(−1/2)",
+            f"φ = sin: {f'from g = {stops.min():g} on' if len(stops) else 'at no g'}; "
+            f"collapsed in {_told(sine[least])} layers at g = {least:g}",
+            f"every trial collapsed at g = {least:g}, not every one at g = {most:g}",
+            len(stops) and stops.max() == most and not np.isnan(sine[least]),
+        ),
+        judge(
+            "the residual above which an MLP stops the collapse falls with the root of its Lipschitz constant",
+            "Cor. 3.2: c^(−1/2), c ∝ λ",
+            f"slope {slope:.3f} in logarithms, g = {critical['gain'].min():g} to {critical['gain'].max():g}; at "
+            f"least {(critical['critical'] / critical['promised']).min():.0f} times the residual promised",
+            "0.05 of −0.5, and never below what is promised",
+            abs(slope + 0.5) < 0.05 and (critical["critical"] > critical["promised"]).all(),
+            when=not np.isnan(slope),
+        ),
+        judge(
+            "a larger Lipschitz constant of the MLP slows the collapse, whatever the MLP",
+            f"{stop} from degeneration” (abstract); Cor. 3.2",
+            "; ".join(f"{case}: {_told(own[least])} → {_told(own[most])}" for case, own in needed.items())
+            + f" layers to 1e-100, g = {least:g} → {most:g}",
+            "more layers at the largest g than at the smallest, for each of the four",
+            all(not own[most] <= own[least] for own in needed.values()),
+            "ReLU: scores grow with the tokens, rows that attend to the same token become equal, and the groups "
+            "of equal tokens become fewer; LN divides by g; tanh saturates, and makes such groups too",
+        ),
+    ]
+
+
+def _told(layers_needed: float) -> str:
+    return "never" if np.isnan(layers_needed) else f"{layers_needed:.1f}"
+
+
+def _end(depth: pd.DataFrame, case: str, column: str) -> pd.Series:
+    """Of every trial, at the case's last layer."""
+    own = rows(depth, case=case)
+    return rows(own, layer=own["layer"].max()).set_index("trial")[column]
+
+
+def _exponent(depth: pd.DataFrame, case: str, title: str, paper: str) -> Claim:
+    """log(e_l/e_{l−1})/log(e_{l−1}/e_{l−2}) at the last layer that float64 can hold."""
+    found, ends = _end(depth, case, "exponent"), _end(depth, case, "residual")
+    return judge(
+        title,
+        paper,
+        f"{found.mean():.3f} ± {found.std():.3f} at layer {rows(depth, case=case)['layer'].max():.0f}, "
+        f"e = {ends.min():.0e}",
+        "0.05: if the constants of two layers differ by a factor 10, that is log 10/log 1e40 = 0.025",
+        abs(found.mean() - 3) < 0.05,
+        when=ends.max() < 1e-50,
+    )
+
+
+def _rate(depth: pd.DataFrame, config: Config, case: str, wanted: float, title: str, paper: str) -> Claim:
+    """The factor of e² per layer; the variance of log e² in one layer is 1/(wanted·d)."""
+    near = allowed(1 / wanted / config.width, config.depth / 2, config.trials)
+    found = _factor(depth, case, config)
+    late = rows(depth[depth["layer"] >= config.depth // 2], case=case)
+    return judge(
+        title,
+        paper,
+        f"e² times {found:.3f} per layer, order {late['order'].mean():.4f}",
+        f"{near:.1%} of {wanted:g}: 3 standard errors of the walk at this width",
+        abs(found / wanted - 1) < near,
+    )
+
+
+def _factor(depth: pd.DataFrame, case: str, config: Config, column: str = "residual") -> float:
+    """What a layer leaves of e², over the second half of the layers: geometric mean of the trials' slopes."""
+    late = rows(depth[depth["layer"] >= config.depth // 2], case=case)
+    slopes = [_slope(trial["layer"], 2 * np.log(trial[column])) for _, trial in late.groupby("trial")]
+    return float(np.exp(np.mean(slopes)))
+
+
+def _slope(x: Any, y: Any) -> float:
+    return float(np.polyfit(x, y, 1)[0])
+
+
+GAINS = (1.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
+QUICK = Config(trials=3, tokens=8, width=32, heads=2, depth=40, gains=GAINS, mlp_depth=16)
+STUDY = Study("dong2021-exponent", Config(), QUICK, compute, draw, claims)

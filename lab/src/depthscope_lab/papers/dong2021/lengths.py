@@ -11,30 +11,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from depthscope import drawing
 from depthscope.progress import Share
 from depthscope.theory import path_counts, path_length_shares
-from depthscope_lab.papers.study import Claim, Study, Work, judge, rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows
 
 ROUNDING = 1e-12  # relative, of float64 in a product of up to 126 factors
 RARE = 1e-3
 VISIBLE = 1e-3  # smaller shares are not drawn
 BERT, GPT = "BERT-base, ViT-B", "GPT-3"
 MOBILEBERT, PUBLISHED_MOBILEBERT = "MobileBERT", "MobileBERT as published"
+_LOOKS = [(colour, dashes) for dashes in ("-", ":") for colour in drawing.PALETTE]
 
-_LOOKS = [(colour, line) for line in ("-", ":") for colour in drawing.PALETTE]
 
-
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(NamedTuple):
     """L layers with H attention heads each (query heads, where keys and values are shared)."""
 
     name: str
@@ -80,26 +75,25 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     """
     chosen = [each for each in ARCHITECTURES if each.group in config.groups]
     frames, work = [], Work(len(chosen), progress)
-    for each in chosen:
-        counts = path_counts(each.layers, each.heads)
-        lengths, total = range(each.layers + 1), sum(counts)
+    for name, layers, heads, _, group in chosen:
+        counts = path_counts(layers, heads)
+        lengths, total = range(layers + 1), sum(counts)
         skipped = list(reversed(lengths))
-        mean = Fraction(sum(k * count for k, count in zip(lengths, counts, strict=True)), total)
         columns = {
-            "architecture": each.name,
-            "group": each.group,
-            "layers": each.layers,
-            "heads": each.heads,
+            "architecture": name,
+            "group": group,
+            "layers": layers,
+            "heads": heads,
             "length": lengths,
             "skipped": skipped,
-            "share": path_length_shares(each.layers, each.heads).tolist(),
+            "share": path_length_shares(layers, heads).tolist(),
             "exact": [float(Fraction(count, total)) for count in counts],
-            "poisson": [poisson(each.layers / (each.heads + 1), count) for count in skipped],
+            "poisson": [poisson(layers / (heads + 1), count) for count in skipped],
             "digits": math.log10(total),
-            "whole": float(total == (each.heads + 1) ** each.layers),
-            "mean": float(mean),
+            "whole": float(total == (heads + 1) ** layers),
+            "mean": float(Fraction(sum(k * count for k, count in zip(lengths, counts, strict=True)), total)),
             "mode": max(zip(counts, lengths, strict=True))[1],  # of two equally frequent ones the longer
-            "short": float(Fraction(sum(counts[: each.layers // 2 + 1]), total)),
+            "short": float(Fraction(sum(counts[: layers // 2 + 1]), total)),
         }
         frames.append(pd.DataFrame(columns))
         work()
@@ -111,7 +105,7 @@ def poisson(mean: float, count: int) -> float:
     return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> Any:
     """Left: the paper's figure, its logarithmic axis too. Middle: later models. Right: by the layers a path skips."""
     figure, (paper, later, skipping) = drawing.panels(3, width=4.2, height=5.0)
     _draw_group(paper, frame[frame["group"] != "later"], "The paper's architectures")
@@ -122,26 +116,27 @@ def draw(frame: pd.DataFrame) -> Figure:
     _draw_group(later, rest if len(rest) else frame, "Later ones" if len(rest) else "The same, plain axis")
     few = frame[frame["architecture"].isin(("DeiT-T", BERT, GPT, "DeepSeek-V3")) & (frame["skipped"] <= 8)]
     for (name, near), colour in zip(few.groupby("architecture", sort=False), drawing.PALETTE, strict=False):
-        skipping.plot(near["skipped"], near["exact"], color=colour, marker="o", markersize=3, label=f"{name}")
-        skipping.plot(near["skipped"], near["poisson"], color=colour, linestyle=":", linewidth=1.2)
+        by_skipped = near.set_index("skipped")
+        line(skipping, by_skipped["exact"], colour, str(name), marker="o", markersize=3)
+        line(skipping, by_skipped["poisson"], colour, linestyle=":", linewidth=1.2)
     skipping.plot([], [], color=drawing.GREY, linestyle=":", label="Poisson, mean L/(H + 1)")
-    drawing.label(skipping, "Layers that a path skips", "L − length", "share of all paths")
+    axis(skipping, "Layers that a path skips", "L − length", "share of all paths")
     drawing.legend_below(skipping, columns=1)
     return figure
 
 
-def _draw_group(ax: Axes, frame: pd.DataFrame, title: str) -> None:
+def _draw_group(ax: Any, frame: pd.DataFrame, title: str) -> None:
     """What is too rare to be seen is not drawn. What is corrected has the colour of what it corrects."""
     seen = frame[frame["exact"] > VISIBLE]
     names = [name for name in seen["architecture"].unique() if name != PUBLISHED_MOBILEBERT]
     looks = dict(zip(names, _LOOKS, strict=False))
     looks[PUBLISHED_MOBILEBERT] = (looks[MOBILEBERT][0], "--") if MOBILEBERT in looks else (drawing.GREEN, "--")
     for name, found in seen.groupby("architecture", sort=False):
-        colour, line = looks[name]
-        said = f"{name}, L {found['layers'].iloc[0]}, H {found['heads'].iloc[0]}"
-        style = {"linestyle": line, "marker": "o", "markersize": 2.5, "linewidth": 1.2}
-        ax.plot(found["length"], found["exact"], color=colour, label=said, **style)
-    drawing.label(ax, title, "length", "share of all paths")
+        (colour, dashes), one = looks[name], found.iloc[0]
+        told = f"{name}, L {one['layers']}, H {one['heads']}"
+        look = {"linestyle": dashes, "marker": "o", "markersize": 2.5, "linewidth": 1.2}
+        line(ax, found.set_index("length")["exact"], colour, told, **look)
+    axis(ax, title, "length", "share of all paths")
     drawing.legend_below(ax, columns=1)
 
 
@@ -150,48 +145,53 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     expected = one["layers"] * one["heads"] / (one["heads"] + 1)
     modes = ((one["layers"] + 1) * one["heads"]) // (one["heads"] + 1)
     error = float(((frame["share"] - frame["exact"]) / frame["exact"]).abs().max())
-    apart = _distances(frame)
-    bert, gpt = (one.loc[name].to_dict() for name in (BERT, GPT))
-    many = one[one["heads"] >= 8]
+    differences = (frame["exact"] - frame["poisson"]).abs().groupby(frame["architecture"]).sum()
+    beyond = 1 - frame.groupby("architecture")["poisson"].sum()  # Poisson's mass above L counts too
+    apart = ((differences + beyond) / 2).loc[one.index]  # total variation
+    bert, gpt, many = one.loc[BERT], one.loc[GPT], one[one["heads"] >= 8]
     found = [
         judge(
             "the share of each length is Binomial(L, H/(H + 1))",
-            paper="Fig. 5: C(L, k)H^k paths of length k",
-            ours=f"{len(frame)} shares by recursion in float64 against exact integers: largest relative difference "
+            "Fig. 5: C(L, k)H^k paths of length k",
+            f"{len(frame)} shares by recursion in float64 against exact integers: largest relative difference "
             f"{error:.0e}",
-            tolerance=f"{ROUNDING:g}, relative: also where a share is {frame['exact'].min():.0e}",
-            holds=error < ROUNDING,
+            f"{ROUNDING:g}, relative: also where a share is {frame['exact'].min():.0e}",
+            error < ROUNDING,
+            kind="check",
         ),
         judge(
             "the mean length is LH/(H + 1), and the most frequent one ⌊(L + 1)H/(H + 1)⌋",
-            paper="follows from Fig. 5's law",
-            ours=f"mean {bert['mean']:.2f} of 12 (BERT-base), {gpt['mean']:.2f} of 96 (GPT-3); most "
+            "follows from Fig. 5's law",
+            f"mean {bert['mean']:.2f} of 12 (BERT-base), {gpt['mean']:.2f} of 96 (GPT-3); most "
             f"frequent {bert['mode']:.0f} and {gpt['mode']:.0f}",
-            tolerance="mean to 1e-12, relative; the most frequent length exactly (of two the longer)",
-            holds=bool(((one["mean"] - expected).abs() < 1e-12 * expected).all() and (one["mode"] == modes).all()),
+            "mean to 1e-12, relative; the most frequent length exactly (of two the longer)",
+            ((one["mean"] - expected).abs() < 1e-12 * expected).all() and (one["mode"] == modes).all(),
+            kind="check",
         ),
         judge(
             "an architecture has (H + 1)^L paths in all",
-            paper="Thm 2.1, with skips",
-            ours=f"10^{bert['digits']:.2f} for BERT-base, 10^{gpt['digits']:.1f} for GPT-3",
-            tolerance="exact integers",
-            holds=bool((one["whole"] == 1).all()),
+            "Thm 2.1, with skips",
+            f"10^{bert['digits']:.2f} for BERT-base, 10^{gpt['digits']:.1f} for GPT-3",
+            "exact integers",
+            (one["whole"] == 1).all(),
+            kind="check",
         ),
         judge(
             f"where there are 8 heads or more, fewer than {RARE:g} of all paths are of at most half the depth",
-            paper="not in the paper; ours",
-            ours=f"at most {many['short'].max():.1e} ({many['short'].idxmax()}); above it: "
+            "not in the paper; ours",
+            f"at most {many['short'].max():.1e} ({many['short'].idxmax()}); above it: "
             + (", ".join(many.index[many["short"] >= RARE]) or "none"),
-            tolerance=f"below {RARE:g}",
-            holds=bool(many["short"].max() < RARE),
-            note="a statement about numbers of paths, not about what they carry: see dong2021-paths",
+            f"below {RARE:g}",
+            many["short"].max() < RARE,
+            "a statement about numbers of paths, not about what they carry: see dong2021-paths",
         ),
         judge(
             "the number of layers that a path skips is nearly Poisson with mean L/(H + 1)",
-            paper="not in the paper; ours (Le Cam 1960: at most L/(H + 1)² apart in total variation)",
-            ours=f"total variation {apart.loc[GPT]:.4f} for GPT-3, {apart.max():.3f} at most ({apart.idxmax()})",
-            tolerance="Le Cam's bound, for every architecture",
-            holds=bool((apart <= one["layers"] / (one["heads"] + 1.0) ** 2).all()),
+            "not in the paper; ours (Le Cam 1960: at most L/(H + 1)² apart in total variation)",
+            f"total variation {apart.loc[GPT]:.4f} for GPT-3, {apart.max():.3f} at most ({apart.idxmax()})",
+            "Le Cam's bound, for every architecture",
+            (apart <= one["layers"] / (one["heads"] + 1.0) ** 2).all(),
+            kind="check",
         ),
     ]
     if PUBLISHED_MOBILEBERT in one.index:
@@ -199,29 +199,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         found.append(
             judge(
                 "the MobileBERT of Fig. 5 is the published one",
-                paper=f"Fig. 5: L = {drawn['layers']:.0f}, H = {drawn['heads']:.0f}",
-                ours=f"the published model has L = {published['layers']:.0f}, H = {published['heads']:.0f}: "
+                f"Fig. 5: L = {drawn['layers']:.0f}, H = {drawn['heads']:.0f}",
+                f"the published model has L = {published['layers']:.0f}, H = {published['heads']:.0f}: "
                 f"mean length {published['mean']:.1f}, not {drawn['mean']:.1f}",
-                tolerance="the same number of layers",
-                holds=bool(drawn["layers"] == published["layers"]),
+                "the same number of layers",
+                drawn["layers"] == published["layers"],
             )
         )
     return found
 
 
-def _distances(frame: pd.DataFrame) -> Any:
-    """Total variation between the two laws of skipped layers; Poisson's mass above L counts too."""
-    differences = (frame["exact"] - frame["poisson"]).abs().groupby(frame["architecture"]).sum()
-    beyond = 1 - frame.groupby("architecture")["poisson"].sum()
-    order = frame["architecture"].unique()
-    return ((differences + beyond) / 2).loc[order]
-
-
-STUDY = Study(
-    "dong2021-lengths",
-    full=Config(),
-    quick=Config(groups=("paper", "corrected")),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+STUDY = Study("dong2021-lengths", Config(), Config(groups=("paper", "corrected")), compute, draw, claims)

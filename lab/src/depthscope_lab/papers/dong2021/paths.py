@@ -9,11 +9,13 @@ while the network learns to sort.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pandas as pd
 import torch
@@ -21,9 +23,12 @@ from torch import Tensor
 
 from depthscope import drawing
 from depthscope.progress import Share
-from depthscope_lab.papers.dong2021.path_model import Network, Shape
-from depthscope_lab.papers.dong2021.path_modes import (
+from depthscope_lab.papers.dong2021.path_networks import (
     READINGS,
+    Network,
+    Recipe,
+    Row,
+    Shape,
     accuracy,
     frozen_terms,
     in_parts,
@@ -32,19 +37,21 @@ from depthscope_lab.papers.dong2021.path_modes import (
     read,
     recomputed_sums,
     sampled_sum,
+    train,
 )
-from depthscope_lab.papers.dong2021.path_training import Recipe, Row, train
-from depthscope_lab.papers.dong2021.path_verdicts import claims
 from depthscope_lab.papers.dong2021.tasks import TASKS, Data, Examples, Size, baselines
-from depthscope_lab.papers.study import Study, Work, curve, rows
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, range_line, rows, spell
 from depthscope_lab.training.kept import kept
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_COLUMNS = ["part", "task", "seed", "step", "mode", "reading", "length", "value", "error"]
+PAPER = {"sorting": 0.98, "convex hull": 0.90, "memorisation": 0.85}  # the whole network, Fig. 4
+_RANDOM = {"sorting": 0.10, "convex hull": 0.54, "memorisation": 0.50}
+NEAR = 0.05  # of an accuracy
+CARRIES = 0.5  # the share of a network's advance over a token without attention that counts as "the majority"
+ROUNDING = 1e-8
+RISE = 0.02  # of an accuracy, that is no rise
 RECOMPUTED = "recomputed"
+_COLUMNS = ["part", "task", "seed", "step", "mode", "reading", "length", "value", "error"]
 _LOOKS = {
     ("frozen", "alone"): (drawing.BLUE, "-", "the theorem's terms"),
     ("frozen", "with constant"): (drawing.SKY, "--", "…with the constant part"),
@@ -57,39 +64,15 @@ _LINES = {
     "token alone": (drawing.GREY, "--", "a token without attention"),
     "majority": (drawing.GREY, ":", "most frequent label"),
 }
+SORTING = Recipe(Size(1000, 500, 200, tokens=8, classes=10), Shape(6, 2, 48, positions=True), 65, 30, 3e-4, 1e-5)
+CONVEX_HULL = Recipe(Size(10_000, 500, 300, tokens=10), Shape(6, 3, 84), 8, 30, 3e-4, 1e-5, decay=1e-3)
+MEMORISATION = Recipe(Size(500, 0, 100, tokens=32), Shape(6, 2, 250, ffn=True), 14, 8, 3e-4, 3e-4, clip=1.0)
 
 
 @dataclass(frozen=True)
 class Config:
     recipes: Mapping[str, Recipe] = field(
-        default_factory=lambda: {
-            "sorting": Recipe(
-                Size(1000, 500, 200, tokens=8, classes=10),
-                Shape(6, 2, 48, positions=True),
-                epochs=65,
-                batch=30,
-                rate=3e-4,
-                paper_rate=1e-5,
-            ),
-            "convex hull": Recipe(
-                Size(10_000, 500, 300, tokens=10),
-                Shape(6, 3, 84),
-                epochs=8,
-                batch=30,
-                rate=3e-4,
-                paper_rate=1e-5,
-                decay=1e-3,
-            ),
-            "memorisation": Recipe(
-                Size(500, 0, 100, tokens=32),
-                Shape(6, 2, 250, ffn=True),
-                epochs=14,
-                batch=8,
-                rate=3e-4,
-                paper_rate=3e-4,
-                clip=1.0,
-            ),
-        }
+        default_factory=lambda: {"sorting": SORTING, "convex hull": CONVEX_HULL, "memorisation": MEMORISATION}
     )
     as_printed: tuple[str, ...] = ("sorting",)  # also trained at the paper's rate, with the first seed
     observed: tuple[int, ...] = (0, 10, 30, 100, 300, 1000, 2210)  # steps of sorting
@@ -118,27 +101,18 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
         found += [{"task": task, "seed": seed} | row for row in one]
         told(1.0)
     frame = pd.DataFrame(found).reindex(columns=_COLUMNS)
-    frame = frame.astype({"value": float, "error": float})
-    for column in ("step", "length"):
-        frame[column] = frame[column].fillna(-1).astype(int)
-    return frame.fillna({"mode": "", "reading": ""})
+    frame = frame.fillna({"step": -1, "length": -1, "mode": "", "reading": ""})
+    return frame.astype({"value": float, "error": float, "step": int, "length": int})
 
 
 def _one(config: Config, task: str, seed: int, progress: Share) -> list[Row]:
     """All rows of one task and one seed."""
     recipe = config.recipes[task]
     data = TASKS[task](recipe.size, seed)
-    network, found = train(
-        recipe,
-        data,
-        recipe.rate,
-        seed,
-        observed=config.observed if task == "sorting" else (),
-        observe=lambda network: list(_moving(network, data.test)),
-        progress=progress,
-    )
-    for name, value in baselines(task, data).items():
-        found.append({"part": "accuracy", "mode": "baseline", "reading": name, "value": value})
+    observed = config.observed if task == "sorting" else ()
+    network, found = train(recipe, data, recipe.rate, seed, observed, partial(_moving, data.test), progress)
+    known = {"part": "accuracy", "mode": "baseline"}
+    found += [{**known, "reading": name, "value": value} for name, value in baselines(task, data).items()]
     found += _evaluate(config, network, data, seed)
     if task in config.as_printed and seed == config.seed and recipe.paper_rate != recipe.rate:
         printed, _ = train(recipe, data, recipe.paper_rate, seed)
@@ -149,41 +123,41 @@ def _one(config: Config, task: str, seed: int, progress: Share) -> list[Row]:
 @torch.no_grad()
 def _evaluate(config: Config, network: Network, data: Data, seed: int) -> Iterator[Row]:
     inputs, labels = data.test.inputs, data.test.labels
-    depth = network.shape.depth
+    lengths = range(network.shape.depth + 1)
     for name, examples in (("whole", data.test), ("validation", data.validation), ("training", data.train)):
         yield {"part": "accuracy", "mode": name} | _score(network(examples.inputs), examples.labels)
     exact = network.double()
     terms = in_parts(lambda part: frozen_terms(exact, part), inputs, 100)
     error = (terms.sum(dim=0) - exact.encoder(exact.embed(inputs))).abs().max()
     yield {"part": "check", "mode": "frozen", "value": float(error)}
-    for length, share in enumerate(projection_shares(terms).tolist()):
-        yield {"part": "share", "mode": "frozen", "length": length if length <= depth else -1, "value": share}
-    for reading in READINGS:
-        for length in range(depth + 1):
-            scores = exact.head(read(terms, reading, length))
-            row = {"part": "accuracy", "mode": "frozen", "reading": reading.name, "length": length}
-            yield row | _score(scores, labels)
+    yield from ({"part": "share", **row} for row in _shares(terms))
+    for reading, length in product(READINGS, lengths):
+        row = {"part": "accuracy", "mode": "frozen", "reading": reading.name, "length": length}
+        yield row | _score(exact.head(read(terms, reading, length)), labels)
     network = network.float()
     sums = in_parts(lambda part: recomputed_sums(network, part), inputs, 100)
     generator = torch.Generator().manual_seed(seed)
     for length, total in enumerate(sums):
         row = {"part": "accuracy", "mode": RECOMPUTED, "length": length}
         yield row | {"reading": "alone"} | _score(network.head(plain_norm(total)), labels)
-        drawn = [
-            accuracy(network.head(plain_norm(one)), labels).mean()
-            for one in (sampled_sum(network, inputs, length, config.sampled, generator) for _ in range(config.repeats))
-        ]
-        found = torch.stack(drawn)
+        drawn = [sampled_sum(network, inputs, length, config.sampled, generator) for _ in range(config.repeats)]
+        found = torch.stack([accuracy(network.head(plain_norm(one)), labels).mean() for one in drawn])
         yield row | {"reading": "sampled", "value": found.mean().item(), "error": found.std().item()}
 
 
+def _shares(terms: Tensor) -> Iterator[Row]:
+    *shares, constant = projection_shares(terms).tolist()
+    for length, share in (*enumerate(shares), (-1, constant)):
+        yield {"mode": "frozen", "length": length, "value": share}
+
+
 @torch.no_grad()
-def _moving(network: Network, test: Examples) -> Iterator[Row]:
-    terms = frozen_terms(network, test.inputs)
-    for length, share in enumerate(projection_shares(terms).tolist()):
-        row = {"part": "moving", "mode": "frozen", "reading": "share", "value": share}
-        yield row | {"length": length if length <= network.shape.depth else -1}
-    yield {"part": "moving", "mode": "whole", "reading": "whole"} | _score(network(test.inputs), test.labels)
+def _moving(test: Examples, network: Network) -> list[Row]:
+    shares = [{"part": "moving", "reading": "share", **row} for row in _shares(frozen_terms(network, test.inputs))]
+    return [
+        *shares,
+        {"part": "moving", "mode": "whole", "reading": "whole"} | _score(network(test.inputs), test.labels),
+    ]
 
 
 def _score(scores: Tensor, labels: Tensor) -> Row:
@@ -191,86 +165,184 @@ def _score(scores: Tensor, labels: Tensor) -> Row:
     return {"value": by_sequence.mean().item(), "error": by_sequence.std().item() / len(by_sequence) ** 0.5}
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> Any:
     """Above: accuracy by length of path. Below: the shares of the lengths, each length left out, shares in training."""
     tasks = list(frame["task"].unique())
     columns = max(3, len(tasks))
     figure, axes = drawing.panels(columns, rows=2, width=4.1, height=3.6)
-    accuracies = rows(frame, part="accuracy")
     for ax, task in zip(axes, tasks, strict=False):
-        _draw_accuracy(ax, rows(accuracies, task=task), task)
+        found = rows(frame, part="accuracy", task=task)
+        for (mode, reading), (colour, dashes, name) in _LOOKS.items():
+            own = rows(found, mode=mode, reading=reading).groupby("length")["value"]
+            range_line(ax, own, colour, name, linestyle=dashes, marker="o", markersize=3)
+        for key, (colour, dashes, name) in _LINES.items():
+            level = found[(found["mode"] == key) | ((found["mode"] == "baseline") & (found["reading"] == key))]
+            ax.axhline(level["value"].mean(), color=colour, linestyle=dashes, linewidth=1, label=name)
+        axis(ax, task.capitalize(), "length of paths", "accuracy", ylim=(0, 1.02))
+        drawing.legend_below(ax, columns=2)
     shares, omitted, moving = axes[columns : columns + 3]
-    parts = (
-        (shares, rows(frame, part="share")),
-        (omitted, rows(accuracies, mode="frozen", reading="without")),
-    )
-    for ax, part in parts:
-        for task, colour in zip(tasks, drawing.PALETTE, strict=False):
-            found = rows(part, task=task).groupby("length")["value"]
-            drawing.band(ax, found.min().index, found.min(), found.max(), colour=colour)
-            ax.plot(found.mean().index, found.mean(), color=colour, marker="o", markersize=3, label=task)
-        drawing.legend_below(ax, columns=3)
+    for task, colour in zip(tasks, drawing.PALETTE, strict=False):
+        of_task = rows(frame, task=task)
+        without = rows(of_task, part="accuracy", reading="without")
+        for ax, part in ((shares, rows(of_task, part="share")), (omitted, without)):
+            range_line(ax, part.groupby("length")["value"], colour, task, marker="o", markersize=3)
     shares.axhline(0, color=drawing.GREY, linewidth=0.8)
-    omitted.set_ylim(0, 1.02)
-    drawing.label(shares, "Share of each length in the output", "length (−1: constant part)", "⟨A_k, X⟩ / ⟨X, X⟩")
-    drawing.label(omitted, "One length of the theorem's terms left out", "length that is left out", "accuracy")
-    _draw_moving(moving, rows(frame, part="moving"))
+    axis(shares, "Share of each length in the output", "length (−1: constant part)", "⟨A_k, X⟩ / ⟨X, X⟩")
+    axis(omitted, "One length of the theorem's terms left out", "length that is left out", "accuracy", ylim=(0, 1.02))
+    parts = rows(frame, part="moving", reading="share")
+    for length, colour in zip(sorted(parts["length"].unique()), (drawing.GREY, *drawing.PALETTE), strict=False):
+        name = f"length {length}" if length >= 0 else "constant part"
+        line(moving, curve(parts, by="step", length=length), colour, name, marker="o", markersize=3)
+    whole = curve(frame, by="step", part="moving", reading="whole")
+    line(moving, whole, drawing.BLACK, "accuracy", linestyle=":")
+    moving.set_xscale("symlog", linthresh=10)
+    title, y = "Sorting: the shares while it is trained", "share of each length; accuracy"
+    axis(moving, title, "step", y, xlim=(0, None))
+    for ax in (shares, omitted, moving):
+        drawing.legend_below(ax, columns=3)
     return figure
 
 
-def _draw_accuracy(ax: Axes, found: pd.DataFrame, task: str) -> None:
-    for (mode, reading), (colour, line, name) in _LOOKS.items():
-        own = rows(found, mode=mode, reading=reading).groupby("length")["value"]
-        drawing.band(ax, own.min().index, own.min(), own.max(), colour=colour)
-        ax.plot(own.mean().index, own.mean(), color=colour, linestyle=line, label=name, marker="o", markersize=3)
-    for key, (colour, line, name) in _LINES.items():
-        level = found[(found["mode"] == key) | ((found["mode"] == "baseline") & (found["reading"] == key))]
-        ax.axhline(level["value"].mean(), color=colour, linestyle=line, linewidth=1, label=name)
-    ax.set_ylim(0, 1.02)
-    drawing.label(ax, task.capitalize(), "length of paths", "accuracy")
-    drawing.legend_below(ax, columns=2)
+def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    worst = rows(frame, part="check")["value"].max()
+    return [
+        judge(
+            "the sums over all paths of each length and the constant part add up to what leaves the last block",
+            "Thm 2.1, for attention and skips; ours: with norms and FFN frozen too",
+            f"largest difference {worst:.0e}, float64",
+            f"{ROUNDING:g}",
+            worst < ROUNDING,
+            kind="check",
+        ),
+        *(claim for task in config.recipes for claim in _of_task(rows(frame, task=task), task, config)),
+        *_of_moving(rows(frame, part="moving")),
+    ]
 
 
-def _draw_moving(ax: Axes, moving: pd.DataFrame) -> None:
-    shares = rows(moving, reading="share")
-    for length, colour in zip(sorted(shares["length"].unique()), (drawing.GREY, *drawing.PALETTE), strict=False):
-        own = curve(shares, "step", length=length)
-        name = f"length {length}" if length >= 0 else "constant part"
-        ax.plot(own.index, own, color=colour, marker="o", markersize=3, label=name)
-    whole = curve(moving, "step", reading="whole")
-    ax.plot(whole.index, whole, color=drawing.BLACK, linestyle=":", label="accuracy")
-    ax.set_xscale("symlog", linthresh=10)
-    ax.set_xlim(0, None)
-    drawing.label(ax, "Sorting: the shares while it is trained", "step", "share of each length; accuracy")
-    drawing.legend_below(ax, columns=3)
+def _told(levels: pd.DataFrame) -> str:
+    """Means over seeds, and the range over seeds, by length."""
+    return ", ".join(f"{row.mean():.2f} [{row.min():.2f}, {row.max():.2f}]" for _, row in levels.iterrows())
 
 
-STUDY = Study(
-    "dong2021-paths",
-    full=Config(),
-    quick=Config(
-        recipes={
-            "sorting": Recipe(
-                Size(64, 32, 16, tokens=4, classes=4),
-                Shape(3, 2, 16, positions=True),
-                epochs=12,
-                batch=16,
-                rate=5e-3,
-                paper_rate=1e-5,
-            ),
-            "convex hull": Recipe(
-                Size(64, 16, 16, tokens=6), Shape(3, 2, 16), epochs=3, batch=16, rate=5e-3, paper_rate=1e-5
-            ),
-            "memorisation": Recipe(
-                Size(12, 0, 6, tokens=8), Shape(3, 2, 16, ffn=True), epochs=5, batch=4, rate=5e-3, paper_rate=5e-3
-            ),
-        },
-        observed=(0, 10, 48),
-        repeats=3,
-        trials=2,
-    ),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-    in_folder=True,
-)
+def _falls(levels: pd.DataFrame) -> bool:
+    """Whether the mean over seeds falls from every length to the next, but for rises of at most `RISE`."""
+    means = levels.mean(axis=1)
+    return bool((means.diff().dropna() <= RISE).all() and means.iloc[0] > means.iloc[-1])
+
+
+def _of_task(found: pd.DataFrame, task: str, config: Config) -> list[Claim]:
+    recipe = config.recipes[task]
+    depth, half = recipe.shape.depth, recipe.shape.depth // 2
+
+    def levels(mode: str, reading: str) -> pd.DataFrame:
+        """Accuracy by length (rows) and seed (columns)."""
+        chosen = rows(found, part="accuracy", mode=mode, reading=reading)
+        return chosen.pivot(index="length", columns="seed", values="value")
+
+    def single(mode: str, reading: str = "") -> pd.Series:
+        return rows(found, part="accuracy", mode=mode, reading=reading)["value"]
+
+    whole, alone, ceiling = single("whole"), single("baseline", "token alone").mean(), single("baseline", "ceiling")
+    frozen, constant, up_to = (levels("frozen", reading) for reading in ("alone", "with constant", "up to"))
+    recomputed, sampled = (levels(RECOMPUTED, reading) for reading in ("alone", "sampled"))
+    learnt, enough = whole.mean() > alone + NEAR, min(PAPER[task], ceiling.mean()) - NEAR
+    reached = (up_to.loc[half].mean() - alone) / (whole.mean() - alone) if learnt else math.nan
+    spread = curve(found, "error", by="length", mode=RECOMPUTED, reading="sampled").max()
+    lacks = "" if learnt else "the network has not learnt more than a token knows of itself"
+    caption = "Fig. 4: “performance can be seen to consistently deteriorate with respect to path length”"
+    falling = f"no rise of more than {RISE} from one length to the next, mean over seeds, and the last below the first"
+    printed = rows(found, part="as printed")["value"]
+    return [
+        judge(
+            f"{task}: the network learns the task as well as in the paper",
+            f"Fig. 4: accuracy {PAPER[task]:.2f}, a “random predictor” {_RANDOM[task]:.2f}",
+            f"{whole.mean():.3f} [{whole.min():.3f}, {whole.max():.3f}]; without attention {alone:.3f}, most frequent "
+            f"label {single('baseline', 'majority').mean():.3f}, guess {single('baseline', 'guess').mean():.2f}, "
+            f"ceiling {ceiling.mean():.3f}",
+            f"at least the paper's less {NEAR}, or {NEAR} below the ceiling that the inputs set",
+            whole.mean() >= enough,
+            f"learning rate {recipe.rate:g} (paper {recipe.paper_rate:g}), {recipe.epochs} epochs of "
+            f"{recipe.size.train} sequences; {config.trials} seeds, [least, most]",
+        ),
+        judge(
+            f"{task}: from length 1 on, recomputed paths, all of each length, do worse with every further step",
+            caption,
+            f"lengths 0 to {depth}: {_told(recomputed)}",
+            falling,
+            _falls(recomputed.loc[1:]),
+            lacks=lacks,
+        ),
+        judge(
+            f"{task}: from length 1 on, the theorem's terms do worse the longer their paths are",
+            f"{caption}, read as a statement about Thm 2.1",
+            f"lengths 0 to {depth}: {_told(frozen)}; with the constant part: {_told(constant)}",
+            f"{falling}; without the constant part, and with it",
+            _falls(frozen.loc[1:]) and _falls(constant.loc[1:]),
+            lacks=lacks,
+        ),
+        judge(
+            f"{task}: the path of length 0, which has no attention, does best",
+            f"{caption}; its code begins with length 0",
+            f"recomputed {recomputed.loc[0].mean():.2f}, length 1 {recomputed.loc[1].mean():.2f}; as a term of "
+            f"the theorem {frozen.loc[0].mean():.2f}, length 1 {frozen.loc[1].mean():.2f}",
+            "at least as good as every other length, in both modes, mean over seeds",
+            all(modes.mean(axis=1).idxmax() == 0 for modes in (recomputed, frozen)),
+            lacks=lacks,
+        ),
+        judge(
+            f"{task}: terms of short paths, up to half the depth, carry the majority of the performance",
+            "Fig. 4: “short paths are responsible for the majority of the expressive power”",
+            f"terms up to length {half} and the constant part: accuracy {up_to.loc[half].mean():.3f}, "
+            f"{reached:.0%} of the network's advance over a token without attention",
+            f"more than {CARRIES:.0%} of the advance",
+            reached > CARRIES,
+            f"lengths up to 0, …, {depth}: {_told(up_to)}",
+            lacks=lacks,
+        ),
+        judge(
+            f"{task}: {config.sampled} sampled paths show what all paths of a length do",
+            "Fig. 4: 5 or 20 paths per length, drawn with replacement",
+            f"sampled: {_told(sampled)}; largest standard deviation between samples {spread:.2f}",
+            f"mean over samples within {NEAR} of all paths, at every length",
+            (sampled.mean(axis=1) - recomputed.mean(axis=1)).abs().max() < NEAR,
+        ),
+        *(
+            judge(
+                f"{task}: the rate {recipe.paper_rate:g} of the authors' code gives the paper's accuracy in "
+                f"{recipe.epochs} epochs",
+                f"the authors' code and its README; Fig. 4: {PAPER[task]:.2f}",
+                f"{value:.3f}, seed {config.seed}",
+                f"at least the paper's less {NEAR}",
+                value >= PAPER[task] - NEAR,
+                "without dropout, and from nn.Linear's weights; the authors' are from N(0, .02²) in part",
+            )
+            for value in printed
+        ),
+    ]
+
+
+def _of_moving(moving: pd.DataFrame) -> list[Claim]:
+    if moving.empty:
+        return []
+    shares = rows(moving, reading="share").pivot_table(index="step", columns="length", values="value")
+    sizes = shares.drop(columns=-1).abs()  # the constant part has no length
+    mean_length = (sizes * sizes.columns.to_numpy()).sum(axis=1) / sizes.sum(axis=1)  # Σ k|share_k|/Σ|share_k|
+    return [
+        judge(
+            "while the network learns to sort, its output moves to longer paths",
+            "not in the paper; ours",
+            f"mean length, weighted by |share|: {spell('step {}: {:.2f}', mean_length, '; ')}; length 0 has "
+            f"{shares[0].iloc[0]:.2f} of the output at the start, {shares[0].iloc[-1]:.2f} at the end",
+            "the mean length at the end is above that at the start by at least 0.2",
+            mean_length.iloc[-1] > mean_length.iloc[0] + 0.2,
+        )
+    ]
+
+
+BRIEF = {
+    "sorting": Recipe(Size(64, 32, 16, tokens=4, classes=4), Shape(3, 2, 16, positions=True), 12, 16, 5e-3, 1e-5),
+    "convex hull": Recipe(Size(64, 16, 16, tokens=6), Shape(3, 2, 16), 3, 16, 5e-3, 1e-5),
+    "memorisation": Recipe(Size(12, 0, 6, tokens=8), Shape(3, 2, 16, ffn=True), 5, 4, 5e-3, 5e-3),
+}
+QUICK = Config(BRIEF, observed=(0, 10, 48), repeats=3, trials=2)
+STUDY = Study("dong2021-paths", Config(), QUICK, compute, draw, claims, in_folder=True)

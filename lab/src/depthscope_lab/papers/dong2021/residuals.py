@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +17,27 @@ from depthscope.anatomy import anatomy_of
 from depthscope.hooks import Ablation, Listen, Machine, Visit, undisturbed
 from depthscope.measures import composite_norm, composite_residual
 from depthscope.progress import Tick
+
+VARIANTS = ("SAN", "SAN+MLP", "SAN+skip", "full")
+OTHER_READINGS = {
+    "SAN+MLP, no skip at all": ("skips",),
+    "SAN, whole FFN step out": ("attention_skip", "ffn_step"),
+    "SAN+skip, whole FFN step out": ("ffn_step",),
+}
+
+
+def left_out(family: str, variant: str) -> tuple[str, ...]:
+    """What is left out of a model of this family to make it this variant."""
+    if variant in OTHER_READINGS:
+        return OTHER_READINGS[variant]
+    no_mlp = ("ffn_linears",) if family == "albert" else ("ffn_step",)
+    skip = () if variant in ("SAN+skip", "full") else ("attention_skip",)
+    return skip + (() if variant in ("SAN+MLP", "full") else no_mlp)
+
+
+def other_readings(family: str) -> tuple[str, ...]:
+    """The readings beside the authors' that are another network."""
+    return tuple(OTHER_READINGS) if family == "albert" else tuple(OTHER_READINGS)[:1]
 
 
 class Residuals(NamedTuple):
@@ -66,10 +85,3 @@ def behind_blocks(
             model(**call)
     by_measure = ([torch.stack(found) for found in zip(*blocks, strict=True)] for blocks in passes)
     return [torch.cat(found, dim=1) for found in zip(*by_measure, strict=True)]
-
-
-def table(**found: Tensor) -> pd.DataFrame:
-    """Columns of what `behind_blocks` found, with block and sample."""
-    blocks, samples = next(iter(found.values())).shape
-    places = {"block": np.repeat(range(blocks), samples), "sample": np.tile(range(samples), blocks)}
-    return pd.DataFrame({name: values.flatten().numpy() for name, values in found.items()} | places)

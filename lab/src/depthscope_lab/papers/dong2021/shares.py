@@ -15,16 +15,16 @@ import pandas as pd
 import torch
 
 from depthscope.attention_paths import paths
-from depthscope.drawing import BLUE, GREY, VERMILION, block_axis, label, line_with_band, panels, shared_legend
+from depthscope.drawing import BLUE, GREY, VERMILION, panels, shared_legend
 from depthscope.models.families import build_family
 from depthscope.progress import Share
-from depthscope.text import cut, read_text, train_tokenizer
+from depthscope.text import read_text
 from depthscope.theory import path_length_shares
-from depthscope_lab.papers.dong2021.pretrained import given, minilm
-from depthscope_lab.papers.study import Claim, Study, Work, curve, judge, rows
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import given, ids_of, minilm
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows
 
 _FRESH = {"bert": "BERT, fresh", "gpt2": "GPT-2, fresh"}
-_VOCABULARY = 28_000  # below those of both
 SHORT = 1  # head at most: "short" where terms are compared
 
 
@@ -41,8 +41,7 @@ class Config:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: model, weights, sample, length (−1: constant), the shares, and `counted`: Binomial(L, H/(H + 1))."""
     text = read_text(None)
-    tokenizer = train_tokenizer(text, _VOCABULARY)
-    fresh = torch.tensor(cut(text, tokenizer, config.tokens, config.samples, spread=True))
+    fresh = ids_of(text, config.tokens, config.samples)["input_ids"]
     pretrained = [*minilm(), *given(config.data, families=None)]
     work = Work(len(_FRESH) + len(pretrained), progress)
     frames = []
@@ -69,28 +68,26 @@ def draw(frame: pd.DataFrame) -> Any:
     """A column per model: shares along the output beside the counts, and below how unequal the tokens of a term are."""
     models = list(dict.fromkeys(frame["model"]))
     figure, axes = panels(len(models), 2, width=3.3, height=2.7)
-    for place, model in enumerate(models):
-        own = rows(frame[frame["length"] >= 0], model=model)
-        by_length, counted = own.groupby("length"), curve(own, "length", "counted")
-        share, residual = axes[place], axes[place + len(models)]
-        for ax, values, colour, name in (
-            (share, by_length["projection_share"], BLUE, "share along the output"),
-            (residual, by_length["composite_residual"], VERMILION, "composite residual of the term"),
+    for model, share, residual in zip(models, axes, axes[len(models) :], strict=False):
+        own, first = rows(frame[frame["length"] >= 0], model=model), model == models[0]
+        by_length, counted = own.groupby("length"), curve(own, "counted", by="length")
+        for ax, column, colour, name in (
+            (share, "projection_share", BLUE, "share along the output"),
+            (residual, "composite_residual", VERMILION, "composite residual of the term"),
         ):
-            line_with_band(ax, counted.index, values.mean(), values.std(), colour=colour, name=name)
-        line_with_band(share, counted.index, counted, colour=GREY, name="share of the number of paths", linestyle="--")
-        label(share, model, "", "" if place else "share")
-        label(residual, "", "length of path", "" if place else "composite residual")
-        for ax in (share, residual):
-            block_axis(ax, int(counted.index.max()), first=0)
-        residual.set_ylim(0, 1.3)
+            line(ax, by_length[column].mean(), colour, name, by_length[column].std())
+        line(share, counted, GREY, "share of the number of paths", linestyle="--")
+        last = int(counted.index.max())
+        axis(share, model, "", "share" * first, first=0, last=last)
+        y = "composite residual" * first
+        axis(residual, "", "length of path", y, ylim=(0, 1.3), first=0, last=last)
     shared_legend(figure, axes[0])
     return figure
 
 
 def _by_length(own: pd.DataFrame, column: str) -> pd.Series:
     """The mean over samples; the constant part has no length."""
-    return curve(own[own["length"] >= 0], "length", column)
+    return curve(own[own["length"] >= 0], column, by="length")
 
 
 def mean_length(own: pd.DataFrame, weight: str) -> float:
@@ -147,11 +144,5 @@ def _uniformity(where: str, models: dict[str, pd.DataFrame]) -> Claim:
     )
 
 
-STUDY = Study(
-    "path-shares",
-    full=Config(),
-    quick=Config(depth=4, width=48, tokens=16, samples=2),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+QUICK = Config(depth=4, width=48, tokens=16, samples=2)
+STUDY = Study("path-shares", Config(), QUICK, compute, draw, claims)

@@ -8,40 +8,66 @@ run with several seeds: trained as the authors do, trained better, and not train
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from depthscope import drawing
+from depthscope.models import Block, BlockConfig, FeedForward
+from depthscope.models.wiring import Wired, Wiring
 from depthscope.progress import Share
-from depthscope_lab.papers.dong2021.toy_model import (
-    BOTH,
-    INNER,
-    INNER_MLP,
-    MLP,
-    OUTER,
-    PLAIN,
-    PRINTED,
-    TRAINED,
-    UNTRAINED,
-    VARIANTS,
-    Training,
-    arcs,
-    run_free,
-    train,
-)
-from depthscope_lab.papers.study import Claim, Study, Work, judge, rows
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.trained import steps
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, rows, spell
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+HEADS, RADIUS = 2, 0.3
 TOGETHER = 0.01  # of the distance at the start: below it, until the end, two points have fallen together
 MOST = 2 / 3  # of the runs
 FAST = (0.1, 1e-6)  # the contraction is timed between these distances, in units of the first
 _WINDOW = 0.56  # of the paper's panels
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Which parts there are. `inner`: the skips around attention and FFN; `outer`: the layer adds to the points."""
+
+    name: str
+    mlp: bool = False
+    inner: bool = False
+    outer: bool = False
+
+
+PLAIN, MLP = Variant("plain"), Variant("MLP", mlp=True)
+INNER, OUTER = Variant("inner skip", inner=True), Variant("outer skip", outer=True)
+BOTH, INNER_MLP = Variant("both skips", inner=True, outer=True), Variant("inner skip, MLP", mlp=True, inner=True)
+VARIANTS = (PLAIN, MLP, INNER, INNER_MLP, OUTER, BOTH)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a mover is trained to go from every place on the arcs to the next. `points` are those of the whole circle."""
+
+    name: str
+    points: int = 1000
+    batch: int = 30
+    epochs: int = 70
+    rate: float = 1e-5
+    falling: bool = False  # whether the rate falls to 0, along half a cosine
+    every: int = 1  # only every so many places are learnt from
+    deviation: float | None = None  # of the weights of the first and the last map; None: 1/√fan_in
+
+
+# The authors' code: its batches go round the circle in order.
+PRINTED = Training("as printed", deviation=0.02)
+TRAINED = Training("trained", batch=10**6, epochs=1000, rate=3e-3, falling=True, every=4)
+UNTRAINED = Training("not trained", epochs=0)
 
 
 @dataclass(frozen=True)
@@ -53,33 +79,108 @@ class Config:
     seed: int = 0  # the first; one more per trial
 
 
+def wiring_of(variant: Variant) -> Wiring:
+    """Norm(attention), with the variant's FFN and inner skips."""
+
+    def run(block: Wired, x: Tensor, given: Any) -> Tensor:
+        at = block.stations
+        x = at["input"](x)
+        branch = at["attention_branch"](block.attend(x, given))
+        y = block.norm1(at["after_attention"](x + branch if variant.inner else branch))
+        if variant.mlp:
+            branch = at["ffn_branch"](block.ffn(block.enter_ffn(y, given)))
+            y = block.norm2(at["after_ffn"](y + branch if variant.inner else branch))
+        return at["output"](y)
+
+    return Wiring(f"toy: {variant.name}", run, final_norm=False)
+
+
+class Mover(nn.Module):
+    """Points (batch, 2, 2) → where they are to be next (batch, 2, 2): Linear 2 → d, norm, one layer, Linear d → 2."""
+
+    def __init__(self, width: int, variant: Variant, generator: torch.Generator, deviation: float | None = None):
+        super().__init__()
+        self.variant = variant
+        self.enter, self.leave = nn.Linear(2, width), nn.Linear(width, 2)
+        self.norm = nn.LayerNorm(width)
+        ffn = partial(FeedForward, activation=nn.GELU)
+        self.block = Block(BlockConfig(width, HEADS, ffn_width=width, ffn=ffn, placement=wiring_of(variant)), generator)
+        for linear in (self.enter, self.leave):
+            nn.init.normal_(linear.weight, std=deviation or linear.in_features**-0.5, generator=generator)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, points: Tensor) -> Tensor:
+        moved = self.leave(self.block(self.norm(self.enter(points))))
+        return points + moved if self.variant.outer else moved
+
+
+def arcs(points: int) -> Tensor:
+    """Two half circles, (points/2, 2, 2): two tokens that start opposite to one another, in even steps."""
+    angles = torch.arange(points // 2, dtype=torch.float64) * (2 * math.pi / points)
+    turned = torch.stack([angles, angles + math.pi], dim=1)  # (steps, tokens)
+    return RADIUS * torch.stack([turned.cos(), turned.sin()], dim=-1)
+
+
+def train(shape: Training, width: int, variant: Variant, seed: int) -> tuple[Mover, float]:
+    """Teacher forcing. Returns the model, in float64, and how far off it is on the arcs.
+
+    That is the mean squared distance to the next place in units of the squared length of a step: standing still has 1.
+    """
+    model = Mover(width, variant, torch.Generator().manual_seed(seed), shape.deviation)
+    path = arcs(shape.points)
+    now, following = (part[:: shape.every].float() for part in (path[:-1], path[1:]))
+    batches = list(zip(now.split(shape.batch), following.split(shape.batch), strict=True))
+
+    def loss_of(step: int) -> Tensor:
+        here, there = batches[step % len(batches)]
+        return F.mse_loss(model(here), there)
+
+    def rate(step: int) -> float:
+        epoch = step // len(batches)
+        return shape.rate * ((1 + math.cos(math.pi * epoch / shape.epochs)) / 2 if shape.falling else 1.0)
+
+    optimiser = torch.optim.Adam(model.parameters(), lr=shape.rate)
+    for _step in steps(loss_of, optimiser, shape.epochs * len(batches), rate=rate):
+        pass
+    model = model.double().eval()
+    with torch.no_grad():
+        off = (model(path[:-1]) - path[1:]).square().sum() / (path[1:] - path[:-1]).square().sum()
+    return model, float(off)
+
+
+@torch.no_grad()
+def run_free(model: Mover, start: Tensor, steps: int) -> Tensor:
+    """Its own predictions fed back: (steps + 1, 2, 2), in the model's precision."""
+    found = [start]
+    for _ in range(steps):
+        found.append(model(found[-1].unsqueeze(0)).squeeze(0))
+    return torch.stack(found)
+
+
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per training, width, variant, seed and free-running step: the two points and their distance.
 
     `distance` is in units of the first; `together` is the step from which on it stays below `TOGETHER` (−1: never);
     `fall` is the number of steps from `FAST[0]` down to `FAST[1]` (−1: not reached); `off` is how far off the trained
-    layer is on the arcs (see `toy_model.train`). Part `arc` has the two arcs themselves.
+    layer is on the arcs (see `train`). Part `arc` has the two arcs themselves.
     """
-    frames = [_arc_rows(config)]
+    frames = [pd.DataFrame({"part": "arc", **_places(arcs(config.trainings[-1].points))})]
     runs = list(product(config.trainings, config.widths, VARIANTS, range(config.seed, config.seed + config.trials)))
     work = Work(len(runs), progress)
     for training, width, variant, seed in runs:
         model, off = train(training, width, variant, seed)
         track = run_free(model, arcs(training.points)[0], config.steps)  # (steps + 1, 2, 2)
         distance = (track[:, 0] - track[:, 1]).norm(dim=-1)
-        distances = (distance / distance[0]).tolist()
+        far = (distance / distance[0]).tolist()
         about = {"part": "run", "training": training.name, "width": width, "variant": variant.name, "seed": seed}
-        places = dict(zip(("x1", "y1", "x2", "y2"), track.flatten(1).T.tolist(), strict=True))
-        ends = {"together": together_from(distances), "fall": fall(distances), "off": off}
-        frames.append(pd.DataFrame({**about, "step": range(config.steps + 1), **places, "distance": distances, **ends}))
+        about |= {"step": range(config.steps + 1), **_places(track), "distance": far}
+        frames.append(pd.DataFrame({**about, "together": together_from(far), "fall": fall(far), "off": off}))
         work()
     return pd.concat(frames, ignore_index=True)
 
 
-def _arc_rows(config: Config) -> pd.DataFrame:
-    first, second = arcs(config.trainings[-1].points).unbind(dim=1)
-    points = {"x1": first[:, 0], "y1": first[:, 1], "x2": second[:, 0], "y2": second[:, 1]}
-    return pd.DataFrame({"part": "arc"} | {name: values.tolist() for name, values in points.items()})
+def _places(track: Tensor) -> dict[str, list[float]]:
+    return dict(zip(("x1", "y1", "x2", "y2"), track.flatten(1).T.tolist(), strict=True))
 
 
 def together_from(distances: list[float]) -> int:
@@ -90,14 +191,14 @@ def together_from(distances: list[float]) -> int:
 
 
 def fall(distances: list[float]) -> int:
-    """Steps from the last distance of at least `FAST[0]` to the first one behind it below `FAST[1]`; −1 if none."""
+    """Steps from the last distance of at least `FAST[0]` to the first one after it below `FAST[1]`; −1 if none."""
     if together_from(distances) < 0:
         return -1
     start = max(step for step, distance in enumerate(distances) if not distance < FAST[0])
     return next((step - start for step in range(start, len(distances)) if distances[step] < FAST[1]), -1)
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame) -> Any:
     """As Fig. 3, of the last training: variants from left to right, widths below each other.
 
     The title of a panel ends with how many of its runs have fallen together.
@@ -107,112 +208,81 @@ def draw(frame: pd.DataFrame) -> Figure:
     widths, variants = sorted(shown["width"].unique()), list(shown["variant"].unique())
     figure, axes = drawing.panels(len(variants), rows=len(widths), width=2.5, height=2.7)
     places = [(width, variant) for width in widths for variant in variants]
+    points = (("x1", "y1", drawing.BLUE), ("x2", "y2", drawing.VERMILION))
     for ax, (width, variant) in zip(axes, places, strict=True):
         chosen = rows(shown, variant=variant, width=width)
+        for x, y, colour in points:
+            ax.plot(arc[x], arc[y], color=drawing.LIGHT_GREY, linewidth=4, zorder=0.5)
+            for seed, run in chosen.groupby("seed"):
+                first = seed == chosen["seed"].min()
+                size, alpha = (7, 0.9) if first else (3, 0.35)
+                ax.scatter(run[x], run[y], color=colour, s=size, alpha=alpha, linewidths=0)
+                if first:
+                    ax.plot(run[x].iloc[-1:], run[y].iloc[-1:], color=drawing.BLACK, marker="x", zorder=3)
         ends = rows(chosen, step=0)["together"]
-        _draw_tracks(ax, arc, chosen, f"{variant}, d {width:.0f}: {(ends >= 0).sum()}/{len(ends)}")
+        title = f"{variant}, d {width:.0f}: {(ends >= 0).sum()}/{len(ends)}"
+        axis(ax, title, "x", "y", xlim=(-_WINDOW, _WINDOW), ylim=(-_WINDOW, _WINDOW), aspect="equal")
     return figure
-
-
-def _draw_tracks(ax: Axes, arc: pd.DataFrame, runs: pd.DataFrame, title: str) -> None:
-    for x, y in (("x1", "y1"), ("x2", "y2")):
-        ax.plot(arc[x], arc[y], color=drawing.LIGHT_GREY, linewidth=4, zorder=0.5)
-    for _, run in runs.groupby("seed"):
-        first = run["seed"].iloc[0] == runs["seed"].min()
-        for x, y, colour in (("x1", "y1", drawing.BLUE), ("x2", "y2", drawing.VERMILION)):
-            size, alpha = (7, 0.9) if first else (3, 0.35)
-            ax.scatter(run[x], run[y], color=colour, s=size, alpha=alpha, linewidths=0)
-            if first:
-                ax.plot(run[x].iloc[-1:], run[y].iloc[-1:], color=drawing.BLACK, marker="x", markersize=6, zorder=3)
-    ax.set(xlim=(-_WINDOW, _WINDOW), ylim=(-_WINDOW, _WINDOW), aspect="equal")
-    drawing.label(ax, title, "x", "y")
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     starts = rows(frame, part="run", step=0)
-    return [claim for training in config.trainings for claim in _judge(starts, training, config)]
+    return [claim for training in config.trainings for claim in _of_training(starts, training, config)]
 
 
-def _judge(starts: pd.DataFrame, training: Training, config: Config) -> list[Claim]:
+def _of_training(starts: pd.DataFrame, training: Training, config: Config) -> list[Claim]:
     chosen = rows(starts, training=training.name)
-    fallen = {variant.name: _fallen(chosen, variant.name) for variant in VARIANTS}
-    widths = sorted(chosen["width"].unique())
-    by_width = {width: _fallen(rows(chosen, width=width), PLAIN.name) for width in widths}
-    plain = rows(chosen, variant=PLAIN.name)
-    caught = plain[plain["together"] >= 0]
-    told = "; ".join(f"{name} {share:.0%}" for name, share in fallen.items())
-    when = f"{training.name}: "
-    off = chosen.groupby("variant")["off"].median()
-    note = f"median of how far off a step is, squared, in squared steps: {_numbers(off)}" if training.epochs else ""
+    fell = chosen.assign(fell=chosen["together"] >= 0)
+    share, plain = fell.groupby("variant")["fell"].mean(), rows(fell, variant=PLAIN.name)
+    alone, by_width = share[PLAIN.name], plain.groupby("width")["fell"].mean()
+    caught = plain[plain["fell"]]
+    timed = caught.loc[caught["fall"] >= 0, "fall"]
+    small, large = min(config.widths), max(config.widths)
+    medians = {width: rows(caught, width=width)["together"].median() for width in sorted(config.widths)}
+    slower = by_width[large] < by_width[small]
+    if by_width[large] == by_width[small] > 0:
+        slower = medians[large] > medians[small]
+    off = spell("{} {:.2g}", chosen.groupby("variant")["off"].median())
     return [
         judge(
-            f"{when}with attention alone the two points fall together",
-            paper="Fig. 3, “plain”, whose code has the inner skip" if training.epochs else "not in the paper; ours",
-            ours=f"{fallen[PLAIN.name]:.0%} of {len(plain)} runs in {config.steps} steps, after "
-            f"{_median(caught['together'])} steps (median), and from {FAST[0]:g} to {FAST[1]:g} of the first distance "
-            f"in {_median(caught.loc[caught['fall'] >= 0, 'fall'])}; with the inner skip {fallen[INNER.name]:.0%}",
-            tolerance=f"below {TOGETHER:.0%} of the first distance until the end, in at least {MOST:.0%} of the runs",
-            holds=bool(fallen[PLAIN.name] >= MOST),
-            note=note,
+            f"{training.name}: with attention alone the two points fall together",
+            "Fig. 3, “plain”, whose code has the inner skip" if training.epochs else "not in the paper; ours",
+            f"{alone:.0%} of {len(plain)} runs in {config.steps} steps, after {_whole(caught['together'].median())} "
+            f"steps (median), and from {FAST[0]:g} to {FAST[1]:g} of the first distance in {_whole(timed.median())}; "
+            f"with the inner skip {share[INNER.name]:.0%}",
+            f"below {TOGETHER:.0%} of the first distance until the end, in at least {MOST:.0%} of the runs",
+            alone >= MOST,
+            f"median of how far off a step is, squared, in squared steps: {off}" if training.epochs else "",
         ),
         judge(
-            f"{when}skips slow or stop the fall",
-            paper="Fig. 3: “convergence slows down or stops … when either MLP or skip connections are added”",
-            ours=f"runs that fall together: {told}",
-            tolerance="fewer runs than with attention alone, with the inner skip, with the outer one, and with both",
-            holds=all(fallen[variant.name] < fallen[PLAIN.name] for variant in (INNER, OUTER, BOTH)),
+            f"{training.name}: skips slow or stop the fall",
+            "Fig. 3: “convergence slows down or stops … when either MLP or skip connections are added”",
+            f"runs that fall together: {spell('{} {:.0%}', [(v.name, share[v.name]) for v in VARIANTS], '; ')}",
+            "fewer runs than with attention alone, with the inner skip, with the outer one, and with both",
+            all(share[variant.name] < alone for variant in (INNER, OUTER, BOTH)),
         ),
         judge(
-            f"{when}an MLP slows or stops the fall",
-            paper="Fig. 3, as above; the authors' MLP comes with the inner skip",
-            ours=f"runs that fall together: MLP {fallen[MLP.name]:.0%}, plain {fallen[PLAIN.name]:.0%}; with the inner "
-            f"skip {fallen[INNER_MLP.name]:.0%} and {fallen[INNER.name]:.0%}",
-            tolerance="fewer runs than without it",
-            holds=fallen[MLP.name] < fallen[PLAIN.name],
+            f"{training.name}: an MLP slows or stops the fall",
+            "Fig. 3, as above; the authors' MLP comes with the inner skip",
+            f"runs that fall together: MLP {share[MLP.name]:.0%}, plain {alone:.0%}; with the inner "
+            f"skip {share[INNER_MLP.name]:.0%} and {share[INNER.name]:.0%}",
+            "fewer runs than without it",
+            share[MLP.name] < alone,
         ),
         judge(
-            f"{when}a larger width slows or stops the fall of attention alone",
-            paper="Fig. 3: “convergence slows down or stops as the dimension increases”",
-            ours="runs that fall together: "
-            + ", ".join(f"d = {width:.0f} {share:.0%}" for width, share in by_width.items())
-            + "; median steps "
-            + ", ".join(_median(rows(caught, width=width)["together"]) for width in widths),
-            tolerance="fewer runs, or as many in more steps, at the largest width than at the smallest",
-            holds=_slower(caught, by_width, widths[0], widths[-1]),
+            f"{training.name}: a larger width slows or stops the fall of attention alone",
+            "Fig. 3: “convergence slows down or stops as the dimension increases”",
+            f"runs that fall together: {spell('d = {:.0f} {:.0%}', by_width)}; median steps "
+            + ", ".join(map(_whole, medians.values())),
+            "fewer runs, or as many in more steps, at the largest width than at the smallest",
+            slower,
         ),
     ]
 
 
-def _slower(caught: pd.DataFrame, shares: dict[Any, float], small: Any, large: Any) -> bool:
-    """Whether fewer runs fall together at the large width, or as many do so later."""
-    if shares[small] != shares[large] or not shares[small]:
-        return bool(shares[large] < shares[small])
-    steps = caught.groupby("width")["together"].median()
-    return bool(steps[large] > steps[small])
+def _whole(steps: float) -> str:
+    return "—" if math.isnan(steps) else f"{steps:.0f}"
 
 
-def _fallen(starts: pd.DataFrame, variant: str) -> float:
-    return float((rows(starts, variant=variant)["together"] >= 0).mean())
-
-
-def _median(steps: pd.Series) -> str:
-    return f"{steps.median():.0f}" if len(steps) else "—"
-
-
-def _numbers(values: pd.Series) -> str:
-    return ", ".join(f"{name} {value:.2g}" for name, value in values.items())
-
-
-STUDY = Study(
-    "dong2021-toy",
-    full=Config(),
-    quick=Config(
-        widths=(16, 32),
-        trainings=(UNTRAINED, Training("trained", points=200, batch=10**6, epochs=30, rate=3e-3, falling=True)),
-        steps=60,
-        trials=2,
-    ),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+BRIEF = Training("trained", points=200, batch=10**6, epochs=30, rate=3e-3, falling=True)
+STUDY = Study("dong2021-toy", Config(), Config((16, 32), (UNTRAINED, BRIEF), 60, trials=2), compute, draw, claims)

@@ -2,6 +2,7 @@
 
 Dong et al. measure y = ‖X − 1x̄ᵀ‖_{1,∞}/‖X‖_{1,∞} over 12 layers, Yu & Zhang t_div = ‖X − 1x̄ᵀ‖_F²/‖X‖_F² over 100.
 In the Frobenius norm the first is the root of the second, r² = t_div, and for any n × d matrix the two norms are within
+(nd    kind="check",
 (nd)^(1/4) of each other (`bounds_of_residual`), so that y and √t_div go to 0 together. What differs is the power, and
 the depth.
 """
@@ -17,16 +18,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, block_axis, label, panels, shared_legend
+from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, panels, shared_legend
 from depthscope.measures import EQUAL, composite_residual, token_diversity
 from depthscope.models.families import build_family
 from depthscope.progress import Share
-from depthscope.text import cut, read_text, train_tokenizer
-from depthscope_lab.papers.dong2021.residuals import behind_blocks, table
-from depthscope_lab.papers.dong2021.variants import left_out
-from depthscope_lab.papers.study import Claim, Study, Work, judge, rows
+from depthscope.text import read_text
+from depthscope_lab.papers.dong2021.residuals import behind_blocks, left_out
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import ids_of
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows, table
 
-_VOCABULARY = 28_000
 COLOURS = {"SAN": VERMILION, "SAN+MLP": ORANGE, "SAN+skip": BLUE, "full": GREEN}
 PAPER_DEPTH = 12  # of Dong et al.
 GONE = 1e-6
@@ -56,10 +57,10 @@ def bounds_of_residual(tokens: int, width: int) -> tuple[float, float]:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: variant, block, sample, residual (y), diversity (t_div), frobenius (r)."""
     text = read_text(None)
-    ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
+    ids = ids_of(text, config.tokens, config.samples)["input_ids"]
     shallow = min(config.depth, PAPER_DEPTH)
     work = Work(2 * (config.depth + 1) + 2 * (shallow + 1), progress)
-    measures: dict[str, Any] = {
+    of: dict[str, Any] = {
         "residual": composite_residual,
         "diversity": token_diversity,
         "frobenius": _frobenius_residual,
@@ -72,8 +73,12 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
         model: Any = build_family("bert", depth, config.width, seed=config.seed).to(dtype)
         for variant in variants:
             parts = left_out("bert", variant)
-            found = behind_blocks(list(measures.values()), model, ids, parts, len(ids), work)
-            frames.append(table(**dict(zip(measures, found, strict=True))).assign(variant=variant))
+            found = behind_blocks(list(of.values()), model, ids, parts, len(ids), work)
+            frames.append(
+                table(dict(zip(of, found, strict=True)), block=range(depth + 1), sample=range(len(ids))).assign(
+                    variant=variant
+                )
+            )
         del model  # 100 blocks of BERT are 2.8 GB
         gc.collect()
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
@@ -88,23 +93,17 @@ def _frobenius_residual(x: Tensor) -> Tensor:
 
 
 def draw(frame: pd.DataFrame) -> Any:
-    figure, axes = panels(2, width=4.6, height=3.9)
+    figure, (few, many) = panels(2, width=4.6, height=3.9)
     for variant, colour in COLOURS.items():
         shown = _means(frame, variant)
         wide = 4.0 if variant == "SAN" else 1.8  # the two without skips nearly coincide
-        for ax in axes:
-            ax.plot(shown.index, shown["residual"], color=colour, linewidth=wide, label=f"{variant}: residual y")
-            ax.plot(shown.index, shown["diversity"], color=colour, linestyle=":", label=f"{variant}: t_div")
-    few, many = axes
-    depth = int(frame["block"].max())
-    block_axis(few, PAPER_DEPTH, first=0)
-    few.set_ylim(0, 0.75)
-    label(few, "12 blocks, as in Dong et al.", "block", "what is left beside the mean")
-    block_axis(many, depth, first=0)
-    many.set_yscale("log")
-    many.set_ylim(SHOWN, 2)
+        for ax in (few, many):
+            line(ax, shown["residual"], colour, f"{variant}: residual y", linewidth=wide)
+            line(ax, shown["diversity"], colour, f"{variant}: t_div", linestyle=":")
     many.axhline(LEVEL, color=BLACK, linewidth=0.8, linestyle="--", label="t_div = 0.01 (t_sim = 0.99)")
-    label(many, f"{depth} blocks, as in Yu & Zhang", "block", "what is left beside the mean")
+    depth, y = int(frame["block"].max()), "what is left beside the mean"
+    axis(few, "12 blocks, as in Dong et al.", "block", y, ylim=(0, 0.75), first=0, last=PAPER_DEPTH)
+    axis(many, f"{depth} blocks, as in Yu & Zhang", "block", y, log=True, ylim=(SHOWN, 2), first=0, last=depth)
     shared_legend(figure, many, columns=3)
     return figure
 
@@ -133,6 +132,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"{unequal['diversity'].min():.1e}",
             tolerance="1e-4: five digits of t_div at any degree of collapse",
             holds=apart < 1e-4,
+            kind="check",
         ),
         judge(
             "y and √t_div go to 0 together: their ratio is bounded, and near 1",
@@ -189,11 +189,5 @@ def _kind(means: dict[str, pd.DataFrame], config: Config) -> Claim:
     )
 
 
-STUDY = Study(
-    "skips-two-measures",
-    full=Config(),
-    quick=Config(depth=12, width=64, tokens=24, samples=2),
-    compute=compute,
-    draw=draw,
-    claims=claims,
-)
+QUICK = Config(depth=12, width=64, tokens=24, samples=2)
+STUDY = Study("skips-two-measures", Config(), QUICK, compute, draw, claims)

@@ -15,11 +15,11 @@ import pandas as pd
 
 from depthscope.drawing import GREY, PALETTE, panels, shared_legend, similarity_axis
 from depthscope.probing import probe
-from depthscope.progress import Share, Steps
+from depthscope.progress import Share
 from depthscope.text import read_text
-from depthscope_lab.papers.claims import axis, curve, line, said
-from depthscope_lab.papers.dovonon2025.subjects import FRESH, Subject, fresh, ids_of, loaded, photographs, pretrained
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import FRESH, Subject, fresh, ids_of, loaded, photographs, pretrained
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line
 
 MEASURES = ("frequency_ratio", "cosine_similarity", "effective_rank", "stable_rank", "token_similarity")
 TITLES = {
@@ -45,7 +45,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     words, pictures = ids_of(text, config.tokens, config.samples), photographs(config.samples)
     found = pretrained(config.data)
     work = len(FRESH) + len(found)
-    frames, advance = [], Steps(lambda done: progress(done / work))
+    frames, advance = [], Work(work, progress)
     for family in FRESH:
         batch = pictures if family == "vit" else words
         frames.append(measured(fresh(family, config.depth, config.width, config.seed, batch)))
@@ -95,14 +95,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     rank = ranks["frequency_ratio"].corr(ranks["effective_rank"])
     five = "five models do not refute it: the paper's pretrained ones are not at hand"
     return [
-        said(
+        judge(
             "there are models in which tokens grow alike with depth",
             "“We find that there are cases where feature similarity increases” (abstract), Fig. 2",
             _say(ends[smooths]),
             "‖HFC‖/‖LFC‖ behind the last block below what enters the first, in one model or more",
             smooths.any(),
         ),
-        said(
+        judge(
             "there are models in which tokens do not grow alike with depth",
             "“contrary to prior results, this is not inevitable” (abstract), Fig. 2",
             _say(ends[keeps]),
@@ -111,7 +111,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "" if keeps.any() else five,
         ),
         _blocks(frame),
-        said(
+        judge(
             "smoothing is not inevitable in pretrained models: the tokens of one or more do not point one way at the "
             "end",
             "“this is not inevitable, even for existing pre-trained models” (abstract)",
@@ -120,21 +120,23 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             (given["cosine_end"] < 0.9).any(),
             when=len(given) > 0,
         ),
-        said(
+        judge(
             "input convergence is Yu & Zhang's token similarity: t_sim = 1/(1 + (‖HFC‖/‖LFC‖)²)",
             "neither paper says it; ours, by definition of both",
             f"largest relative difference {apart:.0e} over {len(frame)} token matrices",
             "1e-4: five digits of what float32 tokens give",
             apart < 1e-4,
+            kind="check",
         ),
-        said(
+        judge(
             "input convergence implies rank collapse: the stable rank is at most 1 + (‖HFC‖/‖LFC‖)²",
             "Fig. 1: each definition is more relaxed than the one before; the inequality is ours",
             f"stable rank over its bound: {room.min():.3f} to {room.max():.3f}",
             "at most 1, and 1e-4 for rounding",
             room.max() < 1 + 1e-4,
+            kind="check",
         ),
-        said(
+        judge(
             "the three definitions put models and blocks into nearly the same order",
             "Fig. 2 shows all three side by side",
             f"rank correlation of ‖HFC‖/‖LFC‖ with 1 − cosine {angle:.2f}, with the effective rank {rank:.2f}",
@@ -169,7 +171,7 @@ def _blocks(frame: pd.DataFrame) -> Claim:
     counts = (steps > 0).groupby(["model", "weights"], sort=False).agg(["sum", "count"])
     both = counts.groupby("weights").sum()
     share = both["sum"] / both["count"]
-    return said(
+    return judge(
         "single blocks of a pretrained model push tokens apart, more often than fresh blocks do",
         "ours; the paper's spectra of trained H (Fig. 5) say that trained blocks can",
         ", ".join("{} ({}) {} of {}".format(*row) for row in counts.reset_index().itertuples(index=False, name=None)),

@@ -14,46 +14,48 @@ trained with fresh seeds on all training images.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import nn
 
 from depthscope.anatomy import anatomy_of
 from depthscope.drawing import BLUE, GREEN, GREY, VERMILION, panels, shared_legend
 from depthscope.probing import probe
-from depthscope.progress import Share, Steps, Tick
+from depthscope.progress import Share, Tick
 from depthscope.remedies.reparameterise import INTERVALS
 from depthscope.value_spectra.weights import WHOLE, spectra
 from depthscope_lab.extras import require
-from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.dovonon2025.fig2 import TITLES
-from depthscope_lab.papers.dovonon2025.fig5_runs import Training, fit
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.dovonon2025.fig5 import Training, fit
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.trained import loss_of_task, means_of_task
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows
 from depthscope_lab.training.data import LabelledImages, load_cifar10, load_digits
 from depthscope_lab.training.images import ImageClassification
 from depthscope_lab.training.recipes import RECIPES
-from depthscope_lab.training.task import Share as Part
 
-COLOURS = {"plain": GREY, "both": BLUE, "smooth": VERMILION, "sharpen": GREEN}
-NAMES = {
-    "plain": "H as it comes",
-    "both": "control, Λ in [−1, 1]",
-    "smooth": "H smooths, Λ in [0, 1]",
-    "sharpen": "H sharpens, Λ in [−1, 0]",
+
+@dataclass(frozen=True)
+class Kind:
+    """A variant of the recipe, how it is called, its colour."""
+
+    variant: str
+    name: str
+    colour: str
+
+
+KINDS = {
+    "plain": Kind("pre", "H as it comes", GREY),
+    "both": Kind("pre+reparameterise(interval=[-1, 1], start=fresh)", "control, Λ in [−1, 1]", BLUE),
+    "smooth": Kind("pre+reparameterise(interval=smooth, start=fresh)", "H smooths, Λ in [0, 1]", VERMILION),
+    "sharpen": Kind("pre+reparameterise(interval=sharpen, start=fresh)", "H sharpens, Λ in [−1, 0]", GREEN),
 }
 ENOUGH = 200  # steps below which nothing is said of trained models
 INFLUENCING = "Fig. 3, caption: “Influencing smoothing”"
-KINDS = {
-    "plain": "pre",
-    "both": "pre+reparameterise(interval=[-1, 1], start=fresh)",
-    "smooth": "pre+reparameterise(interval=smooth, start=fresh)",
-    "sharpen": "pre+reparameterise(interval=sharpen, start=fresh)",
-}
 TUNING_SEED = 1000  # added to the study's own
-_ALL, _CPU = Part(0, 1), torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,15 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Rows by kind, state (fresh, trained), seed and block: the three measures, loss and accuracy, outside_smooth,
     outside_sharpen, negative_share (of H), negative_gains (of LN); rows of state "tuning": the loss by rate."""
     data = load_digits() if config.data is None else load_cifar10(config.data, allow_incomplete=True)
-    work = len(KINDS) * (len(config.rates) + config.trials) * config.training.steps
-    advance, frames = Steps(lambda done: progress(done / work)), []
+    work = Work(len(KINDS) * (len(config.rates) + config.trials) * config.training.steps, progress)
+    frames: list[pd.DataFrame] = []
     held_back, seed = data.for_tuning(), config.seed + TUNING_SEED
     for kind in KINDS:
         about: dict[str, Any] = {"kind": kind, "state": "tuning", "seed": seed}
-        tried = [about | {"rate": r} | _trained(kind, held_back, config, r, seed, advance)[1] for r in config.rates]
+        tried = [about | {"rate": r} | _trained(kind, held_back, config, r, seed, work)[1] for r in config.rates]
         frames.append(tuning := pd.DataFrame(tried).assign(block=0))
         for trial in range(config.trials):
-            frames += _before_and_after(kind, data, config, best_rate(tuning), config.seed + trial, advance)
-    progress(1.0)
+            frames += _before_and_after(kind, data, config, best_rate(tuning), config.seed + trial, work)
     return pd.concat(frames, ignore_index=True).assign(data=data.name)
 
 
@@ -102,15 +103,10 @@ def _before_and_after(
 
 def _model(kind: str, data: LabelledImages, config: Config, seed: int) -> tuple[nn.Module, ImageClassification]:
     shape = config.training
-    settings = RECIPES["vit-digits" if config.data is None else "vit-cifar10"](KINDS[kind]).changed(
-        depth=shape.depth,
-        width=shape.width,
-        ffn_width=2 * shape.width,
-        heads=shape.heads,
-        patch_size=config.patch_size,
-        batch_size=shape.batch,
-        augment=False,
-        seed=seed,
+    form = {"depth": shape.depth, "width": shape.width, "ffn_width": 2 * shape.width, "heads": shape.heads}
+    rest = {"patch_size": config.patch_size, "batch_size": shape.batch, "augment": False, "seed": seed}
+    settings = RECIPES["vit-digits" if config.data is None else "vit-cifar10"](KINDS[kind].variant).changed(
+        **form, **rest
     )
     task = ImageClassification(settings, data)  # type: ignore[arg-type]
     return task.build(), task
@@ -120,15 +116,12 @@ def _trained(
     kind: str, data: LabelledImages, config: Config, rate: float, seed: int, advance: Tick
 ) -> tuple[nn.Module, dict[str, float]]:
     model, task = _model(kind, data, config, seed)
-    shape = replace(config.training, rate=rate)
-    fit(model.train(), lambda own, step: task.loss(own, task.batch(step, _ALL, _CPU), None)[0], shape, advance)
+    fit(model.train(), partial(loss_of_task, task), replace(config.training, rate=rate), advance)
     return model, _score(model, task)
 
 
-@torch.no_grad()
 def _score(model: nn.Module, task: ImageClassification) -> dict[str, float]:
-    found = task.evaluate(model.eval(), _ALL, _CPU)
-    return {"loss": found["test_loss"] / found["count"], "accuracy": found["test_accuracy"] / found["count"]}
+    return {name.removeprefix("test_"): value for name, value in means_of_task(task, model).items()}
 
 
 def _measured(model: nn.Module, pixels: Any) -> pd.DataFrame:
@@ -155,24 +148,24 @@ def draw(frame: pd.DataFrame) -> Any:
     last = int(frame["block"].max())
     for row, state in enumerate(("fresh", "trained")):
         for ax, (measure, title) in zip(axes[4 * row :], TITLES.items(), strict=False):
-            for kind, name in NAMES.items():
+            for kind, look in KINDS.items():
                 own = rows(frame, kind=kind, state=state).groupby("block")[measure]
-                line(ax, own.mean(), COLOURS[kind], name, own.std())
+                line(ax, own.mean(), look.colour, look.name, own.std())
             (words, rest), log = title.split(": "), measure == "frequency_ratio"
             axis(ax, f"{state}: {words.lower()}", "block", rest.split(" →")[0], log=log, first=0, last=last)
     tuning, accuracy = axes[3], axes[7]
     ends = rows(frame, state="trained", block=0)
-    for place, (kind, colour) in enumerate(COLOURS.items()):
+    for place, (kind, look) in enumerate(KINDS.items()):
         tried = curve(frame, "loss", by="rate", kind=kind, state="tuning")
-        line(tuning, tried, colour, marker=".", linewidth=1.5)
+        line(tuning, tried, look.colour, marker=".", linewidth=1.5)
         reached = rows(ends, kind=kind)["accuracy"]
-        accuracy.scatter([place] * len(reached), reached, color=colour, s=16)
-        accuracy.hlines(reached.mean(), place - 0.25, place + 0.25, color=colour, linewidth=1.6)
+        accuracy.scatter([place] * len(reached), reached, color=look.colour, s=16)
+        accuracy.hlines(reached.mean(), place - 0.25, place + 0.25, color=look.colour, linewidth=1.6)
     tuning.set_xscale("log")
     rates = sorted(rows(frame, state="tuning")["rate"].unique())
     tuning.set_xticks(rates, [f"{rate:g}" for rate in rates])
     tuning.minorticks_off()
-    accuracy.set_xticks(range(len(NAMES)), list(NAMES))
+    accuracy.set_xticks(range(len(KINDS)), list(KINDS))
     axis(tuning, "learning rates, on images held back", "learning rate", "loss")
     axis(accuracy, "test accuracy, by seed", "", "accuracy")
     shared_legend(figure, axes[0])
@@ -194,17 +187,18 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     edges = [kind for kind, rate in chosen.items() if rate in (tuning["rate"].min(), tuning["rate"].max())]
     negative = blocks.groupby("kind")["negative_gains"].max()
     return [
-        said(
+        judge(
             "the eigenvalues of every block's H stay in their interval through training",
             "“a simple way to parameterize the weights … to influence smoothing” (abstract)",
             ", ".join(f"{kind}: at most {value:.0e} outside" for kind, value in outside.items())
             + f"; without steering up to {free:.2f}",
             "1e-3: eigenvalues are those of the product W_V W_O in float32, with V's condition number",
             max(outside.values()) < 1e-3,
+            kind="check",
         ),
         _order(frame, "fresh", ""),
         _order(frame, "trained", lacks),
-        said(
+        judge(
             "after training, the other two definitions agree: smaller angles and a lower rank if H smooths",
             INFLUENCING,
             "; ".join(
@@ -215,7 +209,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             lacks=lacks,
         ),
         *(_depth(trained, kind, lacks) for kind in ("smooth", "sharpen")),
-        said(
+        judge(
             "all kinds have learned",
             "ours: what an untrained model costs in accuracy says nothing",
             ", ".join(f"{kind} {accuracy[kind].mean():.1%}" for kind in KINDS),
@@ -224,7 +218,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             lacks=lacks,
         ),
         *(_gain(accuracy, kind, other, lacks) for other in ("plain", "both") for kind in ("smooth", "sharpen")),
-        said(
+        judge(
             "the learning rates are compared fairly: the best of each kind lies inside the grid",
             "ours",
             ", ".join(f"{kind} {rate:g}" for kind, rate in chosen.items())
@@ -233,7 +227,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             not edges,
             lacks=lacks,
         ),
-        said(
+        judge(
             "training does not turn the steering round by the sign of layer norm's weights",
             "“the sign of layer normalization weights can influence this effect” (abstract); whether it does is ours",
             "largest share of negative weights of a norm: "
@@ -254,7 +248,7 @@ def _last(frame: pd.DataFrame, state: str, measure: str) -> pd.DataFrame:
 def _order(frame: pd.DataFrame, state: str, lacks: str) -> Claim:
     ratio = _last(frame, state, "frequency_ratio")
     when = "before training" if state == "fresh" else "after training"
-    return said(
+    return judge(
         f"{when}, tokens stay more different where H sharpens than where H smooths (input convergence)",
         INFLUENCING,
         "‖HFC‖/‖LFC‖ behind the last block: "
@@ -270,7 +264,7 @@ def _depth(trained: pd.DataFrame, kind: str, lacks: str) -> Claim:
     ratio = rows(trained, kind=kind).pivot(index="seed", columns="block", values="frequency_ratio")
     change = ratio.iloc[:, -1] / ratio.iloc[:, 0]
     does, more, side = ("smooths", "alike", "below") if kind == "smooth" else ("sharpens", "different", "above")
-    return said(
+    return judge(
         f"after training, a model whose H {does} makes tokens more {more} over its depth",
         "the sign of Λ decides, if nothing but X + AXH acts (theory); the model has norms and FFNs too",
         f"‖HFC‖/‖LFC‖ of the last block over that of the entrance: {change.mean():.2f} "
@@ -289,10 +283,10 @@ def _gain(accuracy: pd.DataFrame, kind: str, other: str, lacks: str) -> Claim:
     if kind == "smooth":
         helps = "smoothing helps images: it raises"
         paper = "a middle version's abstract: smoothing can help image classification; the final one drops it"
-    return said(
+    return judge(
         f"{helps} the test accuracy{'' if other == 'plain' else ', also against the control with both signs'}",
         paper,
-        f"{100 * mean:+.1f} points against {NAMES[other]}, 95 % interval {100 * (mean - half):+.1f} to "
+        f"{100 * mean:+.1f} points against {KINDS[other].name}, 95 % interval {100 * (mean - half):+.1f} to "
         f"{100 * (mean + half):+.1f}, {len(difference)} seeds{'' if decided else ': no difference shown'}",
         "the interval (Student's, of the differences seed by seed) lies above 0",
         mean - half > 0,

@@ -23,10 +23,10 @@ from torch.nn import functional as F
 
 from depthscope.drawing import BLUE, VERMILION, panels, shared_legend
 from depthscope.measures import frequency_ratio
-from depthscope.progress import Share, Steps
-from depthscope_lab.papers.claims import axis, line, rows, said
+from depthscope.progress import Share
 from depthscope_lab.papers.dovonon2025.repeated import F64, draw_attention, draw_normal, repeat, with_spectrum
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows, table
 
 SPECTRA = {"[0, 1]": 1, "[−1, 0]": -1}  # of H, and its sign
 SIGNS = {"γ > 0": 1, "γ < 0": -1}
@@ -89,21 +89,19 @@ def layer_norm(x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
 
 def layer(drawn: Drawn, placement: Placement, setting: str, gain: int, weights: int) -> Callable[[Tensor], Tensor]:
     """One layer, with the signs of γ and of H."""
-    bias = drawn.bias if setting == NORM_BIAS else None
     h = weights * drawn.weights
 
     def norm(x: Tensor) -> Tensor:
-        return layer_norm(x, gain * drawn.gain, bias)
+        return layer_norm(x, gain * drawn.gain, drawn.bias if setting == NORM_BIAS else None)
+
+    def attention(x: Tensor) -> Tensor:
+        if setting in (FIXED, NORM_BIAS, FREE):
+            return drawn.free if setting == FREE else drawn.attention
+        scores = x @ drawn.scores @ x.mT
+        return (scores + drawn.query_bias @ x.mT if setting == QUERY_BIAS else scores).softmax(dim=-1)
 
     def attend(x: Tensor) -> Tensor:
-        if setting in (FIXED, NORM_BIAS):
-            return drawn.attention @ x @ h
-        if setting == FREE:
-            return drawn.free @ x @ h
-        scores = x @ drawn.scores @ x.mT
-        if setting == QUERY_BIAS:
-            scores = scores + drawn.query_bias @ x.mT
-        return scores.softmax(dim=-1) @ x @ h
+        return attention(x) @ x @ h
 
     return (lambda x: x + attend(norm(x))) if placement == "pre" else (lambda x: norm(x + attend(x)))
 
@@ -120,16 +118,15 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     drawn = draw_all(config)
     depths = sorted({*range(0, min(config.depth, 40), 4), *range(0, config.depth + 1, 20), config.depth})
     cases = list(product(PLACEMENTS, SETTINGS, SPECTRA, SIGNS))
-    frames, advance = [], Steps(lambda done: progress(done / len(cases)))
+    frames, work = [], Work(len(cases), progress)
     for placement, setting, spectrum, sign in cases:
         h, gain = SPECTRA[spectrum], SIGNS[sign]
         found = repeat(layer(drawn, placement, setting, gain, h), drawn.tokens, depths, rescale=False)
-        about: dict[str, Any] = {"placement": placement, "setting": setting, "spectrum": spectrum, "sign": sign}
-        about |= {"negative": _negative(drawn, gain, h) if placement == "pre" else torch.nan}
-        for x, depth in zip(found, depths, strict=True):
-            columns = {"block": depth, "trial": range(len(x)), "ratio": frequency_ratio(x).numpy()}
-            frames.append(pd.DataFrame(columns | about))
-        advance()
+        ratio = torch.stack([frequency_ratio(x) for x in found])
+        negative = _negative(drawn, gain, h) if placement == "pre" else torch.nan
+        own = table({"ratio": ratio}, block=depths, trial=range(config.trials))
+        frames.append(own.assign(placement=placement, setting=setting, spectrum=spectrum, sign=sign, negative=negative))
+        work()
     return pd.concat(frames, ignore_index=True)
 
 
@@ -168,15 +165,65 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     mirrored = max(apart("pre", setting, (plus, negative), (minus, positive)) for setting in WITHOUT_BIAS)
     share = rows(frame, placement="pre").groupby(["spectrum", "sign"])["negative"].first()
     add_up = all(abs(share[h, positive] + share[h, negative] - 1) < 1e-12 for h in SPECTRA)
-    found = [
-        said(
+
+    def pre(setting: str) -> Claim:
+        smooth, kept = (ends["pre", setting, plus, sign] for sign in SIGNS)
+        order = (kept > smooth).mean()
+        return judge(
+            f"in pre-norm, {setting}, the sign of LN's weights decides whether a positive H smooths",
+            "Fig. 4 and abstract; its numbers are not known to us",
+            f"{at}{smooth.median():.3g} with γ > 0, {kept.median():.3g} with γ < 0; γ < 0 keeps more in "
+            f"{order:.0%} of the draws",
+            "in 90 % of the draws, and by a factor of 3 in the median",
+            order > 0.9 and kept.median() > 3 * smooth.median(),
+            STALLS if setting == FIXED else "",
+        )
+
+    def odd(setting: str) -> Claim:
+        most = max(apart("post", setting, (h, positive), (h, negative)) for h in SPECTRA)
+        return judge(
+            f"in post-norm without bias, {setting}, the sign of LN's weights changes nothing",
+            "Fig. 4 has post-norm with either sign; ours, derived: the layer is odd, X_L becomes (−1)^L X_L",
+            f"largest relative difference of ‖HFC‖/‖LFC‖ {most:.0e}",
+            "1e-9: rounding",
+            most < 1e-9,
+            kind="check",
+        )
+
+    def biased(setting: str) -> Claim:
+        own = {pair: ends["post", setting, *pair] for pair in product(SPECTRA, SIGNS)}
+        moved = [((own[h, negative] / own[h, positive] - 1).abs() > 0.01).mean() for h in SPECTRA]
+        return judge(
+            f"in post-norm {setting}, the sign of LN's weights changes what becomes of the tokens",
+            "Fig. 4, as far as its post-norm curves differ",
+            at
+            + ", ".join(f"H in {h} with {sign} {end.median():.2g}" for (h, sign), end in own.items())
+            + f"; changed by more than 1 % in {' and '.join(f'{part:.0%}' for part in moved)} of the draws",
+            "by more than 1 % in half of the draws, with one of the two H; without bias it is rounding",
+            max(moved) > 0.5,
+        )
+
+    def post(setting: str) -> Claim:
+        smooth, kept = (ends["post", setting, h, positive].median() for h in SPECTRA)
+        return judge(
+            f"in post-norm, {setting}, a positive H smooths and a negative one does not",
+            "the theory of the update, with LN after it",
+            f"{at}{smooth:.2g} for H in [0, 1], {kept:.2g} for H in [−1, 0]",
+            "below .1 (t_sim .99) and above 1 (t_sim .5)",
+            smooth < 0.1 and kept > 1,
+            STALLS if setting == FIXED else "",
+        )
+
+    return [
+        judge(
             "in pre-norm without bias, negative LN weights are the same as a negated H",
             "ours, derived: X + A·LN(X)·H has (I − 11ᵀ/d)diag(γ)H on its tokens",
             f"largest relative difference of ‖HFC‖/‖LFC‖ {mirrored:.0e}, fixed attention and attention of the tokens",
             "1e-9: rounding",
             mirrored < 1e-9,
+            kind="check",
         ),
-        said(
+        judge(
             "in pre-norm, changing the sign of LN's weights negates the spectrum of the effective H",
             "ours, derived; “the sign of layer normalization weights can influence this effect” (abstract)",
             f"negative share of the eigenvalues, H in {plus}: {share[plus, positive]:.1%} with γ > 0, "
@@ -184,60 +231,13 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"{share[minus, negative]:.1%}",
             "the two shares add up to 1; below 10 % and above 90 % for H in [0, 1]",
             add_up and share[plus, positive] < 0.1 and share[plus, negative] > 0.9,
+            kind="check",
         ),
+        *map(pre, WITHOUT_BIAS),
+        *map(odd, WITHOUT_BIAS),
+        *map(biased, (NORM_BIAS, QUERY_BIAS)),
+        *map(post, WITHOUT_BIAS),
     ]
-    for setting in WITHOUT_BIAS:
-        smooth, kept = (ends["pre", setting, plus, sign] for sign in SIGNS)
-        order = (kept > smooth).mean()
-        found.append(
-            said(
-                f"in pre-norm, {setting}, the sign of LN's weights decides whether a positive H smooths",
-                "Fig. 4 and abstract; its numbers are not known to us",
-                f"{at}{smooth.median():.3g} with γ > 0, {kept.median():.3g} with γ < 0; γ < 0 keeps more in "
-                f"{order:.0%} of the draws",
-                "in 90 % of the draws, and by a factor of 3 in the median",
-                order > 0.9 and kept.median() > 3 * smooth.median(),
-                STALLS if setting == FIXED else "",
-            )
-        )
-    for setting in WITHOUT_BIAS:
-        odd = max(apart("post", setting, (h, positive), (h, negative)) for h in SPECTRA)
-        found.append(
-            said(
-                f"in post-norm without bias, {setting}, the sign of LN's weights changes nothing",
-                "Fig. 4 has post-norm with either sign; ours, derived: the layer is odd, X_L becomes (−1)^L X_L",
-                f"largest relative difference of ‖HFC‖/‖LFC‖ {odd:.0e}",
-                "1e-9: rounding",
-                odd < 1e-9,
-            )
-        )
-    for setting in (NORM_BIAS, QUERY_BIAS):
-        own = {pair: ends["post", setting, *pair] for pair in product(SPECTRA, SIGNS)}
-        moved = [((own[h, negative] / own[h, positive] - 1).abs() > 0.01).mean() for h in SPECTRA]
-        found.append(
-            said(
-                f"in post-norm {setting}, the sign of LN's weights changes what becomes of the tokens",
-                "Fig. 4, as far as its post-norm curves differ",
-                at
-                + ", ".join(f"H in {h} with {sign} {end.median():.2g}" for (h, sign), end in own.items())
-                + f"; changed by more than 1 % in {' and '.join(f'{part:.0%}' for part in moved)} of the draws",
-                "by more than 1 % in half of the draws, with one of the two H; without bias it is rounding",
-                max(moved) > 0.5,
-            )
-        )
-    for setting in WITHOUT_BIAS:
-        smooth, kept = (ends["post", setting, h, positive] for h in SPECTRA)
-        found.append(
-            said(
-                f"in post-norm, {setting}, a positive H smooths and a negative one does not",
-                "the theory of the update, with LN behind it",
-                f"{at}{smooth.median():.2g} for H in [0, 1], {kept.median():.2g} for H in [−1, 0]",
-                "below .1 (t_sim .99) and above 1 (t_sim .5)",
-                smooth.median() < 0.1 and kept.median() > 1,
-                STALLS if setting == FIXED else "",
-            )
-        )
-    return found
 
 
 STUDY = Study("dovonon2025-fig4", Config(), Config(trials=10, depth=60), compute, draw, claims)

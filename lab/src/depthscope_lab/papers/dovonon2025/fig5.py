@@ -8,20 +8,110 @@ parts are divided by the spectral radius of their block, so that blocks can be p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from depthscope.drawing import BLUE, GREY, VERMILION, legend_inside, panels
+from depthscope.models import BlockConfig, CausalLM
 from depthscope.models.families import build_family
-from depthscope.progress import Share, Steps
+from depthscope.models.initialisers import INITIALISERS
+from depthscope.progress import Share, Tick
+from depthscope.text import cut, read_text, train_tokenizer
 from depthscope.value_spectra.weights import WHOLE, spectra
-from depthscope_lab.papers.claims import axis, curve, line, rows, said
-from depthscope_lab.papers.dovonon2025.fig5_runs import Training, before_and_after
-from depthscope_lab.papers.dovonon2025.subjects import FRESH, pretrained
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import FRESH, pretrained
+from depthscope_lab.papers.trained import loss_of_task, means_of_task, steps
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows
+from depthscope_lab.training.data import load_digits
+from depthscope_lab.training.images import ImageClassification
+from depthscope_lab.training.recipes import RECIPES
+
+WARM_UP = 20  # steps
+_VOCABULARY = 2000
+
+
+@dataclass(frozen=True)
+class Training:
+    """How both models are trained."""
+
+    depth: int = 6
+    width: int = 64
+    heads: int = 4
+    steps: int = 600
+    batch: int = 64
+    rate: float = 1e-3
+    tokens: int = 64  # of a piece of text
+    pieces: int = 1200  # of text; one tenth is for testing
+
+
+def fit(model: nn.Module, loss_of: Callable[[nn.Module, int], Tensor], shape: Training, advance: Tick) -> None:
+    """AdamW with a short warm-up and a linear descent."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=shape.rate, weight_decay=0.1)
+    warm_up = min(WARM_UP, shape.steps // 4) or 1
+
+    def rate(step: int) -> float:
+        return shape.rate * min((step + 1) / warm_up, 1 - step / shape.steps)
+
+    for _ in steps(partial(loss_of, model), optimiser, shape.steps, rate=rate):
+        advance()
+
+
+class Digits:
+    """Vision: scikit-learn's digits, patches of 2 × 2, a class token. The score is the test accuracy."""
+
+    name, field = "small ViT", "vision"
+
+    def __init__(self, shape: Training, seed: int):
+        form = {"depth": shape.depth, "width": shape.width, "ffn_width": 2 * shape.width, "heads": shape.heads}
+        config = RECIPES["vit-digits"]("pre").changed(**form, batch_size=shape.batch, seed=seed)
+        self.task = ImageClassification(config, load_digits())  # type: ignore[arg-type]
+        self.model = self.task.build()
+
+    def loss(self, model: nn.Module, step: int) -> Tensor:
+        return loss_of_task(self.task, model, step)
+
+    def score(self) -> float:
+        return means_of_task(self.task, self.model)["test_accuracy"]
+
+
+class Manual:
+    """Language: the next token of Python's manual, causal. The score is the test loss over that of the word counts."""
+
+    name, field = "small language model", "language"
+
+    def __init__(self, shape: Training, seed: int):
+        text = read_text(None)
+        ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), shape.tokens + 1, shape.pieces))
+        order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))
+        self.test, self.train = ids[order[: len(ids) // 10]], ids[order[len(ids) // 10 :]]
+        self.batch, self.stream = shape.batch, torch.Generator().manual_seed(seed)
+        default = INITIALISERS["pytorch_default"]
+        block = BlockConfig(shape.width, shape.heads, 2 * shape.width, placement="pre", initialise=default)
+        weights, vocabulary = torch.Generator().manual_seed(seed), int(ids.max()) + 1
+        self.model = CausalLM(shape.depth, block, vocabulary=vocabulary, context=shape.tokens, generator=weights)
+
+    def loss(self, model: nn.Module, _step: int) -> Tensor:
+        return _next_token_loss(model, self.train[torch.randint(len(self.train), (self.batch,), generator=self.stream)])
+
+    @torch.no_grad()
+    def score(self) -> float:
+        counts = torch.bincount(self.train.flatten(), minlength=int(self.test.max()) + 1).double() + 1
+        by_counts = -(counts / counts.sum()).log()[self.test[:, 1:]].mean()
+        return float(_next_token_loss(self.model.eval(), self.test) / by_counts)
+
+
+def _next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
+    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
 
 BINS = np.linspace(-1, 1, 41)
 COLUMNS = 4  # of panels
@@ -44,26 +134,28 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     Of the block: negative_share, trace (tr H over √d‖H‖_F, the mimetic score), folded_share (of (I − 11ᵀ/d)diag(γ)H in
     pre-norm), growth (max|1 + μ|); of the model: score (accuracy, or loss over that of word counts).
     """
-    found = pretrained(config.data)
-    steps = config.training.steps
-    shares = 2 * config.trials * steps + (len(FRESH) + len(found)) * steps
-    advance, frames = Steps(lambda done: progress(min(1.0, done / shares))), []
+    found, count = pretrained(config.data), config.training.steps
+    work = Work((2 * config.trials + len(FRESH) + len(found)) * count, progress)
+    frames = []
 
-    def add(model: Any, vision: bool, name: str, state: str, seed: int) -> None:
-        about = {"model": name, "field": "vision" if vision else "language", "state": state, "seed": seed}
-        frames.append(_blocks(model).assign(**about, score=np.nan))
-        for _ in range(steps):
-            advance()
+    def add(model: Any, name: str, field: str, state: str, seed: int, score: float = np.nan) -> None:
+        frames.append(_blocks(model).assign(model=name, field=field, state=state, seed=seed, score=score))
 
     for family, name in FRESH.items():
         model = build_family(family, config.depth, config.width, seed=config.seed)
-        add(model, family == "vit", name, "fresh", config.seed)
+        add(model, name, "vision" if family == "vit" else "language", "fresh", config.seed)
+        work(count)
     for one in found:
         model = one.load()
-        add(model, getattr(model, "main_input_name", "") == "pixel_values", one.name, "pretrained", 0)
-    for trial in range(config.trials):
-        frames.append(before_and_after(_blocks, config.training, config.seed + trial, advance))
-    progress(1.0)
+        vision = getattr(model, "main_input_name", "") == "pixel_values"
+        add(model, one.name, "vision" if vision else "language", "pretrained", 0)
+        work(count)
+    makers: list[type[Digits] | type[Manual]] = [Digits, Manual]
+    for seed, make in product(range(config.seed, config.seed + config.trials), makers):
+        run = make(config.training, seed)
+        add(run.model, run.name, run.field, "fresh", seed, run.score())
+        fit(run.model.train(), run.loss, config.training, work)
+        add(run.model, run.name, run.field, "trained", seed, run.score())
     return pd.concat(frames, ignore_index=True)
 
 
@@ -115,7 +207,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     off = (fresh["negative_share"] - 0.5).abs()
     score = means.xs("trained", level="state")["score"].groupby("field").mean()
     return [
-        said(
+        judge(
             "fresh weights are symmetric: half of the eigenvalues of H have a negative real part",
             "not in the caption; ours: −H has the law of H",
             ", ".join(f"{name} {share:.1%}" for name, share in curve(fresh, "negative_share", by="model").items())
@@ -123,7 +215,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "2/√d for every block: four deviations of a share of d independent signs",
             (off * np.sqrt(fresh["eigenvalues"])).max() < 2,
         ),
-        said(
+        judge(
             "both models that are trained here have learned",
             "ours: spectra of a model that learned nothing say nothing",
             f"test accuracy {score['vision']:.1%}; test loss {score['language']:.2f} of that of word counts",
@@ -150,7 +242,7 @@ def _moved(means: pd.DataFrame, kind: str, lacks: str) -> Claim:
             "vision skews to the negatives",
         )
         tolerance, holds = "above 55 % in the mean, and more in every seed", bool(end > 0.55 and (change > 0).all())
-    return said(
+    return judge(
         f"training on {claim}",
         f"Fig. 5, caption: {paper}",
         f"negative share {share['fresh'].mean():.1%} → {end:.1%} (seeds: "
@@ -167,7 +259,7 @@ def _pretrained(blocks: pd.DataFrame, kind: str) -> Claim:
     per = blocks.groupby("model", sort=False)["negative_share"].agg(["mean", "min", "max"])
     skewed = kind == "vision"
     told = (f"{model} {row['mean']:.1%} ({row['min']:.1%} to {row['max']:.1%})" for model, row in per.iterrows())
-    return said(
+    return judge(
         f"pretrained models of {kind} {'skew to the negatives' if skewed else 'have symmetric eigenvalues of H'}",
         "Fig. 5, caption",
         ", ".join(told) or "0 models at hand: --data FOLDER",

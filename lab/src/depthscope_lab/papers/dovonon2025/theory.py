@@ -20,28 +20,31 @@ from depthscope.drawing import BLACK, BLUE, GREY, PALETTE, VERMILION, circle, le
 from depthscope.measures import frequency_ratio
 from depthscope.progress import Share
 from depthscope.theory import dominance_of, mean_wins, tokens_after
-from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.dovonon2025.repeated import (
+    DEPTH,
+    EQUAL,
     F64,
+    MEAN,
+    SETS,
     attend,
+    cases,
     draw_attention,
     draw_normal,
     measured_rate,
     ratios,
     repeat,
 )
-from depthscope_lab.papers.dovonon2025.theory_cases import EQUAL, MEAN, SETS, cases
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, axis, judge, line, rows
 
 SCALES = (1.0, 0.2, -0.2, -1.0, -2.1)
-DEPTH = 24  # of the first part
+FIRST_BLOCKS = 24  # of the first part
 DEPTHS = (*range(0, 97, 4), *range(96 + 32, 1537, 32))  # where the factor per block is read
 SWEPT = (24, 192, 1536)
 NEAR = 0.01  # of 1: a factor per block this close to it is not told from 1 by 1536 blocks
 
 
 SHOWN = (1, 6, 12, 24)  # depths of the first part that are told
-FALLS = "falls from each of these depths to the next"
 FLAGS = ["settled", "input_seen", "input_said", "angle_seen", "agrees", "real_spectra"]
 
 
@@ -62,7 +65,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     scale: s, block, ratio (geometric mean over draws of ‖HFC‖/‖LFC‖ by its start), closed (the same in closed form),
     apart (the largest relative difference of the two in any draw). plane: real, imag, equal (what 1536 blocks
     did), rate_said, inside, centre. sweep: s, depth, ratio, rate_seen, rate_said, edge, limit. case: see
-    `theory_cases.cases`.
+    `cases`.
     """
     made = []
     for name, make in PARTS.items():
@@ -78,7 +81,7 @@ def _scales(config: Config) -> pd.DataFrame:
     first = frequency_ratio(start)
     found = []
     for s in SCALES:
-        for block, tokens in enumerate(repeat(attend(a, s * eye), start, range(DEPTH + 1), rescale=False)):
+        for block, tokens in enumerate(repeat(attend(a, s * eye), start, range(FIRST_BLOCKS + 1), rescale=False)):
             seen = frequency_ratio(tokens) / first
             said = [tokens_after(x, matrix, s * eye, block) for x, matrix in zip(start, a, strict=True)]
             closed = frequency_ratio(torch.stack(said)) / first
@@ -139,57 +142,41 @@ PARTS: dict[str, Callable[[Config], pd.DataFrame]] = {
 
 
 def draw(frame: pd.DataFrame) -> Any:
-    figure, axes = panels(2, 2, width=4.8, height=3.9)
-    _draw_scales(axes[0], rows(frame, part="scale"))
-    _draw_plane(axes[1], rows(frame, part="plane"))
-    _draw_sweep(axes[2], rows(frame, part="sweep"))
-    _draw_cases(axes[3], rows(frame, part="case", settled=True))
-    return figure
-
-
-def _draw_scales(ax: Any, scale: pd.DataFrame) -> None:
-    for (s, own), colour in zip(scale.groupby("s", sort=False), PALETTE, strict=False):
-        line(ax, own.set_index("block")["closed"], colour, f"s = {s:g}", linewidth=1.4)
-        ax.plot(own["block"], own["ratio"], ".", color=colour, markersize=5)
-    ax.axhline(1, color=GREY, linewidth=0.8, linestyle="--")
+    figure, (first, disc, swept, sets) = panels(2, 2, width=4.8, height=3.9)
+    for (s, own), colour in zip(rows(frame, part="scale").groupby("s", sort=False), PALETTE, strict=False):
+        line(first, own.set_index("block")["closed"], colour, f"s = {s:g}", linewidth=1.4)
+        first.plot(own["block"], own["ratio"], ".", color=colour, markersize=5)
+    first.axhline(1, color=GREY, linewidth=0.8, linestyle="--")
     title, y = "H = sI: closed form (lines), simulated (dots)", "‖HFC‖/‖LFC‖ by its start"
-    axis(ax, title, "block", y, log=True, first=0, last=DEPTH)
-    legend_below(ax, columns=5)
-
-
-def _draw_plane(ax: Any, plane: pd.DataFrame) -> None:
-    centre = plane["centre"].iloc[0]
+    axis(first, title, "block", y, log=True, first=0, last=FIRST_BLOCKS)
+    plane = rows(frame, part="plane")
     for equal, colour, name in ((True, BLUE, "simulated: tokens become equal"), (False, VERMILION, "simulated: not")):
         own = rows(plane, equal=equal)
-        ax.plot(own["real"], own["imag"], ".", color=colour, markersize=4, label=name)
-    circle(ax, centre, -centre, colour=BLACK, name="|μ + 1/(1+λₙ)| = 1/(1+λₙ)")
-    ax.set_aspect("equal")
-    axis(ax, "Eigenvalues μ of H, λ real", "Re μ", "Im μ")
-    legend_below(ax, columns=1)
-
-
-def _draw_sweep(ax: Any, sweep: pd.DataFrame) -> None:
-    for border, name in ((sweep["edge"].iloc[0], "s = −2/(1+λₙ) and 0"), (0, None)):
-        ax.axvline(border, color=BLACK, linewidth=1, linestyle=":", label=name)
+        disc.plot(own["real"], own["imag"], ".", color=colour, markersize=4, label=name)
+    centre = plane["centre"].iloc[0]
+    circle(disc, centre, -centre, colour=BLACK, name="|μ + 1/(1+λₙ)| = 1/(1+λₙ)")
+    axis(disc, "Eigenvalues μ of H, λ real", "Re μ", "Im μ", aspect="equal")
+    sweep = rows(frame, part="sweep")
+    for border, borders in ((sweep["edge"].iloc[0], "s = −2/(1+λₙ) and 0"), (0, None)):
+        swept.axvline(border, color=BLACK, linewidth=1, linestyle=":", label=borders)
     for (depth, own), colour in zip(sweep.groupby("depth"), PALETTE, strict=False):
         look = {"marker": ".", "linewidth": 1, "markersize": 4}
-        line(ax, own.set_index("s")["ratio"], colour, f"block {depth:g}", **look)
-    ax.axhline(sweep["limit"].iloc[0], color=GREY, linewidth=1, linestyle="--", label="of the mode of λₙ")
-    axis(ax, "H = sI: too negative smooths again", "s", "‖HFC‖/‖LFC‖", log=True, ylim=(1e-6, 1e2))
-    legend_below(ax, columns=3)
-
-
-def _draw_cases(ax: Any, found: pd.DataFrame) -> None:
+        line(swept, own.set_index("s")["ratio"], colour, f"block {depth:g}", **look)
+    swept.axhline(sweep["limit"].iloc[0], color=GREY, linewidth=1, linestyle="--", label="of the mode of λₙ")
+    axis(swept, "H = sI: too negative smooths again", "s", "‖HFC‖/‖LFC‖", log=True, ylim=(1e-6, 1e2))
+    found = rows(frame, part="case", settled=True)
     for place, name in enumerate(reversed(SETS)):
         own = rows(found, dominating=name)
         right = len(rows(own, agrees=True))
-        ax.barh(place, right, color=BLUE, label="as the theory says" if place == 0 else None)
-        ax.barh(place, len(own) - right, left=right, color=VERMILION, label="otherwise" if place == 0 else None)
-        ax.text(len(own), place, f" {right} of {len(own)}", va="center", fontsize=8)
-    ax.set_yticks(range(len(SETS)), reversed(SETS))
-    ax.set_xlim(0, 1.2 * found["dominating"].value_counts().max())
-    axis(ax, "Random A, H, X₀ after 4096 blocks", "cases", "what dominates")
-    legend_below(ax)
+        sets.barh(place, right, color=BLUE, label=None if place else "as the theory says")
+        sets.barh(place, len(own) - right, left=right, color=VERMILION, label=None if place else "otherwise")
+        sets.text(len(own), place, f" {right} of {len(own)}", va="center", fontsize=8)
+    sets.set_yticks(range(len(SETS)), reversed(SETS))
+    most = 1.2 * found["dominating"].value_counts().max()
+    axis(sets, f"Random A, H, X₀ after {DEPTH} blocks", "cases", "what dominates", xlim=(0, most))
+    for ax, columns in ((first, 5), (disc, 1), (swept, 3), (sets, 2)):
+        legend_below(ax, columns=columns)
+    return figure
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
@@ -203,15 +190,16 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     seen, should = negative["input_seen"].sum(), negative["input_said"].sum()
     settled = rows(found, settled=True)
     return [
-        said(
+        judge(
             "X_L = Σ c γ^L a hᵀ in closed form is the repeated step at every depth to 24",
             "eq. (vec update) and Def. 4: the eigenvalues 1 + λμ",
             f"largest relative difference of ‖HFC‖/‖LFC‖ {apart:.0e} over {len(scale)} depths and scales",
             "1e-6: the closed form loses digits to the condition of A's eigenvectors",
             apart < 1e-6,
+            kind="check",
         ),
         *_by_sign(scale),
-        said(
+        judge(
             "tokens become equal exactly outside the disc |μ + 1/(1+λ_n)| ≤ 1/(1+λ_n)",
             "the paper's condition on λ^H, made exact by us, for complex μ and real λ",
             f"{wrong} of {len(clear)} points on the wrong side; {len(plane) - len(clear)} within {NEAR:.0%} of "
@@ -220,7 +208,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             wrong == 0,
         ),
         _edge(parts["sweep"]),
-        said(
+        judge(
             "H with all eigenvalues in [−1, 0) never makes tokens equal, whatever A",
             "the sharpening parameterisation Λ_H in [−1, 0]; ours: |1 + λμ| ≥ 1 − |λ||μ| > 1 − |μ| for |λ| < 1",
             f"{seen} of {len(negative)} cases became equal in 4096 blocks, complex and causal A too; {should} should",
@@ -237,31 +225,28 @@ def _by_sign(scale: pd.DataFrame) -> list[Claim]:
     curves = {s: rows(scale, s=s).set_index("block")["ratio"].loc[list(SHOWN)] for s in scale["s"].unique()}
     told = {s: f"s = {s:g}: {' '.join(f'{value:.3g}' for value in own)}" for s, own in curves.items()}
     falls = {s: own.iloc[-1] < 1 and own.is_monotonic_decreasing and own.is_unique for s, own in curves.items()}
-    up, between, below = (
-        [s for s in told if test(s)] for test in (lambda s: s > 0, lambda s: -2 < s < 0, lambda s: s < -2)
-    )
-    depths = "/".join(map(str, SHOWN))
+    depths, falling = "/".join(map(str, SHOWN)), "falls from each of these depths to the next"
     return [
-        said(
+        judge(
             "a positive H smooths from the first block on",
             "Thm on the dominating eigenvalue: λ^A = 1 dominates for Re μ ≥ 0",
-            f"‖HFC‖/‖LFC‖ by its start at L = {depths}: {'; '.join(told[s] for s in up)}",
-            FALLS,
-            all(falls[s] for s in up),
+            f"‖HFC‖/‖LFC‖ by its start at L = {depths}: {'; '.join(told[s] for s in told if s > 0)}",
+            falling,
+            all(falls[s] for s in falls if s > 0),
         ),
-        said(
+        judge(
             "a negative H between −1 and 0 sharpens at finite depth",
             "the same; oversmoothing “is not inevitable” (abstract)",
-            f"at L = {depths}: {'; '.join(told[s] for s in between)}",
+            f"at L = {depths}: {'; '.join(told[s] for s in told if -2 < s < 0)}",
             "above its start at L = 24",
-            all(curves[s].iloc[-1] > 1 for s in between),
+            all(curves[s].iloc[-1] > 1 for s in curves if -2 < s < 0),
         ),
-        said(
+        judge(
             "a too negative H = −2.1·I smooths again where A has no negative eigenvalue",
             "not in what we know of the paper; ours: λ_n loses for μ < −2/(1+λ_n)",
-            f"at L = {depths}: {'; '.join(told[s] for s in below)}",
-            FALLS,
-            all(falls[s] for s in below),
+            f"at L = {depths}: {'; '.join(told[s] for s in told if s < -2)}",
+            falling,
+            all(falls[s] for s in falls if s < -2),
         ),
     ]
 
@@ -273,7 +258,7 @@ def _edge(sweep: pd.DataFrame) -> Claim:
     edge, step = last["edge"].iloc[0], last["s"].diff().max()
     clear = last[last["rate_said"] < 1 - NEAR].dropna(subset="rate_seen")
     off = (np.log(clear["rate_seen"]) / np.log(clear["rate_said"]) - 1).abs().max()
-    return said(
+    return judge(
         "tokens stay different under H = sI for s between −2/(1+λ_n) and 0, else become equal at the predicted rate",
         "ours, from the exact condition",
         f"after {int(sweep['depth'].max())} blocks different from s = {kept.min():.2f} to {kept.max():.2f}; "
@@ -286,7 +271,7 @@ def _edge(sweep: pd.DataFrame) -> Claim:
 def _row(own: pd.DataFrame, name: str) -> Claim:
     ranks = sorted(set(own["rank_seen"].astype(int)))
     follows = "input, angle and rank convergence" if name == MEAN else "no input convergence"
-    return said(
+    return judge(
         f"if {name} dominate{'s' if name.endswith(('alone', 'one other i')) else ''}, there is {follows}",
         "the table of dominating eigenvalues (theorems and corollaries after Def. 4)",
         f"{own['agrees'].sum()} of {len(own)} cases as said; {own['input_seen'].sum()} became equal, "
@@ -306,7 +291,7 @@ def _of_settled(settled: pd.DataFrame) -> list[Claim]:
     unreal, causal = rows(settled, real_spectra=False), rows(settled, attention="causal")
     wrong = [(~own["agrees"]).sum() for own in (unreal, causal)]
     return [
-        said(
+        judge(
             "tokens become equal at the rate (second eigenvalue over first)^L",
             "ours, from Def. 4",
             f"{len(equal)} cases: the factor per block agrees to {off.median():.2%} in the median, to "
@@ -314,7 +299,7 @@ def _of_settled(settled: pd.DataFrame) -> list[Claim]:
             "1 % and 10 %: complex pairs oscillate about the rate, and a fast one ends at rounding early",
             off.median() < 0.01 and off.quantile(0.9) < 0.1,
         ),
-        said(
+        judge(
             "a sharpening H does not raise ‖HFC‖/‖LFC‖ for ever: the ratio ends at that of the dominating mode of A",
             "not in what we know of the paper; ours: modes of A other than 1 have a mean unless A is symmetric",
             f"{len(ends)} cases, limits from {limit.min():.2g} to {limit.max():.3g}, median {limit.median():.2g}; "
@@ -323,7 +308,7 @@ def _of_settled(settled: pd.DataFrame) -> list[Claim]:
             apart < 1e-6,
             when=len(ends) > 0,
         ),
-        said(
+        judge(
             "the theory holds with complex spectra and causal attention too, which the paper's Prop. 1 leaves out",
             "Prop. 1: eigenvalues of A in (−1, 1], real",
             f"{wrong[0]} of {len(unreal)} cases with complex spectra otherwise, {wrong[1]} of {len(causal)} causal "

@@ -29,9 +29,9 @@ from depthscope.models.families import build_family
 from depthscope.progress import Share
 from depthscope.text import read_text
 from depthscope.theory import dominance_of
-from depthscope_lab.papers.claims import axis, line, rows, said
-from depthscope_lab.papers.dovonon2025.subjects import ids_of
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import ids_of
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows
 
 ALONE = "albert, no FFN"
 MODELS = {
@@ -67,14 +67,14 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     """
     text = read_text(None)
     batch = ids_of(text, config.tokens, config.samples)
-    frames = []
-    for number, name in enumerate(MODELS):
+    work, frames = Work(len(MODELS), progress), []
+    for name in MODELS:
         family, *without = name.split(", ")
         model: Any = build_family(family, config.depth, config.width, seed=config.seed)
         frames.append(_of_model(model, batch, config, ("ffn_step",) if without else ()).assign(model=name))
         del model
         gc.collect()
-        progress((number + 1) / len(MODELS))
+        work()
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
 
 
@@ -181,12 +181,10 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     shares = frame["residual"] / np.sqrt(1 - frame["similarity"])
     means = {family: rows(frame, model=family).groupby("block").mean(numeric_only=True) for family in MODELS}
     smooths = {family: rows(frame, model=family)["smooths"].all() for family in MODELS}
-    ends = {family: (own["ratio"].iloc[0], own["ratio"].iloc[-1]) for family, own in means.items()}
+    ends = {family: own["ratio"].iloc[[0, -1]] for family, own in means.items()}
     kept = {family: own["residual"].iloc[-1] / own["residual"].iloc[0] for family, own in means.items()}
-    slopes = {
-        family: {name: _slope(own[name], config) for name in ("ratio", "yu", "dovonon", "update")}
-        for family, own in means.items()
-    }
+    compared = ("ratio", "yu", "dovonon", "update")
+    slopes = {family: {name: _slope(own[name], config) for name in compared} for family, own in means.items()}
     near = {family: {name: _near(rate, own["ratio"]) for name, rate in own.items()} for family, own in slopes.items()}
     right = {
         "bert": near["bert"]["yu"] and not near["bert"]["dovonon"],
@@ -194,14 +192,15 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         "albert": near["albert"]["dovonon"],
     }
     return [
-        said(
+        judge(
             "the three papers' measures are one: t_sim = 1/(1 + r²), and y is √t_div within a constant factor",
             "none of them says it; ours",
             f"largest relative difference {apart:.0e}; y/√t_div from {shares.min():.2f} to {shares.max():.2f}",
             "1e-9, and a factor of 2 of 1",
             apart < 1e-9 and shares.between(0.5, 2).all(),
+            kind="check",
         ),
-        said(
+        judge(
             "Yu & Zhang and Dovonon et al. agree on the direction: fresh weights smooth",
             "Yu & Zhang: similarity escalates; Dovonon et al.: input convergence iff the mean's eigenvalue dominates",
             "; ".join(
@@ -213,7 +212,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             all(smooths[family] == (last < first) for family, (first, last) in ends.items()),
             lacks=lacks,
         ),
-        said(
+        judge(
             "skips delay the collapse without ending the collapse: Dong et al.'s own residual shrinks with depth",
             "Dong et al.: “skip connections … stop the output from degeneration”; Yu & Zhang: they do not",
             f"y behind block {means['bert'].index[-1]} is "
@@ -223,7 +222,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             lacks=lacks,
         ),
         *(
-            said(
+            judge(
                 words,
                 "Yu & Zhang: independent weights; Dovonon et al.: one A and one H, repeated, no norm and no FFN",
                 "‖HFC‖/‖LFC‖ × {ratio:.4f} per block; Yu & Zhang {yu:.4f}, Dovonon et al. {dovonon:.4f}".format(
@@ -235,7 +234,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             )
             for family, words in RATES.items()
         ),
-        said(
+        judge(
             "Dovonon et al.'s update with each block's own A and H gives the measured rate, without norms and FFNs",
             "ours, from their eq. of the update",
             "; ".join(

@@ -19,10 +19,10 @@ from depthscope.drawing import BLACK, GREEN, SKY, VERMILION, legend_below, panel
 from depthscope.measures import ALIKE, EQUAL
 from depthscope.models.families import build_family
 from depthscope.probing import Profile, probe
-from depthscope.progress import Share, Steps
+from depthscope.progress import Share
 from depthscope.text import cut, read_text, train_tokenizer
-from depthscope_lab.papers.claims import axis, curve, line, said
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line
 
 FAMILIES = {"bert": "BERT", "albert": "ALBERT"}
 MEASURES = ("token_similarity", "cosine_similarity")
@@ -51,7 +51,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     generator = torch.Generator().manual_seed(config.seed)
     inputs = {"text": ids, "random ids": torch.randint(_RESERVED, _VOCABULARY, ids.shape, generator=generator)}
     work = config.depth * (2 * len(FAMILIES) + 2)  # a pass back costs about as much as two forward
-    advance, frames = Steps(lambda done: progress(min(1.0, done / work))), []
+    advance, frames = Work(work, progress), []
     for family in FAMILIES:
         model: Any = build_family(family, config.depth, config.width, seed=config.seed)
         batches = {name: {"input_ids": ids, "attention_mask": torch.ones_like(ids)} for name, ids in inputs.items()}
@@ -106,14 +106,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     per_block = np.exp(np.polyfit(gradient.index, np.log(gradient), 1)[0])
     return [
         *(_escalates(name, text[family], deep) for family, name in FAMILIES.items()),
-        said(
+        judge(
             "t_sim and t_cos follow the same curve",
             "“the escalation patterns for the two measures appear almost identical” (§1.1)",
             f"at most {apart:.4f} apart at any block of either model",
             f"{limit:.3f}: t_sim counts a token with itself, up to 1/n; 0.005 for tokens of unequal norm",
             apart < limit,
         ),
-        said(
+        judge(
             "random ids give the same curve as text: similarity comes from the model",
             "not in the paper; its input is not named",
             f"t_sim at most {by_input:.3f} apart",
@@ -121,14 +121,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             by_input < 0.05,
             f"the text is Python's manual, sha256 {frame['text_sha256'].iloc[0][:12]}…",
         ),
-        said(
+        judge(
             "BERT's gradient norm neither vanishes nor explodes",
             "“remains roughly at a constant level” (§1.1, Fig. 1)",
             f"largest over smallest {ratio:.2f}; changes by a factor of {per_block:.4f} per block",
             "a factor of 3 over all blocks: vanishing or exploding is orders of magnitude",
             ratio < 3,
         ),
-        said(
+        judge(
             "ALBERT has a gradient norm per block",
             "only BERT's is shown (§1.1, Fig. 1)",
             "left out: its blocks share one set of weights, which has one gradient",
@@ -143,7 +143,7 @@ def _escalates(name: str, curves: list[pd.Series], deep: bool) -> Claim:
     ends = (f"{n} {c.iloc[0]:.3f} → {c.iloc[-1]:.4f}" for n, c in zip(("t_sim", "t_cos"), curves, strict=True))
     passed = [f"{level} at block {t_sim.index[t_sim > level][0]}" for level in (ALIKE, EQUAL) if t_sim.max() > level]
     rising = all(c.iloc[-1] > c.iloc[0] for c in curves)
-    return said(
+    return judge(
         f"similarity escalates to unity in {name}",
         "“in either model both token similarity and cosine similarity escalate to unity” (§1.1)",
         "; ".join([", ".join(ends), *([f"t_sim passes {' and '.join(passed)}"] if passed else [])]),

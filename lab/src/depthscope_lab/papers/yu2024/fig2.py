@@ -18,11 +18,11 @@ import torch
 from depthscope import drawing
 from depthscope.measures import ALIKE, EQUAL, Scratch, TokenMatrix, delta, growth, token_similarity
 from depthscope.progress import Share
-from depthscope_lab.papers.claims import axis, line, said
 from depthscope_lab.papers.simulation.blocks import Stations, feed, post_norm_block, root
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import SETTINGS
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, axis, judge, line
 
 STEPS = ("attention", "norm after attention", "FFN", "norm after FFN")
 RATIOS = tuple(f"ratio_{step}" for step in range(1, 5))
@@ -98,7 +98,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     late = furthest[similarity > ALIKE]
     sigma = "; dσ² = 1 (initialiser `theorem`), which fits the figure, where the text says N(0, h/d)"
     found = [
-        said(
+        judge(
             "t_sim rises from every block to the next",
             "§2.4: “similarity monotonically increases throughout all blocks”",
             f"smallest rise {rises.min():.2e}, from {similarity.iloc[0]:.3f} to {similarity.iloc[-1]:.5f}",
@@ -106,7 +106,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             (rises > 0).all(),
             f"mean of {frame['trial'].nunique()} trials{sigma}",
         ),
-        said(
+        judge(
             f"t_sim exceeds {EQUAL:g} before block 15",
             "§2.4: “approaching the maximum before block 15”",
             f"first at block {reached.index[0]}" if len(reached) else f"never; {similarity.max():.3f} at most",
@@ -114,14 +114,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             len(reached) and reached.index[0] < 15,
             when=config.blocks >= 14 or len(reached) > 0,
         ),
-        said(
+        judge(
             "ξ₁/ξ₂ of step 1 is about 2 from the first block on",
             "§2.4: “stays around 2 from the very beginning”",
             f"{attention.iloc[0]:.3f} at block 1; {attention.min():.3f} to {attention.max():.3f} over all blocks",
             "within 0.25 of 2 at every block: “around”, and read off a plot",
             ((attention - 2).abs() < 0.25).all(),
         ),
-        said(
+        judge(
             "ξ₁/ξ₂ of steps 2 to 4 is about 1 at every block",
             "§2.4: “the other three steps have a negligible impact … (since ξ₁/ξ₂ ≈ 1)”",
             f"the FFN step is {mean['ratio_3'].iloc[0]:.3f} at block 1; largest |ξ₁/ξ₂ − 1| {furthest.max().max():.3f}",
@@ -129,7 +129,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             furthest.max().max() < 0.1,
             "ReLU's positive mean feeds the mean of the tokens: c/s, which is large while t_sim is small",
         ),
-        said(
+        judge(
             f"ξ₁/ξ₂ of steps 2 to 4 is about 1 once t_sim > {ALIKE:g}",
             "the same sentence, in the collapsed regime",
             f"largest |ξ₁/ξ₂ − 1| {late.max().max():.3f}" if len(late) else "t_sim does not get there",
@@ -140,7 +140,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     for name, symbol in (("delta", "δ"), ("omega", "ω")):
         first, last = mean[name].iloc[0], mean[name].iloc[-1]
         found.append(
-            said(
+            judge(
                 f"{symbol} is far less than 1 from the start and tends to 0",
                 "§2.4: “δ and ω are far less than 1 from the start and quickly approach 0”",
                 f"{first:.3f} at block 1, {last:.1e} at block {mean.index[-1]}",

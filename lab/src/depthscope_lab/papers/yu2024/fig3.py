@@ -19,11 +19,11 @@ from depthscope import drawing
 from depthscope.measures import ALIKE, Growth, TokenMatrix, token_similarity
 from depthscope.progress import Share
 from depthscope.theory import expected_rate, lower_bound, spectral_estimate
-from depthscope_lab.papers.claims import axis, line, said
 from depthscope_lab.papers.simulation.blocks import post_norm_block, root
 from depthscope_lab.papers.simulation.randomness import chunks, generators
 from depthscope_lab.papers.simulation.size import Size
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, axis, judge, line
 
 CHUNK = 100  # draws of W at once: they stay in the processor's cache
 CURVES = {  # column suffix: (name, colour, line)
@@ -146,14 +146,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     rms = np.sqrt((z**2).mean())
     limit = np.sqrt(1 + 3.5 * np.sqrt(2 / len(frame)))
     return [
-        said(
+        judge(
             "Estimate 2 (17) is closer to the sample mean than Estimate 1 (16)",
             "§2.4: Estimate 2 “actually provides a closer approximation … than the guaranteed lower bound”",
             f"mean |error| of ξ₁/ξ₂ − 1 while t_sim < {ALIKE:g}: {spectral:.4f} against {bound:.4f}",
             f"the smaller mean error, over blocks with t_sim < {ALIKE:g}; later both tend to 1",
             spectral < bound,
         ),
-        said(
+        judge(
             "Estimate 1 (16) is below the sample mean",
             "Thm 2.6: E[r] ≥ the right-hand side of (16)",
             f"mean − bound is {below.min():.1f} standard errors at least; conditions hold at "
@@ -161,14 +161,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "above −3.5 standard errors of the sample mean at every block: in the collapse the two coincide",
             (below > -3.5).all() and (frame["bound_applies"] == 1).all(),
         ),
-        said(
+        judge(
             "the three curves of r nearly coincide",
             "§2.4: “the three curves are nearly identical”",
             f"an estimate is {apart:.4f} from the sample mean at most, r up to {frame['rate_mean'].max():.3f}",
             "0.05: a line's width on an axis from 1 to 2",
             apart < 0.05,
         ),
-        said(
+        judge(
             "our expectation, with E[η] to second order, is the sample mean",
             "ours; the paper only says that E[η] is small",
             f"root mean square of (mean − expected)/standard error {rms:.2f}; largest {z.abs().max():.2f}",

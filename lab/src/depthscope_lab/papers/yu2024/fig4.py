@@ -17,10 +17,10 @@ from depthscope.drawing import BLACK, BLUE, GREEN, ORANGE, VERMILION, legend_bel
 from depthscope.measures import ALIKE, EQUAL, frobenius_norm, token_similarity
 from depthscope.progress import Share
 from depthscope.theory import expected_pre_norm_energy, pre_norm_exponent, pre_norm_odds, similarity_of, token_odds
-from depthscope_lab.papers.claims import axis, line, said
 from depthscope_lab.papers.simulation.blocks import post_norm_block, pre_norm_block
 from depthscope_lab.papers.simulation.size import Size
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, table
 
 CHUNK = 16  # trials at a time: their weights are 0.2 GB
 
@@ -37,11 +37,14 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 
     `predicted_similarity` is t_sim by our map, the same for all trials of a block.
     """
-    frames = []
-    for part, trials in (parts := config.parts(CHUNK)):
+    parts, frames = config.parts(CHUNK), []
+    work = Work(len(parts) * config.depth, progress)
+    for part, trials in parts:
         sampler = config.sampler("theorem", trials, 4, part, 0)
         pre = post = config.start(trials, 4, part, 1)
-        frames.append(_rows(0, part * CHUNK, _state(pre) | {"post_norm_similarity": token_similarity(post)}))
+        places = {"trial": range(part * CHUNK, part * CHUNK + trials)}
+        row = _state(pre) | {"post_norm_similarity": token_similarity(post)}
+        frames.append(table(row, block=[0], **places))
         for block in range(1, config.depth + 1):
             weights = sampler.draw()
             at = pre_norm_block(weights, pre, heads=config.heads)
@@ -57,20 +60,14 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
             if block <= config.post_norm_depth:
                 post = post_norm_block(weights, post, heads=config.heads).output
                 row["post_norm_similarity"] = token_similarity(post)
-            frames.append(_rows(block, part * CHUNK, row))
-            progress((part + block / config.depth) / len(parts))
+            frames.append(table(row, block=[block], **places))
+            work()
     frame = pd.concat(frames, ignore_index=True)
     return frame.assign(predicted_similarity=frame["block"].map(dict(enumerate(predicted(frame)))))
 
 
 def _state(x: Tensor) -> dict[str, Tensor]:
     return {"similarity": token_similarity(x), "odds": token_odds(x), "norm": frobenius_norm(x)}
-
-
-def _rows(block: int, first_trial: int, row: dict[str, Tensor]) -> pd.DataFrame:
-    columns = {name: values.flatten().numpy() for name, values in row.items()}
-    trials = range(first_trial, first_trial + len(row["odds"]))
-    return pd.DataFrame({"block": block, "trial": trials, **columns})
 
 
 def draw(frame: pd.DataFrame) -> Any:
@@ -138,14 +135,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     theory = pre_norm_exponent(ffn=_ffn(frame))
     wobble = steps["normed_norm"].max() / steps["normed_norm"].min() - 1
     return [
-        said(
+        judge(
             "pre-norm similarity keeps rising with depth",
             "“in the pre-norm model token similarity still keeps increasing” (§3.1, Fig. 4 left)",
             f"{similarity.iloc[0]:.3f} → {similarity.iloc[-1]:.3f} over {config.depth} blocks",
             "the mean over trials rises over every tenth of the depth",
             tenths.is_monotonic_increasing and similarity.iloc[-1] > similarity.iloc[0],
         ),
-        said(
+        judge(
             "from t_sim = .9 on, similarity rises much more slowly in pre-norm than in post-norm",
             "“at a much slower escalation rate than in post-norm models” (§3.1)",
             f"from t_sim .9 to .99: {post_more:.0f} blocks (post-norm), {more}{at_least:.0f} (pre-norm)",
@@ -153,7 +150,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             at_least >= 3 * post_more,
             when=np.isfinite(at_least + post_more),
         ),
-        said(
+        judge(
             "up to t_sim = .9, similarity rises much more slowly in pre-norm than in post-norm",
             "the same sentence, read of the way to t_sim = .9",
             f"t_sim passes .9 at block {post:.0f} (post-norm) and {pre:.0f} (pre-norm)",
@@ -161,28 +158,29 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             pre >= 3 * post if np.isfinite(pre + post) else None,
             "this was our first reading of “much slower”; the claim above was added when it failed",
         ),
-        said(
+        judge(
             "the trunk's norm ‖X‖ grows from block to block in pre-norm",
             "“monotonically increasing in expectation” (§3.1, Fig. 4 right)",
             f"{norm.iloc[0]:.0f} → {norm.iloc[-1]:.0f}; smallest step {step.min():+.2f}",
             "the mean over the trials rises in every block",
             (step > 0).all(),
         ),
-        said(
+        judge(
             "the norm of the normed tokens, ‖X̂‖, is constant over the blocks",
             "“always fixed at ‖LN(·)‖ due to layer normalizations” (§3.1)",
             f"largest over smallest − 1 = {wobble:.0e}",
             "1e-4: LN's ε against tokens of mean square 1",
             wobble < 1e-4,
+            kind="check",
         ),
-        said(
+        judge(
             "attention's share of the trunk diminishes after its peak",
             "“the role of the self-attention mechanism is progressively diminishing” (§3.1)",
             f"‖PX̂W‖/‖X‖: {share.max():.3f} at block {peak}, {share.iloc[-1]:.3f} at block {config.depth}",
             "falls by a third or more from its peak, and the peak is in the first quarter",
             share.iloc[-1] < share.max() * 2 / 3 and peak <= config.depth / 4,
         ),
-        said(
+        judge(
             "attention's share of the trunk diminishes from the first block on",
             "the same sentence, read to the letter",
             f"‖PX̂W‖/‖X‖: {share.iloc[0]:.3f} at block 1, {share.max():.3f} at block {peak}",
@@ -190,7 +188,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             share.iloc[0] > 0.95 * share.max(),
             "the share first rises: P averages random tokens away until they are alike",
         ),
-        said(
+        judge(
             "attention adds ‖P(X̂)X̂‖² to ‖X‖², in expectation",
             "eq. 20",
             f"what attention adds, over what eq. 20 says: {gain:.3f} ± {error:.3f} ({len(gains)} trials)",
@@ -198,7 +196,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             abs(gain - 1) < 3 * error,
             when=error < 0.05,
         ),
-        said(
+        judge(
             "in pre-norm the odds grow like a power of depth",
             "not in the paper; ours: attention/(attention + FFN)",
             f"exponent {fitted.mean():.2f} ± {fitted.std() / len(fitted) ** 0.5:.2f} against {theory:.2f}",

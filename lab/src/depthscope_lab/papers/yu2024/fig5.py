@@ -8,8 +8,10 @@ and gradients change sides at the same τ_c = 1 − ρ^(−1/2): order below it,
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import geometric_mean
 from typing import Any
 
@@ -23,12 +25,12 @@ from depthscope.measures import token_diversity
 from depthscope.progress import Share
 from depthscope.remedies import deescalate
 from depthscope.theory import OddsMap, measure_map, token_odds
-from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.simulation.blocks import input_gradient, post_norm_block
 from depthscope_lab.papers.simulation.randomness import standard_normal_tokens
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import Sampler, Weights
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows, table
 
 LEVELS = {0.1: 0.0, 0.5: 0.5, 1.0: 1.0}  # by τ, what the paper's text reads off its figure
 TAUS = tuple(LEVELS)
@@ -53,44 +55,44 @@ class Config(Size):
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: part (levels, predicted, map, sweep, sweep mean), setting, tau, block, trial, quantity, value."""
-    found: list[tuple[object, ...]] = []
-    parts = len(SETTINGS) + len(SWEEPS) * config.sweep_trials
+    work, frames = Work(len(SETTINGS) + len(SWEEPS) * config.sweep_trials, progress), []
     for number, setting in enumerate(SETTINGS):
-        found += _levels(setting, config, number)
-        progress((number + 1) / parts)
-    for number, setting in enumerate(SWEEPS):
-        for trial in range(config.sweep_trials):
-            found += _sweep(setting, trial, config, (config.seed, 10 + number, trial))
-            progress((len(SETTINGS) + number * config.sweep_trials + trial + 1) / parts)
-    frame = pd.DataFrame(found, columns=_COLUMNS)
+        frames += [frame.assign(setting=setting) for frame in _levels(setting, config, number)]
+        work()
+    for (number, setting), trial in product(enumerate(SWEEPS), range(config.sweep_trials)):
+        swept = _sweep(setting, config, (config.seed, 10 + number, trial))
+        frames.append(swept.assign(part="sweep", setting=setting, block=config.sweep_blocks, trial=trial))
+        work()
+    frame = pd.concat(frames, ignore_index=True).fillna({"block": 0, "trial": 0}).astype({"block": int, "trial": int})
     sweep = rows(frame, part="sweep")
     logs = sweep.assign(value=np.log(sweep["value"])).groupby(["setting", "tau", "quantity"], sort=False)["value"]
     means = np.exp(logs.mean()).reset_index()  # geometric, over the trials
-    means = means.assign(part="sweep mean", block=config.sweep_blocks, trial=-1)[_COLUMNS]
-    return pd.concat([frame, means], ignore_index=True)
+    means = means.assign(part="sweep mean", block=config.sweep_blocks, trial=-1)
+    return pd.concat([frame, means], ignore_index=True)[_COLUMNS]
 
 
-def _levels(setting: str, config: Config, number: int) -> list[tuple[object, ...]]:
-    found: list[tuple[object, ...]] = []
+def _levels(setting: str, config: Config, number: int) -> Iterator[pd.DataFrame]:
+    blocks = range(1, config.blocks + 1)
     for part, size in config.parts(CHUNK):
         sampler = config.sampler(setting, size, number, part, 0)
         x = config.start(size, number, part, 1, streams=len(TAUS))
         both = diversities(sampler, x, torch.tensor(TAUS), blocks=config.blocks, heads=config.heads)
+        trials = range(part * CHUNK, part * CHUNK + size)
         for quantity, values in zip(("before", "after"), both, strict=True):  # (blocks, trials, τ)
-            for (block, trial, place), value in np.ndenumerate(values.numpy()):
-                trial += part * CHUNK
-                found.append(("levels", setting, TAUS[place], block + 1, trial, quantity, value))
+            found = table({"value": values.double()}, block=blocks, trial=trials, tau=TAUS)
+            yield found.assign(part="levels", quantity=quantity)
     form = {"tokens": config.tokens, "width": config.width, "heads": config.heads}
     block_map = fresh_map(setting, **form, seed=(config.seed, number))
-    found += [("map", setting, math.nan, 0, 0, name, getattr(block_map, name)) for name in ("rho", "feed")]
+    known = {"rho": block_map.rho, "feed": block_map.feed}
+    yield pd.DataFrame({"part": "map", "tau": math.nan, "quantity": known.keys(), "value": known.values()})
     for tau in TAUS:
         curves = predicted_diversities(block_map, tau, blocks=config.blocks, tokens=config.tokens)
         for quantity, levels in zip(("before", "after"), curves, strict=True):
-            found += [("predicted", setting, tau, block, 0, quantity, v) for block, v in enumerate(levels, start=1)]
-    return found
+            about = {"part": "predicted", "tau": tau, "block": blocks, "quantity": quantity}
+            yield pd.DataFrame({**about, "value": levels})
 
 
-def _sweep(setting: str, trial: int, config: Config, seed: tuple[int, ...]) -> list[tuple[object, ...]]:
+def _sweep(setting: str, config: Config, seed: tuple[int, ...]) -> pd.DataFrame:
     """Per τ: the diversity before the last operation, and how odds and gradient grow per block in the second half."""
     blocks, half = config.sweep_blocks, config.sweep_blocks // 2
     size = {"tokens": config.sweep_tokens, "width": config.sweep_width, "heads": config.heads}
@@ -100,11 +102,8 @@ def _sweep(setting: str, trial: int, config: Config, seed: tuple[int, ...]) -> l
         "odds_growth": (found[-1] / found[half - 1]) ** (1 / (blocks - half)),
         "gradient_growth": (norms[half] / norms[-1]) ** (1 / (blocks - half)),
     }
-    return [
-        ("sweep", setting, tau, blocks, trial, name, value)
-        for name, values in numbers.items()
-        for tau, value in zip(SWEEP_TAUS, values.tolist(), strict=True)
-    ]
+    values = torch.stack([values.double() for values in numbers.values()])
+    return table({"value": values}, quantity=numbers, tau=SWEEP_TAUS)
 
 
 @torch.no_grad()
@@ -194,8 +193,17 @@ def escalating_slope(taus: Tensor, growth: Tensor, *, least: float = 1.1) -> flo
 def draw(frame: pd.DataFrame) -> Any:
     figure, (left, middle, right) = drawing.panels(3, width=3.9, height=4.0)
     for ax, setting in ((left, SETTINGS[0]), (middle, SETTINGS[1])):
-        _draw_levels(ax, rows(frame, setting=setting))
-        axis(ax, f"Initialiser: {setting}", "block", "token diversity t_div")
+        for tau, colour in zip(TAUS, (drawing.BLUE, drawing.ORANGE, drawing.GREEN), strict=True):
+            own = rows(frame, setting=setting, tau=tau)
+            for quantity, look in (("before", {"linewidth": 1.8}), ("after", {"linewidth": 0.9, "linestyle": "--"})):
+                runs = rows(own, part="levels", quantity=quantity).groupby("block")["value"]
+                spread = runs.std() if quantity == "before" else None
+                line(ax, runs.mean(), colour, f"τ = {tau:g}, {quantity}", spread, **look)
+            once = "our prediction, before" if tau == TAUS[0] else None
+            guess = curve(own, part="predicted", quantity="before")
+            line(ax, guess, drawing.BLACK, once, linestyle=":", linewidth=1.2)
+        last = int(rows(frame, part="levels")["block"].max())
+        axis(ax, f"Initialiser: {setting}", "block", "token diversity t_div", ylim=(-0.02, 1.04), last=last)
     axis(right, "Sweep of τ: order and chaos", "strength τ of de-escalation", "t_div, last block, before")
     twin = drawing.second_axis(right, "growth of the gradient per block", drawing.VERMILION)
     for setting, dashes in zip(SWEEPS, ("-", "--"), strict=True):
@@ -209,20 +217,6 @@ def draw(frame: pd.DataFrame) -> Any:
     drawing.legend_below(right, columns=2, handles=handles)
     drawing.legend_below([left, middle], columns=2)
     return figure
-
-
-def _draw_levels(ax: Any, frame: pd.DataFrame) -> None:
-    for tau, colour in zip(TAUS, (drawing.BLUE, drawing.ORANGE, drawing.GREEN), strict=True):
-        for quantity, look in (("before", {"linewidth": 1.8}), ("after", {"linewidth": 0.9, "linestyle": "--"})):
-            runs = rows(frame, part="levels", tau=tau, quantity=quantity).groupby("block")["value"]
-            spread = runs.std() if quantity == "before" else None
-            line(ax, runs.mean(), colour, f"τ = {tau:g}, {quantity}", spread, **look)
-    for tau in TAUS:
-        once = "our prediction, before" if tau == TAUS[0] else None
-        guess = curve(frame, part="predicted", tau=tau, quantity="before")
-        line(ax, guess, drawing.BLACK, once, linestyle=":", linewidth=1.2)
-    ax.set_ylim(-0.02, 1.04)
-    drawing.block_axis(ax, int(rows(frame, part="levels")["block"].max()))
 
 
 def _swept(frame: pd.DataFrame, setting: str, quantity: str) -> pd.Series:
@@ -241,7 +235,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         for setting in SETTINGS:
             before, after = (_last(frame, "levels", setting, tau, quantity) for quantity in ("before", "after"))
             found.append(
-                said(
+                judge(
                     f"τ = {tau:g} keeps diversity around {level:g}, initialiser {setting}",
                     "§3.2: the levels “are around 0, 0.5 and 1, respectively”",
                     f"{before:.3f} before the operation, {after:.3f} after it, at block {config.blocks}",
@@ -252,7 +246,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             )
     weak, strong = ([_last(frame, "levels", setting, tau, "after") for setting in SETTINGS] for tau in TAUS[:2])
     found.append(
-        said(
+        judge(
             "tokens collapse under τ = 0.1 and not under τ = 0.5",
             "§3.2: TSE “seems to have already been eliminated in the case of τ = 0.5”",
             f"after the operation: {max(weak):.1e} at most for τ = 0.1, {min(strong):.3f} at least for τ = 0.5",
@@ -266,7 +260,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         rho, feed = (rows(frame, part="map", setting=setting, quantity=q)["value"].iloc[0] for q in ("rho", "feed"))
         critical = OddsMap(float(rho), float(feed)).critical_tau
         found.append(
-            said(
+            judge(
                 f"the map of the odds predicts all three levels, initialiser {setting}",
                 "ours; the paper: “such a behavior seems quite predictable”",
                 f"ρ = {rho:.2f}, c = {feed:.3f}, measured on fresh blocks; off by "
@@ -288,7 +282,7 @@ def _transition(frame: pd.DataFrame, config: Config) -> list[Claim]:
         crossing.append(f"{setting}: {told}")
         sides.append(gradient[gradient.index <= CRITICAL - 0.05].max() < 1 < gradient[gradient.index >= 0.4].min())
     return [
-        said(
+        judge(
             "the transition from order to chaos stands at τ_c = 1 − ρ^(−1/2)",
             "ours; the paper leaves the choice of τ open",
             "; ".join(f"{name}: {value:.3f}" if value else f"{name}: none" for name, value in seen.items())
@@ -297,7 +291,7 @@ def _transition(frame: pd.DataFrame, config: Config) -> list[Claim]:
             all(value is not None and abs(value - CRITICAL) < 0.03 for value in seen.values()),
             "where √(growth of the odds per block) = (1 − τ)√ρ, fitted where the odds escalate, reaches 1",
         ),
-        said(
+        judge(
             "gradients shrink where τ < τ_c and grow where τ > τ_c",
             "ours: order on one side, chaos on the other",
             "growth per block " + "; ".join(crossing),

@@ -19,9 +19,9 @@ import torch
 from depthscope import drawing
 from depthscope.progress import Share
 from depthscope.report.formats import COLUMNS
-from depthscope_lab.papers.claims import said
 from depthscope_lab.papers.fair import measured, ranked, rates_in_words, train_fairly, with_bounds
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, judge
 from depthscope_lab.training.comparison import Launch
 from depthscope_lab.training.comparison_results import final_values
 from depthscope_lab.training.loading import make_empty_task
@@ -88,7 +88,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     """
     if not computable(config):
         note = "the paper's scale needs a GPU; the same command computes it there"
-        return [said(claim, PAPER, "not computed", tolerance, None, note) for claim, tolerance in TOLERANCES.items()]
+        return [judge(claim, PAPER, "not computed", tolerance, None, note) for claim, tolerance in TOLERANCES.items()]
     table = ranked(frame)
     final = final_values(measured(frame)).reindex(columns=["variant", "loss", "test_loss", "test_accuracy"])
     progress = (CHANCE - final.set_index("variant")[["loss", "test_loss"]]).fillna(0.0).groupby("variant").mean()
@@ -126,7 +126,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     )
     judged = config.form != "quick"
     return [
-        said(claim, PAPER, ours, tolerance, holds if judged else None, note)
+        judge(claim, PAPER, ours, tolerance, holds if judged else None, note)
         for (claim, tolerance), (ours, holds, note) in zip(TOLERANCES.items(), found, strict=True)
     ]
 

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from depthscope import drawing
 from depthscope.measures import Growth, growth
-from depthscope.progress import Share, Steps
+from depthscope.progress import Share
 from depthscope.theory import eta, expected_eta, expected_growth
-from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.simulation.randomness import fill_gaussian, fill_uniform, generators
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows
 
 SMALL, LARGE = 0.1, 0.8  # “t is small” and “t is close to 1”
 
@@ -48,7 +48,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     """
     t = torch.linspace(1 / config.points, 1, config.points, dtype=torch.float64)
     work = len(config.widths) * config.repeats
-    frames, advance = [], Steps(lambda done: progress(done / work))
+    frames, advance = [], Work(work, progress)
     for width in config.widths:
         for repeat in range(config.repeats):
             (stream,) = generators((config.seed, width, repeat), 1)
@@ -123,7 +123,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     z = (end["controlled"] - end["expected"]) / end["controlled_error"]
     rms = np.sqrt((z**2).mean())
     return [
-        said(
+        judge(
             f"(a) for t ≤ {SMALL} E[η] is close to 0 even for d = {d}",
             "App. A.3: “(a) when t is small … E[η] is close to 0 even for d = 10”",
             f"root mean square {low[d]:.1e} with the scatter taken out",
@@ -131,14 +131,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             low[d] < 0.01,
             "over draws of v and Q; mean over the values of t",
         ),
-        said(
+        judge(
             f"(b) for t ≥ {LARGE} E[η] varies more than for t ≤ {SMALL}",
             "App. A.3: “(b) … when t is close to 1, E[η] varies more significantly”",
             f"d = {d}: {high[d]:.1e} against {low[d]:.1e} for t ≤ {SMALL}",
             "at least twice as large",
             high[d] > 2 * low[d],
         ),
-        said(
+        judge(
             f"(c) E[η] gets closer to 0 with d, also for t ≥ {LARGE}",
             "App. A.3: “(c) as d increases, E[η] becomes closer to 0 even for larger t values”",
             f"mean without scatter {', '.join(f'{high[width]:.1e} (d = {width})' for width in widths)}; our E[η] "
@@ -147,7 +147,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             all(high[b] < 0.7 * high[a] for a, b in pairwise(widths)),
             "the mean without scatter still holds its own sampling error, so it bounds |E[η]| from above",
         ),
-        said(
+        judge(
             f"the plain mean of {config.trials} samples of η shows (a) and (b)",
             f"Fig. 8: averages of η “over {config.trials} samples of W”",
             f"d = {d}: {small['plain'][d]:.3f} for t ≤ {SMALL}, {plain_large[d]:.3f} for t ≥ {LARGE}; "
@@ -157,7 +157,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "what the plain mean shows is sampling error at every t; it shrinks with d, as (c) says, "
             f"to {plain_large[widths[-1]]:.3f} at d = {widths[-1]}",
         ),
-        said(
+        judge(
             "our second-order E[η] is the mean of η without scatter",
             "ours; the paper only shows that E[η] is small",
             f"t = 1: root mean square of (mean − E[η])/standard error {rms:.2f}, {len(z)} draws of v and Q",

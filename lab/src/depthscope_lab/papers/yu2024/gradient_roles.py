@@ -28,15 +28,17 @@ from depthscope.models import BlockConfig, Encoder, FeedForward, pre_norm
 from depthscope.models.families import build_family
 from depthscope.probing import probe
 from depthscope.probing.roles import CAN_LEARN
-from depthscope.progress import Share, Steps
+from depthscope.progress import Share
 from depthscope.remedies import DeEscalate, apply, remove
-from depthscope.text import cut, read_text, train_tokenizer
+from depthscope.text import read_text
 from depthscope.theory import expected_gradient_ratio
-from depthscope_lab.papers.claims import axis, curve, line, said
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import ids_of
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, spell
 
 STATIONS = {"output": "", "attention_input": "read_", "attention_branch": "branch_"}  # what stands before a measure
 MODELS = ("post-norm", "pre-norm", "de-escalated")
+COLOURS = dict(zip(MODELS, (drawing.VERMILION, drawing.BLUE, drawing.GREEN), strict=True))
 ROLES = {
     "weight_gradient": ("all weights", drawing.BLACK),
     "values_output_gradient": ("values, output", drawing.GREEN),
@@ -45,8 +47,6 @@ ROLES = {
     "queries_keys_gradient": ("queries, keys", drawing.VERMILION),
 }
 _LINE = CAN_LEARN  # drawn: below it attention hardly learns
-COLOURS = dict(zip(MODELS, (drawing.VERMILION, drawing.BLUE, drawing.GREEN), strict=True))
-_VOCABULARY = 28_000
 _BASE, _SIGMA = 768, 0.02  # BERT-base: width, and the standard deviation of its weights
 LEVEL = 3.0  # of largest over smallest norm: what counts as "roughly at a constant level", as in yu2024-fig1
 LAW = 1.25  # the factor within which the law must hold on average where tokens are alike
@@ -66,11 +66,10 @@ class Config:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: model, block, measure, value (mean over the sequences), and the text's hash."""
     text = read_text(None)
-    ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples, spread=True))
+    ids = ids_of(text, config.tokens, config.samples)["input_ids"]
     bert: Any = build_family("bert", config.depth, config.width, seed=config.seed)
     _keep_gain(bert, config.width)
-    work = len(MODELS) * config.depth * config.samples
-    advance, frames = Steps(lambda done: progress(min(1.0, done / work))), []
+    advance, frames = Work(len(MODELS) * config.depth * config.samples, progress), []
     measures, stations = ["token_similarity", "token_diversity", "branch_ratio"], list(STATIONS)
     for name in MODELS:
         with _wired(bert, name, config) as (model, inputs):
@@ -81,7 +80,6 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
             frames.append(kept.groupby(["block", "measure"])["value"].mean().reset_index().assign(model=name))
             frames.append(_law(model, given, config).assign(model=name))
         gc.collect()
-    progress(1.0)
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
 
 
@@ -96,7 +94,6 @@ def _keep_gain(bert: Any, width: int) -> None:
 @contextmanager
 def _wired(bert: Any, name: str, config: Config) -> Iterator[tuple[nn.Module, Any]]:
     """The model, and what makes its inputs of ids (1, n)."""
-
     if name == "pre-norm":
         with torch.no_grad():
             yield _as_pre_norm(bert, config), lambda ids: {"x": bert.embeddings(ids)}
@@ -146,25 +143,22 @@ def _law(model: nn.Module, inputs: list[dict[str, Tensor]], config: Config) -> p
     return means.reset_index().melt(id_vars="block", var_name="measure", value_name="value")
 
 
-def measured(frame: pd.DataFrame, model: str, measure: str) -> pd.Series:
-    """A measure over blocks 1..L."""
-    return curve(frame, model=model, measure=measure)
-
-
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = drawing.panels(2, 2, width=5.0, height=3.4)
     last = int(frame["block"].max())
     for ax, model in zip(axes[:2], ("post-norm", "de-escalated"), strict=True):
         for measure, (name, colour) in ROLES.items():
-            line(ax, measured(frame, model, measure), colour, name)
+            line(ax, curve(frame, model=model, measure=measure), colour, name)
         axis(ax, f"{model}: gradient by role", "block", "‖∂loss/∂weights‖", log=True, last=last)
     ratios, branches = axes[2:]
     for model, colour in COLOURS.items():
         line(ratios, _ratio(frame, model), colour, model)
         if model != "de-escalated":  # where the mean is taken out the law's premise is
-            line(ratios, measured(frame, model, "law"), colour, f"law, {model}", linewidth=1.2, linestyle=":")
-        rest = measured(frame, model, "branch_token_diversity")
-        line(branches, measured(frame, model, "branch_branch_ratio"), colour, f"size, {model}")
+            line(
+                ratios, curve(frame, model=model, measure="law"), colour, f"law, {model}", linewidth=1.2, linestyle=":"
+            )
+        rest = curve(frame, model=model, measure="branch_token_diversity")
+        line(branches, curve(frame, model=model, measure="branch_branch_ratio"), colour, f"size, {model}")
         line(branches, rest, colour, f"differs, {model}", linewidth=1.2, linestyle="--")
     ratios.axhline(_LINE, color=drawing.BLACK, linewidth=0.8)
     axis(ratios, "queries and keys over values and output", "block", "ratio of gradients", log=True, last=last)
@@ -175,13 +169,17 @@ def draw(frame: pd.DataFrame) -> Any:
 
 
 def _ratio(frame: pd.DataFrame, model: str) -> pd.Series:
-    return measured(frame, model, "queries_keys_gradient") / measured(frame, model, "values_output_gradient")
+    above, below = (curve(frame, model=model, measure=f"{role}_gradient") for role in ("queries_keys", "values_output"))
+    return above / below
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    collapses = bool(measured(frame, "post-norm", "read_token_similarity").iloc[-1] > ALIKE)
-    total, ratio = measured(frame, "post-norm", "weight_gradient"), {m: _ratio(frame, m) for m in MODELS}
-    role = {name: measured(frame, "post-norm", f"{name}_gradient") for name in ("queries_keys", "values_output", "ffn")}
+    collapses = bool(curve(frame, model="post-norm", measure="read_token_similarity").iloc[-1] > ALIKE)
+    total, ratio = curve(frame, model="post-norm", measure="weight_gradient"), {m: _ratio(frame, m) for m in MODELS}
+    role = {
+        name: curve(frame, model="post-norm", measure=f"{name}_gradient")
+        for name in ("queries_keys", "values_output", "ffn")
+    }
     falls = {name: norms.iloc[0] / norms.iloc[-1] for name, norms in role.items()}
     able = {model: int((own >= CAN_LEARN).sum()) for model, own in ratio.items()}
     post, pre = ratio["post-norm"], ratio["pre-norm"]
@@ -189,22 +187,20 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     discount = "“does not discount, explicitly or implicitly, the role of self-attention” (§1.3)"
     late = slice(len(total) // 2, None)  # the second half: where post-norm has collapsed
     size, differs = (
-        {m: measured(frame, m, f"branch_{name}").iloc[late].mean() for m in MODELS}
+        {m: curve(frame, model=m, measure=f"branch_{name}").iloc[late].mean() for m in MODELS}
         for name in ("branch_ratio", "token_diversity")
     )
     carried = {m: size[m] * differs[m] ** 0.5 for m in MODELS}
-    told_size, told_differs, told_carried = (
-        ", ".join(f"{model} {value:.2g}" for model, value in found.items()) for found in (size, differs, carried)
-    )
+    told_size, told_differs, told_carried = (spell("{} {:.2g}", found) for found in (size, differs, carried))
     return [
-        said(
+        judge(
             "the norm of a block's whole gradient stays at one level in post-norm",
             "“remains roughly at a constant level” (§1.1, Fig. 1)",
             f"largest over smallest {total.max() / total.min():.2f} over {len(total)} blocks",
             f"a factor of {LEVEL:g}",
             total.max() / total.min() < LEVEL,
         ),
-        said(
+        judge(
             "gradients do not vanish in post-norm, by role",
             "“gradient vanishing or exploding is not occurring” (§1.1)",
             f"from the first block to the last, queries and keys fall by a factor of {falls['queries_keys']:.3g}, "
@@ -214,7 +210,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             lacks="" if collapses else "the tokens do not become alike in so few blocks",
         ),
         _follows_law(frame, collapses),
-        said(
+        judge(
             "de-escalation lets attention learn in every block, post-norm does not",
             "not in the paper",
             f"blocks with ‖∂W_Q,K‖ ≥ {CAN_LEARN:.0%} of ‖∂W_V,O‖: "
@@ -223,7 +219,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             able["de-escalated"] == len(post) > able["post-norm"],
             when=collapses,
         ),
-        said(
+        judge(
             "in pre-norm queries and keys lose their gradient too, but more slowly",
             "not in the paper; “t_sim still rises” in pre-norm (§3.1, Fig. 4)",
             f"from block 1 to {len(pre)} the ratio falls from {pre.iloc[0]:.2g} to {pre.iloc[-1]:.2g}; in post-norm "
@@ -231,7 +227,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "lower at the end than at the start, and above post-norm there",
             pre.iloc[-1] < pre.iloc[0] and pre.iloc[-1] > post.iloc[-1],
         ),
-        said(
+        judge(
             "de-escalation does not discount self-attention: the size of its branch",
             discount,
             f"branch over trunk in the second half of the blocks: {told_size}",
@@ -239,7 +235,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             size["de-escalated"] >= HALF * size["post-norm"],
             when=collapses,
         ),
-        said(
+        judge(
             "de-escalation does not discount self-attention: what its branch carries",
             discount,
             f"share of the branch's energy that differs between tokens: {told_differs}; "
@@ -252,12 +248,11 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 
 
 def _follows_law(frame: pd.DataFrame, collapses: bool) -> Claim:
-    alike = measured(frame, "post-norm", "read_token_similarity") >= ALIKE
-    ratio, law = (own[alike] for own in (_ratio(frame, "post-norm"), measured(frame, "post-norm", "law")))
-    diversity = measured(frame, "post-norm", "read_token_diversity")[alike]
-    holds: bool | None = None
-    ours = "fewer than five blocks read tokens that are alike"
-    if len(ratio) >= 5:
+    post = {name: curve(frame, model="post-norm", measure=name) for name in ("law", "read_token_diversity")}
+    alike = curve(frame, model="post-norm", measure="read_token_similarity") >= ALIKE
+    ratio, law, diversity = (own[alike] for own in (_ratio(frame, "post-norm"), *post.values()))
+    holds, ours = False, "fewer than five blocks read tokens that are alike"
+    if enough := len(ratio) >= 5:
         off = ratio / law
         mean = float(np.exp(np.log(off).mean()))
         (slope, _), spread = np.polyfit(np.log(law), np.log(ratio), 1, cov=True)
@@ -270,14 +265,14 @@ def _follows_law(frame: pd.DataFrame, collapses: bool) -> Claim:
             f"in logarithms the slope against the law is {slope:.2f} ± {error:.2f}, against t_div alone {alone:.2f}"
         )
         holds = 1 / LAW < mean < LAW and bool(abs(slope - 1) < max(SLOPE, 2 * error))
-    return said(
+    return judge(
         "the gradient of queries and keys goes like t_div: ratio to values and output = c·t_div",
         "not in the paper; c = (‖X‖²/n)σ²/√r from `theory.expected_gradient_ratio`, nothing fitted",
         ours,
         f"a factor of {LAW:g} on average (geometric), and a slope within {SLOPE:g}, or two standard errors, "
         "of 1: each block has one draw of its weights, which scatters",
         holds,
-        when=collapses,
+        when=collapses and enough,
     )
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -19,11 +18,11 @@ from depthscope import drawing
 from depthscope.measures import TokenMatrix, growth, token_diversity, token_similarity
 from depthscope.progress import Share
 from depthscope.remedies import deescalate
-from depthscope_lab.papers.claims import axis, curve, line, rows, said
 from depthscope_lab.papers.simulation.blocks import post_norm_block
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import SETTINGS
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, axis, curve, judge, line, rows, table
 
 SHOWN = ("theorem", "xavier", "pytorch_default", "paper_text", "paper_text, W_O, Xavier FFN")
 TAUS = (0.0, 0.1, 0.5, 1.0)  # 0 for Fig. 2, the others for Fig. 5; they share the weights
@@ -46,14 +45,16 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
         for part, size in config.parts(CHUNK):
             sampler = config.sampler(setting, size, number, part, 0)
             x = config.start(size, number, part, 1, streams=len(TAUS))
+            trials = range(part * CHUNK, part * CHUNK + size)
             for block in range(1, config.blocks + 1):
                 stations = post_norm_block(sampler.draw(), x, heads=config.heads)
                 x = deescalate(stations.output, torch.tensor(TAUS)[:, None, None])
                 found = _measure(stations[:5], x)
-                frames.append(_tidy(found, part * CHUNK).assign(setting=setting, block=block))
+                frames.append(table(found, block=[block], trial=trials, tau=TAUS).assign(setting=setting))
                 progress((number + (part * CHUNK + size * block / config.blocks) / config.trials) / len(SHOWN))
     gains = {setting: value_gain(setting, config.width, config.heads) for setting in SHOWN}
     frame = pd.concat(frames, ignore_index=True)
+    frame = frame.melt(["setting", "block", "trial", "tau"], var_name="quantity")
     return frame.assign(gain=frame["setting"].map(gains))
 
 
@@ -76,13 +77,6 @@ def _measure(stations: tuple[Tensor, ...], after: Tensor) -> dict[str, Tensor]:
         "before": token_diversity(matrices[-1]),
         "after": token_diversity(after),
     }
-
-
-def _tidy(found: dict[str, Tensor], first: int) -> pd.DataFrame:
-    trial, place = np.indices(next(iter(found.values())).shape)
-    columns = {"trial": trial.ravel() + first, "tau": np.array(TAUS)[place.ravel()]}
-    parts = [pd.DataFrame({**columns, "quantity": name, "value": v.flatten().numpy()}) for name, v in found.items()]
-    return pd.concat(parts, ignore_index=True)
 
 
 def _values(frame: pd.DataFrame, setting: str, tau: float, quantity: str) -> pd.Series:
@@ -122,7 +116,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     start = rows(frame, block=frame["block"].min(), tau=0.0, quantity="ratio_1")
     error = start.groupby("setting")["value"].sem()
     return [
-        said(
+        judge(
             "ξ₁/ξ₂ of step 1 is about 2 with W from N(0, h/d), as the text says",
             "§2.4: W_k “from N(0, h/d I)”; ξ₁/ξ₂ “stays around 2”",
             f"{first['paper_text']:.2f} at block 1",
@@ -130,14 +124,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "paper_text" in fits_ratio,
             "dσ² = h, so 1 + h is expected",
         ),
-        said(
+        judge(
             "ξ₁/ξ₂ of step 1 is about 2 with dσ² = 1",
             "Thm 2.6 takes variance 1/d; Fig. 2 shows 2",
             f"theorem {first['theorem']:.2f}, xavier {first['xavier']:.2f}",
             "within 0.25 of 2",
             "theorem" in fits_ratio and "xavier" in fits_ratio,
         ),
-        said(
+        judge(
             "ξ₁/ξ₂ of step 1 is 1 + dσ² at block 1, under every initialiser",
             "Lemma 2.4, with μ₁ ≈ 1 and μ₂ ≈ 0",
             ", ".join(f"{s}: {first[s]:.2f} for {1 + gain[s]:.2f}" for s in SHOWN),
@@ -146,14 +140,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "without W_O but for the last; scores over √d in all; "
             f"standard errors {error.min():.2f} to {error.max():.2f}",
         ),
-        said(
+        judge(
             "an initialiser gives Fig. 5's levels 0, 0.5 and 1",
             "§3.2: the levels “are around 0, 0.5 and 1”",
             f"{' and '.join(fits_levels) or 'none'}; τ = 0.5, before/after: {half}",
             "each within 0.1, before or after the operation",
             fits_levels,
         ),
-        said(
+        judge(
             "one initialiser gives both Fig. 2's 2 and Fig. 5's levels",
             "§2.4: “the above experimentation setting … will be again used in the next section”",
             f"2: {', '.join(fits_ratio) or 'none'}; levels: {', '.join(fits_levels) or 'none'}",
@@ -161,7 +155,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             set(fits_ratio) & set(fits_levels),
             "with ρ = 2 and τ = 0.5 a level of 0.5 needs c = 1/2 (before) or 2 (after); ours is c ≈ 0.02 to 0.09",
         ),
-        said(
+        judge(
             "the FFN step has ξ₁/ξ₂ ≈ 1 at block 1",
             "§2.4: “the other three steps have a negligible impact”",
             ", ".join(f"{s}: {ffn[s]:.2f}" for s in SHOWN),

@@ -11,6 +11,7 @@ healthy runs of the other seeds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -20,20 +21,19 @@ import torch
 from depthscope import drawing
 from depthscope.measures import EQUAL
 from depthscope.probing.roles import COHERENT, MEASURES
-from depthscope.progress import Share, Steps, Tick
+from depthscope.progress import Share, Tick
 from depthscope.watching import watch
-from depthscope_lab.papers.claims import axis, line, rows, said
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.trained import loss_of_task, steps
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows
 from depthscope_lab.training.data import load_digits
 from depthscope_lab.training.images import ImageClassification
 from depthscope_lab.training.recipes import RECIPES
-from depthscope_lab.training.task import Share as Part
 
 SIGNALS = {"t_sim": "t_sim, last block", "share": "mean-coherent share, median", "ratio": "Q, K over V, O, median"}
 COLOURS = {"too large": drawing.VERMILION, "healthy": drawing.BLUE}
 LOOKS = 3  # in a row, so that one step alone says nothing
 ENOUGH = 30  # steps below which nothing is judged
-_ALL, _CPU = Part(0, 1), torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class Config:
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: rate (too large, healthy), seed, step, signal (also the loss), value."""
-    work = 2 * config.trials * config.steps
-    advance = Steps(lambda done: progress(done / work))
+    advance = Work(2 * config.trials * config.steps, progress)
     frames = [
         _run(config, rate, config.seed + trial, advance).assign(rate=name, seed=config.seed + trial)
         for trial in range(config.trials)
@@ -68,13 +67,9 @@ def _run(config: Config, rate: float, seed: int, advance: Tick) -> pd.DataFrame:
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.1)
     losses = []
     with watch(model, every=1, measures=["token_similarity"], gradients=True) as watched:
-        for step in range(config.steps):
-            optimiser.param_groups[0]["lr"] = rate * (step + 1) / config.steps
-            loss = task.loss(model, task.batch(step, _ALL, _CPU), None)[0]
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            losses.append(loss.item())
+        rising = lambda step: rate * (step + 1) / config.steps  # noqa: E731
+        for _, loss in steps(partial(loss_of_task, task, model), optimiser, config.steps, rate=rising):
+            losses.append(loss)
             advance()
     told = pd.DataFrame({"step": range(config.steps), "signal": "loss", "value": losses})
     return pd.concat([signals(watched.records), told], ignore_index=True)
@@ -140,7 +135,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     healthy = [curve(frame, "healthy", seed, "t_sim").iloc[-1] for seed in seeds]
     false = {name: [s for s in seeds if speaks(frame, "healthy", s, name) is not None] for name in SIGNALS}
     return [
-        said(
+        judge(
             "at a learning rate that is too large the tokens of a post-norm ViT become equal in training",
             "ours",
             f"rate {config.too_large:g}: t_sim of the last block is {EQUAL:g} or more from step "
@@ -150,7 +145,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             lacks=lacks,
         ),
         *(_leads(frame, signal, ends, lacks) for signal in SIGNALS),
-        said(
+        judge(
             "no signal speaks in a healthy run, judged by the healthy runs of the other seeds",
             "ours: a signal that always speaks leads by any number of steps",
             ", ".join(f"{name}: {len(found)} of {len(seeds)}" for name, found in false.items()),
@@ -165,7 +160,7 @@ def _leads(frame: pd.DataFrame, signal: str, ends: dict[int, int | None], lacks:
     spoken = {seed: speaks(frame, "too large", seed, signal) for seed in ends}
     pairs = [(spoken[seed], end) for seed, end in ends.items()]
     leads = [end - first for first, end in pairs if end is not None and first is not None]
-    return said(
+    return judge(
         f"{SIGNALS[signal]}: speaks before the collapse",
         "MV-Split (2605.06169): the share spikes before the collapse" if signal == "share" else "ours",
         f"steps before t_sim stays at {EQUAL:g}: {', '.join(f'{lead:+d}' for lead in leads) or 'none'} (speaks at step "

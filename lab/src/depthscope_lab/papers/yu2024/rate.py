@@ -19,12 +19,12 @@ from depthscope.drawing import BLACK, GREY, PALETTE, legend_below, panels
 from depthscope.measures import token_diversity
 from depthscope.progress import Share
 from depthscope.theory import asymptotic_rate
-from depthscope_lab.papers.claims import axis, line, rows, said
 from depthscope_lab.papers.simulation.blocks import attention_half, ffn_half
 from depthscope_lab.papers.simulation.collapse_rate import FLOOR, LOCAL, Fit, allowed, fit, walk
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import Linear, Weights
-from depthscope_lab.papers.study import Claim, Study
+from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.vocabulary import Claim, axis, judge, line, rows, table
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
 VARIANTS = ("attention", "attention + FFN")
@@ -95,11 +95,9 @@ class Streams:
             self.x, self.alphas = self.x[:, kept], tuple(self.alphas[i] for i in kept)
 
     def rows(self, block: int, part: int) -> pd.DataFrame:
-        diversity = token_diversity(self.x)
-        (trials, alphas), about = diversity.shape, {"variant": self.variant, "dtype": self.dtype}
-        trial = np.repeat(part * CHUNK + np.arange(trials), alphas)
-        alpha, values = np.tile(self.alphas, trials), diversity.flatten().numpy()
-        return pd.DataFrame({"block": block, "trial": trial, **about, "alpha": alpha, "diversity": values})
+        trials = range(part * CHUNK, part * CHUNK + len(self.x))
+        found = table({"diversity": token_diversity(self.x)}, block=[block], trial=trials, alpha=self.alphas)
+        return found.assign(variant=self.variant, dtype=self.dtype)
 
 
 def _in_float32(weights: Weights) -> Weights:
@@ -151,14 +149,14 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         lasts = f"{one.blocks} blocks to {one.least:.0e}; {bend}"
         long = one.blocks >= 60 and one.least < 1e-17 and abs(one.bend - 1) < 0.1
     return [
-        said(
+        judge(
             "t_div halves in every block at α = 1",
             "“The asymptotical rate of convergence reaches 1/2 when α = 1” (§2.5)",
             halves,
             f"{near:.1%}: 3 standard errors of the walk that log t_div does at this width",
             None if one is None else abs(one.rate / 0.5 - 1) < near,
         ),
-        said(
+        judge(
             "t_div keeps halving over 60 blocks and more, down to 1e-17 and below",
             "“fast linear convergence” (§2.5)",
             lasts,
@@ -166,7 +164,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             None if one is None else long,
             lacks="" if deep else "needs 90 blocks",
         ),
-        said(
+        judge(
             "t_div shrinks by the factor 1/(1 + α²) per block, for every α",
             "Remark 2.8 and eq. 17 with λ₂ = 0",
             _say(plain),
@@ -174,7 +172,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             _agree(plain, config, 1.0),
             "float64 ends after about 50 blocks at α = 1.5, whatever the depth",
         ),
-        said(
+        judge(
             "the FFN does not change the rate at which t_div shrinks",
             "“Other Steps Do Not Impact TSE” (§2.3)",
             _say(fed),
@@ -182,7 +180,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             _agree(fed, config, 1.5),
             "early it does: with the FFN diversity is lower from the first blocks on (ReLU feeds the mean)",
         ),
-        said(
+        judge(
             "float32 cannot show t_div below 1e-14",
             "not in the paper; ours: differences end at ε of the tokens",
             f"float32 stays at {end32:.0e}",

@@ -1,7 +1,4 @@
-"""What `depth-language` trains: narrow, deep causal Transformers on the letters of Python's manual, one run at a time.
-
-Every run is a file, which is not computed again: an interrupted study goes on with the next one.
-"""
+"""What `depth-language` trains: narrow, deep causal Transformers on the letters of Python's manual."""
 
 from __future__ import annotations
 
@@ -30,12 +27,21 @@ from depthscope_lab.training.recipes import lm_manual
 from depthscope_lab.training.schedule import learning_rate
 
 PRESCRIBED, ALPHA, TAU = "prescription", "α alone", "τ alone"
+
+
 POST, PRE, DEEP_NORM, LAYER_SCALE = "post-norm", "pre-norm", "DeepNorm", "LayerScale"
+
+
 UNTOLD, SPARSE = "prescription, not told the frequencies", "prescription, τ in every tenth block"
-# In this order they are trained: what is there of an interrupted study can be compared.
-VARIANTS = (PRESCRIBED, PRE, POST, TAU, ALPHA, DEEP_NORM, LAYER_SCALE, SPARSE, UNTOLD)
+
+
 ROLES = {role: MEASURES[role] for role in ("queries_keys", "values_output")}
+
+
 STATION = "after_ffn"  # a block's sum before its norm and its de-escalation, which would hide what they undo
+
+
+COLUMNS = ["step", "block", "quantity", "value"]
 
 
 @dataclass(frozen=True)
@@ -90,23 +96,12 @@ def notation(variant: str, shape: Training) -> str:
     }[variant] + "@xavier"
 
 
-def configured(run: Run, shape: Training) -> CharacterConfig:
+def settings(run: Run, shape: Training) -> CharacterConfig:
     """The recipe `lm-manual` in this shape."""
-    return lm_manual(notation(run.variant, shape)).changed(
-        depth=shape.depth,
-        width=shape.width,
-        ffn_width=2 * shape.width,
-        heads=shape.heads,
-        batch_size=shape.batch,
-        context=shape.context,
-        steps=shape.steps,
-        lr=run.rate,
-        schedule="cosine",
-        warmup_steps=shape.warm_up,
-        eval_windows=shape.windows,
-        evaluate_on=run.held_out,
-        seed=run.seed,
-    )
+    same = {name: getattr(shape, name) for name in ("depth", "width", "heads", "context", "steps")}
+    trained = {"batch_size": shape.batch, "warmup_steps": shape.warm_up, "schedule": "cosine", "lr": run.rate}
+    judged = {"eval_windows": shape.windows, "evaluate_on": run.held_out, "seed": run.seed}
+    return lm_manual(notation(run.variant, shape)).changed(**same, ffn_width=2 * shape.width, **trained, **judged)
 
 
 def letter_frequencies(data: Characters) -> Tensor:
@@ -137,22 +132,21 @@ def trained(run: Run, shape: Training, data: Characters, told: Share) -> pd.Data
     """Rows step, block (−1 where none), quantity, value.
 
     loss: of the training, mean since the row before; token_similarity and the gradients' norms by block at every look;
-    behind the last step held_out (the loss of the held-out text), and where that is the test text `skip` (by which the
+    after the last step held_out (the loss of the held-out text), and where that is the test text `skip` (by which the
     loss rises without a block; block 0: the loss with all) and `hidden` (by how much the loss of any letter differs
     when the future is hidden). A loss that is not finite ends the training: held_out is then nan, and so is the rest.
     """
-    config = configured(run, shape)
+    config = settings(run, shape)
     task = CharacterModelling(config, data)
     model = task.build().train()
     if run.variant != UNTOLD:
         tell_frequencies(model, data)
-    optimiser = torch.optim.AdamW(
-        model.parameters(),
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
-        fused=True,  # 16 small tensors per block: one by one they cost as much as the pass
-    )
+    options: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": (config.beta1, config.beta2),
+        "weight_decay": config.weight_decay,
+    }
+    optimiser = torch.optim.AdamW(model.parameters(), fused=True, **options)  # 16 small tensors per block
     found: list[tuple[int, int, str, float]] = []
     since: list[float] = []
     rate = partial(learning_rate, config, total=shape.steps)
@@ -166,39 +160,25 @@ def trained(run: Run, shape: Training, data: Characters, told: Share) -> pd.Data
                 found.append((step + 1, -1, "loss", math.fsum(since) / len(since)))
                 since = []
             told((step + 1) / shape.steps)
+    seen = watched.records[watched.records["measure"].isin(("token_similarity", *ROLES.values()))]
+    seen = seen[seen["block"] > 0].rename(columns={"measure": "quantity"})[COLUMNS]
     ended = pd.DataFrame(_judged(model, task, shape, run), columns=COLUMNS).assign(step=shape.steps)
-    if failed:
-        ended = ended.assign(value=math.nan)
-    return pd.concat([pd.DataFrame(found, columns=COLUMNS), _looks(watched.records), ended], ignore_index=True)
-
-
-COLUMNS = ["step", "block", "quantity", "value"]
-
-
-def _looks(records: pd.DataFrame) -> pd.DataFrame:
-    """What was watched: t_sim and the two gradients, by step and block."""
-    wanted = ("token_similarity", *ROLES.values())
-    chosen = records[records["measure"].isin(wanted) & (records["block"] > 0)].rename(columns={"measure": "quantity"})
-    return chosen[COLUMNS]
+    ended = ended.assign(value=math.nan) if failed else ended
+    return pd.concat([pd.DataFrame(found, columns=COLUMNS), seen, ended], ignore_index=True)
 
 
 @torch.no_grad()
 def _judged(model: nn.Module, task: CharacterModelling, shape: Training, run: Run) -> list[tuple[int, int, str, float]]:
-    """The rows behind the last step."""
+    """The rows after the last step."""
     found = [(0, -1, "held_out", next(iter(means_of_task(task, model).values())))]
     if run.held_out != "test":
         return found
-    windows = _windows(task.data.test, shape.context, max(shape.skip_windows, shape.hidden_windows))
+    count = min(max(shape.skip_windows, shape.hidden_windows), len(task.data.test) // shape.context)
+    windows = task.data.test[: count * shape.context].reshape(count, shape.context)
     skipped = skip_loss(model, windows[: shape.skip_windows])
     for first, loss, change in zip(skipped["first_block"], skipped["loss"], skipped["change"], strict=True):
         found.append((0, int(first), "skip", float(change if first else loss)))
     return [*found, (0, -1, "hidden", hidden_difference(model, windows[: shape.hidden_windows]))]
-
-
-def _windows(stream: Tensor, length: int, most: int) -> Tensor:
-    """(windows, length), side by side from the beginning."""
-    count = min(most, len(stream) // length)
-    return stream[: count * length].reshape(count, length)
 
 
 @torch.no_grad()
@@ -216,6 +196,4 @@ def carriers(costs: Any, share: float) -> int:
     """The fewest blocks that have this share of all that leaving single blocks out costs; 0 if nothing does."""
     ordered = torch.as_tensor(costs, dtype=torch.float64).clamp(min=0).sort(descending=True).values
     total = ordered.sum()
-    if not total > 0:
-        return 0
-    return int((ordered.cumsum(0) < share * total * (1 - 1e-12)).sum()) + 1
+    return int((ordered.cumsum(0) < share * total * (1 - 1e-12)).sum()) + 1 if total > 0 else 0
