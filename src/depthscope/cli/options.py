@@ -235,9 +235,10 @@ class ProbeOptions(ModelOptions):
 class FixOptions(ModelOptions):
     """What a user asks of `depthscope fix`."""
 
-    tau: Annotated[Any, _option("A number in [0, 1], or recommended: measured.", metavar="TAU", parser=_tau)] = (
-        "recommended"
-    )
+    tau: Annotated[
+        Any,
+        _option("De-escalate so strongly: a number in [0, 1], or recommended, measured.", metavar="TAU", parser=_tau),
+    ] = None
     at: Annotated[
         Literal["input", "after_attention", "ffn_input", "output"],
         _option("Station of the residual stream where the mean is taken out.", _REMEDY),

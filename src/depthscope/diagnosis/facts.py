@@ -28,6 +28,11 @@ from depthscope.usage import DepthUse
 from depthscope.value_spectra import Spectra
 
 NAN = math.nan
+_NAMES = {
+    "token_similarity": "token similarity",
+    "direction_similarity": "similarity of directions without outliers",
+    "cosine_similarity": "mean cosine",
+}
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,13 @@ class Facts:
         if self.sink is not None:
             names = ("direction_similarity", "cosine_similarity", "token_similarity")
         return next((name for name in names if self.has(name)), names[0])
+
+    @property
+    def what(self) -> str:
+        """The judged similarity in words, and the part, if there are several."""
+        name = self.span[0]
+        where = name if " " in name else f"the {name}" if name in ("encoder", "decoder") else f"the {name} tower"
+        return _NAMES[self.judged] + (f" in {where}" if name else "")
 
     @cached_property
     def similarity(self) -> np.ndarray:

@@ -37,6 +37,7 @@ from depthscope.probing.finite import as_records, note, weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.measurement import Excluded, Measurement
 from depthscope.probing.parts import PartSeen
+from depthscope.probing.poor_inputs import IdsSeen
 from depthscope.probing.profile import Profile
 from depthscope.probing.roles import Roles
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
@@ -147,6 +148,7 @@ class _Passes:
         self.samples = self.batch_size = self.depth = self.past = 0
         self.causality = Causality(anatomy.causal, anatomy.causal_by)
         self.is_masked = self.leaks_through_mask = False
+        self.ids = IdsSeen()
         self.parts: dict[str, PartSeen] = {}  # in the order in which they ran
         self._running = ""  # the part that runs
         self.device = torch.device("cpu")
@@ -167,6 +169,7 @@ class _Passes:
 
     def run(self, batch: Batch, tokenizer: Tokenizer | None = None) -> None:
         self.batch_size = 0
+        self.ids.see(tokenizer, batch)
         self.measurement.begin(self.samples, batch, tokenizer)
         with self.machine, self.final_norm:
             call(self.model, batch)
@@ -339,6 +342,7 @@ def _describe(
         "parts": {name: part.blocks for name, part in parts.items()},
         "towers": {name: part.to_dict() for name, part in parts.items()},
         "shared_weights": len(anatomy.blocks) < passes.depth,
+        "ids": passes.ids.to_dict(),
         "tokens": first.tokens,
         "width": first.width,
         "samples": passes.samples,

@@ -67,7 +67,7 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
     if subject.shares is not None:
         findings.append(Sentence(_of_paths(subject), chart_of.get("paths", "")))
     if subject.spectra is not None:
-        findings += [Sentence(text, chart_of.get("eigenvalues", "")) for text in of_spectra(subject.spectra)]
+        findings += [Sentence(found.sentence, chart_of.get("eigenvalues", "")) for found in of_spectra(subject.spectra)]
     if subject.use is not None:
         shown = dict(chart_of) if subject.profile is not None else {**chart_of, "shared by whom": ""}  # not another's
         findings += [Sentence(item.sentence, shown.get(_RULE_OF_USE.get(item.rule, "depth"), "")) for item in of_use]
