@@ -35,7 +35,7 @@ LIGHT = (
     "QSVLTQPPSVSGAPGQRVTISCTGSSSNIGAGYDVHWYQQLPGTAPKLLIYGNSNRPSGVPDRFSGSKSGTSASLAITGLQAEDEADYYCQSYDSSLSGYVFGTGTKVTVL",
     "SYELTQPPSVSVSPGQTARITCSGDALPKQYAYWYQQKPGQAPVLVIYKDSERPSGIPERFSGSSSGTTVTLTISGVQAEDEADYYCQSADSSGTYVFGTGTKVTVL",
 )
-# Amides and esters: acids written up to their OH, amines and alcohols from the atom that reacts. Any chemist knows them.
+# Amides and esters: acids written up to their OH, amines and alcohols from the atom that reacts.
 ACIDS = (
     "CC(=O)",
     "CCC(=O)",

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import inputs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from weights import TRAINED, Trained, unpack
 
 import depthscope
+import inputs
 
 TARGET = Path(__file__).parents[2] / "docs/gallery/data"
 CURVES = ("token_similarity", "direction_similarity", "cosine_similarity", "effective_rank", "largest_token_share")
