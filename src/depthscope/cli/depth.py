@@ -49,9 +49,14 @@ def use_of(ready: Prepared, **asked: Any) -> DepthUse:
 
 
 def _show(found: DepthUse, *, full: bool) -> None:
-    from depthscope.cli.depth_display import show
+    from depthscope.cli.depth_display import show_use
+    from depthscope.cli.display import show, show_findings
+    from depthscope.diagnosis.summary import of_use
 
-    show(found)
+    show(of_use(found), full=full, rest="every number of every block")
+    if full:
+        show_findings(found.findings)
+        show_use(found)
 
 
 class _Costs:

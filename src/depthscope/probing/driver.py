@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.trained import look_of_weights
+from depthscope.anatomy.trained import training_state
 from depthscope.discovery import Hints, hidden_tokens_reach_others
 from depthscope.hooks import (
+    Ablation,
     Head,
     Listen,
     ListenToAttention,
     Machine,
-    Surgery,
     Visit,
     full_precision,
-    open_surgery,
+    open_ablation,
 )
-from depthscope.hooks.left_out import choose_parts
+from depthscope.hooks.ablation import choose_parts
 from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
@@ -37,6 +37,7 @@ from depthscope.probing.finite import as_records, note, weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.measurement import Excluded, Measurement
 from depthscope.probing.parts import PartSeen
+from depthscope.probing.poor_inputs import IdsSeen
 from depthscope.probing.profile import Profile
 from depthscope.probing.roles import Roles
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
@@ -77,7 +78,7 @@ def probe(
         tokenizer: makes ids of strings.
         progress: is called after every block.
         without: parts that are left out of every block meanwhile, such as ("skips", "ffn", "norms"); all names are in
-            `depthscope.hooks.left_out`, and the profile's metadata says what was left out.
+            `depthscope.hooks.ablation`, and the profile's metadata says what was left out.
         window: measure windows of so many tokens instead of whole sequences, which the model still reads; attention is
             then not measured.
         hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
@@ -111,7 +112,7 @@ def probe(
     passes = _Passes(scope, anatomy, measurement, progress)
     gradient_readings = []
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
-    surgery = Surgery(model, anatomy, parts) if parts else open_surgery(model)
+    surgery = Ablation(model, anatomy, parts) if parts else open_ablation(model)
     with scope.undisturbed(), surgery if surgery is not None and parts else nullcontext():
         for given in calls:
             batch = scope.one_to_a_row(given)
@@ -147,6 +148,7 @@ class _Passes:
         self.samples = self.batch_size = self.depth = self.past = 0
         self.causality = Causality(anatomy.causal, anatomy.causal_by)
         self.is_masked = self.leaks_through_mask = False
+        self.ids = IdsSeen()
         self.parts: dict[str, PartSeen] = {}  # in the order in which they ran
         self._running = ""  # the part that runs
         self.device = torch.device("cpu")
@@ -167,6 +169,7 @@ class _Passes:
 
     def run(self, batch: Batch, tokenizer: Tokenizer | None = None) -> None:
         self.batch_size = 0
+        self.ids.see(tokenizer, batch)
         self.measurement.begin(self.samples, batch, tokenizer)
         with self.machine, self.final_norm:
             call(self.model, batch)
@@ -339,6 +342,7 @@ def _describe(
         "parts": {name: part.blocks for name, part in parts.items()},
         "towers": {name: part.to_dict() for name, part in parts.items()},
         "shared_weights": len(anatomy.blocks) < passes.depth,
+        "ids": passes.ids.to_dict(),
         "tokens": first.tokens,
         "width": first.width,
         "samples": passes.samples,
@@ -349,7 +353,7 @@ def _describe(
         "causal_by": passes.causality.by,
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
-        "weights": look_of_weights(anatomy),
+        "weights": training_state(anatomy),
         "weights_not_finite": weights_not_finite(named if passes.measurement.not_finite else _hidden(named, anatomy)),
         "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,
