@@ -14,7 +14,7 @@ from depthscope.anatomy.structure import is_named_norm
 from depthscope.offloading import brought
 
 
-class WeightLook(TypedDict):
+class TrainingState(TypedDict):
     """What the norms of the blocks look like."""
 
     look: Literal["initialised", "trained", "unknown"]
@@ -22,7 +22,7 @@ class WeightLook(TypedDict):
     moved: int  # how many of them are not as an initialiser leaves them
 
 
-def look_of_weights(anatomy: Anatomy) -> WeightLook:
+def training_state(anatomy: Anatomy) -> TrainingState:
     """Freshly initialised or trained, from the gains and biases of the norms inside the blocks.
 
     Initialisers leave a norm's bias at exactly 0 and, without a bias, all its gains at one number (1, or 0 in

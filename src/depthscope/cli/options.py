@@ -48,7 +48,7 @@ def _tokens(text: str) -> str | list[int]:
 
 
 def _parts(text: str) -> tuple[str, ...]:
-    from depthscope.hooks.left_out import choose_parts
+    from depthscope.hooks.ablation import choose_parts
 
     return choose_parts(text)
 

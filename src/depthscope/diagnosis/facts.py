@@ -18,7 +18,7 @@ from depthscope.diagnosis.outliers import Outliers, RogueFeature, Sink, find_out
 from depthscope.diagnosis.references import reference_for
 from depthscope.diagnosis.steps import Attention, attention_step, log_odds, step_growth
 from depthscope.diagnosis.trend import Trend, fit_trend
-from depthscope.hooks.left_out import in_words
+from depthscope.hooks.ablation import in_words
 from depthscope.measures import EQUAL
 from depthscope.probing import Profile, Reference
 from depthscope.probing.parts import most_alike

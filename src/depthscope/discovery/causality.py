@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy
 from depthscope.hooks.machine import Listen, Machine, Visit
 from depthscope.hooks.tokens import batch_first
-from depthscope.inputs.batches import Batch, call_alike
+from depthscope.inputs.batches import Batch, call_alike, other_numbers, with_one_input_changed
 
 ROUNDING = 8  # machine epsilons of a token's norm: what regrouped sums (mixtures of experts) may change
 CAUTION = 10  # times the change that the model shows without any reason: below that, nothing was seen
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """Which tokens (batch, n) a change has reached: behind the first block, and behind the last."""
+    """Which tokens (batch, n) a change has reached: after the first block, and after the last."""
 
     first: Tensor
     last: Tensor
@@ -63,34 +63,7 @@ def sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, exactly: bool = T
     inputs that have a token axis are changed: ids (batch, n), or floating-point tokens. None if no input changes what
     enters the blocks (images, say), or nothing stands before.
     """
-    return _sight(model, anatomy, batch, seen(model, anatomy, batch), exactly)
-
-
-def _sight(model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, exactly: bool) -> Sight | None:
-    position = torch.arange(before.real.shape[1], device=before.real.device)
-    last = torch.where(before.real, position, -1).amax(dim=-1, keepdim=True)  # (batch, 1)
-    first = torch.where(before.real, position, position.numel()).amin(dim=-1, keepdim=True)
-    earlier, later = before.real & (position < last), before.real & (position > first)
-    from_last = reached(model, anatomy, batch, before, position == last, earlier, exactly=exactly)
-    if from_last is None:
-        return None
-    to_all = bool(from_last.last[earlier].all())
-    if not exactly and to_all:
-        return "all"
-    from_first = reached(model, anatomy, batch, before, position == first, later, exactly=False)
-    forwards = None if from_first is None else bool(from_first.last.any())
-    if not bool(from_last.last.any()):
-        return "nothing" if forwards is False else "earlier"
-    if from_first is not None:
-        several = earlier.any(dim=-1)  # sequences of more than one real token
-        to_first = from_last.last.gather(1, first.clamp(max=position.numel() - 1))[several]
-        to_last = from_first.last.gather(1, last.clamp(min=0))[several]
-        if not forwards or (bool(to_first.all()) and not bool(to_last.any())):
-            return "later"
-        if not exactly and not bool(to_first.any()) and not bool(to_last.any()):
-            return "all"  # a window, as wide in both directions
-    at_once = from_last.first[earlier]
-    return "all" if to_all and bool(at_once.all() or not at_once.any()) else "partly later"
+    return Trial(model, anatomy, batch).sight(exactly)
 
 
 def with_sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, again: bool = False) -> Anatomy:
@@ -101,18 +74,16 @@ def with_sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, again: bool 
     not all later ones. PyTorch's layers are told by each call: they are tried `again` in the same way, and found causal
     only if the call did not say so.
     """
-    if anatomy.causal_by == "told" or anatomy.causal or len(anatomy.parts) > 1:
+    if anatomy.causal_by == "user" or anatomy.causal or len(anatomy.parts) > 1:
         return anatomy
     by_call = any(block.causal_arguments for block in anatomy.blocks)
-    if by_call or anatomy.causal is False:
-        if not again:
-            return anatomy
-        before = seen(model, anatomy, batch)
-        if by_call and not before.bidirectional:
-            return anatomy
-        found = _sight(model, anatomy, batch, before, exactly=False)
-        return anatomy if found in (None, "all", "nothing") else _as_seen(anatomy, found)
-    return _as_seen(anatomy, sight(model, anatomy, batch))
+    trial = Trial(model, anatomy, batch)
+    if not by_call and anatomy.causal is None:
+        return _as_seen(anatomy, trial.sight())
+    if not again or (by_call and not trial.before.bidirectional):
+        return anatomy
+    found = trial.sight(exactly=False)
+    return anatomy if found in (None, "all", "nothing") else _as_seen(anatomy, found)
 
 
 def _as_seen(anatomy: Anatomy, found: Sight | None) -> Anatomy:
@@ -125,47 +96,92 @@ def _as_seen(anatomy: Anatomy, found: Sight | None) -> Anatomy:
 
 def hidden_tokens_reach_others(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool:
     """Whether a change of tokens that the mask hides changes real ones: then it may not be what it was taken for."""
-    before = seen(model, anatomy, batch)
-    return reaches(model, anatomy, batch, before, ~before.real, before.real) is True
+    trial = Trial(model, anatomy, batch)
+    found = trial.reached(~trial.before.real, trial.before.real)
+    return found is not None and bool(found.last.any())
 
 
-def reaches(
-    model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, tokens: Tensor, others: Tensor
-) -> bool | None:
-    """Whether a change of some tokens (batch, n) changes any of the others in the last block; None as `reached`."""
-    found = reached(model, anatomy, batch, before, tokens, others)
-    return None if found is None else bool(found.last.any())
+@dataclass
+class Trial:
+    """A model on a batch, in which some tokens are changed."""
 
+    model: nn.Module
+    anatomy: Anatomy
+    batch: Batch
 
-def reached(
-    model: nn.Module,
-    anatomy: Anatomy,
-    batch: Batch,
-    before: Seen,
-    tokens: Tensor,
-    others: Tensor,
-    *,
-    exactly: bool = True,
-) -> Reached | None:
-    """Which of the others (batch, n) a change of some tokens (batch, n) changes; doubt counts as no, but not without
-    `exactly`, where every change counts.
+    _before: Seen | None = None
 
-    None if there is nothing to compare, or if no input changes what enters the blocks at these tokens alone.
-    """
-    if not others.any() or not tokens.any():
+    @property
+    def before(self) -> Seen:
+        """As it is without a change. No `cached_property`: in Python 3.11 its lock is held while the model runs, and for
+        ever in a process that is forked meanwhile."""
+        if self._before is None:
+            self._before = seen(self.model, self.anatomy, self.batch)
+        return self._before
+
+    def sight(self, exactly: bool = True) -> Sight | None:
+        """What tokens see: see the function `sight`."""
+        real = self.before.real
+        position = torch.arange(real.shape[1], device=real.device)
+        last = torch.where(real, position, -1).amax(dim=-1, keepdim=True)  # (batch, 1)
+        first = torch.where(real, position, position.numel()).amin(dim=-1, keepdim=True)
+        earlier, later = real & (position < last), real & (position > first)
+        from_last = self.reached(position == last, earlier, exactly=exactly)
+        if from_last is None:
+            return None
+        to_all = bool(from_last.last[earlier].all())
+        if not exactly and to_all:
+            return "all"
+        from_first = self.reached(position == first, later, exactly=False)
+        forwards = None if from_first is None else bool(from_first.last.any())
+        if not bool(from_last.last.any()):
+            return "nothing" if forwards is False else "earlier"
+        if from_first is not None:
+            several = earlier.any(dim=-1)  # sequences of more than one real token
+            to_first = from_last.last.gather(1, first.clamp(max=position.numel() - 1))[several]
+            to_last = from_first.last.gather(1, last.clamp(min=0))[several]
+            if not forwards or (bool(to_first.all()) and not bool(to_last.any())):
+                return "later"
+            if not exactly and not bool(to_first.any()) and not bool(to_last.any()):
+                return "all"  # a window, as wide in both directions
+        at_once = from_last.first[earlier]
+        return "all" if to_all and bool(at_once.all() or not at_once.any()) else "partly later"
+
+    def reached(self, tokens: Tensor, others: Tensor, *, exactly: bool = True) -> Reached | None:
+        """Which of the others (batch, n) a change of some tokens (batch, n) changes; doubt counts as no, but not
+        without `exactly`, where every change counts.
+
+        None if there is nothing to compare, or if no input changes what enters the blocks at these tokens alone.
+        """
+        if not others.any() or not tokens.any():
+            return None
+        before = self.before
+        for changed in _changes(self.batch, tokens, self.anatomy.token_axis):
+            after = seen(self.model, self.anatomy, changed)
+            if after.output.shape != before.output.shape or not _enters_there(before.entrance, after.entrance, tokens):
+                continue  # what these blocks read is another input, or the whole of it in every token
+            first, last = _change(before.first, after.first), _change(before.output, after.output)
+            rounding, noise = 0.0, (0.0, 0.0)
+            if exactly:
+                rounding = ROUNDING * torch.finfo(before.output.dtype).eps
+                if bool((others & (last > rounding)).any()):
+                    noise = self._noise(others)
+            return Reached(others & (first > CAUTION * noise[0]), others & (last > max(rounding, CAUTION * noise[1])))
         return None
-    for changed in _changes(batch, tokens, anatomy.token_axis):
-        after = seen(model, anatomy, changed)
-        if after.output.shape != before.output.shape or not _enters_there(before.entrance, after.entrance, tokens):
-            continue  # what these blocks read is another input, or the whole of it in every token
-        first, last = _change(before.first, after.first), _change(before.output, after.output)
-        rounding, noise = 0.0, (0.0, 0.0)
-        if exactly:
-            rounding = ROUNDING * torch.finfo(before.output.dtype).eps
-            if bool((others & (last > rounding)).any()):
-                noise = _noise(model, anatomy, batch, before, others)
-        return Reached(others & (first > CAUTION * noise[0]), others & (last > max(rounding, CAUTION * noise[1])))
-    return None
+
+    def _noise(self, where: Tensor) -> tuple[float, float]:
+        """The largest changes without a reason, after the first and the last block: in a second pass, and in a pass
+        with the sequences in reverse order."""
+        before, again = self.before, seen(self.model, self.anatomy, self.batch)
+        found = [(again.first, again.output)]
+        reversed_batch = _reversed(self.batch, before.output.shape[0], self.anatomy.token_axis)
+        if reversed_batch is not None:
+            turned = seen(self.model, self.anatomy, reversed_batch)
+            if turned.output.shape == before.output.shape and turned.first.shape == before.first.shape:
+                found.append((turned.first.flip(0), turned.output.flip(0)))
+        first = [float(_change(before.first, passed)[where].amax()) for passed, _ in found]
+        last = [float(_change(before.output, passed)[where].amax()) for _, passed in found]
+        return _largest(first), _largest(last)
 
 
 def _enters_there(before: Tensor, after: Tensor, tokens: Tensor) -> bool:
@@ -206,21 +222,6 @@ def _change(before: Tensor, after: Tensor) -> Tensor:
     return (y - x).norm(dim=-1) / x.norm(dim=-1).clamp(min=torch.finfo(before.dtype).tiny)
 
 
-def _noise(model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, where: Tensor) -> tuple[float, float]:
-    """The largest changes without a reason, behind the first and the last block: in a second pass, and in a pass with
-    the sequences in reverse order."""
-    again = seen(model, anatomy, batch)
-    found = [(again.first, again.output)]
-    reversed_batch = _reversed(batch, before.output.shape[0], anatomy.token_axis)
-    if reversed_batch is not None:
-        turned = seen(model, anatomy, reversed_batch)
-        if turned.output.shape == before.output.shape and turned.first.shape == before.first.shape:
-            found.append((turned.first.flip(0), turned.output.flip(0)))
-    first = [float(_change(before.first, passed)[where].amax()) for passed, _ in found]
-    last = [float(_change(before.output, passed)[where].amax()) for _, passed in found]
-    return _largest(first), _largest(last)
-
-
 def _largest(changes: list[float]) -> float:
     return max(changes) if all(value == value for value in changes) else float("inf")
 
@@ -246,15 +247,10 @@ def _changes(batch: Batch, where: Tensor, axis: int) -> Iterator[Batch]:
         if not isinstance(value, Tensor):
             return None
         if not value.is_floating_point() and value.shape == where.shape:
-            return torch.where(where, torch.where(value > 0, value - 1, value + 1), value)
+            return torch.where(where, other_numbers(value), value)
         at = where if axis == 1 else where.T
         if value.is_floating_point() and value.ndim == 3 and value.shape[:2] == at.shape:
-            return torch.where(at.unsqueeze(-1), 1 - value, value)  # a norm would not see value + 1
+            return torch.where(at.unsqueeze(-1), other_numbers(value), value)
         return None
 
-    for index, value in enumerate(batch.args):
-        if (new := changed(value)) is not None:
-            yield Batch((*batch.args[:index], new, *batch.args[index + 1 :]), batch.kwargs)
-    for name, value in batch.kwargs.items():
-        if "mask" not in name and "position" not in name and (new := changed(value)) is not None:
-            yield Batch(batch.args, batch.kwargs | {name: new})
+    return with_one_input_changed(batch, changed)

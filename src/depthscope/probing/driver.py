@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.trained import look_of_weights
+from depthscope.anatomy.trained import training_state
 from depthscope.discovery import Hints, hidden_tokens_reach_others
 from depthscope.hooks import (
+    Ablation,
     Head,
     Listen,
     ListenToAttention,
     Machine,
-    Surgery,
     Visit,
     full_precision,
-    open_surgery,
+    open_ablation,
 )
-from depthscope.hooks.left_out import choose_parts
+from depthscope.hooks.ablation import choose_parts
 from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
@@ -78,7 +78,7 @@ def probe(
         tokenizer: makes ids of strings.
         progress: is called after every block.
         without: parts that are left out of every block meanwhile, such as ("skips", "ffn", "norms"); all names are in
-            `depthscope.hooks.left_out`, and the profile's metadata says what was left out.
+            `depthscope.hooks.ablation`, and the profile's metadata says what was left out.
         window: measure windows of so many tokens instead of whole sequences, which the model still reads; attention is
             then not measured.
         hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
@@ -112,7 +112,7 @@ def probe(
     passes = _Passes(scope, anatomy, measurement, progress)
     gradient_readings = []
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
-    surgery = Surgery(model, anatomy, parts) if parts else open_surgery(model)
+    surgery = Ablation(model, anatomy, parts) if parts else open_ablation(model)
     with scope.undisturbed(), surgery if surgery is not None and parts else nullcontext():
         for given in calls:
             batch = scope.one_to_a_row(given)
@@ -353,7 +353,7 @@ def _describe(
         "causal_by": passes.causality.by,
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
-        "weights": look_of_weights(anatomy),
+        "weights": training_state(anatomy),
         "weights_not_finite": weights_not_finite(named if passes.measurement.not_finite else _hidden(named, anatomy)),
         "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,

@@ -44,7 +44,7 @@ class ForwardPass:
         shown = [pair for pairs in self.pairs.values() for pair in pairs.items()]
         hidden = [(result, trunk) for of_block in self.hidden.values() for result, (trunk, _) in of_block.items()]
         stations = {station for pair in (*shown, *hidden) for station in pair} | {"input", "output"}
-        self.sites = (Listen(stations, self._see_tokens), ListenToAttention(self._see_attention))
+        self.acts = (Listen(stations, self._see_tokens), ListenToAttention(self._see_attention))
         self._trunk: dict[str, Tensor] = {}
         self._before: dict[str, Tensor] = {}  # copies, for branches that are seen by what they change alone
         self._weight = 0.0
