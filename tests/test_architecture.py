@@ -13,7 +13,6 @@ SOURCE = Path(depthscope.__file__).parent
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
     {
-        "compiling",
         "exit_codes",
         "extras",
         "half_precision",

@@ -113,8 +113,9 @@ class Trial:
 
     @property
     def before(self) -> Seen:
-        """As it is without a change. No `cached_property`: in Python 3.11 its lock is held while the model runs, and for
-        ever in a process that is forked meanwhile."""
+        """As it is without a change."""
+        # No `cached_property`: in Python 3.11 its lock is held while the model runs, and for ever in a process that is
+        # forked meanwhile.
         if self._before is None:
             self._before = seen(self.model, self.anatomy, self.batch)
         return self._before
