@@ -7,7 +7,6 @@ import pytest
 import torch
 import typer
 
-from depthscope import machine
 from depthscope.cli.app import app
 from depthscope.probing.windows import cut
 

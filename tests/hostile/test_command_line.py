@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from depthscope import machine
 from depthscope.cli.app import main
 from depthscope.measures import MEASURES
 from depthscope.probing import Profile
