@@ -163,8 +163,9 @@ def test_memory_counts_the_dtype():
 
 
 def test_memory_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    from depthscope import memory
 
-    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "missing")
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "missing")
     assert available_memory() > 1e8
 
 
