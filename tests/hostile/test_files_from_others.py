@@ -21,7 +21,7 @@ from PIL import Image
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import depthscope
-from depthscope import files, machine, memory
+from depthscope import files, memory
 from depthscope.cli.app import main
 from depthscope.cli.console import Screen
 from depthscope.drawing import Curve, draw_by_block
@@ -214,7 +214,7 @@ def test_long_words_change_no_tokenizer_but_their_own():
 def test_the_limit_of_a_container_counts(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "memory/docker/x" if version == 1 else tmp_path / "docker/x"
     folder.mkdir(parents=True)
-    limit, used = machine._LIMITS[2 - version]
+    limit, used = memory._LIMITS[2 - version]
     (folder / limit).write_text("1000000\n")
     (folder / used).write_text("600000\n")
     (folder / "memory.stat").write_text("anon 5\ninactive_file 100000\n")
