@@ -14,11 +14,11 @@ its user holds the scope, and there is no other cache. A module that was exchang
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from threading import get_ident
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -41,6 +41,8 @@ from depthscope.hooks import uncompiled, undisturbed
 from depthscope.inputs import Batch, Tokenizer, batches
 from depthscope.stations import IN_WORDS
 from depthscope.verbs import Verbs
+
+T = TypeVar("T")
 
 
 class Causality(NamedTuple):
@@ -103,7 +105,8 @@ class Scope(Verbs):
 
     def _forget(self) -> None:
         self._anatomy: Anatomy | None = None
-        self._modules: list[nn.Module] = []  # of the model, when the anatomy was settled
+        self._modules: list[tuple[str, nn.Module, Any]] = []  # of the model, when the anatomy was settled
+        self._kept: dict[Callable[..., Any], Any] = {}
         self._sights: dict[tuple[bool, frozenset[Any]], Anatomy] = {}
         self._causal: Causality | None = None
         self.has_outliers = False  # once a probe has found some, it looks for them from the beginning
@@ -177,12 +180,35 @@ class Scope(Verbs):
             self._forget()
         if self._anatomy is None:
             self._anatomy = anatomy_with_hints(self.model, self.hints, self.first)
-            self._modules = walking.modules(self.model)
+            self._modules, self._kept = self._modules_now(), {}
         return self._anatomy
 
     def _was_exchanged(self) -> bool:
-        """Whether a module of the model was exchanged, added or taken away since the anatomy was settled."""
-        return [*map(id, walking.modules(self.model))] != [*map(id, self._modules)]
+        """Whether a module of the model, or the forward of one, was exchanged, added or taken away since the anatomy
+        was settled."""
+        return self._modules_now() != self._modules
+
+    def _modules_now(self) -> list[tuple[str, nn.Module, Any]]:
+        """Each with its path, and with what somebody has put in the place of its class's forward."""
+        return [(path, module, vars(module).get("forward")) for path, module in walking.named_modules(self.model)]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those of the model, as they were when the anatomy was settled."""
+        _ = self.anatomy
+        return [module for _, module, _ in self._modules]
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The weights as they are now, each once."""
+        _ = self.anatomy
+        return walking.weights_in((path, module) for path, module, _ in self._modules)
+
+    def kept(self, make: Callable[[nn.Module, Anatomy], T]) -> T:
+        """`make(model, anatomy)`, which depends on the modules alone: it is made again when one was exchanged."""
+        anatomy = self.anatomy
+        if make not in self._kept:
+            self._kept[make] = make(self.model, anatomy)
+        return cast(T, self._kept[make])
 
     @property
     def depth_of_model(self) -> int:  # how many blocks run in a pass
@@ -216,7 +242,7 @@ class Scope(Verbs):
                         found = is_causal(self.model, anatomy, self.one_to_a_row(self.first_batch))
                 self._causal = Causality(found, anatomy.causal_by)
             return anatomy, self._causal
-        anatomy = self.seen_anatomy(again=again in self._sights or is_wrapped(self.model, anatomy))
+        anatomy = self.seen_anatomy(again=again in self._sights or self.kept(is_wrapped))
         return anatomy, Causality(anatomy.causal, anatomy.causal_by)
 
     def is_causal(self) -> bool | None:
@@ -255,7 +281,7 @@ class Scope(Verbs):
         if self._measuring == get_ident():
             yield
             return
-        with undisturbed(self.model):
+        with undisturbed(self.model, self.modules):
             self._measuring = get_ident()
             try:
                 yield

@@ -7,6 +7,8 @@ the same, and each module or weight is there once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
 
@@ -32,8 +34,13 @@ def modules(model: nn.Module) -> list[nn.Module]:
 
 def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """All weights with their names; one that stands in several places has the first name."""
+    return weights_in(named_modules(model))
+
+
+def weights_in(named: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Parameter]]:
+    """The same of modules that are listed with their paths."""
     found: dict[int, tuple[str, nn.Parameter]] = {}
-    for path, module in named_modules(model):
+    for path, module in named:
         for key, weights in module._parameters.items():
             if weights is not None and id(weights) not in found:
                 found[id(weights)] = f"{path}.{key}" if path else key, weights

@@ -22,16 +22,22 @@ class TrainingState(TypedDict):
     moved: int  # how many of them are not as an initialiser leaves them
 
 
-def training_state(anatomy: Anatomy) -> TrainingState:
-    """Freshly initialised or trained, from the gains and biases of the norms inside the blocks.
+def norms_of_blocks(_model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
+    """What is named a norm inside the blocks, each once."""
+    inside = {id(module): module for block in anatomy.blocks for module in walking.modules(block.module)}
+    return [module for module in inside.values() if is_named_norm(module)]
+
+
+def training_state(blocks: Anatomy | list[nn.Module]) -> TrainingState:
+    """Freshly initialised or trained, from the gains and biases of the norms inside the blocks, or of these norms.
 
     Initialisers leave a norm's bias at exactly 0 and, without a bias, all its gains at one number (1, or 0 in
     Gemma); a single step of an optimiser moves them. Some initialisers draw gains at random
     (Transformer-XL), so where there are biases they decide. "unknown" without norms that have parameters,
     or with entries that are not finite. It cannot see a model whose norms were frozen during training.
     """
-    seen = {id(norm): norm for block in anatomy.blocks for norm in _norms(block.module)}
-    untouched = _untouched(list(seen.values()))
+    norms = norms_of_blocks(nn.Module(), blocks) if isinstance(blocks, Anatomy) else blocks
+    untouched = _untouched([norm for norm in norms if _has_gain(norm)])
     known = [value for value in untouched if value is not None]
     moved = sum(not value for value in known)
     if not known or len(known) < len(untouched):
@@ -39,14 +45,10 @@ def training_state(anatomy: Anatomy) -> TrainingState:
     return {"look": "trained" if moved else "initialised", "norms": len(known), "moved": moved}
 
 
-def _norms(block: nn.Module) -> list[nn.Module]:
-    """The norms inside a block that have a gain, known by the name of their class and by their shape."""
-    return [
-        module
-        for module in walking.modules(block)
-        if is_named_norm(module) and getattr(module, "weight", None) is not None
-        if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 1
-    ]
+def _has_gain(norm: nn.Module) -> bool:
+    """Known by its shape."""
+    gain = getattr(norm, "weight", None)
+    return isinstance(gain, nn.Parameter) and gain.ndim == 1
 
 
 def _untouched(norms: list[nn.Module]) -> list[bool | None]:

@@ -26,6 +26,7 @@ from depthscope.hooks.attention import AttentionListener, Head
 from depthscope.hooks.running import Pass
 from depthscope.hooks.staying import cache_places, reads_copy, refuse_copy
 from depthscope.hooks.tokens import edit_tokens, sequences_and_tokens, tokens_at
+from depthscope.inputs.masks import MaskFinder
 from depthscope.measures import DenseAttention
 from depthscope.naming import unknown_name
 from depthscope.safety import ByThread, TemporaryHook, undone, unhook
@@ -83,7 +84,7 @@ class Machine:
     `visit` is the block that is running, `inside` says which of its attention modules is, unless the acts do nothing
     but listen to tokens; `on_block_end(visit)` is called when a block ends. A machine that is opened inside a call of
     the model, by a hook of it, does not hear that call (`hears_call=False`): whoever opens it calls `begin_pass` with
-    the call's arguments.
+    the call's arguments. `masks`: of this model and anatomy, where somebody has one already.
     """
 
     def __init__(
@@ -93,13 +94,14 @@ class Machine:
         *acts: Act,
         on_block_end: Callable[[Visit], object] | None = None,
         hears_call: bool = True,
+        masks: MaskFinder | None = None,
     ):
         self.model = model
         self.anatomy = anatomy
         self.acts = acts
         self.on_block_end = on_block_end
         self.hears_call = hears_call
-        self.running = Pass(model, anatomy)
+        self.running = Pass(model, anatomy, masks)
         self.visit: Visit | None = None
         self.inside: str | None = None  # "attention" or "cross_attention"
         self.blocks_run = 0  # in the pass that runs, or ran last

@@ -9,6 +9,7 @@ be 0 and 1, or 0 and large negative ones that are added to the scores. A mask th
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from functools import cache
@@ -73,6 +74,12 @@ class MaskFinder:
         self._strangers = {path for path, module in modules.items() if not _has_contract(module)}
         self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
         self._seen = MasksSeen()
+
+    def anew(self) -> MaskFinder:
+        """As it is before any pass; what is known of the modules is shared."""
+        other = copy.copy(self)
+        other.unused, other._seen = set(), MasksSeen()
+        return other
 
     # --- before a pass --------------------------------------------------------------------------------
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
-from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.trained import training_state
+from depthscope.anatomy.trained import norms_of_blocks, training_state
 from depthscope.discovery import Hints, hidden_tokens_reach_others
 from depthscope.hooks import (
     Ablation,
@@ -29,11 +28,12 @@ from depthscope.hooks import (
 )
 from depthscope.hooks.ablation import choose_parts
 from depthscope.inputs import Batch, Tokenizer, call
+from depthscope.inputs.masks import MaskFinder
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
-from depthscope.probing.final_norm import FinalNorm
+from depthscope.probing.final_norm import FinalNorm, norms_outside
 from depthscope.probing.finish import fetched
-from depthscope.probing.finite import as_records, note, weights_not_finite
+from depthscope.probing.finite import as_records, modules_of_attention, note, weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.losses import LossOfGradients
 from depthscope.probing.measurement import Excluded, Measurement
@@ -115,7 +115,7 @@ def probe(
     gradient_readings = []
     of_loss = LossOfGradients(loss)
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
-    surgery = Ablation(model, anatomy, parts) if parts else open_ablation(model)
+    surgery = Ablation(model, anatomy, parts) if parts else open_ablation(scope.modules)
     with scope.undisturbed(), surgery if surgery is not None and parts else nullcontext():
         for given in calls:
             batch = scope.one_to_a_row(given)
@@ -125,7 +125,7 @@ def probe(
             if gradients:
                 sample = passes.samples - passes.batch_size
                 gradient_readings += gradient_norms(model, anatomy, batch, of_loss.of(batch), sample, roles)
-        metadata = _describe(model, anatomy, passes, names, wanted, excluded)
+        metadata = _describe(scope, anatomy, passes, names, wanted, excluded)
         if surgery is not None:
             metadata["without"], notes = list(surgery.parts), notes + surgery.notes
         metadata["window"] = window
@@ -163,8 +163,8 @@ class _Passes:
         sites: list[Any] = [Listen(measurement.stations_to_hear(), self._see_tokens)]
         if measurement.wants_attention:
             sites.append(ListenToAttention(self._see_attention))
-        self.machine = Machine(model, anatomy, *sites, on_block_end=self._end_block)
-        self.final_norm = FinalNorm(model, anatomy, self._see_final_norm)
+        self.machine = Machine(model, anatomy, *sites, on_block_end=self._end_block, masks=scope.kept(MaskFinder))
+        self.final_norm = FinalNorm(scope.kept(norms_outside), self._see_final_norm)
         self.first_token: str | None = None  # of the tokenizer, where sequences lack it
         self.without_first_token: list[Tensor] = []  # how many, by batch
 
@@ -326,18 +326,18 @@ def _excluded(tokens: Literal["outliers"] | Sequence[int] | None) -> Excluded:
 
 
 def _describe(
-    model: nn.Module,
+    scope: Scope,
     anatomy: Anatomy,
     passes: _Passes,
     names: tuple[str, ...],
     stations: frozenset[str],
     excluded: Excluded,
 ) -> dict[str, Any]:
+    model, named = scope.model, scope.named_parameters()
     config = getattr(model, "config", None)
     parts = passes.parts if len(passes.parts) > 1 or len(anatomy.parts) > 1 else {}
     first = next(iter(passes.parts.values()))
     placements = {part.placement for part in passes.parts.values()}
-    named = walking.named_parameters(model)
     weights = [parameter for _, parameter in named]
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
@@ -358,8 +358,10 @@ def _describe(
         "causal_by": passes.causality.by,
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
-        "weights": training_state(anatomy),
-        "weights_not_finite": weights_not_finite(named if passes.measurement.not_finite else _hidden(named, anatomy)),
+        "weights": training_state(scope.kept(norms_of_blocks)),
+        "weights_not_finite": weights_not_finite(
+            named if passes.measurement.not_finite else _of_attention(scope, named)
+        ),
         "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.measurement.formats),
@@ -374,10 +376,9 @@ def _describe(
     }
 
 
-def _hidden(named: list[tuple[str, nn.Parameter]], anatomy: Anatomy) -> list[tuple[str, nn.Parameter]]:
+def _of_attention(scope: Scope, named: list[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
     """The weights of attention: some kernels turn its NaN into zeros, and no output shows it. Of others it does."""
-    known = [block.attention or block.module for block in anatomy.blocks]
-    inside = {id(weights) for module in known for weights in walking.parameters(module)}
+    inside = {id(weights) for module in scope.kept(modules_of_attention) for weights in module._parameters.values()}
     return [(name, weights) for name, weights in named if id(weights) in inside]
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
+from depthscope import walking
+from depthscope.anatomy import Anatomy
 from depthscope.naming import counted, sequences_of
 
 Place = tuple[int, str]  # block, station; (0, "output") is what enters block 1
@@ -42,6 +44,11 @@ def _place(block: int, station: str) -> str:
     if block == 0 or station == "input":
         return f"what enters block {max(block, 1)}"
     return f"the norm after block {block}" if station == at.FINAL else f"the {station} of block {block}"
+
+
+def modules_of_attention(_model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
+    """Those of every block's attention; of a block that does not show it, all."""
+    return [module for block in anatomy.blocks for module in walking.modules(block.attention or block.module)]
 
 
 def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
