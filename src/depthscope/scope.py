@@ -105,7 +105,7 @@ class Scope(Verbs):
 
     def _forget(self) -> None:
         self._anatomy: Anatomy | None = None
-        self._modules: list[tuple[str, nn.Module, Any]] = []  # of the model, when the anatomy was settled
+        self._settled: list[tuple[nn.Module, dict[str, nn.Module | None], Any]] = []  # as the modules were
         self._kept: dict[Callable[..., Any], Any] = {}
         self._sights: dict[tuple[bool, frozenset[Any]], Anatomy] = {}
         self._causal: Causality | None = None
@@ -180,32 +180,28 @@ class Scope(Verbs):
             self._forget()
         if self._anatomy is None:
             self._anatomy = anatomy_with_hints(self.model, self.hints, self.first)
-            self._modules, self._kept = self._modules_now(), {}
+            self._settled, self._kept = _settled(self.model), {}
         return self._anatomy
 
     def _was_exchanged(self) -> bool:
         """Whether a module of the model, or the forward of one, was exchanged, added or taken away since the anatomy
         was settled."""
-        return self._modules_now() != self._modules
-
-    def _modules_now(self) -> list[tuple[str, nn.Module, Any]]:
-        """Each with its path, and with what somebody has put in the place of its class's forward."""
-        return [(path, module, vars(module).get("forward")) for path, module in walking.named_modules(self.model)]
+        return any(
+            module._modules != children or vars(module).get("forward") is not forward
+            for module, children, forward in self._settled
+        )
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Those of the model, as they were when the anatomy was settled."""
-        _ = self.anatomy
-        return [module for _, module, _ in self._modules]
-
-    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """The weights as they are now, each once."""
-        _ = self.anatomy
-        return walking.weights_in((path, module) for path, module, _ in self._modules)
+        """Those of the model, when `anatomy` was asked for last."""
+        if self._anatomy is None:
+            _ = self.anatomy
+        return [module for module, _, _ in self._settled]
 
     def kept(self, make: Callable[[nn.Module, Anatomy], T]) -> T:
-        """`make(model, anatomy)`, which depends on the modules alone: it is made again when one was exchanged."""
-        anatomy = self.anatomy
+        """`make(model, anatomy)`, which depends on the modules alone: it is made again when `anatomy` has noticed that
+        one was exchanged."""
+        anatomy = self.anatomy if self._anatomy is None else self._anatomy
         if make not in self._kept:
             self._kept[make] = make(self.model, anatomy)
         return cast(T, self._kept[make])
@@ -308,6 +304,11 @@ class Scope(Verbs):
         if len(anatomy.parts) > 1:
             facts.insert(2, f"parts {', '.join(anatomy.parts)}")
         return " · ".join(fact for fact in facts if fact)
+
+
+def _settled(model: nn.Module) -> list[tuple[nn.Module, dict[str, nn.Module | None], Any]]:
+    """The modules, each with what stands in it, and with what somebody has put in the place of its class's forward."""
+    return [(module, dict(module._modules), vars(module).get("forward")) for module in walking.modules(model)]
 
 
 def scope_of(model: nn.Module | Scope, inputs: Any = None, tokenizer: Tokenizer | None = None, **hints: Any) -> Scope:

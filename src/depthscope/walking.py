@@ -7,8 +7,6 @@ the same, and each module or weight is there once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import nn
 
 
@@ -34,13 +32,8 @@ def modules(model: nn.Module) -> list[nn.Module]:
 
 def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """All weights with their names; one that stands in several places has the first name."""
-    return weights_in(named_modules(model))
-
-
-def weights_in(named: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Parameter]]:
-    """The same of modules that are listed with their paths."""
     found: dict[int, tuple[str, nn.Parameter]] = {}
-    for path, module in named:
+    for path, module in named_modules(model):
         for key, weights in module._parameters.items():
             if weights is not None and id(weights) not in found:
                 found[id(weights)] = f"{path}.{key}" if path else key, weights
@@ -49,7 +42,12 @@ def weights_in(named: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Par
 
 def parameters(model: nn.Module) -> list[nn.Parameter]:
     """All weights."""
-    return [weights for _, weights in named_parameters(model)]
+    return weights_in(modules(model))
+
+
+def weights_in(listed: list[nn.Module]) -> list[nn.Parameter]:
+    """The weights that these modules have themselves, each once."""
+    return list({id(w): w for module in listed for w in module._parameters.values() if w is not None}.values())
 
 
 def paths_around(path: str) -> list[str]:

@@ -110,6 +110,7 @@ class Machine:
         self.thread: int | None = None  # in which it is open: what other threads run is not heard
         self._carried: dict[int, Tensor] = {}  # by block module: what a change of a norm's copy adds to the trunk
         self._hooked: list[nn.Module] = []  # where hooks of this machine hang, or are about to
+        self._hooks: dict[tuple[int, Side], _Hook] = {}  # by module, those that take further acts
         self._listeners: list[AttentionListener] = []
         self._refuse_what_does_nothing()
 
@@ -142,7 +143,7 @@ class Machine:
         unhook(self._hooked, lambda hook: isinstance(hook, _Hook) and hook.owner is self)
         for listener in self._listeners:
             listener.close()
-        self._hooked, self._listeners = [], []
+        self._hooked, self._hooks, self._listeners = [], {}, []
         self.visit = self.inside = self._given = None  # of a pass that failed: it holds what entered the block
         self._carried.clear()
         self.thread = None
@@ -221,8 +222,14 @@ class Machine:
         return edit_tokens(value, lambda tokens: tokens + difference.reshape(tokens.shape))
 
     def _hang(self, module: nn.Module, side: Side, act: Callable[[Any], Any], *, prepend: bool = False) -> None:
+        """One hook does all that a machine does at a place, in the order in which it was hung."""
+        if not prepend and (there := self._hooks.get((id(module), side))) is not None:
+            there.acts.append(act)
+            return
         self._hooked.append(module)
         hook = _Hook(self, act, side)
+        if not prepend:
+            self._hooks[id(module), side] = hook
         if side == "in":
             module.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend)
         else:
@@ -364,14 +371,18 @@ def _stations_of(act: Act) -> tuple[str, ...]:
 
 
 class _Hook(TemporaryHook):
-    """A hook of a machine, in its thread: `act` is given what passes, (args, kwargs) or what is returned, and returns
+    """A hook of a machine, in its thread: each act is given what passes, (args, kwargs) or what is returned, and gives
     something else in its place, or None."""
 
     def __init__(self, owner: Machine, act: Callable[[Any], Any], side: Side):
         super().__init__(act)
-        self.owner, self.side = owner, side
+        self.owner, self.side, self.acts = owner, side, [act]
 
     def __call__(self, _module: nn.Module, *passed: Any) -> Any:
         if self.owner.thread != get_ident():
             return None
-        return self.act(passed if self.side == "in" else passed[-1])
+        value, changed = passed if self.side == "in" else passed[-1], None
+        for act in self.acts:
+            if (new := act(value)) is not None:
+                value = changed = new
+        return changed

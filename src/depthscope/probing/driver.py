@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
+from depthscope import walking
 from depthscope.anatomy import Anatomy
 from depthscope.anatomy.trained import norms_of_blocks, training_state
 from depthscope.discovery import Hints, hidden_tokens_reach_others
@@ -33,7 +34,7 @@ from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
 from depthscope.probing.final_norm import FinalNorm, norms_outside
 from depthscope.probing.finish import fetched
-from depthscope.probing.finite import as_records, modules_of_attention, note, weights_not_finite
+from depthscope.probing.finite import are_finite, as_records, modules_of_attention, note, weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.losses import LossOfGradients
 from depthscope.probing.measurement import Excluded, Measurement
@@ -333,12 +334,11 @@ def _describe(
     stations: frozenset[str],
     excluded: Excluded,
 ) -> dict[str, Any]:
-    model, named = scope.model, scope.named_parameters()
+    model, weights = scope.model, walking.weights_in(scope.modules)
     config = getattr(model, "config", None)
     parts = passes.parts if len(passes.parts) > 1 or len(anatomy.parts) > 1 else {}
     first = next(iter(passes.parts.values()))
     placements = {part.placement for part in passes.parts.values()}
-    weights = [parameter for _, parameter in named]
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
@@ -359,9 +359,7 @@ def _describe(
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
         "weights": training_state(scope.kept(norms_of_blocks)),
-        "weights_not_finite": weights_not_finite(
-            named if passes.measurement.not_finite else _of_attention(scope, named)
-        ),
+        "weights_not_finite": _weights_not_finite(scope, seen=bool(passes.measurement.not_finite)),
         "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.measurement.formats),
@@ -376,10 +374,15 @@ def _describe(
     }
 
 
-def _of_attention(scope: Scope, named: list[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
-    """The weights of attention: some kernels turn its NaN into zeros, and no output shows it. Of others it does."""
-    inside = {id(weights) for module in scope.kept(modules_of_attention) for weights in module._parameters.values()}
-    return [(name, weights) for name, weights in named if id(weights) in inside]
+def _weights_not_finite(scope: Scope, *, seen: bool) -> list[str]:
+    """All that are, where an output shows it. Else those of attention: some kernels turn its NaN into zeros."""
+    if seen:
+        return weights_not_finite(walking.named_parameters(scope.model))
+    of_attention = walking.weights_in(scope.kept(modules_of_attention))
+    if are_finite(of_attention):
+        return []
+    inside, named = set(map(id, of_attention)), walking.named_parameters(scope.model)
+    return weights_not_finite((name, weights) for name, weights in named if id(weights) in inside)
 
 
 @cache

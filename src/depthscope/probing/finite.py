@@ -52,23 +52,24 @@ def modules_of_attention(_model: nn.Module, anatomy: Anatomy) -> list[nn.Module]
 
 
 def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Names of the weights with NaN or infinity in them; of split ones, in the part that this process holds.
-
-    The norms of all of them are asked for first: one answer, and finite only if all of them are.
-    """
+    """Names of the weights with NaN or infinity in them; of split ones, in the part that this process holds."""
+    listed = list(named)
+    if are_finite([weights for _, weights in listed]):
+        return []
     with torch.no_grad():
-        numbers: list[tuple[str, Tensor]] = []
-        alike: dict[Any, list[Tensor]] = {}
-        for name, given in named:
-            plain = type(given) in (Tensor, nn.Parameter)
-            weights = given if plain else _local(given)
-            if _can_be_asked(weights):
-                numbers.append((name, weights))
-                alike.setdefault((weights.device, weights.dtype) if plain else id(weights), []).append(weights)
-        # A norm may overflow where no weight is infinite: then each is asked.
-        if all(math.isfinite(_norm(weights)) for weights in alike.values()):
-            return []
-        return [name for name, weights in numbers if not _is_finite(weights)]
+        return [name for name, weights in listed if _can_be_asked(part := _local(weights)) and not _is_finite(part)]
+
+
+def are_finite(weights: Iterable[Tensor]) -> bool:
+    """Whether the norms of all of these are: one answer. False too where a norm overflows and no weight is infinite."""
+    alike: dict[Any, list[Tensor]] = {}
+    for given in weights:
+        plain = type(given) in (Tensor, nn.Parameter)
+        part = given if plain else _local(given)
+        if _can_be_asked(part):
+            alike.setdefault((part.device, part.dtype) if plain else id(part), []).append(part)
+    with torch.no_grad():
+        return all(math.isfinite(_norm(group)) for group in alike.values())
 
 
 def _norm(weights: list[Tensor]) -> float:
