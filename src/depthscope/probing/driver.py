@@ -133,6 +133,7 @@ def probe(
         if gradients:
             metadata["gradients_of"], notes = list(of_loss.said), notes + of_loss.notes()
         metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
+    passes.let_go()
     readings = gather_heads(measurement.readings, passes.split_heads)
     return Profile.of_readings(readings + gradient_readings, metadata, measurement.sinks)
 
@@ -193,6 +194,11 @@ class _Passes:
         if self.samples == 0 and self.is_masked and self.anatomy.family == "unknown":
             self.leaks_through_mask = hidden_tokens_reach_others(self.model, self.anatomy, batch)
         self.samples += self.batch_size
+
+    def let_go(self) -> None:
+        """What listens holds this, and this what listens: buffers as large as the tokens would wait for the garbage
+        collector, and the next probe would take new ones."""
+        del self.machine, self.final_norm
 
     def notes(self, wanted: frozenset[str]) -> list[str]:
         """What was asked for and not seen."""
