@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -61,7 +62,7 @@ def _untouched(norms: list[nn.Module]) -> list[bool | None]:
     found: list[bool | None] = [None] * len(norms)
     with torch.no_grad():
         for place, norm in enumerate(norms):
-            with brought(norm):
+            with brought(norm) if "_hf_hook" in vars(norm) else nullcontext():
                 gain, bias = norm.weight, getattr(norm, "bias", None)
                 assert isinstance(gain, Tensor)
                 decides = bias if isinstance(bias, Tensor) else gain - gain[0]

@@ -66,10 +66,9 @@ def are_finite(weights: Iterable[Tensor]) -> bool:
     for given in weights:
         plain = type(given) in (Tensor, nn.Parameter)
         part = given if plain else _local(given)
-        if _can_be_asked(part):
-            alike.setdefault((part.device, part.dtype) if plain else id(part), []).append(part)
+        alike.setdefault((part.device, part.dtype) if plain else id(part), []).append(part)
     with torch.no_grad():
-        return all(math.isfinite(_norm(group)) for group in alike.values())
+        return all(math.isfinite(_norm(group)) for group in alike.values() if _can_be_asked(group[0]))
 
 
 def _norm(weights: list[Tensor]) -> float:
