@@ -53,9 +53,11 @@ def _show(found: DepthUse, *, full: bool) -> None:
     from depthscope.cli.display import show, show_findings
     from depthscope.diagnosis.summary import of_use
 
-    show(of_use(found), full=full, rest="every number of every block")
+    summary = of_use(found)
+    show(summary, full=full, rest="every number of every block")
     if full:
-        show_findings(found.findings)
+        said = [summary.headline, *(finding.sentence for finding in summary.findings)]
+        show_findings(finding for finding in found.findings if finding.sentence not in said)
         show_use(found)
 
 

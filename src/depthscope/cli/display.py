@@ -143,7 +143,7 @@ def _columns(table: Table) -> list[str]:
 
 
 def show_findings(findings: Iterable[Finding]) -> None:
-    """Every finding, a paragraph each."""
+    """The findings that the summary has left out, a paragraph each."""
     console = Screen(soft_wrap=True)
     console.print()
     for finding in findings:
@@ -181,7 +181,8 @@ def show_profile(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame |
     from depthscope.measures import MEASURES
     from depthscope.stations import FINAL
 
-    show_findings(diagnosis.findings)
+    said = diagnosis.leading()
+    show_findings(finding for finding in diagnosis.findings if finding not in said)
     pairs = profile.frame[["station", "measure"]].drop_duplicates().itertuples(index=False, name=None)
     here = set(profile.names())
     rows, blocks = [], []
@@ -222,7 +223,7 @@ def show_profile(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame |
         show_skipped(skipped)
 
 
-_BY_BLOCK = ("token_similarity", "direction_similarity", "cosine_similarity", "largest_token_share", "effective_rank",
+_BY_BLOCK = ("token_similarity", "direction_similarity", "cosine_similarity", "effective_rank",
              "queries_keys_gradient", "values_output_gradient")  # fmt: skip
 
 

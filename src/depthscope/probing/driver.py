@@ -35,6 +35,7 @@ from depthscope.probing.final_norm import FinalNorm
 from depthscope.probing.finish import fetched
 from depthscope.probing.finite import as_records, note, weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
+from depthscope.probing.losses import LossOfGradients
 from depthscope.probing.measurement import Excluded, Measurement
 from depthscope.probing.parts import PartSeen
 from depthscope.probing.poor_inputs import IdsSeen
@@ -72,8 +73,9 @@ def probe(
         exclude_tokens: positions, or "outliers" (norm above ten times the median).
         gradients: adds the gradient norm per block, also split by what the weights are for (queries_keys_gradient,
             values_output_gradient, ffn_gradient, norms_gradient, other_gradient); with "outputs" that of the blocks'
-            outputs alone. It is of `loss(output)` or, by default, of the inner product of the last block's output with
-            a fixed random matrix.
+            outputs alone. It is of `loss(output)`; by default of the model's own loss where it returns one (with
+            `labels` in the batch), else of the inner product of the last block's output with a fixed random matrix. The
+            metadata say which (`gradients_of`).
         loss: takes what the model returns, and gives one number.
         tokenizer: makes ids of strings.
         progress: is called after every block.
@@ -111,6 +113,7 @@ def probe(
         notes = notes + crossing
     passes = _Passes(scope, anatomy, measurement, progress)
     gradient_readings = []
+    of_loss = LossOfGradients(loss)
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
     surgery = Ablation(model, anatomy, parts) if parts else open_ablation(model)
     with scope.undisturbed(), surgery if surgery is not None and parts else nullcontext():
@@ -121,11 +124,13 @@ def probe(
             passes.run(batch, scope.tokenizer)
             if gradients:
                 sample = passes.samples - passes.batch_size
-                gradient_readings += gradient_norms(model, anatomy, batch, loss, sample, roles)
+                gradient_readings += gradient_norms(model, anatomy, batch, of_loss.of(batch), sample, roles)
         metadata = _describe(model, anatomy, passes, names, wanted, excluded)
         if surgery is not None:
             metadata["without"], notes = list(surgery.parts), notes + surgery.notes
         metadata["window"] = window
+        if gradients:
+            metadata["gradients_of"], notes = list(of_loss.said), notes + of_loss.notes()
         metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
     readings = gather_heads(measurement.readings, passes.split_heads)
     return Profile.of_readings(readings + gradient_readings, metadata, measurement.sinks)
