@@ -205,7 +205,7 @@ def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: A
     import torch
 
     from depthscope.cli.sizes import require_depth, size_of
-    from depthscope.machine import require_memory
+    from depthscope.memory import require_memory
     from depthscope.models.families import has_causal_loss
     from depthscope.value_spectra.from_disk import require_own_shards
 

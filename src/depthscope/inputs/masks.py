@@ -226,8 +226,8 @@ def _is_readable(mask: Candidate) -> bool:
     path, name, value = mask
     if not path and not value.any() and not is_padding(name):
         raise ValueError(
-            f"{name} is 0 everywhere: no token is real, or all are if it is added to scores; "
-            "pass 1 for real tokens, or say mask="
+            f"{name} is 0 everywhere, which is ambiguous: a mask of padding, or one that is added to scores? "
+            "Pass 1 for real tokens, or say mask="
         )
     large = value.abs() >= LARGE
     return bool(((value == 0) | (value == 1)).all() | ((value == 0) | large).all())

@@ -41,7 +41,7 @@ def note(since: Mapping[int, Place], samples: int) -> list[str]:
 def _place(block: int, station: str) -> str:
     if block == 0 or station == "input":
         return f"what enters block {max(block, 1)}"
-    return f"the norm behind block {block}" if station == at.FINAL else f"the {station} of block {block}"
+    return f"the norm after block {block}" if station == at.FINAL else f"the {station} of block {block}"
 
 
 def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
