@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy
+from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.hooks.machine import Change, Listen, Machine, Visit
 from depthscope.hooks.tokens import as_given, batch_first
 from depthscope.inputs.batches import Batch, call_alike, other_numbers, with_one_input_changed
@@ -161,7 +161,7 @@ class Trial:
                 continue  # what these blocks read is another input, or the whole of it in every token
             return self._reached(after, others, exactly)
         alike = {x.shape[:2] for x in (before.entrance, before.first, tokens)}  # stages may merge their tokens
-        if len(alike) > 1 or not all("input" in block.spots for block in self.anatomy.blocks):
+        if len(alike) > 1 or not all(map(_can_be_changed, self.anatomy.blocks)):
             return None
         after = seen(self.model, self.anatomy, self.batch, tokens)
         return self._reached(after, others, exactly) if after.output.shape == before.output.shape else None
@@ -189,6 +189,11 @@ class Trial:
         first = [float(_change(before.first, passed)[where].amax()) for passed, _ in found]
         last = [float(_change(before.output, passed)[where].amax()) for _, passed in found]
         return _largest(first), _largest(last)
+
+
+def _can_be_changed(block: BlockAnatomy) -> bool:
+    """Whether what enters a block is the trunk itself: not where whoever calls it adds what it returns."""
+    return "input" in block.spots and block.spots["output"].added_to is None
 
 
 def _enters_there(before: Tensor, after: Tensor, tokens: Tensor) -> bool:

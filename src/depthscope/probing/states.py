@@ -25,8 +25,8 @@ from depthscope.anatomy import BlockAnatomy, Spot
 from depthscope.files import require_file
 from depthscope.hooks import Visit, full_precision
 from depthscope.inputs import Batch
-from depthscope.machine import require_room
 from depthscope.measures import MEASURES, choose_measures
+from depthscope.memory import require_room
 from depthscope.probing.driver import _excluded, _version
 from depthscope.probing.finite import as_records, note
 from depthscope.probing.measurement import Measurement
