@@ -288,7 +288,9 @@ def test_a_folder_with_a_name_like_mathematics_loses_no_work(tmp_path: Path, ber
     assert (tmp_path / "out" / "profile.png").stat().st_size
 
 
-@pytest.mark.parametrize(("command", "shown"), [("probe", "Verdict"), ("fix", "Verdict"), ("demo", "after each block")])
+@pytest.mark.parametrize(
+    ("command", "shown"), [("probe", "No collapse"), ("fix", "No collapse"), ("demo", "after each block")]
+)
 def test_a_full_disk_costs_no_printout(command: str, shown: str, tmp_path: Path):
     small = ["--depth", "2"]
     if command != "demo":
@@ -331,7 +333,7 @@ def test_a_fix_replaces_an_older_one_as_a_whole_or_not_at_all(tmp_path: Path, ru
         with monkeypatch.context() as patched:
             patched.setattr(files, "_naming", partial(full, failing))
             out, err = run(*model, "--seed=1", code=2)
-        assert "Before" in out  # what was computed is shown all the same
+        assert "No collapse" in out  # what was computed is shown all the same
         assert str(tmp_path / failing) in err
         assert everything_in(tmp_path) == older, failing
     run(*model, "--seed=1", code=0)

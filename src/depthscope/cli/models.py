@@ -59,6 +59,8 @@ def load_model(options: WeightOptions) -> LoadedModel:
         loaded = LoadedModel(model)
     else:
         refuse_a_shape(options)
+        if name.startswith("states:"):
+            raise ValueError(f"{name!r} has hidden states and no model: `depthscope probe` alone measures these")
         if name.startswith("hf:"):
             loaded = _from_hugging_face(name.removeprefix("hf:"), options)
         elif ":" in name:
