@@ -34,7 +34,7 @@ from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
 from depthscope.probing.final_norm import FinalNorm, norms_outside
 from depthscope.probing.finish import fetched
-from depthscope.probing.finite import are_finite, as_records, modules_of_attention, note, weights_not_finite
+from depthscope.probing.finite import as_records, modules_of_attention, note, weights_not_finite_in
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.losses import LossOfGradients
 from depthscope.probing.measurement import Excluded, Measurement
@@ -365,7 +365,9 @@ def _describe(
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
         "weights": training_state(scope.kept(norms_of_blocks)),
-        "weights_not_finite": _weights_not_finite(scope, seen=bool(passes.measurement.not_finite)),
+        "weights_not_finite": weights_not_finite_in(
+            model, scope.kept(modules_of_attention), any_seen=bool(passes.measurement.not_finite)
+        ),
         "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.measurement.formats),
@@ -378,17 +380,6 @@ def _describe(
         "versions": {name: v for name in ("depthscope", "torch", "transformers") if (v := _version(name))}
         | {"python": platform.python_version()},
     }
-
-
-def _weights_not_finite(scope: Scope, *, seen: bool) -> list[str]:
-    """All that are, where an output shows it. Else those of attention: some kernels turn its NaN into zeros."""
-    if seen:
-        return weights_not_finite(walking.named_parameters(scope.model))
-    of_attention = walking.weights_in(scope.kept(modules_of_attention))
-    if are_finite(of_attention):
-        return []
-    inside, named = set(map(id, of_attention)), walking.named_parameters(scope.model)
-    return weights_not_finite((name, weights) for name, weights in named if id(weights) in inside)
 
 
 @cache

@@ -64,6 +64,16 @@ class Looks:
         self._numbers = numbers.reshape(len(FIELDS), self._count, self.batch)
         self.fields = dict(zip(FIELDS, self._numbers, strict=True))
 
+    def not_finite(self) -> dict[int, list[int]]:
+        """By look, the sequences in which a token that is measured is not finite."""
+        if bool((self.fields["norms.mean_norm"] + self.fields["norms.deviation_norm"]).isfinite().all()):
+            return {}  # as almost always
+        norms = self.norms(list(range(self._count)))
+        found: dict[int, list[int]] = {}
+        for number, sequence in ((norms.count > 0) & norms.norm.isnan()).nonzero().tolist():
+            found.setdefault(number, []).append(sequence)
+        return found
+
     def norms(self, places: list[int], of: str = "norms") -> TokenNorms:
         """Of these looks, each quantity (looks, batch)."""
         return self._norms(self._numbers[:, places], of)

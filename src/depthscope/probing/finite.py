@@ -51,6 +51,19 @@ def modules_of_attention(_model: nn.Module, anatomy: Anatomy) -> list[nn.Module]
     return [module for block in anatomy.blocks for module in walking.modules(block.attention or block.module)]
 
 
+def weights_not_finite_in(model: nn.Module, attention: list[nn.Module], *, any_seen: bool) -> list[str]:
+    """Of all weights, where an output shows it. Else those of attention: some kernels turn its NaN into zeros."""
+    if any_seen:
+        return weights_not_finite(walking.named_parameters(model))
+    inside = walking.weights_in(attention)
+    if are_finite(inside):
+        return []
+    ids = set(map(id, inside))
+    return weights_not_finite(
+        (name, weights) for name, weights in walking.named_parameters(model) if id(weights) in ids
+    )
+
+
 def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Names of the weights with NaN or infinity in them; of split ones, in the part that this process holds."""
     listed = list(named)
