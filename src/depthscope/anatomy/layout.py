@@ -70,8 +70,13 @@ class Attention:
         if not self.fused:
             query, key, value = layers
             return projections.linear_projections(query, key, value, output, *counts)
-        weights = (layers[0].weight, layers[0].bias, output.weight, output.bias)
-        return projections.fused_projections(*weights, *counts, self._order, columns=self.fused == "stacked columns")
+        both = (layers[0], output)
+        made = partial(projections.fused_projections, order=self._order, columns=self.fused == "stacked columns")
+        found = made(*(x for layer in both for x in projections.weight_and_bias(layer)), *counts)
+        if not any(hasattr(layer, "base_layer") for layer in both):
+            return found
+        plain = [getattr(layer, "base_layer", layer) for layer in both]
+        return replace(found, roles=made(*(x for layer in plain for x in (layer.weight, layer.bias)), *counts).roles)
 
 
 @dataclass(frozen=True)
