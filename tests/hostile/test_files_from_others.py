@@ -288,7 +288,9 @@ def test_a_folder_with_a_name_like_mathematics_loses_no_work(tmp_path: Path, ber
     assert (tmp_path / "out" / "profile.png").stat().st_size
 
 
-@pytest.mark.parametrize(("command", "shown"), [("probe", "No collapse"), ("fix", "No collapse"), ("demo", "after each block")])
+@pytest.mark.parametrize(
+    ("command", "shown"), [("probe", "No collapse"), ("fix", "No collapse"), ("demo", "after each block")]
+)
 def test_a_full_disk_costs_no_printout(command: str, shown: str, tmp_path: Path):
     small = ["--depth", "2"]
     if command != "demo":
