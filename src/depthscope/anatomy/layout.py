@@ -228,13 +228,24 @@ def guesses(block: BlockAnatomy) -> Iterator[BlockAnatomy]:
     if not attention or not ffn:
         return
     own = {name for name, module in parts.items() if is_named_norm(module)}
+    ends = _scaled_ends(block.module, parts)
     for placement, norms in GUESSES:
         if set(norms.split()) == own:
-            guess = Layout(placement, norms, Attention(attention), ffn)(block.name, block.module)
+            guess = Layout(placement, norms, Attention(attention), ffn, *ends)(block.name, block.module)
             reads = {"attention_input": Spot(parts[attention], "in")}
             if placement != "post":
                 reads["ffn_input"] = Spot(parts[ffn], "in")
             yield replace(guess, part=block.part, causal=block.causal, spots={**guess.spots, **reads})
+
+
+def _scaled_ends(block: Any, parts: dict[str, Any]) -> tuple[str, ...]:
+    """What gives the branches where a vector multiplies them last (LayerScale): two modules of it, or what drops a
+    scaled branch where the vectors are the block's own parameters."""
+    scales = [name for name, part in parts.items() if "layerscale" in type(part).__name__.lower().replace("_", "")]
+    vectors = [weights for weights in block._parameters.values() if weights is not None and weights.ndim == 1]
+    drops = [name for name in parts if name.startswith("drop_path")]
+    found = scales or (drops if len(vectors) == 2 else [])
+    return tuple(found) if len(found) == 2 else ()
 
 
 def _only(parts: dict[str, Any], names: tuple[str, ...]) -> str:

@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy
-from depthscope.hooks.machine import Listen, Machine, Visit
-from depthscope.hooks.tokens import batch_first
+from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.hooks.machine import Change, Listen, Machine, Visit
+from depthscope.hooks.tokens import as_given, batch_first
 from depthscope.inputs.batches import Batch, call_alike, other_numbers, with_one_input_changed
 
 ROUNDING = 8  # machine epsilons of a token's norm: what regrouped sums (mixtures of experts) may change
@@ -60,9 +60,9 @@ def sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, exactly: bool = T
     noise (dropout that is always on) that hides it, numbers that are not finite. Without `exactly` every change counts:
     what is seen may then be noise, and what is not seen is not there.
 
-    Three passes of a causal model, four or five of others; without `exactly` two where the last token reaches all. Only
-    inputs that have a token axis are changed: ids (batch, n), or floating-point tokens. None if no input changes what
-    enters the blocks (images, say), or nothing stands before.
+    Three passes of a causal model, four or five of others; without `exactly` two where the last token reaches all.
+    Inputs that have a token axis are changed: ids (batch, n), or floating-point tokens. Where no such input changes
+    these tokens alone (images, sound), what enters the blocks is changed itself. None if nothing stands before.
     """
     return Trial(model, anatomy, batch).sight(exactly)
 
@@ -151,9 +151,7 @@ class Trial:
 
     def reached(self, tokens: Tensor, others: Tensor, *, exactly: bool = True) -> Reached | None:
         """Which of the others (batch, n) a change of some tokens (batch, n) changes; doubt counts as no, but not
-        without `exactly`, where every change counts.
-
-        None if there is nothing to compare, or if no input changes what enters the blocks at these tokens alone.
+        without `exactly`, where every change counts. None if there is nothing to compare.
         """
         if not others.any() or not tokens.any():
             return None
@@ -162,14 +160,22 @@ class Trial:
             after = seen(self.model, self.anatomy, changed)
             if after.output.shape != before.output.shape or not _enters_there(before.entrance, after.entrance, tokens):
                 continue  # what these blocks read is another input, or the whole of it in every token
-            first, last = _change(before.first, after.first), _change(before.output, after.output)
-            rounding, noise = 0.0, (0.0, 0.0)
-            if exactly:
-                rounding = ROUNDING * torch.finfo(before.output.dtype).eps
-                if bool((others & (last > rounding)).any()):
-                    noise = self._noise(others)
-            return Reached(others & (first > CAUTION * noise[0]), others & (last > max(rounding, CAUTION * noise[1])))
-        return None
+            return self._reached(after, others, exactly)
+        alike = {x.shape[:2] for x in (before.entrance, before.first, tokens)}  # stages may merge their tokens
+        if len(alike) > 1 or not all(map(_can_be_changed, self.anatomy.blocks)):
+            return None
+        after = seen(self.model, self.anatomy, self.batch, tokens)
+        return self._reached(after, others, exactly) if after.output.shape == before.output.shape else None
+
+    def _reached(self, after: Seen, others: Tensor, exactly: bool) -> Reached:
+        before = self.before
+        first, last = _change(before.first, after.first), _change(before.output, after.output)
+        rounding, noise = 0.0, (0.0, 0.0)
+        if exactly:
+            rounding = ROUNDING * torch.finfo(before.output.dtype).eps
+            if bool((others & (last > rounding)).any()):
+                noise = self._noise(others)
+        return Reached(others & (first > CAUTION * noise[0]), others & (last > max(rounding, CAUTION * noise[1])))
 
     def _noise(self, where: Tensor) -> tuple[float, float]:
         """The largest changes without a reason, after the first and the last block: in a second pass, and in a pass
@@ -186,6 +192,11 @@ class Trial:
         return _largest(first), _largest(last)
 
 
+def _can_be_changed(block: BlockAnatomy) -> bool:
+    """Whether what enters a block is the trunk itself: not where whoever calls it adds what it returns."""
+    return "input" in block.spots and block.spots["output"].added_to is None
+
+
 def _enters_there(before: Tensor, after: Tensor, tokens: Tensor) -> bool:
     """Whether the change of an input at these tokens (batch, n) changed what enters the blocks there and only there."""
     if before.shape != after.shape or before.shape[:2] != tokens.shape:
@@ -194,8 +205,8 @@ def _enters_there(before: Tensor, after: Tensor, tokens: Tensor) -> bool:
     return bool(changed.any()) and not bool((changed & ~tokens).any())
 
 
-def seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:
-    """One pass of the model."""
+def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | None = None) -> Seen:
+    """One pass of the model; tokens that are `changed` (batch, n) are others from the entrance of the blocks on."""
     entrances: list[Tensor] = []
     firsts: list[Tensor] = []
     outputs: list[tuple[Tensor, Tensor | None]] = []
@@ -214,7 +225,15 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:
         outputs[:] = [(tokens.clone(), visit.real)]
         said.append(machine.running.now.bidirectional)
 
-    with Machine(model, anatomy, Listen({"output"}, keep)) as machine:
+    def change(visit: Visit, given: Tensor) -> Tensor | None:
+        tokens = batch_first(given, anatomy.token_axis, visit.shape, anatomy.maps)
+        if visit.number > 1 or changed is None or tokens is None or tokens.shape[:2] != changed.shape:
+            return None
+        other = torch.where(changed.to(tokens.device).unsqueeze(-1), other_numbers(tokens), tokens)
+        return as_given(other, anatomy.token_axis, given)
+
+    acts = [Listen({"output"}, keep), *([] if changed is None else [Change("input", change)])]
+    with Machine(model, anatomy, *acts) as machine:
         call_alike(model, batch)
     if not outputs:
         raise ValueError(f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks=")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
+from depthscope.anatomy.projections import has_own_operations
 from depthscope.naming import counted, sequences_of
 
 Place = tuple[int, str]  # block, station; (0, "output") is what enters block 1
@@ -76,7 +77,11 @@ def _local(weights: Tensor) -> Tensor:
 
 
 def _can_be_asked(weights: Tensor) -> bool:
-    return not weights.is_meta and weights.is_floating_point() and weights.dtype.itemsize > 1
+    return (
+        not (weights.is_meta or has_own_operations(weights))
+        and weights.is_floating_point()
+        and weights.dtype.itemsize > 1
+    )
 
 
 def _is_finite(weights: Tensor) -> bool:
