@@ -42,7 +42,7 @@ from depthscope.probing.poor_inputs import IdsSeen
 from depthscope.probing.profile import Profile
 from depthscope.probing.roles import Roles
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
-from depthscope.probing.streams import ALIKE, StreamedMeasurement
+from depthscope.probing.streams import StreamedMeasurement
 from depthscope.probing.windows import WindowedMeasurement, without_attention
 from depthscope.progress import Tick
 from depthscope.scope import Causality, Scope, scope_of
@@ -135,19 +135,12 @@ def probe(
         metadata["window"] = window
         if isinstance(measurement, StreamedMeasurement):
             metadata["streams"] = measurement.summary
-            notes = [*notes, _note_on_streams(measurement.streams)]
+            notes = [*notes, measurement.note]
         if gradients:
             metadata["gradients_of"], notes = list(of_loss.said), notes + of_loss.notes()
         metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
     readings = gather_heads(measurement.readings, passes.split_heads)
     return Profile.of_readings(readings + gradient_readings, metadata, measurement.sinks)
-
-
-def _note_on_streams(number: int) -> str:
-    return (
-        f"{number} streams (hyper-connections): numbers of the trunk are means over them, metadata['streams'] has "
-        f"each, and {ALIKE} says how alike those of one token are (1: copies of one another)"
-    )
 
 
 def _notes_on(roles: Roles | None, *, repeated: bool) -> list[str]:

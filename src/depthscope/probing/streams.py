@@ -105,3 +105,11 @@ class StreamedMeasurement(Measurement):
             for name, blocks in self.by_stream.items()
         }
         return {"number": self.streams, **of_each}
+
+    @property
+    def note(self) -> str:
+        """What a reader of the profile must know."""
+        return (
+            f"{self.streams} streams (hyper-connections): numbers of the trunk are means over them, metadata['streams'] "
+            f"has each, and {ALIKE} says how alike those of one token are (1: copies of one another)"
+        )
