@@ -353,6 +353,7 @@ FAMILIES = (
     _family("gemma2", _each("Gemma2 Gemma3", "DecoderLayer"), GEMMA2),
     _family("olmo2", _each("Olmo2 Olmo3 Exaone4", "DecoderLayer"), OLMO2),
     _family("cohere", _each("Cohere Cohere2 Phi", "DecoderLayer"), _either("self_attn.dense", PHI, STABLE_LM)),
+    _family("deepseek-v4", _each("DeepseekV4 HYV4", "DecoderLayer"), odd.streamed, streams=True),
     _family("deepseek", _each("DeepseekV2 DeepseekV3", "DecoderLayer"), DEEPSEEK),
     _family(
         "mamba",

@@ -30,6 +30,7 @@ class Seen(NamedTuple):
     output: Tensor  # leaves the last
     real: Tensor  # (batch, n)
     bidirectional: bool | None  # what the calls of the blocks said; None: nothing
+    streams: int = 1  # of the trunk; those of a token stand in its row, side by side
 
 
 class Reached(NamedTuple):
@@ -211,9 +212,14 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | Non
     outputs: list[tuple[Tensor, Tensor | None]] = []
     said: list[bool | None] = []
 
-    def keep(visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
+    def keep(visit: Visit, _station: str, tokens: Tensor, source: Tensor) -> None:
+        entered: Tensor | None = visit.entered
+        if anatomy.streams and source.ndim == 4:  # a change may reach any stream of a token
+            tokens, entered = source.flatten(2), visit.entered.flatten(2)
+            visit = replace(visit, real=visit.real_of_sequences)
         if visit.number == 1:
-            entered = batch_first(visit.entered, anatomy.token_axis, visit.shape, anatomy.maps)
+            if not anatomy.streams:
+                entered = batch_first(visit.entered, anatomy.token_axis, visit.shape, anatomy.maps)
             assert entered is not None
             entrances[:], firsts[:] = [entered.clone()], [tokens.clone()]
         outputs[:] = [(tokens.clone(), visit.real)]
@@ -233,7 +239,8 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | Non
         raise ValueError(f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks=")
     output, mask = outputs[0]
     real = torch.ones(output.shape[:2], dtype=torch.bool, device=output.device) if mask is None else mask
-    return Seen(entrances[0], firsts[0], output, real, None if None in said else all(said))
+    streams = machine.running.now.streams
+    return Seen(entrances[0], firsts[0], output, real, None if None in said else all(said), streams)
 
 
 def _change(before: Tensor, after: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ from depthscope.probing.poor_inputs import IdsSeen
 from depthscope.probing.profile import Profile
 from depthscope.probing.roles import Roles
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
+from depthscope.probing.streams import StreamedMeasurement
 from depthscope.probing.windows import WindowedMeasurement, without_attention
 from depthscope.progress import Tick
 from depthscope.scope import Causality, Scope, scope_of
@@ -106,7 +107,10 @@ def probe(
     where: dict[str, Any] = {"only_at_outputs": only_at_outputs(measures), "entrances": True, "progress": progress}
     where["outliers"] = scope.has_outliers
     if window is None:
-        measurement = Measurement(names, wanted, excluded, **where)
+        kind = StreamedMeasurement if anatomy.streams else Measurement
+        measurement = kind(names, wanted, excluded, **where)
+    elif anatomy.streams:
+        raise ValueError("window= cuts sequences of one trunk, and this model has several streams: leave window= out")
     else:
         names, crossing = without_attention(names)
         measurement = WindowedMeasurement(window, names, wanted, excluded, **where)
@@ -129,6 +133,9 @@ def probe(
         if surgery is not None:
             metadata["without"], notes = list(surgery.parts), notes + surgery.notes
         metadata["window"] = window
+        if isinstance(measurement, StreamedMeasurement):
+            metadata["streams"] = measurement.summary
+            notes = [*notes, measurement.note]
         if gradients:
             metadata["gradients_of"], notes = list(of_loss.said), notes + of_loss.notes()
         metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
@@ -270,6 +277,7 @@ class _Passes:
 
     def _see_entrance(self, visit: Visit, tokens: Tensor) -> None:
         """Tokens enter a block."""
+        tokens = tokens[:: visit.streams]
         if self.measurement.again:
             return  # which was seen the first time
         if visit.number == 1:

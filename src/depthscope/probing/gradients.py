@@ -53,11 +53,11 @@ def gradient_norms(
     ran: list[BlockAnatomy] = []
     ends: dict[str, tuple[Tensor, Tensor | None, int]] = {}  # by part: its last output, the mask, the token axis
 
-    def keep(visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
+    def keep(visit: Visit, _station: str, tokens: Tensor, source: Tensor) -> None:
         outputs.append(source)
         ran.append(visit.block)
         axes.append(anatomy.axis_of(visit.block))
-        ends[visit.part] = source, visit.real, axes[-1]
+        ends[visit.part] = (tokens, visit.real, 1) if visit.streams > 1 else (source, visit.real, axes[-1])
 
     with torch.enable_grad(), Machine(model, anatomy, Listen({"output"}, keep)):
         returned = call(model, batch)

@@ -59,7 +59,7 @@ def default_loss(model: nn.Module, batch: Batch, returned: Any, last: Visit, *, 
             "the model returns no loss, and no logits of a causal model to take it from: "
             "pass labels in the batch, or loss="
         )
-    return next_token_loss(logits, ids, last.real)
+    return next_token_loss(logits, ids, last.real_of_sequences)
 
 
 class LossOfGradients:

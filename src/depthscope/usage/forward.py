@@ -140,7 +140,7 @@ class ForwardPass:
                 if head.attention.shape[-1] != head.attention.shape[-2]:
                     return  # keys of a cache, which are no tokens of this pass
                 with full_precision(head.scores if head.scores is not None else _tensor_of(head)):
-                    found = first_token(head.attention, visit.real, head.scores)
+                    found = first_token(head.attention, visit.real_of_sequences, head.scores)
                 self.seen.add(block)
                 total, count = self.masses.get((block, head.number), (0.0, 0.0))
                 known = found.mass.isfinite()

@@ -19,6 +19,7 @@ from depthscope.offloading import device_of
 from depthscope.probing.finite import in_words
 from depthscope.probing.measurement import Measurement
 from depthscope.probing.roles import gradient_scalars
+from depthscope.probing.streams import StreamedMeasurement
 from depthscope.safety import undone, unhook
 from depthscope.watching import wrapped
 from depthscope.watching.gate import Alarm, DepthAlarm, Gate, Means, at_checkpoint
@@ -71,11 +72,13 @@ class Watch:
         device_of(self._model)  # refuses a model without weights
         wrapped.refuse_compiled_in_place(model)
         self._measures, self._stations = measures, stations
+        anatomy = anatomy_with_hints(self._model, hints)
+        self._kind = StreamedMeasurement if anatomy.streams else Measurement
         self._measurement = self._new_measurement()
         self._machine = GuardedMachine(
             self._guarded,
             self._model,
-            anatomy_with_hints(self._model, hints),
+            anatomy,
             Listen(self._measurement.stations_to_hear(), self._see_tokens),
             hears_call=self._entrance is not self._model,
         )
@@ -345,4 +348,4 @@ class Watch:
 
     def _new_measurement(self) -> Measurement:
         # A step passes once: with all care from the beginning, so that no look depends on those before it.
-        return Measurement(self._measures, self._stations, outliers=True, wide=True)
+        return self._kind(self._measures, self._stations, outliers=True, wide=True)
