@@ -13,6 +13,7 @@ from depthscope.anatomy import Anatomy
 from depthscope.hooks.machine import Listen, Machine, Visit
 from depthscope.hooks.tokens import batch_first
 from depthscope.inputs.batches import Batch, call_alike
+from depthscope.transfers import fetched
 
 ROUNDING = 8  # machine epsilons of a token's norm: what regrouped sums (mixtures of experts) may change
 CAUTION = 10  # times the change that the model shows without any reason: below that, nothing was seen
@@ -30,13 +31,6 @@ class Seen(NamedTuple):
     output: Tensor  # leaves the last
     real: Tensor  # (batch, n)
     bidirectional: bool | None  # what the calls of the blocks said; None: nothing
-
-
-class Reached(NamedTuple):
-    """Which tokens (batch, n) a change has reached: behind the first block, and behind the last."""
-
-    first: Tensor
-    last: Tensor
 
 
 def is_causal(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool | None:
@@ -67,30 +61,50 @@ def sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, exactly: bool = T
 
 
 def _sight(model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, exactly: bool) -> Sight | None:
-    position = torch.arange(before.real.shape[1], device=before.real.device)
-    last = torch.where(before.real, position, -1).amax(dim=-1, keepdim=True)  # (batch, 1)
-    first = torch.where(before.real, position, position.numel()).amin(dim=-1, keepdim=True)
-    earlier, later = before.real & (position < last), before.real & (position > first)
-    from_last = reached(model, anatomy, batch, before, position == last, earlier, exactly=exactly)
-    if from_last is None:
+    n = before.real.shape[1]
+    last, first = _ends(before.real)
+    position = torch.arange(n, device=before.real.device)
+    found, real = _tried(_trials(model, anatomy, batch, before, position == last), [before.real])
+    if found is None:
         return None
-    to_all = bool(from_last.last[earlier].all())
-    if not exactly and to_all:
+    real = real[0] != 0
+    last, first = _ends(real)
+    position = torch.arange(n)
+    earlier, later = real & (position < last), real & (position > first)
+    if not earlier.any():
+        return None
+    epsilon = ROUNDING * torch.finfo(before.output.dtype).eps if exactly else 0.0
+    from_last = earlier & (found.last > epsilon)
+    if not exactly and bool(from_last[earlier].all()):
         return "all"
-    from_first = reached(model, anatomy, batch, before, position == first, later, exactly=False)
-    forwards = None if from_first is None else bool(from_first.last.any())
-    if not bool(from_last.last.any()):
+    in_doubt = exactly and bool(from_last.any())
+    noise = _noise(model, anatomy, batch, before) if in_doubt else []
+    firsts = (position == first).to(before.real.device)
+    forth, noise = _tried(_trials(model, anatomy, batch, before, firsts), noise)
+    largest = _largest(noise, earlier) if in_doubt else (0.0, 0.0)
+    from_last = earlier & (found.last > max(epsilon, CAUTION * largest[1]))
+    to_all = bool(from_last[earlier].all())
+    from_first = None if forth is None else later & (forth.last > 0)
+    forwards = None if from_first is None else bool(from_first.any())
+    if not bool(from_last.any()):
         return "nothing" if forwards is False else "earlier"
     if from_first is not None:
         several = earlier.any(dim=-1)  # sequences of more than one real token
-        to_first = from_last.last.gather(1, first.clamp(max=position.numel() - 1))[several]
-        to_last = from_first.last.gather(1, last.clamp(min=0))[several]
+        to_first = from_last.gather(1, first.clamp(max=n - 1))[several]
+        to_last = from_first.gather(1, last.clamp(min=0))[several]
         if not forwards or (bool(to_first.all()) and not bool(to_last.any())):
             return "later"
         if not exactly and not bool(to_first.any()) and not bool(to_last.any()):
             return "all"  # a window, as wide in both directions
-    at_once = from_last.first[earlier]
+    at_once = (found.first > CAUTION * largest[0])[earlier]
     return "all" if to_all and bool(at_once.all() or not at_once.any()) else "partly later"
+
+
+def _ends(real: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the last and the first real token of each sequence stand, (batch, 1) each; −1 and n where there is none."""
+    position = torch.arange(real.shape[1], device=real.device)
+    last = torch.where(real, position, -1).amax(dim=-1, keepdim=True)
+    return last, torch.where(real, position, position.numel()).amin(dim=-1, keepdim=True)
 
 
 def with_sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, again: bool = False) -> Anatomy:
@@ -132,48 +146,50 @@ def hidden_tokens_reach_others(model: nn.Module, anatomy: Anatomy, batch: Batch)
 def reaches(
     model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, tokens: Tensor, others: Tensor
 ) -> bool | None:
-    """Whether a change of some tokens (batch, n) changes any of the others in the last block; None as `reached`."""
-    found = reached(model, anatomy, batch, before, tokens, others)
-    return None if found is None else bool(found.last.any())
-
-
-def reached(
-    model: nn.Module,
-    anatomy: Anatomy,
-    batch: Batch,
-    before: Seen,
-    tokens: Tensor,
-    others: Tensor,
-    *,
-    exactly: bool = True,
-) -> Reached | None:
-    """Which of the others (batch, n) a change of some tokens (batch, n) changes; doubt counts as no, but not without
-    `exactly`, where every change counts.
+    """Whether a change of some tokens (batch, n) changes any of the others in the last block; doubt counts as no.
 
     None if there is nothing to compare, or if no input changes what enters the blocks at these tokens alone.
     """
-    if not others.any() or not tokens.any():
+    found, among = _tried(_trials(model, anatomy, batch, before, tokens), [others])
+    if found is None or not among[0].any():
         return None
+    where = among[0] != 0
+    rounding = ROUNDING * torch.finfo(before.output.dtype).eps
+    if not bool((where & (found.last > rounding)).any()):
+        return False
+    _, noise = _largest(fetched(_noise(model, anatomy, batch, before)), where)
+    return bool((where & (found.last > max(rounding, CAUTION * noise))).any())
+
+
+class Trial(NamedTuple):
+    """What the change of one input has made."""
+
+    entered: Tensor  # (), whether it changed what enters the blocks at these tokens, and only there
+    first: Tensor  # (batch, n), the change of each token behind the first block
+    last: Tensor  # (batch, n), behind the last
+
+
+def _trials(model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, tokens: Tensor) -> Iterator[Trial]:
+    """One pass for every input that can be changed at some tokens (batch, n): the right one is what these blocks read,
+    at each place for itself."""
     for changed in _changes(batch, tokens, anatomy.token_axis):
         after = seen(model, anatomy, changed)
-        if after.output.shape != before.output.shape or not _enters_there(before.entrance, after.entrance, tokens):
-            continue  # what these blocks read is another input, or the whole of it in every token
-        first, last = _change(before.first, after.first), _change(before.output, after.output)
-        rounding, noise = 0.0, (0.0, 0.0)
-        if exactly:
-            rounding = ROUNDING * torch.finfo(before.output.dtype).eps
-            if bool((others & (last > rounding)).any()):
-                noise = _noise(model, anatomy, batch, before, others)
-        return Reached(others & (first > CAUTION * noise[0]), others & (last > max(rounding, CAUTION * noise[1])))
-    return None
+        alike = (before.output.shape, before.entrance.shape) == (after.output.shape, after.entrance.shape)
+        if alike and before.entrance.shape[:2] == tokens.shape:
+            moved = (before.entrance != after.entrance).any(dim=-1)
+            entered = moved.any() & ~(moved & ~tokens.to(moved.device)).any()
+            yield Trial(entered, _change(before.first, after.first), _change(before.output, after.output))
 
 
-def _enters_there(before: Tensor, after: Tensor, tokens: Tensor) -> bool:
-    """Whether the change of an input at these tokens (batch, n) changed what enters the blocks there and only there."""
-    if before.shape != after.shape or before.shape[:2] != tokens.shape:
-        return False
-    changed = (before != after).any(dim=-1)
-    return bool(changed.any()) and not bool((changed & ~tokens).any())
+def _tried(trials: Iterator[Trial], also: list[Tensor]) -> tuple[Trial | None, list[Tensor]]:
+    """The first trial that entered, and what else is asked for, on the host: one transfer, where that is the first."""
+    asked = None
+    for trial in trials:
+        found = fetched([*trial, *([] if asked is not None else also)])
+        asked = found[3:] if asked is None else asked
+        if found[0]:
+            return Trial(*found[:3]), asked
+    return None, fetched(also) if asked is None else asked
 
 
 def seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:
@@ -206,9 +222,9 @@ def _change(before: Tensor, after: Tensor) -> Tensor:
     return (y - x).norm(dim=-1) / x.norm(dim=-1).clamp(min=torch.finfo(before.dtype).tiny)
 
 
-def _noise(model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, where: Tensor) -> tuple[float, float]:
-    """The largest changes without a reason, behind the first and the last block: in a second pass, and in a pass with
-    the sequences in reverse order."""
+def _noise(model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen) -> list[Tensor]:
+    """The changes (batch, n) without a reason, in turn behind the first and the last block: in a second pass, and in a
+    pass with the sequences in reverse order."""
     again = seen(model, anatomy, batch)
     found = [(again.first, again.output)]
     reversed_batch = _reversed(batch, before.output.shape[0], anatomy.token_axis)
@@ -216,13 +232,15 @@ def _noise(model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, where
         turned = seen(model, anatomy, reversed_batch)
         if turned.output.shape == before.output.shape and turned.first.shape == before.first.shape:
             found.append((turned.first.flip(0), turned.output.flip(0)))
-    first = [float(_change(before.first, passed)[where].amax()) for passed, _ in found]
-    last = [float(_change(before.output, passed)[where].amax()) for _, passed in found]
-    return _largest(first), _largest(last)
+    return [_change(*pair) for first, last in found for pair in ((before.first, first), (before.output, last))]
 
 
-def _largest(changes: list[float]) -> float:
-    return max(changes) if all(value == value for value in changes) else float("inf")
+def _largest(noise: list[Tensor], where: Tensor) -> tuple[float, float]:
+    """Behind the first and the last block; infinite where a change is not a number."""
+    largest = [float(changes[where].amax()) for changes in noise]
+    return tuple(  # type: ignore[return-value]
+        max(each) if all(value == value for value in each) else float("inf") for each in (largest[::2], largest[1::2])
+    )
 
 
 def _reversed(batch: Batch, size: int, axis: int) -> Batch | None:

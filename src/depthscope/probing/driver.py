@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.trained import look_of_weights
+from depthscope.anatomy.trained import NormSizes, WeightLook
 from depthscope.discovery import Hints, hidden_tokens_reach_others
 from depthscope.hooks import (
     Head,
@@ -32,8 +32,7 @@ from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
 from depthscope.probing.final_norm import FinalNorm
-from depthscope.probing.finish import fetched
-from depthscope.probing.finite import as_records, note, weights_not_finite
+from depthscope.probing.finite import all_finite, as_records, norms_of_weights, note, weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.measurement import Excluded, Measurement
 from depthscope.probing.parts import PartSeen
@@ -43,6 +42,7 @@ from depthscope.probing.sharding import Place, gather_heads, processes_of, requi
 from depthscope.probing.windows import WindowedMeasurement, without_attention
 from depthscope.progress import Tick
 from depthscope.scope import Causality, Scope, scope_of
+from depthscope.transfers import fetched
 
 
 def probe(
@@ -151,6 +151,8 @@ class _Passes:
         self._running = ""  # the part that runs
         self.device = torch.device("cpu")
         self.dtype = ""
+        self.weights: WeightLook | None = None  # what their norms look like
+        self.attention_is_finite = True  # its weights
         self.split_heads: dict[Place, Any] = {}  # where tensor parallelism splits them, and among which processes
         self.own_heads = False  # where a block is split, and it is not known whether its heads are
         sites: list[Any] = [Listen(measurement.stations_to_hear(), self._see_tokens)]
@@ -170,9 +172,13 @@ class _Passes:
         self.measurement.begin(self.samples, batch, tokenizer)
         with self.machine, self.final_norm:
             call(self.model, batch)
+        if self.samples == 0:
+            self._ask_weights()
         while self.measurement.end(can_look_again=True):
             with self.machine, self.final_norm:
                 call(self.model, batch)
+        if self.weights is None:
+            self._read_weights(self.measurement.answers)
         self.scope.has_outliers |= self.measurement.outliers
         if self.causality.causal and (missing := without_first_token(tokenizer, batch)) is not None:
             self.first_token = str(getattr(tokenizer, "bos_token", ""))
@@ -184,6 +190,15 @@ class _Passes:
         if self.samples == 0 and self.is_masked and self.anatomy.family == "unknown":
             self.leaks_through_mask = hidden_tokens_reach_others(self.model, self.anatomy, batch)
         self.samples += self.batch_size
+
+    def _ask_weights(self) -> None:
+        """What is asked of the weights goes with the numbers of the first pass."""
+        self._norms = NormSizes(self.anatomy)
+        self.measurement.also = [*self._norms.asked, *norms_of_weights(_hidden(self.model, self.anatomy))]
+
+    def _read_weights(self, answers: list[Tensor]) -> None:
+        known = len(self._norms.asked)
+        self.weights, self.attention_is_finite = self._norms.look(answers[:known]), all_finite(answers[known:])
 
     def notes(self, wanted: frozenset[str]) -> list[str]:
         """What was asked for and not seen."""
@@ -331,6 +346,8 @@ def _describe(
     placements = {part.placement for part in passes.parts.values()}
     named = walking.named_parameters(model)
     weights = [parameter for _, parameter in named]
+    bad = passes.measurement.not_finite
+    weights_are_finite = not bad and passes.attention_is_finite
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
@@ -349,8 +366,10 @@ def _describe(
         "causal_by": passes.causality.by,
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
-        "weights": look_of_weights(anatomy),
-        "weights_not_finite": weights_not_finite(named if passes.measurement.not_finite else _hidden(named, anatomy)),
+        "weights": passes.weights,
+        "weights_not_finite": []
+        if weights_are_finite
+        else weights_not_finite(named if bad else _hidden(model, anatomy)),
         "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.measurement.formats),
@@ -365,11 +384,11 @@ def _describe(
     }
 
 
-def _hidden(named: list[tuple[str, nn.Parameter]], anatomy: Anatomy) -> list[tuple[str, nn.Parameter]]:
+def _hidden(model: nn.Module, anatomy: Anatomy) -> list[tuple[str, nn.Parameter]]:
     """The weights of attention: some kernels turn its NaN into zeros, and no output shows it. Of others it does."""
     known = [block.attention or block.module for block in anatomy.blocks]
     inside = {id(weights) for module in known for weights in walking.parameters(module)}
-    return [(name, weights) for name, weights in named if id(weights) in inside]
+    return [(name, weights) for name, weights in walking.named_parameters(model) if id(weights) in inside]
 
 
 @cache

@@ -27,12 +27,13 @@ from depthscope.measures import (
 )
 from depthscope.measures.catalogue import half_turns
 from depthscope.measures.tokens import are_outliers
-from depthscope.probing.finish import Looks, PlacesOfLooks, Seen, fetched, readings_of, without_positions
+from depthscope.probing.finish import Looks, PlacesOfLooks, Seen, readings_of, without_positions
 from depthscope.probing.finite import Place
 from depthscope.probing.heads import in_groups, parts_of_head, progress_of
 from depthscope.probing.readings import Reading, Sink, Waiting, check_shape, text_of_token
 from depthscope.probing.station import Look, look
 from depthscope.progress import Tick
+from depthscope.transfers import fetched
 
 Excluded = Literal["outliers"] | tuple[int, ...] | None
 
@@ -76,6 +77,8 @@ class Measurement:
         self.between: set[int] = set()  # blocks whose input is not the output of the block before
         self.not_finite: dict[int, Place] = {}  # by sequence, where it is not finite first
         self.formats: dict[str, None] = {}  # in which looks were computed
+        self.also: list[Tensor] = []  # what somebody else asks at the end of this pass,
+        self.answers: list[Tensor] = []  # and what the answers are
         self._scratch = Scratch()
         self.begin(0)
 
@@ -142,7 +145,8 @@ class Measurement:
         asked += [real.cumsum(dim=-1) for *_, real in named if real is not None]
         waiting = [] if self.again else self._waiting
         asked += [w.values for w in waiting] + [w.error for w in waiting if w.error is not None]
-        answers = iter(fetched(asked))  # the one transfer
+        found = fetched(asked + self.also)  # the one transfer
+        answers, self.answers, self.also = iter(found), found[len(asked) :] or self.answers, []
         for looks in kinds:
             looks.read(next(answers))
         for mask in self._masks.values():
