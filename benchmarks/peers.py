@@ -126,11 +126,9 @@ def hidden_states(model: nn.Module, inputs: dict[str, Tensor]) -> Numbers:
     return by_hand([*states[:-1], _tokens(last[0])])
 
 
-def ours(model: nn.Module, inputs: dict[str, Tensor], *, kernel: str) -> Numbers:
-    """With the compiled sweep of the extra `fast`, or without."""
+def ours(model: nn.Module, inputs: dict[str, Tensor]) -> Numbers:
     from depthscope import probe
 
-    os.environ["DEPTHSCOPE_KERNEL"] = kernel
     frame = probe(model, inputs).frame
     frame = frame[frame["station"] == "output"]
     tables = {
@@ -201,8 +199,7 @@ def _tokens(returned: Any) -> Tensor:
 
 WAYS: dict[str, Callable[[nn.Module], Callable[[dict[str, Tensor]], Any]]] = {
     "plain": lambda model: lambda inputs: model(**inputs),
-    "depthscope": lambda model: lambda inputs: ours(model, inputs, kernel="on"),
-    "depthscope, without numba": lambda model: lambda inputs: ours(model, inputs, kernel="off"),
+    "depthscope": lambda model: lambda inputs: ours(model, inputs),
     "output_hidden_states": lambda model: lambda inputs: hidden_states(model, inputs),
     "nnsight": with_nnsight,
     "TransformerLens": lambda model: with_transformer_lens(model, whole=False),

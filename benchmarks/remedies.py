@@ -2,19 +2,18 @@
 
     python benchmarks/remedies.py             # all of it, about ten minutes on 2 cores
     python benchmarks/remedies.py time        # one part of: time, operation, memory
-    python benchmarks/remedies.py --means     # the token means on the deep ViT, compiled and not (one: on, off)
+    python benchmarks/remedies.py --means     # the token means on the deep ViT
 
 time       a training step (forward, backward, AdamW) with ÷ without, and how many torch operations it adds
-operation  forward and backward of the operation alone, compiled (with numba) and not, and the n × n matrix as written
-           in the paper, ÷ two bounds: a copy each way into memory that is there (`bandwidth`: X is read and Y is
-           written once), and the same copies as an operation of autograd, which makes its results (`copying`)
+operation  forward and backward of the operation alone, and the n × n matrix as written in the paper, ÷ two bounds: a
+           copy each way into memory that is there (`bandwidth`: X is read and Y is written once), and the same copies
+           as an operation of autograd, which makes its results (`copying`)
 memory     peak memory of a process that trains with ÷ one that trains without (give it alone: a child's peak
            counts what its parent had), and what autograd keeps for the backward pass, counted exactly
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import statistics
 import subprocess
@@ -145,10 +144,7 @@ def compare_time(models: dict[str, Callable[[], Any]] | None = None, forms: tupl
 
 
 def compare_means() -> None:
-    for kernel in sys.argv[2:] or ("on", "off"):
-        os.environ["DEPTHSCOPE_KERNEL"] = kernel
-        print(f"compiled loops: {kernel}, if numba is installed")
-        compare_time({"ViT 80 × 192, 16 × 65 tokens": vit}, ("full mean", "prefix mean", "EMA"))
+    compare_time({"ViT 80 × 192, 16 × 65 tokens": vit}, ("full mean", "prefix mean", "EMA"))
 
 
 class Copy(torch.autograd.Function):
@@ -177,14 +173,11 @@ def compare_operation() -> None:
         def both_ways(change: Callable[[Tensor], Tensor], x: Tensor = x, gradient: Tensor = gradient) -> None:
             torch.autograd.grad(change(x), x, gradient)
 
-        def deescalated(kernel: str, form: str, go: Callable[..., None] = both_ways) -> None:
-            os.environ["DEPTHSCOPE_KERNEL"] = kernel
+        def deescalated(form: str, go: Callable[..., None] = both_ways) -> None:
             go(lambda tokens: deescalate(tokens, mixing=form))
 
         calls: dict[str, Callable[[], object]] = {
-            f"{form}, {name}": lambda kernel=kernel, form=form, go=deescalated: go(kernel, form)
-            for name, kernel in (("compiled", "on"), ("eager", "off"))
-            for form in ("full", "prefix", "ema")
+            form: lambda form=form, go=deescalated: go(form) for form in ("full", "prefix", "ema")
         }
         calls["matrix"] = lambda go=both_ways, matrix=matrix: go(lambda tokens: matrix @ tokens)
         calls |= {"copying": lambda go=both_ways: go(Copy.apply), "bandwidth": bandwidth}

@@ -13,8 +13,6 @@ SOURCE = Path(depthscope.__file__).parent
 # From the ground up. A room may import what stands in a lower line, and itself.
 FLOORS = (
     {
-        "by_thread",
-        "compiling",
         "exit_codes",
         "extras",
         "half_precision",
@@ -24,7 +22,7 @@ FLOORS = (
         "progress",
         "walking",
     },
-    {"files", "interruption", "offloading", "registry", "stations", "text", "undoing"},
+    {"files", "interruption", "offloading", "registry", "stations", "safety", "text"},
     {"sealed"},
     {"drawing", "measures"},
     {"conditions", "theory"},
@@ -33,6 +31,7 @@ FLOORS = (
     {"inputs"},
     {"hooks"},
     {"discovery"},
+    {"verbs"},
     {"scope"},
     {"probing", "value_spectra"},
     {"attention_paths", "watching"},
@@ -59,8 +58,8 @@ def imported_modules(code: str) -> set[str]:
 
 
 def upward_imports(room: str, code: str) -> set[str]:
-    if room == "scope":  # its methods are the verbs of the rooms above, which they import when they are called
-        code = re.sub(r"(?m)^ {8}from .*$", "", re.sub(r"(?ms)^if TYPE_CHECKING:.*?(?=^\S)", "", code))
+    if room == "verbs":  # the methods of a scope are the functions of the rooms above, by their public names
+        code = re.sub(r"(?ms)^if TYPE_CHECKING:.*?(?=^\S)", "", code)
     rooms = {name.split(".")[1] for name in imported_modules(code) if name.startswith("depthscope.")}
     return {other for other in rooms & FLOOR_OF.keys() if other != room and FLOOR_OF[other] >= FLOOR_OF[room]}
 

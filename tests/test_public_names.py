@@ -4,6 +4,7 @@ import doctest
 import inspect
 
 import pytest
+import torch
 
 import depthscope
 
@@ -28,3 +29,33 @@ def test_an_example_does_what_it_says(name: str):
     assert found[0].examples
     said: list[str] = []
     assert not doctest.DocTestRunner().run(found[0], out=said.append).failed, "".join(said)
+
+
+VERBS = [
+    name for name, value in vars(depthscope.verbs.Verbs).items() if callable(value) and ">>>" in (value.__doc__ or "")
+]
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_example_of_a_verb_does_what_it_says(name: str, tmp_path):
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    scope = depthscope.Scope(torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 16))
+    names = {"scope": scope, "depthscope": depthscope, "torch": torch, "folder": tmp_path}
+    example = doctest.DocTestParser().get_doctest(getattr(depthscope.Scope, name).__doc__, names, name, None, 0)
+    said: list[str] = []
+    assert example.examples
+    assert not doctest.DocTestRunner().run(example, out=said.append).failed, "".join(said)
+
+
+def test_a_verb_shows_the_options_of_its_function_but_for_what_a_scope_knows():
+    assert len(VERBS) == 14
+    known = {"model", "inputs", "tokenizer", "hints", *depthscope.discovery.Hints.__annotations__}
+    for verb in VERBS:
+        function = getattr(depthscope, {"depth": "depth_use", "report": "write_report"}.get(verb, verb))
+        options = {name for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
+        own = set(inspect.signature(getattr(depthscope.Scope, verb)).parameters)
+        assert (options - known) - own <= {"numbers", "say"}, verb
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name in own - {"inputs", "blocks"}:
+                shown = inspect.signature(getattr(depthscope.Scope, verb)).parameters[name]
+                assert shown.default == parameter.default, (verb, name)

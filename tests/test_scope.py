@@ -86,20 +86,37 @@ def test_nothing_is_settled_twice():
     assert model.passes == 2
 
 
-def test_fix_tries_causality_once(monkeypatch):
-    tried = []
+def test_no_verb_settles_again_what_a_scope_knows(gpt2, monkeypatch):
+    """Blocks, causality and packing are found out once; `fix` costs its two probes and what `recommend` measures."""
     from depthscope import scope as module
 
-    def counted(*args, **options):
-        tried.append(1)
-        return sight(*args, **options)
-
-    sight = module.with_sight
-    monkeypatch.setattr(module, "with_sight", counted)
-    model = Plain(False)
-    fixed = depthscope.fix(model, torch.randn(2, 5, 8), blocks="layers.*", tau=0.3)
-    assert fixed.remedies
-    assert len(tried) <= 2
+    settled = []
+    for name in ("anatomy_with_hints", "with_sight", "is_causal", "are_apart"):
+        found = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, n=name, f=found, **o: settled.append(n) or f(*a, **o))
+    plain, x = Plain(False), torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2))
+    for scope in (Scope(gpt2, IDS), Scope(plain, x, blocks="layers.*")):
+        scope.probe()
+        scope.recommend()  # which tries again what only a library says
+        settled.clear()
+        scope.probe()
+        scope.depth(lens=False)
+        scope.recommend()
+        scope.skip_loss(loss=lambda output: (output if torch.is_tensor(output) else output[0]).square().mean())
+        scope.spectra() if scope.model is gpt2 else None
+        scope.capture()
+        scope.fix(tau=0.3)
+        with scope.ablate(1):
+            pass
+        scope.apply(depthscope.DeEscalate(0.3))
+        scope.remove()
+        assert not settled
+    plain.passes = 0
+    scope.fix(tau=0.3)
+    assert plain.passes == 5
+    plain.passes = 0
+    assert depthscope.fix(plain, x, blocks="layers.*", tau=0.3).remedies
+    assert plain.passes == 14  # two find the blocks, three the batch and four the causality, all once
 
 
 def test_an_exchanged_block_is_noticed(gpt2):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 HEAVY = (
     *("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard", "transformers", "accelerate"),
-    *("numba", "numba.experimental", "numba.typed", "pandas", "pyarrow.parquet", "safetensors.torch"),
+    *("pandas", "pyarrow.parquet", "safetensors.torch"),
     *("scipy.stats", "sklearn.datasets", "altair", "jinja2", "pydantic", "rich.console", "typer"),
     *("matplotlib.backends.backend_agg", "matplotlib.figure"),
 )

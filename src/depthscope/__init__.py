@@ -57,6 +57,7 @@ _PUBLIC = {
     "skip_loss": "probing",
     "spectra": "value_spectra",
     "watch": "watching",
+    "write_report": "report.write",  # `depthscope.report` is the room
 }
 
 __all__ = [
@@ -92,6 +93,7 @@ __all__ = [
     "skip_loss",
     "spectra",
     "watch",
+    "write_report",
 ]
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ if TYPE_CHECKING:
         remove,
         restore,
     )
+    from depthscope.report import write as write_report
     from depthscope.scope import Scope
     from depthscope.usage import DepthUse, depth_use
     from depthscope.value_spectra import Spectra, spectra
@@ -126,7 +129,8 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"depthscope.{name}")
     if name in _PUBLIC:
-        return getattr(import_module(f"depthscope.{_PUBLIC[name]}"), name)
+        room, _, inside = _PUBLIC[name].partition(".")
+        return getattr(import_module(f"depthscope.{room}"), inside or name)
     raise AttributeError(f"module 'depthscope' has no attribute {name!r}")
 
 

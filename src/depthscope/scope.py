@@ -14,11 +14,11 @@ its user holds the scope, and there is no other cache. A module that was exchang
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 from torch import Tensor, nn
 
@@ -40,27 +40,17 @@ from depthscope.discovery.causality import Seen, seen
 from depthscope.hooks import uncompiled, undisturbed
 from depthscope.inputs import Batch, Tokenizer, batches
 from depthscope.stations import IN_WORDS
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from depthscope.attention_paths import PathShares
-    from depthscope.diagnosis import Fixed
-    from depthscope.probing import Captured, Profile
-    from depthscope.remedies import Recommendation, Remedy
-    from depthscope.usage import DepthUse
-    from depthscope.value_spectra import Spectra
-    from depthscope.watching import Watch
+from depthscope.verbs import Verbs
 
 
 class Causality(NamedTuple):
     """Whether tokens are kept from seeing later ones, and how that is known."""
 
     causal: bool | None  # None: not known, and could not be tried
-    by: str  # "told", "tried", or "" where the family says so
+    by: str  # "user", "tried", or "" where the family says so
 
 
-class Scope:
+class Scope(Verbs):
     """A model on inputs.
 
     Args:
@@ -97,7 +87,7 @@ class Scope:
         causal: bool | None = None,
     ):
         said = {"blocks": blocks, "part": part, "token_axis": token_axis, "mask": mask, "causal": causal}
-        self.given = model  # as it was given: perhaps compiled, perhaps a wrapper
+        self.original = model  # as the user has it: perhaps compiled, perhaps a wrapper
         self.model, notes = uncompiled(model)
         self.tokenizer = tokenizer
         self.hints = cast(Hints, {name: value for name, value in said.items() if value is not None})
@@ -174,7 +164,9 @@ class Scope:
     def first_only(self) -> Scope:
         """The same model on the first batch alone, with one sequence to a row."""
         batch = self.one_to_a_row(self.first_batch)
-        return self.on(batch.kwargs or batch.args[0])
+        other = self.on(batch.kwargs or batch.args[0])
+        other._causal = self._causal
+        return other
 
     # --- what is true of the model --------------------------------------------------------------------
 
@@ -291,92 +283,6 @@ class Scope:
             facts.insert(2, f"parts {', '.join(anatomy.parts)}")
         return " · ".join(fact for fact in facts if fact)
 
-    # --- the verbs ------------------------------------------------------------------------------------
-
-    def _for(self, inputs: Any) -> Scope:
-        return self if inputs is None else self.on(inputs)
-
-    def probe(self, inputs: Any = None, **options: Any) -> Profile:
-        """Measures the model block by block: `depthscope.probe`, with its options."""
-        from depthscope.probing import probe
-
-        return probe(self._for(inputs), **options)
-
-    def depth(self, inputs: Any = None, **options: Any) -> DepthUse:
-        """How much of its depth the model uses: `depthscope.depth_use`, with its options."""
-        from depthscope.usage import depth_use
-
-        return depth_use(self._for(inputs), **options)
-
-    def paths(self, inputs: Any = None, **options: Any) -> PathShares:
-        """The last block's output by the length of the paths that led there: `depthscope.paths`, with its options."""
-        from depthscope.attention_paths import paths
-
-        return paths(self._for(inputs), **options)
-
-    def spectra(self, **options: Any) -> Spectra:
-        """The eigenvalues of W_V W_O, block by block: `depthscope.spectra`, with its options."""
-        from depthscope.value_spectra import spectra
-
-        named: dict[str, Any] = {"blocks": self.hints.get("blocks"), "part": self.hints.get("part")}
-        return spectra(self.model, **named | options)
-
-    def recommend(self, inputs: Any = None, **options: Any) -> Recommendation:
-        """Which remedies, with which numbers: `depthscope.recommend`, with its options."""
-        from depthscope.remedies import recommend
-
-        return recommend(self._for(inputs), **options)
-
-    def fix(self, inputs: Any = None, **options: Any) -> Fixed:
-        """The model before and after its remedy: `depthscope.fix`, with its options."""
-        from depthscope.diagnosis import fix
-
-        return fix(self._for(inputs), **options)
-
-    def apply(self, *remedies: Remedy) -> nn.Module:
-        """Puts remedies into the model, to stay: `depthscope.apply`."""
-        from depthscope.remedies import apply
-
-        return apply(self, *remedies)
-
-    def remove(self) -> nn.Module:
-        """Takes all remedies out of the model: `depthscope.remove`."""
-        from depthscope.remedies import remove
-
-        return remove(self.model)
-
-    def restore(self, weights: Any = None) -> nn.Module:
-        """Puts the remedies back that the model's configuration records: `depthscope.restore`."""
-        from depthscope.remedies import restore
-
-        return restore(self.model, weights)
-
-    def watch(self, every: int = 50, **options: Any) -> Watch:
-        """Watches the model while it is trained: `depthscope.watch`, with its options."""
-        from depthscope.watching import watch
-
-        return watch(self.given, every, **options, **self.hints)
-
-    def ablate(self, *what: str | int | Iterable[int]) -> AbstractContextManager[nn.Module]:
-        """The model without parts of its blocks, or without blocks: `depthscope.ablate`."""
-        from depthscope.probing import ablate
-
-        return ablate(self, *what)
-
-    def capture(
-        self, stations: str | Sequence[str] = "output", blocks: int | Iterable[int] | None = None, **options: Any
-    ) -> Captured:
-        """The tokens themselves, `captured["output", 3]`: `depthscope.capture`, with its options."""
-        from depthscope.probing import capture
-
-        return capture(self, stations=stations, numbers=blocks, **options)
-
-    def skip_loss(self, inputs: Any = None, **options: Any) -> pd.DataFrame:
-        """What each block is worth to the loss: `depthscope.skip_loss`, with its options."""
-        from depthscope.probing import skip_loss
-
-        return skip_loss(self._for(inputs), **options)
-
 
 def scope_of(model: nn.Module | Scope, inputs: Any = None, tokenizer: Tokenizer | None = None, **hints: Any) -> Scope:
     """What a verb is given, as a scope: a model with inputs and hints, or a scope, perhaps with further inputs."""
@@ -393,7 +299,7 @@ def scope_of(model: nn.Module | Scope, inputs: Any = None, tokenizer: Tokenizer 
 
 
 def _in_words(found: Causality) -> str:
-    how = {"told": "as you say", "tried": "found by trying"}.get(found.by, "by its family")
+    how = {"user": "as you say", "tried": "found by trying"}.get(found.by, "by its family")
     if found.causal is None:
         return "not known whether causal"
     return f"{'causal' if found.causal else 'not causal'} ({how})"

@@ -6,12 +6,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from depthscope.anatomy import anatomy_of
-from depthscope.anatomy.projections import (
-    fused_projections,
-    interleaved_projections,
-    linear_projections,
-    stacked_projections,
-)
+from depthscope.anatomy.projections import fused_projections, fused_values, linear_projections
 from depthscope.anatomy.structure import Projections
 from samples import seeded
 from zoo import ZOO, make
@@ -50,31 +45,28 @@ def test_separate_layers(groups: int):
     assert_close((by_head(X, HEADS) @ found.output).sum(dim=1) + found.output_bias, output(X))
 
 
-def test_one_layer_for_all_three():
-    layer, output = linear(3 * WIDTH, 1), linear(WIDTH, 2)
-    found = fused_projections(layer.weight.T, layer.bias, output.weight.T, output.bias, HEADS)
-    for name, expected in zip(("query", "key", "value"), layer(X).chunk(3, dim=-1), strict=True):
-        assert_close(projected(getattr(found, name), getattr(found, f"{name}_bias")), by_head(expected, HEADS))
-    assert found.output is not None
-    assert_close((by_head(X, HEADS) @ found.output).sum(dim=1) + found.output_bias, output(X))
-
-
+@pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_one_layer_with_groups(groups: int):
+def test_one_layer_for_all_three(groups: int, columns: bool):
     """All queries, keys and values one after the other, or group by group."""
     width = WIDTH // HEADS
     layer, output = linear((HEADS + 2 * groups) * width, 1), linear(WIDTH, 2)
     made = layer(X).unflatten(-1, (-1, width)).transpose(1, 2)  # (batch, h + 2g, n, k)
     grouped = made.unflatten(1, (groups, -1))  # (batch, g, h/g + 2, n, k)
     by_group = grouped[:, :, :-2].flatten(1, 2), grouped[:, :, -2], grouped[:, :, -1]
-    stacked = made.split([HEADS, groups, groups], dim=1)
-    for take_apart, expected in ((stacked_projections, stacked), (interleaved_projections, by_group)):
-        found = take_apart(layer, output, HEADS, groups)
+    weights = [weight.T if columns else weight for weight in (layer.weight, output.weight)]
+    for order, expected in (("stacked", made.split([HEADS, groups, groups], dim=1)), ("interleaved", by_group)):
+        found = fused_projections(
+            weights[0], layer.bias, weights[1], output.bias, HEADS, groups, order, columns=columns
+        )
         assert_close(projected(found.query, found.query_bias), expected[0])
         for name, part in zip(("key", "value"), expected[1:], strict=True):
             repeated = part.repeat_interleave(HEADS // groups, dim=1)
             assert_close(projected(getattr(found, name), getattr(found, f"{name}_bias")), repeated)
         assert_close((by_head(X, HEADS) @ found.output).sum(dim=1) + found.output_bias, output(X))
+        values = fused_values(layer(X), order, HEADS, groups)
+        assert_close(values, expected[2].transpose(1, 2).flatten(-2))
+        assert all(part.numel() for pieces in found.roles.values() for p in pieces for part in p.of(p.parameter))
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -20,13 +20,13 @@ def run(program):
 
 
 def test_table_verdict_and_files(run, tmp_path: Path):
-    printed = run("gpt2", *SMALL, "--ridge", "0.1", "--out", str(tmp_path / "kept"))
+    printed = run("gpt2", *SMALL, "--ridge", "0.1", "--full", "--out", str(tmp_path / "kept"))
     words = " ".join(printed.out.split())
-    assert "3 blocks of width 32 · pre-norm · causal · 4 × 24 tokens" in words
+    assert "3 blocks of width 32 · pre-norm · causal · random weights · 4 × 24 tokens" in words
     assert "Blocks that matter, by what was looked at: 3 of 3 write: some branch has at least 0.1" in words
-    assert "of all that skipping single blocks costs" in words
+    assert "of what skipping single blocks costs" in words
     assert "The prediction is" in words
-    assert "A linear map, fitted on one half of the text, misses" in words
+    assert "A matrix, fitted on one half of the text, misses" in words
     assert "depthscope: skipping each of 3 blocks: 3 passes, about" in printed.err
     found = DepthUse.load(tmp_path / "kept")
     assert found.depth == 3
@@ -63,14 +63,14 @@ def test_mistakes_end_in_one_line(run, arguments: list[str], message: str):
 
 def test_probe_says_it_in_the_same_call(program, tmp_path: Path):
     """One command: the tables, one verdict with both, a folder that has both, and no sentence twice."""
-    printed = program("probe", "gpt2", *SMALL, "--depth-use", "--out", str(tmp_path / "kept"))
+    printed = program("probe", "gpt2", *SMALL, "--depth-use", "--full", "--out", str(tmp_path / "kept"))
     words = " ".join(printed.out.split())
-    assert words.index("token_similarity") < words.index("Blocks that matter") < words.index("Verdict:")
-    found, verdict = DepthUse.load(tmp_path / "kept"), words[words.index("Verdict:") :]
+    assert words.index("No collapse:") < words.index("token_similarity") < words.index("Blocks that matter")
+    found, verdict = DepthUse.load(tmp_path / "kept"), words
     for finding in found.findings:
         assert verdict.count(finding.sentence) == 1 or finding.rule == "alike"
     page = (tmp_path / "kept" / "report.html").read_text(encoding="utf-8")
-    assert page.count("of all that skipping single blocks costs,") == 1
+    assert page.count("of what skipping single blocks costs,") == 1
     kept = json.loads((tmp_path / "kept" / "diagnosis.json").read_text(encoding="utf-8"))
     assert "half" in {finding["rule"] for finding in kept["findings"]}
 

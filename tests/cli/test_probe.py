@@ -105,17 +105,20 @@ def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_person_sees_curves_blocks_and_a_sentence(run):
     out = run("encoder", "--depth", "30", "--width", "64", "--samples", "2", "--tokens", "16").out
-    assert "encoder · 30 blocks of width 64 · post-norm · 2 × 16 tokens · float32 on cpu" in out
-    row = next(line.split() for line in out.splitlines() if line.strip().startswith("token_similarity"))
-    assert row[1].startswith("▁")
-    assert row[1].endswith("█")
-    assert float(row[3]) > 0.99
-    last = next(line.split() for line in out.splitlines() if line.split()[:1] == ["30"])
-    assert 0 < float(last[2]) < 0.01  # diversity, in powers of ten
-    assert "Token similarity passes 0.9 at block " in out
-    assert "Verdict: collapsed. The tokens of a sequence become equal" in out
-    assert "depthscope.apply( model, DeEscalate(tau=0." in " ".join(out.split())  # broken at the width of the terminal
+    words = " ".join(out.split())
+    assert "encoder · 30 blocks of width 64 · post-norm · random weights · 2 × 16 tokens" in words
+    first, bars, last = next(line.split()[2:] for line in out.splitlines() if line.startswith("token similarity "))
+    assert bars.startswith("▁")
+    assert bars.endswith("█")
+    assert float(first) < 0.2 < 0.99 < float(last)
+    assert "Token similarity passes 0.9 after block " in words
+    assert "Collapsed: the tokens of a sequence become equal" in words
+    assert "depthscope.apply(model, " in out
     assert max(map(len, out.splitlines())) <= 80
+    assert len(out.splitlines()) <= 20
+    full = run("encoder", "--depth", "30", "--width", "64", "--samples", "2", "--tokens", "16", "--full").out
+    assert "effective_rank" in full
+    assert next(line.split() for line in full.splitlines() if line.split()[:1] == ["30"])
 
 
 def test_json_is_one_object_and_nothing_else(run):
@@ -165,9 +168,7 @@ def test_measures_stations_and_excluded_tokens(run):
     assert set(found["profile"]) == {"token_similarity"}
     assert found["metadata"]["stations"] == ["after_attention", "output"]
     assert found["metadata"]["excluded_tokens"] == [0]
-    shown = run("bert", *TINY, *asked).out
-    assert "delta (attention)" in shown
-    assert "Also measured at after_attention" in shown
+    assert "delta (attention)" in run("bert", *TINY, *asked, "--full").out
 
 
 def test_images_and_text_of_the_user(run, tmp_path: Path):
@@ -271,13 +272,13 @@ def test_trained_weights_have_no_verdict_on_inputs_that_are_not_theirs(run, tmp_
 
 
 def test_every_block_is_shown_with_what_it_is_worth_and_pre_norm_with_what_is_read(run):
-    shown = run("gpt2", *TINY, "--skip-loss").out
+    shown = run("gpt2", *TINY, "--skip-loss", "--full").out
     assert re.findall(r"^ *(nothing|block \d) +\d+\.\d{4}", shown, flags=re.MULTILINE) == [
         "nothing",
         *(f"block {n}" for n in range(1, 4)),
     ]
-    assert re.search(r"attention +FFN *\n block .* reads +reads", shown)
-    assert re.search(r"^ +final +0\.\d{3}", shown, flags=re.MULTILINE)
+    assert re.search(r"attention +FFN *\n.* reads +reads", shown)
+    assert re.search(r"^ *final +0\.\d{3}", shown, flags=re.MULTILINE)
     assert " largest_feature " not in shown  # the number of a feature has no mean and no curve
 
 

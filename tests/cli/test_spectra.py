@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import depthscope
 from depthscope.cli.app import app
-from depthscope.diagnosis.value_weights import sentences
+from depthscope.diagnosis.value_weights import headline_of, sentences
 from zoo import GROUPED
 
 LLAMA = ("spectra", "llama", "--depth", "2", "--width", "32", "--heads", "4")
@@ -27,13 +27,13 @@ def run(*arguments: str, code: int = 0) -> str:
 def test_it_shows_every_block_and_says_what_that_means():
     shown = run(*LLAMA)
     assert "2 blocks" in shown
-    assert "have a negative real part" in " ".join(shown.split())
+    assert "of the eigenvalues of W_V W_O are negative" in " ".join(shown.split())
     assert "`depthscope probe` measures what happens" in " ".join(shown.split())
 
 
 def test_no_block_of_a_deep_model_is_left_out():
-    shown = run("spectra", "llama", "--depth", "30", "--width", "16", "--heads", "2")
-    first = [line.split()[0] for line in shown.splitlines() if line.split()]
+    shown = run("spectra", "llama", "--depth", "30", "--width", "16", "--heads", "2", "--full")
+    first = [line.split()[0] for line in shown.splitlines() if len(line.split()) > 5]
     assert [name for name in first if name.isdigit()] == [str(block) for block in range(1, 31)]
 
 
@@ -69,11 +69,9 @@ def test_a_block_that_leans_is_named():
     model = hf.BertModel(hf.BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=4, vocab_size=9))
     for layer in list(model.encoder.layer)[1:3]:
         layer.attention.output.dense.weight.data = -layer.attention.self.value.weight.data.T.contiguous()
-    said = " ".join(sentences(depthscope.spectra(model)))
-    assert (
-        "The weights of 2 of 4 blocks mostly push tokens apart (at least 3 of 4 eigenvalues negative): 2 to 3." in said
-    )
-    assert "The largest |1 + μ| is above 1 in " in said
+    said = " ".join(item.sentence for item in sentences(depthscope.spectra(model)))
+    assert "2 of 4 blocks push tokens apart (3 of 4 eigenvalues negative): 2–3." in said
+    assert "(largest |1 + μ| above 1; " in said
 
 
 def test_what_the_theory_says_is_not_the_share_of_negative_eigenvalues():
@@ -85,8 +83,9 @@ def test_what_the_theory_says_is_not_the_share_of_negative_eigenvalues():
             value = layer.attention.self.value.weight.data
             value.copy_(torch.eye(16))
             layer.attention.output.dense.weight.data = scale * value.T.contiguous()
-        return " ".join(sentences(depthscope.spectra(model)))
+        found = depthscope.spectra(model)
+        return " ".join([headline_of(found), *(item.sentence for item in sentences(found))])
 
-    assert "No |1 + μ| is above 1" in said(-1.0)
-    assert "The largest |1 + μ| is above 1 in 8 of 8 heads (2.00 in the middle)" in said(-3.0)
+    assert "no |1 + μ| is above 1" in said(-1.0)
+    assert "In 8 of 8 heads, attention alone, applied again and again, would make tokens alike" in said(-3.0)
     assert "All eigenvalues of W_V W_O are 0 in all 2 blocks." in said(0.0)

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 import depthscope
 from depthscope import Diagnosis, diagnose
+from depthscope.diagnosis.advice import deescalation
+from depthscope.diagnosis.facts import Facts
 from depthscope.models import BlockConfig, CausalLM, Encoder, pre_norm, xavier
 from depthscope.probing import Profile, probe
-from depthscope.remedies import DeEscalate, deescalate
+from depthscope.remedies import DeEscalate, Recommendation, deescalate
 from depthscope.theory import band
 from profiles_made_up import made_up
 from samples import seeded
@@ -31,6 +33,11 @@ def rules(found: Diagnosis) -> set[str]:
 
 def verdict_of(model: nn.Module, inputs, **options) -> Diagnosis:
     return diagnose(probe(model, inputs, **({"measures": "verdict", "stations": "trunk"} | options)))
+
+
+def estimated(model: nn.Module, inputs) -> Recommendation:
+    """De-escalation, as a profile alone says how strong."""
+    return deescalation(Facts(probe(model, inputs, measures="verdict", stations="trunk")))
 
 
 def post_norm_encoder(depth: int, seed: int = 0) -> tuple[nn.Module, Tensor]:
@@ -132,11 +139,13 @@ def test_a_hundred_blocks_at_initialisation(kind: str, make: type):
         model = make(config(**SMALL, num_hidden_layers=100, initializer_range=scale, max_position_embeddings=64))
     found = verdict_of(model, IDS)
     assert found.verdict == "collapsed"
-    assert {"crossing", "idle depth", "steps", "trend passed", "initialised"} <= rules(found)
+    assert {"crossing", "steps", "trend passed", "initialised"} <= rules(found)
+    assert found.finding("crossing").numbers["idle"] > 0
     assert found.finding("steps").numbers["attention"] > 0.8
-    assert found.recommendation.line.startswith("depthscope.apply(model, DeEscalate(tau=0.")
-    assert found.recommendation.remedies[0].mixing == "auto"
-    assert (found.recommendation.expected_similarity is None) == (kind == "albert")  # shared weights: no promise
+    estimate = estimated(model, IDS)
+    assert estimate.line.startswith("depthscope.apply(model, DeEscalate(tau=0.")
+    assert estimate.remedies[0].mixing == "auto"
+    assert (estimate.expected_similarity is None) == (kind == "albert")  # shared weights: no promise
 
 
 def test_a_healthy_pre_norm_model():
@@ -144,7 +153,7 @@ def test_a_healthy_pre_norm_model():
     found = verdict_of(model, torch.randn(4, 32, 64, generator=seeded(1)))
     assert found.verdict == "no collapse"
     assert found.recommendation.remedies == ()
-    assert not rules(found) & {"crossing", "idle depth", "sink", "uneven", "loss of context"}
+    assert not rules(found) & {"crossing", "sink", "uneven", "loss of context"}
 
 
 class PreNorm(nn.Module):
@@ -175,15 +184,17 @@ def test_a_causal_model_is_offered_nothing_that_leaks():
     model = CausalLM(24, BlockConfig(64, 4, initialise=xavier), vocabulary=100, generator=seeded(0))
     found = verdict_of(model, torch.randint(0, 100, (3, 32), generator=seeded(1)))
     assert found.verdict == "collapsed"
-    assert found.recommendation.remedies[0].mixing == "prefix"
-    assert 'mixing="prefix"' in found.recommendation.line
-    assert found.recommendation.tau < 1  # a prefix mean of strength 1 would erase the first token
+    estimate = estimated(model, torch.randint(0, 100, (3, 32), generator=seeded(1)))
+    for offered in (found.recommendation, estimate):
+        assert offered.remedies[0].mixing == "prefix"
+        assert 'mixing="prefix"' in offered.line
+        assert offered.tau < 1  # a prefix mean of strength 1 would erase the first token
 
 
 def test_what_may_be_causal_is_treated_as_causal():
     profile = probe(*post_norm_encoder(16))
     unknown = Profile(profile.frame, profile.metadata | {"causal": None}, profile.sinks)
-    assert diagnose(profile).recommendation.remedies[0].mixing == "auto"
+    assert deescalation(Facts(profile)).remedies[0].mixing == "auto"
     assert diagnose(unknown).recommendation.remedies[0].mixing == "prefix"
 
 
@@ -192,7 +203,7 @@ def test_the_remedy_does_what_is_promised(seed: int):
     """The recommended strength, put into the model by hand, leads to the level that was told."""
     model, tokens = post_norm_encoder(24, seed)
     found = diagnose(probe(model, tokens))
-    advice = found.recommendation
+    advice = estimated(model, tokens)
     assert found.numbers["end"] > 0.999
     assert advice.critical_tau < advice.tau < 1
     hooks = [block.register_forward_hook(lambda _m, _a, out: deescalate(out, advice.tau)) for block in model.blocks]
@@ -211,7 +222,6 @@ def test_the_remedy_does_what_is_promised(seed: int):
 def test_two_blocks_have_a_verdict_but_no_trend():
     found = diagnose(probe(*post_norm_encoder(2)))
     assert found.verdict == "no collapse"
-    assert "too few blocks" in rules(found)
     assert not {rule for rule in rules(found) if rule.startswith("trend")}
 
 
@@ -235,7 +245,7 @@ def test_one_block_and_one_token_cannot_tell():
 def test_without_a_similarity_the_default_measures_are_asked_for(measures: list[str], sentence: str):
     found = diagnose(probe(*post_norm_encoder(3), measures=measures))
     assert (found.verdict, found.headline) == ("cannot tell", sentence)
-    assert "measure again with what the verdict misses: the default measures" in found.recommendation.reason
+    assert "measure again as the sentence above says" in found.recommendation.reason
 
 
 def test_weights_that_are_not_numbers():
@@ -290,7 +300,7 @@ def test_trained_weights_are_told_to_train():
 def test_a_diagnosis_prints_and_turns_into_json():
     found = diagnose(probe(*post_norm_encoder(16)))
     text = str(found)
-    assert text.startswith("Collapsed. The tokens of a sequence become equal: token similarity 0.0")
+    assert text.startswith("Collapsed. The tokens of a sequence become equal: token similarity is 0.0")
     assert text.endswith(found.recommendation.line)
     assert max(map(len, text.splitlines())) <= 88
     again = json.loads(json.dumps(found.to_dict(), allow_nan=False))
@@ -308,5 +318,6 @@ def test_too_few_blocks_get_full_strength_but_not_where_a_prefix_mean_would_eras
 ):
     found = diagnose(made_up({"token_similarity": [0.1, 0.995, 0.999]}, causal=causal))
     assert found.verdict == "collapsed"
-    assert found.recommendation.tau == tau
-    assert found.recommendation.critical_tau is None
+    estimate = deescalation(Facts(made_up({"token_similarity": [0.1, 0.995, 0.999]}, causal=causal)))
+    assert estimate.tau == tau
+    assert estimate.critical_tau is None

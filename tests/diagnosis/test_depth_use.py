@@ -47,8 +47,8 @@ def profile(similarity: list[float], **curves: list[float]) -> depthscope.Profil
 def test_the_verdict_says_what_was_asked():
     found = diagnose(profile([0.1, 0.2, 0.3, 0.3, 0.3]), depth=used(OWN))
     assert "The first half of the model (blocks 1–2) does most of the work" in found.finding("half").sentence
-    assert "settled from block 3 of 4 on" in found.finding("settled").sentence
-    assert "Block 2 could go, by itself" in found.finding("could go").sentence
+    assert "settled after block 3 of 4" in found.finding("settled").sentence
+    assert "Block 2 could go: " in found.finding("could go").sentence
     assert "+0.004, +0.2%" in found.finding("could go").sentence
     assert "a loss of context" in found.finding("alike").sentence
     assert all(finding.numbers for finding in found.findings)
@@ -114,7 +114,7 @@ def test_a_collapse_is_not_called_harmless():
         seen = made_up({"token_similarity": [0.1] + [similarity] * 4}, weights=weights)
         found = diagnose(seen, depth=use)
         assert found.verdict in ("collapsing", "collapsed")
-        assert "that all sequences share: of their energy" in found.finding("alike").sentence
+        assert "that all sequences share: " in found.finding("alike").sentence
     use = used(SHARED)
     use.metadata["weights"] = {"look": "unknown"}
     assert "which in trained weights is no loss of context" in str(use.findings)
@@ -141,7 +141,7 @@ def test_of_blocks_that_could_all_go_no_half_does_the_work():
     """Without a loss as with one: shares of next to nothing are noise."""
     nothing = used(skip_loss=[np.nan] * 4, skip_output=[0.01, 0.0, 0.01, 0.02])
     rules = {finding.rule: finding.sentence for finding in nothing.findings}
-    assert rules["could go"].startswith("Blocks 1–4 could go, each by itself")
+    assert rules["could go"].startswith("Blocks 1–4 could go, one at a time")
     assert "half" not in rules
 
 
@@ -157,6 +157,6 @@ def test_a_page_says_each_sentence_once_and_leads_to_its_chart():
         said = said_of(subject, charts).findings
         texts = [sentence.text for sentence in said]
         assert len(set(texts)) == len(texts)
-        half = next(sentence for sentence in said if "of all that skipping single blocks costs" in sentence.text)
+        half = next(sentence for sentence in said if "of what skipping single blocks costs" in sentence.text)
         assert half.chart == "blocks-that-matter"
         assert all(finding.sentence in texts for finding in use.findings if finding.rule != "alike")

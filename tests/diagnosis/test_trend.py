@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from depthscope.diagnosis import diagnose
+from depthscope.diagnosis.advice import deescalation
+from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.steps import log_odds, step_growth
 from depthscope.diagnosis.trend import FEWEST_PAIRS, fit_trend
-from depthscope.diagnosis.wording import crossing
 from depthscope.models import BlockConfig, Encoder, pre_norm, xavier
 from depthscope.naming import ranges
 from depthscope.probing import probe
@@ -84,7 +85,7 @@ def test_the_recommended_strength_is_enough_for_nine_of_ten_fits_that_the_blocks
     aim = odds_of(level_to_hold(profile.curve("token_similarity")[0]))
     needed = [step.tau_for(aim) for step in fit_trend(values).alternatives]
     assert max(needed) - min(needed) > 0.1  # what one fit says is not enough
-    tau = diagnose(profile).recommendation.tau
+    tau = deescalation(Facts(profile)).tau
     assert 0.9 <= np.mean(np.array(needed) <= tau) < 1
 
 
@@ -128,15 +129,19 @@ def test_the_steps_add_up_to_the_whole(options):
     assert step_growth(outputs, "token_similarity", ("", 0, 4)) is None
 
 
-def test_crossing():
-    nan = float("nan")
-    assert crossing("token similarity", [0.1, 0.91, 0.95, 0.999]) == (
-        "Token similarity passes 0.9 at block 1 and 0.99 at block 3."
-    )
-    assert crossing("x", [0.1, 0.5, 0.4]) == "X stays below 0.9: 0.500 at most, at block 1."
-    assert crossing("x", [0.1, 0.95, 0.4]) == "X passes 0.9 at block 1, and comes back to 0.400 at block 2."
-    assert crossing("x", [0.1, 0.95], first=13) == "X passes 0.9 at block 14."
-    assert crossing("x", [nan, nan]) == "X is undefined in every block."
+@pytest.mark.parametrize(
+    ("curve", "said"),
+    [
+        ([0.1, 0.91, 0.95, 0.999], "passes 0.9 after block 1 and 0.99 after block 3."),
+        ([0.1, 0.5, 0.4], None),
+        ([0.1, 0.95, 0.4], "passes 0.9 after block 1, and comes back to 0.400 after block 2."),
+        ([0.1, 0.995, 0.999], "passes 0.9 after block 1 and 0.99 after block 1: 1 of 2 blocks work on tokens that are"),
+    ],
+)
+def test_crossing(curve: list[float], said: str | None):
+    found = diagnose(made_up({"token_similarity": curve})).finding("crossing")
+    assert (found is None) == (said is None)
+    assert found is None or f"Token similarity {said}" in found.sentence
 
 
 def test_ranges():

@@ -15,8 +15,8 @@ RISING = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
 @pytest.mark.parametrize(
     ("curve", "shares", "expected"),
     [
-        (RISING, (0.5, 0.1, 0.2, 0.1, 0.5), "blocks 2 to 4 mostly pull tokens together (13%"),
-        (RISING, (0.5, 0.9, 0.9, 0.5, 0.9), "blocks 2 to 3 mostly push tokens apart (90%"),
+        (RISING, (0.5, 0.1, 0.2, 0.1, 0.5), "blocks 2–4 mostly pull tokens together (13%"),
+        (RISING, (0.5, 0.9, 0.9, 0.5, 0.9), "blocks 2–3 mostly push tokens apart (90%"),
     ],
 )
 def test_the_longest_run_is_named(curve: list[float], shares: tuple[float, ...], expected: str):
@@ -51,7 +51,7 @@ def test_the_largest_eigenvalue_decides_and_not_the_share_of_negative_ones(curve
     said = diagnose(made_up({"token_similarity": curve}, weights=TRAINED), spectra=spectra).finding("value weights")
     assert said is not None
     assert "above 1 in 100% of the heads" in said.sentence
-    assert "theory says that they grow alike all the same" in said.sentence
+    assert "theory says tokens grow alike there all the same" in said.sentence
     assert ("which agrees" in said.sentence) == agrees
 
 

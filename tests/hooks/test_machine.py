@@ -67,7 +67,7 @@ def test_a_change_that_gives_none_changes_nothing(placement):
         assert torch.equal(run(model, x, Change(station, lambda _visit, _tokens: None)), plain)
 
 
-def test_surgery_a_block_its_attention_and_its_ffn_are_left_out():
+def test_a_block_its_attention_and_its_ffn_are_left_out():
     """What the next rooms build on: without a block, without a branch, without a skip."""
     model, x = encoder(pre_norm)
 

@@ -14,7 +14,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 import depthscope
 import zoo
-from depthscope.hooks import quiet
+from depthscope import safety
 from depthscope.remedies import DeEscalate, LearnableTau, recommend
 from depthscope.watching import Watch
 from interrupts import LineCounter, Places
@@ -44,7 +44,7 @@ def everything(model: nn.Module) -> tuple[Any, ...]:
     numbers = np.random.get_state()[1].tolist()  # noqa: NPY002
     records = getattr(getattr(model, "config", None), "depthscope_remedies", None)
     modes = len(_get_current_function_mode_stack())
-    assert not quiet._MEASURING  # else another thread would wait for it for ever
+    assert not safety._MEASURING  # else another thread would wait for it for ever
     return state_of(model), torch.get_rng_state().tolist(), random.getstate(), numbers, modes, records
 
 
@@ -81,7 +81,7 @@ def test_of_a_watch_every_line_that_opens_or_closes_may_be_interrupted(name: str
     before = everything(model)
     lines = inspect.getsourcelines(Watch.__exit__)
     first = f"{inspect.getsourcefile(Watch)}:{lines[1] + 1}"
-    places = Places("watcher.py", "undoing.py", "machine.py")
+    places = Places("watcher.py", "safety.py", "machine.py")
     places.run(lambda: watch_a_pass(model, inputs))
     assert any(place == first for place in places.found)
     for place, numbers in places.found.items():

@@ -114,6 +114,37 @@ def test_gradient_norms_equal_backward():
     assert profile.frame.query("measure == 'output_gradient'").shape[0] == 3 * 2
 
 
+def test_gradients_with_labels_are_of_the_models_own_loss():
+    model, inputs = make("gpt2")
+    labelled = inputs | {"labels": IDS.masked_fill(MASK == 0, -100)}
+    profile = probe(model, labelled, gradients=True)
+    model.eval()(**labelled, use_cache=False).loss.backward()
+    expected = [
+        torch.cat([p.grad.flatten() for p in block.parameters()]).norm().item() for block in model.transformer.h
+    ]
+    np.testing.assert_allclose(profile.curve("weight_gradient")[1:], expected, rtol=1e-5)
+    assert profile.metadata["gradients_of"] == ["the model's own"]
+    assert "gradients are of the model's own loss, which it returned" in profile.metadata["notes"]
+    without = probe(model, inputs, gradients=True).metadata
+    assert without["gradients_of"] == ["the product of the last output with a random matrix"]
+    assert not any("loss" in note for note in without["notes"])
+
+
+def test_labels_that_the_model_makes_no_loss_of_are_named():
+    class Deaf(nn.Module):  # it takes the labels and returns tokens
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = Encoder(2, BlockConfig(16, 4), generator=seeded(0))
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+            return self.encoder(x)
+
+    profile = probe(Deaf(), {"x": TOKENS, "labels": torch.ones(2)}, gradients=True)
+    assert any("returned no loss of them" in note for note in profile.metadata["notes"])
+    plain = probe(Deaf(), TOKENS, gradients=True)
+    assert profile.curve("weight_gradient")[1:] == plain.curve("weight_gradient")[1:]
+
+
 @pytest.mark.parametrize("scale", [0.0, 2.0**-700, 2.0**700])
 def test_gradients_of_any_size_have_a_norm(scale: float):
     """Also none at all: the squares of float64 gradients would under- or overflow."""

@@ -1,6 +1,5 @@
 """What a station keeps of its tokens, finished: held against 80-bit arithmetic on everything that tokens can be."""
 
-
 import numpy as np
 import pytest
 import torch

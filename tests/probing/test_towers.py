@@ -13,9 +13,9 @@ import depthscope
 import zoo
 from depthscope import measures as m
 from depthscope.anatomy import anatomy_of
-from depthscope.cli.display import headline
 from depthscope.cli.probe import as_json
 from depthscope.diagnosis.facts import Facts
+from depthscope.diagnosis.summary import model_line
 from depthscope.hooks.tokens import first_tokens
 from depthscope.probing import Profile, probe
 from zoo import IDS, IMAGE, IMAGES, MASK, TEXT, make
@@ -321,9 +321,7 @@ def test_tables_name_both_towers(profile: Profile):
     assert summary.loc[("text", 0), "token_similarity"] == profile.curve("token_similarity", part="text")[0]
     beside = profile.against(profile)
     assert set(beside["part"]) == {"vision", "text"}
-    lines = headline(profile.metadata).splitlines()
-    assert lines[1] == "vision: blocks 1 to 3 of width 16 · pre-norm · 2 × 17 tokens"
-    assert lines[2] == "text: blocks 4 to 6 of width 16 · pre-norm · causal · 2 × 7 tokens"
+    assert "6 blocks · vision 1–3 · text 4–6 · " in model_line(profile.metadata)
     with pytest.raises(ValueError, match="unknown part 'txt': did you mean 'text'"):
         profile.curve("token_similarity", part="txt")
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from depthscope.anatomy import anatomy_of
-from depthscope.anatomy.trained import look_of_weights
+from depthscope.anatomy.trained import training_state
 from depthscope.models import BlockConfig, Encoder
 from depthscope.probing import probe
 from depthscope.probing.finite import weights_not_finite
@@ -17,16 +17,16 @@ from zoo import ZOO
 def test_a_fresh_model_looks_fresh_and_one_step_changes_that(name: str):
     build = ZOO[name].build
     model = build()
-    fresh = look_of_weights(anatomy_of(model))
+    fresh = training_state(anatomy_of(model))
     assert fresh["look"] == "initialised"
     assert fresh["norms"] >= 2
     assert fresh["moved"] == 0
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    look_of_weights(anatomy_of(model))
+    training_state(anatomy_of(model))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     for parameter in model.parameters():  # one step of an optimiser with any gradient
         parameter.data += 1e-4 * torch.randn(parameter.shape, generator=seeded(0))
-    moved = look_of_weights(anatomy_of(model))
+    moved = training_state(anatomy_of(model))
     assert moved == {"look": "trained", "norms": fresh["norms"], "moved": fresh["norms"]}
 
 
@@ -35,7 +35,7 @@ def test_gains_drawn_at_random_are_no_training():
     model = Encoder(2, BlockConfig(16, 4), generator=seeded(0))
     for block in model.blocks:
         nn.init.normal_(block.norm1.weight, 1.0, 0.02)
-    assert look_of_weights(anatomy_of(model))["look"] == "initialised"
+    assert training_state(anatomy_of(model))["look"] == "initialised"
 
 
 def test_what_has_no_norms_or_no_numbers_is_unknown():
@@ -43,7 +43,7 @@ def test_what_has_no_norms_or_no_numbers_is_unknown():
     assert probe(plain, torch.randn(2, 3, 8)).metadata["weights"] == {"look": "unknown", "norms": 0, "moved": 0}
     model = Encoder(2, BlockConfig(16, 4), generator=seeded(0))
     nn.init.constant_(model.blocks[0].norm1.bias, float("nan"))
-    assert look_of_weights(anatomy_of(model))["look"] == "unknown"
+    assert training_state(anatomy_of(model))["look"] == "unknown"
 
 
 def test_norms_of_several_widths_and_formats_are_each_asked():
@@ -51,10 +51,10 @@ def test_norms_of_several_widths_and_formats_are_each_asked():
     model.blocks[1].norm2 = nn.RMSNorm(16)
     model.blocks[2].norm1 = nn.LayerNorm(16, dtype=torch.float64)
     model.blocks[2].norm2 = nn.LayerNorm(8)
-    assert look_of_weights(anatomy_of(model)) == {"look": "initialised", "norms": 6, "moved": 0}
+    assert training_state(anatomy_of(model)) == {"look": "initialised", "norms": 6, "moved": 0}
     for moved, weights in ((1, model.blocks[1].norm2.weight), (2, model.blocks[2].norm1.bias)):
         nn.init.constant_(weights[3:4], 1e-30 if moved == 2 else 1.5)
-        assert look_of_weights(anatomy_of(model)) == {"look": "trained", "norms": 6, "moved": moved}
+        assert training_state(anatomy_of(model)) == {"look": "trained", "norms": 6, "moved": moved}
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

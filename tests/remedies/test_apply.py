@@ -292,7 +292,7 @@ def test_named_blocks_of_a_known_family_keep_its_anatomy():
     assert torch.equal(run(model, inputs), named)
 
 
-def test_a_model_of_no_family_is_treated_as_causal_unless_told_or_found_out():
+def test_a_model_of_no_family_is_treated_as_causal_unless_configured_or_found_out():
     class Mix(nn.Module):
         def __init__(self):
             super().__init__()

@@ -221,7 +221,7 @@ def test_what_the_user_says_wins_everywhere(causal: bool):
     mean = "causal" if causal else "full"
     for make in (lambda: Masked(SIGHTS["causal"][0]), lambda: hf.BertModel(bert())):
         profile = depthscope.probe(drawn(make()), IDS, causal=causal)
-        assert (profile.metadata["causal"], profile.metadata["causal_by"]) == (causal, "told")
+        assert (profile.metadata["causal"], profile.metadata["causal_by"]) == (causal, "user")
         assert f"causal={causal}" in str(recommend(drawn(make()), IDS, tau=0.5, causal=causal).line)
         fixed = depthscope.fix(drawn(make()), IDS, tau=0.5, causal=causal)
         assert f"causal={causal}" in str(fixed.recommendation.line)

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from depthscope.diagnosis.rules import FINDINGS, VERDICTS
+from depthscope.diagnosis.findings import FINDINGS
+from depthscope.diagnosis.rules import VERDICTS
 from depthscope.report import CHARTS, Drawing, Material, Subject, write
 from depthscope.report.page import drawings_of, tables_of
 from depthscope.report.subjects import subjects_of
@@ -45,7 +46,8 @@ def test_each_is_valid_and_says_how_to_read_it(name: str, drawings: dict[str, Dr
 
 
 def test_what_leads_to_a_chart_is_a_rule(drawings: dict[str, Drawing]):
-    known = {rule.name for rule in (*VERDICTS, *FINDINGS)} | {rule.verdict for rule in VERDICTS} | OWN_RULES
+    known = {name for rule in FINDINGS for name in rule.names} | OWN_RULES
+    known |= {name for rule in VERDICTS for name in (rule.name, rule.verdict)}
     assert {rule for drawing in drawings.values() for rule in drawing.rules} <= known
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import depthscope
 from depthscope import DepthUse, depth_use
-from depthscope.diagnosis import rules
+from depthscope.diagnosis import findings, rules
 from depthscope.models import BlockConfig, Encoder
 from depthscope.usage import verdict
 from depthscope.usage.verdict import counts_of, findings_of
@@ -237,12 +237,14 @@ def test_which_half_and_which_blocks_could_go():
     frame = table(skip_loss=[2.0, 0.5, 0.01, 0.2], skip_output=[1.0] * 4)
     words = said(frame, loss=3.0, weights={"look": "trained"})
     assert words["half"] == (
-        "The first half of the model (blocks 1–2) does most of the work: of all that skipping single blocks costs, 92% "
-        "is in blocks 1–2 (without the first and the last block: 98%), 8% in blocks 3–4. 75% of it is in 2 of 4 "
-        "blocks (1–2); block 1 costs most (loss +2.000, +66.7%)."
+        "The first half of the model (blocks 1–2) does most of the work: of what skipping single blocks costs, 92% is "
+        "in the first half, 8% in the second. 75% of it is in 2 of 4 blocks (1–2); block 1 costs most (loss +2.000, "
+        "+66.7%)."
     )
     assert words["could go"] == (
-        "Block 3 could go, by itself: the loss (3.000) rises by less than 1%; cheapest is block 3 (loss +0.010, +0.3%)."
+        "Block 3 could go: the loss (3.000) rises by less than 1%; cheapest is block 3 (loss +0.010, +0.3%). "
+        "Other text "
+        "may name other blocks."
     )
     # The loss of random weights is chance: the output is looked at in its place.
     words = said(frame, loss=3.0, weights={"look": "initialised"})
@@ -256,18 +258,17 @@ def test_which_half_and_which_blocks_could_go():
 def test_where_the_prediction_is_settled():
     shares = {"lens_top5": [0.5] * 4, "lens_kl": [3.0, 1.0, 0.05, 0.0]}
     late = table(lens_top1=[0.1, 0.95, 0.6, 1.0], **shares)
-    assert said(late)["settled"].startswith(
-        "The prediction is not settled before the last block; one block earlier 60%"
-    )
+    assert said(late)["settled"].startswith("The prediction is not settled before the last block: 60%")
     early = table(lens_top1=[0.1, 0.6, 0.92, 1.0], **shares)
-    assert said(early)["settled"].startswith("The prediction is settled from block 3 of 4 on: 92% of the tokens")
+    assert said(early)["settled"].startswith("The prediction is settled after block 3 of 4: 92% of the tokens")
     assert counts_of(early, {}).loc["until the prediction is settled", "blocks"] == 3
     assert "settled" not in said(table(skip_output=[1.0, 2.0]))
 
 
 def test_thresholds_are_those_of_the_other_verdict():
-    for name in ("HALF", "MINE", "SPARE"):
+    for name in ("HALF", "MINE"):
         assert getattr(verdict, name) == getattr(rules, name)
+    assert verdict.SPARE == findings.SPARE
 
 
 def test_public_names():
@@ -326,17 +327,17 @@ def test_no_half_does_the_work_where_no_block_is_missed(used: DepthUse):
     metadata = used.metadata | {"loss": 4.0, "weights": {"look": "trained"}}
     rules_of = {finding.rule: finding.sentence for finding in findings_of(frame, metadata)}
     assert "half" not in rules_of
-    assert rules_of["could go"].startswith("Blocks 1–3 could go, each by itself")
+    assert rules_of["could go"].startswith("Blocks 1–3 could go, one at a time")
     assert "half" in {finding.rule for finding in findings_of(frame.assign(skip_loss=[0.1, 0.0, 0.0]), metadata)}
 
 
 def test_blocks_after_a_settled_prediction_are_not_said_to_change_it_where_they_do_not(used: DepthUse):
     frame = used.frame.assign(lens_top1=[0.0, 1.0, 1.0], lens_top5=[0.0, 1.0, 1.0], lens_kl=[2.0, 0.0, 0.0])
     said = next(f.sentence for f in findings_of(frame, used.metadata) if f.rule == "settled")
-    assert "hardly change" in said
+    assert "How sure" not in said
     frame = frame.assign(lens_kl=[2.0, 0.5, 0.0])
     said = next(f.sentence for f in findings_of(frame, used.metadata) if f.rule == "settled")
-    assert "change how sure the model is; the KL is below 0.1 from block 3 on" in said
+    assert "How sure the model is settles after block 3 (KL below 0.1)" in said
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import nn
 
 from depthscope import walking
 from depthscope.anatomy import Family
-from depthscope.anatomy.our_blocks import describe
+from depthscope.anatomy.odd_families import ours
 
 
 def causal(model: nn.Module) -> bool:
@@ -21,6 +21,4 @@ def causal(model: nn.Module) -> bool:
     return not any(block.carried_mean is not None and block.carried_mean.leaks for block in blocks)
 
 
-TRANSFORMER_XL = Family(
-    "transformer-xl", "depthscope_lab", ("TransformerXLBlock",), describe, causal, mask_argument=None
-)
+TRANSFORMER_XL = Family("transformer-xl", "depthscope_lab", ("TransformerXLBlock",), ours, causal, mask_argument=None)

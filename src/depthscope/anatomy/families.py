@@ -13,10 +13,11 @@ from typing import Any
 from torch import nn
 
 from depthscope import walking
-from depthscope.anatomy import layout, our_blocks
+from depthscope.anatomy import layout
 from depthscope.anatomy import odd_families as odd
 from depthscope.anatomy.layout import Attention, Layout
 from depthscope.anatomy.structure import BlockAnatomy, Family
+from depthscope.stations import CROSS
 
 
 def always(_model: nn.Module) -> bool:
@@ -29,11 +30,11 @@ def never(_model: nn.Module) -> bool:
     return False
 
 
-def not_told(_model: nn.Module) -> None:
+def as_blocks_say(_model: nn.Module) -> None:
     """Every block says it of itself, or an argument of each call does."""
 
 
-def causal_unless_told(model: nn.Module) -> bool | None:
+def causal_unless_configured(model: nn.Module) -> bool | None:
     """Causal, but for a configuration, of the model or a part of it, that asks for attention both ways (embedding
     models): None, to be tried."""
     configs = {id(config): config for module in walking.modules(model) if (config := getattr(module, "config", None))}
@@ -53,6 +54,10 @@ BERT = Layout(
     cross=("crossattention.self", "crossattention.output.LayerNorm", "crossattention.output.dense"),
     causal="is_decoder",
 )
+# Whether BLIP's text tower is causal, and whether it attends to the image, is a matter of each call of its model. Its
+# blocks say neither: a remedy is careful then, and what stands after a cross-attention that may not run is hidden.
+BLIP_TEXT = replace(BERT, causal="")
+BLIP_READER = replace(BLIP_TEXT, hides=" ".join((*CROSS, "ffn_input")))
 DEBERTA = Layout(
     "post",
     BERT.norms,
@@ -66,7 +71,13 @@ ALBERT = Layout(
     Attention("attention", "query key value", "attention.dense", "num_attention_heads"),
     "ffn ffn_output",
 )
-XLNET = Layout("post", "rel_attn.layer_norm ff.layer_norm", Attention("rel_attn"), "ff.layer_1 ff.layer_2")
+XLNET = Layout(
+    "post",
+    "rel_attn.layer_norm ff.layer_norm",
+    Attention("rel_attn"),
+    "ff.layer_1 ff.layer_2",
+    hides="attention_branch",  # an einsum inside a method
+)
 DISTILBERT = Layout(
     "post",
     "sa_layer_norm output_layer_norm",
@@ -82,7 +93,7 @@ MPNET = Layout(
 MODERNBERT = Layout(
     "pre",
     "attn_norm mlp_norm",  # no norm before the first block's attention
-    Attention("attn", "Wqkv", "attn.Wo", "config.num_attention_heads", fused="thirds"),
+    Attention("attn", "Wqkv", "attn.Wo", "config.num_attention_heads", fused="stacked"),
     "mlp",
     attention_branch="attn.out_drop",
 )
@@ -102,13 +113,16 @@ CLIP = Layout(
     Attention("self_attn", "q_proj k_proj v_proj", "self_attn.out_proj"),
     "mlp",
 )
-BLIP_VISION = replace(CLIP, attention=Attention("self_attn", "qkv", "self_attn.projection", fused="thirds"))
+BLIP_VISION = replace(CLIP, attention=Attention("self_attn", "qkv", "self_attn.projection", fused="stacked"))
 WAV2VEC2 = Layout(
     "post",
     "layer_norm final_layer_norm",
     Attention("attention", "q_proj k_proj v_proj", "attention.out_proj"),
     "feed_forward",
 )
+WAV2VEC2_PRE = replace(WAV2VEC2, placement="pre")
+
+ADAPTED = "after_ffn ffn_branch"  # an adapter stands between the FFN's sum, which is not seen, and the end
 
 # Encoders with decoders.
 T5 = Layout(
@@ -144,11 +158,12 @@ TORCH_DECODER = replace(
 GPT2 = Layout(
     "pre",
     "ln_1 ln_2",
-    Attention("attn", "c_attn", "attn.c_proj", fused="thirds of columns"),
+    Attention("attn", "c_attn", "attn.c_proj", fused="stacked columns"),
     "mlp",
     cross=("crossattention", "ln_cross_attn", "crossattention.c_proj"),
 )
-OPT = Layout("pre", BART.norms, BART.attention, BART.ffn)  # the FFN works on flattened tokens
+OPT = replace(BART, placement="pre", cross=None, causal="")  # the FFN works on flattened tokens
+OPT_POST = replace(OPT, placement="post")  # the 350m model
 BLOOM = Layout(
     "pre",
     layout.LLAMA,
@@ -184,6 +199,8 @@ FALCON = Layout(
     "mlp",
     attention_branch="self_attention",
 )
+FALCON_ONE_NORM = replace(FALCON, placement="parallel", norms="input_layernorm")
+FALCON_TWO_NORMS = replace(FALCON, placement="parallel", norms="ln_attn ln_mlp")
 GROUPED = Attention(
     "self_attn",
     "q_proj k_proj v_proj",
@@ -192,9 +209,10 @@ GROUPED = Attention(
     groups="config.num_key_value_heads",
 )
 LLAMA = Layout("pre", layout.LLAMA, GROUPED, "mlp", attention_branch="self_attn")
+STABLE_LM = replace(LLAMA, placement="parallel", norms="input_layernorm")
 GEMMA2 = Layout("sandwich", layout.GEMMA2, GROUPED, "mlp")
 OLMO2 = Layout("branch", layout.OLMO2, GROUPED, "mlp")
-COHERE = replace(LLAMA, placement="parallel", norms="input_layernorm")
+PHI = replace(STABLE_LM, attention=replace(GROUPED, output="self_attn.dense"))
 DEEPSEEK = replace(LLAMA, attention=replace(GROUPED, projections="kv_b_proj", fused="latent"))
 PHI3 = Layout(
     "pre",
@@ -205,18 +223,24 @@ PHI3 = Layout(
     ffn_branch="resid_mlp_dropout",
 )
 JAMBA = replace(LLAMA, norms="input_layernorm pre_ff_layernorm", ffn="feed_forward")
+JAMBA_MIXER = replace(JAMBA, attention=None, attention_branch="mamba")
 MAMBA = Layout("mixer", "norm", None, attention_branch="mixer")
 
 
-def _transformers(
+def _family(
     name: str,
     classes: str,
     describe: Callable[[str, Any], BlockAnatomy],
-    causal: Callable[[nn.Module], bool | None] = causal_unless_told,
+    causal: Callable[[nn.Module], bool | None] = causal_unless_configured,
+    library: str = "transformers",
     **others: Any,
 ) -> Family:
-    """A family of Hugging Face's; `classes` with a space between them."""
-    return Family(name, "transformers", tuple(classes.split()), describe, causal, **others)
+    """A family of Hugging Face's, unless said otherwise; `classes` with a space between them."""
+    return Family(name, library, tuple(classes.split()), describe, causal, **others)
+
+
+def _either(flag: str, one: odd.Describe, other: odd.Describe) -> odd.Describe:
+    return partial(odd.either, flag, one, other)
 
 
 def _each(models: str, *layers: str) -> str:
@@ -229,85 +253,95 @@ BOTH = ("EncoderLayer", "DecoderLayer")
 NO_MASK: dict[str, Any] = {"mask_argument": None}
 
 FAMILIES = (
-    Family("depthscope", "depthscope", ("Block",), our_blocks.describe, our_blocks.causal, mask_argument="mask"),
-    Family(
-        *("torch", "torch", ("TransformerEncoderLayer",), partial(odd.torch_encoder, TORCH), not_told),
+    _family("depthscope", "Block", odd.ours, odd.ours_causal, "depthscope", mask_argument="mask"),
+    _family(
+        *("torch", "TransformerEncoderLayer", partial(odd.torch_encoder, TORCH), as_blocks_say, "torch"),
         mask_argument="src_key_padding_mask",
         token_axis_of=odd.torch_token_axis,
     ),
-    Family(
-        *("torch-decoder", "torch", ("TransformerDecoderLayer",), partial(odd.torch_decoder, TORCH_DECODER), not_told),
+    _family(
+        *(
+            "torch-decoder",
+            "TransformerDecoderLayer",
+            partial(odd.torch_decoder, TORCH_DECODER),
+            as_blocks_say,
+            "torch",
+        ),
         mask_argument="tgt_key_padding_mask",
         token_axis_of=odd.torch_token_axis,
     ),
-    _transformers("bert", _each("Bert Roberta XLMRoberta Electra", "Layer"), BERT, not_told),
-    _transformers("albert", "AlbertLayer", ALBERT, never),
-    _transformers("xlnet", "XLNetLayer", partial(odd.xlnet, XLNET), odd.xlnet_causal, token_axis=0),
-    _transformers("distilbert", "TransformerBlock", DISTILBERT, never),
-    _transformers("mpnet", "MPNetLayer", MPNET, never),
-    _transformers("modernbert", "ModernBertEncoderLayer", MODERNBERT, never),
-    _transformers("deberta", "DebertaV2Layer", DEBERTA, never),
-    _transformers("vit", "ViTLayer DeiTLayer", VIT, never, **NO_MASK),
-    _transformers("dinov2", "Dinov2Layer Dinov2WithRegistersLayer", partial(odd.dinov2, DINOV2), never, **NO_MASK),
-    _transformers("swin", "SwinLayer", partial(odd.swin, SWIN), never, **NO_MASK, notes=(odd.WINDOWS,)),
-    _transformers(
-        "clip", _each("CLIP CLIPSeg MetaClip2 OwlViT Owlv2", "EncoderLayer"), partial(odd.clip, CLIP), not_told
+    _family("bert", _each("Bert Roberta XLMRoberta Electra", "Layer"), BERT, as_blocks_say),
+    _family("albert", "AlbertLayer", ALBERT, never),
+    _family("xlnet", "XLNetLayer", partial(odd.xlnet, XLNET), odd.xlnet_causal, token_axis=0),
+    _family("distilbert", "TransformerBlock", DISTILBERT, never),
+    _family("mpnet", "MPNetLayer", MPNET, never),
+    _family("modernbert", "ModernBertEncoderLayer", MODERNBERT, never),
+    _family("deberta", "DebertaV2Layer", DEBERTA, never),
+    _family("vit", "ViTLayer DeiTLayer", VIT, never, **NO_MASK),
+    _family("dinov2", "Dinov2Layer Dinov2WithRegistersLayer", partial(odd.dinov2, DINOV2), never, **NO_MASK),
+    _family("swin", "SwinLayer", partial(odd.swin, SWIN), never, **NO_MASK, notes=(odd.WINDOWS,)),
+    _family(
+        "clip", _each("CLIP CLIPSeg MetaClip2 OwlViT Owlv2", "EncoderLayer"), partial(odd.clip, CLIP), as_blocks_say
     ),
-    _transformers("siglip", _each("Siglip Siglip2", "EncoderLayer"), partial(odd.siglip, CLIP), not_told),
-    _transformers("blip-vision", _each("Blip Blip2", "EncoderLayer"), BLIP_VISION, never, **NO_MASK),
-    _transformers("blip-text", "BlipTextLayer", partial(odd.blip_text, replace(BERT, causal="")), not_told),
-    _transformers("wav2vec2", _each(WAV2VEC2S, "EncoderLayer"), partial(odd.wav2vec2, WAV2VEC2), never),
-    _transformers(
+    _family("siglip", _each("Siglip Siglip2", "EncoderLayer"), CLIP, never),
+    _family("blip-vision", _each("Blip Blip2", "EncoderLayer"), BLIP_VISION, never, **NO_MASK),
+    _family("blip-text", "BlipTextLayer", _either("crossattention", BLIP_READER, BLIP_TEXT), as_blocks_say),
+    _family("wav2vec2", _each(WAV2VEC2S, "EncoderLayer"), WAV2VEC2, never),
+    _family(
         "wav2vec2-stable",
         _each(WAV2VEC2S, "EncoderLayerStableLayerNorm"),
-        partial(odd.wav2vec2, replace(WAV2VEC2, placement="pre")),
+        _either("adapter_layer", replace(WAV2VEC2_PRE, hides=ADAPTED), WAV2VEC2_PRE),
         never,
     ),
-    _transformers("t5", _each("T5 MT5 UMT5", "Block"), partial(odd.t5, T5), not_told),
-    # Named alike, so that the class alone tells where the norms stand: behind the sums, or before the branches.
-    _transformers(
+    _family("t5", _each("T5 MT5 UMT5", "Block"), partial(odd.t5, T5), as_blocks_say),
+    # Named alike, so that the class alone tells where the norms stand: after the sums, or before the branches.
+    _family(
         "bart",
         _each("Bart Marian BlenderbotSmall PLBart", *BOTH) + " TrOCRDecoderLayer",
         partial(odd.bart, BART),
-        not_told,
+        as_blocks_say,
     ),
-    _transformers(
+    _family(
         "bart-pre",
         _each("MBart Pegasus M2M100 Blenderbot Whisper Speech2Text", *BOTH) + " PegasusXDecoderLayer",
         partial(odd.bart, replace(BART, placement="pre")),
-        not_told,
+        as_blocks_say,
     ),
-    _transformers("gpt2", "GPT2Block", GPT2, always),
-    _transformers("opt", "OPTDecoderLayer", partial(odd.opt, OPT), always),
-    _transformers("bloom", "BloomBlock", partial(odd.bloom, BLOOM)),
-    _transformers("mpt", "MptBlock", partial(odd.mpt, MPT)),
-    _transformers("gptj", "GPTJBlock", GPTJ),
-    _transformers("gpt-neox", "GPTNeoXLayer", partial(odd.gpt_neox, GPT_NEOX)),
-    _transformers("falcon", "FalconDecoderLayer", partial(odd.falcon, FALCON)),
-    _transformers(
+    _family("gpt2", "GPT2Block", GPT2, always),
+    _family("opt", "OPTDecoderLayer", _either("do_layer_norm_before", OPT, OPT_POST), always),
+    _family("bloom", "BloomBlock", partial(odd.bloom, BLOOM)),
+    _family("mpt", "MptBlock", partial(odd.mpt, MPT)),
+    _family("gptj", "GPTJBlock", GPTJ),
+    _family("gpt-neox", "GPTNeoXLayer", _either("use_parallel_residual", GPT_NEOX, replace(GPT_NEOX, placement="pre"))),
+    _family(
+        "falcon",
+        "FalconDecoderLayer",
+        _either("ln_attn", FALCON_TWO_NORMS, _either("post_attention_layernorm", FALCON, FALCON_ONE_NORM)),
+    ),
+    _family(
         "llama",
         _each(
             "Llama Qwen2 Qwen3 Qwen2Moe Qwen3Moe Mistral Mixtral Gemma StableLm Starcoder2 Granite SmolLM3 GptOss",
             "DecoderLayer",
         ),
-        partial(odd.llama, LLAMA),
+        _either("use_parallel_residual", STABLE_LM, partial(odd.llama, LLAMA)),
     ),
-    _transformers("phi3", "Phi3DecoderLayer", PHI3),
-    _transformers("gemma2", _each("Gemma2 Gemma3", "DecoderLayer"), GEMMA2),
-    _transformers("olmo2", _each("Olmo2 Olmo3", "DecoderLayer"), OLMO2),
-    _transformers("cohere", _each("Cohere Cohere2 Phi", "DecoderLayer"), partial(odd.cohere, COHERE)),
-    _transformers("deepseek", _each("DeepseekV2 DeepseekV3", "DecoderLayer"), DEEPSEEK),
-    _transformers(
+    _family("phi3", "Phi3DecoderLayer", PHI3),
+    _family("gemma2", _each("Gemma2 Gemma3", "DecoderLayer"), GEMMA2),
+    _family("olmo2", _each("Olmo2 Olmo3", "DecoderLayer"), OLMO2),
+    _family("cohere", _each("Cohere Cohere2 Phi", "DecoderLayer"), _either("self_attn.dense", PHI, STABLE_LM)),
+    _family("deepseek", _each("DeepseekV2 DeepseekV3", "DecoderLayer"), DEEPSEEK),
+    _family(
         "mamba",
         _each("Mamba Mamba2 FalconMamba", "Block"),
         MAMBA,
         always,
         notes=("no attention: each block has a mixer in its place, whose branch is at attention_branch",),
     ),
-    _transformers(
+    _family(
         "jamba",
         _each("JambaAttention JambaMamba", "DecoderLayer"),
-        partial(odd.jamba, JAMBA),
+        _either("self_attn", JAMBA, JAMBA_MIXER),
         always,
         notes=("some blocks have no attention, but a mixer in its place, whose branch is at attention_branch",),
     ),

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from depthscope.anatomy import projections
+from depthscope.anatomy.projections import Order
 from depthscope.anatomy.structure import BlockAnatomy, FusedValues, Path, Projections, Spot, is_named_norm
 from depthscope.stations import Placement
 
@@ -22,8 +23,8 @@ from depthscope.stations import Placement
 class Attention:
     """The names of attention and of what it is made of. `projections`, `heads` and `groups` are names in attention.
 
-    Where one layer makes queries, keys and values, `fused` says in which order: "thirds" of its rows (or of its
-    columns, where it is a Conv1D), "stacked" or "interleaved" with groups of heads, or "latent" as in DeepSeek.
+    Where one layer makes queries, keys and values, `fused` says in which order they are among its rows: "stacked" (or
+    "stacked columns", where it is a Conv1D) or "interleaved", as in `projections`, or "latent" as in DeepSeek.
     """
 
     module: str
@@ -31,49 +32,46 @@ class Attention:
     output: str = ""  # the output projection, by its name in the block
     heads: str = "num_heads"
     groups: str = ""  # of keys and values, if it has them; "": as many as heads
-    fused: Literal["", "thirds", "thirds of columns", "stacked", "interleaved", "latent"] = ""
+    fused: Literal["", "stacked", "stacked columns", "interleaved", "latent"] = ""
 
     def shown_in(self, block: Any) -> dict[str, Any]:
         """What a block shows of its attention, as fields of its anatomy."""
-        attention = part(block, self.module)
+        attention = find(block, self.module)
         if not self.projections:
             return {"attention": attention}
-        last = Spot(part(attention, self.projections.split()[-1]), "out")  # that of the values, or of all
+        last = Spot(find(attention, self.projections.split()[-1]), "out")  # that of the values, or of all
         return {
             "attention": attention,
-            "context": Spot(part(block, self.output), "in"),
+            "context": Spot(find(block, self.output), "in"),
             "projections": partial(self._projections, block),
             **({"fused_values": FusedValues(last, self._cut(attention))} if self.fused else {"values": last}),
         }
 
     def _heads_and_groups(self, attention: Any) -> tuple[int, int]:
-        heads = part(attention, self.heads)
-        return heads, (part_if_there(attention, self.groups) if self.groups else None) or heads
+        heads = find(attention, self.heads)
+        return heads, (find_if_there(attention, self.groups) if self.groups else None) or heads
+
+    @property
+    def _order(self) -> Order:
+        return "interleaved" if self.fused == "interleaved" else "stacked"
 
     def _cut(self, attention: Any) -> partial[Tensor]:
         heads, groups = self._heads_and_groups(attention)
         if self.fused == "latent":
             return partial(projections.latent_values, heads=heads, width=attention.v_head_dim)
-        interleaved = self.fused == "interleaved"
-        values = projections.interleaved_values if interleaved else projections.stacked_values
-        return partial(values, heads=heads, groups=groups)
+        return partial(projections.fused_values, order=self._order, heads=heads, groups=groups)
 
     def _projections(self, block: Any) -> Projections:
-        attention, output = part(block, self.module), part(block, self.output)
-        layer, *others = (part(attention, name) for name in self.projections.split())
-        heads, groups = self._heads_and_groups(attention)
-        match self.fused:
-            case "":
-                key, value = others
-                return projections.linear_projections(layer, key, value, output, heads, groups)
-            case "stacked":
-                return projections.stacked_projections(layer, output, heads, groups)
-            case "interleaved":
-                return projections.interleaved_projections(layer, output, heads, groups)
-            case "latent":
-                return projections.latent_projections(attention)
-        linear = self.fused == "thirds"
-        return projections.fused_projections(layer.weight, layer.bias, output.weight, output.bias, heads, linear=linear)
+        attention, output = find(block, self.module), find(block, self.output)
+        if self.fused == "latent":
+            return projections.latent_projections(attention)
+        layers = [find(attention, name) for name in self.projections.split()]
+        counts = self._heads_and_groups(attention)
+        if not self.fused:
+            query, key, value = layers
+            return projections.linear_projections(query, key, value, output, *counts)
+        weights = (layers[0].weight, layers[0].bias, output.weight, output.bias)
+        return projections.fused_projections(*weights, *counts, self._order, columns=self.fused == "stacked columns")
 
 
 @dataclass(frozen=True)
@@ -81,36 +79,37 @@ class Layout:
     """The names of a block's parts, dotted, with spaces between several. Called with a block, it gives its anatomy.
 
     Norms are named in the order in which they are called: those of attention and of the FFN, and in "sandwich" before
-    and behind each. Parallel branches may read one norm.
+    and after each. Parallel branches may read one norm.
     """
 
     placement: Placement
     norms: str
     attention: Attention | None
     ffn: str = ""  # its modules, in the order in which they are called
-    attention_branch: str = ""  # what gives it; "": the norm behind it, else the output projection, else attention
-    ffn_branch: str = ""  # what gives it; "": the norm behind it, else the last module of the FFN
+    attention_branch: str = ""  # what gives it; "": the norm after it, else the output projection, else attention
+    ffn_branch: str = ""  # what gives it; "": the norm after it, else the last module of the FFN
     cross: tuple[str, str, str] | None = None  # cross-attention, its norm, what gives its branch; a block may lack them
     causal: str = ""  # the attribute that says whether a block is; "": blocks do not say
+    hides: str = ""  # stations that no module shows
 
     def __call__(self, name: str, block: Any) -> BlockAnatomy:
         """The anatomy of a block."""
-        cross = part_if_there(block, self.cross[0]) if self.cross else None
+        cross = find_if_there(block, self.cross[0]) if self.cross else None
         return BlockAnatomy(
             name,
             block,
             spots=self._spots(block, cross is not None),
             placement=self.placement,
             cross_attention=cross,
-            norms=tuple(part(block, norm) for norm in self.norms.split()),
-            ffn=tuple(part(block, module) for module in self.ffn.split()),
-            causal=bool(part(block, self.causal)) if self.causal else None,
+            norms=tuple(find(block, norm) for norm in self.norms.split()),
+            ffn=tuple(find(block, module) for module in self.ffn.split()),
+            causal=bool(find(block, self.causal)) if self.causal else None,
             **(self.attention.shown_in(block) if self.attention else {}),
-        )
+        ).without(self.hides.split())
 
     def _spots(self, block: Any, crosses: bool) -> dict[str, Spot]:
         norms, ffn, own = self.norms.split(), self.ffn.split() or [""], self.attention or Attention("")
-        before, behind = {
+        before, after = {
             "sandwich": (norms[::2], norms[1::2]),
             "branch": (["", ""], norms),
         }.get(self.placement, (norms, ["", ""]))
@@ -119,8 +118,8 @@ class Layout:
             "attention-norm": before[0],
             "ffn-norm": before[-1],
             "ffn": ffn[0],
-            "attention-branch": self.attention_branch or behind[0] or own.output or own.module,
-            "ffn-branch": self.ffn_branch or behind[1] or ffn[-1],
+            "attention-branch": self.attention_branch or after[0] or own.output or own.module,
+            "ffn-branch": self.ffn_branch or after[1] or ffn[-1],
         }
         seen = dict(zip(STATIONS, PLACES[self.placement].split(" | "), strict=True)) | BRANCHES
         if crosses:
@@ -130,10 +129,10 @@ class Layout:
         if not self.ffn:
             del seen["ffn_branch"]
         places: Any = ((station, *place.split()) for station, place in seen.items() if place != "-")
-        return {station: Spot(part(block, names[name]), side) for station, name, side in places}
+        return {station: Spot(find(block, names[name]), side) for station, name, side in places}
 
 
-def part(block: Any, name: str) -> Any:
+def find(block: Any, name: str) -> Any:
     """What a dotted name leads to; a number in it counts the modules of a list. The block itself: ""."""
     for step in _steps(name):
         block = block[step] if isinstance(step, int) else getattr(block, step)
@@ -146,10 +145,10 @@ def _steps(name: str) -> Path:
     return tuple(int(word) if word.removeprefix("-").isdigit() else word for word in words)
 
 
-def part_if_there(block: Any, name: str) -> Any:
+def find_if_there(block: Any, name: str) -> Any:
     """None where a block has no such part."""
     try:
-        return part(block, name)
+        return find(block, name)
     except AttributeError:
         return None
 

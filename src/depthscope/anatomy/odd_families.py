@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from depthscope.anatomy.layout import Layout
-from depthscope.anatomy.projections import fused_projections
-from depthscope.anatomy.structure import BlockAnatomy, Piece, Projections
-from depthscope.stations import BRANCHES, CROSS
+from depthscope import walking
+from depthscope.anatomy.layout import Layout, find_if_there
+from depthscope.anatomy.projections import fused_projections, linear_projections
+from depthscope.anatomy.structure import BlockAnatomy, Piece, Projections, Spot
+from depthscope.models.block import Block
+from depthscope.stations import BRANCHES
 
 WINDOWS = (
     "windows: similarity is over all tokens of an image, attention mixes within a window; between two stages patches "
@@ -18,9 +21,45 @@ WINDOWS = (
 )
 
 
-def without(block: BlockAnatomy, *stations: str) -> BlockAnatomy:
-    """The same, but for stations that no module shows."""
-    return replace(block, spots={station: spot for station, spot in block.spots.items() if station not in stations})
+Describe = Callable[[str, Any], BlockAnatomy]
+
+
+def either(flag: str, one: Describe, other: Describe, name: str, block: Any) -> BlockAnatomy:
+    """The one where a dotted name leads to something true in the block, and the other elsewhere."""
+    return (one if find_if_there(block, flag) else other)(name, block)
+
+
+def ours(name: str, block: Any) -> BlockAnatomy:
+    """Of our own `Block` every station is a module of its own."""
+    attention = block.attention
+    norms = (getattr(block, norm) for norm in block.wiring.norms)  # those that the wiring calls, in their order
+    return BlockAnatomy(
+        name,
+        block,
+        # The output is taken after any hook on the block itself.
+        spots={station: Spot(module, "out") for station, module in block.stations.items()}
+        | {"output": Spot(block, "out")},
+        placement=block.wiring.placement,
+        attention=attention,
+        norms=tuple(norm for norm in norms if norm is not None),
+        values=Spot(attention.value, "out"),
+        context=Spot(attention.output, "in"),
+        ffn=(block.ffn,),
+        projections=_projections_of(attention),
+    )
+
+
+def _projections_of(attention: Any) -> Callable[[], Projections] | None:
+    """Its matrices; None where a norm follows them: its values are then no linear map of what attention reads."""
+    if isinstance(attention.value, nn.Linear) and type(attention.value).forward is not nn.Linear.forward:
+        return None
+    output = attention.output if isinstance(attention.output, nn.Linear) else None
+    return lambda: linear_projections(attention.query, attention.key, attention.value, output, attention.heads)
+
+
+def ours_causal(model: nn.Module) -> bool:
+    """As attention says."""
+    return any(module.attention.causal for module in walking.modules(model) if isinstance(module, Block))
 
 
 def bart(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
@@ -28,14 +67,6 @@ def bart(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     config = getattr(layer.self_attn, "config", None)
     reads = getattr(config, "is_encoder_decoder", True) or getattr(config, "add_cross_attention", False)
     return (layout if reads else replace(layout, cross=None))(name, layer)
-
-
-def blip_text(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
-    """Whether the text tower is causal, and whether it attends to the image, is a matter of each call of its model. Its
-    blocks say neither: a remedy is careful then, and what stands behind a cross-attention that may not run is hidden.
-    """
-    block = layout(name, layer)
-    return block if block.cross_attention is None else without(block, *CROSS, "ffn_input")
 
 
 def bloom(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
@@ -52,19 +83,6 @@ def clip(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     return replace(layout(name, layer), causal="Text" in type(layer.self_attn.config).__name__)
 
 
-def siglip(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
-    """Neither tower is causal."""
-    return replace(layout(name, layer), causal=False)
-
-
-def cohere(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
-    """Phi has another name for its output projection."""
-    if hasattr(layer.self_attn, "dense"):
-        assert layout.attention is not None
-        layout = replace(layout, attention=replace(layout.attention, output="self_attn.dense"))
-    return layout(name, layer)
-
-
 def dinov2(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """Each branch is multiplied by a vector (LayerScale)."""
     block = layout(name, layer)
@@ -79,48 +97,20 @@ def dinov2(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     return replace(block, projections=projections)
 
 
-def falcon(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
-    """Parallel branches with two norms or with one, or one after the other."""
-    if hasattr(layer, "ln_attn"):
-        layout = replace(layout, placement="parallel", norms="ln_attn ln_mlp")
-    elif not hasattr(layer, "post_attention_layernorm"):
-        layout = replace(layout, placement="parallel", norms="input_layernorm")
-    return layout(name, layer)
-
-
-def gpt_neox(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
-    """Parallel branches, each with a norm of its own, or one after the other."""
-    return replace(layout, placement="parallel" if layer.use_parallel_residual else "pre")(name, layer)
-
-
-def jamba(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
-    """Most blocks have a Mamba mixer in the place of attention."""
-    if not hasattr(layer, "self_attn"):
-        layout = replace(layout, attention=None, attention_branch="mamba")
-    return layout(name, layer)
-
-
 def llama(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
-    """StableLM may run its branches in parallel. The sink of gpt-oss is a last column of attention's softmax. Granite
-    multiplies its branches by a number before it adds them: where that is not 1, no module shows what is added (the use
-    of depth takes it from the trunk before and after)."""
-    if getattr(layer, "use_parallel_residual", False):
-        layout = replace(layout, placement="parallel", norms="input_layernorm")
+    """The sink of gpt-oss is a last column of attention's softmax. Granite multiplies its branches by a number before
+    it adds them: where that is not 1, no module shows what is added (the use of depth takes it from the trunk before
+    and after)."""
     block = layout(name, layer)
     if hasattr(layer.self_attn, "sinks"):
         block = replace(block, extra_keys=1)
-    return block if getattr(layer, "residual_multiplier", 1) == 1 else without(block, *BRANCHES)
+    return block if getattr(layer, "residual_multiplier", 1) == 1 else block.without(BRANCHES)
 
 
 def mpt(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """Queries, keys and values that are clipped are no linear maps of tokens."""
     block = layout(name, layer)
     return replace(block, fused_values=None, projections=None) if layer.attn.clip_qkv else block
-
-
-def opt(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
-    """Post-norm in the 350m model."""
-    return replace(layout, placement="pre" if layer.do_layer_norm_before else "post")(name, layer)
 
 
 def swin(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
@@ -162,7 +152,6 @@ def _of_torch(layout: Layout, name: str, layer: Any, plain: type, arguments: dic
             attention.out_proj.weight,
             attention.out_proj.bias,
             attention.num_heads,
-            linear=True,
         ),
     )
 
@@ -170,12 +159,6 @@ def _of_torch(layout: Layout, name: str, layer: Any, plain: type, arguments: dic
 def torch_token_axis(layer: Any) -> int:
     """By default tokens come first."""
     return 1 if layer.self_attn.batch_first else 0
-
-
-def wav2vec2(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
-    """An adapter stands between the FFN's sum, which is not seen, and the end."""
-    block = layout(name, layer)
-    return block if getattr(layer, "adapter_layer", None) is None else without(block, "after_ffn", "ffn_branch")
 
 
 def xlnet(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
@@ -189,7 +172,7 @@ def xlnet(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
         pieces = tuple(map(Piece, parameters))
         return Projections(q, k, v, o.mT, roles={"queries_keys": pieces[:2], "values_output": pieces[2:]})
 
-    return without(replace(layout(name, layer), projections=projections), "attention_branch")
+    return replace(layout(name, layer), projections=projections)
 
 
 def xlnet_causal(model: Any) -> bool:

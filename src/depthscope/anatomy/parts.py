@@ -72,7 +72,7 @@ def _runs_later(name: str) -> bool:
 
 
 def _renamed(block: BlockAnatomy, trunk: str, beside: list[BlockAnatomy]) -> BlockAnatomy:
-    """A trunk of several parts of its own, as stages are, keeps their names behind its own."""
+    """A trunk of several parts of its own, as stages are, keeps their names after its own."""
     several = len({other.part for other in beside}) > 1
     return replace(block, part=f"{trunk} {block.part}" if several else trunk)
 

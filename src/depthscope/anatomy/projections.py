@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -13,6 +13,8 @@ from depthscope.anatomy.structure import Piece, Projections, Role, Spot
 _LATENT_QUERIES = ("q_proj", "q_a_proj", "q_b_proj")  # one layer, or a narrow one and a wide one
 
 Roles = dict[Role, tuple[Piece, ...]]
+Order = Literal["stacked", "interleaved"]
+Split = Callable[[Tensor], tuple[Tensor, ...]]  # queries, keys and values among rows by head, (h + 2g, …)
 
 
 class HiddenWeights(ValueError):
@@ -33,22 +35,26 @@ def linear_projections(
     value: nn.Linear,
     output: nn.Linear | None,
     heads: int,
-    key_value_heads: int | None = None,
+    groups: int | None = None,
 ) -> Projections:
-    """Separate linear layers, the common layout; `key_value_heads` < heads for grouped queries."""
-    groups = key_value_heads or heads
+    """Separate linear layers, the common layout; `groups` < heads for grouped queries."""
+    groups = groups or heads
     roles: Roles = {"queries_keys": _pieces(query, key), "values_output": _pieces(value, output)}
     for layer in (query, key, value, output):
         if layer is not None and not isinstance(getattr(layer, "weight", None), Tensor):
             raise HiddenWeights(layer, roles)
+    b_q, b_k, b_v = (
+        None if layer.bias is None else _repeated(_by_head(layer.bias, own), heads)
+        for layer, own in ((query, heads), (key, groups), (value, groups))
+    )
     return Projections(
         _by_head(query.weight, heads).mT,
         _repeated(_by_head(key.weight, groups).mT, heads),
         _repeated(_by_head(value.weight, groups).mT, heads),
         None if output is None else _by_head(output.weight.T, heads),
-        _bias(query.bias, heads, heads),
-        _bias(key.bias, groups, heads),
-        _bias(value.bias, groups, heads),
+        b_q,
+        b_k,
+        b_v,
         None if output is None else _detached(output.bias),
         roles=roles,
     )
@@ -60,38 +66,41 @@ def fused_projections(
     output: Tensor,
     output_bias: Tensor | None,
     heads: int,
+    groups: int | None = None,
+    order: Order = "stacked",
     *,
-    linear: bool = False,
+    columns: bool = False,
 ) -> Projections:
-    """One matrix for query, key and value: weight (d, 3·width), output (width, d), both for row vectors.
+    """One layer for query, key and value: weight ((h + 2g)·k, d) and output (d, h·k), as nn.Linear stores them; with
+    `columns` both are transposed, as in a Conv1D.
 
-    With `linear` both are as nn.Linear stores them, transposed.
+    `order` is that of the layer's rows: "stacked", all queries, then all keys, then all values; or "interleaved", group
+    by group the queries of its heads, its key, its value. With as many groups as heads that is query, key, value head
+    by head (GPT-NeoX, Bloom); with one group it is multi-query attention (Falcon).
     """
-    rows, into = (weight.T, output.T) if linear else (weight, output)
-    q, k, v = (_by_head(part.T, heads).mT for part in rows.chunk(3, dim=1))
-    b_q, b_k, b_v = (None, None, None) if bias is None else (_bias(part, heads, heads) for part in bias.chunk(3))
-    fused = ((weight, 0 if linear else 1), *(() if bias is None else ((bias, 0),)))
-    reads, values = (
-        tuple(Piece(parameter, partial(thirds, dim=dim, first=first, last=last)) for parameter, dim in fused)
-        for first, last in ((0, 2), (2, 3))
-    )
+    groups = groups or heads
+    rows, split = heads + 2 * groups, _split(order, heads, groups)
+    own = (weight,) if bias is None else (weight, bias)
+
+    def pieces(first: int, last: int) -> tuple[Piece, ...]:
+        cut = partial(_cut_rows, rows=rows, split=split, first=first, last=last, columns=columns)
+        return tuple(Piece(parameter, cut) for parameter in own)
+
+    q, k, v = split(_by_head(weight.T if columns else weight, rows))
+    biases = (None, None, None) if bias is None else split(_by_head(bias, rows))
+    b_q, b_k, b_v = (None if part is None else _repeated(part, heads) for part in biases)
     writes = (Piece(output),) if output_bias is None else (Piece(output), Piece(output_bias))
-    roles: Roles = {"queries_keys": reads, "values_output": (*values, *writes)}
-    return Projections(q, k, v, _by_head(into, heads), b_q, b_k, b_v, _detached(output_bias), roles=roles)
-
-
-def stacked_projections(fused: nn.Linear, output: nn.Linear, heads: int, groups: int) -> Projections:
-    """All queries, then all keys, then all values; `groups` < heads for grouped queries (Phi-3)."""
-    return _of_one_layer(fused, output, heads, groups, partial(_stacked, heads=heads, groups=groups))
-
-
-def interleaved_projections(fused: nn.Linear, output: nn.Linear, heads: int, groups: int) -> Projections:
-    """Group by group: the queries of its heads, its key, its value.
-
-    With as many groups as heads that is query, key, value head by head (GPT-NeoX, Bloom); with one group it is
-    multi-query attention (Falcon).
-    """
-    return _of_one_layer(fused, output, heads, groups, partial(_interleaved, heads=heads, groups=groups))
+    return Projections(
+        q.mT,
+        _repeated(k, heads).mT,
+        _repeated(v, heads).mT,
+        _by_head(output if columns else output.T, heads),
+        b_q,
+        b_k,
+        b_v,
+        _detached(output_bias),
+        roles={"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *writes)},
+    )
 
 
 def latent_projections(attention: Any) -> Projections:
@@ -128,14 +137,10 @@ def latent_projections(attention: Any) -> Projections:
     )
 
 
-def stacked_values(returned: Tensor, heads: int, groups: int) -> Tensor:
-    """What `stacked_projections` calls values, of what the fused layer returns: (…, n, (h + 2g)·k) → (…, n, g·k)."""
-    return returned.unflatten(-1, (heads + 2 * groups, -1))[..., -groups:, :].flatten(-2)
-
-
-def interleaved_values(returned: Tensor, heads: int, groups: int) -> Tensor:
-    """What `interleaved_projections` calls values: (…, n, (h + 2g)·k) → (…, n, g·k)."""
-    return returned.unflatten(-1, (groups, heads // groups + 2, -1))[..., -1, :].flatten(-2)
+def fused_values(returned: Tensor, order: Order, heads: int, groups: int) -> Tensor:
+    """What `fused_projections` calls values, of what the fused layer returns: (…, n, (h + 2g)·k) → (…, n, g·k)."""
+    by_head = returned.unflatten(-1, (heads + 2 * groups, -1)).movedim(-2, 0)
+    return _split(order, heads, groups)(by_head)[2].movedim(0, -2).flatten(-2)
 
 
 def latent_values(returned: Tensor, heads: int, width: int) -> Tensor:
@@ -145,7 +150,8 @@ def latent_values(returned: Tensor, heads: int, width: int) -> Tensor:
     return one_head.unflatten(-1, (heads, -1))[..., -width:].flatten(-2)
 
 
-Split = Callable[[Tensor], tuple[Tensor, ...]]  # queries, keys and values among rows by head, (h + 2g, …)
+def _split(order: Order, heads: int, groups: int) -> Split:
+    return partial(_interleaved if order == "interleaved" else _stacked, heads=heads, groups=groups)
 
 
 def _stacked(rows: Tensor, heads: int, groups: int) -> tuple[Tensor, ...]:
@@ -157,28 +163,8 @@ def _interleaved(rows: Tensor, heads: int, groups: int) -> tuple[Tensor, ...]:
     return by_group[:, :-2].flatten(0, 1), by_group[:, -2], by_group[:, -1]
 
 
-def _of_one_layer(fused: nn.Linear, output: nn.Linear, heads: int, groups: int, split: Split) -> Projections:
-    rows = heads + 2 * groups
-
-    def pieces(first: int, last: int) -> tuple[Piece, ...]:
-        cut = partial(_split_rows, heads=rows, split=split, first=first, last=last)
-        return tuple(Piece(parameter, cut) for parameter in _weight_and_bias(fused))
-
-    q, k, v = split(_by_head(fused.weight, rows))
-    biases = (None, None, None) if fused.bias is None else split(_by_head(fused.bias, rows))
-    b_q, b_k, b_v = (None if bias is None else _repeated(bias, heads) for bias in biases)
-    k, v, into = _repeated(k, heads).mT, _repeated(v, heads).mT, _by_head(output.weight.T, heads)
-    roles: Roles = {"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *_pieces(output))}
-    return Projections(q.mT, k, v, into, b_q, b_k, b_v, _detached(output.bias), roles=roles)
-
-
-def thirds(values: Tensor, dim: int, first: int, last: int) -> tuple[Tensor, ...]:
-    """Some of the three equal parts along an axis: queries, keys and values of one layer."""
-    return values.chunk(3, dim=dim)[first:last]
-
-
-def _split_rows(values: Tensor, heads: int, split: Split, first: int, last: int) -> tuple[Tensor, ...]:
-    return split(values.unflatten(0, (heads, -1)))[first:last]
+def _cut_rows(values: Tensor, rows: int, split: Split, first: int, last: int, columns: bool) -> tuple[Tensor, ...]:
+    return split((values.T if columns and values.ndim == 2 else values).unflatten(0, (rows, -1)))[first:last]
 
 
 def _of_latent(rows: Tensor, heads: int, width: int, values: bool) -> tuple[Tensor, ...]:
@@ -197,7 +183,6 @@ def _pieces(*layers: nn.Module | None) -> tuple[Piece, ...]:
 
 
 def _weight_and_bias(layer: nn.Linear) -> tuple[Tensor, ...]:
-    """Weight and, if there is one, bias."""
     return (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
 
 
@@ -209,10 +194,6 @@ def _by_head(values: Tensor, heads: int) -> Tensor:
 def _repeated(part: Tensor, heads: int) -> Tensor:
     """Of as many heads as there are of queries."""
     return part.repeat_interleave(heads // part.shape[0], dim=0)
-
-
-def _bias(bias: Tensor | None, groups: int, heads: int) -> Tensor | None:
-    return None if bias is None else _repeated(_by_head(bias, groups), heads)
 
 
 def _detached(bias: Tensor | None) -> Tensor | None:

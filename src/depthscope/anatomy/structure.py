@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -51,7 +51,7 @@ class Projections:
     projections: norms and rotations may follow. In latent attention (DeepSeek) a norm stands between x and the values:
     W_V acts on what leaves that norm, `latent`, and queries and keys have no such matrix.
 
-    `roles` has the parameters behind them, by what they are for; each number of a parameter that is named there is in
+    `roles` has their parameters, by what they are for; each number of a parameter that is named there is in
     one of its pieces.
     """
 
@@ -121,6 +121,10 @@ class BlockAnatomy:
     ffn: tuple[nn.Module, ...] = ()
     extra_keys: int = 0  # last columns of attention's softmax that stand for no token (the sink of gpt-oss)
 
+    def without(self, stations: Sequence[str]) -> BlockAnatomy:
+        """The same, but for stations that no module shows."""
+        return replace(self, spots={name: spot for name, spot in self.spots.items() if name not in stations})
+
     @property
     def trunk(self) -> tuple[str, ...]:
         """The stations between which steps lead, in order."""
@@ -176,7 +180,7 @@ class Anatomy:
     spelled: str | None = None  # what `blocks=` must say to find these blocks without inputs; None: nothing
     applications: int | None = None  # of the blocks in the pass in which they were found
     guessed: bool = False  # these are blocks by their looks, and nobody has seen them run
-    causal_by: Literal["", "told", "tried"] = ""  # who says whether it is causal: the family, the user, or a trial
+    causal_by: Literal["", "user", "tried"] = ""  # who says whether it is causal: the family, the user, or a trial
     sees_some_later: bool = False  # by trial: tokens see some later ones, but not all; it counts as causal
     right_to_left: bool = False  # by trial: tokens see later ones, and no earlier ones
     between: tuple[int, ...] | None = None  # applications before which something else stands; None: not looked for

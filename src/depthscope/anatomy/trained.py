@@ -15,7 +15,7 @@ from depthscope.offloading import brought
 from depthscope.transfers import fetched
 
 
-class WeightLook(TypedDict):
+class TrainingState(TypedDict):
     """What the norms of the blocks look like."""
 
     look: Literal["initialised", "trained", "unknown"]
@@ -23,7 +23,7 @@ class WeightLook(TypedDict):
     moved: int  # how many of them are not as an initialiser leaves them
 
 
-def look_of_weights(anatomy: Anatomy) -> WeightLook:
+def training_state(anatomy: Anatomy) -> TrainingState:
     """Freshly initialised or trained, from the gains and biases of the norms inside the blocks.
 
     Initialisers leave a norm's bias at exactly 0 and, without a bias, all its gains at one number (1, or 0 in
@@ -36,7 +36,7 @@ def look_of_weights(anatomy: Anatomy) -> WeightLook:
 
 
 class NormSizes:
-    """What `look_of_weights` asks, where the weights are: several such questions make one transfer."""
+    """What `training_state` asks, where the weights are: several such questions make one transfer."""
 
     def __init__(self, anatomy: Anatomy):
         norms = {id(norm): norm for block in anatomy.blocks for norm in _norms(block.module)}
@@ -56,7 +56,7 @@ class NormSizes:
             # Norms of one width together: of its own each would cost as much as the measures of a small model.
             self.asked = [_sizes(vectors) for vectors in alike.values()]
 
-    def look(self, answers: list[Tensor]) -> WeightLook:
+    def look(self, answers: list[Tensor]) -> TrainingState:
         """Of the numbers that were asked for; one that is not finite says nothing."""
         sizes = [size for answer in answers for size in answer.reshape(-1).tolist()]
         known = [size for size in sizes if math.isfinite(size)]

@@ -1,4 +1,10 @@
-"""Models of no known family: their repeated blocks are found, or the user names them.
+"""Models of no known family: their repeated blocks are found, or the user names them by `blocks=`:
+
+layers.*            every module of that name; a "*" does not cross a dot
+layers.*@1>0        the tokens are the second argument, and the first item of what is returned
+layers.*@x>tokens   an argument by its name, an item by its key; layers.*@1 if nothing but the tokens is returned
+layers.*@0>+        what is returned is added to the tokens by whoever calls the module
+first,layers.*@1    several, in the order of the blocks
 
 This is what can be said of a model that has not run. `discovery` looks at a pass, and sees more.
 """
@@ -8,12 +14,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import NamedTuple
 
 from torch import nn
 
 from depthscope import walking
-from depthscope.anatomy.block_patterns import Stream, modules_named, read
-from depthscope.anatomy.structure import Anatomy, BlockAnatomy
+from depthscope.anatomy.structure import Anatomy, BlockAnatomy, Path, Spot
 
 NOTE = "unknown family: the blocks' inputs and outputs are seen, and attention where its shape shows it"
 MOST = 0.5  # of a stage's parameters, at least, are in its blocks
@@ -21,15 +29,94 @@ MOST = 0.5  # of a stage's parameters, at least, are in its blocks
 Named = tuple[str, nn.Module]
 
 
+# --- how `blocks=` names modules ---------------------------------------------------------------------
+
+
+class Ends(NamedTuple):
+    """Where the tokens enter a module and leave it."""
+
+    entrance: Path | None = None
+    exit: Path | None = None
+    added: bool = False  # what leaves is added to what has entered
+
+    def spots(self, module: nn.Module) -> dict[str, Spot]:
+        """The two stations that a block of no known family shows."""
+        added_to = self.entrance if self.added else None
+        return {"input": Spot(module, "in", self.entrance), "output": Spot(module, "out", self.exit, added_to)}
+
+    @property
+    def spelled(self) -> str:
+        if self.entrance is None or self.exit is None:
+            return ""
+        leaves = "+" * self.added + ".".join(map(str, self.exit))
+        return "@" + ".".join(map(str, self.entrance[1:])) + (f">{leaves}" if leaves else "")
+
+
+def read(pattern: str) -> list[tuple[str, Ends]]:
+    """The globs of a pattern, each with its ends."""
+    return [
+        (glob, _read_ends(pattern, rest)) for glob, _, rest in (p.strip().partition("@") for p in pattern.split(","))
+    ]
+
+
+def _read_ends(pattern: str, text: str) -> Ends:
+    if not text:
+        return Ends()
+    enters, _, leaves = text.partition(">")
+    entrance, added = _steps(enters), leaves.startswith("+")
+    if not entrance:
+        raise ValueError(f"expected an argument after the @ of blocks={pattern!r}: its number from 0, or its name")
+    return Ends((int(isinstance(entrance[0], str)), *entrance), _steps(leaves.removeprefix("+")), added)
+
+
+def _steps(text: str) -> Path:
+    return tuple(int(step) if step.isdigit() else step for step in text.split(".")) if text else ()
+
+
+def modules_named(model: nn.Module, glob: str) -> list[tuple[str, nn.Module]]:
+    """The modules whose names a glob fits, part by part."""
+    parts = glob.split(".")
+    return [
+        (name, module)
+        for name, module in walking.named_modules(model)
+        if len(name.split(".")) == len(parts)
+        and all(fnmatchcase(have, want) for have, want in zip(name.split("."), parts, strict=True))
+    ]
+
+
+def spell(model: nn.Module, blocks: Sequence[BlockAnatomy]) -> str:
+    """The pattern that names these blocks and their ends, and no others."""
+    said = []
+    for ends, group in groupby(blocks, key=ends_of):
+        said += [glob + ends.spelled for glob in _globs(model, [block.name for block in group])]
+    return ",".join(said)
+
+
+def ends_of(block: BlockAnatomy) -> Ends:
+    """Where the tokens of a block of no known family enter and leave."""
+    leaves = block.spots["output"]
+    return Ends(block.spots["input"].path, leaves.path, leaves.added_to is not None)
+
+
+def _globs(model: nn.Module, names: list[str]) -> list[str]:
+    """One glob, if there is one that fits these names and no others; else the names."""
+    columns = list(zip(*(name.split(".") for name in names), strict=False))
+    glob = ".".join(column[0] if len(set(column)) == 1 else "*" for column in columns)
+    return [glob] if [name for name, _ in modules_named(model, glob)] == names else names
+
+
+# --- which blocks there are --------------------------------------------------------------------------
+
+
 def named_blocks(model: nn.Module, pattern: str) -> Anatomy:
-    """The blocks that a pattern such as "encoder.layer.*" names; see `block_patterns`."""
-    found: list[tuple[str, nn.Module, Stream]] = []
-    for glob, stream in read(pattern):
+    """The blocks that a pattern such as "encoder.layer.*" names."""
+    found: list[tuple[str, nn.Module, Ends]] = []
+    for glob, ends in read(pattern):
         modules = modules_named(model, glob)
         if not modules:
             lists = ", ".join(repr(name) for name, module in walking.named_modules(model) if name and _is_list(module))
             raise ValueError(f"no module is named {glob!r}; lists of modules in this model: {lists or 'none'}")
-        found += [(name, module, stream) for name, module in modules]
+        found += [(name, module, ends) for name, module in modules]
     return unknown_anatomy(found, f"blocks named by the user: {pattern}")
 
 
@@ -44,7 +131,7 @@ def repeated_blocks(model: nn.Module) -> Anatomy:
             f"modules of one class among {_looked_at(model)}; name them with blocks='path.to.layers.*'"
         )
     chosen = max(candidates, key=lambda name: size_of([module for _, module in candidates[name]]))
-    found = [(name, module, Stream()) for name, module in candidates[chosen]]
+    found = [(name, module, Ends()) for name, module in candidates[chosen]]
     others = [
         name or "the model"
         for name, modules in candidates.items()
@@ -54,11 +141,11 @@ def repeated_blocks(model: nn.Module) -> Anatomy:
     return replace(unknown_anatomy(found, NOTE, left_out), guessed=True)
 
 
-def unknown_anatomy(found: Sequence[tuple[str, nn.Module, Stream]], note: str, left_out: Sequence[str] = ()) -> Anatomy:
+def unknown_anatomy(found: Sequence[tuple[str, nn.Module, Ends]], note: str, left_out: Sequence[str] = ()) -> Anatomy:
     """An anatomy of blocks that show their inputs and outputs alone. A module that is there twice is hooked once."""
     once: dict[int, BlockAnatomy] = {}
-    for name, module, stream in found:
-        once.setdefault(id(module), BlockAnatomy(name, module, stream.spots(module)))
+    for name, module, ends in found:
+        once.setdefault(id(module), BlockAnatomy(name, module, ends.spots(module)))
     blocks = tuple(once.values())
     return Anatomy("unknown", blocks, token_axis=_token_axis(blocks), notes=(note,), left_out=tuple(left_out))
 
@@ -71,7 +158,7 @@ def _token_axis(blocks: tuple[BlockAnatomy, ...]) -> int:
 
 def is_solid(module: nn.Module) -> bool:
     """Whether a module could be a block: it has parameters, and is more than one of PyTorch's layers."""
-    if any(map(walking.has_parameters, module.children())):
+    if any(next(child.parameters(), None) is not None for child in module.children()):
         return True
     own = any(parameter.ndim > 1 for parameter in walking.parameters(module))  # a norm has none
     return own and not type(module).__module__.startswith("torch.nn.")

@@ -37,15 +37,15 @@ from depthscope.attention_paths.shares import (
 from depthscope.attention_paths.terms import Terms
 from depthscope.attention_paths.unfollowed_reads import UnfollowedReads, ours
 from depthscope.discovery import Hints
-from depthscope.hooks import Change, Listen, Machine, Visit, refuse_open_surgery
+from depthscope.hooks import Change, Listen, Machine, Visit, refuse_ablated
 from depthscope.hooks.staying import hooks_in
 from depthscope.inputs import Batch, Tokenizer
 from depthscope.inputs.batches import call_alike
 from depthscope.interruption import attempt, was_stopped
 from depthscope.probing.gradients import Loss
 from depthscope.progress import Tick
+from depthscope.safety import undone
 from depthscope.scope import Scope, scope_of
-from depthscope.undoing import undone
 
 
 def paths(
@@ -93,7 +93,7 @@ def paths(
     """
     scope = scope_of(model, inputs, tokenizer, **hints)
     model, notes = scope.model, scope.notes
-    refuse_open_surgery(model)
+    refuse_ablated(model)
     if remedies := {type(hook.remedy).__name__ for _, hook in hooks_in(model) if hook.remedy is not None}:
         named = ", ".join(sorted(remedies))
         notes.append(f"the model has remedies ({named}): the paths are those of the changed model")

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from depthscope.by_thread import ByThread
+from depthscope.safety import ByThread
 
 # These read a tensor's shape and type, and not its numbers.
 _SHAPES = ("new_", "_like", "empty", "sym_", "is_same_size", "_has_")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -35,31 +35,28 @@ class Screen(Console):
         """Of prose and code."""
         return min(self.width, _WIDEST)
 
-    def say(self, text: str, indent: str = "", styles: Mapping[str, str] | None = None) -> None:
-        """A paragraph, wrapped between words; `indent` stands before its first line, `styles` are of words in it."""
-        shown = Text(
-            textwrap.fill(
-                self.legible(text),
-                self.reading_width,
-                initial_indent=indent,
-                subsequent_indent=" " * len(indent),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+    def wrapped(self, text: str, indent: str = "") -> str:
+        """A paragraph, broken between words; `indent` stands before its first line."""
+        return textwrap.fill(
+            self.legible(text),
+            self.reading_width,
+            initial_indent=indent,
+            subsequent_indent=" " * len(indent),
+            break_long_words=False,
+            break_on_hyphens=False,
         )
-        for words, style in (styles or {}).items():
+
+    def styled(self, line: str, styles: Mapping[str, str]) -> Text:
+        """A line in which some words have a style."""
+        shown = Text(line)
+        for words, style in styles.items():
             shown.highlight_words([words], style)
-        self.print(shown)
+        return shown
+
+    def say(self, text: str, indent: str = "", styles: Mapping[str, str] | None = None) -> None:
+        """Prints a paragraph; `styles` are of words in it."""
+        self.print(self.styled(self.wrapped(text, indent), styles or {}))
 
     def has_room_for(self, table: Table) -> bool:
         """Whether a table can be shown as it is, with nothing wrapped or cut."""
         return Measurement.get(self, self.options.update(max_width=10_000), table).maximum <= self.width
-
-
-def columns_that_fit(widths: Sequence[int], room: int) -> int:
-    """How many columns, from the first, can stand side by side; a column has a space on either side."""
-    fit = 0
-    for fit in range(len(widths), 0, -1):
-        if sum(widths[:fit]) + 2 * fit <= room:
-            break
-    return fit

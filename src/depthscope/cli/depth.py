@@ -49,9 +49,16 @@ def use_of(ready: Prepared, **asked: Any) -> DepthUse:
 
 
 def _show(found: DepthUse, *, full: bool) -> None:
-    from depthscope.cli.depth_display import show
+    from depthscope.cli.depth_display import show_use
+    from depthscope.cli.display import show, show_findings
+    from depthscope.diagnosis.summary import of_use
 
-    show(found)
+    summary = of_use(found)
+    show(summary, full=full, rest="every number of every block")
+    if full:
+        said = [summary.headline, *(finding.sentence for finding in summary.findings)]
+        show_findings(finding for finding in found.findings if finding.sentence not in said)
+        show_use(found)
 
 
 class _Costs:

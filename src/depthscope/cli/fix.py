@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @as_command
 def fix(options: FixOptions) -> Finished:
-    """Put de-escalation into a Transformer, show it before and after, and print the line that does it."""
-    if options.level is not None and options.tau != "recommended":
+    """Rank what can be done about a collapse, show the first choice before and after, and print its line of code."""
+    if options.level is not None and options.tau not in (None, "recommended"):
         raise ValueError(f"--level {options.level} chooses a τ; give it or --tau {options.tau}, not both")
     fixed = _fix(options)
     return Finished(
@@ -32,8 +32,7 @@ def fix(options: FixOptions) -> Finished:
 
 def _wishes(options: FixOptions) -> dict[str, Any]:
     """What `Scope.fix` is asked for."""
-    tau = None if options.tau == "recommended" else options.tau
-    return {"tau": tau, **{name: getattr(options, name) for name in ("level", "alpha", "at", "mixing")}}
+    return {name: getattr(options, name) for name in ("tau", "level", "alpha", "at", "mixing")}
 
 
 def _fix(options: FixOptions) -> Fixed:
@@ -53,6 +52,7 @@ def as_json(fixed: Fixed) -> dict[str, Any]:
         "remedies": [to_dict(remedy) for remedy in fixed.remedies],
         "reason": fixed.recommendation.reason,
         "python": fixed.python,
+        "choices": [choice.to_dict() for choice in fixed.choices],
         "loss": None if fixed.losses is None else dict(zip(("before", "after"), fixed.losses, strict=True)),
         "trained": fixed.trained,
         "notes": list(fixed.notes),
@@ -64,9 +64,13 @@ def as_json(fixed: Fixed) -> dict[str, Any]:
 
 
 def _show(fixed: Fixed, *, full: bool) -> None:
-    from depthscope.cli.fix_display import show
+    from depthscope.cli.display import show
+    from depthscope.cli.fix_display import notes_of, show_before_and_after
+    from depthscope.diagnosis.summary import of_fix
 
-    show(fixed)
+    show(of_fix(fixed, notes_of(fixed)), full=full, rest="every block before and after")
+    if full:
+        show_before_and_after(fixed)
 
 
 def _save(fixed: Fixed, folder: Path) -> None:

@@ -48,7 +48,7 @@ def _tokens(text: str) -> str | list[int]:
 
 
 def _parts(text: str) -> tuple[str, ...]:
-    from depthscope.hooks.left_out import choose_parts
+    from depthscope.hooks.ablation import choose_parts
 
     return choose_parts(text)
 
@@ -235,9 +235,10 @@ class ProbeOptions(ModelOptions):
 class FixOptions(ModelOptions):
     """What a user asks of `depthscope fix`."""
 
-    tau: Annotated[Any, _option("A number in [0, 1], or recommended: measured.", metavar="TAU", parser=_tau)] = (
-        "recommended"
-    )
+    tau: Annotated[
+        Any,
+        _option("De-escalate so strongly: a number in [0, 1], or recommended, measured.", metavar="TAU", parser=_tau),
+    ] = None
     at: Annotated[
         Literal["input", "after_attention", "ffn_input", "output"],
         _option("Station of the residual stream where the mean is taken out.", _REMEDY),

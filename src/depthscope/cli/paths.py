@@ -64,9 +64,13 @@ def _split(options: PathsOptions) -> PathShares:
 
 
 def _show(shares: PathShares, *, full: bool) -> None:
-    from depthscope.cli.paths_display import show
+    from depthscope.cli.display import show
+    from depthscope.cli.paths_display import show_lengths
+    from depthscope.diagnosis.summary import of_paths
 
-    show(shares)
+    show(of_paths(shares), full=full, rest="every length")
+    if full:
+        show_lengths(shares)
 
 
 def _save(shares: PathShares, folder: Path) -> None:

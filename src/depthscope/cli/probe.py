@@ -109,6 +109,7 @@ def _conditions(options: ProbeOptions) -> list[Condition]:
 def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, DepthUse | None, Diagnosis]:
     """Loads the model, makes its input, probes and judges; where a remedy is called for, it is measured."""
     from depthscope.diagnosis import diagnose
+    from depthscope.diagnosis.fixing import best
     from depthscope.remedies import Recommendation
 
     with prepared(options) as ready:
@@ -119,7 +120,7 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Depth
         ready.describe(profile.metadata, *_saved_remedies(scope.model))
 
         def measure() -> Recommendation:
-            return scope.recommend(progress=progress("measuring the remedy", None))
+            return best(scope, profile, progress("trying remedies", None))
 
         weights = _spectra(ready, profile)
 
@@ -162,9 +163,12 @@ def _saved_remedies(model: nn.Module) -> list[str]:
 def _show(
     profile: Profile, skipped: pd.DataFrame | None, used: DepthUse | None, diagnosis: Diagnosis, *, full: bool
 ) -> None:
-    from depthscope.cli.display import show
+    from depthscope.cli.display import show, show_profile
+    from depthscope.diagnosis.summary import of_profile
 
-    show(profile, diagnosis, skipped, used)
+    show(of_profile(profile, diagnosis, used, skipped), full=full, rest="every measure of every block")
+    if full:
+        show_profile(profile, diagnosis, skipped, used)
 
 
 def _save(

@@ -87,33 +87,20 @@ def _check_configuration(place: Path, options: SpectraOptions) -> None:
 
 
 def _show(found: Spectra, *, full: bool) -> None:
-    from rich.table import Table
+    from depthscope.cli.display import show, show_table
+    from depthscope.diagnosis.summary import of_spectra
 
-    from depthscope.cli.console import Screen
-    from depthscope.diagnosis.value_weights import sentences
-
-    console = Screen(soft_wrap=True)
-    console.print()
-    about = found.metadata
-    console.say(f"{about['model']} · {found.depth} blocks · eigenvalues of {about['product']}, mean over heads")
-    console.print()
-    names = ("block", "negative\nshare", "largest\n|λ|", "asymmetry", "cosine\nwith I", "heads:\nnegative share")
-    table = Table(*names, box=None, header_style="bold")
-    for column in table.columns[:-1]:
-        column.justify = "right"
-    summary = found.summary
-    rows = found.by_block
-    for block, row in rows.iterrows():
-        heads = summary[(summary["block"] == block) & (summary["head"] >= 0)]["negative_share"]
+    show(of_spectra(found), full=full, rest="every block")
+    if not full:
+        return
+    rows = []
+    for block, row in found.by_block.iterrows():
+        heads = found.summary[(found.summary["block"] == block) & (found.summary["head"] >= 0)]["negative_share"]
         spread = f"{heads.min():.2f} to {heads.max():.2f}" if len(heads) else ""
         share, radius, skew, cosine = (row[name] for name in _SHOWN)
-        table.add_row(str(block), f"{share:.2f}", f"{radius:.3g}", f"{skew:.2f}", f"{cosine:+.3f}", spread)
-    console.print(table)
-    console.print()
-    for sentence in sentences(found):
-        console.say(sentence, "- ")
-    for note in about["notes"]:
-        console.say(f"Note: {note}")
+        rows.append([str(block), f"{share:.2f}", f"{radius:.3g}", f"{skew:.2f}", f"{cosine:+.3f}", spread])
+    names = ("block", "negative\nshare", "largest\n|λ|", "asymmetry", "cosine\nwith I", "heads:\nnegative share")
+    show_table(names, rows)
 
 
 def _save(found: Spectra, folder: Path) -> None:

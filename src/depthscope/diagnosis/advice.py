@@ -1,4 +1,4 @@
-"""What to do about a collapse: de-escalation with a strength from the odds map, or nothing, and why."""
+"""What to do about a collapse: what trained best at this depth, or de-escalation with a strength from the odds map."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from depthscope.diagnosis.choices import DEESCALATION, Choice, Kind, for_new_model, in_order, reason_for
 from depthscope.diagnosis.facts import Facts
-from depthscope.diagnosis.trained_remedies import trained_at
 from depthscope.diagnosis.verdict import COLLAPSES, Verdict
 from depthscope.remedies import DeEscalate, Recommendation
 from depthscope.remedies.remedy import RIGHT_TO_LEFT
@@ -22,28 +22,31 @@ WORN = 0.5  # of a token's energy: if a causal mean leaves less of it, that is s
 LONGEST = 512  # tokens up to which a causal mean's effect is computed; beyond, it would take hundreds of blocks
 STRENGTH_UNKNOWN = 1.0  # Yu & Zhang's full de-escalation, where too few blocks say what would do
 
-_NOTHING = {
-    "no collapse": "nothing at this depth.",
-    "anisotropic": "nothing; the shared direction is not a loss of context.",
-    "converges by training": "nothing; training made the tokens come together.",
+_NO_REMEDY = {
+    "anisotropic": "no remedy: the shared component is not a loss of context.",
+    "converges by training": "no remedy: training made the tokens come together.",
     "broken": "mend the numbers first.",
-    "cannot tell": "measure again with what the verdict misses: the default measures, on a model of at least two "
-    "blocks and sequences of at least two tokens that differ, and trained weights on inputs of their own.",
+    "cannot tell": "measure again as the sentence above says: trained weights on inputs of their own, at least two "
+    "blocks, at least two tokens that differ, the default measures.",
     "rank collapse": "no de-escalation: it takes out the mean, and the mean is not what these tokens share.",
+}
+_AS_IT_IS = {
+    "initialised": "leave it as it is at this depth, and probe it again after training.",
+    "trained": "leave it as it is. `depthscope depth` shows which blocks matter.",
 }
 
 
 def advise(f: Facts, verdict: Verdict, measure: Callable[[], Recommendation] | None = None) -> Recommendation:
     """A remedy for collapses onto the mean; never one that mixes later tokens into earlier ones of a causal model.
 
-    With `measure` the remedy is what was measured on the model, else an estimate from the profile's trend.
+    With `measure` the remedy is what was measured on the model, else an estimate from the profile.
     """
     if f.without:
         return Recommendation(
             f"nothing follows for the model as it is: it has its {f.without}. Probe it whole before you change it."
         )
     if verdict not in COLLAPSES:
-        return Recommendation(_NOTHING[verdict])
+        return Recommendation(_NO_REMEDY.get(verdict) or _AS_IT_IS.get(f.look, _AS_IT_IS["trained"]))
     if f.about.get("right_to_left"):
         return Recommendation(f"no de-escalation: {RIGHT_TO_LEFT}.")
     if f.sink is not None and f.sink.is_there(f.last) and (measure is None or not f.about.get("causal")):
@@ -54,9 +57,33 @@ def advise(f: Facts, verdict: Verdict, measure: Callable[[], Recommendation] | N
         )
     if measure is not None:
         found = measure()
-        return replace(found, reason=_measured(f, found)) if found.measured and found.remedies else found
+        if found.measured and found.odds is not None and found.remedies:
+            return replace(
+                found, reason=f"de-escalate, as measured on this model: {found.reason}{_caveats(f, found.tau)}."
+            )
+        return found
+    if is_ranked(f):
+        kind = kind_of(f)
+        first = in_order([*for_new_model(kind, f.remedied), Choice(DEESCALATION, ())], kind)[0]
+        if first.remedies:
+            return Recommendation(reason_for(first, kind), first.remedies, blocks=f.blocks)
+    return deescalation(f)
+
+
+def is_ranked(f: Facts) -> bool:
+    """Whether trainings say what is best: of a new model whose blocks are known, and so can be changed inside."""
+    return f.look == "initialised" and f.about.get("family") != "unknown"
+
+
+def kind_of(f: Facts) -> Kind:
+    """Which trainings this model is compared with."""
+    return Kind(f.blocks, f.may_leak, f.pre_norm)
+
+
+def deescalation(f: Facts) -> Recommendation:
+    """De-escalation with a strength estimated from the profile's trend."""
     tau, critical, expected = _strength(f)
-    # `apply` cannot tell by itself what the probe has tried, or was told.
+    # `apply` cannot tell by itself what the probe has tried, or what the user said.
     tried = f.about.get("family") == "unknown" or f.about.get("causal_by")
     hints = {"causal": False} if tried and not f.may_leak else {}
     return Recommendation(
@@ -97,39 +124,27 @@ def _no_promise(f: Facts) -> str | None:
 
 
 def _estimated(f: Facts, tau: float, critical: float | None, expected: float | None) -> str:
-    words = [f"de-escalate the output of every block with τ of about {tau:g}, an estimate from this profile"]
-    if f.trend is None:
-        unknown = "so few blocks do not say" if f.law_known else "where the norms stand is not known, and so not"
-        words.append(f", nearly or fully: {unknown} how much is enough")
+    words = f"de-escalate the output of every block with τ of about {tau:g}, an estimate from this profile"
     if critical is not None:
-        words.append(f"; below τ_c, about {critical:.3f}, the collapse goes on")
+        words += f" (below {critical:.3f} the collapse goes on)"
     if expected is not None:
-        now = f"{f.similarity[f.last]:.3f}"
         about = "at most about " if f.pre_norm else "roughly " if f.may_leak else "about "
-        words.append(f". By the odds map t_sim at block {f.last} is then {about}{expected:.2f} instead of {now}")
+        words += (
+            f". Similarity after block {f.last} is then {about}{expected:.2f} instead of {f.similarity[f.last]:.3f}"
+        )
     elif f.trend is not None:
-        words.append(f". No level is promised: {_no_promise(f)}")
-    words.append(_caveats(f, tau))
-    words.append(
-        ". `depthscope.fix(model, inputs)` measures τ on the model itself, and what weight the branches need with it"
-    )
-    return "".join(words) + "."
-
-
-def _measured(f: Facts, found: Recommendation) -> str:
-    return f"de-escalate, as measured on this model: {found.reason}{_caveats(f, found.tau)}."
+        words += f". No level is promised: {_no_promise(f)}"
+    return f"{words}{_caveats(f, tau)}. `depthscope.fix(model, inputs)` measures it on the model."
 
 
 def _caveats(f: Facts, tau: float | None) -> str:
-    words = []
+    words = ""
     if f.may_leak:
         known = "the model is causal" if f.about.get("causal") else "the model may be causal"
-        words.append(f". The mean is that of the tokens up to each one, as {known}{_worn_down(f, tau)}")
+        words += f". The mean is that of the tokens up to each one, as {known}{_worn_down(f, tau)}"
     if f.look == "trained":
-        words.append(". Train with it from the start or on: put into trained weights it raises the loss")
-    elif f.look == "initialised" and not f.may_leak:
-        words.append(f". {trained_at(f.blocks)}: which one suits your task, `depthscope compare` measures")
-    return "".join(words)
+        words += ". Train with it from the start or on: put into trained weights it raises the loss"
+    return words
 
 
 def _worn_down(f: Facts, tau: float | None) -> str:

@@ -18,7 +18,7 @@ from depthscope.diagnosis.outliers import Outliers, RogueFeature, Sink, find_out
 from depthscope.diagnosis.references import reference_for
 from depthscope.diagnosis.steps import Attention, attention_step, log_odds, step_growth
 from depthscope.diagnosis.trend import Trend, fit_trend
-from depthscope.hooks.left_out import in_words
+from depthscope.hooks.ablation import in_words
 from depthscope.measures import EQUAL
 from depthscope.probing import Profile, Reference
 from depthscope.probing.parts import most_alike
@@ -28,6 +28,11 @@ from depthscope.usage import DepthUse
 from depthscope.value_spectra import Spectra
 
 NAN = math.nan
+_NAMES = {
+    "token_similarity": "token similarity",
+    "direction_similarity": "similarity of directions without outliers",
+    "cosine_similarity": "mean cosine",
+}
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,13 @@ class Facts:
         if self.sink is not None:
             names = ("direction_similarity", "cosine_similarity", "token_similarity")
         return next((name for name in names if self.has(name)), names[0])
+
+    @property
+    def what(self) -> str:
+        """The judged similarity in words, and the part, if there are several."""
+        name = self.span[0]
+        where = name if " " in name else f"the {name}" if name in ("encoder", "decoder") else f"the {name} tower"
+        return _NAMES[self.judged] + (f" in {where}" if name else "")
 
     @cached_property
     def similarity(self) -> np.ndarray:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Unpack
 
 from torch import nn
 
+from depthscope.diagnosis.advice import is_ranked, kind_of
+from depthscope.diagnosis.choices import (
+    AS_IT_IS,
+    DEESCALATION,
+    Choice,
+    for_new_model,
+    for_trained_model,
+    in_order,
+    reason_for,
+    rebuilt,
+)
+from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.judge import diagnose
 from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
 from depthscope.discovery import Hints, refuse_tensor
@@ -20,6 +32,7 @@ from depthscope.probing import NoLoss, Profile, mean_loss, probe
 from depthscope.progress import Tick
 from depthscope.remedies import Recommendation, Remedy, applied, apply, recommend
 from depthscope.remedies.application import temporarily
+from depthscope.remedies.recommendation import sink_positions
 from depthscope.scope import Scope, scope_of
 
 Doing = Callable[[str], Tick | None]  # told what is being done; may give what to call after each piece of it
@@ -34,6 +47,7 @@ class Fixed:
     recommendation: Recommendation
     losses: tuple[float, float] | None = None  # before, after; None: the model has no loss
     notes: tuple[str, ...] = ()
+    choices: tuple[Choice, ...] = ()  # what can be done, the best first, with what was measured of each
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
@@ -54,7 +68,7 @@ class Fixed:
     def verdicts(self) -> tuple[Diagnosis, Diagnosis]:
         """Before and after."""
         before = diagnose(self.before, measure=lambda: self.recommendation)
-        if before.verdict in COLLAPSES and self.remedies:  # its reason is in the verdict's words already
+        if self.remedies or self.choices:  # its reason is in the verdict's words already
             before = replace(before, recommendation=self.recommendation)
         return before, diagnose(self.after)
 
@@ -95,7 +109,8 @@ def fix(
     Args:
         model: any model that holds Transformer blocks, or a `Scope` of it.
         inputs: as for `probe`.
-        tau: puts de-escalation in with that strength, also against the verdict.
+        tau: puts de-escalation in with that strength, also against the verdict; "recommended" measures it. Without it,
+            and without the next four, remedies are ranked by what was trained, and the first one is put in.
         level: as for `recommend`, and so are `alpha`, `at`, `mixing` and `weigh_branches`.
         alpha: as for `recommend`.
         at: as for `recommend`.
@@ -118,6 +133,7 @@ def fix(
     """
     scope = scope_of(model, inputs, tokenizer, **hints).keep_inputs()
     refuse_tensor(scope.hints)
+    asked = tau is not None or level is not None or alpha is not None or (at, mixing) != ("output", "auto")
     if tau == "recommended":
         tau = None
     if applied(scope.model):
@@ -144,25 +160,120 @@ def fix(
 
     def remedied() -> Fixed:
         notes: tuple[str, ...] = ()
-        verdict = diagnose(before, measure=recommended)
+        choices: list[Choice] = []
+        ranked = not asked and is_ranked(facts := Facts(before))
+
+        def measure() -> Recommendation:
+            if not ranked:
+                return recommended()
+            choices[:] = ranked_choices(scope, facts, doing("trying remedies"))
+            return best_of(choices, facts) or recommended()
+
+        verdict = diagnose(before, measure=measure)
         found = verdict.recommendation
         if verdict.verdict not in COLLAPSES or not found.remedies:
-            if tau is None:
-                return _nothing_put_in(before, found)
-            notes = (f"put in as asked for, against the verdict; what to do: {found.reason}",)
+            if not asked or tau is None:
+                priced = priced_choices(scope, before, doing("trying remedies"))
+                return _nothing_put_in(before, found, priced)
+            notes = (f"applied on request, although no remedy is called for: {found.reason}",)
             found = recommended()
         loss_before = _loss(scope)
         with temporarily(scope, *found.remedies):
             after = measured("probing again")
             loss_after = _loss(scope)
         losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
-        return Fixed(before, after, found, losses, notes)
+        return Fixed(before, after, found, losses, notes, tuple(choices))
 
     return attempt("the remedy", remedied) or _nothing_put_in(before, diagnose(before).recommendation)
 
 
-def _nothing_put_in(before: Profile, found: Recommendation) -> Fixed:
-    return Fixed(before, before, replace(found, remedies=(), reason=f"no remedy is put in; what to do: {found.reason}"))
+def best(scope: Scope, profile: Profile, progress: Tick | None = None) -> Recommendation:
+    """What `fix` puts in: of a new model the first choice that can be put in, else de-escalation as measured."""
+    facts = Facts(profile)
+    if is_ranked(facts):
+        kind, first = kind_of(facts), scope.keep_inputs().first_only()
+        for choice in in_order([*for_new_model(kind, facts.remedied), Choice(DEESCALATION, ())], kind):
+            if choice.name == DEESCALATION:
+                break
+            similarity = _similarity_with(first, choice.remedies, facts)
+            if similarity is not None:
+                return _put_in(choice, similarity, facts)
+    return recommend(scope, progress=progress)
+
+
+def best_of(choices: list[Choice], facts: Facts) -> Recommendation | None:
+    """The first choice as a recommendation; None where that is de-escalation, which is measured with more."""
+    first = next((choice for choice in choices if choice.similarity is not None), None)
+    if first is None or first.name in (DEESCALATION, AS_IT_IS):
+        return None
+    return _put_in(first, first.similarity, facts)
+
+
+def _put_in(choice: Choice, similarity: float | None, facts: Facts) -> Recommendation:
+    reason = reason_for(choice, kind_of(facts))
+    return Recommendation(reason, choice.remedies, expected_similarity=similarity, blocks=facts.blocks)
+
+
+def ranked_choices(scope: Scope, facts: Facts, progress: Tick | None = None) -> list[Choice]:
+    """What can be done for a new model, the best first; each was put in and probed once on the first batch."""
+    kind, first, tried = kind_of(facts), scope.keep_inputs().first_only(), []
+    for choice in for_new_model(kind, facts.remedied):
+        similarity = _similarity_with(first, choice.remedies, facts)
+        if similarity is not None:
+            tried.append(replace(choice, similarity=similarity))
+        if progress is not None:
+            progress()
+    try:
+        found = recommend(scope, progress=progress)
+    except ValueError:
+        found = Recommendation("")
+    if found.remedies:
+        options = {"similarity": found.expected_similarity, "apply_options": found.apply_options}
+        tried.append(Choice(DEESCALATION, found.remedies, **options))  # type: ignore[arg-type]
+    tried.append(Choice(AS_IT_IS, (), similarity=facts.end(facts.judged)))
+    ranked, better = in_order(tried, kind), rebuilt(kind)
+    if better is not None and (lowest := kind.loss(ranked[0].name)) is not None and kind.rebuilt_loss < lowest:
+        ranked.insert(0, better)
+    return ranked
+
+
+def priced_choices(scope: Scope, before: Profile, progress: Tick | None = None) -> list[Choice]:
+    """What remedies would cost trained weights in loss, the cheapest first; empty without trained weights or a loss."""
+    facts, plain = Facts(before), None
+    if facts.look == "trained":
+        plain = _loss(scope)
+    if plain is None:
+        return []
+    found = [Choice(AS_IT_IS, (), loss=plain)]
+    for choice in for_trained_model(facts.blocks, sink_positions(before, facts.span[0]), facts.remedied):
+        try:
+            with temporarily(scope, *choice.remedies):
+                found.append(replace(choice, loss=_loss(scope)))
+        except ValueError:
+            continue  # the model does not show what the remedy changes
+        if progress is not None:
+            progress()
+    return sorted(found, key=lambda choice: choice.loss if choice.loss is not None else float("inf"))
+
+
+def _similarity_with(scope: Scope, remedies: tuple[Remedy, ...], facts: Facts) -> float | None:
+    """The similarity after the last block with remedies; None if they cannot be put in."""
+    try:
+        with temporarily(scope, *remedies):
+            found = probe(scope, measures=["token_similarity"])
+    except ValueError:
+        return None
+    return float(found.curve("token_similarity", part=facts.span[0])[-1])
+
+
+def _nothing_put_in(before: Profile, found: Recommendation, choices: Sequence[Choice] = ()) -> Fixed:
+    reason = found.reason
+    if choices:
+        as_it_is = next(choice for choice in choices if not choice.remedies)
+        cheaper = [choice for choice in choices if (choice.loss or 0) < (as_it_is.loss or 0)]
+        said = ", ".join(f"{choice.name} lowers the loss to {choice.loss:.4f}" for choice in cheaper)
+        reason = f"leave it as it is: {said or 'no remedy lowers the loss'} on these inputs"
+    return Fixed(before, before, replace(found, remedies=(), reason=reason), choices=tuple(choices))
 
 
 def _loss(scope: Scope) -> float | None:

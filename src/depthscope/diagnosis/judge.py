@@ -1,22 +1,30 @@
-"""`diagnose`: a profile in, a verdict out, by the table in `rules.py`."""
+"""`diagnose`: a profile in, a verdict out, by the rules of `rules.py` and `findings.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pandas as pd
 
 from depthscope.diagnosis.advice import advise
-from depthscope.diagnosis.depth_use import require_same_model, with_depth
 from depthscope.diagnosis.facts import Facts
-from depthscope.diagnosis.rules import CLOSING, FINDINGS, OF_WHOLE_MODELS, VERDICTS, Rule
+from depthscope.diagnosis.findings import CLOSING, FINDINGS, OF_WHOLE_MODELS
+from depthscope.diagnosis.rules import VERDICTS
 from depthscope.diagnosis.verdict import Diagnosis
 from depthscope.naming import counted, lowered
 from depthscope.probing import Profile
 from depthscope.probing.finite import in_words
 from depthscope.remedies import Recommendation
 from depthscope.usage import DepthUse, Finding
+from depthscope.usage.verdict import HALF
 from depthscope.value_spectra import Spectra
+
+# Of a verdict with the use of depth: what the second says as well, and better, so that the first is silent.
+_SAID_BETTER = {"could go": "spare blocks", "small branches": "quiet blocks"}
+# By whom the tokens' common part is shared: of tokens that are alike the use of depth says all of it, of others the
+# profile says what became of it before block 1; "anisotropic" is a headline, and says it for both.
+_SHARED_BY = {"shared by all", "loss of context"}
 
 
 def diagnose(
@@ -54,18 +62,15 @@ def diagnose(
     if depth is not None:
         if facts.without:
             raise ValueError(f"depth= is of the whole model, and this one was probed without its {facts.without}")
-        require_same_model(profile, depth)
+        _require_same_model(profile, depth)
     chosen = next(rule for rule in VERDICTS if rule.applies(facts))
-    verdict = _finding(chosen, facts)
-    unreadable = chosen.verdict in ("broken", "cannot tell")
-    rules = [rule for rule in FINDINGS if not (facts.without and rule.name in OF_WHOLE_MODELS)]
+    headline, numbers = chosen.say(facts)
     findings: list[Finding] = []
-    if not unreadable:
-        said = [_finding(rule, facts) for rule in rules if rule.applies(facts)]
-        closing = [finding for finding in said if finding.rule in CLOSING]
-        findings = with_depth(facts, chosen.name, [finding for finding in said if finding.rule not in CLOSING])
-        findings += closing
-    headline = verdict.sentence
+    if chosen.verdict not in ("broken", "cannot tell"):
+        said = [found for rule in FINDINGS if (found := rule.find(facts)) is not None]
+        said = [found for found in said if not (facts.without and found.rule in OF_WHOLE_MODELS)]
+        findings = _with_depth(facts, chosen.name, [found for found in said if found.rule not in CLOSING])
+        findings += [found for found in said if found.rule in CLOSING]
     if facts.entered_broken and facts.samples:
         others = f"Of the {counted(facts.samples, 'other sequence')}: {lowered(headline)}"
         headline = f"Not finite (NaN or infinity): {in_words(facts.entered_broken)}. {others}"
@@ -76,12 +81,47 @@ def diagnose(
         headline,
         tuple(findings),
         advise(facts, chosen.verdict, measure),
-        verdict.numbers,
+        dict(numbers),
         str(profile.metadata.get("model", "")),
     )
 
 
-def _finding(rule: Rule, facts: Facts) -> Finding:
-    values = rule.values(facts)
-    numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
-    return Finding(rule.name, rule.sentence.format(**values), numbers)
+def _require_same_model(profile: Profile, used: DepthUse) -> None:
+    """Refuses the use of depth of a model that is of another family or width, or has other blocks.
+
+    The class may be another: a profile of the bare model goes with the use of the same blocks below a head."""
+    if not isinstance(used, DepthUse):
+        raise ValueError(f"expected depth= from depthscope.depth_use, got {type(used).__name__}")
+    part = str(used.metadata.get("part") or "")
+    # A part that was probed alone is a model of one part, without a name.
+    first, last = profile.parts.get(part, (1, 0)) if len(profile.parts) > 1 else next(iter(profile.parts.values()))
+    if last - first + 1 != used.depth:
+        known = ", ".join(f"{name or 'it'} has {end - begin + 1}" for name, (begin, end) in profile.parts.items())
+        of = f" of its {part}" if part else ""
+        raise ValueError(
+            f"expected depth= of the model that was probed (blocks: {known}), got the use of {used.depth} blocks{of}"
+        )
+    probed = profile.metadata | profile.metadata.get("towers", {}).get(part, {})
+    for name in ("family", "width"):
+        theirs, ours = probed.get(name), used.metadata.get(name)
+        if theirs is not None and ours is not None and theirs != ours:
+            raise ValueError(f"expected depth= of the model that was probed ({name} {theirs}), got {name} {ours}")
+
+
+def _with_depth(f: Facts, headline: str, findings: list[Finding]) -> list[Finding]:
+    """The findings of a profile, and those of the use of depth that say something else; `headline` is the verdict's
+    rule. The blocks of a part are counted from 1 in its use of depth, and through all parts in a profile."""
+    if f.use is None:
+        return findings
+    there = {finding.rule for finding in findings}
+    silent = {"alike"} if headline == "anisotropic" else set()
+    for item in f.use.findings:
+        if item.rule == "alike" and there & _SHARED_BY:
+            alike = item.numbers["shared"] + item.numbers["sequence"] >= HALF
+            silent |= _SHARED_BY if alike else {"alike"}
+        silent |= {_SAID_BETTER[item.rule]} if item.rule in _SAID_BETTER else set()
+    of_use = [item for item in f.use.findings if item.rule not in silent]
+    if len(f.profile.parts) > 1:
+        where = f"In the {f.use.metadata['part']}, its blocks counted from 1: "
+        of_use = [replace(item, sentence=where + lowered(item.sentence)) for item in of_use]
+    return [*(finding for finding in findings if finding.rule not in silent), *of_use]

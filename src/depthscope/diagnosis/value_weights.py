@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from depthscope.naming import runs_of
+from depthscope.naming import blocks_of, ranges, runs_of
+from depthscope.usage import Finding
 
 if TYPE_CHECKING:
     from depthscope.diagnosis.facts import Facts
@@ -52,68 +53,68 @@ def growing_heads(f: Facts, run: Leaning) -> float:
     return float((heads["mean_growth"] > 1 + ROUNDING).mean())
 
 
-def values(f: Facts) -> dict[str, float | str]:
-    """What the sentence is filled with: does what was measured agree with the theory?"""
+def finding(f: Facts) -> Finding | None:
+    """Does what was measured agree with what theory says of these weights?"""
     run = leaning(f)
-    assert run is not None
+    if run is None:
+        return None
     before, after = float(f.similarity[run.first - 1]), float(f.similarity[run.last])
     grown = float(f.log_odds[run.last] - f.log_odds[run.first - 1])
     rises = after > before if math.isnan(grown) else grown > 0
     growing = growing_heads(f, run)
     alike = growing > 0.5
-    but = " all the same" if alike and run.says == "apart" else ""
-    theory = f"that they grow alike{but}" if alike else "that they do not grow alike"
-    rest = "norms, FFNs, attention that changes and a depth that is finite weigh more there"
-    return {
-        "where": f"block {run.first}" if run.first == run.last else f"blocks {run.first} to {run.last}",
-        "does": "push tokens apart" if run.says == "apart" else "pull tokens together",
-        "share": run.negative_share,
-        "growing": growing,
-        "theory": theory,
-        "before": before,
-        "after": after,
-        "rest": "which agrees" if rises == alike else f"which does not agree: {rest}",
-    }
+    does = "push tokens apart" if run.says == "apart" else "pull tokens together"
+    all_the_same = " all the same" if alike and run.says == "apart" else ""
+    theory = f"theory says tokens {'grow' if alike else 'do not grow'} alike there{all_the_same}"
+    agrees = "which agrees" if rises == alike else "which does not agree: norms, FFNs and changing attention weigh more"
+    said = (
+        f"The value weights of {blocks_of(range(run.first, run.last + 1))} mostly {does} ({run.negative_share:.0%} of "
+        f"their eigenvalues are negative; the largest |1 + μ| is above 1 in {growing:.0%} of the heads): {theory}. "
+        f"Measured: {before:.3f} to {after:.3f}, {agrees}."
+    )
+    numbers = {"share": run.negative_share, "growing": growing, "before": before, "after": after}
+    return Finding("value weights", said, numbers)
 
 
-def sentences(found: Spectra) -> list[str]:
+def headline_of(found: Spectra) -> str:
+    """In one sentence: to which side the weights of a whole model lean."""
+    shares = found.by_block["negative_share"].dropna()
+    product = "W_Q W_Kᵀ" if found.metadata["product"] == "query-key" else "W_V W_O"
+    if not len(shares):
+        return f"All eigenvalues of {product} are 0 in all {found.depth} blocks."
+    return f"{shares.mean():.0%} of the eigenvalues of {product} are negative; of random weights half are."
+
+
+def sentences(found: Spectra) -> list[Finding]:
     """What the spectra of a whole model say, with their numbers; and what they do not."""
     shares = found.by_block["negative_share"].dropna()  # by block, the mean over its heads
     growth = found.summary.query("head >= 0")["mean_growth"].dropna()  # by head
-    product = "W_Q W_Kᵀ" if found.metadata["product"] == "query-key" else "W_V W_O"
-    if not len(shares):
-        return [f"All eigenvalues of {product} are 0 in all {found.depth} blocks."]
-    said = [
-        f"In all blocks together {shares.mean():.0%} of the eigenvalues μ of {product} have a negative real part; "
-        "random weights have one half."
-    ]
-    if found.metadata["product"] == "query-key":
-        return said
-    leanings = {
-        "mostly push tokens apart (at least 3 of 4 eigenvalues negative)": shares[shares >= SIDE],
-        "mostly pull tokens together (at most 1 of 4 negative)": shares[shares <= 1 - SIDE],
-    }
-    for what, blocks in leanings.items():
-        if len(blocks):
-            said.append(f"The weights of {len(blocks)} of {len(shares)} blocks {what}: {_named(list(blocks.index))}.")
-    if not any(len(blocks) for blocks in leanings.values()):
+    if not len(shares) or found.metadata["product"] == "query-key":
+        return []
+    apart, together = list(shares.index[shares >= SIDE]), list(shares.index[shares <= 1 - SIDE])
+    said = []
+    if apart:
+        said.append(
+            f"{len(apart)} of {len(shares)} blocks push tokens apart (3 of 4 eigenvalues negative): {ranges(apart)}."
+        )
+    if together:
+        said.append(
+            f"{len(together)} of {len(shares)} blocks pull tokens together (1 of 4 negative): {ranges(together)}."
+        )
+    if not said:
         said.append("No block leans far to either side.")
-    growing = growth[growth > 1 + 1e-9]
+    growing = growth[growth > 1 + ROUNDING]
     if len(growing):
         said.append(
-            f"The largest |1 + μ| is above 1 in {len(growing)} of {len(growth)} heads ({growing.median():.2f} in the "
-            "middle): were one attention matrix with eigenvalues from 0 to 1 applied again and again, tokens would "
-            "become alike there in the end."
+            f"In {len(growing)} of {len(growth)} heads, attention alone, applied again and again, would make "
+            "tokens alike "
+            f"(largest |1 + μ| above 1; {growing.median():.2f} in the middle). `depthscope probe` measures what "
+            "happens."
         )
     else:
         said.append(
-            "No |1 + μ| is above 1: were one attention matrix with eigenvalues from 0 to 1 applied again and again, "
-            "tokens would not become alike."
+            "Attention alone, applied again and again, would not make tokens alike (no |1 + μ| is above 1). "
+            "`depthscope probe` measures what happens."
         )
-    said.append("Norms, FFNs and attention that changes can undo it. `depthscope probe` measures what happens.")
-    return said
-
-
-def _named(blocks: list[int]) -> str:
-    """1, 2, 3, 7 → 1 to 3, 7."""
-    return ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in runs_of(blocks))
+    numbers = {"apart": float(len(apart)), "together": float(len(together)), "growing": float(len(growing))}
+    return [Finding("value weights", sentence, numbers) for sentence in said]

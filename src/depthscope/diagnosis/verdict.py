@@ -26,6 +26,11 @@ Verdict = Literal[
 
 COLLAPSES: tuple[Verdict, ...] = ("collapsing", "collapsed")  # what a remedy is for
 
+# What is shown first, by name of its rule. What somebody asked for by an option comes before what every probe says.
+_ASKED = ("half", "could go", "settled", "spare blocks", "attention learns")
+OF_A_COLLAPSE = (*_ASKED, "crossing", "steps", "rise", "sink", "trend arrives", "alike", "rank")
+OF_OTHERS = (*_ASKED, "sink", "normal", "loss of context", "alike", "rank", "trend arrives", "rise", "steps", "trained")
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -42,6 +47,12 @@ class Diagnosis:
         """What a rule found; None if it had nothing to say."""
         return next((finding for finding in self.findings if finding.rule == rule), None)
 
+    def leading(self, most: int = 3) -> tuple[Finding, ...]:
+        """The findings that are shown first: what bears on a collapse, or, without one, what is usual."""
+        order = OF_A_COLLAPSE if self.verdict in COLLAPSES else OF_OTHERS
+        chosen = [finding for rule in order for finding in self.findings if finding.rule == rule]
+        return tuple(chosen[:most])
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON: numbers that are not finite are None."""
         return _finite(
@@ -55,12 +66,16 @@ class Diagnosis:
             }
         )
 
-    def render(self, width: int = 88) -> str:
-        """Plain text, wrapped."""
+    def render(self, width: int = 88, *, full: bool = False) -> str:
+        """Plain text, wrapped: the verdict, at most three findings (`full`: all of them) and what to do."""
+        shown = self.findings if full else self.leading()
         lines = textwrap.wrap(f"{self.verdict.capitalize()}. {self.headline}", width)
-        for finding in self.findings:
+        for finding in shown:
             lines += textwrap.wrap(finding.sentence, width, initial_indent="- ", subsequent_indent="  ")
-        lines += textwrap.wrap(f"What to do: {self.recommendation.reason}", width)
+        if left := len(self.findings) - len(shown):
+            lines.append(f"- {left} more: print(diagnosis.render(full=True))")
+        if self.recommendation.reason:
+            lines += textwrap.wrap(f"What to do: {self.recommendation.reason}", width)
         if self.recommendation.line is not None:
             lines.append(f"    {self.recommendation.line}")
         return visible("\n".join(lines))

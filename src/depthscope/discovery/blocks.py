@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
-from depthscope.anatomy.block_patterns import Stream, spell, stream_of
-from depthscope.anatomy.unknown import MOST, NOTE, has_parts, is_solid, size_of, unknown_anatomy
+from depthscope.anatomy.unknown import MOST, NOTE, Ends, ends_of, has_parts, is_solid, size_of, spell, unknown_anatomy
 from depthscope.discovery.chains import Chain, Links, Passage
-from depthscope.discovery.lineage import Call, Passed, States, follow
 from depthscope.discovery.omissions import HOW, left_out, share_of, why_none, why_not
-from depthscope.hooks.quiet import undisturbed
+from depthscope.discovery.tracing import Call, Passed, States, follow
 from depthscope.hooks.tokens import count_ways
 from depthscope.inputs.batches import Batch
+from depthscope.safety import undisturbed
 
 TOKENS = (2, 3)  # axes of a token matrix: (n, d), or with a batch
 MAPS = (4,)  # of a map of features: (batch, height, width, d) is read as tokens
@@ -58,10 +57,10 @@ def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls:
     trunk = _inside_stages(max(chains, key=_rank), chains)
     _refuse_streams(trunk, batch)
     _refuse_maps(trunk)
-    streams = _streams(trunk)
-    anatomy = unknown_anatomy([(p.call.name, p.call.module, streams[p.call.name]) for p in trunk], NOTE)
+    all_ends = _all_ends(trunk)
+    anatomy = unknown_anatomy([(p.call.name, p.call.module, all_ends[p.call.name]) for p in trunk], NOTE)
     listed_too = listed is not None and [b.module for b in listed.blocks] == [b.module for b in anatomy.blocks]
-    needs_no_word = listed_too and all(stream == Stream() for stream in streams.values())
+    needs_no_word = listed_too and set(all_ends.values()) == {Ends()}
     if any(passage.added for passage in trunk):
         anatomy = replace(anatomy, notes=(*anatomy.notes, OUTSIDE))
     return replace(
@@ -211,18 +210,18 @@ def _are_alike(modules: Sequence[nn.Module]) -> bool:
     return len(made) == 1
 
 
-def _streams(trunk: Chain) -> dict[str, Stream]:
+def _all_ends(trunk: Chain) -> dict[str, Ends]:
     """By the name of each module, where its tokens enter and leave; nothing is said if there is one way everywhere."""
-    streams: dict[str, Stream] = {}
+    found: dict[str, Ends] = {}
     plain = all(_is_only_way(passage) for passage in trunk)
     for passage in trunk:
-        stream = Stream() if plain else passage.stream
-        if streams.setdefault(passage.call.name, stream) != stream:
+        ends = Ends() if plain else passage.ends
+        if found.setdefault(passage.call.name, ends) != ends:
             raise ValueError(
                 f"the tokens enter {passage.call.name!r}, or leave it, at different places in different calls "
-                f"({streams[passage.call.name].spelled}, {stream.spelled}): {HOW}, with what is called in one way"
+                f"({found[passage.call.name].spelled}, {ends.spelled}): {HOW}, with what is called in one way"
             )
-    return streams
+    return found
 
 
 def _is_only_way(passage: Passage) -> bool:
@@ -260,13 +259,13 @@ def _checked(
     chains = links.all_chains(mine)
     passages = [passage for call in mine for passage in links.passages[id(call)]]
     _refuse_streams(passages, batch)
-    if all(stream_of(block) == Stream() for block in named.blocks):
+    if all(ends_of(block) == Ends() for block in named.blocks):
         _refuse_maps(passages)
-    streams: dict[str, Stream] = {}
+    all_ends: dict[str, Ends] = {}
     for block in named.blocks:
-        hints = stream_of(block)
-        streams[block.name] = hints if hints != Stream() else _stream_in(block, chains, links)
-    anatomy = unknown_anatomy([(b.name, b.module, streams[b.name]) for b in named.blocks], named.notes[0])
+        hints = ends_of(block)
+        all_ends[block.name] = hints if hints != Ends() else _ends_in(block, chains, links)
+    anatomy = unknown_anatomy([(b.name, b.module, all_ends[b.name]) for b in named.blocks], named.notes[0])
     linked = {(a.call, b.call) for chain in chains for a, b in pairwise(chain)}
     broken = [f"{a.name} and {b.name}" for a, b in pairwise(mine) if (a, b) not in linked]
     idle = [block.name for block in named.blocks if not any(call.module is block.module for call in mine)]
@@ -274,28 +273,28 @@ def _checked(
         *(f"what one block returns does not enter the next, or not alone: {pair}" for pair in broken[:3]),
         *([f"blocks that were not called: {', '.join(idle)}"] if idle else []),
     ]
-    as_told = all(stream == stream_of(block) for block, stream in zip(named.blocks, streams.values(), strict=True))
+    as_said = all(all_ends[block.name] == ends_of(block) for block in named.blocks)
     return replace(
         anatomy,
-        spelled=pattern if as_told else spell(model, anatomy.blocks),
+        spelled=pattern if as_said else spell(model, anatomy.blocks),
         left_out=tuple(said),
         applications=len(mine),
     )
 
 
-def _stream_in(block: BlockAnatomy, chains: list[Chain], links: Links) -> Stream:
+def _ends_in(block: BlockAnatomy, chains: list[Chain], links: Links) -> Ends:
     for chain in chains:
         for passage in chain:
             if passage.call.module is block.module:
-                return _streams(chain)[passage.call.name]
-    ways = {p.stream for call in links.calls if call.module is block.module for p in links.passages[id(call)]}
+                return _all_ends(chain)[passage.call.name]
+    ways = {p.ends for call in links.calls if call.module is block.module for p in links.passages[id(call)]}
     plain = [way for way in ways if not way.added]
     if len(plain) > 1:
         said = ", ".join(f"{block.name}{way.spelled}" for way in sorted(plain, key=str))
         raise ValueError(
             f"several tensors could be the tokens of {block.name!r}: say which with blocks=, one of {said}"
         )
-    return Stream() if len(ways) < 2 else next(way for way in ways if way.added)
+    return Ends() if len(ways) < 2 else next(way for way in ways if way.added)
 
 
 def depth_of(model: nn.Module, anatomy: Anatomy) -> int:

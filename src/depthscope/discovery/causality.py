@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import Anatomy
 from depthscope.hooks.machine import Listen, Machine, Visit
 from depthscope.hooks.tokens import batch_first
-from depthscope.inputs.batches import Batch, call_alike
+from depthscope.inputs.batches import Batch, call_alike, other_numbers, with_one_input_changed
 from depthscope.transfers import fetched
 
 ROUNDING = 8  # machine epsilons of a token's norm: what regrouped sums (mixtures of experts) may change
@@ -31,6 +31,14 @@ class Seen(NamedTuple):
     output: Tensor  # leaves the last
     real: Tensor  # (batch, n)
     bidirectional: bool | None  # what the calls of the blocks said; None: nothing
+
+
+class Changed(NamedTuple):
+    """What other numbers in one input have changed."""
+
+    entered: Tensor  # (), whether what enters the blocks, at these tokens and only there
+    first: Tensor  # (batch, n), each token after the first block
+    last: Tensor  # (batch, n), after the last
 
 
 def is_causal(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool | None:
@@ -57,54 +65,7 @@ def sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, exactly: bool = T
     inputs that have a token axis are changed: ids (batch, n), or floating-point tokens. None if no input changes what
     enters the blocks (images, say), or nothing stands before.
     """
-    return _sight(model, anatomy, batch, seen(model, anatomy, batch), exactly)
-
-
-def _sight(model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, exactly: bool) -> Sight | None:
-    n = before.real.shape[1]
-    last, first = _ends(before.real)
-    position = torch.arange(n, device=before.real.device)
-    found, real = _tried(_trials(model, anatomy, batch, before, position == last), [before.real])
-    if found is None:
-        return None
-    real = real[0] != 0
-    last, first = _ends(real)
-    position = torch.arange(n)
-    earlier, later = real & (position < last), real & (position > first)
-    if not earlier.any():
-        return None
-    epsilon = ROUNDING * torch.finfo(before.output.dtype).eps if exactly else 0.0
-    from_last = earlier & (found.last > epsilon)
-    if not exactly and bool(from_last[earlier].all()):
-        return "all"
-    in_doubt = exactly and bool(from_last.any())
-    noise = _noise(model, anatomy, batch, before) if in_doubt else []
-    firsts = (position == first).to(before.real.device)
-    forth, noise = _tried(_trials(model, anatomy, batch, before, firsts), noise)
-    largest = _largest(noise, earlier) if in_doubt else (0.0, 0.0)
-    from_last = earlier & (found.last > max(epsilon, CAUTION * largest[1]))
-    to_all = bool(from_last[earlier].all())
-    from_first = None if forth is None else later & (forth.last > 0)
-    forwards = None if from_first is None else bool(from_first.any())
-    if not bool(from_last.any()):
-        return "nothing" if forwards is False else "earlier"
-    if from_first is not None:
-        several = earlier.any(dim=-1)  # sequences of more than one real token
-        to_first = from_last.gather(1, first.clamp(max=n - 1))[several]
-        to_last = from_first.gather(1, last.clamp(min=0))[several]
-        if not forwards or (bool(to_first.all()) and not bool(to_last.any())):
-            return "later"
-        if not exactly and not bool(to_first.any()) and not bool(to_last.any()):
-            return "all"  # a window, as wide in both directions
-    at_once = (found.first > CAUTION * largest[0])[earlier]
-    return "all" if to_all and bool(at_once.all() or not at_once.any()) else "partly later"
-
-
-def _ends(real: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the last and the first real token of each sequence stand, (batch, 1) each; −1 and n where there is none."""
-    position = torch.arange(real.shape[1], device=real.device)
-    last = torch.where(real, position, -1).amax(dim=-1, keepdim=True)
-    return last, torch.where(real, position, position.numel()).amin(dim=-1, keepdim=True)
+    return Trial(model, anatomy, batch).sight(exactly)
 
 
 def with_sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, again: bool = False) -> Anatomy:
@@ -115,18 +76,16 @@ def with_sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, again: bool 
     not all later ones. PyTorch's layers are told by each call: they are tried `again` in the same way, and found causal
     only if the call did not say so.
     """
-    if anatomy.causal_by == "told" or anatomy.causal or len(anatomy.parts) > 1:
+    if anatomy.causal_by == "user" or anatomy.causal or len(anatomy.parts) > 1:
         return anatomy
     by_call = any(block.causal_arguments for block in anatomy.blocks)
-    if by_call or anatomy.causal is False:
-        if not again:
-            return anatomy
-        before = seen(model, anatomy, batch)
-        if by_call and not before.bidirectional:
-            return anatomy
-        found = _sight(model, anatomy, batch, before, exactly=False)
-        return anatomy if found in (None, "all", "nothing") else _as_seen(anatomy, found)
-    return _as_seen(anatomy, sight(model, anatomy, batch))
+    trial = Trial(model, anatomy, batch)
+    if not by_call and anatomy.causal is None:
+        return _as_seen(anatomy, trial.sight())
+    if not again or (by_call and not trial.before.bidirectional):
+        return anatomy
+    found = trial.sight(exactly=False)
+    return anatomy if found in (None, "all", "nothing") else _as_seen(anatomy, found)
 
 
 def _as_seen(anatomy: Anatomy, found: Sight | None) -> Anatomy:
@@ -139,57 +98,126 @@ def _as_seen(anatomy: Anatomy, found: Sight | None) -> Anatomy:
 
 def hidden_tokens_reach_others(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool:
     """Whether a change of tokens that the mask hides changes real ones: then it may not be what it was taken for."""
-    before = seen(model, anatomy, batch)
-    return reaches(model, anatomy, batch, before, ~before.real, before.real) is True
+    trial = Trial(model, anatomy, batch)
+    return trial.reaches(~trial.before.real, trial.before.real) is True
 
 
-def reaches(
-    model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, tokens: Tensor, others: Tensor
-) -> bool | None:
-    """Whether a change of some tokens (batch, n) changes any of the others in the last block; doubt counts as no.
+@dataclass
+class Trial:
+    """A model on a batch, in which some tokens are changed."""
 
-    None if there is nothing to compare, or if no input changes what enters the blocks at these tokens alone.
-    """
-    found, among = _tried(_trials(model, anatomy, batch, before, tokens), [others])
-    if found is None or not among[0].any():
-        return None
-    where = among[0] != 0
-    rounding = ROUNDING * torch.finfo(before.output.dtype).eps
-    if not bool((where & (found.last > rounding)).any()):
-        return False
-    _, noise = _largest(fetched(_noise(model, anatomy, batch, before)), where)
-    return bool((where & (found.last > max(rounding, CAUTION * noise))).any())
+    model: nn.Module
+    anatomy: Anatomy
+    batch: Batch
+
+    _before: Seen | None = None
+
+    @property
+    def before(self) -> Seen:
+        """As it is without a change."""
+        # No `cached_property`: in Python 3.11 its lock is held while the model runs, and for ever in a process that is
+        # forked meanwhile.
+        if self._before is None:
+            self._before = seen(self.model, self.anatomy, self.batch)
+        return self._before
+
+    def sight(self, exactly: bool = True) -> Sight | None:
+        """What tokens see: see the function `sight`."""
+        real = self.before.real
+        position = torch.arange(real.shape[1], device=real.device)
+        last_ones, first_ones = (position == end for end in _ends(real))
+        # Two transfers: what the last tokens have changed, then what the first ones have, and what changes by itself.
+        found, answers = self._first_that_entered(last_ones, [real])
+        if found is None:
+            return None
+        real, position = answers[0] != 0, torch.arange(real.shape[1])
+        last, first = _ends(real)
+        earlier, later = real & (position < last), real & (position > first)
+        if not earlier.any():
+            return None
+        rounding = self._rounding if exactly else 0.0
+        from_last = earlier & (found.last > rounding)
+        if not exactly and bool(from_last[earlier].all()):
+            return "all"
+        doubtful = exactly and bool(from_last.any())
+        back, answers = self._first_that_entered(first_ones, self._noise() if doubtful else [])
+        noise = _largest(answers, earlier) if doubtful else (0.0, 0.0)
+        from_last = earlier & (found.last > max(rounding, CAUTION * noise[1]))
+        from_first = None if back is None else later & (back.last > 0)
+        forwards = None if from_first is None else bool(from_first.any())
+        if not bool(from_last.any()):
+            return "nothing" if forwards is False else "earlier"
+        if from_first is not None:
+            several = earlier.any(dim=-1)  # sequences of more than one real token
+            to_first = from_last.gather(1, first.clamp(max=position.numel() - 1))[several]
+            to_last = from_first.gather(1, last.clamp(min=0))[several]
+            if not forwards or (bool(to_first.all()) and not bool(to_last.any())):
+                return "later"
+            if not exactly and not bool(to_first.any()) and not bool(to_last.any()):
+                return "all"  # a window, as wide in both directions
+        at_once = (found.first > CAUTION * noise[0])[earlier]
+        to_all = bool(from_last[earlier].all())
+        return "all" if to_all and bool(at_once.all() or not at_once.any()) else "partly later"
+
+    def reaches(self, tokens: Tensor, others: Tensor) -> bool | None:
+        """Whether a change of some tokens (batch, n) changes any of the others after the last block; doubt counts as
+        no.
+
+        None if there is nothing to compare, or if no input changes what enters the blocks at these tokens alone.
+        """
+        found, answers = self._first_that_entered(tokens, [others])
+        if found is None or not answers[0].any():
+            return None
+        among = answers[0] != 0
+        if not (among & (found.last > self._rounding)).any():
+            return False
+        noise = _largest(fetched(self._noise()), among)[1]
+        return bool((among & (found.last > max(self._rounding, CAUTION * noise))).any())
+
+    @property
+    def _rounding(self) -> float:
+        return ROUNDING * torch.finfo(self.before.output.dtype).eps
+
+    def _changes(self, tokens: Tensor) -> Iterator[Changed]:
+        """A pass for each input that can be changed at some tokens (batch, n), where it was computed."""
+        before = self.before
+        for changed in _changes(self.batch, tokens, self.anatomy.token_axis):
+            after = seen(self.model, self.anatomy, changed)
+            alike = (after.output.shape, after.entrance.shape) == (before.output.shape, before.entrance.shape)
+            if alike and before.entrance.shape[:2] == tokens.shape:
+                moved = (before.entrance != after.entrance).any(dim=-1)
+                entered = moved.any() & ~(moved & ~tokens.to(moved.device)).any()
+                yield Changed(entered, _change(before.first, after.first), _change(before.output, after.output))
+
+    def _first_that_entered(self, tokens: Tensor, also: list[Tensor]) -> tuple[Changed | None, list[Tensor]]:
+        """What the input that these blocks read has changed, and the numbers that are also asked for, on the host: the
+        other inputs enter the blocks nowhere, or at every token."""
+        answers: list[Tensor] | None = None
+        for changed in self._changes(tokens):
+            found = fetched([*changed, *(also if answers is None else [])])
+            answers = found[3:] if answers is None else answers
+            if found[0]:
+                return Changed(*found[:3]), answers
+        return None, fetched(also) if answers is None else answers
+
+    def _noise(self) -> list[Tensor]:
+        """The changes (batch, n) without a reason, in turn after the first and the last block: in a second pass, and in
+        a pass with the sequences in reverse order."""
+        before, again = self.before, seen(self.model, self.anatomy, self.batch)
+        found = [(again.first, again.output)]
+        reversed_batch = _reversed(self.batch, before.output.shape[0], self.anatomy.token_axis)
+        if reversed_batch is not None:
+            turned = seen(self.model, self.anatomy, reversed_batch)
+            if turned.output.shape == before.output.shape and turned.first.shape == before.first.shape:
+                found.append((turned.first.flip(0), turned.output.flip(0)))
+        return [c for first, last in found for c in (_change(before.first, first), _change(before.output, last))]
 
 
-class Trial(NamedTuple):
-    """What the change of one input has made."""
-
-    entered: Tensor  # (), whether it changed what enters the blocks at these tokens, and only there
-    first: Tensor  # (batch, n), the change of each token behind the first block
-    last: Tensor  # (batch, n), behind the last
-
-
-def _trials(model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen, tokens: Tensor) -> Iterator[Trial]:
-    """One pass for every input that can be changed at some tokens (batch, n): the right one is what these blocks read,
-    at each place for itself."""
-    for changed in _changes(batch, tokens, anatomy.token_axis):
-        after = seen(model, anatomy, changed)
-        alike = (before.output.shape, before.entrance.shape) == (after.output.shape, after.entrance.shape)
-        if alike and before.entrance.shape[:2] == tokens.shape:
-            moved = (before.entrance != after.entrance).any(dim=-1)
-            entered = moved.any() & ~(moved & ~tokens.to(moved.device)).any()
-            yield Trial(entered, _change(before.first, after.first), _change(before.output, after.output))
-
-
-def _tried(trials: Iterator[Trial], also: list[Tensor]) -> tuple[Trial | None, list[Tensor]]:
-    """The first trial that entered, and what else is asked for, on the host: one transfer, where that is the first."""
-    asked = None
-    for trial in trials:
-        found = fetched([*trial, *([] if asked is not None else also)])
-        asked = found[3:] if asked is None else asked
-        if found[0]:
-            return Trial(*found[:3]), asked
-    return None, fetched(also) if asked is None else asked
+def _ends(real: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the last and the first real token of each sequence stand, (batch, 1) each; −1 and n where there is none."""
+    position = torch.arange(real.shape[1], device=real.device)
+    last = torch.where(real, position, -1).amax(dim=-1, keepdim=True)
+    return last, torch.where(real, position, position.numel()).amin(dim=-1, keepdim=True)
 
 
 def seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:
@@ -222,25 +250,10 @@ def _change(before: Tensor, after: Tensor) -> Tensor:
     return (y - x).norm(dim=-1) / x.norm(dim=-1).clamp(min=torch.finfo(before.dtype).tiny)
 
 
-def _noise(model: nn.Module, anatomy: Anatomy, batch: Batch, before: Seen) -> list[Tensor]:
-    """The changes (batch, n) without a reason, in turn behind the first and the last block: in a second pass, and in a
-    pass with the sequences in reverse order."""
-    again = seen(model, anatomy, batch)
-    found = [(again.first, again.output)]
-    reversed_batch = _reversed(batch, before.output.shape[0], anatomy.token_axis)
-    if reversed_batch is not None:
-        turned = seen(model, anatomy, reversed_batch)
-        if turned.output.shape == before.output.shape and turned.first.shape == before.first.shape:
-            found.append((turned.first.flip(0), turned.output.flip(0)))
-    return [_change(*pair) for first, last in found for pair in ((before.first, first), (before.output, last))]
-
-
 def _largest(noise: list[Tensor], where: Tensor) -> tuple[float, float]:
-    """Behind the first and the last block; infinite where a change is not a number."""
-    largest = [float(changes[where].amax()) for changes in noise]
-    return tuple(  # type: ignore[return-value]
-        max(each) if all(value == value for value in each) else float("inf") for each in (largest[::2], largest[1::2])
-    )
+    """The largest changes of these tokens after the first and the last block; infinite where one is not a number."""
+    first, last = (torch.stack(changes)[:, where].amax() for changes in (noise[::2], noise[1::2]))
+    return tuple(torch.inf if found.isnan() else found.item() for found in (first, last))  # type: ignore[return-value]
 
 
 def _reversed(batch: Batch, size: int, axis: int) -> Batch | None:
@@ -264,15 +277,10 @@ def _changes(batch: Batch, where: Tensor, axis: int) -> Iterator[Batch]:
         if not isinstance(value, Tensor):
             return None
         if not value.is_floating_point() and value.shape == where.shape:
-            return torch.where(where, torch.where(value > 0, value - 1, value + 1), value)
+            return torch.where(where, other_numbers(value), value)
         at = where if axis == 1 else where.T
         if value.is_floating_point() and value.ndim == 3 and value.shape[:2] == at.shape:
-            return torch.where(at.unsqueeze(-1), 1 - value, value)  # a norm would not see value + 1
+            return torch.where(at.unsqueeze(-1), other_numbers(value), value)
         return None
 
-    for index, value in enumerate(batch.args):
-        if (new := changed(value)) is not None:
-            yield Batch((*batch.args[:index], new, *batch.args[index + 1 :]), batch.kwargs)
-    for name, value in batch.kwargs.items():
-        if "mask" not in name and "position" not in name and (new := changed(value)) is not None:
-            yield Batch(batch.args, batch.kwargs | {name: new})
+    return with_one_input_changed(batch, changed)

@@ -14,8 +14,8 @@ from dataclasses import replace
 from itertools import groupby, islice, pairwise
 from typing import NamedTuple
 
-from depthscope.anatomy.block_patterns import Stream
-from depthscope.discovery.lineage import Call, Passed, States
+from depthscope.anatomy.unknown import Ends
+from depthscope.discovery.tracing import Call, Passed, States
 
 BETWEEN = 500  # states that may lie between two calls of a chain; whoever reads the past by another way finds more
 
@@ -30,8 +30,8 @@ class Passage(NamedTuple):
     added: bool  # what leaves is the sum of what was given and what was returned
 
     @property
-    def stream(self) -> Stream:
-        return Stream(self.entrance.path, self.exit.path, self.added)
+    def ends(self) -> Ends:
+        return Ends(self.entrance.path, self.exit.path, self.added)
 
 
 Chain = tuple[Passage, ...]
@@ -53,8 +53,8 @@ class Links:
         """The passages from which these tokens come, with nothing older beside them."""
         if entrance.state is None:
             return []
-        ends = frozenset(passage.state for passage in among)
-        walked = set(islice(self.states.walk(entrance.state, ends), BETWEEN + 1))
+        stops = frozenset(passage.state for passage in among)
+        walked = set(islice(self.states.walk(entrance.state, stops), BETWEEN + 1))
         if len(walked) > BETWEEN:
             return []
         return [
@@ -148,9 +148,9 @@ class Links:
 
     def _way(self, first: Passage | None, second: Passage, between: list[Passage]) -> Chain:
         """The passages that lead to the second one; from the first one, if there is one."""
-        ends = [] if first is None else [first]
+        starts = [] if first is None else [first]
         earlier = [p for p in between if p.call.number < second.call.number and p.call is not second.call]
-        for passage in self.before(second.entrance, [*ends, *earlier]):
+        for passage in self.before(second.entrance, [*starts, *earlier]):
             if passage is not first and self.follow_each_other(passage, second.call, second.entrance):
                 way = self._way(first, passage, earlier)
                 if way or first is None or first in self.before(passage.entrance, [first]):
@@ -167,7 +167,7 @@ def _passages(call: Call, sums: dict[frozenset[int], int], axes: tuple[int, ...]
             if entrance.shape == leaves.shape and len(entrance.shape) in axes:
                 found.append(Passage(call, entrance, leaves, leaves.state, False))
                 total = None if entrance.state is None else sums.get(frozenset({entrance.state, leaves.state}))
-                if total is not None and entrance.path[0] == 0:  # a hook behind a call sees no arguments with names
+                if total is not None and entrance.path[0] == 0:  # a hook after a call sees no arguments with names
                     found.append(Passage(call, entrance, leaves, total, True))
     return tuple(found)
 

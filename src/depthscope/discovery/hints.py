@@ -13,10 +13,10 @@ from depthscope.discovery.blocks import find_anatomy
 from depthscope.discovery.by_structure import seen_by_structure
 from depthscope.discovery.masking import believed
 from depthscope.discovery.token_axis import find_token_axis
-from depthscope.hooks.quiet import undisturbed
 from depthscope.inputs.batches import Batch
 from depthscope.naming import did_you_mean, unknown_name
 from depthscope.offloading import device_of
+from depthscope.safety import undisturbed
 
 
 class Hints(TypedDict, total=False):
@@ -95,7 +95,7 @@ def _with_causality(anatomy: Anatomy, causal: object) -> Anatomy:
         raise ValueError(
             f"causal=False, but {known[0]} is causal: choose the other blocks with blocks='path.to.layers.*'"
         )
-    return replace(anatomy.with_causality(causal), causal_by="told")
+    return replace(anatomy.with_causality(causal), causal_by="user")
 
 
 def refuse_tensor(hints: Mapping[str, Any]) -> None:

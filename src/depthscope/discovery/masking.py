@@ -9,7 +9,7 @@ library wrote them: no forward of its own on an instance, no hook of somebody el
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from inspect import isroutine
 from typing import Any
 
@@ -24,14 +24,6 @@ MACHINERY = ("torch", "transformers", "accelerate", "deepspeed", "depthscope")
 WHOLE = "save_pretrained"  # what a whole model of transformers has, and its encoders and layers have not
 
 
-class Asked:
-    """What has been found out about the modules of a model while one question is answered, by library."""
-
-    def __init__(self) -> None:
-        self.wrote: dict[tuple[type, str], bool] = {}  # by class
-        self.entrances: dict[tuple[str, str], nn.Module | None] = {}  # by the path of a module
-
-
 def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     """The anatomy with "not causal" taken back to "not known" in the parts where somebody else may mask the tokens.
 
@@ -40,8 +32,7 @@ def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     """
     if anatomy.family == "unknown":
         return anatomy
-    asked = Asked()
-    doubted = {block.part for block in anatomy.blocks if _is_doubted(model, anatomy, block, asked)}
+    doubted = {block.part for block in anatomy.blocks if _is_doubted(model, anatomy, block)}
     blocks = tuple(_in_doubt(block) if block.part in doubted else block for block in anatomy.blocks)
     if anatomy.causal is not False or not doubted:
         return replace(anatomy, blocks=blocks)
@@ -49,56 +40,44 @@ def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     return replace(anatomy, blocks=tuple(believed_parts), causal=None)
 
 
-def _is_doubted(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, asked: Asked) -> bool:
+def _is_doubted(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> bool:
     if block.causal_arguments:
         return _has_own_forward(block.module) or not all(map(_is_as_written, _down_to_attention(block)[1:]))
     causal = anatomy.causal if block.causal is None else block.causal
-    return causal is False and not _makes_its_masks(model, anatomy, block, asked)
+    return causal is False and not _makes_its_masks(model, anatomy, block)
 
 
 def _in_doubt(block: BlockAnatomy) -> BlockAnatomy:
     return replace(block, causal_arguments={}, causal=True if block.causal else None)
 
 
-def entrance_of(
-    model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, asked: Asked | None = None
-) -> nn.Module | None:
+def entrance_of(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> nn.Module | None:
     """The outermost whole model of its library that a block is reached from through nothing but the library's own
-    modules; None if there is none. What it is given, it is given by somebody else. `asked` remembers from one block to
-    the next what stands around them."""
+    modules; None if there is none. What it is given, it is given by somebody else."""
     if anatomy.family == "unknown":
         return None
-    return _entrance(walking.way_to(model, block.name), block.name, _library_of(anatomy, block), asked or Asked())
-
-
-def _entrance(way: list[nn.Module], path: str, library: str, asked: Asked) -> nn.Module | None:
-    """That of the last module on a way, which stands at `path`."""
-    key, module = (path, library), way[-1]
-    if key not in asked.entrances:
-        found = None
-        if _is_theirs(module, library, asked):
-            if len(way) > 1:
-                found = _entrance(way[:-1], path.rpartition(".")[0], library, asked)
-            if found is None and _is_whole(module, library):
-                found = module
-        asked.entrances[key] = found
-    return asked.entrances[key]
+    found, library = None, _library_of(anatomy, block)
+    for module in reversed(walking.way_to(model, block.name)):
+        if not _is_theirs(module, library):
+            break
+        if _is_whole(module, library):
+            found = module
+    return found
 
 
 def _is_whole(module: nn.Module, library: str) -> bool:
-    return hasattr(module, WHOLE) or (library != "transformers" and not _wrote(type(module), "torch"))
+    return hasattr(module, WHOLE) or (library != "transformers" and not _wrote(_kind(module), "torch"))
 
 
 def is_wrapped(model: nn.Module, anatomy: Anatomy) -> bool:
     """Whether somebody else's module stands around a whole model of a library, and may give it masks."""
-    asked = Asked()
-    return any(entrance_of(model, anatomy, block, asked) is not model for block in anatomy.blocks)
+    return any(entrance_of(model, anatomy, block) is not model for block in anatomy.blocks)
 
 
-def _makes_its_masks(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy, asked: Asked) -> bool:
+def _makes_its_masks(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> bool:
     library = _library_of(anatomy, block)
-    inside = all(_is_theirs(module, library, asked) for module in _down_to_attention(block))
-    return inside and entrance_of(model, anatomy, block, asked) is not None
+    inside = all(_is_theirs(module, library) for module in _down_to_attention(block))
+    return inside and entrance_of(model, anatomy, block) is not None
 
 
 def _down_to_attention(block: BlockAnatomy) -> list[nn.Module]:
@@ -121,15 +100,17 @@ def _library_of(anatomy: Anatomy, block: BlockAnatomy) -> str:
     return FAMILIES[block.family or anatomy.family].library
 
 
-def _is_theirs(module: nn.Module, library: str, asked: Asked) -> bool:
-    """Whether a module is as the library wrote it; its class is asked once."""
-    key = (type(module), library)
-    if key not in asked.wrote:
-        asked.wrote[key] = _wrote(*key)
-    return asked.wrote[key] and _is_as_written(module)
+def _kind(module: nn.Module) -> Any:  # its type has no hash, for mypy
+    return type(module)
 
 
-def _wrote(kind: type[nn.Module], library: str) -> bool:
+def _is_theirs(module: nn.Module, library: str) -> bool:
+    """Whether a module is as the library wrote it."""
+    return _wrote(_kind(module), library) and _is_as_written(module)
+
+
+@cache
+def _wrote(kind: Any, library: str) -> bool:
     """Whether a library wrote a class, or PyTorch, whose containers hand on what they are given. A subclass that puts
     no function in the place of one of theirs, but to build itself, is theirs too."""
     own: dict[str, Any] = {}

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
-from depthscope.anatomy.block_patterns import spell
-from depthscope.anatomy.unknown import MOST, is_solid, size_of, unknown_anatomy
+from depthscope.anatomy.unknown import MOST, is_solid, size_of, spell, unknown_anatomy
 from depthscope.discovery.chains import Chain
-from depthscope.discovery.lineage import Call
+from depthscope.discovery.tracing import Call
 
 HOW = "name the blocks with blocks='path.to.layers.*'"
 SHOWN = 6  # names that are said, of many
@@ -42,7 +41,7 @@ def left_out(model: nn.Module, trunk: Chain, chains: list[Chain], calls: list[Ca
     for chain in chains:
         names = {passage.call.name for passage in chain}
         if chain is not trunk and {p.call for p in chain} <= own and 2 * len(chain) > len(trunk):
-            blocks = unknown_anatomy([(p.call.name, p.call.module, p.stream) for p in chain], "").blocks
+            blocks = unknown_anatomy([(p.call.name, p.call.module, p.ends) for p in chain], "").blocks
             said = spell(model, blocks)
             yield f"another stream of tokens passes these blocks and is left out: blocks={said!r} names it"
         elif all(places.apart(name) for name in names):

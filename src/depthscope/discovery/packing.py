@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.discovery.causality import reaches, seen
+from depthscope.discovery.causality import Trial
 from depthscope.inputs.batches import Batch
 
 _ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # where sequences end, said once more
@@ -33,9 +33,9 @@ def pieces_of(kwargs: dict[str, Any]) -> Tensor | None:
 
 def are_apart(model: nn.Module, anatomy: Anatomy, batch: Batch, pieces: Tensor) -> bool:
     """Whether the model keeps the pieces of a row from each other: does a change of the first reach the others?"""
-    before = seen(model, anatomy, batch)
-    first = (pieces == 0).expand(before.real.shape)
-    return reaches(model, anatomy, batch, before, first, ~first) is False
+    trial = Trial(model, anatomy, batch)
+    first = (pieces == 0).expand(trial.before.real.shape)
+    return trial.reaches(first, ~first) is False
 
 
 def unpacked(batch: Batch, pieces: Tensor) -> Batch:

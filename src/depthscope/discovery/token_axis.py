@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
 from depthscope.hooks.machine import Listen, Machine, Visit
-from depthscope.inputs.batches import Batch, call_alike
+from depthscope.inputs.batches import Batch, call_alike, other_numbers, with_one_input_changed
 
 ROUNDING = 64  # machine epsilons of the largest number: what another order of sums may change
 
@@ -100,14 +100,7 @@ def _with_one_changed(batch: Batch, axis: int) -> Batch | None:
             return None
         new = value.clone()
         place = new[0] if axis == 0 else new[:, 0]
-        # A norm would not see place + 1.
-        place.copy_(1 - place if value.is_floating_point() else torch.where(place > 0, place - 1, place + 1))
+        place.copy_(other_numbers(place))
         return new
 
-    for index, value in enumerate(batch.args):
-        if (new := changed(value)) is not None:
-            return Batch((*batch.args[:index], new, *batch.args[index + 1 :]), batch.kwargs)
-    for name, value in batch.kwargs.items():
-        if "mask" not in name and "position" not in name and (new := changed(value)) is not None:
-            return Batch(batch.args, batch.kwargs | {name: new})
-    return None
+    return next(with_one_input_changed(batch, changed), None)

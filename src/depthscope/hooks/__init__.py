@@ -1,20 +1,20 @@
 """Hooks on a running model: listen at stations, change what passes, leave blocks or parts out, and leave no trace."""
 
+from depthscope.hooks.ablation import Ablation, leave_out, open_ablation, pass_on, refuse_ablated
 from depthscope.hooks.attention import Head
 from depthscope.hooks.machine import Change, Listen, ListenToAttention, Machine, Visit
-from depthscope.hooks.quiet import full_precision, uncompiled, undisturbed
 from depthscope.hooks.running import Pass
-from depthscope.hooks.surgery import Surgery, leave_out, open_surgery, pass_on, refuse_open_surgery
 from depthscope.hooks.tokens import batch_first, edit_tokens, exchange, first_tokens
+from depthscope.safety import full_precision, uncompiled, undisturbed
 
 __all__ = [
+    "Ablation",
     "Change",
     "Head",
     "Listen",
     "ListenToAttention",
     "Machine",
     "Pass",
-    "Surgery",
     "Visit",
     "batch_first",
     "edit_tokens",
@@ -22,9 +22,9 @@ __all__ = [
     "first_tokens",
     "full_precision",
     "leave_out",
-    "open_surgery",
+    "open_ablation",
     "pass_on",
-    "refuse_open_surgery",
+    "refuse_ablated",
     "uncompiled",
     "undisturbed",
 ]

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode
 
 from depthscope.measures import AttentionOperator, DenseAttention, ScoredAttention
-from depthscope.undoing import undone
+from depthscope.safety import undone
 
 
 class Head(NamedTuple):

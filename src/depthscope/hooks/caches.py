@@ -17,7 +17,7 @@ _NAMES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
 
 Statistics = tuple[Tensor, ...]  # a named tuple
-Sites = dict[tuple[str, str], tuple[int, Statistics]]  # (block, station) → tokens seen, statistics per sequence
+ByStation = dict[tuple[str, str], tuple[int, Statistics]]  # (block, station) → tokens seen, statistics per sequence
 
 
 @cache
@@ -26,11 +26,11 @@ def _carrying(kind: Any) -> Any:
 
     class Carrying(kind):  # type: ignore[misc]
         is_croppable = False
-        depthscope_sites: Sites
+        depthscope_statistics: ByStation
 
         def _each(self, change: Callable[[Tensor], Tensor]) -> None:
-            self.depthscope_sites = {
-                site: (seen, _changed(parts, change)) for site, (seen, parts) in self.depthscope_sites.items()
+            self.depthscope_statistics = {
+                place: (seen, _changed(parts, change)) for place, (seen, parts) in self.depthscope_statistics.items()
             }
 
         def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -47,7 +47,7 @@ def _carrying(kind: Any) -> Any:
 
         def reset(self) -> None:
             super().reset()
-            self.depthscope_sites.clear()
+            self.depthscope_statistics.clear()
 
         def crop(self, tokens_to_remove: int) -> None:
             if tokens_to_remove:
@@ -100,9 +100,9 @@ def past_length(cache: Any, index: int, before: int | None) -> int:
     return 0
 
 
-def recall(cache: Any, site: tuple[str, str], past: int) -> Any:
+def recall(cache: Any, place: tuple[str, str], past: int) -> Any:
     """The statistics of the tokens in the cache; None if it is empty. A cache may say 0 and hold states (MiniMax)."""
-    seen, statistics = _sites(cache).get(site, (0, None))
+    seen, statistics = _statistics(cache).get(place, (0, None))
     if seen != past:
         raise ValueError(
             f"the cache holds {past} tokens, of which the remedy saw {seen}: it was filled before the remedy was "
@@ -111,15 +111,15 @@ def recall(cache: Any, site: tuple[str, str], past: int) -> Any:
     return statistics
 
 
-def remember(cache: Any, site: tuple[str, str], seen: int, statistics: Statistics) -> None:
+def remember(cache: Any, place: tuple[str, str], seen: int, statistics: Statistics) -> None:
     """Keeps the statistics with the cache."""
-    _sites(cache)[site] = (seen, _changed(statistics, Tensor.detach))
+    _statistics(cache)[place] = (seen, _changed(statistics, Tensor.detach))
 
 
-def _sites(cache: Any) -> Sites:
+def _statistics(cache: Any) -> ByStation:
     """In the first layer of the cache or, until it has one, beside it."""
-    if cache.layers and hasattr(cache.layers[0], "depthscope_sites"):
-        return cache.layers[0].depthscope_sites
+    if cache.layers and hasattr(cache.layers[0], "depthscope_statistics"):
+        return cache.layers[0].depthscope_statistics
     if not hasattr(cache, "_depthscope"):
         cache._depthscope = {}
     return cache._depthscope
@@ -134,4 +134,4 @@ def settle(cache: Any) -> None:
         first = cache.layers[0]
         kind: Any = type(first)
         first.__class__ = _carrying(kind)
-        first.depthscope_sites = waiting
+        first.depthscope_statistics = waiting

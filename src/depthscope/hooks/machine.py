@@ -3,7 +3,7 @@
     with Machine(model, anatomy, Listen({"output"}, see)):
         model(inputs)
 
-While it is open, every pass of the model is followed block by block. What is done there is given as *sites*: `Listen`
+While it is open, every pass of the model is followed block by block. What is done there is given as *acts*: `Listen`
 hears tokens, `Change` exchanges them, `ListenToAttention` hears every head. The machine itself changes nothing, and
 its hooks are always removed. A block module may be applied several times in one pass (ALBERT): blocks are numbered by
 application.
@@ -21,15 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from depthscope import stations
-from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
-from depthscope.by_thread import ByThread
+from depthscope.anatomy import Anatomy, BlockAnatomy, Side, Spot
 from depthscope.hooks.attention import AttentionListener, Head
 from depthscope.hooks.running import Pass
 from depthscope.hooks.staying import cache_places, reads_copy, refuse_copy
-from depthscope.hooks.tokens import edit_tokens, tokens_at
+from depthscope.hooks.tokens import edit_tokens, sequences_and_tokens, tokens_at
 from depthscope.measures import DenseAttention
 from depthscope.naming import unknown_name
-from depthscope.undoing import TemporaryHook, undone, unhook
+from depthscope.safety import ByThread, TemporaryHook, undone, unhook
 
 
 @dataclass(frozen=True)
@@ -75,13 +74,13 @@ class ListenToAttention:
     hear: OnAttention
 
 
-AnySite = Listen | Change | ListenToAttention
+Act = Listen | Change | ListenToAttention
 
 
 class Machine:
-    """Context manager: while it is open, the sites are at work in every pass of the model.
+    """Context manager: while it is open, the acts are done in every pass of the model.
 
-    `visit` is the block that is running, `inside` says which of its attention modules is, unless the sites do nothing
+    `visit` is the block that is running, `inside` says which of its attention modules is, unless the acts do nothing
     but listen to tokens; `on_block_end(visit)` is called when a block ends. A machine that is opened inside a call of
     the model, by a hook of it, does not hear that call (`hears_call=False`): whoever opens it calls `begin_pass` with
     the call's arguments.
@@ -91,13 +90,13 @@ class Machine:
         self,
         model: nn.Module,
         anatomy: Anatomy,
-        *sites: AnySite,
+        *acts: Act,
         on_block_end: Callable[[Visit], object] | None = None,
         hears_call: bool = True,
     ):
         self.model = model
         self.anatomy = anatomy
-        self.sites = sites
+        self.acts = acts
         self.on_block_end = on_block_end
         self.hears_call = hears_call
         self.running = Pass(model, anatomy)
@@ -115,12 +114,11 @@ class Machine:
     def _refuse_what_does_nothing(self) -> None:
         """A station that does not exist, or a change where no block shows its station."""
         shown = {station for block in self.anatomy.blocks for station in block.spots}
-        for site in self.sites:
-            named = () if isinstance(site, ListenToAttention) else _stations_of(site)
-            for station in named:
+        for act in self.acts:
+            for station in _stations_of(act):
                 if station not in stations.ALL:
                     raise unknown_name("station", station, stations.ALL)
-                if isinstance(site, Change):
+                if isinstance(act, Change):
                     if station not in shown:
                         raise ValueError(f"this model does not show its {station}: nothing can be changed there")
                     for block in self.anatomy.blocks:
@@ -159,21 +157,24 @@ class Machine:
 
     def _attach_all(self) -> None:
         if self.hears_call:
-            self._before(self.model, lambda args, kwargs: self.begin_pass(args, kwargs))
+            self._hang(self.model, "in", lambda call: self.begin_pass(*call))
         blocks = {id(block.module) for block in self.anatomy.blocks}
         for module in self.running.masks.around:
             if module is not self.model and id(module) not in blocks:
-                self._before(module, partial(self.running.masks.see, module))
+                self._hang(module, "in", partial(self._see_masks, module))
         for block, place in cache_places(self.anatomy):
             self._attach(block, place)
-        for site in self.sites:
-            if isinstance(site, ListenToAttention):
-                listener = AttentionListener(self._is_attention, partial(self._hear_attention, site))
+        for act in self.acts:
+            if isinstance(act, ListenToAttention):
+                listener = AttentionListener(self._is_attention, partial(self._hear_attention, act))
                 self._listeners.append(listener)
                 listener.__enter__()
 
+    def _see_masks(self, module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        self.running.masks.see(module, *call)
+
     def _attach(self, block: BlockAnatomy, place: int) -> None:
-        self._before(block.module, partial(self._begin_block, block, place))
+        self._hang(block.module, "in", partial(self._begin_block, block, place))
         spots: dict[Spot, list[str]] = {}
         for station, spot in block.spots.items():
             spots.setdefault(spot, []).append(station)
@@ -185,35 +186,29 @@ class Machine:
         for spot in own:
             self._attach_spot(block, spot, spots[spot])
         for name, attention in (("attention", block.attention), ("cross_attention", block.cross_attention)):
-            if attention is not None and not all(isinstance(site, Listen) for site in self.sites):
-                self._before(attention, partial(self._enter_attention, block, name))
-                self._after(attention, lambda _output: setattr(self, "inside", None))
-        self._after(block.module, partial(self._end_block, block))
+            if attention is not None and not all(isinstance(act, Listen) for act in self.acts):
+                self._hang(attention, "in", partial(self._enter_attention, block, name))
+                self._hang(attention, "out", lambda _output: setattr(self, "inside", None))
+        self._hang(block.module, "out", partial(self._end_block, block))
 
     def _attach_spot(self, block: BlockAnatomy, spot: Spot, here: list[str]) -> None:
-        """Everything that the sites do at one spot: listening and changing in the order of the sites."""
-        acts: list[Callable[[Any], Any]] = []
-        for site in self.sites:
-            if isinstance(site, Listen) and (heard := [s for s in here if s in site.stations]):
-                acts.append(partial(self._report, block, spot, heard, site.hear))
-            elif isinstance(site, Change) and site.station in here:
-                copies = reads_copy(block, site.station)
-                acts.append(partial(self._change, block, spot, site.change, copies))
-        for act in acts:
-            if spot.side == "in":
-                self._hang_before(spot.module, _Edit(self, act))
-            else:
-                self._after(spot.module, act)
+        """Everything that is done at one spot: listening and changing in the order of the acts."""
+        for act in self.acts:
+            if isinstance(act, Listen) and (heard := [s for s in here if s in act.stations]):
+                self._hang(spot.module, spot.side, partial(self._report, block, spot, heard, act.hear))
+            elif isinstance(act, Change) and act.station in here:
+                copies = reads_copy(block, act.station)
+                self._hang(spot.module, spot.side, partial(self._change, block, spot, act.change, copies))
 
     def _attach_carried(self, block: BlockAnatomy) -> None:
         """In pre-norm a module reads a copy of the trunk: what a change adds to the copy is added to the trunk too."""
-        changed = [site.station for site in self.sites if isinstance(site, Change)]
+        changed = [act.station for act in self.acts if isinstance(act, Change)]
         if not any(reads_copy(block, station) for station in changed):
             return
         after = block.spots.get("after_cross_attention")
         if after is not None and "after_attention" in changed:
-            self._hang_before(after.module, _Edit(self, partial(self._add_carried, block, False)), prepend=True)
-        self._after(block.module, partial(self._add_carried, block, True))
+            self._hang(after.module, "in", partial(self._add_carried, block, False), prepend=True)
+        self._hang(block.module, "out", partial(self._add_carried, block, True))
 
     def _add_carried(self, block: BlockAnatomy, ends: bool, value: Any) -> Any:
         if not self._runs(block) or id(block.module) not in self._carried:
@@ -223,16 +218,13 @@ class Machine:
             del self._carried[id(block.module)]
         return edit_tokens(value, lambda tokens: tokens + difference.reshape(tokens.shape))
 
-    def _before(self, module: nn.Module, act: Callable[[tuple[Any, ...], dict[str, Any]], object]) -> None:
-        self._hang_before(module, _Entrance(self, act))
-
-    def _hang_before(self, module: nn.Module, hook: _Hook, *, prepend: bool = False) -> None:
+    def _hang(self, module: nn.Module, side: Side, act: Callable[[Any], Any], *, prepend: bool = False) -> None:
         self._hooked.append(module)
-        module.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend)
-
-    def _after(self, module: nn.Module, act: Callable[[Any], Any]) -> None:
-        self._hooked.append(module)
-        module.register_forward_hook(_Exit(self, act))
+        hook = _Hook(self, act, side)
+        if side == "in":
+            module.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend)
+        else:
+            module.register_forward_hook(hook)
 
     # --- while a block runs --------------------------------------------------------------------------
 
@@ -240,7 +232,8 @@ class Machine:
         """Whether the block is the one that is running: its parts may belong to other blocks too, or run alone."""
         return id(block.module) not in _REPEATED.blocks and self.visit is not None and self.visit.block is block
 
-    def _begin_block(self, block: BlockAnatomy, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_block(self, block: BlockAnatomy, place: int, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        args, kwargs = call
         if id(block.module) in _REPEATED.blocks:
             return
         path = block.spots["input"].path if "input" in block.spots else None
@@ -249,7 +242,7 @@ class Machine:
         again = partial(self._run_again, block, args, kwargs)
         part = self._name_of_part(block.part)
         self.visit = Visit(self.blocks_run, block, self.running.now.real, tokens.shape, tokens, again, part)
-        self._given = (args, kwargs)
+        self._given = call
 
     def _name_of_part(self, part: str) -> str:
         if not self._parts_run or self._parts_run[-1] != part:
@@ -279,7 +272,7 @@ class Machine:
         found = self.running.batch_first(output)
         return found if leaves.added_to is None else found + tokens
 
-    def _enter_attention(self, block: BlockAnatomy, name: str, _args: object, _kwargs: object) -> None:
+    def _enter_attention(self, block: BlockAnatomy, name: str, _call: object) -> None:
         if self._runs(block):
             self.inside = name
 
@@ -333,15 +326,13 @@ class Machine:
         visit = self.visit
         if visit is None or id(visit.block.module) in _REPEATED.blocks or len(shape) != 4:
             return False
-        batch, n = visit.shape[:2] if self.running.token_axis == 1 else (visit.shape[1], visit.shape[0])
-        if len(visit.shape) == 4:  # a map (batch, height, width, d)
-            n = visit.shape[1] * visit.shape[2]
+        batch, n = sequences_and_tokens(visit.shape, self.running.token_axis)
         if visit.block.attention is not None and self.inside is None:
             return False
         keys = n + visit.block.extra_keys
         return shape[0] == batch and shape[2] == n and (shape[3] == keys or self.inside == "cross_attention")
 
-    def _hear_attention(self, site: ListenToAttention, heads: Iterator[Head], values: Tensor | None) -> None:
+    def _hear_attention(self, act: ListenToAttention, heads: Iterator[Head], values: Tensor | None) -> None:
         assert self.visit is not None
         extra = self.visit.block.extra_keys if self.inside == "attention" else 0
         if extra:
@@ -353,7 +344,7 @@ class Machine:
                 )
                 for head in heads
             )
-        site.hear(self.visit, self.inside or "attention", heads, values)
+        act.hear(self.visit, self.inside or "attention", heads, values)
 
 
 class _Repeated(ByThread):
@@ -366,35 +357,19 @@ class _Repeated(ByThread):
 _REPEATED = _Repeated()
 
 
-def _stations_of(site: Listen | Change) -> tuple[str, ...]:
-    return tuple(site.stations) if isinstance(site, Listen) else (site.station,)
+def _stations_of(act: Act) -> tuple[str, ...]:
+    return tuple(act.stations) if isinstance(act, Listen) else (act.station,) if isinstance(act, Change) else ()
 
 
 class _Hook(TemporaryHook):
-    """A hook of a machine."""
+    """A hook of a machine, in its thread: `act` is given what passes, (args, kwargs) or what is returned, and returns
+    something else in its place, or None."""
 
-    def __init__(self, owner: Machine, act: Callable[..., Any]):
+    def __init__(self, owner: Machine, act: Callable[[Any], Any], side: Side):
         super().__init__(act)
-        self.owner = owner
+        self.owner, self.side = owner, side
 
-
-class _Entrance(_Hook):
-    """A module is called."""
-
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.owner.thread == get_ident():
-            self.act(args, kwargs)
-
-
-class _Edit(_Hook):
-    """What is done where values go into a module: (args, kwargs) in, the same or changed out."""
-
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.act((args, kwargs)) if self.owner.thread == get_ident() else None
-
-
-class _Exit(_Hook):
-    """A module returns: what it returns, or something else in its place."""
-
-    def __call__(self, _module: nn.Module, _args: object, output: Any) -> Any:
-        return self.act(output) if self.owner.thread == get_ident() else None
+    def __call__(self, _module: nn.Module, *passed: Any) -> Any:
+        if self.owner.thread != get_ident():
+            return None
+        return self.act(passed if self.side == "in" else passed[-1])

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from depthscope.by_thread import ByThread
 from depthscope.inputs.mask_names import looks_like_a_mask
+from depthscope.safety import ByThread
 
 WHOLE = "give whole sequences from their first token (use_cache=False), or take it out: depthscope.remove(model)"
 OTHERS = "take it out (depthscope.remove(model)), or say causal=False to apply if every token sees all others"
 _STATES = ("mems", "cache", "caches", "state", "past_key_values")  # arguments that hold a past
 
 
-class Call(ByThread):
+class ModelCall(ByThread):
     """The call of the model that runs in this thread: what it says of tokens before its own.
 
     A call is that of the model or of a whole model inside it (`generate` of a wrapper may call that one alone).
@@ -86,7 +86,7 @@ class Call(ByThread):
         if past:
             return ""
         if self.state:
-            return f"may have earlier tokens behind it ({self.state}=), and how many is not known: {WHOLE}"
+            return f"may have earlier tokens before it ({self.state}=), and how many is not known: {WHOLE}"
         if n not in self._later:  # numbers are fetched once in a call
             named = (name for name, value in self.positions.items() if _starts_later(value, n, real))
             self._later[n] = next(named, "")

@@ -7,7 +7,6 @@ stay in the model (`hooks.py`), or a machine that is open for a while (`machine.
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections import OrderedDict
 from typing import Any
 
@@ -15,20 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, Path
-from depthscope.by_thread import ByThread
 from depthscope.hooks.caches import cache_in, past_length
-from depthscope.hooks.past import Call
-from depthscope.hooks.tokens import (
-    as_given,
-    batch_first,
-    count_ways,
-    distinct,
-    floating_in,
-    refuse_spread,
-    tokens_at,
-)
+from depthscope.hooks.past import ModelCall
+from depthscope.hooks.tokens import as_given, batch_first, refuse_spread, tokens_at
+from depthscope.hooks.unseen import UnseenBlocks
 from depthscope.inputs.batches import described
 from depthscope.inputs.masks import MaskFinder
+from depthscope.safety import ByThread
 
 REMEMBERED = 256  # passes whose masks are kept for activation checkpointing
 
@@ -47,10 +39,6 @@ class Now(ByThread):
         self.bidirectional: bool | None = None  # what this call says; None: the call says nothing
         self.cache: Any = None  # keys and values of earlier tokens
         self.past = 0  # how many tokens are in the cache
-        self.entered: tuple[weakref.ref[Tensor], int] | None = None  # what the block before was given, and its version
-        self.given: list[weakref.ref[Tensor]] = []  # to the block before, where several tensors could be its tokens
-        self.ids: tuple[int, ...] | None = None  # the shape of the ids that the model is called with
-        self.passed: tuple[Tensor, Tensor | None] | None = None  # in the first pass: what entered and left a block
 
     @property
     def position(self) -> Tensor | None:
@@ -73,7 +61,8 @@ class Pass:
     def __init__(self, model: nn.Module, anatomy: Anatomy):
         self.masks = MaskFinder(model, anatomy)
         self.now = Now()
-        self.call = Call()
+        self.call = ModelCall()
+        self.unseen = UnseenBlocks()
         self.ran: dict[str, int] = {}  # the blocks that ever ran in a model with remedies → axes of their first tokens
         self.maps, self.guessed = anatomy.maps, anatomy.guessed
         self.default_token_axis = anatomy.token_axis
@@ -97,7 +86,7 @@ class Pass:
         """The model is called: masks of an earlier pass count no longer, and no block has run yet."""
         self.masks.begin()
         self.now.block = ""
-        self.now.given, self.now.entered, self.now.passed = [], None, None
+        self.unseen.begin()
 
     def refuse_unknown_past(self, name: str) -> None:
         """For a mean of the tokens so far: the block that runs must be shown all of them, or a cache that is known."""
@@ -106,11 +95,6 @@ class Pass:
             return  # activation checkpointing runs a block again, and the first time has been judged
         if why := self.call.doubt(now.size[1], now.past, now.cache, now.real):
             raise ValueError(f"{name}: {now.block!r} {why}")
-
-    def see_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The model is called with these: ids (batch, n) tell where the tokens of blocks that were guessed stand."""
-        ids = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.ndim == 2 and v.dtype == torch.long]
-        self.now.ids = tuple(ids[0].shape) if ids else None
 
     def enter(
         self,
@@ -138,8 +122,7 @@ class Pass:
             raise ValueError(f"expected a plain tensor of tokens to enter {block!r}, got {described(tokens)}")
         refuse_spread(block, tokens)
         if self.guessed and not torch.compiler.is_compiling() and not recomputed:
-            self._refuse_turned(block, tokens)
-            self._refuse_branch(block, tokens)
+            self.unseen.enter(block, tokens, self._axes[block], is_first_pass=self.now.calls <= 1)
         now = self.now
         now.cache = cache_in(args, kwargs)
         now.past = past_length(now.cache, index, now.past if now.block else None)
@@ -166,64 +149,9 @@ class Pass:
                 "tokens of the shape that it was given; name the blocks with blocks='path.to.layers.*'"
             )
         if entrance is None:
-            self._refuse_guess(block, before, given, returned)
+            self.unseen.refuse_several(block, before, given, returned)
         if self.guessed and not torch.compiler.is_compiling():
-            self._refuse_side_by_side(block, before, after)
-
-    def _refuse_turned(self, block: str, tokens: Tensor) -> None:
-        """Nobody has looked where the tokens stand, and ids (batch, n) say that they stand on the first axis."""
-        shape, ids = tuple(tokens.shape), self.now.ids
-        if ids is None or self._axes[block] == 0 or len(shape) != 3:
-            return
-        if shape[:2] == ids[::-1] != ids:
-            raise ValueError(
-                f"ids are {ids}, and the tokens that enter {block!r} {shape}, as if the batch came second: say "
-                "token_axis=0, or pass inputs= to apply"
-            )
-
-    def _refuse_branch(self, block: str, tokens: Tensor) -> None:
-        """In the first pass: what a block returns must not be added to what it was given, outside the block."""
-        entered, left = self.now.passed or (None, None)
-        self.now.passed = (tokens.detach(), None) if self.now.calls <= 1 else None
-        if entered is None or left is None or not tokens.shape == entered.shape == left.shape:
-            return
-        with torch.no_grad():
-            if torch.allclose(tokens, entered + left) and not torch.allclose(tokens, left):
-                raise ValueError(
-                    f"what the block before {block!r} returns is added to its tokens outside of it: pass inputs= to "
-                    "apply, so that a remedy can be put at the sum"
-                )
-
-    def see_left(self, tokens: Tensor | None) -> None:
-        """What leaves a block that was guessed, behind all remedies."""
-        if self.now.passed is not None and tokens is not None:
-            self.now.passed = self.now.passed[0], tokens.detach()
-
-    def _refuse_guess(self, block: str, before: Tensor, given: Any, returned: Any) -> None:
-        """Several tensors could be the tokens. What every block is given unchanged is not."""
-        entered = distinct(tensor for _, tensor in floating_in(given))
-        left = [tensor.shape for tensor in distinct(tensor for _, tensor in floating_in(returned))]
-        ways = count_ways([tensor.shape for tensor in entered], left)
-        if ways > 1 and not torch.compiler.is_compiling():
-            known, self.now.given = self.now.given, [weakref.ref(tensor) for tensor in entered]
-            new = [tensor for tensor in entered if not any(tensor is ref() for ref in known)]
-            if not known or any(before is tensor for tensor in new):
-                ways = count_ways([tensor.shape for tensor in (new if known else [before])], left)
-        if ways > 1:
-            raise ValueError(
-                f"several tensors could be the tokens of {block!r}: pass inputs=, so that a pass can tell, or say it "
-                f"with blocks=, such as '{block}@0>0' for its first argument and the first item that it returns"
-            )
-
-    def _refuse_side_by_side(self, block: str, before: Tensor, after: Tensor) -> None:
-        """The same tokens have entered the block before, and it has made others of them: these blocks are no chain."""
-        entered = None if before.is_inference() else (weakref.ref(before), before._version)
-        if self.now.entered is not None and self.now.entered[0]() is before and self.now.entered == entered:
-            raise ValueError(
-                f"{block!r} is given the same tokens as the block before it, and not what that one returned: these are "
-                "no blocks that follow each other; depthscope.remove(model), and name the blocks with blocks="
-            )
-        self.now.entered = entered if after is not before else None
+            self.unseen.refuse_side_by_side(block, before, after)
 
     def _recognise_pass(self, processed: Tensor | None, recomputed: bool) -> None:
         if processed is None:

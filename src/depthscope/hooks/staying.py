@@ -17,13 +17,12 @@ from torch.utils.hooks import RemovableHandle
 
 from depthscope import walking
 from depthscope.anatomy import FAMILIES, Anatomy, BlockAnatomy, Path, Side
-from depthscope.by_thread import ByThread
 from depthscope.hooks.caches import settle, takes_cache
 from depthscope.hooks.past import WHOLE
 from depthscope.hooks.running import Pass
 from depthscope.hooks.tokens import edit_tokens, first_tokens, tokens_at
+from depthscope.safety import ByThread, unhook
 from depthscope.stations import trunk_is_a_sum
-from depthscope.undoing import unhook
 
 
 class Hook:
@@ -66,7 +65,7 @@ class TokenHook(Hook):
     """A site of the kind *change*: exchanges the tokens that go into a module or come out of it.
 
     Where what is changed is a copy of the trunk (in pre-norm, what a norm reads), `is_copy` is true, and the hooks that
-    `change_trunk` hangs behind it add the same difference to the trunk.
+    `change_trunk` hangs after it add the same difference to the trunk.
     """
 
     side: Side
@@ -137,7 +136,7 @@ class PassEntry(Hook):
                     "what was put into them does nothing: depthscope.remove(model), and name what is called by blocks="
                 )
             now.calls = min(now.calls + 1, 2)
-            running.see_ids(args, kwargs)
+            running.unseen.see_ids(args, kwargs)
         running.begin()
         running.call.begin(self.names, args, kwargs, running.default_token_axis, is_outermost=True)
 
@@ -216,7 +215,7 @@ class GuessedExit(Hook):
 
     def __call__(self, module: nn.Module, args: Any, last: Any) -> None:
         if not torch.compiler.is_compiling():
-            self.running.see_left(tokens_at(last, None))
+            self.running.unseen.see_left(tokens_at(last, None))
 
 
 class LastBlockExit(Hook):

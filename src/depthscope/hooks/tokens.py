@@ -1,4 +1,8 @@
-"""The token matrix in what a module takes or returns: found, turned to (batch, n, d), exchanged for another."""
+"""The token matrix in what a module takes or returns: found, turned to (batch, n, d), exchanged for another.
+
+What the axes of a station's tensor mean is known here and nowhere else: `batch_first`, `as_given` and
+`sequences_and_tokens` read them. A tensor with an axis more (several streams) would be read in these three.
+"""
 
 from __future__ import annotations
 
@@ -84,6 +88,13 @@ def batch_first(tokens: Tensor, token_axis: int, shape: torch.Size | None, maps:
     if tokens.ndim != 3:
         return None
     return tokens if token_axis == 1 else tokens.transpose(0, 1)
+
+
+def sequences_and_tokens(shape: torch.Size, token_axis: int) -> tuple[int, int]:
+    """How many sequences, and how many tokens of each, are in a tensor of this shape with a batch axis."""
+    if len(shape) == 4:  # a map (batch, height, width, d)
+        return shape[0], shape[1] * shape[2]
+    return (shape[0], shape[1]) if token_axis == 1 else (shape[1], shape[0])
 
 
 def as_given(tokens: Tensor, token_axis: int, like: Tensor) -> Tensor:

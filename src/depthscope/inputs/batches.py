@@ -86,6 +86,22 @@ def call_alike(model: nn.Module, batch: Batch) -> Any:
     return call(model, batch)
 
 
+def with_one_input_changed(batch: Batch, change: Callable[[Any], Tensor | None]) -> Iterator[Batch]:
+    """The batch with `change(value)` in the place of one of its inputs, for every one that is not left as it is by
+    None; masks and positions stay."""
+    for index, value in enumerate(batch.args):
+        if (new := change(value)) is not None:
+            yield Batch((*batch.args[:index], new, *batch.args[index + 1 :]), batch.kwargs)
+    for name, value in batch.kwargs.items():
+        if "mask" not in name and "position" not in name and (new := change(value)) is not None:
+            yield Batch(batch.args, batch.kwargs | {name: new})
+
+
+def other_numbers(value: Tensor) -> Tensor:
+    """Other tokens of the same kind. A norm would not see value + 1."""
+    return 1 - value if value.is_floating_point() else torch.where(value > 0, value - 1, value + 1)
+
+
 Tokenizer = Callable[..., Mapping[str, Any]]
 
 

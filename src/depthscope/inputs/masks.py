@@ -4,7 +4,7 @@ The modules around the blocks, from the model itself to each block, are asked fo
 that a block stands in, the innermost that is given a mask counts: a wrapper may give it another name. What an argument
 is, is said by its name (`mask_names.py`), by its shape, (batch, n) or (batch, 1, 1, n), and by its values: numbers may
 be 0 and 1, or 0 and large negative ones that are added to the scores. A mask that is not understood is named in
-`unused`, and the user can say what marks the real tokens (`Anatomy.told_mask`).
+`unused`, and the user can say what marks the real tokens (`Anatomy.mask_hint`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from depthscope import walking
 from depthscope.anatomy import Anatomy, BlockAnatomy
-from depthscope.by_thread import ByThread
 from depthscope.inputs.mask_names import Names, is_cross, is_padding, looks_like_a_mask, meant_for, side_of
+from depthscope.safety import ByThread
 
 LARGE = 100.0  # of what is added to scores: Swin takes −100, BERT −10 000, others the largest number there is
 
 
-class Given(NamedTuple):
-    """A mask in the call of a module around the blocks."""
+class Candidate(NamedTuple):
+    """What may be a mask, in the call of a module around the blocks."""
 
     path: str
     name: str
@@ -40,7 +40,7 @@ class Level(NamedTuple):
     names: Names
 
 
-class Seen(ByThread):
+class MasksSeen(ByThread):
     """The masks of the pass that runs in this thread."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class MaskFinder:
         self._blocks = {path for path, module in modules.items() if id(module) in blocks}
         self._strangers = {path for path, module in modules.items() if not _has_contract(module)}
         self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
-        self._seen = Seen()
+        self._seen = MasksSeen()
 
     # --- before a pass --------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class MaskFinder:
     def real(self, block: str, batch: int, n: int, *, past: int = 0) -> Tensor | None:
         """True for real tokens, (batch, n), or (batch, past + n) if it covers cached tokens too; None if all are."""
         if self.hint is not None:
-            return self._as_told(block, batch, n, past)
+            return self._as_said(block, batch, n, past)
         masks = self._masks_of(block)
         flat = [mask for mask in masks if mask.value.ndim == 2 and not self._is_of_pairs(mask, batch, n)]
         fitting = [mask for mask in flat if _fits(mask.value, batch, n, past)]
@@ -143,9 +143,9 @@ class MaskFinder:
             raise _misfit(flat[0], batch, n)
         return None
 
-    def _masks_of(self, block: str) -> list[Given]:
+    def _masks_of(self, block: str) -> list[Candidate]:
         """What may be the mask of a block's tokens, from the block outwards."""
-        found: list[Given] = []
+        found: list[Candidate] = []
         settled: set[str] = set()  # names of which a module around the block was told that there is none
         for path, names in self._levels[block]:
             given = self._seen.masks.get(path, {})
@@ -154,11 +154,11 @@ class MaskFinder:
                 if value is None:
                     if name in names.own and nothing_else and path not in self._blocks:
                         settled.add(name)
-                elif name not in settled and self._may_be_real(Given(path, name, value), names):
-                    found.append(Given(path, name, value))
+                elif name not in settled and self._may_be_real(Candidate(path, name, value), names):
+                    found.append(Candidate(path, name, value))
         return found
 
-    def _may_be_real(self, mask: Given, names: Names) -> bool:
+    def _may_be_real(self, mask: Candidate, names: Names) -> bool:
         """Whether to read it as a mask of real tokens, if its shape fits; else it is named, if it looks like one."""
         path, name, value = mask
         if name in names.others or is_cross(name):
@@ -178,7 +178,7 @@ class MaskFinder:
             self.unused.add(name)
         return value.ndim in (2, 4)
 
-    def _is_of_pairs(self, mask: Given, batch: int, n: int) -> bool:
+    def _is_of_pairs(self, mask: Candidate, batch: int, n: int) -> bool:
         """Whether a mask (n, n) says which token sees which; where it could be either, it is refused."""
         path, name, value = mask
         if tuple(value.shape) != (n, n) or n == 1 or path not in self._strangers or is_padding(name):
@@ -191,7 +191,7 @@ class MaskFinder:
         self.unused.add(name)
         return True
 
-    def _as_told(self, block: str, batch: int, n: int, past: int) -> Tensor:
+    def _as_said(self, block: str, batch: int, n: int, past: int) -> Tensor:
         """What the user says: true for real tokens, or the argument that has it, from the model's call inwards."""
         name, is_padding = self.argument, False
         if isinstance(self.hint, Tensor):
@@ -206,7 +206,7 @@ class MaskFinder:
             if value.ndim == 1 and value.shape[0] == batch and not value.is_floating_point():  # lengths
                 return torch.arange(n, device=value.device) < value.unsqueeze(-1)
         if not _fits(value, batch, n, past):
-            raise _misfit(Given("", name, value), batch, n)
+            raise _misfit(Candidate("", name, value), batch, n)
         return _real(value, padding=is_padding)
 
 
@@ -220,7 +220,7 @@ def _real(value: Tensor, *, padding: bool) -> Tensor:
     return torch.where(added, value >= 0, value != 0)
 
 
-def _is_readable(mask: Given) -> bool:
+def _is_readable(mask: Candidate) -> bool:
     """Whether the numbers are 0 and 1, or 0 and large ones that are added: negative for what is hidden, in Longformer
     also positive for global tokens."""
     path, name, value = mask
@@ -255,7 +255,7 @@ def _fits(value: Tensor, batch: int, n: int, past: int) -> bool:
     return value.ndim == 2 and value.shape[0] == batch and value.shape[1] in (n, past + n)
 
 
-def _misfit(mask: Given, batch: int, n: int) -> ValueError:
+def _misfit(mask: Candidate, batch: int, n: int) -> ValueError:
     had, want = tuple(mask.value.shape), (batch, n)
     return ValueError(f"{mask.name} is {had}, but the tokens of the blocks are {want}; mask= says which are real")
 

@@ -3,24 +3,20 @@
 The operation is linear, so its backward pass is the transposed operation and needs no tensor of the forward pass. The
 full mean is its own transpose: one pass adds up, one subtracts. A causal mean is a lower triangular matrix I − τC with
 a rank of one below its diagonal blocks: n tokens are swept in short stretches, a small product for each, and one row
-of totals goes on to the next. With numba, float32 on the CPU is swept by compiled loops (`mean_loops.py`) instead.
-Elsewhere (under `torch.compile`, `torch.func`, in half precision, for subclasses of tensors) the operation is written
-out in PyTorch's own, which those see, differentiate and batch by themselves.
+of totals goes on to the next. Elsewhere (on other devices, under `torch.compile`, `torch.func`, in half precision, for
+subclasses of tensors) the operation is written out in PyTorch's own, which those see, differentiate and batch by
+themselves.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from depthscope import compiling
-from depthscope.models.mean_loops import subtract_causal, subtract_full
 from depthscope.models.token_means import CausalMean, Full, TokenMean, decayed_sums, no_autocast
 
 KEPT = 128  # plans: one for every strength, length of sequences and dtype in use
@@ -101,18 +97,12 @@ class _Causal(torch.autograd.Function):
 
 
 def _full(tokens: Tensor, tau: float) -> Tensor:
-    if (loops := _loops(subtract_full, tokens)) is not None:
-        return _by_loops(loops, tokens, float(tau))
     return torch.sub(tokens, tokens.mean(dim=-2, keepdim=True), alpha=tau)
 
 
 def _causal(tokens: Tensor, tau: float, mean: CausalMean, transposed: bool) -> Tensor:
     if not tokens.numel():
         return tokens.clone()
-    if (loops := _loops(subtract_causal, tokens)) is not None:
-        gives, takes = _weights(mean, tau, tokens.shape[-2])
-        weights = (takes, gives) if transposed else (gives, takes)
-        return _by_loops(loops, tokens, mean.beta, *weights, transposed)
     x = tokens.reshape(-1, *tokens.shape[-2:])
     found = _plan(mean, tau, x.shape[-2], _length(x), x.dtype)
     y = torch.empty(tokens.shape, dtype=x.dtype, device=x.device)  # no view: a model may add to it in place
@@ -122,52 +112,6 @@ def _causal(tokens: Tensor, tau: float, mean: CausalMean, transposed: bool) -> T
     else:
         _sweep(x, y.view(x.shape), found, transposed)
     return y
-
-
-def _loops(loops: compiling.Loops, tokens: Tensor) -> compiling.Loops | None:
-    """The compiled form, where there is one for these tokens. Who looks on at PyTorch's operations would miss it."""
-    fits = tokens.dtype == torch.float32 and tokens.is_cpu and tokens.numel() > 0
-    if not fits or torch._C._len_torch_dispatch_stack() or not compiling.wanted():
-        return None
-    return _compiled(loops)
-
-
-@cache
-def _compiled(loops: compiling.Loops) -> compiling.Loops | None:
-    return compiling.compiled(loops, _try_full if loops is subtract_full else _try_causal).loops
-
-
-def _try_full(loops: compiling.Loops) -> None:
-    _expect(3 / 4, _by_loops(loops, torch.ones(1, 1, 1, device="cpu"), 0.25))
-
-
-def _try_causal(loops: compiling.Loops) -> None:
-    one = np.ones(1)
-    _expect(1 / 2, _by_loops(loops, torch.ones(1, 1, 1, device="cpu"), 1.0, one, one / 2, False))
-
-
-def _expect(expected: float, found: Tensor) -> None:
-    if found.item() != expected:
-        raise RuntimeError(f"the compiled loops leave {found.item():g} of 1 where {expected:g} is left")
-
-
-def _by_loops(loops: compiling.Loops, tokens: Tensor, *how: Any) -> Tensor:
-    """tokens (…, n, d) → a tensor of its own, as the loops make it."""
-    y = torch.empty_like(tokens, memory_format=torch.contiguous_format)
-    given, result = tokens.contiguous().numpy(force=True), y.numpy(force=True)
-    if given.ndim != 3:
-        given, result = (array.reshape(-1, *array.shape[-2:]) for array in (given, result))
-    compiling.over_sequences(loops, (given, *how, result), len(given), given.size)
-    return y
-
-
-@lru_cache(maxsize=KEPT)
-def _weights(mean: CausalMean, tau: float, n: int) -> tuple[Any, Any]:
-    """What n tokens give to the totals and take of them, both (n,) float64: 1 and τ/(w_i + κ)."""
-    ones = torch.ones(n, 1, dtype=torch.float64, device="cpu")
-    with torch.no_grad(), no_autocast(ones.device):
-        takes = tau / mean.divisor(decayed_sums(ones, mean.beta))
-    return np.ones(n), takes.squeeze(-1).numpy()
 
 
 class _Stretch(NamedTuple):

@@ -161,18 +161,6 @@ class Ema(CausalMean):
         return self.decay
 
 
-def uniform_causal(
-    tokens: Tensor, counted: Tensor | None = None, before: Running | None = None
-) -> tuple[Tensor, Running]:
-    """What causal attention with equal weights makes of tokens (…, n, d): token i becomes the mean of tokens 1 … i.
-
-    Unlike `Prefix`, which leaves the first token alone, the first one is its own mean here. 0 where no token has come
-    yet. `counted` (…, n) is true for tokens in the mean, `before` stands for earlier ones; the second result for all.
-    """
-    found = Prefix().running_totals(tokens, counted, before)
-    return found.total / found.weight.clamp(min=1), found.last
-
-
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Keeps sums in the dtype that was chosen for them: a product in bfloat16 is no float32 sum."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)

@@ -11,11 +11,11 @@ from torch import nn
 
 from depthscope import walking
 from depthscope.discovery import Hints
-from depthscope.hooks import Surgery
-from depthscope.hooks.left_out import choose_parts
+from depthscope.hooks import Ablation
+from depthscope.hooks.ablation import choose_parts
 from depthscope.inputs import Tokenizer
+from depthscope.safety import undone
 from depthscope.scope import Scope, scope_of
-from depthscope.undoing import undone
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def ablate(
 
     Args:
         model: the model, or a `Scope` of it.
-        what: "skips", "ffn", "norms", … (`hooks.left_out` has the table), which are left out of every block; numbers
+        what: "skips", "ffn", "norms", … (`hooks.ablation` has the table), which are left out of every block; numbers
             of blocks, from 1, and runs of them (`range(3, 6)`), which pass their input on.
         inputs: a batch, as for `probe`: settles what the blocks of a model of no known family are.
         tokenizer: makes ids of strings.
@@ -51,7 +51,7 @@ def ablate(
         True
     """
     scope = scope_of(model, inputs, tokenizer, **hints)
-    if scope.model is not scope.given or any(
+    if scope.model is not scope.original or any(
         getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
         for m in walking.modules(scope.model)
     ):
@@ -61,8 +61,8 @@ def ablate(
     if not parts and not blocks:
         raise ValueError('expected what to leave out, such as ablate(model, "skips") or ablate(model, 3), got nothing')
     fast = torch.backends.mha.get_fastpath_enabled()
-    surgery = Surgery(scope.model, scope.anatomy, parts, blocks)
-    with undone(lambda: torch.backends.mha.set_fastpath_enabled(fast)), surgery:
+    ablation = Ablation(scope.model, scope.anatomy, parts, blocks)
+    with undone(lambda: torch.backends.mha.set_fastpath_enabled(fast)), ablation:
         torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's fused layers call no module of theirs
         yield scope.model
 

@@ -15,27 +15,29 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.trained import NormSizes, WeightLook
+from depthscope.anatomy.trained import NormSizes, TrainingState
 from depthscope.discovery import Hints, hidden_tokens_reach_others
 from depthscope.hooks import (
+    Ablation,
     Head,
     Listen,
     ListenToAttention,
     Machine,
-    Surgery,
     Visit,
     full_precision,
-    open_surgery,
+    open_ablation,
 )
-from depthscope.hooks.left_out import choose_parts
+from depthscope.hooks.ablation import choose_parts
 from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
 from depthscope.probing.final_norm import FinalNorm
 from depthscope.probing.finite import all_finite, as_records, norms_of_weights, note, weights_not_finite
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
+from depthscope.probing.losses import LossOfGradients
 from depthscope.probing.measurement import Excluded, Measurement
 from depthscope.probing.parts import PartSeen
+from depthscope.probing.poor_inputs import IdsSeen
 from depthscope.probing.profile import Profile
 from depthscope.probing.roles import Roles
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
@@ -71,13 +73,14 @@ def probe(
         exclude_tokens: positions, or "outliers" (norm above ten times the median).
         gradients: adds the gradient norm per block, also split by what the weights are for (queries_keys_gradient,
             values_output_gradient, ffn_gradient, norms_gradient, other_gradient); with "outputs" that of the blocks'
-            outputs alone. It is of `loss(output)` or, by default, of the inner product of the last block's output with
-            a fixed random matrix.
+            outputs alone. It is of `loss(output)`; by default of the model's own loss where it returns one (with
+            `labels` in the batch), else of the inner product of the last block's output with a fixed random matrix. The
+            metadata say which (`gradients_of`).
         loss: takes what the model returns, and gives one number.
         tokenizer: makes ids of strings.
         progress: is called after every block.
         without: parts that are left out of every block meanwhile, such as ("skips", "ffn", "norms"); all names are in
-            `depthscope.hooks.left_out`, and the profile's metadata says what was left out.
+            `depthscope.hooks.ablation`, and the profile's metadata says what was left out.
         window: measure windows of so many tokens instead of whole sequences, which the model still reads; attention is
             then not measured.
         hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
@@ -110,8 +113,9 @@ def probe(
         notes = notes + crossing
     passes = _Passes(scope, anatomy, measurement, progress)
     gradient_readings = []
+    of_loss = LossOfGradients(loss)
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
-    surgery = Surgery(model, anatomy, parts) if parts else open_surgery(model)
+    surgery = Ablation(model, anatomy, parts) if parts else open_ablation(model)
     with scope.undisturbed(), surgery if surgery is not None and parts else nullcontext():
         for given in calls:
             batch = scope.one_to_a_row(given)
@@ -120,11 +124,13 @@ def probe(
             passes.run(batch, scope.tokenizer)
             if gradients:
                 sample = passes.samples - passes.batch_size
-                gradient_readings += gradient_norms(model, anatomy, batch, loss, sample, roles)
+                gradient_readings += gradient_norms(model, anatomy, batch, of_loss.of(batch), sample, roles)
         metadata = _describe(model, anatomy, passes, names, wanted, excluded)
         if surgery is not None:
             metadata["without"], notes = list(surgery.parts), notes + surgery.notes
         metadata["window"] = window
+        if gradients:
+            metadata["gradients_of"], notes = list(of_loss.said), notes + of_loss.notes()
         metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
     readings = gather_heads(measurement.readings, passes.split_heads)
     return Profile.of_readings(readings + gradient_readings, metadata, measurement.sinks)
@@ -147,11 +153,12 @@ class _Passes:
         self.samples = self.batch_size = self.depth = self.past = 0
         self.causality = Causality(anatomy.causal, anatomy.causal_by)
         self.is_masked = self.leaks_through_mask = False
+        self.ids = IdsSeen()
         self.parts: dict[str, PartSeen] = {}  # in the order in which they ran
         self._running = ""  # the part that runs
         self.device = torch.device("cpu")
         self.dtype = ""
-        self.weights: WeightLook | None = None  # what their norms look like
+        self.weights: TrainingState | None = None  # what their norms look like
         self.attention_is_finite = True  # its weights
         self.split_heads: dict[Place, Any] = {}  # where tensor parallelism splits them, and among which processes
         self.own_heads = False  # where a block is split, and it is not known whether its heads are
@@ -172,13 +179,15 @@ class _Passes:
         self.measurement.begin(self.samples, batch, tokenizer)
         with self.machine, self.final_norm:
             call(self.model, batch)
-        if self.samples == 0:
-            self._ask_weights()
+        ids = self.ids.asked(batch)
+        self.measurement.also = ids + self._ask_weights() if self.samples == 0 else ids
         while self.measurement.end(can_look_again=True):
             with self.machine, self.final_norm:
                 call(self.model, batch)
+        answers = self.measurement.answers
+        self.ids.see(tokenizer, answers[: len(ids)])
         if self.weights is None:
-            self._read_weights(self.measurement.answers)
+            self._read_weights(answers[len(ids) :])
         self.scope.has_outliers |= self.measurement.outliers
         if self.causality.causal and (missing := without_first_token(tokenizer, batch)) is not None:
             self.first_token = str(getattr(tokenizer, "bos_token", ""))
@@ -191,10 +200,10 @@ class _Passes:
             self.leaks_through_mask = hidden_tokens_reach_others(self.model, self.anatomy, batch)
         self.samples += self.batch_size
 
-    def _ask_weights(self) -> None:
+    def _ask_weights(self) -> list[Tensor]:
         """What is asked of the weights goes with the numbers of the first pass."""
         self._norms = NormSizes(self.anatomy)
-        self.measurement.also = [*self._norms.asked, *norms_of_weights(_hidden(self.model, self.anatomy))]
+        return [*self._norms.asked, *norms_of_weights(_hidden(self.model, self.anatomy))]
 
     def _read_weights(self, answers: list[Tensor]) -> None:
         known = len(self._norms.asked)
@@ -346,8 +355,7 @@ def _describe(
     placements = {part.placement for part in passes.parts.values()}
     named = walking.named_parameters(model)
     weights = [parameter for _, parameter in named]
-    bad = passes.measurement.not_finite
-    weights_are_finite = not bad and passes.attention_is_finite
+    doubtful = named if passes.measurement.not_finite else [] if passes.attention_is_finite else _hidden(model, anatomy)
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
@@ -356,6 +364,7 @@ def _describe(
         "parts": {name: part.blocks for name, part in parts.items()},
         "towers": {name: part.to_dict() for name, part in parts.items()},
         "shared_weights": len(anatomy.blocks) < passes.depth,
+        "ids": passes.ids.to_dict(),
         "tokens": first.tokens,
         "width": first.width,
         "samples": passes.samples,
@@ -367,9 +376,7 @@ def _describe(
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
         "weights": passes.weights,
-        "weights_not_finite": []
-        if weights_are_finite
-        else weights_not_finite(named if bad else _hidden(model, anatomy)),
+        "weights_not_finite": weights_not_finite(doubtful),
         "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.measurement.formats),

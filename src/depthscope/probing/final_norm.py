@@ -14,7 +14,7 @@ from depthscope.anatomy import Anatomy
 from depthscope.anatomy.structure import is_named_norm
 from depthscope.hooks import Visit
 from depthscope.hooks.tokens import first_tokens
-from depthscope.undoing import TemporaryHook
+from depthscope.safety import TemporaryHook
 
 
 class FinalNorm:

@@ -29,15 +29,15 @@ def gradient_norms(
     model: nn.Module,
     anatomy: Anatomy,
     batch: Batch,
-    loss: Loss | None,
+    loss: Callable[[Any], Tensor | None] | None,
     first_sample: int,
     roles: Roles | None,
 ) -> list[Reading]:
     """Readings `weight_gradient` and its parts by role (one per block, of the batch's loss; see `roles`) and
     `output_gradient` (per sample).
 
-    `loss(output)` takes what the model returns. By default it is ⟨R, X_L⟩/√(size of X_L), summed over the
-    sequences, with a fixed random R: sums and norms of normed tokens are constant. Weights that blocks
+    `loss(output)` takes what the model returns. Without one, and where it gives None, it is ⟨R, X_L⟩/√(size of X_L),
+    summed over the sequences, with a fixed random R: sums and norms of normed tokens are constant. Weights that blocks
     share (ALBERT) have one gradient, not one per block: only the outputs are reported then, as without `roles`,
     which spares a third of the backward pass.
     `parameter.grad` is not touched.
@@ -61,7 +61,8 @@ def gradient_norms(
 
     with torch.enable_grad(), Machine(model, anatomy, Listen({"output"}, keep)):
         returned = call(model, batch)
-        value = _loss_of_parts(list(ends.values())) if loss is None else loss(returned)
+        taken = None if loss is None else loss(returned)
+        value = _loss_of_parts(list(ends.values())) if taken is None else taken
     if not value.requires_grad:
         raise ValueError("gradients=True needs a model with parameters that require a gradient; none does")
     if value.numel() != 1:

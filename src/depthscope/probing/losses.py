@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from depthscope.inputs import Batch
 from depthscope.scope import Scope
 
 ANSWERS = ("labels", "targets")  # what a model is given to take its own loss
+OWN, PASSED = "the model's own", "loss="  # which loss gradients are of
+PRODUCT = "the product of the last output with a random matrix"
+_STANDS_IN = f"gradients are of {PRODUCT}; loss= takes another"
 _NO_IDS = ("mask", "position", "type", "cache", *ANSWERS)
 
 
@@ -45,8 +48,7 @@ def default_loss(model: nn.Module, batch: Batch, returned: Any, last: Visit, *, 
     If the batch has the answers it is the model's own. Else, of a causal model that reads ids and returns logits
     (batch, n, vocabulary), it is the cross-entropy of each token given those before it; padding does not count.
     """
-    answered = any(batch.kwargs.get(name) is not None for name in ANSWERS)
-    own = _own_loss(returned) if answered or not causal else None
+    own = _own_loss(returned) if _has_answers(batch) or not causal else None
     if own is not None:
         return own
     ids, logits = ids_in(batch), None
@@ -58,6 +60,43 @@ def default_loss(model: nn.Module, batch: Batch, returned: Any, last: Visit, *, 
             "pass labels in the batch, or loss="
         )
     return next_token_loss(logits, ids, last.real)
+
+
+class LossOfGradients:
+    """Which loss gradients are of: the one that was passed, else the model's own where it returns one. `said` has the
+    losses that were taken, in words."""
+
+    def __init__(self, loss: Callable[[Any], Tensor] | None):
+        self.loss = loss
+        self.said: dict[str, None] = {}
+        self.without = False  # a batch had answers, and the model returned no loss of them
+
+    def of(self, batch: Batch) -> Callable[[Any], Tensor | None]:
+        """What takes the loss of this batch; it gives None where a product with a random matrix stands in for one."""
+
+        def take(returned: Any) -> Tensor | None:
+            if self.loss is not None:
+                self.said[PASSED] = None
+                return self.loss(returned)
+            answered = _has_answers(batch)
+            own = _own_loss(returned) if answered else _named_loss(returned)
+            if own is not None and own.requires_grad:
+                self.said[OWN] = None
+                return own
+            self.without |= answered
+            self.said[PRODUCT] = None
+            return None
+
+        return take
+
+    def notes(self) -> list[str]:
+        """Where it is not the one that a reader would think of."""
+        found = ["gradients are of the model's own loss, which it returned"] if OWN in self.said else []
+        if self.without:
+            found.append(
+                f"the batch has answers ({' or '.join(ANSWERS)}), and the model returned no loss of them: {_STANDS_IN}"
+            )
+        return found
 
 
 def next_token_loss(logits: Tensor, ids: Tensor, real: Tensor | None = None) -> Tensor:
@@ -78,11 +117,24 @@ def ids_in(batch: Batch) -> Tensor | None:
     return next((v for v in values if isinstance(v, Tensor) and v.ndim == 2 and v.dtype in whole), None)
 
 
+def _has_answers(batch: Batch) -> bool:
+    return any(batch.kwargs.get(name) is not None for name in ANSWERS)
+
+
 def _own_loss(returned: Any) -> Tensor | None:
-    """The `.loss` of what was returned, or the one number in it."""
-    named = getattr(returned, "loss", None)
-    found = [value for value in (named, *_tensors(returned)) if isinstance(value, Tensor) and value.numel() == 1]
-    return next((value for value in found if value.is_floating_point()), None)
+    """The `loss` of what was returned, or the one number in it."""
+    named = _named_loss(returned)
+    return named if named is not None else next(filter(_is_number, _tensors(returned)), None)
+
+
+def _named_loss(returned: Any) -> Tensor | None:
+    """The `loss` of what was returned, by its name."""
+    named = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
+    return named if _is_number(named) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
 
 
 def logits_in(model: nn.Module, returned: Any, ids: Tensor, width: int) -> Tensor | None:

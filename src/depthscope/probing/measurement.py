@@ -104,6 +104,7 @@ class Measurement:
         self._ids = {} if batch is None else batch.kwargs
         self._decode = getattr(tokenizer, "decode", None)
         self._waiting: list[Waiting] = []  # what does not come of looks
+        self.also, self.answers = [], []
         self.again, self.wide = False, self.always_wide
         self._begin_looks()
 
@@ -146,7 +147,7 @@ class Measurement:
         waiting = [] if self.again else self._waiting
         asked += [w.values for w in waiting] + [w.error for w in waiting if w.error is not None]
         found = fetched(asked + self.also)  # the one transfer
-        answers, self.answers, self.also = iter(found), found[len(asked) :] or self.answers, []
+        answers, self.answers, self.also = iter(found), self.answers or found[len(asked) :], []
         for looks in kinds:
             looks.read(next(answers))
         for mask in self._masks.values():

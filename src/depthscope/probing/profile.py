@@ -23,9 +23,6 @@ from depthscope.probing.table import table_of
 
 HEADLINE = ("token_similarity", "cosine_similarity", "direction_similarity", "effective_rank")
 
-# pandas sets up its tables of strings, for some 10 ms, when it first makes one: here, not when a profile is first read.
-pd.DataFrame({"measure": pd.Series(np.array(HEADLINE, dtype=object)).array.take([0])})
-
 
 @dataclass(frozen=True)
 class Reference:
@@ -250,3 +247,7 @@ def sinks_of(rows: list[Sink]) -> pd.DataFrame:
     types = (np.int32, np.int32, np.int32, np.float64, object)
     arrays = [np.array(column, dtype=kind) for column, kind in zip(columns, types, strict=True)]
     return pd.DataFrame(dict(zip(SINK_COLUMNS, arrays, strict=True)))
+
+
+# pandas sets up its tables of strings, for some 10 ms, when it first makes one: here, not when a profile is first read.
+frame_of([Reading(0, "output", -1, HEADLINE[0], 0, [0.0])])

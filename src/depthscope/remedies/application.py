@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.anatomy.parts import roots_of
 from depthscope.discovery import Hints, depth_of, entrance_of, pieces_of, refuse_tensor
-from depthscope.hooks import Pass, refuse_open_surgery
+from depthscope.hooks import Pass, refuse_ablated
 from depthscope.hooks.staying import (
     GuessedExit,
     Hook,
@@ -29,8 +29,8 @@ from depthscope.hooks.staying import (
 from depthscope.inputs import Tokenizer
 from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
+from depthscope.safety import undone
 from depthscope.scope import Scope, scope_of
-from depthscope.undoing import undone
 
 UNKNOWN = (
     "cannot tell whether this model is causal: the prefix mean is used, in which no token sees a later one; "
@@ -72,7 +72,7 @@ def apply(
         3
     """
     scope = scope_of(model, inputs, tokenizer, **hints).keep_inputs()
-    model = scope.given
+    model = scope.original
     with undone(_as_it_was(model), only_after_failure=True):
         anatomy = _put_in(scope, remedies)
         said = [f"what the remedy covers: {left_out}" for left_out in anatomy.left_out]
@@ -88,9 +88,9 @@ def _put_in(scope: Scope, remedies: tuple[Remedy, ...]) -> Anatomy:
     for remedy in remedies or (None,):
         if not isinstance(remedy, Remedy):
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
-    model = scope.given
+    model = scope.original
     _refuse_wrapped(model, remedies)
-    refuse_open_surgery(model)
+    refuse_ablated(model)
     refuse_tensor(scope.hints)
     anatomy = scope.anatomy if scope.inputs is None else scope.seen_anatomy(again=True)
     chosen = [found for remedy in remedies for found in remedy.settled(scope, remedies)]
@@ -156,7 +156,7 @@ def remove(model: nn.Module | Scope) -> nn.Module:
         >>> depthscope.remedies.applied(depthscope.remove(model))
         []
     """
-    treated = model.given if isinstance(model, Scope) else model
+    treated = model.original if isinstance(model, Scope) else model
 
     def undo() -> None:
         take_down(treated)
@@ -170,7 +170,7 @@ def remove(model: nn.Module | Scope) -> nn.Module:
 def temporarily(scope: Scope, *remedies: Remedy) -> Iterator[None]:
     """`apply`, and the model as it was afterwards, also after an exception. What is not understood as a mask is said by
     the profiles that are taken meanwhile, and not once more by the remedies."""
-    with undone(_as_it_was(scope.given)), warnings.catch_warnings():
+    with undone(_as_it_was(scope.original)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*: not understood as a mask of real tokens")
         _put_in(scope, remedies)
         yield

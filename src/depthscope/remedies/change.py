@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy, Spot
-from depthscope.by_thread import ByThread
 from depthscope.hooks.staying import Hook, TokenHook, hang
 from depthscope.hooks.tokens import tokens_at
 from depthscope.models.token_means import accumulator
+from depthscope.safety import ByThread
 
 if TYPE_CHECKING:
     from depthscope.remedies.means import MeanAt

@@ -20,7 +20,7 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from depthscope.discovery import Hints, refuse_tensor
-from depthscope.hooks import refuse_open_surgery
+from depthscope.hooks import refuse_ablated
 from depthscope.inputs import Tokenizer
 from depthscope.models.token_means import TokenMean
 from depthscope.probing import Profile, probe
@@ -139,7 +139,7 @@ def recommend(
         raise ValueError(f"expected a level of similarity between 0 and 1, got {level}")
     scope = scope_of(model, inputs, tokenizer, **hints)
     refuse_tensor(scope.hints)
-    refuse_open_surgery(scope.model)
+    refuse_ablated(scope.model)
     first, anatomy = scope.first_only(), scope.seen_anatomy(again=True)
     if anatomy.right_to_left:
         raise ValueError(f"no de-escalation for {type(scope.model).__name__}: {RIGHT_TO_LEFT}")

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy, Spot
-from depthscope.anatomy.projections import stacked_values
 from depthscope.hooks.staying import Hook, hooks_in, take_down
 from depthscope.models.token_means import accumulator
 from depthscope.remedies.eigenform import (
@@ -166,7 +165,7 @@ def _layers(block: BlockAnatomy) -> Layers:
     value: Any = spot.module
     output: Any = block.context.module
     cut: Any = None if block.values is not None or fused is None else fused.cut
-    known = cut is None or (cut.func is stacked_values and type(value).__name__ == "Conv1D")
+    known = cut is None or (cut.keywords.get("order") == "stacked" and type(value).__name__ == "Conv1D")
     if not known or steered_kind(value) is None or type(value) is not type(output):
         kinds = f"{type(value).__name__} and {type(output).__name__}"
         raise ValueError(

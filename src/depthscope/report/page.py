@@ -44,12 +44,27 @@ def _warn(text: str) -> None:
 def write(
     target: str | os.PathLike[str], *things: object, title: str = "", say: Callable[[str], object] = _warn
 ) -> Path:
-    """Writes one HTML file that holds all it shows, about these things, and returns its path.
+    """Writes one HTML file that holds all it shows, about these things; at the top level it is `write_report`.
 
-    Each of them is a folder that `--out` wrote, or a `Profile`, a `Diagnosis`, what `fix`, `paths`, `spectra` or
-    `skip_loss` returned. A diagnosis, path shares or spectra behind a profile belong to it. Of several runs the first
-    is the baseline. A `target` that is a folder gets a `report.html`. `say` is told of each file that is damaged,
-    missing or of another kind, which the page names too and does not show; by default it warns.
+    Args:
+        target: the file; a folder gets a `report.html`.
+        things: folders that `--out` wrote, or a `Profile`, a `Diagnosis`, what `fix`, `paths`, `spectra` or `skip_loss`
+            returned. A diagnosis, path shares or spectra after a profile belong to it. Of several runs the first is
+            the baseline.
+        title: of the page.
+        say: hears of each file that is damaged, missing or of another kind, which the page names too and does not show;
+            by default it warns.
+
+    Returns:
+        The file's path.
+
+    Example:
+        >>> import tempfile, torch, depthscope
+        >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+        >>> profile = depthscope.probe(model, torch.randn(2, 5, 16))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     depthscope.write_report(folder, profile).name
+        'report.html'
     """
     subjects = gathered(things)
     for text in damage_of(subjects):

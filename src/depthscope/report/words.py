@@ -8,10 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from depthscope.attention_paths import CONSTANT
-from depthscope.diagnosis.value_weights import sentences as of_spectra
+from depthscope.diagnosis.summary import of_paths
+from depthscope.diagnosis.value_weights import headline_of, sentences
+from depthscope.diagnosis.verdict import COLLAPSES, OF_A_COLLAPSE, OF_OTHERS
 from depthscope.report.subjects import Subject
 from depthscope.stations import IN_WORDS
+from depthscope.usage import Finding
 
 _MOOD = {
     "collapsed": "bad",
@@ -59,29 +61,35 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
     listed = [_mapping(item) for item in _list(judged.get("findings"))]
     if joined := rules_of_use & {str(item.get("rule")) for item in listed}:  # a verdict with the use of depth
         of_use = [item for item in of_use if item.rule in joined]
+    order = {rule: place for place, rule in enumerate(OF_A_COLLAPSE if verdict in COLLAPSES else OF_OTHERS)}
+    listed.sort(key=lambda item: order.get(str(item.get("rule")), len(order)))  # as the terminal shows them
     findings = [
         Sentence(str(item.get("sentence", "")), chart_of.get(str(item.get("rule")), ""))
         for item in listed
         if item.get("rule") not in rules_of_use
     ]
-    if subject.shares is not None:
-        findings.append(Sentence(_of_paths(subject), chart_of.get("paths", "")))
-    if subject.spectra is not None:
-        findings += [Sentence(text, chart_of.get("eigenvalues", "")) for text in of_spectra(subject.spectra)]
     if subject.use is not None:
         shown = dict(chart_of) if subject.profile is not None else {**chart_of, "shared by whom": ""}  # not another's
         findings += [Sentence(item.sentence, shown.get(_RULE_OF_USE.get(item.rule, "depth"), "")) for item in of_use]
+    if (shares := subject.shares) is not None:
+        paths = of_paths(shares)
+        findings += [Sentence(text, chart_of.get("paths", "")) for text in (paths.headline, *_said(paths.findings))]
+    if (found := subject.spectra) is not None:
+        spectra = (headline_of(found), *_said(sentences(found)))
+        findings += [Sentence(text, chart_of.get("eigenvalues", "")) for text in spectra]
     if subject.compared is not None:
-        findings += [
-            Sentence(str(text), chart_of.get("compared", "")) for text in _list(subject.compared.get("verdict"))
-        ]
+        compared = map(str, _list(subject.compared.get("verdict")))
+        findings += [Sentence(text, chart_of.get("compared", "")) for text in compared]
+    headline = Sentence(str(judged.get("headline", "")), chart_of.get(verdict, chart_of.get("verdict", "")))
+    if not judged:
+        headline = findings.pop(0) if findings else Sentence("")
     advice = _mapping(judged.get("recommendation"))
     remedy = subject.remedy or {}
     return Said(
         subject.label,
         verdict,
         _MOOD.get(verdict, "good"),
-        Sentence(str(judged.get("headline", "")), chart_of.get(verdict, chart_of.get("verdict", ""))),
+        headline,
         findings + [Sentence(text) for text in _of_losses(remedy)],
         str(remedy.get("reason") or advice.get("reason") or ""),
         str(remedy.get("python") or advice.get("line") or ""),
@@ -91,6 +99,10 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
         _ended(subject.training),
         [f"{row['blocks']} of {row['of']} {question}: {row['rests_on']}" for question, row in _counted(subject)],
     )
+
+
+def _said(findings: Iterable[Finding]) -> list[str]:
+    return [finding.sentence for finding in findings]
 
 
 def _counted(subject: Subject) -> Iterable[tuple[Any, Any]]:
@@ -104,17 +116,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
-
-
-def _of_paths(subject: Subject) -> str:
-    assert subject.shares is not None
-    table = subject.shares.summary()["projection_share"]
-    named = {0: "past all heads", 1: "through 1 head", 2: "through 2 heads", 3: "through 3 heads"}
-    shares = [f"{table[length]:.1%} came {way}" for length, way in named.items() if length in table.index]
-    rest = table[table.index > max(named)].sum()
-    longer = f", {rest:.1%} on longer paths" if subject.depth > max(named) else ""
-    biases = f"; {table[CONSTANT]:.1%} is constant, from biases" if CONSTANT in table.index else ""
-    return f"Of the output, {', '.join(shares)}{longer}{biases}.".replace("-", "−")
 
 
 def _of_losses(remedy: Mapping[str, Any]) -> list[str]:

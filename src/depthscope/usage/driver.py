@@ -12,9 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy.trained import look_of_weights
+from depthscope.anatomy.trained import training_state
 from depthscope.discovery import Hints
-from depthscope.hooks import Machine, Visit, refuse_open_surgery
+from depthscope.hooks import Machine, Visit, refuse_ablated
 from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.interruption import attempt
 from depthscope.offloading import device_of
@@ -85,7 +85,7 @@ def depth_use(
     if not 0 <= ridge < float("inf"):
         raise ValueError(f"expected a ridge of at least 0, got {ridge}")
     scope = scope_of(model, inputs, tokenizer, **hints)
-    refuse_open_surgery(scope.model)
+    refuse_ablated(scope.model)
     anatomy, given = scope.anatomy, list(scope.calls())
     if len(anatomy.parts) > 1:
         named = ", ".join(anatomy.parts)
@@ -135,7 +135,7 @@ class _Run:
         tick = self.doing("one pass", len(self.calls))
         found = self.lens
         losses: list[Tensor] = []
-        machine = Machine(self.model, self.anatomy, *self.seen.sites, on_block_end=_Forget(found))
+        machine = Machine(self.model, self.anatomy, *self.seen.acts, on_block_end=_Forget(found))
         for batch in self.calls:
             self.seen.begin()
             with machine, found.watch if found is not None else nullcontext():
@@ -270,7 +270,7 @@ class _Run:
             "shortest": int(self.seen.lengths[0]),
             "placement": placements.pop() if len(placements) == 1 else None,
             "causal": anatomy.causal,
-            "weights": dict(look_of_weights(anatomy)),
+            "weights": dict(training_state(anatomy)),
             "device": str(device_of(self.model)),
             "dtype": self.seen.dtype,
             "loss": self.loss,

@@ -15,7 +15,7 @@ import pandas as pd
 from depthscope.drawing import draw_depth_use
 from depthscope.naming import visible
 from depthscope.sealed import read_tables, write_tables
-from depthscope.usage.verdict import Finding, counts_of, findings_of
+from depthscope.usage.verdict import Finding, counts_of, findings_of, learnt
 
 _TABLE, _MATRIX, _ABOUT = "depth.parquet", "depth_skips.parquet", "depth.json"
 _FORMAT = 1
@@ -76,6 +76,17 @@ class DepthUse:
     def findings(self) -> tuple[Finding, ...]:
         """The verdict: sentences, each with the numbers it rests on."""
         return findings_of(self.frame, self.metadata)
+
+    @property
+    def headline(self) -> str:
+        """The most important of the sentences."""
+        found = self.findings
+        return found[0].sentence if found else "Nothing could be measured that says how depth is used."
+
+    @property
+    def learnt(self) -> bool:
+        """Whether the loss says something: that of random weights is chance."""
+        return learnt(self.metadata)
 
     def summary(self) -> pd.DataFrame:
         """Blocks that matter, by what was looked at: one number each (`blocks`, `of`), and what it rests on."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.hooks import Change, Machine, Visit, pass_on
+from depthscope.hooks import Machine, Visit, leave_out, pass_on
 from depthscope.inputs import Batch, call
 from depthscope.measures import median
 from depthscope.probing.skipping import LossOf, one_number
@@ -109,11 +109,9 @@ def _pass(
     loss_of: LossOf | None,
     most: int | None,
 ) -> tuple[_Record, Tensor | None]:
-    def exchanged(visit: Visit, _tokens: Tensor) -> Tensor | None:
-        return instead[visit.number](visit) if visit.number == block else None
-
     record = _Record(most)
-    with Machine(model, anatomy, Change("output", exchanged), record.site):
+    changed = leave_out({block}, instead[block]) if block is not None else leave_out(())
+    with Machine(model, anatomy, changed, record.site):
         returned = call(model, batch)
     loss = None
     if loss_of is not None and record.last is not None:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from depthscope.anatomy import Anatomy
 from depthscope.hooks import first_tokens
-from depthscope.undoing import TemporaryHook
+from depthscope.safety import TemporaryHook
 
 _ROUNDING = 256  # machine epsilons of the largest logit: another order of sums, another shape of the product
 

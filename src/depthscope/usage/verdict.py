@@ -45,51 +45,54 @@ class Finding:
 
 def findings_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> tuple[Finding, ...]:
     """What can be said of the numbers that are there, in the order in which people ask."""
-    rules = (_which_half, _settled, _could_go, _built_upon, _linear, _small, _erases, _sinks, _logits, _alike)
+    rules = (_which_half, _could_go, _settled, _alike, _built_upon, _linear, _small, _erases, _sinks, _logits)
     found = (rule(frame, metadata) for rule in rules)
     return tuple(finding for finding in found if finding is not None)
 
 
 def counts_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:
     """Index `question`, columns blocks, of, rests_on: one number for each thing that was looked at."""
-    loss, linear = (metadata.get(name) if _learnt(metadata) else None for name in ("loss", "linear_loss"))
+    depth, work, settled = len(frame), _work(frame, metadata), _settled_at(frame)
+    loss, linear = (metadata.get(name) if learnt(metadata) else None for name in ("loss", "linear_loss"))
     sizes = frame[[name for name in frame.columns if str(name).endswith("_ratio")]].max(axis=1)
-    settled = _settled_at(frame)
-    rows: list[tuple[str, Any, int, str]] = [
-        ("write", _count(sizes, WRITES), len(frame), f"some branch has at least {WRITES:g} of the trunk's norm"),
+    why = "there is no loss" if learnt(metadata) else "the loss of random weights says nothing"
+    missed = (_count(frame["skip_output"], MOVES), f"skipped, the output moves by {MOVES:.0%} or more ({why})")
+    if loss is not None:
+        missed = (_count(frame["skip_loss"], SPARE * loss), f"skipped, loss {SPARE:+.0%} or more")
+    rows: list[tuple[str, int | None, int, str]] = [
+        ("write", _count(sizes, WRITES), depth, f"some branch has at least {WRITES:g} of the residual stream's norm"),
         (
             "until the prediction is settled",
-            settled if settled is not None else len(frame) if _there(frame, "lens_top1") else None,
-            len(frame),
+            None if not _there(frame, "lens_top1") else settled or depth,
+            depth,
             f"{SETTLED:.0%} of the tokens have the final first choice (logit lens)",
         ),
         (
             "are built upon",
             _count(frame["skip_later"], BUILT_UPON),
-            len(frame) - 1,
+            depth - 1,
             f"without one, later blocks add something else by {BUILT_UPON:.0%} or more; the last has none after it",
         ),
+        ("are missed", missed[0], depth, missed[1]),
+        (
+            "carry most of it",
+            None if work is None or not work[1].sum() > 0 else len(_carriers(work[1])),
+            depth,
+            f"the fewest that have {CARRY:.0%} of all that skipping single blocks costs",
+        ),
+        (
+            "are useful",
+            None if linear is None else _count(frame["linear_loss"], USEFUL * linear),
+            depth,
+            f"replaced by a matrix, loss {USEFUL:+.0%} or more (2603.15389)",
+        ),
+        (
+            "are not linear",
+            _count(frame["linear_error"], LINEAR),
+            depth,
+            f"a matrix misses {LINEAR:.0%} or more of what the block adds",
+        ),
     ]
-    if loss is not None:
-        rows.append(
-            ("are missed", _count(frame["skip_loss"], SPARE * loss), len(frame), f"skipped, loss {SPARE:+.0%} or more")
-        )
-    else:
-        why = "there is no loss" if _learnt(metadata) else "the loss of random weights says nothing"
-        moved = f"skipped, the output moves by {MOVES:.0%} or more ({why})"
-        rows.append(("are missed", _count(frame["skip_output"], MOVES), len(frame), moved))
-    if (work := _work(frame, metadata)) is not None and work[1].sum() > 0:
-        said = f"the fewest that have {CARRY:.0%} of all that skipping single blocks costs"
-        rows.append(("carry most of it", len(_carriers(work[1])), len(frame), said))
-    if linear is not None:
-        rows.append(
-            ("are useful", _count(frame["linear_loss"], USEFUL * linear), len(frame),
-             f"replaced by a linear map, loss {USEFUL:+.0%} or more (2603.15389)")
-        )  # fmt: skip
-    rows.append(
-        ("are not linear", _count(frame["linear_error"], LINEAR), len(frame),
-         f"a linear map misses {LINEAR:.0%} or more of what the block adds")
-    )  # fmt: skip
     known = [row for row in rows if row[1] is not None]
     return pd.DataFrame(known, columns=["question", "blocks", "of", "rests_on"]).set_index("question")
 
@@ -98,7 +101,7 @@ def _count(values: pd.Series, least: float) -> int | None:
     return int((values >= least).sum()) if values.notna().any() else None
 
 
-def _learnt(metadata: Mapping[str, Any]) -> bool:
+def learnt(metadata: Mapping[str, Any]) -> bool:
     """Whether the loss says something: that of random weights is chance, and so is what a block adds to it."""
     return bool((metadata.get("weights") or {}).get("look") != "initialised")
 
@@ -107,10 +110,15 @@ def _there(frame: pd.DataFrame, name: str) -> bool:
     return name in frame and bool(frame[name].notna().any())
 
 
+def _blocks(frame: pd.DataFrame, chosen: pd.Series) -> list[int]:
+    """The numbers of the blocks that were chosen."""
+    return [int(block) for block in frame["block"][chosen]]
+
+
 def _work(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> tuple[str, np.ndarray] | None:
     """What skipping costs: of the loss where there is one and the model was trained for it, else of the output; what it
     gains counts as nothing."""
-    for name in ("skip_loss", "skip_output") if _learnt(metadata) else ("skip_output",):
+    for name in ("skip_loss", "skip_output") if learnt(metadata) else ("skip_output",):
         if _there(frame, name) and len(frame) > 1:
             return name, frame[name].fillna(0.0).clip(lower=0).to_numpy(dtype=float)
     return None
@@ -134,25 +142,22 @@ def _which_half(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | N
     first, second = (float(part.sum() / work.sum()) for part in (work[:half], work[half + odd :]))
     most, carriers = int(work.argmax()), _carriers(work)
     numbers = {"first_half": first, "second_half": second, "costliest": most + 1.0, "carriers": float(len(carriers))}
-    lower, upper = blocks_of(range(1, half + 1)), blocks_of(range(half + odd + 1, len(work) + 1))
-    middle = f", {work[half] / work.sum():.0%} in the middle one, block {half + 1}" if odd else ""
-    both = first + second
-    if both < HALF:
-        which = f"The middle of the model (block {half + 1}) does most of the work"
-    elif first >= LEANS * both:
-        which = f"The first half of the model ({lower}) does most of the work"
-    elif second >= LEANS * both:
-        which = f"The second half of the model ({upper}) does most of the work"
-    else:
-        which = "Both halves of the model do work"
-    inner = ""
     if len(work) > 3 and (rest := work[1:-1].sum()) > 0:
         numbers["first_half_without_ends"] = float(work[1:half].sum() / rest)
-        inner = f" (without the first and the last block: {numbers['first_half_without_ends']:.0%})"
+    middle = f", {work[half] / work.sum():.0%} in the middle one, block {half + 1}" if odd else ""
+    if first + second < HALF:
+        which = f"The middle of the model (block {half + 1}) does"
+    elif max(first, second) >= LEANS * (first + second):
+        side = range(1, half + 1) if first > second else range(half + odd + 1, len(work) + 1)
+        which = f"The {'first' if first > second else 'second'} half of the model ({blocks_of(side)}) does"
+    else:
+        which = "Both halves of the model do"
     sentence = (
-        f"{which}: of all that skipping single blocks costs, {first:.0%} is in {lower}{inner}, {second:.0%} in "
-        f"{upper}{middle}. {CARRY:.0%} of it is in {len(carriers)} of {len(work)} blocks "
-        f"({ranges(carriers)}); block {most + 1} costs most ({_cost(frame, name, metadata, most)})."
+        f"{which}{' most of' if which[0] == 'T' else ''} the work: of what skipping single blocks costs, "
+        f"{first:.0%} is "
+        f"in the first half, {second:.0%} in the second{middle}. {CARRY:.0%} of it is in {len(carriers)} of "
+        f"{len(work)} "
+        f"blocks ({ranges(carriers)}); block {most + 1} costs most ({_cost(frame, name, metadata, most)})."
     )
     return Finding("half", sentence, numbers)
 
@@ -168,11 +173,9 @@ def _settled_at(frame: pd.DataFrame) -> int | None:
     """The first block from which on the lens has the final first choice of enough tokens; None before the last."""
     if not _there(frame, "lens_top1"):
         return None
-    enough = (frame["lens_top1"] >= SETTLED).to_numpy()
-    settled = len(enough)
-    while settled > 0 and enough[settled - 1]:
-        settled -= 1
-    return settled + 1 if settled < len(enough) else None
+    unsettled = np.flatnonzero(frame["lens_top1"].to_numpy() < SETTLED)
+    settled = int(unsettled[-1]) + 1 if len(unsettled) else 0
+    return settled + 1 if settled < len(frame) else None
 
 
 def _settled(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | None:
@@ -184,19 +187,19 @@ def _settled(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | Non
     middle = float(frame["lens_top1"].iloc[depth // 2 - 1])
     numbers = {"block": float(at), "top1": top1, "kl": kl, "top5": top5, "near": float(near), "middle": middle}
     if at == depth:
-        numbers["before"] = float(frame["lens_top1"].iloc[-2])
-        said = (
-            f"The prediction is not settled before the last block; one block earlier {numbers['before']:.0%} of the "
-            f"tokens have the final first choice, halfway {middle:.0%}."
+        before = numbers["before"] = float(frame["lens_top1"].iloc[-2])
+        return Finding(
+            "settled",
+            f"The prediction is not settled before the last block: {before:.0%} of the tokens have their final first "
+            f"choice one block earlier, {middle:.0%} halfway.",
+            numbers,
         )
-        return Finding("settled", said, numbers)
-    after = f"The blocks after it change how sure the model is; the KL is below {NEAR:g} from block {near} on."
-    if near <= at:
-        after = f"The blocks after it hardly change how sure the model is: the KL is below {NEAR:g} from there on."
+    after = "" if near <= at else f" How sure the model is settles after block {near} (KL below {NEAR:g})."
     return Finding(
         "settled",
-        f"The prediction is settled from block {at} of {depth} on: {top1:.0%} of the tokens have their final first "
-        f"choice there (logit lens; KL {kl:.2f} nats, {top5:.0%} of the five likeliest), halfway {middle:.0%}. {after}",
+        f"The prediction is settled after block {at} of {depth}: {top1:.0%} of the tokens have their final first "
+        "choice "
+        f"there (logit lens), {middle:.0%} halfway.{after}",
         numbers,
     )
 
@@ -205,22 +208,19 @@ def _could_go(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | Non
     found = _work(frame, metadata)
     if found is None:
         return None
-    name, _ = found
-    loss = metadata.get("loss")
+    name, loss = found[0], metadata.get("loss")
     limit, bound = MOVES, f"the output moves by less than {MOVES:.0%}"
     if name == "skip_loss" and loss:
         limit, bound = SPARE * loss, f"the loss ({loss:.3f}) rises by less than {SPARE:.0%}"
     costs = frame[name]
-    spare = [int(block) for block, cost in zip(frame["block"], costs, strict=True) if cost < limit]
-    least = int(costs.argmin())
+    spare, least = _blocks(frame, costs < limit), int(costs.argmin())
     numbers = {"blocks": float(len(spare)), "of": float(len(frame)), "least_block": least + 1.0}
     numbers |= {"least": float(costs.iloc[least]), "limit": limit}
     cheapest = f"cheapest is block {least + 1} ({_cost(frame, name, metadata, least)})"
     if not spare:
         return Finding("could go", f"No block could go so that {bound}; {cheapest}.", numbers)
-    together = " This is of one block at a time: skip_loss(run=2) measures two in a row." if len(spare) > 1 else ""
-    each = ", each by itself" if len(spare) > 1 else ", by itself"
-    sentence = f"{blocks_of(spare).capitalize()} could go{each}: {bound}; {cheapest}.{together}"
+    each = ", one at a time" if len(spare) > 1 else ""
+    sentence = f"{blocks_of(spare).capitalize()} could go{each}: {bound}; {cheapest}. Other text may name other blocks."
     return Finding("could go", sentence, numbers)
 
 
@@ -228,93 +228,81 @@ def _built_upon(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | 
     if not _there(frame, "skip_later"):
         return None
     effects = frame["skip_later"].iloc[:-1]
-    alone = [int(b) for b, e in zip(frame["block"], effects, strict=False) if e < BUILT_UPON]
+    alone = _blocks(frame.iloc[:-1], effects < BUILT_UPON)
     numbers = {"median": float(effects.median()), "alone": float(len(alone)), "of": float(len(effects))}
     some = f"; on {blocks_of(alone)} they hardly depend (below {BUILT_UPON:g})" if alone else ""
-    return Finding(
-        "built upon",
-        f"Without one block, the later ones change what they add by {effects.median():.0%} (median over blocks){some}.",
-        numbers,
+    said = (
+        f"Without one block, the later ones change what they add by {effects.median():.0%} (median over blocks){some}."
     )
+    return Finding("built upon", said, numbers)
 
 
 def _linear(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
     if not _there(frame, "linear_error"):
         return None
-    errors, loss = frame["linear_error"], metadata.get("linear_loss") if _learnt(metadata) else None
+    errors, loss = frame["linear_error"], metadata.get("linear_loss") if learnt(metadata) else None
     numbers = {"median_error": float(errors.median())}
-    said = f"A linear map, fitted on one half of the text, misses {errors.median():.0%} of what a block adds (median)"
+    said = f"A matrix, fitted on one half of the text, misses {errors.median():.0%} of what a block adds (median)"
     if loss is not None and _there(frame, "linear_loss"):
-        cheap = [int(b) for b, c in zip(frame["block"], frame["linear_loss"], strict=True) if c < SPARE * loss]
+        cheap = _blocks(frame, frame["linear_loss"] < SPARE * loss)
         useful = int((frame["linear_loss"] >= USEFUL * loss).sum())
         numbers |= {"linear_blocks": float(len(cheap)), "useful": float(useful), "of": float(len(frame))}
         named = f" ({ranges(cheap)})" if cheap else ""
         said += (
-            f"; in its place it costs less than {SPARE:.0%} of the loss for {len(cheap)} of {len(frame)} blocks"
-            f"{named}, and {USEFUL:.0%} or more for {useful}"
+            f"; in its place it costs less than {SPARE:.0%} of the loss for {len(cheap)} of {len(frame)} "
+            f"blocks{named}, "
+            f"and {USEFUL:.0%} or more for {useful}"
         )
     return Finding("linear", said + ".", numbers)
 
 
 def _small(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | None:
     columns = [name for name in frame if str(name).endswith("_ratio") and frame[name].notna().any()]
-    if not columns:
-        return None
     sizes = frame[columns].max(axis=1)
-    small = [int(b) for b, s in zip(frame["block"], sizes, strict=True) if s < WRITES]
-    numbers = {"small": float(len(small)), "of": float(len(frame)), "median": float(sizes.median())}
+    small = _blocks(frame, sizes < WRITES) if columns else []
     if not small:
         return None
-    return Finding(
-        "small branches",
-        f"{blocks_of(small).capitalize()} add{'s' if len(small) == 1 else ''} little: no branch has {WRITES:g} of the "
-        f"trunk's norm there (median over tokens).",
-        numbers,
-    )
+    numbers = {"small": float(len(small)), "of": float(len(frame)), "median": float(sizes.median())}
+    adds = f"{blocks_of(small).capitalize()} add{'s' if len(small) == 1 else ''} little"
+    return Finding("small branches", f"{adds}: less than {WRITES:g} of the residual stream's norm.", numbers)
 
 
 def _erases(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | None:
     parts: list[str] = []
     numbers: dict[str, float] = {}
-    for branch, word in (("attention", "attention"), ("ffn", "the FFN")):
+    for branch, word in (("attention", "Attention"), ("ffn", "the FFN")):
         name = f"{branch}_cosine"
-        if not _there(frame, name):
-            continue
-        against = [int(b) for b, c in zip(frame["block"], frame[name], strict=True) if c < -HALF]
+        against = _blocks(frame, frame[name] < -HALF) if _there(frame, name) else []
         if against:
             least = int(frame[name].argmin())
             numbers |= {f"{branch}_blocks": float(len(against)), f"{branch}_least": float(frame[name].iloc[least])}
             parts.append(
-                f"{word} in {blocks_of(against)} (cosine down to {frame[name].iloc[least]:.2f} in block {least + 1})"
+                f"{word} in {blocks_of(against)} (cosine down to {frame[name].iloc[least]:.2f}, block {least + 1})"
             )
     if not parts:
         return None
-    return Finding("erases", f"What is on the trunk is taken back rather than added to by {', and by '.join(parts)}.",
-                   numbers)  # fmt: skip
+    said = " and ".join(parts)
+    return Finding("erases", f"{said[0].upper()}{said[1:]} takes back what is on the residual stream.", numbers)
 
 
 def _sinks(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
     if not _there(frame, "sink_rate") or not frame["sink_rate"].max() > 0 or metadata.get("shortest", SHORT) < SHORT:
         return None
     rates = frame["sink_rate"]
-    most = [int(b) for b, rate in zip(frame["block"], rates, strict=True) if rate > MOST]
-    top = int(rates.argmax())
-    numbers = {"blocks": float(len(most)), "largest": float(rates.max()), "block": float(top + 1),
-               "mean": float(rates.mean())}  # fmt: skip
-    where = f"in {blocks_of(most)} more than half of the heads do" if most else "in no block half of the heads do"
-    return Finding(
-        "sinks",
-        f"{rates.mean():.0%} of all heads give over 0.3 of their attention to the first token; {where}, at most "
-        f"{rates.max():.0%} (block {top + 1}). To that extent a head adds the same to every token.",
-        numbers,
+    most, top, mean = _blocks(frame, rates > MOST), int(rates.argmax()), float(rates.mean())
+    numbers = {"blocks": float(len(most)), "largest": float(rates.max()), "block": top + 1.0, "mean": mean}
+    where = f", more than half of the heads in {blocks_of(most)}" if most else ""
+    said = (
+        f"{mean:.0%} of all heads give over 0.3 of their attention to the first token{where}; at most "
+        f"{rates.max():.0%} (block {top + 1})."
     )
+    return Finding("sinks", said, numbers)
 
 
 def _logits(frame: pd.DataFrame, _metadata: Mapping[str, Any]) -> Finding | None:
     if not _there(frame, "largest_logit") or not frame["largest_logit"].max() >= LARGE_LOGIT:
         return None
-    top = int(frame["largest_logit"].argmax())
-    largest = float(frame["largest_logit"].iloc[top])
+    top, largest = int(frame["largest_logit"].argmax()), float(frame["largest_logit"].max())
     return Finding(
         "logits",
         f"The largest attention logit is {largest:.0f}, in block {top + 1}: beyond {LARGE_LOGIT:g} training tends to "
@@ -328,26 +316,19 @@ def _alike(_frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding | None:
     if not energy or metadata.get("shortest", 2) < 2:  # a single token is alike to itself whatever the model does
         return None
     shared, own, token = energy["shared"], energy["sequence"], energy["token"] + energy["position"]
-    numbers = {"shared": shared, "sequence": own, "token": token}
-    split = f"{shared:.0%} is one direction of all sequences, {own:.0%} the sequence's own, {token:.0%} the token's own"
     if shared + own < HALF:
-        said = f"Tokens are not alike in the end: of their energy (unit length, without outliers) {split}."
+        said = "Tokens are not alike in the end"
     elif own < MINE:
-        said = (
-            f"Tokens are alike in the end by a direction that all sequences share{_no_loss(metadata, token)}: of "
-            f"their energy (unit length, without outliers) {split}."
-        )
+        said = f"Tokens are alike in the end by a part that all sequences share{_no_loss(metadata, token)}"
     elif own >= token:
-        said = (
-            f"Tokens of a sequence have become alike, and sequences differ: a loss of context. Of their energy (unit "
-            f"length, without outliers) {split}."
-        )
+        said = "Tokens of a sequence have become alike, and sequences differ: a loss of context"
     else:
-        said = (
-            f"Tokens are alike in the end, in part by a direction that all sequences share and in part by what is "
-            f"common to a sequence: of their energy (unit length, without outliers) {split}."
-        )
-    return Finding("alike", said, numbers)
+        said = "Tokens are alike in the end, by a part that all sequences share and by one of each sequence"
+    split = (
+        f"{shared:.0%} of their energy is common to all sequences, {own:.0%} to a sequence, {token:.0%} is a token's "
+        "own"
+    )
+    return Finding("alike", f"{said}: {split}.", {"shared": shared, "sequence": own, "token": token})
 
 
 def _no_loss(metadata: Mapping[str, Any], token: float) -> str:

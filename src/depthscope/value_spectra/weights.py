@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import BlockAnatomy, Projections, anatomy_of
+from depthscope.anatomy import BlockAnatomy, Projections
 from depthscope.drawing import draw_spectra
 from depthscope.interruption import attempt
 from depthscope.measures.weights import (
@@ -32,6 +32,7 @@ from depthscope.measures.weights import (
 from depthscope.naming import unknown_name, visible
 from depthscope.offloading import device_of
 from depthscope.progress import Tick
+from depthscope.scope import Scope, scope_of
 from depthscope.sealed import read_tables, write_tables
 from depthscope.value_spectra.from_disk import Checkpoint, empty_model, filled, is_on_disk
 
@@ -111,7 +112,7 @@ class Spectra:
 
 
 def spectra(
-    model: nn.Module | str | os.PathLike[str],
+    model: nn.Module | Scope | str | os.PathLike[str],
     *,
     product: Product = "value-output",
     fold_norm: bool = False,
@@ -124,8 +125,8 @@ def spectra(
     """The eigenvalues of H = W_V W_O of every block and head, and what they say; no forward pass, no data.
 
     Args:
-        model: a model, or a folder with a config.json and safetensors: from a folder one block's attention is in memory
-            at a time.
+        model: a model, a `Scope` of it, or a folder with a config.json and safetensors: from a folder one block's
+            attention is in memory at a time.
         product: "query-key" reads W_Q W_Kᵀ instead.
         fold_norm: takes in the norm that stands before attention in a pre-norm block, (I − 11ᵀ/d)diag(γ)H, or diag(γ)H
             for one that does not centre.
@@ -146,20 +147,18 @@ def spectra(
     """
     if product not in ("value-output", "query-key"):
         raise unknown_name("product", product, ("value-output", "query-key"))
-    if isinstance(model, nn.Module):
-        module, checkpoint, name = model, None, type(model).__name__
-        device_of(model)  # refuses a model without weights
+    if isinstance(model, nn.Module | Scope):
+        scope, checkpoint = scope_of(model, blocks=blocks, part=part), None
+        name = type(scope.model).__name__
+        device_of(scope.model)  # refuses a model without weights
     else:
         folder = Path(model).expanduser()
         if not is_on_disk(folder):
             raise ValueError(f"expected a folder with config.json and safetensors, got {str(folder)!r}")
         module = empty_model(folder, trust_remote_code=trust_remote_code)
         checkpoint, name = Checkpoint(folder, module), folder.name
-    anatomy = anatomy_of(module, blocks)
-    if part is not None:
-        if part not in anatomy.parts:
-            raise unknown_name("part", part, anatomy.parts)
-        anatomy = replace(anatomy, blocks=anatomy.of_part(part))
+        scope = Scope(module, blocks=blocks, part=part)
+    anatomy = scope.anatomy
     tables: list[pd.DataFrame] = []
     notes = list(anatomy.notes)
     for number, block in enumerate(anatomy.blocks, start=1):

@@ -18,7 +18,7 @@ from depthscope.anatomy import BlockAnatomy
 from depthscope.hooks import Machine, Visit
 from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_sum
 from depthscope.probing.roles import COHERENT, MEASURES, Roles, norm_of_norms
-from depthscope.undoing import unhook
+from depthscope.safety import unhook
 from depthscope.watching.hooks import Guard, Writes, guarded
 
 Curves = dict[str, dict[str, list[float]]]  # as in `records`

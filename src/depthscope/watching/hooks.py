@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from depthscope.anatomy import Side
 from depthscope.hooks import Machine
 
 
@@ -63,9 +64,5 @@ class GuardedMachine(Machine):
         self._guard = guard
         super().__init__(*given, **more)
 
-    def _hang_before(self, module: nn.Module, hook: Any, *, prepend: bool = False) -> None:
-        hook.act = guarded(self._guard, hook.act)
-        super()._hang_before(module, hook, prepend=prepend)
-
-    def _after(self, module: nn.Module, act: Callable[[Any], Any]) -> None:
-        super()._after(module, guarded(self._guard, act))
+    def _hang(self, module: nn.Module, side: Side, act: Callable[[Any], Any], *, prepend: bool = False) -> None:
+        super()._hang(module, side, guarded(self._guard, act), prepend=prepend)

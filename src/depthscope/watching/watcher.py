@@ -19,7 +19,7 @@ from depthscope.offloading import device_of
 from depthscope.probing.finite import in_words
 from depthscope.probing.measurement import Measurement
 from depthscope.probing.roles import gradient_scalars
-from depthscope.undoing import undone, unhook_one
+from depthscope.safety import undone, unhook
 from depthscope.watching import wrapped
 from depthscope.watching.gate import Alarm, DepthAlarm, Gate, Means, at_checkpoint
 from depthscope.watching.gradients import GradientTaps
@@ -162,7 +162,7 @@ class Watch:
         """Takes every hook out. May be called more than once."""
         self._end_pass()
         self._flush_gradients()
-        unhook_one(self._entrance, lambda hook: isinstance(hook, Counter) and hook.owner is self)
+        unhook([self._entrance], lambda hook: isinstance(hook, Counter) and hook.owner is self)
         self._is_open = False
 
     def _leave(self) -> None:
@@ -253,7 +253,7 @@ class Watch:
     def _end_pass(self) -> None:
         """May be called again, and begins anew what an interrupt has broken off."""
         self._stop_listening()
-        unhook_one(self._entrance, lambda hook: isinstance(hook, End) and hook.owner is self)
+        unhook([self._entrance], lambda hook: isinstance(hook, End) and hook.owner is self)
         self._listens = False
 
     def _stop_listening(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import anatomy_of
-from depthscope.hooks import Listen, Machine, Surgery, Visit, undisturbed
+from depthscope.hooks import Ablation, Listen, Machine, Visit, undisturbed
 from depthscope.measures import composite_norm, composite_residual
 from depthscope.progress import Tick
 
@@ -77,7 +77,7 @@ def behind_blocks(
             passes[-1].append([measure(tokens) for measure in measures])
             tick()
 
-    cut = Surgery(model, anatomy, without) if without else nullcontext()
+    cut = Ablation(model, anatomy, without) if without else nullcontext()
     with undisturbed(model), cut, Machine(model, anatomy, Listen({"input", "output"}, see)):
         for part in ids.split(batch):
             passes.append([])

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from depthscope.anatomy import BlockAnatomy, anatomy_of
 from depthscope.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION, legend_inside, panels, shared_legend
-from depthscope.hooks import Listen, Machine, Surgery, Visit, undisturbed
+from depthscope.hooks import Ablation, Listen, Machine, Visit, undisturbed
 from depthscope.hooks.machine import ListenToAttention
 from depthscope.measures import composite_residual, frequency_ratio, token_similarity
 from depthscope.models.families import build_family
@@ -93,7 +93,7 @@ def _of_model(model: Any, batch: dict[str, Tensor], config: Config, without: tup
     def hear(_visit: Visit, _kind: str, heads: Any, _values: Tensor | None) -> None:
         attention.append(torch.stack([head.attention.dense().double() for head in heads]).mean(dim=0))
 
-    cut_out = Surgery(model, anatomy, without) if without else nullcontext()
+    cut_out = Ablation(model, anatomy, without) if without else nullcontext()
     listening = Machine(model, anatomy, Listen({"input", "output"}, see), ListenToAttention(hear))
     with undisturbed(model), cut_out, listening:
         model(**batch)

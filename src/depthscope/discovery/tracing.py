@@ -19,8 +19,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from depthscope.anatomy import Path
 from depthscope.hooks.tokens import floating_in, is_spread, refuse_spread
-from depthscope.inputs.batches import Batch, call
-from depthscope.undoing import TemporaryHook
+from depthscope.inputs.batches import Batch, call, tensors_in
+from depthscope.safety import TemporaryHook
 
 _SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 
@@ -80,7 +80,7 @@ class States:
                 waiting += new
 
 
-class Lineage(TorchFunctionMode):
+class Tracing(TorchFunctionMode):
     """While it is entered, numbers the tensors that are made, and notes the calls of the modules it listens to."""
 
     def __init__(self) -> None:
@@ -93,15 +93,15 @@ class Lineage(TorchFunctionMode):
 
     def mark(self, value: Any) -> None:
         """These tensors are the model's inputs."""
-        for tensor in _tensors(value):
+        for tensor in tensors_in(value):
             self._state[tensor] = self.states.add(tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = list(_tensors((args, kwargs)))
+        given = list(tensors_in((args, kwargs)))
         versions = [_version(tensor) for tensor in given]
         result = func(*args, **kwargs)
-        made = [t for t in _tensors(result) if not any(t is other for other in given)]
+        made = [t for t in tensors_in(result) if not any(t is other for other in given)]
         written = [t for t, version in zip(given, versions, strict=True) if _version(t) != version]
         if given and given[0].is_inference() and _writes(func):  # it does not count how often it was written to
             written.append(given[0])
@@ -130,7 +130,7 @@ class Lineage(TorchFunctionMode):
 
         def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.spread is None:
-                self.spread = next(((name, t) for t in _tensors((args, kwargs)) if is_spread(t)), None)
+                self.spread = next(((name, t) for t in tensors_in((args, kwargs)) if is_spread(t)), None)
             self._running = Call(name, module, self._running, len(self.calls), self._passed((args, kwargs)))
             self.calls.append(self._running)
 
@@ -138,7 +138,7 @@ class Lineage(TorchFunctionMode):
             call = self._running
             assert call is not None
             inside = tuple(p.state for p in call.entered if p.state is not None)
-            for tensor in _tensors(output):  # made where no function of torch was seen: by a kernel of its own
+            for tensor in tensors_in(output):  # made where no function of torch was seen: by a kernel of its own
                 if inside and tensor not in self._state:
                     self._state[tensor] = self.states.add(tensor, inside)
             call.left = self._passed(output)
@@ -153,35 +153,24 @@ class Lineage(TorchFunctionMode):
 
 def follow(model: nn.Module, batch: Batch) -> tuple[list[Call], States]:
     """The calls of all modules in one pass, in the order in which they begin."""
-    lineage = Lineage()
+    tracing = Tracing()
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            lineage.listen(stack, name, module)
+            tracing.listen(stack, name, module)
 
         def begin(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            lineage.mark((args, kwargs))
+            tracing.mark((args, kwargs))
 
         first = model.register_forward_pre_hook(TemporaryHook(begin), with_kwargs=True, prepend=True)
         stack.callback(first.remove)
-        with lineage:
+        with tracing:
             try:
                 call(model, batch)
             except (RuntimeError, ValueError):
-                if lineage.spread is not None:
-                    refuse_spread(*lineage.spread)
+                if tracing.spread is not None:
+                    refuse_spread(*tracing.spread)
                 raise
-    return lineage.calls, lineage.states
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
+    return tracing.calls, tracing.states
 
 
 def _version(tensor: Tensor) -> int:

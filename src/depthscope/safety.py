@@ -1,4 +1,8 @@
-"""Running somebody's model and leaving no trace, also after an exception, and one measurement at a time."""
+"""A model is left as it was, also after Ctrl-C, and measured by one thread at a time.
+
+An interrupt may come between any two lines, those of an `except` or a `finally` included. So whatever is undone here
+may be undone twice, and is: the second time begins anew what an interrupt broke off.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,17 +22,77 @@ from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 from depthscope import walking
-from depthscope.undoing import TemporaryHook, temporary_hooks, undone, unhook
+
+PATIENCE = 60  # seconds after which somebody who waits for another thread's measurement says so
 
 
-def uncompiled(model: nn.Module) -> tuple[nn.Module, list[str]]:
-    """The model behind `torch.compile`, whose graph would pass by our hooks, and a note that says so."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"expected a model, a torch.nn.Module, got {model!r}")
-    original = getattr(model, "_orig_mod", None)
-    if isinstance(original, nn.Module):
-        return original, ["the model was compiled: its original was run, uncompiled"]
-    return model, []
+class ByThread(threading.local):
+    """What every thread has for itself: a model may be called from several at once.
+
+    Each thread finds its own, made by `__init__` without arguments. A copy of it, or what is unpickled, is as if no
+    thread had looked yet. `torch.compile` traces it.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+
+# --- undoing ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def undone(undo: Callable[[], object], *, only_after_failure: bool = False) -> Iterator[None]:
+    """Calls `undo` on the way out, or only if an exception passes; `undo` may be called more than once."""
+    try:
+        try:
+            yield
+        except BaseException:
+            undo()
+            raise
+        if not only_after_failure:
+            undo()
+    except BaseException:
+        undo()
+        raise
+
+
+class TemporaryHook:
+    """A hook that hangs on a model only while it is measured: `undisturbed` takes down what was left hanging."""
+
+    def __init__(self, act: Callable[..., Any]):
+        self.act = act
+
+    def __call__(self, *given: Any) -> Any:
+        return self.act(*given)
+
+
+def unhook(where: nn.Module | Iterable[nn.Module], unwanted: Callable[[Any], bool]) -> None:
+    """Takes the forward hooks and pre-hooks down for which `unwanted(hook)` is true: all of a model's, or only those on
+    modules that are listed, by whoever knows where they hang."""
+    for module, key, hook in _hooks(walking.modules(where) if isinstance(where, nn.Module) else where):
+        if unwanted(hook):
+            stores: list[Any] = [
+                module._forward_pre_hooks_with_kwargs,
+                module._forward_hooks_with_kwargs,
+                module._forward_hooks_always_called,
+                module._forward_pre_hooks,
+                module._forward_hooks,
+            ]
+            for store in stores:
+                store.pop(key, None)
+
+
+def _hooks(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, int, Any]]:
+    return [
+        (module, key, hook)
+        for module in modules
+        for store in (module._forward_pre_hooks, module._forward_hooks)
+        if store
+        for key, hook in store.items()
+    ]
+
+
+# --- measuring ----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -59,40 +125,34 @@ class _Before:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.thread, self.system_thread = threading.get_ident(), threading.get_native_id()
+        self.thread = threading.get_ident()
         self.modules = walking.modules(model)
         self.training = [module for module in self.modules if module.training]
-        self.compiled = [(module, module._compiled_call_impl) for module in self.modules if _is_compiled(module)]
-        self.hooks = temporary_hooks(self.modules)
+        compiled = ((module, getattr(module, "_compiled_call_impl", None)) for module in self.modules)
+        self.compiled = [(module, implementation) for module, implementation in compiled if implementation is not None]
+        self.hooks = {id(hook) for _, _, hook in _hooks(self.modules) if isinstance(hook, TemporaryHook)}
         self.remembers = False
 
     def wait_for_turn(self) -> None:
-        """One thread measures at a time, in the order in which they came; an interrupt could leave a lock locked.
-
-        A thread that measures may take as long as it computes. If it stands still, waiting in its turn for something
-        (a hook of its model may have begun this very thread, and wait for its end), neither would ever go on.
-        """
+        """One thread measures at a time, in the order in which they came. A list, since an interrupt between two lines
+        could leave a lock locked."""
         _MEASURING.append(self)
-        earlier = _MEASURING[: _MEASURING.index(self)]
-        mine = set(map(id, self.modules))
-        for other in earlier:
+        mine, since = set(map(id, self.modules)), time.monotonic()
+        for other in _MEASURING[: _MEASURING.index(self)]:
             if not mine.isdisjoint(map(id, other.modules)):
                 where = "in this thread" if other.thread == self.thread else "in another thread"
                 raise ValueError(
                     f"this {type(self.model).__name__} is being measured already, {where}: "
                     "measure it afterwards, or measure a copy.deepcopy of it"
                 )
-        used, since = (0, -1), time.monotonic()
         while (first := _MEASURING[0]).thread != self.thread:
             if time.monotonic() - since > PATIENCE:
-                if (now := (first.system_thread, _computed(first.system_thread))) == used:
-                    raise ValueError(
-                        f"a {type(first.model).__name__} is being measured in another thread, which has computed "
-                        f"nothing for {PATIENCE} seconds and keeps this {type(self.model).__name__} from being "
-                        "measured: does a hook of it wait for this thread? Measure from one thread, or one after the "
-                        "other"
-                    )
-                used, since = now, time.monotonic()
+                since = float("inf")
+                warnings.warn(
+                    f"this {type(self.model).__name__} waits to be measured until another thread has measured a "
+                    f"{type(first.model).__name__}: if a hook of that waits for this thread, neither will end",
+                    stacklevel=4,
+                )
             time.sleep(0.005)
 
     def remember_what_is_global(self) -> None:
@@ -130,24 +190,7 @@ class _Before:
         np.random.set_state(self.other_random[1])  # noqa: NPY002
 
 
-PATIENCE = 60  # seconds that one who measures may stand still while another waits for it
 _MEASURING: list[_Before] = []  # those of the first one's thread measure; one more if a hook measures another model
-
-
-def _computed(thread: int) -> int:
-    """Processor time that a thread of this process has used, in the system's ticks; 0 if it has ended.
-
-    Asked of the system: `sys._current_frames` can lock up a process whose other threads allocate. Where the system does
-    not say (outside Linux), time goes on, so that nobody is taken to stand still.
-    """
-    if not os.path.isdir("/proc/self/task"):
-        return time.monotonic_ns()
-    try:
-        with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])  # in user and in system mode
 
 
 def _end_what_other_threads_measured() -> None:
@@ -160,11 +203,17 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_end_what_other_threads_measured)
 
 
+def uncompiled(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The model inside of `torch.compile`, whose graph would pass by our hooks, and a note that says so."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a model, a torch.nn.Module, got {model!r}")
+    original = getattr(model, "_orig_mod", None)
+    if isinstance(original, nn.Module):
+        return original, ["the model was compiled: its original was run, uncompiled"]
+    return model, []
+
+
 def full_precision(tokens: Tensor) -> AbstractContextManager[object]:
     """Without autocast, where the tokens are."""
     kind = tokens.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from depthscope.anatomy import anatomy_of
-from depthscope.hooks import Listen, Machine, Surgery, open_surgery, undisturbed
-from depthscope.hooks.left_out import choose_parts, in_words, removed_skips
+from depthscope.hooks import Ablation, Listen, Machine, open_ablation, undisturbed
+from depthscope.hooks.ablation import choose_parts, in_words, removed_skips
 from depthscope.models import BlockConfig, Encoder, pre_norm
 from depthscope.probing import ablate
 from samples import seeded
@@ -208,7 +208,7 @@ def test_every_family_has_the_sums_without_their_parts(name: str):
     for parts in (("skips",), ("ffn",), ("skips", "norms"), ("skips", "ffn")):
         if not allowed(name, parts):
             with pytest.raises(ValueError, match="no FFN"):
-                Surgery(model, anatomy, parts)
+                Ablation(model, anatomy, parts)
             continue
         heard: dict[str, Tensor] = {}
 
@@ -230,7 +230,7 @@ def test_every_family_has_the_sums_without_their_parts(name: str):
 
         stations = {station for block in anatomy.blocks for station in block.spots}
         listener = Machine(model, anatomy, Listen(stations, hear), on_block_end=judge)
-        with undisturbed(model), Surgery(model, anatomy, parts), listener:
+        with undisturbed(model), Ablation(model, anatomy, parts), listener:
             run(model, as_double(inputs))
     shows = not ANATOMIES[name].hides >= {"attention_branch", "ffn_branch"}
     assert checked > 0 or not shows
@@ -252,14 +252,14 @@ def test_it_changes_the_model_and_leaves_no_trace(name: str):
     state = state_of(model)
     with ablate(model, *parts):
         changed = run(model, inputs)
-        surgery = open_surgery(model)
+        surgery = open_ablation(model)
         assert surgery is not None
         assert surgery.parts == parts
     assert state_of(model) == state
     assert not torch.equal(changed, before)
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
     assert torch.equal(run(model, inputs), before)
-    assert open_surgery(model) is None
+    assert open_ablation(model) is None
 
 
 class Broken(RuntimeError):
@@ -311,7 +311,7 @@ def test_a_branch_far_below_the_trunk_is_exact():
 
 def test_a_branch_that_is_weighted_is_taken_as_a_difference():
     model = Encoder(2, BlockConfig(16, 4, alpha=0.5), generator=seeded(1)).double()
-    surgery = Surgery(model, anatomy_of(model), ("attention_skip",))
+    surgery = Ablation(model, anatomy_of(model), ("attention_skip",))
     heard: dict[str, Tensor] = {}
     with (
         surgery,
@@ -403,7 +403,7 @@ def test_a_station_that_is_not_shown_is_named():
         for block in anatomy.blocks
     )
     with pytest.raises(ValueError, match=r"'encoder.layer.0' does not show its after_ffn"):
-        Surgery(model, replace(anatomy, blocks=hidden), ("ffn_skip",))
+        Ablation(model, replace(anatomy, blocks=hidden), ("ffn_skip",))
 
 
 def test_twice_is_refused():

@@ -1,0 +1,227 @@
+"""Trainings on which the gate of `watch` is tried: some learn, some learn slowly, some collapse.
+
+    python scripts/gate_trainings.py FOLDER [NAME …]    # some half hour of one core; goes on where it was
+
+Each becomes FOLDER/NAME.json: the loss of every step, and every tenth step t_sim after each block, and the gradient of
+queries and keys. `scripts/gate_rules.py FOLDER` tries rules on them. What a training is (healthy or collapsed) is not
+decided by hand: `judge` in that file compares its loss with what a model without depth reaches.
+"""
+
+from __future__ import annotations
+
+import json
+import pydoc_data.topics
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import depthscope
+from depthscope.watching import load_records
+
+EVERY = 10
+TEXT = "\n".join(text for _, text in sorted(pydoc_data.topics.topics.items()))
+
+
+def words() -> Tensor:
+    """The manual as numbers of its 2000 most frequent words."""
+    found = re.findall(r"\w+|[^\w\s]", TEXT)
+    known = {word: number for number, (word, _) in enumerate(Counter(found).most_common(1999), 1)}
+    return torch.tensor([known.get(word, 0) for word in found])
+
+
+def letters() -> Tensor:
+    known = {letter: number for number, (letter, _) in enumerate(Counter(TEXT).most_common(95), 1)}
+    return torch.tensor([known.get(letter, 0) for letter in TEXT])
+
+
+@dataclass(frozen=True)
+class Language:
+    """The next token of a stream; `offset` shifts the positions, as in a stream that is cut anywhere."""
+
+    stream: Callable[[], Tensor]
+    vocabulary: int
+    length: int = 48
+    size: int = 16
+
+    def batches(self) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:
+        stream = self.stream()
+
+        def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+            at = torch.randint(len(stream) - self.length - 1, (self.size,), generator=generator)
+            both = torch.stack([stream[i : i + self.length + 1] for i in at.tolist()])
+            return both[:, :-1], both[:, 1:]
+
+        return batch
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Sixteen patches of 2 × 2 pixels."""
+
+    size: int = 32
+
+    def batches(self) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:
+        images, labels = load_digits(return_X_y=True)
+        x = torch.tensor(images, dtype=torch.float32).view(-1, 4, 2, 4, 2).transpose(2, 3).reshape(-1, 16, 4) / 8 - 1
+        y = torch.tensor(labels)
+
+        def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+            at = torch.randint(len(x), (self.size,), generator=generator)
+            return x[at], y[at]
+
+        return batch
+
+
+class Classifier(nn.Module):
+    """Our blocks on patches; pooled, or read at a class token."""
+
+    def __init__(self, blocks: int, width: int, placement: str, class_token: bool):
+        super().__init__()
+        self.enter = nn.Linear(4, width)
+        self.place = nn.Parameter(0.5 * torch.randn(16 + class_token, width))
+        self.token = nn.Parameter(torch.randn(1, 1, width)) if class_token else None
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 2 * width, 0.0, "gelu", batch_first=True, norm_first=placement == "pre"
+        )
+        self.blocks = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
+        for parameter in self.blocks.parameters():
+            if parameter.ndim > 1:
+                nn.init.xavier_uniform_(parameter)
+        self.norm, self.leave = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        if self.token is not None:
+            x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
+        x = self.norm(self.blocks(x + self.place))
+        return self.leave(x[:, 0] if self.token is not None else x.mean(dim=1))
+
+
+class Reader(nn.Module):
+    """A post-norm causal language model of PyTorch's layers."""
+
+    def __init__(self, vocabulary: int, blocks: int, width: int, placement: str = "post"):
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocabulary, width), nn.Parameter(0.02 * torch.randn(512, width))
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 2 * width, 0.0, "gelu", batch_first=True, norm_first=placement == "pre"
+        )
+        self.blocks = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
+        for parameter in self.blocks.parameters():
+            if parameter.ndim > 1:
+                nn.init.xavier_uniform_(parameter)
+        self.norm, self.leave = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        x = self.blocks(self.words(ids) + self.places[: ids.shape[1]], mask=mask, is_causal=True)
+        return self.leave(self.norm(x))
+
+
+def llama(blocks: int, width: int, vocabulary: int) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": 4, "num_key_value_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, num_hidden_layers=blocks, **sizes))
+
+
+def gpt2(blocks: int, width: int, vocabulary: int) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    dropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, n_layer=blocks, n_embd=width, n_head=4, **dropped))
+
+
+@dataclass(frozen=True)
+class Training:
+    task: Language | Digits
+    model: Callable[[], nn.Module]
+    rate: float
+    steps: int = 600
+    warm_up: int = 0
+
+
+WORDS, LETTERS, DIGITS = Language(words, 2000), Language(letters, 96), Digits()
+TRAININGS = {
+    # Which of them learn is found out, not said here. Names: kind, blocks, what is particular.
+    "llama-6-fast": Training(WORDS, lambda: llama(6, 64, 2000), 3e-3),
+    "llama-6": Training(WORDS, lambda: llama(6, 64, 2000), 1e-3),
+    "llama-12-letters": Training(LETTERS, lambda: llama(12, 64, 96), 1e-3),
+    "gpt2-2-letters": Training(LETTERS, lambda: gpt2(2, 64, 96), 1e-3),
+    "gpt2-6-slow": Training(WORDS, lambda: gpt2(6, 64, 2000), 1e-4),
+    "gpt2-24-letters": Training(LETTERS, lambda: gpt2(24, 32, 96), 1e-3),
+    "pre-48-letters": Training(LETTERS, lambda: Reader(96, 48, 32, "pre"), 1e-3, steps=400),
+    "pre-6-pooled": Training(DIGITS, lambda: Classifier(6, 64, "pre", False), 1e-3),
+    "pre-6-class-token": Training(DIGITS, lambda: Classifier(6, 64, "pre", True), 1e-3),
+    "pre-24-class-token": Training(DIGITS, lambda: Classifier(24, 32, "pre", True), 1e-3),
+    "post-6-pooled": Training(DIGITS, lambda: Classifier(6, 64, "post", False), 1e-3),
+    "post-6-letters": Training(LETTERS, lambda: Reader(96, 6, 64), 1e-3, warm_up=100),
+    "post-12-warm": Training(DIGITS, lambda: Classifier(12, 64, "post", True), 3e-4, warm_up=150),
+    "post-12-letters-warm": Training(LETTERS, lambda: Reader(96, 12, 64), 5e-4, warm_up=200),
+    "post-12-letters-hot": Training(LETTERS, lambda: Reader(96, 12, 64), 5e-3),
+    "post-12-letters-short-warm-up": Training(LETTERS, lambda: Reader(96, 12, 64), 3e-3, warm_up=20),
+    "post-18-slow": Training(DIGITS, lambda: Classifier(18, 32, "post", False), 1e-4),
+    "post-24-pooled": Training(DIGITS, lambda: Classifier(24, 32, "post", False), 5e-4),
+    "post-24-hot": Training(DIGITS, lambda: Classifier(24, 32, "post", False), 3e-3),
+    "post-48-pooled": Training(DIGITS, lambda: Classifier(48, 32, "post", False), 1e-3, steps=400),
+    "post-48-class-token": Training(DIGITS, lambda: Classifier(48, 32, "post", True), 1e-3, steps=400),
+    "post-24-letters": Training(LETTERS, lambda: Reader(96, 24, 32), 1e-3, steps=400),
+    "pre-6-far-too-fast": Training(DIGITS, lambda: Classifier(6, 64, "pre", False), 1e-1),
+    "llama-6-far-too-fast": Training(WORDS, lambda: llama(6, 64, 2000), 1e-1),
+}
+
+
+def train(training: Training, seed: int = 0) -> dict[str, Any]:
+    """Losses by step, and by looked step t_sim after each block and the gradient of queries and keys."""
+    torch.manual_seed(seed)
+    model, batch = training.model().train(), training.task.batches()
+    optimiser = torch.optim.AdamW(model.parameters(), training.rate, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(seed)
+    losses: list[float] = []
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "depth.jsonl"
+        with depthscope.watch(model, EVERY, measures=["token_similarity"], gradients=True, path=path) as watch:
+            for step in range(training.steps):
+                for group in optimiser.param_groups:
+                    group["lr"] = training.rate * min(1.0, (step + 1) / max(1, training.warm_up))
+                inputs, targets = batch(generator)
+                watch.step(step)
+                found = model(inputs)
+                logits = found if isinstance(found, Tensor) else found.logits
+                loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+                optimiser.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimiser.step()
+                losses.append(loss.item())
+        rows = load_records(path)
+    looks = {}
+    for measure in ("token_similarity", "queries_keys_gradient"):
+        table = rows[rows["measure"] == measure].pivot(index="step", columns="block", values="value")
+        looks[measure] = {int(step): [float(value) for value in table.loc[step]] for step in table.index}
+    return {"losses": losses, **looks}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, names = Path(sys.argv[1]), sys.argv[2:] or list(TRAININGS)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if not (folder / f"{name}.json").exists():
+            found = train(TRAININGS[name])
+            (folder / f"{name}.json").write_text(json.dumps(found))
+            print(f"{name}: loss {found['losses'][0]:.3f} to {sum(found['losses'][-20:]) / 20:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
