@@ -12,6 +12,7 @@ from torch import nn
 
 import depthscope
 import pretended_device
+from depthscope import remedies
 from pretended_device import OTHER, pretended, to_other
 from samples import seeded
 
@@ -87,3 +88,96 @@ def test_a_device_is_asked_once_for_a_pass_however_deep(
         passes = 2 if "gradients" in options else 1  # a pass of its own
         assert pretended_device.ours() == passes, transfers
     same(plain.probe(**options), found)
+
+
+@models
+@pytest.mark.parametrize("blocks", [2, 6])
+@pytest.mark.parametrize("measures", ["verdict", "spectral", "all"])
+def test_what_needs_an_answer_on_the_way_is_known(
+    make: Callable[[int], nn.Module], inputs: Any, blocks: int, measures: str
+):
+    """Two measures choose between a cheap way and a costly one: each answer is far cheaper than the costly way."""
+    plain, other = on_both(make, inputs, blocks)
+    with pretended() as transfers:
+        found = other.probe(measures=measures)
+    counts = {line.split(":")[0]: number for line, number in transfers.items() if not line.startswith("not ours")}
+    energy, eigenvalues = "measures/energy.py", "measures/attention.py"  # at each output; in each block
+    assert counts.pop(energy, 0) <= blocks + 2
+    assert counts.pop(eigenvalues, 0) <= blocks
+    assert counts.pop("probing/measurement.py", 0) <= blocks  # whether a block reads sinks
+    assert counts == {"transfers.py": 1}
+    same(plain.probe(measures=measures), found)
+
+
+@models
+def test_the_use_of_depth_is_the_same(make: Callable[[int], nn.Module], inputs: Any):
+    asked = {}
+    for blocks in (3, 6):
+        plain, other = on_both(make, inputs, blocks)
+        with pretended():
+            found = other.depth()
+            asked[blocks] = pretended_device.ours()
+        same(plain.depth(), found)
+    assert asked[6] - asked[3] <= 3 * 2  # a pass without each block: the mask's tokens, and the loss's
+
+
+@models
+@pytest.mark.parametrize("verb", ["fix", "recommend", "capture"])
+def test_other_verbs_mix_no_devices(make: Callable[[int], nn.Module], inputs: Any, verb: str):
+    _, other = on_both(make, inputs, 3)
+    with pretended():
+        getattr(other, verb)(*(["output"] if verb == "capture" else []))
+
+
+def test_spectra_are_the_same():
+    plain, other = on_both(gpt, IDS, 3)
+    with pretended():
+        found = other.spectra()
+        assert pretended_device.ours() <= 5 * 3
+    same(plain.spectra(), found)
+
+
+REMEDIES = [
+    depthscope.DeEscalate(),
+    remedies.ContraNorm(),
+    remedies.PairNorm(),
+    remedies.FeatScale(),
+    remedies.MVSplit(),
+    remedies.AttnScale(),
+    remedies.CentredAttention(),
+    remedies.NeuTRENO(),
+    remedies.ValueResidual(),
+]
+
+
+@pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: type(remedy).__name__)
+def test_a_remedy_asks_nothing_in_a_step_of_training(remedy: Any):
+    model = gpt(3)
+    other = to_other(copy.deepcopy(model))
+    plain = depthscope.apply(model, remedy)
+    assert plain is not None
+    with pretended() as transfers:
+        depthscope.apply(other, copy.deepcopy(remedy))
+        given = to_other(IDS)
+        transfers.clear()
+        logits = other(**given).logits
+        logits.square().mean().backward()
+        assert pretended_device.ours() == 0, transfers
+        torch.testing.assert_close(logits.detach().cpu(), model(**IDS).logits.detach(), rtol=1e-4, atol=1e-6)
+
+
+@models
+def test_a_watched_step_asks_once_and_others_never(make: Callable[[int], nn.Module], inputs: Any):
+    model, given = to_other(make(3)), to_other(inputs)
+    with pretended() as transfers, depthscope.watch(model, every=2):
+        optimiser = torch.optim.SGD(model.parameters(), 0.01)
+        asked = []
+        for _ in range(4):
+            transfers.clear()
+            model.train()
+            returned = model(**given) if isinstance(given, dict) else model(given)
+            getattr(returned, "logits", returned).square().mean().backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            asked.append(pretended_device.ours())
+    assert asked == [1, 0, 1, 0]

@@ -34,9 +34,6 @@ class _Module(backend_registration._DummyBackendModule):
 
 backend_registration._setup_privateuseone_for_python_backend("other", backend_module=_Module())
 OTHER = torch.device("other:0")
-torch.library.impl("aten::empty_strided", "PrivateUse1")(
-    lambda size, stride, dtype=None, **_: OnOther(torch.empty_strided(size, stride, dtype=dtype))
-)
 transfers: Counter[str] = Counter()  # by the line that asked
 
 
@@ -110,6 +107,17 @@ def count(name: str) -> None:
             break
         frame = frame.f_back
     transfers[f"not ours: {name}"] += 1
+
+
+@torch.library.impl("aten::empty_strided", "PrivateUse1")  # which PyTorch's own kernels call
+def empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> OnOther:
+    return OnOther(torch.empty_strided(size, stride, dtype=dtype))
+
+
+@torch.library.impl("aten::_copy_from", "PrivateUse1")
+def copy_from(source: Tensor, to: Tensor, _non_blocking: bool = False) -> Tensor:
+    run(torch.ops.aten.copy_.default, (to, source), {})
+    return to
 
 
 class Factories(TorchDispatchMode):

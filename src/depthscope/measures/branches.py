@@ -52,7 +52,7 @@ def against_trunk(branch: Tensor, trunk: Tensor) -> AgainstTrunk:
 
 def median(values: Tensor, real: Tensor | None = None) -> Tensor:
     """The median of all real values that are numbers, float64, (); nan if there is none."""
-    chosen = values if real is None else values[real.to(values.device)]
+    chosen = values if real is None else torch.where(real.to(values.device), values, torch.nan)
     return torch.nanquantile(chosen.flatten().double(), 0.5) if chosen.numel() else chosen.new_full((), torch.nan)
 
 

@@ -32,7 +32,14 @@ from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
 from depthscope.probing.final_norm import FinalNorm
-from depthscope.probing.finite import all_finite, as_records, norms_of_weights, note, weights_not_finite
+from depthscope.probing.finite import (
+    all_finite,
+    as_records,
+    norms_of_weights,
+    note,
+    weights_not_finite,
+    weights_of_attention,
+)
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.losses import LossOfGradients
 from depthscope.probing.measurement import Excluded, Measurement
@@ -203,7 +210,7 @@ class _Passes:
     def _ask_weights(self) -> list[Tensor]:
         """What is asked of the weights goes with the numbers of the first pass."""
         self._norms = NormSizes(self.anatomy)
-        return [*self._norms.asked, *norms_of_weights(_hidden(self.model, self.anatomy))]
+        return [*self._norms.asked, *norms_of_weights(weights_of_attention(self.model, self.anatomy))]
 
     def _read_weights(self, answers: list[Tensor]) -> None:
         known = len(self._norms.asked)
@@ -355,7 +362,13 @@ def _describe(
     placements = {part.placement for part in passes.parts.values()}
     named = walking.named_parameters(model)
     weights = [parameter for _, parameter in named]
-    doubtful = named if passes.measurement.not_finite else [] if passes.attention_is_finite else _hidden(model, anatomy)
+    doubtful = (
+        named
+        if passes.measurement.not_finite
+        else []
+        if passes.attention_is_finite
+        else weights_of_attention(model, anatomy)
+    )
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
@@ -389,13 +402,6 @@ def _describe(
         "versions": {name: v for name in ("depthscope", "torch", "transformers") if (v := _version(name))}
         | {"python": platform.python_version()},
     }
-
-
-def _hidden(model: nn.Module, anatomy: Anatomy) -> list[tuple[str, nn.Parameter]]:
-    """The weights of attention: some kernels turn its NaN into zeros, and no output shows it. Of others it does."""
-    known = [block.attention or block.module for block in anatomy.blocks]
-    inside = {id(weights) for module in known for weights in walking.parameters(module)}
-    return [(name, weights) for name, weights in walking.named_parameters(model) if id(weights) in inside]
 
 
 @cache

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
+from depthscope import walking
+from depthscope.anatomy import Anatomy
 from depthscope.naming import counted, sequences_of
 from depthscope.transfers import fetched
 
@@ -88,3 +90,10 @@ def _local(weights: Tensor) -> Tensor:
 
 def _can_be_asked(weights: Tensor) -> bool:
     return not weights.is_meta and weights.is_floating_point() and weights.dtype.itemsize > 1
+
+
+def weights_of_attention(model: nn.Module, anatomy: Anatomy) -> list[tuple[str, nn.Parameter]]:
+    """The weights of attention: some kernels turn its NaN into zeros, and no output shows it. Of others it does."""
+    known = [block.attention or block.module for block in anatomy.blocks]
+    inside = {id(weights) for module in known for weights in walking.parameters(module)}
+    return [(name, weights) for name, weights in walking.named_parameters(model) if id(weights) in inside]

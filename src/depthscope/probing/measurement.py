@@ -16,15 +16,7 @@ from torch import Tensor
 from depthscope import stations as at
 from depthscope.hooks import Head, Visit
 from depthscope.inputs import Batch
-from depthscope.measures import (
-    MEASURES,
-    OF_OUTLIERS,
-    Bounded,
-    HeadInput,
-    Measure,
-    Scratch,
-    TokenMatrix,
-)
+from depthscope.measures import MEASURES, OF_OUTLIERS, Bounded, HeadInput, Measure, Scratch, TokenMatrix
 from depthscope.measures.catalogue import half_turns
 from depthscope.measures.tokens import are_outliers
 from depthscope.probing.finish import Looks, PlacesOfLooks, Seen, readings_of, without_positions
