@@ -16,7 +16,7 @@ import depthscope
 from depthscope.models import BlockConfig, VisionTransformer
 
 
-def train(learning_rate: float, steps: int = 40) -> tuple[float, depthscope.probing.Watch]:
+def train(learning_rate: float, steps: int = 40) -> tuple[float, depthscope.watching.Watch]:
     generator = torch.Generator().manual_seed(0)
     shape = {"image_size": 8, "patch_size": 2, "channels": 1, "classes": 4}
     model = VisionTransformer(12, BlockConfig(32, 4), **shape, generator=generator)

@@ -17,7 +17,7 @@ FLOORS = (
         "extras",
         "half_precision",
         "locks",
-        "machine",
+        "memory",
         "naming",
         "progress",
         "walking",

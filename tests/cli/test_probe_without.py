@@ -11,7 +11,7 @@ def test_what_was_left_out_stands_in_the_headline_and_the_verdict(program, short
     out = program("probe", "bert", *SMALL, "--without", "skips,ffn").out
     words = " ".join(out.split())
     assert "without skips, ffn" in words
-    assert "Without its skips and FFNs, which is not the model as it is" in words
+    assert "without its skips and FFNs, which is not the model as it is" in words
     assert "depthscope.apply" not in words
 
 

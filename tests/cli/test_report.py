@@ -38,7 +38,7 @@ def charts_in(page: Path) -> set[str]:
 def test_probe_writes_the_page_and_how_it_was_made(program, tmp_path: Path):
     out = tmp_path / "a b"
     program("probe", *BERT, "--gradients", "--out", str(out))
-    assert {"similarity", "stations", "steps", "gradients"} <= charts_in(out / "report.html")
+    assert {"similarity", "steps", "gradient_roles"} <= charts_in(out / "report.html")
     kept = json.loads((out / "commands.json").read_text())["probe"]
     assert kept["typed"] == f"depthscope probe {' '.join(BERT)} --gradients --out '{out}'"
     assert kept["in Python"].startswith("depthscope.probe(model, inputs, measures='verdict'")

@@ -57,7 +57,7 @@ def test_out_keeps_the_rows_and_a_picture(tmp_path: Path):
     ("arguments", "expected"),
     [
         (("spectra", "bert", "--depth", "1", "--width", "32", "--heads", "4", "--fold-norm"), "has no norm before"),
-        ((*LLAMA, "--part", "decoder"), "unknown part 'decoder'"),
+        ((*LLAMA, "--part", "decoder"), "this model has no parts"),
     ],
 )
 def test_what_it_cannot_read_is_said(arguments: tuple[str, ...], expected: str):

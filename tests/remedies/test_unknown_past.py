@@ -255,7 +255,7 @@ class Model(nn.Module):
         (lambda model: model(zoo.IDS[:, 6:]), ONE),
         (lambda model: model(zoo.IDS[:, 4:], torch.arange(4, 7)), f"input_pos that {LATER}"),
         (lambda model: model(zoo.IDS[:, 4:], start_pos=4), f"start_pos that {LATER}"),
-        (lambda model: model(zoo.IDS[:, 4:], cache=list(zoo.TOKENS)), r"tokens behind it \(cache=\)"),
+        (lambda model: model(zoo.IDS[:, 4:], cache=list(zoo.TOKENS)), r"tokens before it \(cache=\)"),
         (lambda model: model.step(zoo.IDS[:, 6], [zoo.TOKENS[:, 0]] * 2), "while the block itself is not called"),
         (lambda model: [layer(zoo.TOKENS[:, 0]) for layer in model.layers], "with an axis less than before"),
     ],

@@ -78,7 +78,7 @@ def test_an_erasing_block_has_the_cosine_minus_one(tokens: torch.Tensor):
     sizes = tokens.norm(dim=-1).flatten().double()
     scaled = nn.functional.layer_norm(tokens, (WIDTH,)).norm(dim=-1).flatten().double()
     assert row["ffn_ratio"] == pytest.approx((scaled / sizes).quantile(0.5).item(), rel=1e-5)
-    assert "the FFN in block 1" in next(f for f in found.findings if f.rule == "erases").sentence
+    assert "The FFN in block 1" in next(f for f in found.findings if f.rule == "erases").sentence
 
 
 def test_post_norm_compares_with_the_trunk_of_each_addition(tokens: torch.Tensor):

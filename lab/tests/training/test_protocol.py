@@ -227,7 +227,7 @@ def test_who_overlaps_the_best_is_equal_to_it(tmp_path: Path):
         rows, [Choice(config, {1e-4: 2.0, 3e-4: 1.0}, 3e-4), Choice(config, {1.0: 2, 2.0: 1, 3.0: 2}, 2.0)]
     )
     assert said == [
-        "12 blocks: pre (1.100, 1.000 to 1.200) is least, and equal to it, as the intervals overlap: "
+        "12 blocks: pre (1.100, 1.000 to 1.200) is lowest; not distinguishable from it (intervals overlap): "
         "deescalated (1.283, 1.150 to 1.400); worse: post (2.100, 2.000 to 2.200).",
         "24 blocks: pre (0.833, 0.800 to 0.900) is best; worse: post (2.400, 2.300 to 2.500).",
         "post: 24 blocks are worse than 12 (2.400 against 2.100).",

@@ -59,6 +59,8 @@ def load_model(options: WeightOptions) -> LoadedModel:
         loaded = LoadedModel(model)
     else:
         refuse_a_shape(options)
+        if name.startswith("states:"):
+            raise ValueError(f"{name!r} has hidden states and no model: `depthscope probe` alone measures these")
         if name.startswith("hf:"):
             loaded = _from_hugging_face(name.removeprefix("hf:"), options)
         elif ":" in name:
@@ -203,7 +205,7 @@ def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: A
     import torch
 
     from depthscope.cli.sizes import require_depth, size_of
-    from depthscope.machine import require_memory
+    from depthscope.memory import require_memory
     from depthscope.models.families import has_causal_loss
     from depthscope.value_spectra.from_disk import require_own_shards
 

@@ -56,7 +56,7 @@ def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = Non
 def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls: list[Call], batch: Batch) -> Anatomy:
     trunk = _inside_stages(max(chains, key=_rank), chains)
     _refuse_streams(trunk, batch)
-    _refuse_maps(trunk)
+    _refuse_maps(trunk, batch)
     all_ends = _all_ends(trunk)
     anatomy = unknown_anatomy([(p.call.name, p.call.module, all_ends[p.call.name]) for p in trunk], NOTE)
     listed_too = listed is not None and [b.module for b in listed.blocks] == [b.module for b in anatomy.blocks]
@@ -74,8 +74,7 @@ def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls:
 
 def _refuse_streams(passages: Sequence[Passage], batch: Batch) -> None:
     """Refuses (batch, n, streams, d) where ids are (batch, n): hyper-connections, of which a stream is no token."""
-    given = [value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)]
-    ids = {tuple(value.shape) for value in given if value.ndim == 2 and not value.is_floating_point()}
+    ids = _shapes_of_ids(batch)
     for passage in passages:
         shape = tuple(passage.entrance.shape)
         if len(shape) in MAPS and shape[:2] in ids:
@@ -85,10 +84,16 @@ def _refuse_streams(passages: Sequence[Passage], batch: Batch) -> None:
             )
 
 
-def _refuse_maps(passages: Sequence[Passage]) -> None:
+def _shapes_of_ids(batch: Batch) -> set[tuple[int, ...]]:
+    given = [value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)]
+    return {tuple(value.shape) for value in given if value.ndim == 2 and not value.is_floating_point()}
+
+
+def _refuse_maps(passages: Sequence[Passage], batch: Batch) -> None:
     """Refuses maps of features, unless their last axis is the width of a token: norms in the blocks say so, and none
     says that it is the second."""
-    turned = [passage for passage in passages if _is_turned(passage)]
+    ids = _shapes_of_ids(batch)
+    turned = [passage for passage in passages if _is_turned(passage, ids)]
     if turned and len(turned) == len(passages):
         raise ValueError(
             f"expected tokens (batch, n, d) in {turned[0].call.name!r}, got {tuple(turned[0].entrance.shape)}, of "
@@ -105,9 +110,12 @@ def _refuse_maps(passages: Sequence[Passage]) -> None:
         )
 
 
-def _is_turned(passage: Passage) -> bool:
-    """Whether tokens seem to be (batch, d, n): some weights are as wide as the second axis, and none as the third."""
-    shape = passage.entrance.shape
+def _is_turned(passage: Passage, ids: set[tuple[int, ...]]) -> bool:
+    """Whether tokens seem to be (batch, d, n): ids (batch, n) say so; or some weights are as wide as the second axis,
+    and none as the third."""
+    shape = tuple(passage.entrance.shape)
+    if len(shape) == 3 and (shape[0], shape[2]) in ids and shape[:2] not in ids and shape[1::-1] not in ids:
+        return True
     widths = {size for weight in passage.call.module.parameters() for size in weight.shape}
     return len(shape) == 3 and shape[1] in widths and shape[2] not in widths
 
@@ -260,7 +268,7 @@ def _checked(
     passages = [passage for call in mine for passage in links.passages[id(call)]]
     _refuse_streams(passages, batch)
     if all(ends_of(block) == Ends() for block in named.blocks):
-        _refuse_maps(passages)
+        _refuse_maps(passages, batch)
     all_ends: dict[str, Ends] = {}
     for block in named.blocks:
         hints = ends_of(block)

@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy
-from depthscope.hooks.machine import Listen, Machine, Visit
-from depthscope.hooks.tokens import batch_first
+from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.hooks.machine import Change, Listen, Machine, Visit
+from depthscope.hooks.tokens import as_given, batch_first
 from depthscope.inputs.batches import Batch, call_alike, other_numbers, with_one_input_changed
 from depthscope.transfers import fetched
 
@@ -61,9 +61,9 @@ def sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, exactly: bool = T
     noise (dropout that is always on) that hides it, numbers that are not finite. Without `exactly` every change counts:
     what is seen may then be noise, and what is not seen is not there.
 
-    Three passes of a causal model, four or five of others; without `exactly` two where the last token reaches all. Only
-    inputs that have a token axis are changed: ids (batch, n), or floating-point tokens. None if no input changes what
-    enters the blocks (images, say), or nothing stands before.
+    Three passes of a causal model, four or five of others; without `exactly` two where the last token reaches all.
+    Inputs that have a token axis are changed: ids (batch, n), or floating-point tokens. Where no such input changes
+    these tokens alone (images, sound), what enters the blocks is changed itself. None if nothing stands before.
     """
     return Trial(model, anatomy, batch).sight(exactly)
 
@@ -163,7 +163,7 @@ class Trial:
         """Whether a change of some tokens (batch, n) changes any of the others after the last block; doubt counts as
         no.
 
-        None if there is nothing to compare, or if no input changes what enters the blocks at these tokens alone.
+        None if there is nothing to compare, or nothing can be changed at these tokens alone.
         """
         found, answers = self._first_that_entered(tokens, [others])
         if found is None or not answers[0].any():
@@ -188,6 +188,11 @@ class Trial:
                 moved = (before.entrance != after.entrance).any(dim=-1)
                 entered = moved.any() & ~(moved & ~tokens.to(moved.device)).any()
                 yield Changed(entered, _change(before.first, after.first), _change(before.output, after.output))
+        alike_tokens = {x.shape[:2] for x in (before.entrance, before.first, tokens)}  # stages may merge their tokens
+        if len(alike_tokens) == 1 and all(map(_can_be_changed, self.anatomy.blocks)):
+            after = seen(self.model, self.anatomy, self.batch, tokens)
+            if after.output.shape == before.output.shape:
+                yield Changed(tokens.any(), _change(before.first, after.first), _change(before.output, after.output))
 
     def _first_that_entered(self, tokens: Tensor, also: list[Tensor]) -> tuple[Changed | None, list[Tensor]]:
         """What the input that these blocks read has changed, and the numbers that are also asked for, on the host: the
@@ -220,8 +225,13 @@ def _ends(real: Tensor) -> tuple[Tensor, Tensor]:
     return last, torch.where(real, position, position.numel()).amin(dim=-1, keepdim=True)
 
 
-def seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:
-    """One pass of the model."""
+def _can_be_changed(block: BlockAnatomy) -> bool:
+    """Whether what enters a block is the trunk itself: not where whoever calls it adds what it returns."""
+    return "input" in block.spots and block.spots["output"].added_to is None
+
+
+def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | None = None) -> Seen:
+    """One pass of the model; tokens that are `changed` (batch, n) are others from the entrance of the blocks on."""
     entrances: list[Tensor] = []
     firsts: list[Tensor] = []
     outputs: list[tuple[Tensor, Tensor | None]] = []
@@ -235,7 +245,15 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Seen:
         outputs[:] = [(tokens.clone(), visit.real)]
         said.append(machine.running.now.bidirectional)
 
-    with Machine(model, anatomy, Listen({"output"}, keep)) as machine:
+    def change(visit: Visit, given: Tensor) -> Tensor | None:
+        tokens = batch_first(given, anatomy.token_axis, visit.shape, anatomy.maps)
+        if visit.number > 1 or changed is None or tokens is None or tokens.shape[:2] != changed.shape:
+            return None
+        other = torch.where(changed.to(tokens.device).unsqueeze(-1), other_numbers(tokens), tokens)
+        return as_given(other, anatomy.token_axis, given)
+
+    acts = [Listen({"output"}, keep), *([] if changed is None else [Change("input", change)])]
+    with Machine(model, anatomy, *acts) as machine:
         call_alike(model, batch)
     if not outputs:
         raise ValueError(f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks=")

@@ -88,7 +88,7 @@ def why_none(listed: Anatomy, calls: list[Call]) -> str:
     """One line that says why what looks like blocks is none."""
     return why_not(listed.blocks, calls) or (
         f"what {listed.blocks[0].name!r} returns does not enter {listed.blocks[1].name!r}, or not without what is "
-        f"older than it: these are no blocks that follow each other; {HOW}"
+        f"older than it: these blocks are not sequential; {HOW}"
     )
 
 

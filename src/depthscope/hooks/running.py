@@ -144,6 +144,11 @@ class Pass:
         before, after = tokens_at(given, entrance), tokens_at(returned, leaves)
         if before is None or after is None or before.shape != after.shape:
             shapes = [None if tokens is None else tuple(tokens.shape) for tokens in (before, after)]
+            if self.call.state:
+                raise ValueError(
+                    f"{block!r} is given {shapes[0] or 'no tokens'} after earlier ones ({self.call.state}=) and "
+                    f"returns {shapes[1] or 'none'}: call the model, or generate, with use_cache=False"
+                )
             raise ValueError(
                 f"{block!r} is given {shapes[0] or 'no tokens'} and returns {shapes[1] or 'none'}: a block returns "
                 "tokens of the shape that it was given; name the blocks with blocks='path.to.layers.*'"
@@ -178,7 +183,7 @@ class Pass:
             named = ", ".join(sorted(unused))
             warnings.warn(
                 f"{named}: not understood as a mask of real tokens, so padding counts in the mean; "
-                "call the argument attention_mask, 1 for real tokens",
+                "call the argument attention_mask, 1 for real tokens, or say mask= with its name",
                 stacklevel=2,
             )
 

@@ -88,7 +88,7 @@ class UnseenBlocks(ByThread):
         entered = None if before.is_inference() else (weakref.ref(before), before._version)
         if self.entered is not None and self.entered[0]() is before and self.entered == entered:
             raise ValueError(
-                f"{block!r} is given the same tokens as the block before it, and not what that one returned: these are "
-                "no blocks that follow each other; depthscope.remove(model), and name the blocks with blocks="
+                f"{block!r} is given the same tokens as the block before it, and not what that one returned: these "
+                "blocks are not sequential; depthscope.remove(model), and name the blocks with blocks="
             )
         self.entered = entered if after is not before else None

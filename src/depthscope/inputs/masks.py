@@ -73,6 +73,8 @@ class MaskFinder:
         self._blocks = {path for path, module in modules.items() if id(module) in blocks}
         self._strangers = {path for path, module in modules.items() if not _has_contract(module)}
         self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
+        beside = [m for around in self.around for m in around.children() if not _is_list(m) and m not in self.around]
+        self._taken_elsewhere = {name for module in beside for name in _parameters(module).names}
         self._seen = MasksSeen()
 
     # --- before a pass --------------------------------------------------------------------------------
@@ -157,7 +159,8 @@ class MaskFinder:
     def _masks_of(self, block: str) -> list[Candidate]:
         """What may be the mask of a block's tokens, from the block outwards."""
         found: list[Candidate] = []
-        settled: set[str] = set()  # names of which a module around the block was told that there is none
+        settled: set[str] = set()  # names of which a module around the block was told that there is none: it is not
+        # handed on (RWKV), which is said, since the user may have meant these tokens
         for path, names in self._levels[block]:
             given = self._seen.masks.get(path, {})
             nothing_else = all(value is None or is_cross(name) for name, value in given.items())
@@ -167,6 +170,8 @@ class MaskFinder:
                         settled.add(name)
                 elif name not in settled and self._may_be_real(Candidate(path, name, value), names):
                     found.append(Candidate(path, name, value))
+                elif name in settled and not path and value.ndim == 2 and name not in self._taken_elsewhere:
+                    self.unused.add(name)
         return found
 
     def _may_be_real(self, mask: Candidate, names: Names) -> bool:
@@ -237,8 +242,8 @@ def _is_readable(mask: Candidate) -> bool:
     path, name, value = mask
     if not path and not value.any() and not is_padding(name):
         raise ValueError(
-            f"{name} is 0 everywhere: no token is real, or all are if it is added to scores; "
-            "pass 1 for real tokens, or say mask="
+            f"{name} is 0 everywhere, which is ambiguous: a mask of padding, or one that is added to scores? "
+            "Pass 1 for real tokens, or say mask="
         )
     large = value.abs() >= LARGE
     return bool(((value == 0) | (value == 1)).all() | ((value == 0) | large).all())

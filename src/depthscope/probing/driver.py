@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.trained import NormSizes, TrainingState
 from depthscope.discovery import Hints, hidden_tokens_reach_others
 from depthscope.hooks import (
     Ablation,
@@ -32,14 +31,7 @@ from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
 from depthscope.probing.final_norm import FinalNorm
-from depthscope.probing.finite import (
-    all_finite,
-    as_records,
-    norms_of_weights,
-    note,
-    weights_not_finite,
-    weights_of_attention,
-)
+from depthscope.probing.finite import AskedOfWeights, as_records, note
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.losses import LossOfGradients
 from depthscope.probing.measurement import Excluded, Measurement
@@ -165,8 +157,7 @@ class _Passes:
         self._running = ""  # the part that runs
         self.device = torch.device("cpu")
         self.dtype = ""
-        self.weights: TrainingState | None = None  # what their norms look like
-        self.attention_is_finite = True  # its weights
+        self.weights = AskedOfWeights(model, anatomy)
         self.split_heads: dict[Place, Any] = {}  # where tensor parallelism splits them, and among which processes
         self.own_heads = False  # where a block is split, and it is not known whether its heads are
         sites: list[Any] = [Listen(measurement.stations_to_hear(), self._see_tokens)]
@@ -187,14 +178,14 @@ class _Passes:
         with self.machine, self.final_norm:
             call(self.model, batch)
         ids = self.ids.asked(batch)
-        self.measurement.also = ids + self._ask_weights() if self.samples == 0 else ids
+        self.measurement.also = ids + (self.weights.asked() if self.samples == 0 else [])
         while self.measurement.end(can_look_again=True):
             with self.machine, self.final_norm:
                 call(self.model, batch)
         answers = self.measurement.answers
         self.ids.see(tokenizer, answers[: len(ids)])
-        if self.weights is None:
-            self._read_weights(answers[len(ids) :])
+        if self.samples == 0:
+            self.weights.read(answers[len(ids) :])
         self.scope.has_outliers |= self.measurement.outliers
         if self.causality.causal and (missing := without_first_token(tokenizer, batch)) is not None:
             self.first_token = str(getattr(tokenizer, "bos_token", ""))
@@ -206,15 +197,6 @@ class _Passes:
         if self.samples == 0 and self.is_masked and self.anatomy.family == "unknown":
             self.leaks_through_mask = hidden_tokens_reach_others(self.model, self.anatomy, batch)
         self.samples += self.batch_size
-
-    def _ask_weights(self) -> list[Tensor]:
-        """What is asked of the weights goes with the numbers of the first pass."""
-        self._norms = NormSizes(self.anatomy)
-        return [*self._norms.asked, *norms_of_weights(weights_of_attention(self.model, self.anatomy))]
-
-    def _read_weights(self, answers: list[Tensor]) -> None:
-        known = len(self._norms.asked)
-        self.weights, self.attention_is_finite = self._norms.look(answers[:known]), all_finite(answers[known:])
 
     def notes(self, wanted: frozenset[str]) -> list[str]:
         """What was asked for and not seen."""
@@ -360,15 +342,7 @@ def _describe(
     parts = passes.parts if len(passes.parts) > 1 or len(anatomy.parts) > 1 else {}
     first = next(iter(passes.parts.values()))
     placements = {part.placement for part in passes.parts.values()}
-    named = walking.named_parameters(model)
-    weights = [parameter for _, parameter in named]
-    doubtful = (
-        named
-        if passes.measurement.not_finite
-        else []
-        if passes.attention_is_finite
-        else weights_of_attention(model, anatomy)
-    )
+    weights = walking.parameters(model)
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
@@ -388,8 +362,8 @@ def _describe(
         "causal_by": passes.causality.by,
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
-        "weights": passes.weights,
-        "weights_not_finite": weights_not_finite(doubtful),
+        "weights": passes.weights.state,
+        "weights_not_finite": passes.weights.not_finite(outputs=bool(passes.measurement.not_finite)),
         "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.measurement.formats),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
+from depthscope.anatomy.trained import NormSizes, TrainingState
 from depthscope.naming import counted, sequences_of
 from depthscope.transfers import fetched
 
@@ -43,7 +44,7 @@ def note(since: Mapping[int, Place], samples: int) -> list[str]:
 def _place(block: int, station: str) -> str:
     if block == 0 or station == "input":
         return f"what enters block {max(block, 1)}"
-    return f"the norm behind block {block}" if station == at.FINAL else f"the {station} of block {block}"
+    return f"the norm after block {block}" if station == at.FINAL else f"the {station} of block {block}"
 
 
 def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
@@ -92,8 +93,35 @@ def _can_be_asked(weights: Tensor) -> bool:
     return not weights.is_meta and weights.is_floating_point() and weights.dtype.itemsize > 1
 
 
-def weights_of_attention(model: nn.Module, anatomy: Anatomy) -> list[tuple[str, nn.Parameter]]:
-    """The weights of attention: some kernels turn its NaN into zeros, and no output shows it. Of others it does."""
-    known = [block.attention or block.module for block in anatomy.blocks]
-    inside = {id(weights) for module in known for weights in walking.parameters(module)}
-    return [(name, weights) for name, weights in walking.named_parameters(model) if id(weights) in inside]
+class AskedOfWeights:
+    """What is asked of a model's weights with the numbers of its first pass, so that it takes no transfer of its own:
+    what the norms of the blocks look like, and whether the weights of attention are finite. Some kernels turn its NaN
+    into zeros, and no output shows it; other weights are asked where an output is not finite.
+    """
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy):
+        self._model, self._anatomy = model, anatomy
+        self.state: TrainingState | None = None
+        self._attention_is_finite = True
+
+    def asked(self) -> list[Tensor]:
+        """Numbers where the weights are."""
+        self._sizes = NormSizes(self._anatomy)
+        return [*self._sizes.asked, *norms_of_weights(self._of_attention())]
+
+    def read(self, answers: list[Tensor]) -> None:
+        """The same, on the host."""
+        known = len(self._sizes.asked)
+        self.state = self._sizes.look(answers[:known])
+        self._attention_is_finite = all_finite(answers[known:])
+
+    def not_finite(self, *, outputs: bool) -> list[str]:
+        """Names of weights; `outputs` says that some are not finite."""
+        if outputs:
+            return weights_not_finite(walking.named_parameters(self._model))
+        return [] if self._attention_is_finite else weights_not_finite(self._of_attention())
+
+    def _of_attention(self) -> list[tuple[str, nn.Parameter]]:
+        known = [block.attention or block.module for block in self._anatomy.blocks]
+        inside = {id(weights) for module in known for weights in walking.parameters(module)}
+        return [(name, weights) for name, weights in walking.named_parameters(self._model) if id(weights) in inside]

@@ -154,7 +154,6 @@ class Measurement:
         self._report_waiting(waiting, answers)
         doubtful = not self.wide and any(bool(looks.fields["doubt"].any()) for looks in kinds)
         unexpected = any(bool(looks.fields["unexpected"].any()) for looks in kinds)
-        self.always_wide |= doubtful and not can_look_again
         self.outliers |= unexpected
         if (doubtful or unexpected) and can_look_again:
             self._look_again(wide=doubtful)

@@ -55,10 +55,10 @@ class IdsSeen:
                 self.runs += len(runs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Shares; nan where nothing was seen."""
+        """Shares; what was not seen is left out."""
         if not self.tokens:
             return {}
-        found = {"different": len(self.different) / self.runs if self.runs else math.nan}
+        found = {"different": len(self.different) / self.runs} if self.runs else {}
         if self.known:
             found |= {"unknown": self.unknown / self.tokens, "foreign": self.foreign / self.tokens}
         return {**found, "equal": len(self.rows) > 1 and len(set(self.rows)) == 1}

@@ -70,7 +70,6 @@ class Watch:
         device_of(self._model)  # refuses a model without weights
         wrapped.refuse_compiled_in_place(model)
         self._measures, self._stations = measures, stations
-        self._wide = False  # once a step was in doubt, the next ones are looked at in float64
         self._measurement = self._new_measurement()
         self._machine = GuardedMachine(
             self._guarded,
@@ -290,7 +289,6 @@ class Watch:
         self._stop_listening()
         with torch.no_grad():
             self._measurement.end()
-            self._wide |= self._measurement.always_wide
         self._end_pass()
         rows, broken = self._measurement.readings, self._measurement.not_finite
         self._measurement = self._new_measurement()
@@ -341,4 +339,5 @@ class Watch:
             warnings.warn(str(alarm), DepthAlarm, stacklevel=2)
 
     def _new_measurement(self) -> Measurement:
-        return Measurement(self._measures, self._stations, outliers=True, wide=self._wide)
+        # A step passes once: with all care from the beginning, so that no look depends on those before it.
+        return Measurement(self._measures, self._stations, outliers=True, wide=True)

@@ -65,7 +65,7 @@ def _best(rows: Sequence[Row]) -> Iterator[str]:
         (first,) = by_rank["best"]
         text = f"{_where(rows[first], rows)}: {_number(rows[first])}"
         if by_rank["equal"]:
-            text += " is least, and equal to it, as the intervals overlap: " + _list(rows, by_rank["equal"])
+            text += " is lowest; not distinguishable from it (intervals overlap): " + _list(rows, by_rank["equal"])
         else:
             text += " is best" if by_rank["worse"] else " is the only one"
         if by_rank["worse"]:

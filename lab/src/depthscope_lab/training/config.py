@@ -44,7 +44,7 @@ class TrainingConfig:
     wiring: str = ""
     remedies: tuple[Named, ...] = ()
     initialiser: str | None = None  # None: the model's own
-    final_norm: Annotated[bool | None, "A norm behind the last block; by default as the wiring asks for."] = None
+    final_norm: Annotated[bool | None, "A norm after the last block; by default as the wiring asks for."] = None
     depth: Annotated[int, "Number of blocks."]
     width: Annotated[int, "Width of a token."]
     ffn_width: Annotated[int, "Hidden width of the FFN."]

@@ -115,7 +115,7 @@ def _require_finite_end(position: Position) -> None:
 
 
 def _log(session: Session, lr: float, seconds: float) -> None:
-    """The mean loss since the last log. A person also sees how alike the tokens were when they were last watched."""
+    """The mean loss since the last log. The display also shows the last token similarity."""
     position = session.position
     per_step = seconds / position.loss_count
     values = {

@@ -107,7 +107,7 @@ def total_steps(task: Task, config: TrainingConfig) -> int:
 
 @contextmanager
 def owning(engine: Engine, run: Run) -> Iterator[None]:
-    """Inside, this run is its folder's one owner. Its first process has the lock, and all learn of a refusal.
+    """Inside, this run is its folder's one owner. Every process raises if the first cannot lock the folder.
 
     What a killed run has left unfinished is settled before any process looks for checkpoints.
     """
