@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
+from depthscope.anatomy.projections import has_own_operations
 from depthscope.anatomy.trained import NormSizes, TrainingState
 from depthscope.naming import counted, sequences_of
 from depthscope.transfers import fetched
@@ -90,7 +91,11 @@ def _local(weights: Tensor) -> Tensor:
 
 
 def _can_be_asked(weights: Tensor) -> bool:
-    return not weights.is_meta and weights.is_floating_point() and weights.dtype.itemsize > 1
+    return (
+        not (weights.is_meta or has_own_operations(weights))
+        and weights.is_floating_point()
+        and weights.dtype.itemsize > 1
+    )
 
 
 class AskedOfWeights:

@@ -73,6 +73,11 @@ def gradient_norms(
     kept = [o for o in outputs if o.requires_grad]
     found = torch.autograd.grad(value, [*kept, *flat], allow_unused=True)
     if flat and all(gradient is None for gradient in found[len(kept) :]):
+        if any(".quantized" in type(m).__module__ for block in ran for m in block.module.modules()):
+            raise ValueError(
+                "no gradient passes through quantized layers, which have integers for weights: probe the model as it "
+                "was before it was quantized"
+            )
         raise ValueError(
             "the gradient reaches no weights of the blocks, as when fully_shard splits them; "
             'ask for gradients="outputs"'

@@ -191,6 +191,11 @@ def _of_block(
     block: BlockAnatomy, number: int, product: Product, fold_norm: bool, whole: bool, checkpoint: Checkpoint | None
 ) -> list[pd.DataFrame]:
     assert block.projections is not None
+    if any(hasattr(weight, "device_mesh") for weight in (block.attention or block.module).parameters()):
+        raise ValueError(
+            f"block {number}: its weights are spread over processes (fully_shard, tensor parallelism): give the whole "
+            "model, or the folder that it was saved in"
+        )
     odd = {weight.layout for weight in (block.attention or block.module).parameters()} - {torch.strided}
     if odd:
         raise ValueError(f"block {number}: expected dense weights, got {odd.pop()}; make them dense with to_dense()")

@@ -35,6 +35,7 @@ from depthscope.watching.records import (
     frame_of_records,
     means_of,
 )
+from depthscope.watching.steps import Steps
 
 OnRecord = Callable[[int, dict[str, float]], object]
 OnAlarm = Callable[[Alarm], object]
@@ -85,6 +86,7 @@ class Watch:
         self._eager = ExitStack()  # what keeps compiled parts from being called during it
         self._gradients = True  # whether there were any when the watch was opened
         self._passes = 0  # training passes so far; unused once steps are announced
+        self._steps = Steps(model)  # which a plain loop makes; unused once steps are announced
         self._announced: int | None = None  # the running step, if steps are announced
         self._due = False  # the announced step is to be watched, and has not been yet
         self._complained = False
@@ -151,6 +153,7 @@ class Watch:
         self._gradients = torch.is_grad_enabled()
         try:
             self._is_open = True
+            self._steps.open()
             self._entrance.register_forward_pre_hook(Counter(self, self._before_pass), with_kwargs=True)
             return self
         except BaseException:
@@ -161,6 +164,7 @@ class Watch:
         """Takes every hook out. May be called more than once."""
         self._end_pass()
         self._flush_gradients()
+        self._steps.close()
         unhook([self._entrance], lambda hook: isinstance(hook, Counter) and hook.owner is self)
         self._is_open = False
 
@@ -200,8 +204,9 @@ class Watch:
             return
         self._flush_gradients()
         if self._announced is None:
-            step, due = self._passes, self._passes % self.every == 0
             self._passes += 1
+            begins = self._steps.begin_pass()  # with accumulation, later passes are of the same step
+            step, due = self._steps.now, begins and self._steps.now % self.every == 0
         else:
             step, due, self._due = self._announced, self._due, False
         if due:
