@@ -296,6 +296,7 @@ class Scope(Verbs):
                 with self.undisturbed():
                     self._seen = seen(self.model, anatomy, self.one_to_a_row(self.first))
             sequences, tokens, width = self._seen.entrance.shape
+            width //= self._seen.streams
             padded = self._seen.real.numel() - int(self._seen.real.sum())
             shape = f"{sequences} × {tokens} tokens" + (f", {padded} padded" if padded else "")
             blocks += f" of width {width}"

@@ -131,6 +131,19 @@ def mpt(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     return replace(block, fused_values=None, projections=None) if layer.attn.clip_qkv else block
 
 
+def streamed(name: str, layer: Any) -> BlockAnatomy:
+    """Hyper-connections (DeepSeek-V4): the trunk has several streams (batch, n, streams, d). Each branch reads a
+    mixture of them, and is added to them, by weights that depend on the token."""
+    spots = {
+        "input": Spot(layer, "in", (0, 0)),
+        "attention_input": Spot(layer.input_layernorm, "out"),
+        "ffn_input": Spot(layer.post_attention_layernorm, "out"),
+        "output": Spot(layer, "out"),
+    }
+    norms = layer.input_layernorm, layer.post_attention_layernorm
+    return BlockAnatomy(name, layer, spots, "streams", attention=layer.self_attn, norms=norms, ffn=(layer.mlp,))
+
+
 def swin(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """A stage is no block: between two stages patches are merged, so that tokens become fewer and wider. Each stage is
     a part of its own. Its tokens are those of the whole image, and so are the similarities; attention mixes them within

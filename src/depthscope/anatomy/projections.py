@@ -22,10 +22,13 @@ class HiddenWeights(ValueError):
     its parameters are for is known all the same."""
 
     def __init__(self, layer: nn.Module, roles: Mapping[Role, tuple[Piece, ...]]):
-        super().__init__(
-            f"expected a linear layer with a weight, got {type(layer).__name__}: merge the adapter into the weights, "
-            "or give the wrapper a property `weight`"
+        kind, advice = (
+            type(layer).__name__,
+            "merge the adapter into the weights, or give the wrapper a property `weight`",
         )
+        if ".quantized" in type(layer).__module__:
+            kind, advice = f"a quantized {kind}", "take the model as it was before it was quantized"
+        super().__init__(f"expected a linear layer with a weight, got {kind}: {advice}")
         self.roles, self.layer = roles, layer
 
 
@@ -36,7 +39,7 @@ def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     if base is None:
         if not isinstance(getattr(layer, "weight", None), Tensor):
             raise HiddenWeights(layer, {})
-        return layer.weight, layer.bias  # type: ignore[return-value]
+        return _with_numbers(layer, layer.weight), layer.bias  # type: ignore[arg-type,return-value]
     weight, bias = weight_and_bias(base)
     if getattr(layer, "disable_adapters", False) or getattr(layer, "merged", False):
         return weight, bias
@@ -55,6 +58,21 @@ def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
             bias = scaling * up.bias if bias is None else bias + scaling * up.bias
         weight = whole.T if turned else whole
     return weight, bias
+
+
+def _with_numbers(layer: nn.Module, weight: Tensor) -> Tensor:
+    """The weight; of one that is kept in another form (torchao's int8) what it stands for."""
+    if not has_own_operations(weight) or hasattr(weight, "device_mesh"):
+        return weight
+    try:
+        return weight.dequantize()
+    except (NotImplementedError, RuntimeError, AttributeError):
+        raise HiddenWeights(layer, {}) from None
+
+
+def has_own_operations(weight: Tensor) -> bool:
+    """Whether a tensor is of a class that says itself what it can do, which may be little more than a linear layer."""
+    return bool(type(weight).__torch_dispatch__ is not Tensor.__torch_dispatch__)
 
 
 def linear_projections(

@@ -13,6 +13,7 @@ from depthscope import walking
 from depthscope.anatomy import Anatomy
 from depthscope.anatomy.structure import is_named_norm
 from depthscope.offloading import brought
+from depthscope.transfers import fetched
 
 
 class TrainingState(TypedDict):
@@ -29,21 +30,47 @@ def norms_of_blocks(_model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
     return [module for module in inside.values() if is_named_norm(module)]
 
 
-def training_state(blocks: Anatomy | list[nn.Module]) -> TrainingState:
-    """Freshly initialised or trained, from the gains and biases of the norms inside the blocks, or of these norms.
+def training_state(anatomy: Anatomy) -> TrainingState:
+    """Freshly initialised or trained, from the gains and biases of the norms inside the blocks.
 
     Initialisers leave a norm's bias at exactly 0 and, without a bias, all its gains at one number (1, or 0 in
     Gemma); a single step of an optimiser moves them. Some initialisers draw gains at random
     (Transformer-XL), so where there are biases they decide. "unknown" without norms that have parameters,
     or with entries that are not finite. It cannot see a model whose norms were frozen during training.
     """
-    norms = norms_of_blocks(nn.Module(), blocks) if isinstance(blocks, Anatomy) else blocks
-    untouched = _untouched([norm for norm in norms if _has_gain(norm)])
-    known = [value for value in untouched if value is not None]
-    moved = sum(not value for value in known)
-    if not known or len(known) < len(untouched):
-        return {"look": "unknown", "norms": len(known), "moved": moved}
-    return {"look": "trained" if moved else "initialised", "norms": len(known), "moved": moved}
+    sizes = NormSizes(norms_of_blocks(nn.Module(), anatomy))
+    return sizes.look(fetched(sizes.asked))
+
+
+class NormSizes:
+    """What `training_state` asks, where the weights are: several such questions make one transfer."""
+
+    def __init__(self, named: list[nn.Module]):
+        norms = [norm for norm in named if _has_gain(norm)]
+        self._norms = len(norms)
+        alike: dict[Any, list[Tensor]] = {}
+        with torch.no_grad():
+            for place, norm in enumerate(norms):
+                with brought(norm) if "_hf_hook" in vars(norm) else nullcontext():
+                    gain, bias = norm.weight, getattr(norm, "bias", None)
+                    assert isinstance(gain, Tensor)
+                    decides = bias if isinstance(bias, Tensor) else gain - gain[0]
+                    if decides.is_meta:
+                        continue
+                    plain = type(decides) in (Tensor, nn.Parameter)  # one of several processes is asked alone
+                    key = (decides.shape, decides.dtype, decides.device) if plain else place
+                    alike.setdefault(key, []).append(decides.detach())
+            # Norms of one width together: of its own each would cost as much as the measures of a small model.
+            self.asked = [_sizes(vectors) for vectors in alike.values()]
+
+    def look(self, answers: list[Tensor]) -> TrainingState:
+        """Of the numbers that were asked for; one that is not finite says nothing."""
+        sizes = [size for answer in answers for size in answer.reshape(-1).tolist()]
+        known = [size for size in sizes if math.isfinite(size)]
+        moved = sum(size != 0 for size in known)
+        if not known or len(known) < self._norms:
+            return {"look": "unknown", "norms": len(known), "moved": moved}
+        return {"look": "trained" if moved else "initialised", "norms": len(known), "moved": moved}
 
 
 def _has_gain(norm: nn.Module) -> bool:
@@ -52,33 +79,7 @@ def _has_gain(norm: nn.Module) -> bool:
     return isinstance(gain, nn.Parameter) and gain.ndim == 1
 
 
-def _untouched(norms: list[nn.Module]) -> list[bool | None]:
-    """Whether each norm is as an initialiser leaves it; None if its numbers are not finite, or not to be had.
-
-    Norms of one width are asked together: one operation and one answer, where each of its own would cost as much as
-    the measures of a small model.
-    """
-    alike: dict[Any, list[tuple[int, Tensor]]] = {}
-    found: list[bool | None] = [None] * len(norms)
-    with torch.no_grad():
-        for place, norm in enumerate(norms):
-            with brought(norm) if "_hf_hook" in vars(norm) else nullcontext():
-                gain, bias = norm.weight, getattr(norm, "bias", None)
-                assert isinstance(gain, Tensor)
-                decides = bias if isinstance(bias, Tensor) else gain - gain[0]
-                if decides.is_meta:
-                    continue
-                plain = type(decides) in (Tensor, nn.Parameter)  # one of several processes is asked alone
-                key = (decides.shape, decides.dtype, decides.device) if plain else place
-                alike.setdefault(key, []).append((place, decides.detach()))
-        for group in alike.values():
-            for (place, _), size in zip(group, _sizes([decides for _, decides in group]), strict=True):
-                found[place] = size == 0 if math.isfinite(size) else None
-    return found
-
-
-def _sizes(vectors: list[Tensor]) -> list[float]:
+def _sizes(vectors: list[Tensor]) -> Tensor:
     """Σ|v_i| of vectors of one shape: 0 only if all entries are, and finite only if all are."""
-    if len(vectors) == 1:
-        return [torch.linalg.vector_norm(vectors[0], 1, dtype=torch.float64).item()]
-    return torch.linalg.vector_norm(torch.stack(vectors), 1, dim=-1, dtype=torch.float64).tolist()
+    together = vectors[0] if len(vectors) == 1 else torch.stack(vectors)
+    return torch.linalg.vector_norm(together, 1, dim=-1, dtype=torch.float64)

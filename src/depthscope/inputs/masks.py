@@ -48,6 +48,7 @@ class MasksSeen(ByThread):
         self.masks: dict[str, dict[str, Tensor | None]] = {}  # by the path of the module that was given them
         self.readable: dict[int, bool] = {}  # by the id of a tensor
         self.some = False  # whether any module was given any
+        self.real: dict[tuple[int, bool], tuple[Tensor, int, Tensor]] = {}  # by the same: itself, its version, `_real`
 
 
 class MaskFinder:
@@ -119,6 +120,7 @@ class MaskFinder:
         self._seen.masks.clear()
         self._seen.readable.clear()
         self._seen.some = False
+        self._seen.real.clear()
 
     def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One of the modules around the blocks is called."""
@@ -153,10 +155,19 @@ class MaskFinder:
         if flat and not fitting:  # the model has added tokens, or put several inputs together
             fitting = [mask._replace(value=row) for mask in masks if (row := _row_of(mask.value, batch, n)) is not None]
         if fitting:
-            return _real(fitting[0].value, padding=is_padding(fitting[0].name))
+            return self._same_real(fitting[0].value, padding=is_padding(fitting[0].name))
         if flat:
             raise _misfit(flat[0], batch, n)
         return None
+
+    def _same_real(self, value: Tensor, *, padding: bool) -> Tensor:
+        """The very same tensor for all blocks that are given the same mask: what is made of it is then made once."""
+        if torch.compiler.is_compiling() or value.is_inference():
+            return _real(value, padding=padding)
+        known = self._seen.real.get((id(value), padding))
+        if known is None or known[0] is not value or known[1] != value._version:
+            known = self._seen.real[id(value), padding] = value, value._version, _real(value, padding=padding)
+        return known[2]
 
     def _masks_of(self, block: str) -> list[Candidate]:
         """What may be the mask of a block's tokens, from the block outwards."""

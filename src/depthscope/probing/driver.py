@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.trained import norms_of_blocks, training_state
+from depthscope.anatomy.trained import norms_of_blocks
 from depthscope.discovery import Hints, hidden_tokens_reach_others
 from depthscope.hooks import (
     Ablation,
@@ -33,19 +33,20 @@ from depthscope.inputs.masks import MaskFinder
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
 from depthscope.probing.final_norm import FinalNorm, norms_outside
-from depthscope.probing.finish import fetched
-from depthscope.probing.finite import as_records, modules_of_attention, note, weights_not_finite_in
+from depthscope.probing.finite import AskedOfWeights, as_records, modules_of_attention, note
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.losses import LossOfGradients
 from depthscope.probing.measurement import Excluded, Measurement
 from depthscope.probing.parts import PartSeen
-from depthscope.probing.poor_inputs import IdsSeen
+from depthscope.probing.poor_inputs import IdsSeen, without_first_token
 from depthscope.probing.profile import Profile
 from depthscope.probing.roles import Roles
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
+from depthscope.probing.streams import StreamedMeasurement
 from depthscope.probing.windows import WindowedMeasurement, without_attention
 from depthscope.progress import Tick
 from depthscope.scope import Causality, Scope, scope_of
+from depthscope.transfers import fetched
 
 
 def probe(
@@ -107,7 +108,10 @@ def probe(
     where: dict[str, Any] = {"only_at_outputs": only_at_outputs(measures), "entrances": True, "progress": progress}
     where["outliers"] = scope.has_outliers
     if window is None:
-        measurement = Measurement(names, wanted, excluded, **where)
+        kind = StreamedMeasurement if anatomy.streams else Measurement
+        measurement = kind(names, wanted, excluded, **where)
+    elif anatomy.streams:
+        raise ValueError("window= cuts sequences of one trunk, and this model has several streams: leave window= out")
     else:
         names, crossing = without_attention(names)
         measurement = WindowedMeasurement(window, names, wanted, excluded, **where)
@@ -130,6 +134,9 @@ def probe(
         if surgery is not None:
             metadata["without"], notes = list(surgery.parts), notes + surgery.notes
         metadata["window"] = window
+        if isinstance(measurement, StreamedMeasurement):
+            metadata["streams"] = measurement.summary
+            notes = [*notes, measurement.note]
         if gradients:
             metadata["gradients_of"], notes = list(of_loss.said), notes + of_loss.notes()
         metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
@@ -160,6 +167,7 @@ class _Passes:
         self._running = ""  # the part that runs
         self.device = torch.device("cpu")
         self.dtype = ""
+        self.weights = AskedOfWeights(model, scope.kept(norms_of_blocks), scope.kept(modules_of_attention))
         self.split_heads: dict[Place, Any] = {}  # where tensor parallelism splits them, and among which processes
         self.own_heads = False  # where a block is split, and it is not known whether its heads are
         sites: list[Any] = [Listen(measurement.stations_to_hear(), self._see_tokens)]
@@ -176,13 +184,18 @@ class _Passes:
 
     def run(self, batch: Batch, tokenizer: Tokenizer | None = None) -> None:
         self.batch_size = 0
-        self.ids.see(tokenizer, batch)
         self.measurement.begin(self.samples, batch, tokenizer)
         with self.machine, self.final_norm:
             call(self.model, batch)
+        ids = self.ids.asked(batch)
+        self.measurement.also = ids + (self.weights.asked() if self.samples == 0 else [])
         while self.measurement.end(can_look_again=True):
             with self.machine, self.final_norm:
                 call(self.model, batch)
+        answers = self.measurement.answers
+        self.ids.see(tokenizer, answers[: len(ids)])
+        if self.samples == 0:
+            self.weights.read(answers[len(ids) :])
         self.scope.has_outliers |= self.measurement.outliers
         if self.causality.causal and (missing := without_first_token(tokenizer, batch)) is not None:
             self.first_token = str(getattr(tokenizer, "bos_token", ""))
@@ -277,6 +290,7 @@ class _Passes:
 
     def _see_entrance(self, visit: Visit, tokens: Tensor) -> None:
         """Tokens enter a block."""
+        tokens = tokens[:: visit.streams]
         if self.measurement.again:
             return  # which was seen the first time
         if visit.number == 1:
@@ -311,17 +325,6 @@ class _Passes:
         self.depth = max(self.depth, visit.number)
         if self.progress is not None and not self.measurement.again:
             self.progress()
-
-
-def without_first_token(tokenizer: Any, batch: Batch) -> Tensor | None:
-    """How many sequences do not begin with the token that the tokenizer has for it (BOS); None if it has none."""
-    first, ids = getattr(tokenizer, "bos_token_id", None), batch.kwargs.get("input_ids")
-    if first is None or not isinstance(ids, Tensor) or ids.ndim != 2:
-        return None
-    mask = batch.kwargs.get("attention_mask")
-    real = mask != 0 if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids, dtype=torch.bool)
-    begins = ids.gather(1, real.int().argmax(dim=1, keepdim=True).to(ids.device)).squeeze(1)
-    return (begins != first).sum()
 
 
 def _excluded(tokens: Literal["outliers"] | Sequence[int] | None) -> Excluded:
@@ -364,10 +367,8 @@ def _describe(
         "causal_by": passes.causality.by,
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
-        "weights": training_state(scope.kept(norms_of_blocks)),
-        "weights_not_finite": weights_not_finite_in(
-            model, scope.kept(modules_of_attention), any_seen=bool(passes.measurement.not_finite)
-        ),
+        "weights": passes.weights.state,
+        "weights_not_finite": passes.weights.not_finite(outputs=bool(passes.measurement.not_finite)),
         "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.measurement.formats),
