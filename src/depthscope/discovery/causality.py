@@ -265,7 +265,9 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | Non
         other = torch.where(changed.to(tokens.device).unsqueeze(-1), other_numbers(tokens), tokens)
         return as_given(other, anatomy.token_axis, given)
 
-    acts = [Listen({"output"}, keep), *([] if changed is None else [Change("input", change)])]
+    acts: list[Listen | Change] = [Listen({"output"}, keep)]
+    if changed is not None:
+        acts.append(Change("input", change))
     with Machine(model, anatomy, *acts) as machine:
         call_alike(model, batch)
     if not outputs:
