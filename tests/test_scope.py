@@ -250,3 +250,9 @@ def test_names_are_listed():
     assert "gpt2" in {name.lower() for name in depthscope.list_families()}
     assert "token_similarity" in depthscope.list_measures("default")
     assert set(depthscope.list_measures("default")) < set(depthscope.list_measures())
+
+
+def test_what_is_nowhere_finite_is_not_found_causal():
+    torch.manual_seed(0)
+    x = torch.full((2, 5, 8), torch.inf)
+    assert Scope(Plain(False), x, blocks="layers.*").is_causal() is None

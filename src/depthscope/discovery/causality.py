@@ -154,9 +154,9 @@ class Trial:
 
         None if there is nothing to compare, or if no input changes what enters the blocks at these tokens alone.
         """
-        if not others.any() or not tokens.any():
-            return None
         before = self.before
+        if not tokens.any() or not before.output[others].isfinite().any():
+            return None
         for changed in _changes(self.batch, tokens, self.anatomy.token_axis):
             after = seen(self.model, self.anatomy, changed)
             if after.output.shape != before.output.shape or not _enters_there(before.entrance, after.entrance, tokens):
