@@ -50,8 +50,7 @@ def make_env(folder: str) -> None:
     """An environment with the tools and with what depthscope needs, in the versions that its tests have."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    extras = [name for extra in ("huggingface", "fast") for name in project["optional-dependencies"][extra]]
-    needed = [*project["dependencies"], *extras, *PEERS]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["huggingface"], *PEERS]
     venv.create(folder, with_pip=True)
     python = str(Path(folder, "bin", "python"))
     subprocess.run([python, "-m", "pip", "install", "-c", str(ROOT / "constraints.txt"), *needed], check=True)

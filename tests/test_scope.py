@@ -252,12 +252,6 @@ def test_names_are_listed():
     assert set(depthscope.list_measures("default")) < set(depthscope.list_measures())
 
 
-def test_what_is_nowhere_finite_is_not_found_causal():
-    torch.manual_seed(0)
-    x = torch.full((2, 5, 8), torch.inf)
-    assert Scope(Plain(False), x, blocks="layers.*").is_causal() is None
-
-
 def test_one_of_a_thing_is_said_as_one():
     torch.manual_seed(0)
     model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)

@@ -513,6 +513,35 @@ KIN: dict[str, Specimen] = {  # further models of the same layouts: under the te
         hides=FUSED,
     ),
 }
+NEWER: dict[str, dict[str, Any]] = {  # decoders with the layout of a family in the zoo
+    "Ministral3": {},
+    "Glm4Moe": OF_EXPERTS | EXPERTS | {"first_k_dense_replace": 1, "head_dim": 4, "use_qk_norm": True},
+    "SeedOss": NO_PAD | {"head_dim": 6},
+    "Nemotron": NO_PAD,
+    "Arcee": NO_PAD,
+    "Exaone4": NO_PAD | {"placement": "branch", "sliding_window": 4, "sliding_window_pattern": 2},
+    "Llama4": EXPERTS
+    | {"head_dim": 4, "num_local_experts": 4, "interleave_moe_layer_step": 2, "intermediate_size_mlp": 24},
+}
+KIN |= {name.lower(): decoder(name, **(GROUPED | options)) for name, options in NEWER.items()}
+KIN |= {
+    "gpt-bigcode": decoder("GPTBigCode", hides=("values",), vocab_size=50, n_embd=16, n_layer=3, n_head=4),
+    "gpt-bigcode-many": decoder(
+        "GPTBigCode", hides=("values",), vocab_size=50, n_embd=16, n_layer=3, n_head=4, multi_query=False
+    ),
+    "beit": Specimen(
+        lambda: hf.BeitModel(hf.BeitConfig(**IMAGE, layer_scale_init_value=0.5)),
+        lambda: IMAGES,
+        placement="pre",
+        tokens=17,
+        hides=frozenset({"attention_branch", "ffn_branch"}),
+    ),
+}
+for _model in ("Data2VecVision", "InternVLVision"):  # as BEiT
+    _config, _kind = getattr(hf, f"{_model}Config"), getattr(hf, f"{_model}Model")
+    KIN[_model.lower()] = replace(
+        KIN["beit"], build=lambda kind=_kind, config=_config: kind(config(**IMAGE, layer_scale_init_value=0.5))
+    )
 for _model in ("CLIPSeg", "MetaClip2", "OwlViT", "Owlv2", "Siglip2"):  # their text towers
     _config, _kind = (getattr(hf, f"{_model}{name}") for name in ("TextConfig", "TextModel"))
     KIN[f"{_model.lower()}-text"] = Specimen(

@@ -25,13 +25,15 @@ import inputs
 
 TARGET = Path(__file__).parents[2] / "docs/gallery/data"
 CURVES = ("token_similarity", "direction_similarity", "cosine_similarity", "effective_rank", "largest_token_share")
+SIMILARITIES = ("token_similarity", "direction_similarity", "cosine_similarity")
+REFERENCES = Path(__file__).parents[2] / "src/depthscope/diagnosis/references/trained.json"
 BY_BLOCK = ("attention_ratio", "ffn_ratio", "skip_later", "skip_output", "skip_loss", "lens_kl")
 
 
 def measure(trained: Trained, cache: Path) -> dict[str, Any]:
     folder = unpack(trained, cache)
     model = trained.load(folder)
-    found = [on(model, batch, trained.mask) for batch in getattr(inputs, trained.inputs)(folder)]
+    found = [on(model, batch, trained.mask, trained.causal) for batch in getattr(inputs, trained.inputs)(folder)]
     about = found[0].pop("about")
     found[1].pop("about")
     known = {
@@ -41,7 +43,7 @@ def measure(trained: Trained, cache: Path) -> dict[str, Any]:
     return packages | known | {"inputs": trained.inputs, "texts": found}
 
 
-def on(model: nn.Module, batch: dict[str, Tensor], mask: int | None) -> dict[str, Any]:
+def on(model: nn.Module, batch: dict[str, Tensor], mask: int | None, causal: bool | None) -> dict[str, Any]:
     """One batch: what a probe and the use of depth tell of it."""
     loss = None  # the model's own: of the next token, where it is causal
     if "answers" in batch:
@@ -49,7 +51,7 @@ def on(model: nn.Module, batch: dict[str, Tensor], mask: int | None) -> dict[str
     elif mask is not None:
         batch, wanted = masked(batch, mask)
         loss = partial(of_hidden, wanted)
-    scope = depthscope.Scope(model, batch)
+    scope = depthscope.Scope(model, batch, causal=causal)
     profile = scope.probe(measures="verdict")
     use = scope.depth(loss=loss, linear=False)
     frame = profile.frame[profile.frame["station"] == "output"]
@@ -90,6 +92,51 @@ def rounded(values: Any) -> list[float | None]:
     return [None if math.isnan(value) else float(f"{value:.4g}") for value in values]
 
 
+def references(folder: Path) -> list[dict[str, Any]]:
+    """What the verdict and the grey bands need of each model: the lowest and highest sequence of both batches."""
+    found = []
+    for trained in TRAINED:
+        of = json.loads((folder / f"{trained.name}.json").read_text(encoding="utf-8"))
+        curves = {
+            name: {
+                "low": [min(pair) for pair in zip(*(text["curves"][name]["min"] for text in of["texts"]), strict=True)],
+                "high": [
+                    max(pair) for pair in zip(*(text["curves"][name]["max"] for text in of["texts"]), strict=True)
+                ],
+            }
+            for name in SIMILARITIES
+        }
+        about = {name: of[name] for name in ("title", "kind", "family", "placement", "causal", "blocks", "width")}
+        found.append(about | {"curves": curves})
+    return found
+
+
+def table(folder: Path) -> str:
+    """The overview of docs/gallery/README.md: both batches of each model, in Markdown."""
+    names = ["model", "trained on", "blocks × width", "norms", "similarity before, halfway, after", "directions, after"]
+    names += ["loss", "dearest block", "verdict"]
+    rows = [names, ["---"] * len(names)]
+    for trained in TRAINED:
+        of = json.loads((folder / f"{trained.name}.json").read_text(encoding="utf-8"))
+        both = [_cells(text) for text in of["texts"]]
+        cells = [" · ".join(dict.fromkeys(pair)) for pair in zip(*both, strict=True)]
+        rows.append([of["title"], of["kind"], f"{of['blocks']} × {of['width']}", of["placement"], *cells])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(text: dict[str, Any]) -> list[str]:
+    similar, directions = (text["curves"][name]["mean"] for name in ("token_similarity", "direction_similarity"))
+    costs = [cost for cost in text["by_block"]["skip_loss"] if cost is not None]
+    dearest = f"{costs.index(max(costs)) + 1} ({max(costs):+.2f})" if costs else "no loss"
+    return [
+        f"{similar[0]:.2f}, {similar[len(similar) // 2]:.2f}, {similar[-1]:.2f}",
+        f"{directions[-1]:.2f}",
+        "no loss" if text["loss"] is None else f"{text['loss']:.2f}",
+        dearest,
+        text["verdict"]["verdict"],
+    ]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     cache, folder = Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else TARGET
@@ -101,6 +148,10 @@ def main() -> None:
         if not path.exists():
             path.write_text(json.dumps(measure(trained, cache), ensure_ascii=False) + "\n", encoding="utf-8")
             print(f"wrote {path.name}", flush=True)
+    if not sys.argv[3:]:
+        lines = ",\n".join(json.dumps(item, ensure_ascii=False) for item in references(folder))
+        REFERENCES.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+        print(table(folder))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ class Trained:
     inputs: str  # the function of `inputs.py` that makes two batches of what it was trained on
     kind: str  # "language", "sentences", "proteins", "reactions", "tables"
     mask: int | None = None  # of a masked language model, the token that hides another
+    causal: bool | None = None  # where trying cannot tell: rows without a label are seen by nobody, all others by all
 
 
 def unpack(trained: Trained, cache: Path) -> Path:
@@ -296,5 +297,5 @@ TRAINED = (
         "reactions",
         14,
     ),
-    Trained("tabpfn", "TabPFN", ("tabpfn==0.1",), _tabpfn, "tables", "tables"),
+    Trained("tabpfn", "TabPFN", ("tabpfn==0.1",), _tabpfn, "tables", "tables", causal=False),
 )

@@ -51,6 +51,7 @@ _PUBLIC = {
     "paths": "attention_paths",
     "register_family": "anatomy",
     "probe": "probing",
+    "profile_of": "probing",
     "recommend": "remedies",
     "remove": "remedies",
     "restore": "remedies",
@@ -86,6 +87,7 @@ __all__ = [
     "list_remedies",
     "paths",
     "probe",
+    "profile_of",
     "recommend",
     "register_family",
     "remove",
@@ -102,7 +104,7 @@ if TYPE_CHECKING:
     from depthscope.attention_paths import PathShares, paths
     from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
     from depthscope.measures import list_measures
-    from depthscope.probing import Captured, Profile, ablate, capture, probe, skip_loss
+    from depthscope.probing import Captured, Profile, ablate, capture, probe, profile_of, skip_loss
     from depthscope.remedies import (
         DeEscalate,
         LayerScale,

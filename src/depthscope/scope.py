@@ -143,7 +143,7 @@ class Scope(Verbs):
     def keep_inputs(self) -> Self:
         """Reads the whole of an iterator into memory, for a verb that needs its inputs several times."""
         if isinstance(self.inputs, Iterator):
-            self._begin([batch.kwargs or batch.args[0] for batch in self.calls()])
+            self._begin([batch.inputs for batch in self.calls()])
         return self
 
     @property
@@ -165,7 +165,7 @@ class Scope(Verbs):
     def first_only(self) -> Scope:
         """The same model on the first batch alone, with one sequence to a row."""
         batch = self.one_to_a_row(self.first_batch)
-        other = self.on(batch.kwargs or batch.args[0])
+        other = self.on(batch.inputs)
         other._causal = self._causal
         return other
 
@@ -275,6 +275,7 @@ class Scope(Verbs):
                 with self.undisturbed():
                     self._seen = seen(self.model, anatomy, self.one_to_a_row(self.first))
             sequences, tokens, width = self._seen.entrance.shape
+            width //= self._seen.streams
             padded = self._seen.real.numel() - int(self._seen.real.sum())
             shape = f"{sequences} × {counted(tokens, 'token')}" + (f", {padded} padded" if padded else "")
             blocks += f" of width {width}"

@@ -14,6 +14,7 @@ stand on the trunk.
 | "parallel" | x ← x + attention(norm(x)) + FFN(norm(x))   | GPT-NeoX       |
 | "mixer"    | x ← x + mixer(norm(x)), once                | Mamba          |
 | "no"       | x ← x + branch(x), twice                    | ReZero         |
+| "streams"  | x ← mix(x) + w branch(norm(vᵀx)), twice     | DeepSeek-V4    |
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Literal
 
 from depthscope.naming import as_names, unknown_name
 
-Placement = Literal["post", "pre", "sandwich", "branch", "parallel", "mixer", "no"]
+Placement = Literal["post", "pre", "sandwich", "branch", "parallel", "mixer", "no", "streams"]
 
 TRUNK = ("input", "after_attention", "ffn_input", "after_ffn", "output")
 BRANCH = ("attention_input", "attention_branch", "ffn_branch")
@@ -50,6 +51,7 @@ STEPS: dict[Placement, dict[str, str]] = {
     "parallel": {"output": "attention with FFN"},
     "mixer": {"output": "mixer"},
     "no": _TWO_STEPS,
+    "streams": {"output": "block"},
 }
 WHOLE_TRUNK = ("input", *STEPS["post"])  # all stations that a trunk may have
 
@@ -62,12 +64,13 @@ IN_WORDS: dict[Placement, str] = {
     "parallel": "pre-norm, parallel branches",
     "mixer": "pre-norm, a mixer in the place of attention",
     "no": "no norms",
+    "streams": "several streams (hyper-connections)",
 }
 
 
 def trunk_is_a_sum(placement: Placement | None) -> bool:
     """Whether the trunk is what entered it plus all branches, as in pre-norm: no norm stands on it."""
-    return placement is not None and placement != "post"
+    return placement not in (None, "post", "streams")
 
 
 def trunk_of(placement: Placement | None) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -12,7 +13,7 @@ from depthscope.hooks import Head, Listen, ListenToAttention, Machine, Visit, un
 from depthscope.inputs import batches
 from depthscope.stations import CROSS, TRUNK
 from samples import seeded
-from zoo import ANATOMIES, make
+from zoo import ANATOMIES, GROUPED, make
 
 STATIONS = {*TRUNK, "attention_input", "attention_branch", "ffn_branch"}
 SHOW_THEIR_BRANCH = sorted(
@@ -275,3 +276,13 @@ def test_unknown_models_have_their_repeated_blocks_found_or_named():
 def test_no_blocks_is_an_error_that_says_what_was_looked_at(model: nn.Module, blocks: str | None, message: str):
     with pytest.raises(ValueError, match=message):
         anatomy_of(model, blocks)
+
+
+def test_doge_multiplies_its_trunk_and_shows_what_is_certain():
+    """Its branches, and no station between them: what a norm reads there is a copy of the trunk."""
+    model = hf.DogeForCausalLM(hf.DogeConfig(**GROUPED))
+    (block, *_) = anatomy_of(model).blocks
+    assert block.placement is None
+    assert set(block.spots) == {"input", "attention_input", "attention_branch", "ffn_branch", "output"}
+    assert block.projections is not None
+    assert_close(block.projections().output.flatten(0, 1), block.module.self_attn.o_proj.weight.T)

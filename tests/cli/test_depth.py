@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import transformers as hf
 
 from depthscope import DepthUse
 
@@ -84,3 +85,11 @@ def test_probe_says_it_in_the_same_call(program, tmp_path: Path):
 )
 def test_probe_refuses_what_does_not_go_with_it(program, arguments: list[str], message: str):
     assert message in program("probe", "gpt2", *SMALL, "--depth-use", *arguments, code=2).err
+
+
+def test_an_encoder_from_a_folder_keeps_the_head_that_its_configuration_names(run, tmp_path: Path):
+    shape = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 24}
+    hf.BertForMaskedLM(hf.BertConfig(**shape, vocab_size=300)).save_pretrained(tmp_path / "bert")
+    found = json.loads(run("hf:" + str(tmp_path / "bert"), "--tokens", "16", "--json").out)
+    assert found["table"][-1]["lens_top1"] == 1.0
+    assert not any("no logit lens" in note for note in found["metadata"]["notes"])

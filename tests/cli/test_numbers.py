@@ -7,7 +7,7 @@ import pytest
 import torch
 import typer
 
-from depthscope import machine
+from depthscope import memory
 from depthscope.cli.app import app
 from depthscope.probing.windows import cut
 
@@ -91,9 +91,9 @@ def test_and_those_of_other_commands(option: str, program):
 
 def test_sizes_beyond_a_float_are_refused_like_large_ones():
     for ask in (
-        lambda: machine.require_memory(int(HUGE), what="a model"),
-        lambda: machine.require_memory(0, what="a model", blocks=int(HUGE)),
-        lambda: machine.require_room(int(HUGE), "a model", "give fewer"),
+        lambda: memory.require_memory(int(HUGE), what="a model"),
+        lambda: memory.require_memory(0, what="a model", blocks=int(HUGE)),
+        lambda: memory.require_room(int(HUGE), "a model", "give fewer"),
     ):
         with pytest.raises(ValueError, match="sizes that torch can count with, got a model"):
             ask()

@@ -363,9 +363,9 @@ def test_a_bert_has_no_loss_of_its_own(run, bert_folder: Path):
 
 
 def test_a_folder_too_large_for_memory(run, bert_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    from depthscope import machine
+    from depthscope import memory
 
-    monkeypatch.setattr(machine, "available_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
     assert "0.0 GB available" in run(f"hf:{bert_folder}", code=2).err
 
 

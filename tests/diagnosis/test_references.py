@@ -10,6 +10,7 @@ from depthscope.diagnosis import reference_for
 from profiles_made_up import INITIALISED, TRAINED, by_map, made_up
 
 FILES = sorted(path.name for path in (files("depthscope.diagnosis") / "references").iterdir())
+FILES.remove("trained.json")
 BERT: dict[str, Any] = {"class": "BertModel", "family": "bert", "width": 768, "weights": INITIALISED}
 MINILM: dict[str, Any] = {"class": "BertModel", "family": "bert", "width": 384, "weights": TRAINED}
 CURVE = {"token_similarity": by_map(1.08, 0.02, 0.37, 12)}
@@ -20,7 +21,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def test_the_families_are_there():
-    assert {"bert.json", "albert.json", "vit.json", "gpt2.json", "llama.json", "minilm.json"} <= set(FILES)
+    assert {"bert.json", "albert.json", "vit.json", "gpt2.json", "llama.json"} <= set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -32,8 +33,7 @@ def test_a_file_is_whole(name: str):
         for low, mean, high in zip(curve["low"], curve["mean"], curve["high"], strict=True):
             assert low <= mean <= high
             assert high <= (1 if "similarity" in measure else found["tokens"])
-    assert found["weights"] == ("trained" if name == "minilm.json" else "initialised")
-    assert found["runs"] == (1 if name == "minilm.json" else 5)
+    assert (found["weights"], found["runs"]) == ("initialised", 5)
 
 
 def test_a_band_is_found_for_its_kind_only():
@@ -48,12 +48,31 @@ def test_a_band_is_found_for_its_kind_only():
     assert "effective_rank" not in reference_for(made_up(CURVE, **BERT | {"tokens": 100})).low
 
 
-def test_trained_weights_are_set_against_trained_ones_where_there_are_some():
+def test_the_trained_models_are_whole():
+    found = load("trained.json")
+    assert len(found) >= 12
+    assert {item["kind"] for item in found} == {"language", "sentences", "proteins", "reactions", "tables"}
+    for item in found:
+        for curve in item["curves"].values():
+            assert len(curve["low"]) == len(curve["high"]) == item["blocks"] + 1
+            assert all(low <= high <= 1 for low, high in zip(curve["low"], curve["high"], strict=True))
+
+
+def test_trained_weights_are_set_against_other_trained_models_at_the_same_share_of_depth():
+    trained = load("trained.json")
+    count = sum(not item["causal"] for item in trained)
+    new = reference_for(made_up(CURVE, **BERT | {"weights": TRAINED}))
+    assert new.label == f"{count} other trained bidirectional models"
+    assert [len(side["token_similarity"]) for side in (new.low, new.high)] == [13, 13]
+    first = [item["curves"]["token_similarity"] for item in trained if not item["causal"]]
+    assert new.low["token_similarity"][0] == min(curve["low"][0] for curve in first)
+    assert new.high["token_similarity"][-1] == max(curve["high"][-1] for curve in first)
     six = {"token_similarity": CURVE["token_similarity"][:7]}
-    assert "MiniLM" in reference_for(made_up(six, **MINILM)).label
-    assert reference_for(made_up(CURVE, **MINILM)) is None  # another depth
-    assert reference_for(made_up(six, **MINILM | {"weights": INITIALISED})) is None
-    assert reference_for(made_up(CURVE, **BERT | {"weights": TRAINED})).label == "BERT-base at initialisation"
+    itself = reference_for(made_up(six, **MINILM))
+    assert itself.label == f"{count - 1} other trained bidirectional models"
+    assert "causal" in reference_for(made_up(six, **MINILM | {"causal": True})).label
+    assert reference_for(made_up(six, **MINILM | {"tokens": 8})) is None
+    assert reference_for(made_up(six, **MINILM | {"causal": None})) is None
 
 
 def test_gpt2_scales_its_weights_with_depth():

@@ -564,36 +564,6 @@ class Windows(nn.Module):
         return x
 
 
-class Streams(nn.Module):
-    """Two copies of the trunk that every block mixes (hyper-connections), (batch, n, 2, d)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.blocks = nn.Embedding(50, 8), nn.ModuleList(Mixing() for _ in range(3))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids).unsqueeze(2).expand(-1, -1, 2, -1)
-        for block in self.blocks:
-            x = block(x)
-        return x.mean(dim=2)
-
-
-class Mixing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flip(2) + self.layer(self.norm(x)).cumsum(dim=1)
-
-
-@pytest.mark.parametrize("blocks", [None, "blocks.*"])
-def test_streams_are_not_read_as_tokens(blocks: str | None):
-    ids = torch.arange(14).view(2, 7)
-    with pytest.raises(ValueError, match=r"got \(2, 7, 2, 8\) for ids \(2, 7\): 2 streams"):
-        depthscope.probe(Streams(), ids, blocks=blocks)
-
-
 def test_a_map_is_read_as_its_places():
     model = made(Windows)
     found = depthscope.probe(model, X)

@@ -26,8 +26,7 @@ OTHERS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "olmo": ("pre", lambda: hf.OlmoForCausalLM(hf.OlmoConfig(**GROUPED, **NO_PAD))),
     "glm": ("pre", lambda: hf.GlmForCausalLM(hf.GlmConfig(**GROUPED, **NO_PAD, head_dim=4))),
     "glm4": ("sandwich", lambda: hf.Glm4ForCausalLM(hf.Glm4Config(**GROUPED, **NO_PAD, head_dim=4))),
-    "exaone4": ("branch", lambda: hf.Exaone4ForCausalLM(hf.Exaone4Config(**GROUPED, **NO_PAD))),
-    "nemotron": ("pre", lambda: hf.NemotronForCausalLM(hf.NemotronConfig(**GROUPED, **NO_PAD))),
+    "flex-olmo": ("branch", lambda: hf.FlexOlmoForCausalLM(hf.FlexOlmoConfig(**GROUPED, **NO_PAD, **EXPERTS))),
     "apertus": ("pre", lambda: hf.ApertusForCausalLM(hf.ApertusConfig(**GROUPED, **NO_PAD))),
     "olmoe": ("pre", lambda: hf.OlmoeForCausalLM(hf.OlmoeConfig(**GROUPED, **NO_PAD, **EXPERTS))),
     "gpt1": (
@@ -155,3 +154,46 @@ def test_remedies_inside_the_blocks_need_inputs_to_try_the_structure_on():
             y = y - y.mean(dim=1, keepdim=True)
             x = y + layer.mlp(layer.post_attention_layernorm(y))
         assert_close(model(IDS), x)
+
+
+class LayerScale(nn.Module):
+    """As in timm and in DINOv2's repository."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((16,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class ScaledBlock(nn.Module):
+    """The names of DINOv2's and DeiT III's block, or, with vectors of its own, of BEiT's in timm."""
+
+    def __init__(self, vectors: bool = False):
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(16), Mix()
+        self.ls1 = nn.Identity() if vectors else LayerScale()
+        self.drop_path1 = nn.Identity()
+        self.norm2, self.mlp = nn.LayerNorm(16), nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.ls2 = nn.Identity() if vectors else LayerScale()
+        self.drop_path2 = nn.Identity()
+        if vectors:
+            self.gamma_1, self.gamma_2 = nn.Parameter(torch.full((16,), 0.1)), nn.Parameter(torch.full((16,), 0.1))
+        self.vectors = vectors
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = (self.gamma_1, self.gamma_2) if self.vectors else (1, 1)
+        x = x + self.drop_path1(one * self.ls1(self.attn(self.norm1(x))))
+        return x + self.drop_path2(two * self.ls2(self.mlp(self.norm2(x))))
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+def test_branches_are_seen_after_layer_scale(vectors: bool):
+    model = Model(*(ScaledBlock(vectors) for _ in range(3)))
+    profile = depthscope.probe(model, IDS, stations="all")
+    assert profile.metadata["placement"] == "pre"
+    captured = depthscope.capture(model, IDS, stations=("input", "attention_branch", "ffn_branch", "output"))
+    for number in (1, 2, 3):
+        parts = [captured[station, number] for station in ("input", "attention_branch", "ffn_branch", "output")]
+        assert_close(parts[0] + parts[1] + parts[2], parts[3])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from depthscope import machine
+from depthscope import memory
 from depthscope.cli.app import main
 from depthscope.measures import MEASURES
 from depthscope.probing import Profile
@@ -246,7 +246,7 @@ def test_a_saved_profile_without_sums_and_with_nonsense_in_it_is_refused(saved: 
 )
 def test_what_grows_with_the_square_of_the_tokens_is_counted_first(arguments: list[str], run, monkeypatch):
     """Attention matrices, where there are any, and the activations of one block."""
-    monkeypatch.setattr(machine, "available_memory", lambda: 20 * 10**9)
+    monkeypatch.setattr(memory, "available_memory", lambda: 20 * 10**9)
     began = time.process_time()
     code, out, err = run("probe", *arguments)
     assert (code, out) == (2, "")

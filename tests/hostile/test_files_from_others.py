@@ -21,7 +21,7 @@ from PIL import Image
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import depthscope
-from depthscope import files, machine
+from depthscope import files, memory
 from depthscope.cli.app import main
 from depthscope.cli.console import Screen
 from depthscope.drawing import Curve, draw_by_block
@@ -90,7 +90,7 @@ def test_only_what_counts_layers_is_a_number_of_layers(bert: Path, text: Path, r
 
 
 def test_a_deep_configuration_is_counted_from_two_shallow_ones(bert: Path, run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine, "available_memory", lambda: 2**25)  # room for 300 blocks, not for their weights
+    monkeypatch.setattr(memory, "available_memory", lambda: 2**25)  # room for 300 blocks, not for their weights
     change(bert, num_hidden_layers=300, hidden_size=256, intermediate_size=1024)
     assert f"'{bert}' with 300 layers, 2.37e+08 parameters" in run("probe", f"hf:{bert}", code=2)[1]
 
@@ -214,15 +214,15 @@ def test_long_words_change_no_tokenizer_but_their_own():
 def test_the_limit_of_a_container_counts(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "memory/docker/x" if version == 1 else tmp_path / "docker/x"
     folder.mkdir(parents=True)
-    limit, used = machine._LIMITS[2 - version]
+    limit, used = memory._LIMITS[2 - version]
     (folder / limit).write_text("1000000\n")
     (folder / used).write_text("600000\n")
     (folder / "memory.stat").write_text("anon 5\ninactive_file 100000\n")
     (folder.parent / limit).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
     (own := tmp_path / "own").write_text("4:memory:/docker/x\n" if version == 1 else "0::/docker/x\n")
-    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(machine, "_OWN_CGROUPS", own)
-    assert machine.available_memory() == 500_000
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_CGROUPS", own)
+    assert memory.available_memory() == 500_000
 
 
 def test_weights_of_another_model_get_no_verdict(bert: Path, run):
@@ -288,7 +288,9 @@ def test_a_folder_with_a_name_like_mathematics_loses_no_work(tmp_path: Path, ber
     assert (tmp_path / "out" / "profile.png").stat().st_size
 
 
-@pytest.mark.parametrize(("command", "shown"), [("probe", "Verdict"), ("fix", "Verdict"), ("demo", "after each block")])
+@pytest.mark.parametrize(
+    ("command", "shown"), [("probe", "No collapse"), ("fix", "No collapse"), ("demo", "after each block")]
+)
 def test_a_full_disk_costs_no_printout(command: str, shown: str, tmp_path: Path):
     small = ["--depth", "2"]
     if command != "demo":
@@ -331,7 +333,7 @@ def test_a_fix_replaces_an_older_one_as_a_whole_or_not_at_all(tmp_path: Path, ru
         with monkeypatch.context() as patched:
             patched.setattr(files, "_naming", partial(full, failing))
             out, err = run(*model, "--seed=1", code=2)
-        assert "Before" in out  # what was computed is shown all the same
+        assert "No collapse" in out  # what was computed is shown all the same
         assert str(tmp_path / failing) in err
         assert everything_in(tmp_path) == older, failing
     run(*model, "--seed=1", code=0)

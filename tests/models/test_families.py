@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from depthscope.machine import available_memory, count_parameters, require_memory
+from depthscope.memory import available_memory, count_parameters, require_memory
 from depthscope.models import families
 from depthscope.models.families import FAMILIES, EncoderFamily, HuggingFaceFamily, Shape, build_family
 
@@ -163,9 +163,9 @@ def test_memory_counts_the_dtype():
 
 
 def test_memory_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    from depthscope import machine
+    from depthscope import memory
 
-    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "missing")
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "missing")
     assert available_memory() > 1e8
 
 

@@ -7,6 +7,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import depthscope
 from depthscope import measures as m
 from depthscope.anatomy import anatomy_of
 from depthscope.hooks import Listen, Machine
@@ -139,6 +140,29 @@ class OwnMask(Stack):
 def test_a_mask_that_is_not_understood_is_named():
     notes = probe(OwnMask(), {"x": TOKENS, "padding_mask": MASK == 0}).metadata["notes"]
     assert "not used as masks of real tokens: padding_mask" in notes
+
+
+def test_a_mask_that_the_model_does_not_hand_on_is_named():
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3}
+    model = hf.RwkvForCausalLM(hf.RwkvConfig(**sizes, attention_hidden_size=16, intermediate_size=32)).eval()
+    found = probe(model, {"input_ids": IDS, "attention_mask": MASK})
+    assert "not used as masks of real tokens: attention_mask" in found.metadata["notes"]
+    real = probe(model, {"input_ids": IDS, "attention_mask": MASK}, mask="attention_mask")
+    alone = probe(model, IDS[1:, :4]).curve("token_similarity")
+    samples = real.frame.query("measure == 'token_similarity' and station == 'output' and sample == 1")["value"]
+    assert samples.tolist() == pytest.approx(alone, abs=1e-5)
+    depthscope.apply(model, depthscope.remedies.DeEscalate(0.9), causal=True)
+    with pytest.raises(ValueError, match=r"after earlier ones \(state=\).*use_cache=False"):
+        model.generate(IDS, max_new_tokens=2, pad_token_id=0)
+
+
+@pytest.mark.parametrize("n", [4, 5])
+def test_tokens_with_the_width_before_them_are_refused(n: int):
+    """SqueezeBERT; of four groups its weights are 4 wide, and its FFN's 16."""
+    sizes = TEXT | {"embedding_size": 16, "intermediate_size": 16}
+    model = hf.SqueezeBertModel(hf.SqueezeBertConfig(**sizes, q_groups=4, k_groups=4, v_groups=4)).eval()
+    with pytest.raises(ValueError, match=r"got \(2, 16, \d+\)"):
+        probe(model, torch.arange(2 * n).view(2, n))
 
 
 def test_modules_that_several_blocks_share_are_heard_once():

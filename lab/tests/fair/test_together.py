@@ -154,6 +154,7 @@ def test_attention_as_the_compiler_sees_it_is_the_same(monkeypatch):
 
 
 @pytest.mark.long  # compiles for ten seconds
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks at it
 def test_compiled_blocks_give_the_same():
     eager, compiled = (Together(FACTS, reader, MEMBERS, BUDGET, compile=how) for how in (False, True))
     for _ in range(3):

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import depthscope
-from depthscope.machine import count_parameters
 from depthscope.measures import token_similarity
+from depthscope.memory import count_parameters
 from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.remedies import DeEscalate
 from depthscope.stations import BLOCK

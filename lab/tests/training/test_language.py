@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from depthscope.hooks.staying import TokenHook, hang
-from depthscope.machine import count_parameters
+from depthscope.memory import count_parameters
 from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.remedies import Remedy, applied, deescalate
 from depthscope.remedies.remedy import REMEDIES

@@ -133,6 +133,7 @@ def _assembled(model: nn.Module, found: list[tuple[str, nn.Module]]) -> Anatomy:
         mask_argument=_mask_argument(families.values()),
         causal=_causal(model, blocks, list(families.values())),
         notes=tuple(note for family in families.values() for note in family.notes),
+        streams=any(family.streams for family in families.values()),
     )
 
 

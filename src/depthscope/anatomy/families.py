@@ -106,6 +106,13 @@ VIT = Layout(
     "mlp",
 )
 DINOV2 = Layout("pre", "norm1 norm2", VIT.attention, "mlp layer_scale2", attention_branch="layer_scale1")
+DATA2VEC_VISION = Layout(
+    "pre",
+    VIT.norms,
+    Attention("attention.attention", "query key value", "attention.output.dense", "num_attention_heads"),
+    "intermediate output",
+)
+INTERN_VISION = replace(VIT, attention=Attention("attention", "q_proj k_proj v_proj", "attention.projection_layer"))
 SWIN = replace(VIT, attention_branch="drop_path")
 CLIP = Layout(
     "pre",
@@ -164,6 +171,14 @@ GPT2 = Layout(
 )
 OPT = replace(BART, placement="pre", cross=None, causal="")  # the FFN works on flattened tokens
 OPT_POST = replace(OPT, placement="post")  # the 350m model
+GPT_BIGCODE = Layout(
+    "pre",
+    "ln_1 ln_2",
+    # With one key and value for all heads, interleaved rows are all queries, then the key, then the value.
+    Attention("attn", "c_attn", "attn.c_proj", groups="kv_heads", fused="interleaved"),
+    "mlp",
+    cross=GPT2.cross,
+)
 BLOOM = Layout(
     "pre",
     layout.LLAMA,
@@ -222,6 +237,7 @@ PHI3 = Layout(
     attention_branch="resid_attn_dropout",
     ffn_branch="resid_mlp_dropout",
 )
+LLAMA4 = replace(LLAMA, ffn="feed_forward")
 JAMBA = replace(LLAMA, norms="input_layernorm pre_ff_layernorm", ffn="feed_forward")
 JAMBA_MIXER = replace(JAMBA, attention=None, attention_branch="mamba")
 MAMBA = Layout("mixer", "norm", None, attention_branch="mixer")
@@ -279,6 +295,9 @@ FAMILIES = (
     _family("deberta", "DebertaV2Layer", DEBERTA, never),
     _family("vit", "ViTLayer DeiTLayer", VIT, never, **NO_MASK),
     _family("dinov2", "Dinov2Layer Dinov2WithRegistersLayer", partial(odd.dinov2, DINOV2), never, **NO_MASK),
+    _family("beit", "BeitLayer", partial(odd.beit, VIT), never, **NO_MASK),
+    _family("data2vec-vision", "Data2VecVisionLayer", partial(odd.beit, DATA2VEC_VISION), never, **NO_MASK),
+    _family("internvl-vision", "InternVLVisionLayer", partial(odd.beit, INTERN_VISION), never, **NO_MASK),
     _family("swin", "SwinLayer", partial(odd.swin, SWIN), never, **NO_MASK, notes=(odd.WINDOWS,)),
     _family(
         "clip", _each("CLIP CLIPSeg MetaClip2 OwlViT Owlv2", "EncoderLayer"), partial(odd.clip, CLIP), as_blocks_say
@@ -308,6 +327,7 @@ FAMILIES = (
         as_blocks_say,
     ),
     _family("gpt2", "GPT2Block", GPT2, always),
+    _family("gpt-bigcode", "GPTBigCodeBlock", GPT_BIGCODE, always),
     _family("opt", "OPTDecoderLayer", _either("do_layer_norm_before", OPT, OPT_POST), always),
     _family("bloom", "BloomBlock", partial(odd.bloom, BLOOM)),
     _family("mpt", "MptBlock", partial(odd.mpt, MPT)),
@@ -321,15 +341,19 @@ FAMILIES = (
     _family(
         "llama",
         _each(
-            "Llama Qwen2 Qwen3 Qwen2Moe Qwen3Moe Mistral Mixtral Gemma StableLm Starcoder2 Granite SmolLM3 GptOss",
+            "Llama Qwen2 Qwen3 Qwen2Moe Qwen3Moe Mistral Ministral3 Mixtral Gemma StableLm Starcoder2 Granite SmolLM3 "
+            "GptOss Glm4Moe SeedOss Nemotron Arcee",
             "DecoderLayer",
         ),
         _either("use_parallel_residual", STABLE_LM, partial(odd.llama, LLAMA)),
     ),
+    _family("llama4", "Llama4TextDecoderLayer", LLAMA4),
+    _family("doge", "DogeDecoderLayer", partial(odd.doge, LLAMA)),
     _family("phi3", "Phi3DecoderLayer", PHI3),
     _family("gemma2", _each("Gemma2 Gemma3", "DecoderLayer"), GEMMA2),
-    _family("olmo2", _each("Olmo2 Olmo3", "DecoderLayer"), OLMO2),
+    _family("olmo2", _each("Olmo2 Olmo3 Exaone4", "DecoderLayer"), OLMO2),
     _family("cohere", _each("Cohere Cohere2 Phi", "DecoderLayer"), _either("self_attn.dense", PHI, STABLE_LM)),
+    _family("deepseek-v4", _each("DeepseekV4 HYV4", "DecoderLayer"), odd.streamed, streams=True),
     _family("deepseek", _each("DeepseekV2 DeepseekV3", "DecoderLayer"), DEEPSEEK),
     _family(
         "mamba",

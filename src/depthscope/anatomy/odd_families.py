@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from depthscope import walking
 from depthscope.anatomy.layout import Layout, find_if_there
@@ -83,18 +83,36 @@ def clip(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     return replace(layout(name, layer), causal="Text" in type(layer.self_attn.config).__name__)
 
 
+def beit(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
+    """Each branch is multiplied by a parameter before it is added: no module shows what is added."""
+    if not isinstance(layer.lambda_1, Tensor):  # without LayerScale it is 1
+        return layout(name, layer)
+    return _scaled(layout(name, layer), layer.lambda_1).without(BRANCHES)
+
+
 def dinov2(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """Each branch is multiplied by a vector (LayerScale)."""
-    block = layout(name, layer)
+    return _scaled(layout(name, layer), layer.layer_scale1.lambda1)
+
+
+def _scaled(block: BlockAnatomy, scale: Tensor) -> BlockAnatomy:
+    """With the vector (d) that attention's branch is multiplied by in the output projection."""
 
     def projections() -> Projections:
         assert block.projections is not None
-        plain, scale = block.projections(), layer.layer_scale1.lambda1.detach()  # (d)
+        plain, factor = block.projections(), scale.detach()
         assert plain.output is not None
-        bias = None if plain.output_bias is None else plain.output_bias * scale
-        return replace(plain, output=plain.output * scale, output_bias=bias)
+        bias = None if plain.output_bias is None else plain.output_bias * factor
+        return replace(plain, output=plain.output * factor, output_bias=bias)
 
     return replace(block, projections=projections)
+
+
+def doge(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
+    """The trunk is multiplied by a vector before a branch is added: no placement of norms says so, and what stands
+    before the FFN's norm is a copy of the trunk."""
+    block = replace(layout(name, layer), placement=None)
+    return block.without(("after_attention", "ffn_input", "after_ffn"))
 
 
 def llama(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
@@ -111,6 +129,19 @@ def mpt(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """Queries, keys and values that are clipped are no linear maps of tokens."""
     block = layout(name, layer)
     return replace(block, fused_values=None, projections=None) if layer.attn.clip_qkv else block
+
+
+def streamed(name: str, layer: Any) -> BlockAnatomy:
+    """Hyper-connections (DeepSeek-V4): the trunk has several streams (batch, n, streams, d). Each branch reads a
+    mixture of them, and is added to them, by weights that depend on the token."""
+    spots = {
+        "input": Spot(layer, "in", (0, 0)),
+        "attention_input": Spot(layer.input_layernorm, "out"),
+        "ffn_input": Spot(layer.post_attention_layernorm, "out"),
+        "output": Spot(layer, "out"),
+    }
+    norms = layer.input_layernorm, layer.post_attention_layernorm
+    return BlockAnatomy(name, layer, spots, "streams", attention=layer.self_attn, norms=norms, ffn=(layer.mlp,))
 
 
 def swin(layout: Layout, name: str, layer: Any) -> BlockAnatomy:

@@ -22,11 +22,57 @@ class HiddenWeights(ValueError):
     its parameters are for is known all the same."""
 
     def __init__(self, layer: nn.Module, roles: Mapping[Role, tuple[Piece, ...]]):
-        super().__init__(
-            f"expected a linear layer with a weight, got {type(layer).__name__}: merge the adapter into the weights, "
-            "or give the wrapper a property `weight`"
+        kind, advice = (
+            type(layer).__name__,
+            "merge the adapter into the weights, or give the wrapper a property `weight`",
         )
-        self.roles = roles
+        if ".quantized" in type(layer).__module__:
+            kind, advice = f"a quantized {kind}", "take the model as it was before it was quantized"
+        super().__init__(f"expected a linear layer with a weight, got {kind}: {advice}")
+        self.roles, self.layer = roles, layer
+
+
+def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """What a linear layer multiplies by and adds, as it stores them; with an adapter around it (PEFT's LoRA and DoRA,
+    not merged), W + Σ s·B A, the weight that is in force. Refuses a layer whose weight is not known."""
+    base = getattr(layer, "base_layer", None)
+    if base is None:
+        if not isinstance(getattr(layer, "weight", None), Tensor):
+            raise HiddenWeights(layer, {})
+        return _with_numbers(layer, layer.weight), layer.bias  # type: ignore[arg-type,return-value]
+    weight, bias = weight_and_bias(base)
+    if getattr(layer, "disable_adapters", False) or getattr(layer, "merged", False):
+        return weight, bias
+    ours, theirs = getattr(layer, "lora_A", None), getattr(layer, "lora_B", None)
+    if ours is None or theirs is None or not weight.is_floating_point():
+        raise HiddenWeights(layer, {})
+    turned = bool(getattr(layer, "fan_in_fan_out", False))  # stored (d, out), as in a Conv1D
+    active = getattr(layer, "active_adapters", list(ours))
+    for name in [adapter for adapter in active if adapter in ours]:
+        down, up, scaling = ours[name], theirs[name], layer.scaling[name]  # type: ignore[index]
+        whole = (weight.T if turned else weight).detach() + scaling * (up.weight @ down.weight).detach()
+        magnitudes = getattr(layer, "lora_magnitude_vector", None)
+        if magnitudes is not None and name in magnitudes:  # DoRA
+            whole = (magnitudes[name].weight / whole.norm(dim=1)).detach().unsqueeze(1) * whole
+        if getattr(up, "bias", None) is not None:
+            bias = scaling * up.bias if bias is None else bias + scaling * up.bias
+        weight = whole.T if turned else whole
+    return weight, bias
+
+
+def _with_numbers(layer: nn.Module, weight: Tensor) -> Tensor:
+    """The weight; of one that is kept in another form (torchao's int8) what it stands for."""
+    if not has_own_operations(weight) or hasattr(weight, "device_mesh"):
+        return weight
+    try:
+        return weight.dequantize()
+    except (NotImplementedError, RuntimeError, AttributeError):
+        raise HiddenWeights(layer, {}) from None
+
+
+def has_own_operations(weight: Tensor) -> bool:
+    """Whether a tensor is of a class that says itself what it can do, which may be little more than a linear layer."""
+    return bool(type(weight).__torch_dispatch__ is not Tensor.__torch_dispatch__)
 
 
 def linear_projections(
@@ -40,24 +86,21 @@ def linear_projections(
     """Separate linear layers, the common layout; `groups` < heads for grouped queries."""
     groups = groups or heads
     roles: Roles = {"queries_keys": _pieces(query, key), "values_output": _pieces(value, output)}
-    for layer in (query, key, value, output):
-        if layer is not None and not isinstance(getattr(layer, "weight", None), Tensor):
-            raise HiddenWeights(layer, roles)
+    try:
+        inwards = [weight_and_bias(layer) for layer in (query, key, value)]
+        outwards = None if output is None else weight_and_bias(output)
+    except HiddenWeights as hidden:
+        raise HiddenWeights(hidden.layer, roles) from None
+    counts = heads, groups, groups
+    w_q, w_k, w_v = (
+        _repeated(_by_head(weight, own).mT, heads) for (weight, _), own in zip(inwards, counts, strict=True)
+    )
     b_q, b_k, b_v = (
-        None if layer.bias is None else _repeated(_by_head(layer.bias, own), heads)
-        for layer, own in ((query, heads), (key, groups), (value, groups))
+        None if bias is None else _repeated(_by_head(bias, own), heads)
+        for (_, bias), own in zip(inwards, counts, strict=True)
     )
-    return Projections(
-        _by_head(query.weight, heads).mT,
-        _repeated(_by_head(key.weight, groups).mT, heads),
-        _repeated(_by_head(value.weight, groups).mT, heads),
-        None if output is None else _by_head(output.weight.T, heads),
-        b_q,
-        b_k,
-        b_v,
-        None if output is None else _detached(output.bias),
-        roles=roles,
-    )
+    w_o, b_o = (None, None) if outwards is None else (_by_head(outwards[0].T, heads), _detached(outwards[1]))
+    return Projections(w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o, roles=roles)
 
 
 def fused_projections(
@@ -112,15 +155,16 @@ def latent_projections(attention: Any) -> Projections:
     """
     heads, width = attention.config.num_attention_heads, attention.v_head_dim
     queries = [layer for name in _LATENT_QUERIES if (layer := getattr(attention, name, None)) is not None]
-    both, narrow = _weight_and_bias(attention.kv_b_proj), _weight_and_bias(attention.kv_a_proj_with_mqa)
+    both, narrow = _own(attention.kv_b_proj), _own(attention.kv_a_proj_with_mqa)
     turned = attention.qk_rope_head_dim  # last rows of the narrow projection: a key that is rotated, and no value
-    rows = _by_head(attention.kv_b_proj.weight, heads)  # (h, k + v, rank)
+    rows = _by_head(weight_and_bias(attention.kv_b_proj)[0], heads)  # (h, k + v, rank)
+    output, output_bias = weight_and_bias(attention.o_proj)
     return Projections(
         query=None,
         key=None,
         value=rows[:, -width:].mT,
-        output=_by_head(attention.o_proj.weight.T, heads),
-        output_bias=_detached(attention.o_proj.bias),
+        output=_by_head(output.T, heads),
+        output_bias=_detached(output_bias),
         latent=Spot(attention.kv_a_layernorm, "out"),
         roles={
             "queries_keys": (
@@ -182,8 +226,10 @@ def _pieces(*layers: nn.Module | None) -> tuple[Piece, ...]:
     return tuple(Piece(parameter) for layer in layers if layer is not None for parameter in layer.parameters())
 
 
-def _weight_and_bias(layer: nn.Linear) -> tuple[Tensor, ...]:
-    return (layer.weight,) if layer.bias is None else (layer.weight, layer.bias)
+def _own(layer: nn.Module) -> tuple[Tensor, ...]:
+    """The weight and the bias of a layer, without an adapter's."""
+    own: Any = getattr(layer, "base_layer", layer)
+    return (own.weight,) if own.bias is None else (own.weight, own.bias)
 
 
 def _by_head(values: Tensor, heads: int) -> Tensor:

@@ -157,7 +157,7 @@ class BlockAnatomy:
             return (Addition("input", "attention_branch", "output", beside="ffn_branch"),)
         if self.placement == "mixer":
             return (Addition("input", "attention_branch", "output"),)
-        if self.placement is None:
+        if self.placement in (None, "streams"):
             return ()
         found = [Addition("input", "attention_branch", "after_attention")]
         if crosses:
@@ -183,12 +183,15 @@ class Anatomy:
     causal_by: Literal["", "user", "tried"] = ""  # who says whether it is causal: the family, the user, or a trial
     sees_some_later: bool = False  # by trial: tokens see some later ones, but not all; it counts as causal
     right_to_left: bool = False  # by trial: tokens see later ones, and no earlier ones
+    streams: bool = False  # activations are (batch, n, streams, d), as with hyper-connections
     between: tuple[int, ...] | None = None  # applications before which something else stands; None: not looked for
 
     @property
     def maps(self) -> bool:
         """Whether activations may be maps (batch, height, width, d): only where it was said or seen what is passed."""
-        return any("input" in block.spots and block.spots["input"].path is not None for block in self.blocks)
+        return not self.streams and any(
+            "input" in block.spots and block.spots["input"].path is not None for block in self.blocks
+        )
 
     def axis_of(self, block: BlockAnatomy) -> int:
         """Where the tokens of a block stand: 1 for (batch, n, d), 0 for (n, batch, d)."""
@@ -224,6 +227,7 @@ class Family:
     causal: Callable[[nn.Module], bool | None]
     token_axis: int = 1
     mask_argument: str | None = "attention_mask"
+    streams: bool = False  # activations are (batch, n, streams, d), as with hyper-connections
     token_axis_of: Callable[[nn.Module], int] | None = None  # where it depends on the module
     notes: tuple[str, ...] = ()  # what a reader of every profile of the family must know
 

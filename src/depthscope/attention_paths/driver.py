@@ -304,6 +304,11 @@ def _refuse(anatomy: Anatomy) -> None:
         raise ValueError(
             f"this model has several parts ({named}): say which one with part=, as in part={anatomy.parts[-1]!r}"
         )
+    if anatomy.streams:
+        raise ValueError(
+            "this model has several streams (hyper-connections), which its blocks mix by weights of each token: paths "
+            "are followed along one trunk"
+        )
     for block in anatomy.blocks:
         leaves = block.spots.get("output")
         if leaves is None or "input" not in block.spots or leaves.added_to is not None:

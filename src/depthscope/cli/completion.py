@@ -48,7 +48,7 @@ def refuse_a_typo(model: str) -> None:
     """Refuses a MODEL that cannot exist, before torch is imported; of what may exist `load_model` knows more."""
     module, colon, place = model.partition(":")
     if colon:
-        if module != "hf" and _is_nowhere(module.partition(".")[0]):
+        if module not in ("hf", "states") and _is_nowhere(module.partition(".")[0]):
             raise unknown_module(model)
         if module == "hf" and is_a_place(place) and not Path(place).exists() and (meant := near_folder(place)):
             raise ValueError(f"there is no {place!r}: {meant.strip()}")

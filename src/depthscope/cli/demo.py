@@ -32,7 +32,7 @@ def demo(
 
     from depthscope.cli.documents import print_document
     from depthscope.cli.running import require_writable, say_where
-    from depthscope.machine import count_parameters, require_memory
+    from depthscope.memory import count_parameters, require_memory
     from depthscope.models import BlockConfig, Encoder, post_norm, pre_norm, xavier
 
     with torch.device("meta"):

@@ -127,7 +127,7 @@ def _given(inputs: Any, model: nn.Module, options: ModelOptions) -> Inputs:
 
 
 def _random_tokens(model: nn.Module, width: int, options: ModelOptions) -> Inputs:
-    from depthscope.machine import require_room
+    from depthscope.memory import require_room
 
     samples, batch = _shape(options)
     tokens = options.usual_tokens if options.tokens is None else options.tokens
@@ -268,7 +268,7 @@ def _as_laid_out(model: nn.Module, x: Tensor, options: ModelOptions) -> Tensor:
 
 def _images(model: Any, options: ModelOptions) -> Inputs:
     """The first images of a folder, by name, or random normal pixels."""
-    from depthscope.machine import require_room
+    from depthscope.memory import require_room
 
     ours = getattr(model, "config", None) is None
     if ours:

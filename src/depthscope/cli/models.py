@@ -59,6 +59,8 @@ def load_model(options: WeightOptions) -> LoadedModel:
         loaded = LoadedModel(model)
     else:
         refuse_a_shape(options)
+        if name.startswith("states:"):
+            raise ValueError(f"{name!r} has hidden states and no model: `depthscope probe` alone measures these")
         if name.startswith("hf:"):
             loaded = _from_hugging_face(name.removeprefix("hf:"), options)
         elif ":" in name:
@@ -203,7 +205,7 @@ def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: A
     import torch
 
     from depthscope.cli.sizes import require_depth, size_of
-    from depthscope.machine import require_memory
+    from depthscope.memory import require_memory
     from depthscope.models.families import has_causal_loss
     from depthscope.value_spectra.from_disk import require_own_shards
 
@@ -222,6 +224,8 @@ def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: A
         if causal:
             auto = transformers.AutoModelForCausalLM
         build = partial(auto.from_config, trust_remote_code=options.trust_remote_code)
+        if options.loss == "where there is one" and not causal and (named := _named_architecture(transformers, config)):
+            auto = build = named
         depth, parameters = size_of(config, build, repr(name))
         require_memory(parameters, dtype, what=f"{name!r} with {depth} layers", blocks=depth)
         model, info = auto.from_pretrained(
@@ -246,6 +250,14 @@ def _pretrained(transformers: Any, name: str, options: WeightOptions, **where: A
         )
     notes = (f"not in the checkpoint, so random: {', '.join(missing)}",) if missing else ()
     return LoadedModel(model, tokenizer=tokenizer, notes=notes)
+
+
+def _named_architecture(transformers: Any, config: Any) -> Any:
+    """The class that config.json names, with its head: an encoder's predicts masked words, or classes. None if it
+    names none of transformers that this configuration belongs to."""
+    found = getattr(transformers, str(next(iter(getattr(config, "architectures", None) or ()), "")), None)
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    return found if is_model and getattr(found, "config_class", None) is type(config) else None
 
 
 def _tokenizer(transformers: Any, name: str, known: dict[str, Any]) -> Any:

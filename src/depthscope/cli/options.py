@@ -70,7 +70,8 @@ class WeightOptions:
             metavar="MODEL",
             autocompletion=completion.models,
             help="A family with random weights (bert, gpt2, vit, llama, encoder, …), hf:NAME_OR_FOLDER (or a GGUF "
-            "file), or module:factory, a function in your code that returns a model or (model, inputs).",
+            "file), module:factory, a function in your code that returns a model or (model, inputs), or, for probe, "
+            "states:FOLDER, hidden states that were saved.",
         ),
     ]
     depth: Annotated[int | None, counted("Number of blocks, of a family.")] = None

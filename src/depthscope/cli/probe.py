@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from depthscope.value_spectra import Spectra
 
 _OF_USE = ("table", "summary", "metadata")  # its sentences are among those of the diagnosis
+STATES = "states:"  # then a folder of hidden states, without a model
+_OF_STATES = {"model", "out", "json", "full", "measures", "stations", "exclude_tokens", "causal"}  # what means
+_OF_STATES |= {"samples", "estimate", "fail_on", "seed", "skip_run"}  # something there
 _PLAIN = {"gradients": False, "without": (), "window": None}
 
 
@@ -42,7 +46,10 @@ def probe(options: ProbeOptions) -> Finished:
     if options.without and (options.depth_use or options.skip_loss):
         other = "--depth-use" if options.depth_use else "--skip-loss"
         raise ValueError(f"{other} is of the whole model; leave it or --without out")
-    profile, skipped, used, diagnosis = _measure(options)
+    if options.model.startswith(STATES):
+        profile, skipped, used, diagnosis = _measure_states(options)
+    else:
+        profile, skipped, used, diagnosis = _measure(options)
     return Finished(
         document=lambda: as_json(profile, diagnosis, skipped, used),
         show=lambda: _show(profile, skipped, used, diagnosis, full=options.full),
@@ -90,7 +97,10 @@ def _wishes(options: ProbeOptions) -> dict[str, Any]:
 
 
 def _in_python(options: ProbeOptions) -> str:
-    """The call that measures the same of a model and inputs that are at hand."""
+    """The call that measures the same of a model and inputs that are at hand, or of states."""
+    if options.model.startswith(STATES):
+        wishes = {name: getattr(options, name) for name in ("measures", "exclude_tokens", "causal", "samples")}
+        return call("profile_of", repr(options.model.removeprefix(STATES)), wishes, {"causal": None, "samples": None})
     probed = call("probe", "model, inputs", {**_wishes(options), **options.hints}, _PLAIN)
     if not options.depth_use:
         return probed
@@ -132,6 +142,28 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Depth
         notes = profile.metadata["notes"]
         notes += [note for note in of_interruption() if note not in notes]
         return profile, skipped, used, found
+
+
+def _measure_states(options: ProbeOptions) -> tuple[Profile, None, None, Diagnosis]:
+    """Of hidden states that somebody has saved: nothing is run, and no remedy can be tried."""
+    from depthscope.cli.running import show_progress
+    from depthscope.diagnosis import diagnose
+    from depthscope.probing import profile_of
+
+    for option in fields(options):
+        if option.name not in _OF_STATES and getattr(options, option.name) != option.default:
+            name = option.name.replace("_", "-")
+            raise ValueError(f"--{name} needs a model, and {options.model!r} has hidden states alone; leave it out")
+    with show_progress(not options.json) as progress:
+        profile = profile_of(
+            options.model.removeprefix(STATES),
+            measures=options.measures,
+            exclude_tokens=options.exclude_tokens,
+            causal=options.causal,
+            samples=options.samples,
+            progress=progress("measuring", None),
+        )
+    return profile, None, None, diagnose(profile)
 
 
 def _skipped(ready: Prepared, run: int) -> pd.DataFrame:

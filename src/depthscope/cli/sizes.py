@@ -27,7 +27,7 @@ _LONGEST_ATTENTION = 65_536
 
 def require_depth(raw: Any, name: str) -> None:
     """Refuses a configuration file with more layers than this machine can hold, whatever their width."""
-    from depthscope.machine import require_memory
+    from depthscope.memory import require_memory
 
     depth = max(_layers_in_file(raw, name), default=0)
     require_memory(0, what=f"{name} with {depth} layers", blocks=depth)
@@ -49,7 +49,7 @@ def size_of(config: Any, build: Callable[[Any], Any], name: str) -> tuple[int, i
     """
     import torch
 
-    from depthscope.machine import count_parameters, counting
+    from depthscope.memory import count_parameters, counting
 
     def parameters(config: Any) -> int:
         with torch.device("meta"):
@@ -91,8 +91,8 @@ def require_pass(model: nn.Module, options: ModelOptions, *, batch: int, tokens:
     head at a time is there if a measure of another package asks for it (`needs` "matrix"); those of all heads are there
     at once in an eager implementation, or where a bias of relative positions is added to them.
     """
-    from depthscope.machine import require_room
     from depthscope.measures import MEASURES, choose_measures
+    from depthscope.memory import require_room
 
     size = next(model.parameters()).element_size()
     what = f"{batch} × {tokens} tokens (--batch, --tokens) of width {width}"

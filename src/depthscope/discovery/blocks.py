@@ -55,8 +55,9 @@ def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = Non
 
 def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls: list[Call], batch: Batch) -> Anatomy:
     trunk = _inside_stages(max(chains, key=_rank), chains)
-    _refuse_streams(trunk, batch)
-    _refuse_maps(trunk)
+    streams = _are_streams(trunk, batch)
+    if not streams:
+        _refuse_maps(trunk, batch)
     all_ends = _all_ends(trunk)
     anatomy = unknown_anatomy([(p.call.name, p.call.module, all_ends[p.call.name]) for p in trunk], NOTE)
     listed_too = listed is not None and [b.module for b in listed.blocks] == [b.module for b in anatomy.blocks]
@@ -68,27 +69,28 @@ def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls:
         spelled=None if needs_no_word else spell(model, anatomy.blocks),
         left_out=tuple(left_out(model, trunk, sorted(chains, key=_rank, reverse=True), calls)),
         applications=len(trunk),
+        streams=streams,
         between=_between(trunk),
     )
 
 
-def _refuse_streams(passages: Sequence[Passage], batch: Batch) -> None:
-    """Refuses (batch, n, streams, d) where ids are (batch, n): hyper-connections, of which a stream is no token."""
+def _are_streams(passages: Sequence[Passage], batch: Batch) -> bool:
+    """Whether tokens are (batch, n, streams, d) where ids are (batch, n): hyper-connections, and no maps."""
+    ids = _shapes_of_ids(batch)
+    shapes = {tuple(passage.entrance.shape) for passage in passages}
+    return bool(shapes) and all(len(shape) in MAPS and shape[:2] in ids for shape in shapes)
+
+
+def _shapes_of_ids(batch: Batch) -> set[tuple[int, ...]]:
     given = [value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)]
-    ids = {tuple(value.shape) for value in given if value.ndim == 2 and not value.is_floating_point()}
-    for passage in passages:
-        shape = tuple(passage.entrance.shape)
-        if len(shape) in MAPS and shape[:2] in ids:
-            raise ValueError(
-                f"expected one trunk (batch, n, d) in {passage.call.name!r}, got {shape} for ids {shape[:2]}: "
-                f"{shape[2]} streams (hyper-connections), which are not measured"
-            )
+    return {tuple(value.shape) for value in given if value.ndim == 2 and not value.is_floating_point()}
 
 
-def _refuse_maps(passages: Sequence[Passage]) -> None:
+def _refuse_maps(passages: Sequence[Passage], batch: Batch) -> None:
     """Refuses maps of features, unless their last axis is the width of a token: norms in the blocks say so, and none
     says that it is the second."""
-    turned = [passage for passage in passages if _is_turned(passage)]
+    ids = _shapes_of_ids(batch)
+    turned = [passage for passage in passages if _is_turned(passage, ids)]
     if turned and len(turned) == len(passages):
         raise ValueError(
             f"expected tokens (batch, n, d) in {turned[0].call.name!r}, got {tuple(turned[0].entrance.shape)}, of "
@@ -105,9 +107,12 @@ def _refuse_maps(passages: Sequence[Passage]) -> None:
         )
 
 
-def _is_turned(passage: Passage) -> bool:
-    """Whether tokens seem to be (batch, d, n): some weights are as wide as the second axis, and none as the third."""
-    shape = passage.entrance.shape
+def _is_turned(passage: Passage, ids: set[tuple[int, ...]]) -> bool:
+    """Whether tokens seem to be (batch, d, n): ids (batch, n) say so; or some weights are as wide as the second axis,
+    and none as the third."""
+    shape = tuple(passage.entrance.shape)
+    if len(shape) == 3 and (shape[0], shape[2]) in ids and shape[:2] not in ids and shape[1::-1] not in ids:
+        return True
     widths = {size for weight in passage.call.module.parameters() for size in weight.shape}
     return len(shape) == 3 and shape[1] in widths and shape[2] not in widths
 
@@ -258,9 +263,9 @@ def _checked(
     links = Links(mine, states, TOKENS + MAPS, calls[0].left)
     chains = links.all_chains(mine)
     passages = [passage for call in mine for passage in links.passages[id(call)]]
-    _refuse_streams(passages, batch)
-    if all(ends_of(block) == Ends() for block in named.blocks):
-        _refuse_maps(passages)
+    streams = _are_streams(passages, batch)
+    if not streams and all(ends_of(block) == Ends() for block in named.blocks):
+        _refuse_maps(passages, batch)
     all_ends: dict[str, Ends] = {}
     for block in named.blocks:
         hints = ends_of(block)
@@ -279,6 +284,7 @@ def _checked(
         spelled=pattern if as_said else spell(model, anatomy.blocks),
         left_out=tuple(said),
         applications=len(mine),
+        streams=streams,
     )
 
 

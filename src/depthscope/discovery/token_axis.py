@@ -47,7 +47,9 @@ def _outputs(model: nn.Module, anatomy: Anatomy, batch: Batch) -> list[Tensor]:
     found: list[Tensor] = []
 
     def keep(_visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
-        found.append((source.flatten(1, 2) if anatomy.maps and source.ndim == 4 else source).clone())
+        if source.ndim == 4:
+            source = source.flatten(2) if anatomy.streams else source.flatten(1, 2) if anatomy.maps else source
+        found.append(source.clone())
 
     with Machine(model, anatomy, Listen({"output"}, keep)):
         call_alike(model, batch)

@@ -100,7 +100,7 @@ def past_length(cache: Any, index: int, before: int | None) -> int:
     return 0
 
 
-def recall(cache: Any, place: tuple[str, str], past: int) -> Any:
+def recall(cache: Any, place: tuple[str, str], past: int, streams: int = 1) -> Any:
     """The statistics of the tokens in the cache; None if it is empty. A cache may say 0 and hold states (MiniMax)."""
     seen, statistics = _statistics(cache).get(place, (0, None))
     if seen != past:
@@ -108,12 +108,16 @@ def recall(cache: Any, place: tuple[str, str], past: int) -> Any:
             f"the cache holds {past} tokens, of which the remedy saw {seen}: it was filled before the remedy was "
             "put in, by a compiled pass, or cropped, or it does not count them; start again, with use_cache=False"
         )
-    return statistics
+    return statistics if statistics is None or streams == 1 else _changed(statistics, lambda part: part.flatten(0, 1))
 
 
-def remember(cache: Any, place: tuple[str, str], seen: int, statistics: Statistics) -> None:
-    """Keeps the statistics with the cache."""
-    _statistics(cache)[place] = (seen, _changed(statistics, Tensor.detach))
+def remember(cache: Any, place: tuple[str, str], seen: int, statistics: Statistics, streams: int = 1) -> None:
+    """Keeps the statistics with the cache: those of the streams of one sequence stay together."""
+
+    def kept(part: Tensor) -> Tensor:
+        return part.detach() if streams == 1 else part.detach().unflatten(0, (-1, streams))
+
+    _statistics(cache)[place] = (seen, _changed(statistics, kept))
 
 
 def _statistics(cache: Any) -> ByStation:

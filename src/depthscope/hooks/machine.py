@@ -42,6 +42,12 @@ class Visit:
     entered: Tensor  # the tokens that entered the block, in the layout of the model
     again: Callable[[Tensor], Tensor]  # runs the block once more on other tokens (batch, n, d), unheard
     part: str = ""  # of the model that runs; one that comes back after another has its name with a number
+    streams: int = 1  # of the trunk, (batch, n, streams, d): each is heard as a sequence, side by side
+
+    @property
+    def real_of_sequences(self) -> Tensor | None:
+        """(batch, n) true for real tokens, each sequence once, however many streams it has."""
+        return None if self.real is None else self.real[:: self.streams]
 
 
 OnTokens = Callable[[Visit, str, Tensor, Tensor], object]
@@ -241,7 +247,8 @@ class Machine:
         self.blocks_run += 1
         again = partial(self._run_again, block, args, kwargs)
         part = self._name_of_part(block.part)
-        self.visit = Visit(self.blocks_run, block, self.running.now.real, tokens.shape, tokens, again, part)
+        now = self.running.now
+        self.visit = Visit(self.blocks_run, block, now.real, tokens.shape, tokens, again, part, now.streams)
         self._given = call
 
     def _name_of_part(self, part: str) -> str:
@@ -326,7 +333,7 @@ class Machine:
         visit = self.visit
         if visit is None or id(visit.block.module) in _REPEATED.blocks or len(shape) != 4:
             return False
-        batch, n = sequences_and_tokens(visit.shape, self.running.token_axis)
+        batch, n = sequences_and_tokens(visit.shape, self.running.token_axis, self.running.now.streams > 1)
         if visit.block.attention is not None and self.inside is None:
             return False
         keys = n + visit.block.extra_keys

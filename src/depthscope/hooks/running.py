@@ -31,6 +31,7 @@ class Now(ByThread):
     def __init__(self) -> None:
         self.calls = 0  # of the model, counted up to 2
         self.block = ""  # the name of the block that began last, in this pass
+        self.streams = 1  # of the trunk; each is a sequence of its own, those of one sequence side by side
         self.real: Tensor | None = None  # (batch, n) true for real tokens; None: all are
         self.covered: Tensor | None = None  # `real` with the tokens in the cache before it, where the mask has them
         self.size = (0, 0)  # sequences and tokens of the block's input
@@ -64,7 +65,7 @@ class Pass:
         self.call = ModelCall()
         self.unseen = UnseenBlocks()
         self.ran: dict[str, int] = {}  # the blocks that ever ran in a model with remedies → axes of their first tokens
-        self.maps, self.guessed = anatomy.maps, anatomy.guessed
+        self.maps, self.guessed, self._has_streams = anatomy.maps, anatomy.guessed, anatomy.streams
         self.default_token_axis = anatomy.token_axis
         self._axes = {block.name: anatomy.axis_of(block) for block in anatomy.blocks}
         self._causal_arguments = {block.name: dict(block.causal_arguments) for block in anatomy.blocks}
@@ -128,14 +129,22 @@ class Pass:
         now.past = past_length(now.cache, index, now.past if now.block else None)
         now.block, now.shape = block, tokens.shape
         now.bidirectional = _says_bidirectional(self._causal_arguments[block], args, kwargs)
+        now.streams = tokens.shape[2] if tokens.ndim == 4 and (self._has_streams or self._is_of_ids(tokens)) else 1
         batch, n = self.batch_first(tokens).shape[:2]
-        now.real = self.masks.real(block, batch, n, past=now.past)
+        now.real = self.masks.real(block, batch // now.streams, n, past=now.past)
+        if now.real is not None and now.streams > 1:
+            now.real = now.real.repeat_interleave(now.streams, dim=0)
         if not torch.compiler.is_compiling():
-            self._recognise_pass(next((v for v in values if isinstance(v, Tensor) and v.ndim == 4), None), recomputed)
+            others = (v for v in values if isinstance(v, Tensor) and v.ndim == 4 and v is not tokens)
+            self._recognise_pass(next(others, None), recomputed)
         now.size, now.entered_at, now.covered = (batch, n), tokens.device, now.real
         if now.real is not None and now.real.shape[1] > n:
             now.real = now.real[:, -n:]
         return tokens
+
+    def _is_of_ids(self, tokens: Tensor) -> bool:
+        """Whether tokens with an axis more are streams, and no map: they stand where the ids of this call do."""
+        return self.unseen.ids == tuple(tokens.shape[:2])
 
     def leave(self, block: str, entrance: Path | None, leaves: Path | None, given: Any, returned: Any) -> None:
         """A block of no known family has run: refuses one that returns another shape than it was given."""
@@ -144,6 +153,11 @@ class Pass:
         before, after = tokens_at(given, entrance), tokens_at(returned, leaves)
         if before is None or after is None or before.shape != after.shape:
             shapes = [None if tokens is None else tuple(tokens.shape) for tokens in (before, after)]
+            if self.call.state:
+                raise ValueError(
+                    f"{block!r} is given {shapes[0] or 'no tokens'} after earlier ones ({self.call.state}=) and "
+                    f"returns {shapes[1] or 'none'}: call the model, or generate, with use_cache=False"
+                )
             raise ValueError(
                 f"{block!r} is given {shapes[0] or 'no tokens'} and returns {shapes[1] or 'none'}: a block returns "
                 "tokens of the shape that it was given; name the blocks with blocks='path.to.layers.*'"
@@ -178,13 +192,13 @@ class Pass:
             named = ", ".join(sorted(unused))
             warnings.warn(
                 f"{named}: not understood as a mask of real tokens, so padding counts in the mean; "
-                "call the argument attention_mask, 1 for real tokens",
+                "call the argument attention_mask, 1 for real tokens, or say mask= with its name",
                 stacklevel=2,
             )
 
     def batch_first(self, tokens: Tensor) -> Tensor:
         """(batch, n, d), whatever the model's layout."""
-        found = batch_first(tokens, self.token_axis, self.now.shape, self.maps)
+        found = batch_first(tokens, self.token_axis, self.now.shape, self.maps, self.now.streams > 1)
         if found is None or found.is_nested:
             raise ValueError(
                 f"expected tokens (batch, n, d) in {self.now.block!r}, got shape {tuple(tokens.shape)}; "
@@ -194,7 +208,7 @@ class Pass:
 
     def as_given(self, tokens: Tensor, like: Tensor) -> Tensor:
         """Undoes `batch_first`."""
-        return as_given(tokens, self.token_axis, like)
+        return as_given(tokens, self.token_axis, like, self.now.streams > 1)
 
 
 def _says_bidirectional(names: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:

@@ -1,7 +1,8 @@
 """The token matrix in what a module takes or returns: found, turned to (batch, n, d), exchanged for another.
 
 What the axes of a station's tensor mean is known here and nowhere else: `batch_first`, `as_given` and
-`sequences_and_tokens` read them. A tensor with an axis more (several streams) would be read in these three.
+`sequences_and_tokens` read them. A stream of several (hyper-connections, (batch, n, streams, d)) is read as a sequence
+of its own, those of one sequence side by side: nothing mixes streams but the model.
 """
 
 from __future__ import annotations
@@ -74,11 +75,18 @@ def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     return found
 
 
-def batch_first(tokens: Tensor, token_axis: int, shape: torch.Size | None, maps: bool = False) -> Tensor | None:
+def batch_first(
+    tokens: Tensor, token_axis: int, shape: torch.Size | None, maps: bool = False, streams: bool = False
+) -> Tensor | None:
     """The tokens as (batch, n, d), a view, whatever the model's layout; None if they cannot be read so.
 
     `shape` is that of the block's input: OPT's FFN flattens the batch. `maps`: (batch, height, width, d) is read too.
+    `streams`: (batch, n, streams, d) is read as (batch · streams, n, d), and tokens without that axis once per stream.
     """
+    if streams and shape is not None and len(shape) == 4:
+        if tokens.ndim == 4:
+            return tokens.transpose(1, 2).flatten(0, 1)
+        return tokens.repeat_interleave(shape[2], dim=0) if tokens.ndim == 3 else None
     if tokens.ndim == 2 and shape is not None and len(shape) == 3 and tokens.shape[0] == shape[0] * shape[1]:
         tokens = tokens.view(*shape[:2], -1)
     if tokens.ndim == 2:
@@ -90,15 +98,19 @@ def batch_first(tokens: Tensor, token_axis: int, shape: torch.Size | None, maps:
     return tokens if token_axis == 1 else tokens.transpose(0, 1)
 
 
-def sequences_and_tokens(shape: torch.Size, token_axis: int) -> tuple[int, int]:
+def sequences_and_tokens(shape: torch.Size, token_axis: int, streams: bool = False) -> tuple[int, int]:
     """How many sequences, and how many tokens of each, are in a tensor of this shape with a batch axis."""
-    if len(shape) == 4:  # a map (batch, height, width, d)
+    if len(shape) == 4 and not streams:  # a map (batch, height, width, d)
         return shape[0], shape[1] * shape[2]
     return (shape[0], shape[1]) if token_axis == 1 else (shape[1], shape[0])
 
 
-def as_given(tokens: Tensor, token_axis: int, like: Tensor) -> Tensor:
+def as_given(tokens: Tensor, token_axis: int, like: Tensor, streams: bool = False) -> Tensor:
     """Undoes `batch_first`: tokens (batch, n, d) in the layout of the tensor that they were read from."""
+    if streams and like.ndim == 4:
+        return tokens.unflatten(0, (like.shape[0], like.shape[2])).transpose(1, 2).contiguous()
+    if streams and like.ndim == 3:
+        return tokens[:: len(tokens) // len(like)]
     return (tokens if token_axis == 1 else tokens.transpose(0, 1)).reshape(like.shape)
 
 

@@ -21,6 +21,11 @@ class Batch(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @property
+    def inputs(self) -> Any:
+        """As a user hands it in: a dict, or one tensor."""
+        return self.kwargs or (self.args[0] if self.args else {})
+
 
 def call(model: nn.Module, batch: Batch) -> Any:
     """One pass of the model. What is given is copied first: a pass may write into its inputs, or fill a cache of keys

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from depthscope.extras import require
-from depthscope.machine import count_parameters, counting, require_memory
+from depthscope.memory import count_parameters, counting, require_memory
 from depthscope.models.block import BlockConfig
 from depthscope.models.encoder import Encoder
 from depthscope.models.initialisers import xavier

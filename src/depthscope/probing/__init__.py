@@ -6,6 +6,7 @@ from depthscope.probing.driver import probe
 from depthscope.probing.losses import NoLoss
 from depthscope.probing.profile import Profile, Reference
 from depthscope.probing.skipping import mean_loss, skip_loss
+from depthscope.probing.states import profile_of
 
 __all__ = [
     "Captured",
@@ -16,5 +17,6 @@ __all__ = [
     "capture",
     "mean_loss",
     "probe",
+    "profile_of",
     "skip_loss",
 ]

@@ -85,8 +85,10 @@ def capture(
     found: dict[tuple[str, int], Tensor] = {}
     masks: list[Tensor | None] = []
 
-    def keep(visit: Visit, station: str, tokens: Tensor, _source: Tensor) -> None:
+    def keep(visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         masks[:] = [visit.real]
+        if visit.streams > 1:  # as they are passed: (batch, n, streams, d), or (batch, n, d) where a branch reads them
+            tokens, masks[:] = source, [visit.real_of_sequences]
         if station == "input" and visit.number == 1 and "output" in wanted and 0 in chosen:
             size = len(wanted) * len(chosen) * tokens.nbytes
             if size > LARGE:

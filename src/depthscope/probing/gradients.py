@@ -12,9 +12,9 @@ from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.hooks import Listen, Machine, Visit
 from depthscope.inputs import Batch, call
 from depthscope.offloading import has_offloaded
-from depthscope.probing.finish import fetched
 from depthscope.probing.readings import Reading
 from depthscope.probing.roles import Roles, hypotenuse, norm_of_gradient
+from depthscope.transfers import fetched
 
 Loss = Callable[[Any], Tensor]
 
@@ -53,11 +53,11 @@ def gradient_norms(
     ran: list[BlockAnatomy] = []
     ends: dict[str, tuple[Tensor, Tensor | None, int]] = {}  # by part: its last output, the mask, the token axis
 
-    def keep(visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
+    def keep(visit: Visit, _station: str, tokens: Tensor, source: Tensor) -> None:
         outputs.append(source)
         ran.append(visit.block)
         axes.append(anatomy.axis_of(visit.block))
-        ends[visit.part] = source, visit.real, axes[-1]
+        ends[visit.part] = (tokens, visit.real, 1) if visit.streams > 1 else (source, visit.real, axes[-1])
 
     with torch.enable_grad(), Machine(model, anatomy, Listen({"output"}, keep)):
         returned = call(model, batch)
@@ -73,6 +73,11 @@ def gradient_norms(
     kept = [o for o in outputs if o.requires_grad]
     found = torch.autograd.grad(value, [*kept, *flat], allow_unused=True)
     if flat and all(gradient is None for gradient in found[len(kept) :]):
+        if any(".quantized" in type(m).__module__ for block in ran for m in block.module.modules()):
+            raise ValueError(
+                "no gradient passes through quantized layers, which have integers for weights: probe the model as it "
+                "was before it was quantized"
+            )
         raise ValueError(
             "the gradient reaches no weights of the blocks, as when fully_shard splits them; "
             'ask for gradients="outputs"'

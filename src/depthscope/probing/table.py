@@ -47,7 +47,8 @@ def _headline(profile: Profile) -> str:
     known: dict[str, Any] = profile.metadata
     parts = [
         f"{profile.depth} blocks" + (f" of width {known['width']}" if known.get("width") else ""),
-        f"{known['placement']}-norm" if known.get("placement") else "",
+        "" if known.get("placement") in (None, "streams") else f"{known['placement']}-norm",
+        f"{known['streams']['number']} streams" if known.get("streams") else "",
         "causal" if known.get("causal") else "",
         f"{known['samples']} x {known['tokens']} tokens" if known.get("samples") else "",
         f"{known['dtype']} on {known.get('device')}" if known.get("dtype") else "",

@@ -76,7 +76,7 @@ class WindowedMeasurement(Measurement):
 
     def _of_sequences(self, reading: Reading) -> Reading:
         """The means over the windows; a sequence of which a window is not finite has none from there on."""
-        values = _means(reading.values, self._windows[len(reading.values)])
+        values = means_of_runs(reading.values, self._windows[len(reading.values)])
         for number in range(len(values)):
             block, station = self.not_finite.get(reading.first_sample + number, (math.inf, ""))
             if reading.block > block or (reading.block, reading.station) == (block, station):
@@ -113,7 +113,7 @@ class WindowedMeasurement(Measurement):
             self.sinks[number] = sink._replace(sample=sample)
 
 
-def _means(values: list[float], each: int) -> list[float]:
+def means_of_runs(values: list[float], each: int) -> list[float]:
     """The mean of each run of so many values, without those that are nan."""
     runs = [[v for v in values[i : i + each] if not math.isnan(v)] for i in range(0, len(values), each)]
     return [math.fsum(run) / len(run) if run else math.nan for run in runs]

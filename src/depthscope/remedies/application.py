@@ -27,7 +27,7 @@ from depthscope.hooks.staying import (
     take_down,
 )
 from depthscope.inputs import Tokenizer
-from depthscope.remedies.record import keep_record, records_of, set_records
+from depthscope.remedies.record import ADAPTERS_ALONE, keep_record, records_of, saves_adapters_alone, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
 from depthscope.safety import undone
 from depthscope.scope import Scope, scope_of
@@ -78,6 +78,8 @@ def apply(
         said = [f"what the remedy covers: {left_out}" for left_out in anatomy.left_out]
         if any(remedy.blocks is None for remedy in remedies):
             said += _coverage(model, anatomy)
+        if saves_adapters_alone(model):
+            said.append(f"{ADAPTERS_ALONE}: apply these again after loading, or merge the adapters before saving")
         for sentence in said:
             warnings.warn(sentence, stacklevel=2)
         return model

@@ -96,14 +96,14 @@ class MeanAt:
         now, mean = self.running.now, self.of_this_call()
         if isinstance(mean, Full) or now.cache is None:
             return mean.mean(tokens, counted)
-        if now.shape is not None and tokens.shape[1] != now.shape[self.running.token_axis]:
+        if now.shape is not None and tokens.shape[1] != now.size[1]:
             raise ValueError(
                 f"{self.block!r} computes the {self.place} of the tokens in its cache anew, so that "
                 f"{self.remedy.name} cannot go on from them: call the model, or generate, with use_cache=False"
             )
-        before = recall(now.cache, self.key, now.past)
+        before = recall(now.cache, self.key, now.past, now.streams)
         found, after = mean.running_mean(tokens, counted, before)
-        remember(now.cache, self.key, now.past + tokens.shape[1], after)
+        remember(now.cache, self.key, now.past + tokens.shape[1], after, now.streams)
         return found
 
 

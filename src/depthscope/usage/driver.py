@@ -121,7 +121,7 @@ class _Run:
         self.model, self.anatomy = model, anatomy = scope.model, scope.anatomy
         self.loss_of: LossOf | None = loss_of
         self.seen = ForwardPass(anatomy, followed, keeps=lens)
-        self.lens = Lens(model, anatomy) if lens else None
+        self.lens = Lens(model, anatomy) if lens and not anatomy.streams else None
         self.loss: float | None = None
         self.skipped: Exchanged | None = None
         self.linear: Exchanged | None = None
@@ -130,6 +130,10 @@ class _Run:
         self.tokens: list[int] = []  # real ones of each batch
         self.fitted_on = 0
         self.notes: list[str] = []
+        if anatomy.streams:
+            self.notes.append(
+                "several streams (hyper-connections): no logit lens, no size of branches; each counts as a sequence"
+            )
 
     def forward(self) -> None:
         """One pass of every batch, and everything that it tells."""
@@ -146,9 +150,9 @@ class _Run:
             if self.seen.last is None:
                 named = [block.name for block in self.anatomy.blocks][:4]
                 raise ValueError(f"none of the blocks {named} ran; name them with blocks=")
-            self.samples += self.seen.shape[0]
-            real = self.seen.last[0].real
-            self.tokens.append(self.seen.shape[:2].numel() if real is None else int(real.sum()))
+            last, real = self.seen.last[0], self.seen.last[0].real
+            self.samples += self.seen.shape[0] // last.streams
+            self.tokens.append((self.seen.shape[:2].numel() if real is None else int(real.sum())) // last.streams)
             if found is not None:
                 found.see(batch, returned, self.seen)
                 found.watch.forget()
@@ -182,6 +186,8 @@ class _Run:
         width = self.seen.shape[-1]
         needed = int(ENOUGH * (width + 1))
         try:
+            if self.anatomy.streams:
+                raise ValueError("a block of several streams mixes them, and is no map of one")
             if isinstance(self.scope.hints.get("mask"), Tensor) and len(given) == 1:
                 raise ValueError("a linear map needs two batches where mask= is a tensor of one")
             fitting, judging = halves(given, self.samples, self.anatomy.axis_of(self.anatomy.blocks[0]))

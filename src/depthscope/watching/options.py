@@ -38,12 +38,12 @@ def watch(
             for batch in loader: …
         watch.heat_map()
 
-    **Steps.** Each forward pass in training mode is a step; the first is step 0, and steps 0, `every`,
-    2·`every`, … are watched. Passes in eval mode, and those that activation checkpointing repeats during
-    the backward pass, do not count. If a step is more than one pass (gradient accumulation, two views of
-    an image), or to continue with the numbers of an earlier run, say at the head of the loop that a step
-    begins: `watch.step()` or `watch.step(number)`. Then the first training pass of a watched step is
-    measured.
+    **Steps.** A step is what an optimizer of PyTorch ends: the first training pass after `optimizer.step()`
+    begins the next one. The first is step 0; steps 0, `every`, 2·`every`, … are watched, each in its first
+    pass, so that gradient accumulation is one step. Where no optimizer of PyTorch has the model's weights,
+    each training pass is a step. Passes in eval mode, and those that activation checkpointing repeats during
+    the backward pass, do not count. To continue with the numbers of an earlier run, or where others make the
+    steps, say at the head of the loop that a step begins: `watch.step()` or `watch.step(number)`.
 
     **What is done.** On a watched step hooks reduce the tokens to numbers as they pass, under no_grad;
     there is no second pass, and nothing of the tokens' size is kept. Between watched steps there is one

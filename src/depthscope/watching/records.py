@@ -143,7 +143,7 @@ def curves_of(means: Means) -> Curves:
     return {
         station: {
             name: [measures[name].get(block, math.nan) for block in range(max(measures[name]) + 1)]
-            for name in sorted(measures, key=order.index)
+            for name in sorted(measures, key=[*order, *measures].index)
         }
         for station, measures in means.items()
     }

@@ -19,6 +19,7 @@ from depthscope.offloading import device_of
 from depthscope.probing.finite import in_words
 from depthscope.probing.measurement import Measurement
 from depthscope.probing.roles import gradient_scalars
+from depthscope.probing.streams import StreamedMeasurement
 from depthscope.safety import undone, unhook
 from depthscope.watching import wrapped
 from depthscope.watching.gate import Alarm, DepthAlarm, Gate, Means, at_checkpoint
@@ -35,6 +36,7 @@ from depthscope.watching.records import (
     frame_of_records,
     means_of,
 )
+from depthscope.watching.steps import Steps
 
 OnRecord = Callable[[int, dict[str, float]], object]
 OnAlarm = Callable[[Alarm], object]
@@ -70,12 +72,13 @@ class Watch:
         device_of(self._model)  # refuses a model without weights
         wrapped.refuse_compiled_in_place(model)
         self._measures, self._stations = measures, stations
-        self._wide = False  # once a step was in doubt, the next ones are looked at in float64
+        anatomy = anatomy_with_hints(self._model, hints)
+        self._kind = StreamedMeasurement if anatomy.streams else Measurement
         self._measurement = self._new_measurement()
         self._machine = GuardedMachine(
             self._guarded,
             self._model,
-            anatomy_with_hints(self._model, hints),
+            anatomy,
             Listen(self._measurement.stations_to_hear(), self._see_tokens),
             hears_call=self._entrance is not self._model,
         )
@@ -86,6 +89,7 @@ class Watch:
         self._eager = ExitStack()  # what keeps compiled parts from being called during it
         self._gradients = True  # whether there were any when the watch was opened
         self._passes = 0  # training passes so far; unused once steps are announced
+        self._steps = Steps(model)  # which a plain loop makes; unused once steps are announced
         self._announced: int | None = None  # the running step, if steps are announced
         self._due = False  # the announced step is to be watched, and has not been yet
         self._complained = False
@@ -152,6 +156,7 @@ class Watch:
         self._gradients = torch.is_grad_enabled()
         try:
             self._is_open = True
+            self._steps.open()
             self._entrance.register_forward_pre_hook(Counter(self, self._before_pass), with_kwargs=True)
             return self
         except BaseException:
@@ -162,6 +167,7 @@ class Watch:
         """Takes every hook out. May be called more than once."""
         self._end_pass()
         self._flush_gradients()
+        self._steps.close()
         unhook([self._entrance], lambda hook: isinstance(hook, Counter) and hook.owner is self)
         self._is_open = False
 
@@ -201,8 +207,9 @@ class Watch:
             return
         self._flush_gradients()
         if self._announced is None:
-            step, due = self._passes, self._passes % self.every == 0
             self._passes += 1
+            begins = self._steps.begin_pass()  # with accumulation, later passes are of the same step
+            step, due = self._steps.now, begins and self._steps.now % self.every == 0
         else:
             step, due, self._due = self._announced, self._due, False
         if due:
@@ -290,7 +297,6 @@ class Watch:
         self._stop_listening()
         with torch.no_grad():
             self._measurement.end()
-            self._wide |= self._measurement.always_wide
         self._end_pass()
         rows, broken = self._measurement.readings, self._measurement.not_finite
         self._measurement = self._new_measurement()
@@ -341,4 +347,5 @@ class Watch:
             warnings.warn(str(alarm), DepthAlarm, stacklevel=2)
 
     def _new_measurement(self) -> Measurement:
-        return Measurement(self._measures, self._stations, outliers=True, wide=self._wide)
+        # A step passes once: with all care from the beginning, so that no look depends on those before it.
+        return self._kind(self._measures, self._stations, outliers=True, wide=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthscope.machine import available_memory, count_parameters, counting
+from depthscope.memory import available_memory, count_parameters, counting
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.engine import checkpoint_activations, require_shares
 from depthscope_lab.training.loading import make_empty_task
