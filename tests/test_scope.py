@@ -273,3 +273,10 @@ def test_names_are_listed():
     assert "gpt2" in {name.lower() for name in depthscope.list_families()}
     assert "token_similarity" in depthscope.list_measures("default")
     assert set(depthscope.list_measures("default")) < set(depthscope.list_measures())
+
+
+def test_one_of_a_thing_is_said_as_one():
+    torch.manual_seed(0)
+    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)
+    assert "1 block of width 8" in str(Scope(model, torch.randn(2, 1, 8)))
+    assert "2 × 1 token" in str(Scope(model, torch.randn(2, 1, 8))).split(" · ")

@@ -39,6 +39,7 @@ from depthscope.discovery import (
 from depthscope.discovery.causality import Seen, seen
 from depthscope.hooks import uncompiled, undisturbed
 from depthscope.inputs import Batch, Tokenizer, batches
+from depthscope.naming import counted
 from depthscope.stations import IN_WORDS
 from depthscope.verbs import Verbs
 
@@ -289,7 +290,7 @@ class Scope(Verbs):
     def __str__(self) -> str:
         anatomy, shape = self.anatomy, ""
         facts = [getattr(getattr(self.model, "config", None), "model_type", "") or type(self.model).__name__]
-        blocks = f"{self.depth_of_model} blocks"
+        blocks = counted(self.depth_of_model, "block")
         causality = Causality(anatomy.causal, anatomy.causal_by) if self.first is None else self.causality()[1]
         if self.first is not None:
             if self._seen is None:
@@ -298,7 +299,7 @@ class Scope(Verbs):
             sequences, tokens, width = self._seen.entrance.shape
             width //= self._seen.streams
             padded = self._seen.real.numel() - int(self._seen.real.sum())
-            shape = f"{sequences} × {tokens} tokens" + (f", {padded} padded" if padded else "")
+            shape = f"{sequences} × {counted(tokens, 'token')}" + (f", {padded} padded" if padded else "")
             blocks += f" of width {width}"
         placements = {IN_WORDS[block.placement] for block in anatomy.blocks if block.placement}
         facts += [blocks, " and ".join(sorted(placements)), _in_words(causality), shape]

@@ -57,6 +57,23 @@ def test_the_axis_of_ids_and_of_tokens(token_axis: int, shape: tuple[int, int]):
     assert axis_of(stack, torch.randn(*shape, 8, generator=seeded(1))) == token_axis
 
 
+class Normed(Attending):
+    """A block with a norm first: a huge token moves the others no more than any other does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = nn.functional.layer_norm(x, x.shape[-1:])
+        return x + self.linear(normed).mean(dim=self.token_axis, keepdim=True)
+
+
+@pytest.mark.parametrize("token_axis", [0, 1])
+def test_a_huge_token_does_not_hide_what_moves_beside_it(token_axis: int):
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 8, generator=seeded(1))
+    x[:, 0] *= 1e6
+    stack = nn.Sequential(*(Normed(token_axis) for _ in range(3)))
+    assert axis_of(stack, x if token_axis == 1 else x.transpose(0, 1)) == token_axis
+
+
 def test_a_probe_measures_the_tokens_of_each_sequence():
     torch.manual_seed(0)
     x = torch.randn(10, 3, 8, generator=seeded(2))  # 10 tokens, 3 sequences

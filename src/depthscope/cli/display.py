@@ -86,9 +86,13 @@ def _wrapped(console: Screen, text: str, indent: str = "") -> list[str]:
     return console.wrapped(text, indent).splitlines()
 
 
-def _code(console: Screen, line: str) -> str:
-    """One line, or broken after each argument where it is too long."""
-    if len(line) + len(_INDENT) <= console.reading_width:
+def _code(console: Screen, code: str) -> str:
+    """Lines of Python; a call that is too long is broken after each argument."""
+    return "\n".join(_broken(console, line) for line in code.splitlines())
+
+
+def _broken(console: Screen, line: str) -> str:
+    if len(line) + len(_INDENT) <= console.reading_width or "(" not in line:
         return line
     head, _, arguments = line.partition("(")
     inner, _, tail = arguments.rpartition(")")

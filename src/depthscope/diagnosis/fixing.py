@@ -33,6 +33,7 @@ from depthscope.progress import Tick
 from depthscope.remedies import Recommendation, Remedy, applied, apply, recommend
 from depthscope.remedies.application import temporarily
 from depthscope.remedies.recommendation import sink_positions
+from depthscope.remedies.strengths import Unmeasurable
 from depthscope.scope import Scope, scope_of
 
 Doing = Callable[[str], Tick | None]  # told what is being done; may give what to call after each piece of it
@@ -164,10 +165,16 @@ def fix(
         ranked = not asked and is_ranked(facts := Facts(before))
 
         def measure() -> Recommendation:
-            if not ranked:
-                return recommended()
-            choices[:] = ranked_choices(scope, facts, doing("trying remedies"))
-            return best_of(choices, facts) or recommended()
+            first = None
+            if ranked:
+                choices[:] = ranked_choices(scope, facts, doing("trying remedies"))
+                first = best_of(choices, facts)
+            try:
+                return first or recommended()
+            except Unmeasurable:
+                if asked:
+                    raise
+                return diagnose(before).recommendation  # an estimate from the profile
 
         verdict = diagnose(before, measure=measure)
         found = verdict.recommendation

@@ -19,6 +19,7 @@ from depthscope.diagnosis.fixing import Fixed
 from depthscope.diagnosis.value_weights import headline_of, sentences
 from depthscope.diagnosis.verdict import Diagnosis
 from depthscope.drawing.complex_plane import evenly
+from depthscope.naming import counted
 from depthscope.probing import Profile
 from depthscope.stations import IN_WORDS
 from depthscope.usage import DepthUse, Finding
@@ -60,7 +61,7 @@ class Summary:
     curves: tuple[Curve, ...] = ()
     table: Table | None = None
     advice: str = ""  # what to do; "" where nothing follows
-    code: str = ""  # the line of Python for it
+    code: str = ""  # the lines of Python for it
     notes: tuple[str, ...] = ()  # what the reader must know of how it was measured
     left: int = 0  # findings that are not shown
 
@@ -82,7 +83,7 @@ def of_profile(
         leading,
         (*_curves([("", profile)]), *costs),
         advice=_sentence(diagnosis.recommendation.reason),
-        code=diagnosis.recommendation.line or "",
+        code=diagnosis.recommendation.code or "",
         notes=tuple(notes),
         left=len(diagnosis.findings) - len(leading),
     )
@@ -103,7 +104,7 @@ def of_fix(fixed: Fixed, notes: Sequence[str] = ()) -> Summary:
         else _curves([("before", fixed.before), ("after", fixed.after)] if fixed.remedies else [("", fixed.before)]),
         table=choices_table(_shown(fixed.choices)) if fixed.choices else None,
         advice=_sentence(fixed.recommendation.reason),
-        code=fixed.recommendation.line or "",
+        code=fixed.recommendation.code or "",
         notes=(*notes, *fixed.notes),
     )
 
@@ -179,7 +180,7 @@ def model_line(about: Mapping[str, Any]) -> str:
     """A model and its inputs in one line."""
     towers: Mapping[str, Any] = about.get("towers") or {}
     weights = (about.get("weights") or {}).get("look")
-    blocks = f"{about.get('blocks')} blocks"
+    blocks = counted(about.get("blocks", 0), "block")
     if about.get("width") and not towers:
         blocks += f" of width {about['width']}"
     words = [
@@ -190,7 +191,7 @@ def model_line(about: Mapping[str, Any]) -> str:
         *(f"{name} {part['first_block']}–{part['last_block']}" for name, part in towers.items()),
         "causal" if about.get("causal") else "",
         {"initialised": "random weights", "trained": "trained"}.get(str(weights), ""),
-        f"{about.get('samples')} × {about.get('tokens')} tokens",
+        f"{about.get('samples')} × {counted(about.get('tokens', 0), 'token')}",
         f"without {', '.join(about['without'])}" if about.get("without") else "",
     ]
     if about.get("dtype") not in (None, "float32") or about.get("device") not in (None, "cpu"):

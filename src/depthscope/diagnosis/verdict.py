@@ -76,8 +76,8 @@ class Diagnosis:
             lines.append(f"- {left} more: print(diagnosis.render(full=True))")
         if self.recommendation.reason:
             lines += textwrap.wrap(f"What to do: {self.recommendation.reason}", width)
-        if self.recommendation.line is not None:
-            lines.append(f"    {self.recommendation.line}")
+        if self.recommendation.code is not None:
+            lines.append(textwrap.indent(self.recommendation.code, "    "))
         return visible("\n".join(lines))
 
     def __str__(self) -> str:

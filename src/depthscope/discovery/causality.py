@@ -193,7 +193,12 @@ class Trial:
         if len(alike_tokens) == 1 and all(map(_can_be_changed, self.anatomy.blocks)):
             after = seen(self.model, self.anatomy, self.batch, tokens)
             if after.output.shape == before.output.shape:
-                yield Changed(tokens.any(), _change(before.first, after.first), _change(before.output, after.output))
+                moved = (before.first != after.first).any(dim=-1)  # not where the blocks read something else
+                yield Changed(
+                    (moved & tokens.to(moved.device)).any(),
+                    _change(before.first, after.first),
+                    _change(before.output, after.output),
+                )
 
     def _first_that_entered(self, tokens: Tensor, also: list[Tensor]) -> tuple[Changed | None, list[Tensor]]:
         """What the input that these blocks read has changed, and the numbers that are also asked for, on the host: the
@@ -252,6 +257,8 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | Non
         said.append(machine.running.now.bidirectional)
 
     def change(visit: Visit, given: Tensor) -> Tensor | None:
+        if visit.number == 1 and changed is not None and anatomy.streams and given.ndim == 4:
+            return torch.where(changed.to(given.device)[..., None, None], other_numbers(given), given)
         tokens = batch_first(given, anatomy.token_axis, visit.shape, anatomy.maps)
         if visit.number > 1 or changed is None or tokens is None or tokens.shape[:2] != changed.shape:
             return None

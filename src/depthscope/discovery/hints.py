@@ -34,7 +34,7 @@ def check_hints(hints: Mapping[str, Any]) -> None:
     for name in hints:
         if name not in Hints.__annotations__:
             meant, known = did_you_mean(name, Hints.__annotations__), ", ".join(Hints.__annotations__)
-            raise TypeError(f"unexpected option {name!r}: {meant}valid options: {known}")
+            raise TypeError(f"unexpected option {name!r}: {meant}beside the options of this function there are {known}")
 
 
 def anatomy_with_hints(model: nn.Module, hints: Mapping[str, Any], batch: Batch | None = None) -> Anatomy:

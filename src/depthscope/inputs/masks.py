@@ -77,6 +77,7 @@ class MaskFinder:
         self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
         beside = [m for around in self.around for m in around.children() if not _is_list(m) and m not in self.around]
         self._taken_elsewhere = {name for module in beside for name in _parameters(module).names}
+        self._is_one_trunk = len(anatomy.parts) <= 1  # of several, a mask that one is not handed is another's
         self._seen = MasksSeen()
 
     def anew(self) -> MaskFinder:
@@ -183,9 +184,13 @@ class MaskFinder:
                         settled.add(name)
                 elif name not in settled and self._may_be_real(Candidate(path, name, value), names):
                     found.append(Candidate(path, name, value))
-                elif name in settled and not path and value.ndim == 2 and name not in self._taken_elsewhere:
+                elif name in settled and self._is_nobodys(path, name, value):
                     self.unused.add(name)
         return found
+
+    def _is_nobodys(self, path: str, name: str, value: Tensor) -> bool:
+        """Whether a mask that a block is not handed was given to the model, and no other module takes it."""
+        return not path and value.ndim == 2 and self._is_one_trunk and name not in self._taken_elsewhere
 
     def _may_be_real(self, mask: Candidate, names: Names) -> bool:
         """Whether to read it as a mask of real tokens, if its shape fits; else it is named, if it looks like one."""

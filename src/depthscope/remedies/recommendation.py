@@ -69,8 +69,13 @@ class Recommendation:
         return record.call(self.remedies, self.apply_options) if self.remedies else None
 
     @property
+    def code(self) -> str | None:
+        """The same below the import of the remedies: what is shown."""
+        return "\n".join([*record.imports(self.remedies), self.line]) if self.line is not None else None
+
+    @property
     def python(self) -> str | None:
-        """The same with its import."""
+        """The same below all imports."""
         return record.lines(self.remedies, self.apply_options) if self.remedies else None
 
     def to_dict(self) -> dict[str, Any]:

@@ -96,12 +96,16 @@ def call(remedies: tuple[Remedy, ...], options: Mapping[str, Any], width: int | 
 
 def lines(remedies: tuple[Remedy, ...], options: Mapping[str, Any]) -> str:
     """The imports, and the line that puts remedies into a model: it runs as it stands."""
+    return "\n".join(["import depthscope", *imports(remedies), "", call(remedies, options)])
+
+
+def imports(remedies: tuple[Remedy, ...]) -> list[str]:
+    """The lines that import the remedies."""
     sources: dict[str, set[str]] = {}
     for kind in (kind for remedy in remedies for kind in _types_in(remedy)):
         room = "depthscope.remedies" if kind.__module__.startswith("depthscope.") else kind.__module__
         sources.setdefault(room, set()).add(kind.__name__)
-    imports = [f"from {room} import {', '.join(sorted(names))}" for room, names in sources.items()]
-    return "\n".join(["import depthscope", *imports, "", call(remedies, options)])
+    return [f"from {room} import {', '.join(sorted(names))}" for room, names in sources.items()]
 
 
 def _types_in(value: Any) -> Iterator[type]:

@@ -22,6 +22,10 @@ TRIALS = 4  # of τ, each a forward pass; of α, each a forward and a backward p
 HELD = 1.05  # times the wanted level: what is still called held
 
 
+class Unmeasurable(ValueError):
+    """The odds of similarity cannot be measured on these inputs."""
+
+
 def odds_maps(scope: Scope, part: str, progress: Tick | None) -> tuple[OddsMap, int]:
     """The geometric means of ρ and c over the blocks of a part, each run twice more with other tokens; and how many
     blocks there are."""
@@ -51,7 +55,7 @@ def odds_maps(scope: Scope, part: str, progress: Tick | None) -> tuple[OddsMap, 
 def _geometric_mean(numbers: list[float]) -> float:
     usable = [number for number in numbers if math.isfinite(number) and number > 0]
     if not usable:
-        raise ValueError("ρ and c cannot be measured: the tokens are equal, single, or not finite in every block")
+        raise Unmeasurable("ρ and c cannot be measured: the tokens are equal, single, or not finite in every block")
     return math.exp(sum(map(math.log, usable)) / len(usable))
 
 

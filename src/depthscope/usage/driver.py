@@ -17,6 +17,7 @@ from depthscope.discovery import Hints
 from depthscope.hooks import Machine, Visit, refuse_ablated
 from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.interruption import attempt
+from depthscope.naming import counted
 from depthscope.offloading import device_of
 from depthscope.probing.finite import note
 from depthscope.probing.gradients import Loss
@@ -176,7 +177,7 @@ class _Run:
         return self.seen.depth
 
     def skip(self) -> None:
-        tick = self.doing(f"skipping each of {self.depth} blocks", self.depth * len(self.calls))
+        tick = self.doing(f"skipping each of {counted(self.depth, 'block')}", self.depth * len(self.calls))
         self.skipped = without_each(
             self.model, self.anatomy, self.calls, self.loss_of, most=self.most, depth=self.depth, progress=tick
         )
