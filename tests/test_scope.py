@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from threading import Thread
 
 import pytest
@@ -135,6 +136,28 @@ def test_a_block_that_was_added_and_a_part_of_one_that_was_exchanged_are_noticed
     assert scope.probe().frame.equals(depthscope.probe(gpt2, IDS).frame)
     gpt2.transformer.h[1].ln_1, gpt2.transformer.h[1].attn = other[1].ln_1, other[1].attn
     assert scope.probe(stations="all").frame.equals(depthscope.probe(gpt2, IDS, stations="all").frame)
+
+
+def test_a_forward_that_was_exchanged_is_noticed(gpt2):
+    """Its arguments say what may be a mask."""
+    scope = Scope(gpt2, {"input_ids": IDS})
+    before, block = scope.anatomy, gpt2.transformer.h[1]
+    assert scope.anatomy is before
+    block.forward = block.forward
+    assert scope.anatomy is not before
+
+
+def test_a_probe_leaves_nothing_for_the_garbage_collector(gpt2):
+    """Buffers as large as the tokens would wait for it."""
+    scope = Scope(gpt2, IDS)
+    scope.probe()
+    gc.collect()
+    gc.disable()
+    try:
+        scope.probe()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_a_further_batch_may_say_that_it_is_causal():

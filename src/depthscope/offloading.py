@@ -59,7 +59,7 @@ def brought(module: nn.Module) -> Iterator[None]:
 
 def _bringing(module: nn.Module) -> Any:
     """Accelerate's hook of this module, if it brings weights."""
-    hook = getattr(module, "_hf_hook", None)
+    hook = vars(module).get("_hf_hook")
     for part in getattr(hook, "hooks", (hook,)):  # several of them stand in a SequentialHook
         if getattr(part, "offload", False):
             return part

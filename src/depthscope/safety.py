@@ -69,7 +69,7 @@ class TemporaryHook:
 def unhook(where: nn.Module | Iterable[nn.Module], unwanted: Callable[[Any], bool]) -> None:
     """Takes the forward hooks and pre-hooks down for which `unwanted(hook)` is true: all of a model's, or only those on
     modules that are listed, by whoever knows where they hang."""
-    for module, key, hook in _hooks(walking.modules(where) if isinstance(where, nn.Module) else where):
+    for module, key, hook in hooks_on(where):
         if unwanted(hook):
             stores: list[Any] = [
                 module._forward_pre_hooks_with_kwargs,
@@ -82,10 +82,11 @@ def unhook(where: nn.Module | Iterable[nn.Module], unwanted: Callable[[Any], boo
                 store.pop(key, None)
 
 
-def _hooks(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, int, Any]]:
+def hooks_on(where: nn.Module | Iterable[nn.Module]) -> list[tuple[nn.Module, int, Any]]:
+    """The forward hooks and pre-hooks of a model, or of modules that are listed, each with its module and its key."""
     return [
         (module, key, hook)
-        for module in modules
+        for module in (walking.modules(where) if isinstance(where, nn.Module) else where)
         for store in (module._forward_pre_hooks, module._forward_hooks)
         if store
         for key, hook in store.items()
@@ -96,7 +97,7 @@ def _hooks(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, int, Any]]:
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module, modules: list[nn.Module] | None = None) -> Iterator[None]:
     """Eval mode, no gradients, no fused fast path; all of it restored, and the random state.
 
     PyTorch's `nn.TransformerEncoder` has a fused fast path that calls no submodule: it is switched off
@@ -104,8 +105,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
     Part of that is global in PyTorch, so that a measurement in another thread waits until this one has ended. A model
     that is being measured cannot be measured a second time meanwhile, by another thread or by a hook: that is refused.
+    `modules`: all of the model's, where somebody has listed them already.
     """
-    before = _Before(model)
+    before = _Before(model, walking.modules(model) if modules is None else modules)
     graphs = any("_orig_mod" in module._modules for module in before.modules)
     with undone(before.restore):
         before.wait_for_turn()
@@ -123,14 +125,14 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 class _Before:
     """How everything was. `restore` may be called again, and does nothing to what was never changed."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, modules: list[nn.Module]):
         self.model = model
         self.thread = threading.get_ident()
-        self.modules = walking.modules(model)
+        self.modules = modules
         self.training = [module for module in self.modules if module.training]
         compiled = ((module, getattr(module, "_compiled_call_impl", None)) for module in self.modules)
         self.compiled = [(module, implementation) for module, implementation in compiled if implementation is not None]
-        self.hooks = {id(hook) for _, _, hook in _hooks(self.modules) if isinstance(hook, TemporaryHook)}
+        self.hooks = {id(hook) for _, _, hook in hooks_on(self.modules) if isinstance(hook, TemporaryHook)}
         self.remembers = False
 
     def wait_for_turn(self) -> None:

@@ -14,11 +14,11 @@ its user holds the scope, and there is no other cache. A module that was exchang
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from threading import get_ident
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -42,6 +42,8 @@ from depthscope.inputs import Batch, Tokenizer, batches
 from depthscope.naming import counted
 from depthscope.stations import IN_WORDS
 from depthscope.verbs import Verbs
+
+T = TypeVar("T")
 
 
 class Causality(NamedTuple):
@@ -104,7 +106,8 @@ class Scope(Verbs):
 
     def _forget(self) -> None:
         self._anatomy: Anatomy | None = None
-        self._modules: list[nn.Module] = []  # of the model, when the anatomy was settled
+        self._settled: list[tuple[nn.Module, dict[str, nn.Module | None], Any]] = []  # as the modules were
+        self._kept: dict[Callable[..., Any], Any] = {}
         self._sights: dict[tuple[bool, frozenset[Any]], Anatomy] = {}
         self._causal: Causality | None = None
         self.has_outliers = False  # once a probe has found some, it looks for them from the beginning
@@ -178,12 +181,31 @@ class Scope(Verbs):
             self._forget()
         if self._anatomy is None:
             self._anatomy = anatomy_with_hints(self.model, self.hints, self.first)
-            self._modules = walking.modules(self.model)
+            self._settled, self._kept = _settled(self.model), {}
         return self._anatomy
 
     def _was_exchanged(self) -> bool:
-        """Whether a module of the model was exchanged, added or taken away since the anatomy was settled."""
-        return [*map(id, walking.modules(self.model))] != [*map(id, self._modules)]
+        """Whether a module of the model, or the forward of one, was exchanged, added or taken away since the anatomy
+        was settled."""
+        return any(
+            module._modules != children or vars(module).get("forward") is not forward
+            for module, children, forward in self._settled
+        )
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those of the model, when `anatomy` was asked for last."""
+        if self._anatomy is None:
+            _ = self.anatomy
+        return [module for module, _, _ in self._settled]
+
+    def kept(self, make: Callable[[nn.Module, Anatomy], T]) -> T:
+        """`make(model, anatomy)`, which depends on the modules alone: it is made again when `anatomy` has noticed that
+        one was exchanged."""
+        anatomy = self.anatomy if self._anatomy is None else self._anatomy
+        if make not in self._kept:
+            self._kept[make] = make(self.model, anatomy)
+        return cast(T, self._kept[make])
 
     @property
     def depth_of_model(self) -> int:  # how many blocks run in a pass
@@ -217,7 +239,7 @@ class Scope(Verbs):
                         found = is_causal(self.model, anatomy, self.one_to_a_row(self.first_batch))
                 self._causal = Causality(found, anatomy.causal_by)
             return anatomy, self._causal
-        anatomy = self.seen_anatomy(again=again in self._sights or is_wrapped(self.model, anatomy))
+        anatomy = self.seen_anatomy(again=again in self._sights or self.kept(is_wrapped))
         return anatomy, Causality(anatomy.causal, anatomy.causal_by)
 
     def is_causal(self) -> bool | None:
@@ -256,7 +278,7 @@ class Scope(Verbs):
         if self._measuring == get_ident():
             yield
             return
-        with undisturbed(self.model):
+        with undisturbed(self.model, self.modules):
             self._measuring = get_ident()
             try:
                 yield
@@ -284,6 +306,11 @@ class Scope(Verbs):
         if len(anatomy.parts) > 1:
             facts.insert(2, f"parts {', '.join(anatomy.parts)}")
         return " · ".join(fact for fact in facts if fact)
+
+
+def _settled(model: nn.Module) -> list[tuple[nn.Module, dict[str, nn.Module | None], Any]]:
+    """The modules, each with what stands in it, and with what somebody has put in the place of its class's forward."""
+    return [(module, dict(module._modules), vars(module).get("forward")) for module in walking.modules(model)]
 
 
 def scope_of(model: nn.Module | Scope, inputs: Any = None, tokenizer: Tokenizer | None = None, **hints: Any) -> Scope:

@@ -13,16 +13,17 @@ from torch import nn
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """All modules with their paths, the model itself first, as ""."""
     found = {id(model): ("", model)}
-
-    def add(prefix: str, children: dict[str, nn.Module | None]) -> None:
-        for key, child in children.items():
-            if child is not None and id(child) not in found:
-                found[id(child)] = prefix + key, child
-                if child._modules:
-                    add(f"{prefix}{key}.", child._modules)
-
-    add("", model._modules)
+    _add(found, "", model._modules)
     return list(found.values())
+
+
+def _add(found: dict[int, tuple[str, nn.Module]], prefix: str, children: dict[str, nn.Module | None]) -> None:
+    # No function inside another that calls itself: that is a cycle, which waits for the garbage collector.
+    for key, child in children.items():
+        if child is not None and id(child) not in found:
+            found[id(child)] = prefix + key, child
+            if child._modules:
+                _add(found, f"{prefix}{key}.", child._modules)
 
 
 def modules(model: nn.Module) -> list[nn.Module]:
@@ -42,7 +43,12 @@ def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def parameters(model: nn.Module) -> list[nn.Parameter]:
     """All weights."""
-    return [weights for _, weights in named_parameters(model)]
+    return weights_in(modules(model))
+
+
+def weights_in(listed: list[nn.Module]) -> list[nn.Parameter]:
+    """The weights that these modules have themselves, each once."""
+    return list({id(w): w for module in listed for w in module._parameters.values() if w is not None}.values())
 
 
 def paths_around(path: str) -> list[str]:

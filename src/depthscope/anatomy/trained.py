@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -23,6 +24,12 @@ class TrainingState(TypedDict):
     moved: int  # how many of them are not as an initialiser leaves them
 
 
+def norms_of_blocks(_model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
+    """What is named a norm inside the blocks, each once."""
+    inside = {id(module): module for block in anatomy.blocks for module in walking.modules(block.module)}
+    return [module for module in inside.values() if is_named_norm(module)]
+
+
 def training_state(anatomy: Anatomy) -> TrainingState:
     """Freshly initialised or trained, from the gains and biases of the norms inside the blocks.
 
@@ -31,20 +38,20 @@ def training_state(anatomy: Anatomy) -> TrainingState:
     (Transformer-XL), so where there are biases they decide. "unknown" without norms that have parameters,
     or with entries that are not finite. It cannot see a model whose norms were frozen during training.
     """
-    sizes = NormSizes(anatomy)
+    sizes = NormSizes(norms_of_blocks(nn.Module(), anatomy))
     return sizes.look(fetched(sizes.asked))
 
 
 class NormSizes:
     """What `training_state` asks, where the weights are: several such questions make one transfer."""
 
-    def __init__(self, anatomy: Anatomy):
-        norms = {id(norm): norm for block in anatomy.blocks for norm in _norms(block.module)}
+    def __init__(self, named: list[nn.Module]):
+        norms = [norm for norm in named if _has_gain(norm)]
         self._norms = len(norms)
         alike: dict[Any, list[Tensor]] = {}
         with torch.no_grad():
-            for place, norm in enumerate(norms.values()):
-                with brought(norm):
+            for place, norm in enumerate(norms):
+                with brought(norm) if "_hf_hook" in vars(norm) else nullcontext():
                     gain, bias = norm.weight, getattr(norm, "bias", None)
                     assert isinstance(gain, Tensor)
                     decides = bias if isinstance(bias, Tensor) else gain - gain[0]
@@ -66,14 +73,10 @@ class NormSizes:
         return {"look": "trained" if moved else "initialised", "norms": len(known), "moved": moved}
 
 
-def _norms(block: nn.Module) -> list[nn.Module]:
-    """The norms inside a block that have a gain, known by the name of their class and by their shape."""
-    return [
-        module
-        for module in walking.modules(block)
-        if is_named_norm(module) and getattr(module, "weight", None) is not None
-        if isinstance(module.weight, nn.Parameter) and module.weight.ndim == 1
-    ]
+def _has_gain(norm: nn.Module) -> bool:
+    """Known by its shape."""
+    gain = getattr(norm, "weight", None)
+    return isinstance(gain, nn.Parameter) and gain.ndim == 1
 
 
 def _sizes(vectors: list[Tensor]) -> Tensor:

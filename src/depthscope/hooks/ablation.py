@@ -38,13 +38,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthscope import walking
 from depthscope.anatomy import Addition, Anatomy, BlockAnatomy
 from depthscope.hooks.machine import Act, Change, Listen, Machine, Visit
 from depthscope.hooks.staying import hooks_in
 from depthscope.hooks.tokens import exchange, first_tokens
 from depthscope.naming import unknown_name
-from depthscope.safety import TemporaryHook, unhook
+from depthscope.safety import TemporaryHook, hooks_on, unhook
 from depthscope.stations import BRANCHES
 
 ROUNDING = 16  # machine epsilons of the largest term: the trunk of a pre-norm block is mended by two more sums
@@ -165,12 +164,9 @@ def leave_out(blocks: Container[int], instead: Callable[[Visit], Tensor] = pass_
     return Change("output", lambda visit, _tokens: instead(visit) if visit.number in blocks else None)
 
 
-def open_ablation(model: nn.Module) -> Ablation | None:
-    """What leaves parts out of this model now; None: the model is whole."""
-    hooks = (
-        hook for m in walking.modules(model) for hook in (*m._forward_pre_hooks.values(), *m._forward_hooks.values())
-    )
-    owners = (getattr(hook, "owner", None) for hook in hooks)
+def open_ablation(where: nn.Module | list[nn.Module]) -> Ablation | None:
+    """What leaves parts out of this model now, or of one whose modules are listed; None: the model is whole."""
+    owners = (getattr(hook, "owner", None) for _, _, hook in hooks_on(where))
     return next((owner for owner in owners if isinstance(owner, Ablation)), None)
 
 

@@ -26,6 +26,7 @@ from depthscope.hooks.attention import AttentionListener, Head
 from depthscope.hooks.running import Pass
 from depthscope.hooks.staying import cache_places, reads_copy, refuse_copy
 from depthscope.hooks.tokens import edit_tokens, sequences_and_tokens, tokens_at
+from depthscope.inputs.masks import MaskFinder
 from depthscope.measures import DenseAttention
 from depthscope.naming import unknown_name
 from depthscope.safety import ByThread, TemporaryHook, undone, unhook
@@ -89,7 +90,7 @@ class Machine:
     `visit` is the block that is running, `inside` says which of its attention modules is, unless the acts do nothing
     but listen to tokens; `on_block_end(visit)` is called when a block ends. A machine that is opened inside a call of
     the model, by a hook of it, does not hear that call (`hears_call=False`): whoever opens it calls `begin_pass` with
-    the call's arguments.
+    the call's arguments. `masks`: of this model and anatomy, where somebody has one already.
     """
 
     def __init__(
@@ -99,13 +100,14 @@ class Machine:
         *acts: Act,
         on_block_end: Callable[[Visit], object] | None = None,
         hears_call: bool = True,
+        masks: MaskFinder | None = None,
     ):
         self.model = model
         self.anatomy = anatomy
         self.acts = acts
         self.on_block_end = on_block_end
         self.hears_call = hears_call
-        self.running = Pass(model, anatomy)
+        self.running = Pass(model, anatomy, masks)
         self.visit: Visit | None = None
         self.inside: str | None = None  # "attention" or "cross_attention"
         self.blocks_run = 0  # in the pass that runs, or ran last
@@ -114,6 +116,7 @@ class Machine:
         self.thread: int | None = None  # in which it is open: what other threads run is not heard
         self._carried: dict[int, Tensor] = {}  # by block module: what a change of a norm's copy adds to the trunk
         self._hooked: list[nn.Module] = []  # where hooks of this machine hang, or are about to
+        self._hooks: dict[tuple[int, Side], _Hook] = {}  # by module, those that take further acts
         self._listeners: list[AttentionListener] = []
         self._refuse_what_does_nothing()
 
@@ -146,7 +149,7 @@ class Machine:
         unhook(self._hooked, lambda hook: isinstance(hook, _Hook) and hook.owner is self)
         for listener in self._listeners:
             listener.close()
-        self._hooked, self._listeners = [], []
+        self._hooked, self._hooks, self._listeners = [], {}, []
         self.visit = self.inside = self._given = None  # of a pass that failed: it holds what entered the block
         self._carried.clear()
         self.thread = None
@@ -225,8 +228,14 @@ class Machine:
         return edit_tokens(value, lambda tokens: tokens + difference.reshape(tokens.shape))
 
     def _hang(self, module: nn.Module, side: Side, act: Callable[[Any], Any], *, prepend: bool = False) -> None:
+        """One hook does all that a machine does at a place, in the order in which it was hung."""
+        if not prepend and (there := self._hooks.get((id(module), side))) is not None:
+            there.acts.append(act)
+            return
         self._hooked.append(module)
         hook = _Hook(self, act, side)
+        if not prepend:
+            self._hooks[id(module), side] = hook
         if side == "in":
             module.register_forward_pre_hook(hook, with_kwargs=True, prepend=prepend)
         else:
@@ -369,14 +378,18 @@ def _stations_of(act: Act) -> tuple[str, ...]:
 
 
 class _Hook(TemporaryHook):
-    """A hook of a machine, in its thread: `act` is given what passes, (args, kwargs) or what is returned, and returns
+    """A hook of a machine, in its thread: each act is given what passes, (args, kwargs) or what is returned, and gives
     something else in its place, or None."""
 
     def __init__(self, owner: Machine, act: Callable[[Any], Any], side: Side):
         super().__init__(act)
-        self.owner, self.side = owner, side
+        self.owner, self.side, self.acts = owner, side, [act]
 
     def __call__(self, _module: nn.Module, *passed: Any) -> Any:
         if self.owner.thread != get_ident():
             return None
-        return self.act(passed if self.side == "in" else passed[-1])
+        value, changed = passed if self.side == "in" else passed[-1], None
+        for act in self.acts:
+            if (new := act(value)) is not None:
+                value = changed = new
+        return changed

@@ -59,8 +59,8 @@ class Pass:
     It holds names and numbers only, and no tensor of it is copied or pickled.
     """
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy):
-        self.masks = MaskFinder(model, anatomy)
+    def __init__(self, model: nn.Module, anatomy: Anatomy, masks: MaskFinder | None = None):
+        self.masks = MaskFinder(model, anatomy) if masks is None else masks.anew()
         self.now = Now()
         self.call = ModelCall()
         self.unseen = UnseenBlocks()

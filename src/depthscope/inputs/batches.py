@@ -30,15 +30,7 @@ class Batch(NamedTuple):
 def call(model: nn.Module, batch: Batch) -> Any:
     """One pass of the model. What is given is copied first: a pass may write into its inputs, or fill a cache of keys
     and values, or a dictionary of features, further. A model that fails on its inputs is said in one line."""
-
-    def own(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.clone()
-        if isinstance(value, dict):
-            return {name: own(item) for name, item in value.items()}
-        return copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
-
-    args, kwargs = list(map(own, batch.args)), {name: own(value) for name, value in batch.kwargs.items()}
+    args, kwargs = list(map(_own, batch.args)), {name: _own(value) for name, value in batch.kwargs.items()}
     try:
         return model(*args, **kwargs)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, KeyError, AssertionError) as error:
@@ -47,6 +39,14 @@ def call(model: nn.Module, batch: Batch) -> Any:
             raise
         why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise ValueError(f"{type(model).__name__} fails on these inputs, {described(batch)}: {why}") from error
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {name: _own(item) for name, item in value.items()}
+    return copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
 
 
 def _is_ours(error: Exception) -> bool:

@@ -9,6 +9,7 @@ be 0 and 1, or 0 and large negative ones that are added to the scores. A mask th
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from functools import cache
@@ -46,6 +47,7 @@ class MasksSeen(ByThread):
     def __init__(self) -> None:
         self.masks: dict[str, dict[str, Tensor | None]] = {}  # by the path of the module that was given them
         self.readable: dict[int, bool] = {}  # by the id of a tensor
+        self.some = False  # whether any module was given any
         self.real: dict[tuple[int, bool], tuple[Tensor, int, Tensor]] = {}  # by the same: itself, its version, `_real`
 
 
@@ -77,6 +79,12 @@ class MaskFinder:
         self._taken_elsewhere = {name for module in beside for name in _parameters(module).names}
         self._is_one_trunk = len(anatomy.parts) <= 1  # of several, a mask that one is not handed is another's
         self._seen = MasksSeen()
+
+    def anew(self) -> MaskFinder:
+        """As it is before any pass; what is known of the modules is shared."""
+        other = copy.copy(self)
+        other.unused, other._seen = set(), MasksSeen()
+        return other
 
     # --- before a pass --------------------------------------------------------------------------------
 
@@ -112,6 +120,7 @@ class MaskFinder:
     def begin(self) -> None:
         self._seen.masks.clear()
         self._seen.readable.clear()
+        self._seen.some = False
         self._seen.real.clear()
 
     def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -129,12 +138,16 @@ class MaskFinder:
         for name, value in named.items():  # what a forward with **kwargs passes on, or a dictionary of inputs holds
             if name not in positions and isinstance(name, str) and self._is_asked_for(name):
                 given[name] = value
-        self._seen.masks[path] = {name: v for name, v in given.items() if v is None or isinstance(v, Tensor)}
+        masks = {name: v for name, v in given.items() if v is None or isinstance(v, Tensor)}
+        self._seen.masks[path] = masks
+        self._seen.some = self._seen.some or any(value is not None for value in masks.values())
 
     def real(self, block: str, batch: int, n: int, *, past: int = 0) -> Tensor | None:
         """True for real tokens, (batch, n), or (batch, past + n) if it covers cached tokens too; None if all are."""
         if self.hint is not None:
             return self._as_said(block, batch, n, past)
+        if not self._seen.some:
+            return None
         masks = self._masks_of(block)
         flat = [mask for mask in masks if mask.value.ndim == 2 and not self._is_of_pairs(mask, batch, n)]
         fitting = [mask for mask in flat if _fits(mask.value, batch, n, past)]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
+from depthscope.anatomy.trained import norms_of_blocks
 from depthscope.discovery import Hints, hidden_tokens_reach_others
 from depthscope.hooks import (
     Ablation,
@@ -28,15 +29,16 @@ from depthscope.hooks import (
 )
 from depthscope.hooks.ablation import choose_parts
 from depthscope.inputs import Batch, Tokenizer, call
+from depthscope.inputs.masks import MaskFinder
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
-from depthscope.probing.final_norm import FinalNorm
-from depthscope.probing.finite import AskedOfWeights, as_records, note
+from depthscope.probing.final_norm import FinalNorm, norms_outside
+from depthscope.probing.finite import AskedOfWeights, as_records, modules_of_attention, note
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.losses import LossOfGradients
 from depthscope.probing.measurement import Excluded, Measurement
 from depthscope.probing.parts import PartSeen
-from depthscope.probing.poor_inputs import IdsSeen
+from depthscope.probing.poor_inputs import IdsSeen, without_first_token
 from depthscope.probing.profile import Profile
 from depthscope.probing.roles import Roles
 from depthscope.probing.sharding import Place, gather_heads, processes_of, require_whole
@@ -118,7 +120,7 @@ def probe(
     gradient_readings = []
     of_loss = LossOfGradients(loss)
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
-    surgery = Ablation(model, anatomy, parts) if parts else open_ablation(model)
+    surgery = Ablation(model, anatomy, parts) if parts else open_ablation(scope.modules)
     with scope.undisturbed(), surgery if surgery is not None and parts else nullcontext():
         for given in calls:
             batch = scope.one_to_a_row(given)
@@ -128,7 +130,7 @@ def probe(
             if gradients:
                 sample = passes.samples - passes.batch_size
                 gradient_readings += gradient_norms(model, anatomy, batch, of_loss.of(batch), sample, roles)
-        metadata = _describe(model, anatomy, passes, names, wanted, excluded)
+        metadata = _describe(scope, anatomy, passes, names, wanted, excluded)
         if surgery is not None:
             metadata["without"], notes = list(surgery.parts), notes + surgery.notes
         metadata["window"] = window
@@ -138,6 +140,7 @@ def probe(
         if gradients:
             metadata["gradients_of"], notes = list(of_loss.said), notes + of_loss.notes()
         metadata["notes"] = notes + passes.notes(wanted) + _notes_on(roles, repeated=metadata["shared_weights"])
+    passes.let_go()
     readings = gather_heads(measurement.readings, passes.split_heads)
     return Profile.of_readings(readings + gradient_readings, metadata, measurement.sinks)
 
@@ -164,14 +167,14 @@ class _Passes:
         self._running = ""  # the part that runs
         self.device = torch.device("cpu")
         self.dtype = ""
-        self.weights = AskedOfWeights(model, anatomy)
+        self.weights = AskedOfWeights(model, scope.kept(norms_of_blocks), scope.kept(modules_of_attention))
         self.split_heads: dict[Place, Any] = {}  # where tensor parallelism splits them, and among which processes
         self.own_heads = False  # where a block is split, and it is not known whether its heads are
         sites: list[Any] = [Listen(measurement.stations_to_hear(), self._see_tokens)]
         if measurement.wants_attention:
             sites.append(ListenToAttention(self._see_attention))
-        self.machine = Machine(model, anatomy, *sites, on_block_end=self._end_block)
-        self.final_norm = FinalNorm(model, anatomy, self._see_final_norm)
+        self.machine = Machine(model, anatomy, *sites, on_block_end=self._end_block, masks=scope.kept(MaskFinder))
+        self.final_norm = FinalNorm(scope.kept(norms_outside), self._see_final_norm)
         self.first_token: str | None = None  # of the tokenizer, where sequences lack it
         self.without_first_token: list[Tensor] = []  # how many, by batch
 
@@ -204,6 +207,11 @@ class _Passes:
         if self.samples == 0 and self.is_masked and self.anatomy.family == "unknown":
             self.leaks_through_mask = hidden_tokens_reach_others(self.model, self.anatomy, batch)
         self.samples += self.batch_size
+
+    def let_go(self) -> None:
+        """What listens holds this, and this what listens: buffers as large as the tokens would wait for the garbage
+        collector, and the next probe would take new ones."""
+        del self.machine, self.final_norm
 
     def notes(self, wanted: frozenset[str]) -> list[str]:
         """What was asked for and not seen."""
@@ -319,17 +327,6 @@ class _Passes:
             self.progress()
 
 
-def without_first_token(tokenizer: Any, batch: Batch) -> Tensor | None:
-    """How many sequences do not begin with the token that the tokenizer has for it (BOS); None if it has none."""
-    first, ids = getattr(tokenizer, "bos_token_id", None), batch.kwargs.get("input_ids")
-    if first is None or not isinstance(ids, Tensor) or ids.ndim != 2:
-        return None
-    mask = batch.kwargs.get("attention_mask")
-    real = mask != 0 if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids, dtype=torch.bool)
-    begins = ids.gather(1, real.int().argmax(dim=1, keepdim=True).to(ids.device)).squeeze(1)
-    return (begins != first).sum()
-
-
 def _excluded(tokens: Literal["outliers"] | Sequence[int] | None) -> Excluded:
     if tokens is None or (isinstance(tokens, str) and tokens == "outliers"):
         return tokens  # type: ignore[return-value]
@@ -339,18 +336,18 @@ def _excluded(tokens: Literal["outliers"] | Sequence[int] | None) -> Excluded:
 
 
 def _describe(
-    model: nn.Module,
+    scope: Scope,
     anatomy: Anatomy,
     passes: _Passes,
     names: tuple[str, ...],
     stations: frozenset[str],
     excluded: Excluded,
 ) -> dict[str, Any]:
+    model, weights = scope.model, walking.weights_in(scope.modules)
     config = getattr(model, "config", None)
     parts = passes.parts if len(passes.parts) > 1 or len(anatomy.parts) > 1 else {}
     first = next(iter(passes.parts.values()))
     placements = {part.placement for part in passes.parts.values()}
-    weights = walking.parameters(model)
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,

@@ -17,8 +17,15 @@ from depthscope.hooks.tokens import first_tokens
 from depthscope.safety import TemporaryHook
 
 
+def norms_outside(model: nn.Module, anatomy: Anatomy) -> dict[str, nn.Module]:
+    """The norms that stand in no block, by path."""
+    norms = [(name, module) for name, module in walking.named_modules(model) if is_named_norm(module)]
+    inside = {id(module) for block in anatomy.blocks for module in walking.modules(block.module)}
+    return {name: m for name, m in norms if id(m) not in inside and _has_vectors_only(m)}
+
+
 class FinalNorm:
-    """While it is open, calls `hear(visit, tokens)` with what a norm outside the blocks makes of a block's output.
+    """While it is open, calls `hear(visit, tokens)` with what one of these norms makes of a block's output.
 
     A module counts if its class is named a norm, if it has no parameters but vectors, if it is given the very tensor
     that a block has returned, and if it returns tokens of that shape. A norm that the model computes without a module,
@@ -26,11 +33,8 @@ class FinalNorm:
     the listener knows.
     """
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, hear: Callable[[Visit, Tensor], object]):
-        norms = [(name, module) for name, module in walking.named_modules(model) if is_named_norm(module)]
-        inside = {id(module) for block in anatomy.blocks for module in walking.modules(block.module)}
-        self.norms = {name: m for name, m in norms if id(m) not in inside and _has_vectors_only(m)}
-        self.hear = hear
+    def __init__(self, norms: dict[str, nn.Module], hear: Callable[[Visit, Tensor], object]):
+        self.norms, self.hear = norms, hear
         self.name: str | None = None  # of the module that was heard last
         self._returned: tuple[weakref.ref[Tensor], int | None, Visit] | None = None
         self._open: ExitStack | None = None

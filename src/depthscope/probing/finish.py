@@ -64,6 +64,16 @@ class Looks:
         self._numbers = numbers.reshape(len(FIELDS), self._count, self.batch)
         self.fields = dict(zip(FIELDS, self._numbers, strict=True))
 
+    def not_finite(self) -> dict[int, list[int]]:
+        """By look, the sequences in which a token that is measured is not finite."""
+        if bool((self.fields["norms.mean_norm"] + self.fields["norms.deviation_norm"]).isfinite().all()):
+            return {}  # as almost always
+        norms = self.norms(list(range(self._count)))
+        found: dict[int, list[int]] = {}
+        for number, sequence in ((norms.count > 0) & norms.norm.isnan()).nonzero().tolist():
+            found.setdefault(number, []).append(sequence)
+        return found
+
     def norms(self, places: list[int], of: str = "norms") -> TokenNorms:
         """Of these looks, each quantity (looks, batch)."""
         return self._norms(self._numbers[:, places], of)
@@ -93,14 +103,16 @@ def numbers_of(looks: list[Look]) -> Tensor:
 
     of_tokens = stacked(lambda x: x.token_norms)  # (looks, batch, n)
     measured = None if one.measured is None else stacked(lambda x: x.measured)
-    found = are_outliers(ratios_to_median(of_tokens, measured))
-    measured = torch.ones_like(found) if measured is None else measured
     directed = measured if one.directed is None else stacked(lambda x: x.directed)
-    ordinary = directed & ~found
-    counts, all_counts, ordinary_counts = (mask.sum(dim=-1).double() for mask in (measured, directed, ordinary))
-    tokens = measured.shape[-1]
+    found = are_outliers(ratios_to_median(of_tokens, measured))
+    ordinary = ~found if directed is None else directed & ~found
+    tokens = found.shape[-1]
+    whole = of_tokens.new_full(found.shape[:-1], tokens, dtype=torch.float64)  # (looks, batch)
+    counts, all_counts, ordinary_counts = (
+        whole if mask is None else mask.sum(dim=-1).double() for mask in (measured, directed, ordinary)
+    )
 
-    norms = torch.where(measured, of_tokens.double(), 0.0)
+    norms = _masked(of_tokens.double(), measured)
     spread = _root_of_squares(stacked(lambda x: x.distances), measured)
     mean = (stacked(lambda x: x.first).double() + stacked(lambda x: x.offset)).squeeze(-2)  # (looks, batch, d)
     mean_norm = counts.sqrt() * torch.linalg.vector_norm(mean, dim=-1)
@@ -125,28 +137,32 @@ def numbers_of(looks: list[Look]) -> Tensor:
     ordinary_mean = torch.where(has_outliers, means[1], means[0])
 
     low, high = safe_norms(of_tokens.dtype, wide=one.wide)
-    inside = (((norms > low) & (norms < high)) | ~measured).all(dim=-1)
-    equal = (spread == 0) & (torch.where(measured, norms, torch.inf).amin(dim=-1) > low**0.5)
+    least, largest = _masked(norms, measured, torch.inf).amin(dim=-1), norms.amax(dim=-1)
+    inside = (least > low) & (largest < high)  # False for nan
+    equal = (spread == 0) & (least > low**0.5)
     known = inside & (((spread > low) & (spread < high)) | equal | (counts == 1))
     lost = mean_is_lost(mean_norm, spread, tokens, of_tokens.dtype)
     lost |= mean_is_lost(ordinary_mean, ordinary_spread, tokens, of_tokens.dtype)
 
     if any(look.turns is not None for look in looks):
         angles = 2 * torch.arcsin((stacked(lambda x: x.turns).double() / 2).clamp(max=1))
-        before = [torch.ones_like(found[0]) if look.directed_before is None else look.directed_before for look in looks]
-        both = directed & torch.stack(before)
-        turn = torch.where(both, angles, 0.0).sum(dim=-1) / both.sum(dim=-1)
+        both = directed
+        if any(look.directed_before is not None for look in looks):
+            all_of_them = torch.ones_like(found[0])
+            before = [all_of_them if look.directed_before is None else look.directed_before for look in looks]
+            both = torch.stack(before) if directed is None else directed & torch.stack(before)
+        turn = _masked(angles, both).sum(dim=-1) / (tokens if both is None else both.sum(dim=-1))
     else:
         turn = torch.full_like(counts, torch.nan)
     if one.found is not None:
         found = stacked(lambda x: x.outliers)
     exponents = None if one.exponent is None else stacked(lambda x: x.exponent)
-    sized = [mean_norm, spread, norms.amax(dim=-1)]
+    sized = [mean_norm, spread, largest]
     mean_norm, spread, largest = sized if exponents is None else [times_power_of_two(x, exponents) for x in sized]
     fields = [
-        *_where_any(counts, mean_norm, spread),
-        *_where_any(all_counts, means[0], all_spread),
-        *_where_any(ordinary_counts, ordinary_mean, ordinary_spread),
+        *_where_any(measured, counts, mean_norm, spread),
+        *_where_any(directed, all_counts, means[0], all_spread),
+        *_where_any(directed, ordinary_counts, ordinary_mean, ordinary_spread),
         largest,
         found.sum(dim=-1).double(),
         turn,
@@ -156,12 +172,19 @@ def numbers_of(looks: list[Look]) -> Tensor:
     return torch.stack(fields)
 
 
-def _root_of_squares(values: Tensor, mask: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(torch.where(mask, values.double(), 0.0), dim=-1)
+def _masked(values: Tensor, mask: Tensor | None, elsewhere: float = 0.0) -> Tensor:
+    """The values where the mask is true; None: everywhere."""
+    return values if mask is None else torch.where(mask, values, elsewhere)
 
 
-def _where_any(counts: Tensor, *values: Tensor) -> list[Tensor]:
-    """The counts, and the values where they are of any token at all."""
+def _root_of_squares(values: Tensor, mask: Tensor | None) -> Tensor:
+    return torch.linalg.vector_norm(_masked(values.double(), mask), dim=-1)
+
+
+def _where_any(mask: Tensor | None, counts: Tensor, *values: Tensor) -> list[Tensor]:
+    """The counts, and the values where they are of any token at all: without a mask they are, of outliers never all."""
+    if mask is None:
+        return [counts, *values]
     return [counts, *(torch.where(counts > 0, value, torch.nan) for value in values)]
 
 

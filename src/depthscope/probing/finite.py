@@ -54,7 +54,7 @@ def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     The norms of all of them are asked for first: one answer, and finite only if all of them are.
     """
     numbers = [(name, local) for name, weights in named if _can_be_asked(local := _local(weights))]
-    if all_finite(fetched(norms_of_weights(numbers))):
+    if all_finite(fetched(norms_of_weights(weights for _, weights in numbers))):
         return []
     # A norm may overflow where no weight is infinite, and so may a sum, which is many times faster than asking each.
     with torch.no_grad():
@@ -64,11 +64,15 @@ def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     return [name for (name, _), answer in zip(doubtful, finite, strict=True) if not answer]
 
 
-def norms_of_weights(named: Iterable[tuple[str, Tensor]]) -> list[Tensor]:
+def modules_of_attention(_model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
+    """Those of every block's attention; of a block that does not show it, all."""
+    return [module for block in anatomy.blocks for module in walking.modules(block.attention or block.module)]
+
+
+def norms_of_weights(given: Iterable[Tensor]) -> list[Tensor]:
     """A few numbers, where the weights are, which are all finite only if all weights are."""
     alike: dict[Any, list[Tensor]] = {}
-    for _, given in named:
-        weights = _local(given)
+    for weights in map(_local, given):
         if _can_be_asked(weights):
             plain = type(weights) in (Tensor, nn.Parameter)
             alike.setdefault((weights.device, weights.dtype) if plain else id(weights), []).append(weights)
@@ -104,15 +108,15 @@ class AskedOfWeights:
     into zeros, and no output shows it; other weights are asked where an output is not finite.
     """
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy):
-        self._model, self._anatomy = model, anatomy
+    def __init__(self, model: nn.Module, norms: list[nn.Module], attention: list[nn.Module]):
+        self._model, self._norms, self._attention = model, norms, attention
         self.state: TrainingState | None = None
         self._attention_is_finite = True
 
     def asked(self) -> list[Tensor]:
         """Numbers where the weights are."""
-        self._sizes = NormSizes(self._anatomy)
-        return [*self._sizes.asked, *norms_of_weights(self._of_attention())]
+        self._sizes = NormSizes(self._norms)
+        return [*self._sizes.asked, *norms_of_weights(walking.weights_in(self._attention))]
 
     def read(self, answers: list[Tensor]) -> None:
         """The same, on the host."""
@@ -127,6 +131,5 @@ class AskedOfWeights:
         return [] if self._attention_is_finite else weights_not_finite(self._of_attention())
 
     def _of_attention(self) -> list[tuple[str, nn.Parameter]]:
-        known = [block.attention or block.module for block in self._anatomy.blocks]
-        inside = {id(weights) for module in known for weights in walking.parameters(module)}
+        inside = set(map(id, walking.weights_in(self._attention)))
         return [(name, weights) for name, weights in walking.named_parameters(self._model) if id(weights) in inside]

@@ -179,12 +179,9 @@ class Measurement:
                 self.error_bounds[name] = max(self.error_bounds.get(name, 0.0), largest)
 
     def _find_not_finite(self) -> None:
-        bad = {}
-        for looks in self._looks.values():
-            norms = looks.norms(list(range(len(looks.fields["doubt"]))))
-            bad[looks] = ((norms.count > 0) & norms.norm.isnan()).numpy()  # (looks, batch)
+        bad = {looks: looks.not_finite() for looks in self._looks.values()}
         for place, seen in self._in_order:
-            for row in bad[seen.looks][seen.number].nonzero()[0].tolist():
+            for row in bad[seen.looks].get(seen.number, ()):
                 self.not_finite.setdefault(self.first_sample + self._sequence(row, seen.batch), place)
 
     def _sequence(self, row: int, _rows: int) -> int:

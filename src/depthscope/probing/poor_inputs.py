@@ -64,6 +64,17 @@ class IdsSeen:
         return {**found, "equal": len(self.rows) > 1 and len(set(self.rows)) == 1}
 
 
+def without_first_token(tokenizer: Any, batch: Batch) -> Tensor | None:
+    """How many sequences do not begin with the token that the tokenizer has for it (BOS); None if it has none."""
+    first, ids = getattr(tokenizer, "bos_token_id", None), batch.kwargs.get("input_ids")
+    if first is None or not isinstance(ids, Tensor) or ids.ndim != 2:
+        return None
+    mask = batch.kwargs.get("attention_mask")
+    real = mask != 0 if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids, dtype=torch.bool)
+    begins = ids.gather(1, real.int().argmax(dim=1, keepdim=True).to(ids.device)).squeeze(1)
+    return (begins != first).sum()
+
+
 def _size(tokenizer: Any) -> float:
     try:
         return len(tokenizer)
