@@ -23,7 +23,7 @@ FLOORS = (
         "walking",
     },
     {"files", "interruption", "offloading", "registry", "stations", "safety", "text"},
-    {"sealed"},
+    {"sealed", "transfers"},
     {"drawing", "measures"},
     {"conditions", "theory"},
     {"models"},

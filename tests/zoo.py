@@ -537,6 +537,11 @@ KIN |= {
         hides=frozenset({"attention_branch", "ffn_branch"}),
     ),
 }
+for _model in ("Data2VecVision", "InternVLVision"):  # as BEiT
+    _config, _kind = getattr(hf, f"{_model}Config"), getattr(hf, f"{_model}Model")
+    KIN[_model.lower()] = replace(
+        KIN["beit"], build=lambda kind=_kind, config=_config: kind(config(**IMAGE, layer_scale_init_value=0.5))
+    )
 for _model in ("CLIPSeg", "MetaClip2", "OwlViT", "Owlv2", "Siglip2"):  # their text towers
     _config, _kind = (getattr(hf, f"{_model}{name}") for name in ("TextConfig", "TextModel"))
     KIN[f"{_model.lower()}-text"] = Specimen(

@@ -57,3 +57,9 @@ def test_images_are_given_the_mean_of_all_patches_and_no_warning():
         treated = model(PIXELS)
         plain = depthscope.remove(model)(PIXELS)
     torch.testing.assert_close(treated, plain - 0.3 * plain.mean(dim=1, keepdim=True))
+
+
+def test_blocks_that_cannot_be_changed_are_not_called_causal(monkeypatch: pytest.MonkeyPatch):
+    """What is changed at their entrance reaches nothing, not even the same token: then nothing is known."""
+    monkeypatch.setattr("depthscope.discovery.causality.other_numbers", lambda tokens: tokens)
+    assert depthscope.probe(Patches(), PIXELS).metadata["causal"] is None

@@ -1,7 +1,5 @@
 """What a station keeps of its tokens, finished: held against 80-bit arithmetic on everything that tokens can be."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -11,11 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import depthscope
 import long_double as naive
 from depthscope.measures import Scratch
-from depthscope.models import BlockConfig, Encoder
-from depthscope.probing import driver, finish, measurement
-from depthscope.probing import gradients as gradients_of
 from depthscope.probing.finish import FIELDS, TOGETHER, Looks, numbers_of
-from depthscope.probing.measurement import Measurement
 from depthscope.probing.station import Look, look
 from samples import seeded
 
@@ -228,70 +222,6 @@ def test_a_look_takes_a_dozen_operations_of_the_size_of_the_tokens(compares: boo
 
 
 # --- in a profile --------------------------------------------------------------------------------------
-
-
-class Fetches(TorchDispatchMode):
-    """Counts what a GPU would be waited for, from the beginning of a pass until its numbers have been fetched."""
-
-    ASKING = frozenset(f"aten::{name}" for name in ("_local_scalar_dense", "nonzero", "masked_select", "equal"))
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        self.asked: list[str] = []
-        self.transfers, self._runs = 0, False
-        for name in ("cpu", "tolist", "numpy", "item"):
-            monkeypatch.setattr(Tensor, name, self._counting(name, getattr(Tensor, name)))
-        begin, gradients, fetch = Measurement.begin, driver.gradient_norms, finish.fetched
-        monkeypatch.setattr(Measurement, "begin", lambda *args: self._run(begin, *args))
-        monkeypatch.setattr(driver, "gradient_norms", lambda *args: self._run(gradients, *args))
-        for module in (measurement, gradients_of):
-            monkeypatch.setattr(module, "fetched", lambda tensors: self._fetch(fetch, tensors))
-
-    def _run(self, call: Any, *args: Any) -> Any:
-        self._runs = True
-        return call(*args)
-
-    def _fetch(self, fetch: Any, tensors: list[Tensor]) -> list[Tensor]:
-        self._runs, self.transfers = False, self.transfers + 1
-        return fetch(tensors)
-
-    def _counting(self, name: str, plain: Any) -> Any:
-        def called(tensor: Tensor, *args: Any, **options: Any) -> Any:
-            self._note(name)
-            return plain(tensor, *args, **options)
-
-        return called
-
-    def _note(self, name: str) -> None:
-        if self._runs:
-            self.asked.append(name)
-
-    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), options: Any = None) -> Any:
-        if (name := function.name().split(".")[0]) in self.ASKING:
-            self._note(name)
-        return function(*args, **(options or {}))
-
-
-@pytest.mark.parametrize("depth", [2, 5])
-@pytest.mark.parametrize(
-    ("options", "transfers"),
-    [
-        ({}, 1),
-        ({"stations": "trunk"}, 1),
-        ({"stations": "all", "exclude_tokens": "outliers"}, 1),
-        ({"gradients": True}, 2),
-    ],
-)
-def test_a_device_is_asked_once_for_a_pass_however_deep(
-    depth: int, options: dict[str, Any], transfers: int, monkeypatch: pytest.MonkeyPatch
-):
-    model = Encoder(depth, BlockConfig(16, 2), generator=seeded(0)).eval()
-    x = torch.randn(2, 5, 16, generator=seeded(1))
-    scope = depthscope.Scope(model, [x, x], causal=False)
-    scope.probe()
-    with Fetches(monkeypatch) as seen:
-        scope.probe(**options)
-    assert (seen.transfers, seen.asked) == (2 * transfers, [])  # of two batches
 
 
 def test_a_pass_in_doubt_is_repeated_and_nothing_is_reported_twice():

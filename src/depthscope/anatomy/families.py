@@ -106,6 +106,13 @@ VIT = Layout(
     "mlp",
 )
 DINOV2 = Layout("pre", "norm1 norm2", VIT.attention, "mlp layer_scale2", attention_branch="layer_scale1")
+DATA2VEC_VISION = Layout(
+    "pre",
+    VIT.norms,
+    Attention("attention.attention", "query key value", "attention.output.dense", "num_attention_heads"),
+    "intermediate output",
+)
+INTERN_VISION = replace(VIT, attention=Attention("attention", "q_proj k_proj v_proj", "attention.projection_layer"))
 SWIN = replace(VIT, attention_branch="drop_path")
 CLIP = Layout(
     "pre",
@@ -288,7 +295,9 @@ FAMILIES = (
     _family("deberta", "DebertaV2Layer", DEBERTA, never),
     _family("vit", "ViTLayer DeiTLayer", VIT, never, **NO_MASK),
     _family("dinov2", "Dinov2Layer Dinov2WithRegistersLayer", partial(odd.dinov2, DINOV2), never, **NO_MASK),
-    _family("beit", "BeitLayer Data2VecVisionLayer", partial(odd.beit, VIT), never, **NO_MASK),
+    _family("beit", "BeitLayer", partial(odd.beit, VIT), never, **NO_MASK),
+    _family("data2vec-vision", "Data2VecVisionLayer", partial(odd.beit, DATA2VEC_VISION), never, **NO_MASK),
+    _family("internvl-vision", "InternVLVisionLayer", partial(odd.beit, INTERN_VISION), never, **NO_MASK),
     _family("swin", "SwinLayer", partial(odd.swin, SWIN), never, **NO_MASK, notes=(odd.WINDOWS,)),
     _family(
         "clip", _each("CLIP CLIPSeg MetaClip2 OwlViT Owlv2", "EncoderLayer"), partial(odd.clip, CLIP), as_blocks_say

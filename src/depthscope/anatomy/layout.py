@@ -71,12 +71,18 @@ class Attention:
             query, key, value = layers
             return projections.linear_projections(query, key, value, output, *counts)
         both = (layers[0], output)
-        made = partial(projections.fused_projections, order=self._order, columns=self.fused == "stacked columns")
-        found = made(*(x for layer in both for x in projections.weight_and_bias(layer)), *counts)
+
+        def made(weight: Any, bias: Any, leaving: Any, leaving_bias: Any) -> Projections:
+            columns = self.fused == "stacked columns"
+            return projections.fused_projections(
+                weight, bias, leaving, leaving_bias, *counts, order=self._order, columns=columns
+            )
+
+        found = made(*(x for layer in both for x in projections.weight_and_bias(layer)))
         if not any(hasattr(layer, "base_layer") for layer in both):
             return found
         plain = [getattr(layer, "base_layer", layer) for layer in both]
-        return replace(found, roles=made(*(x for layer in plain for x in (layer.weight, layer.bias)), *counts).roles)
+        return replace(found, roles=made(*(x for layer in plain for x in (layer.weight, layer.bias))).roles)
 
 
 @dataclass(frozen=True)
@@ -228,24 +234,26 @@ def guesses(block: BlockAnatomy) -> Iterator[BlockAnatomy]:
     if not attention or not ffn:
         return
     own = {name for name, module in parts.items() if is_named_norm(module)}
-    ends = _scaled_ends(block.module, parts)
+    attention_ends, ffn_ends = _scaled_ends(block.module, parts)
     for placement, norms in GUESSES:
         if set(norms.split()) == own:
-            guess = Layout(placement, norms, Attention(attention), ffn, *ends)(block.name, block.module)
+            guess = Layout(placement, norms, Attention(attention), ffn, attention_ends, ffn_ends)(
+                block.name, block.module
+            )
             reads = {"attention_input": Spot(parts[attention], "in")}
             if placement != "post":
                 reads["ffn_input"] = Spot(parts[ffn], "in")
             yield replace(guess, part=block.part, causal=block.causal, spots={**guess.spots, **reads})
 
 
-def _scaled_ends(block: Any, parts: dict[str, Any]) -> tuple[str, ...]:
+def _scaled_ends(block: Any, parts: dict[str, Any]) -> tuple[str, str]:
     """What gives the branches where a vector multiplies them last (LayerScale): two modules of it, or what drops a
     scaled branch where the vectors are the block's own parameters."""
     scales = [name for name, part in parts.items() if "layerscale" in type(part).__name__.lower().replace("_", "")]
     vectors = [weights for weights in block._parameters.values() if weights is not None and weights.ndim == 1]
     drops = [name for name in parts if name.startswith("drop_path")]
     found = scales or (drops if len(vectors) == 2 else [])
-    return tuple(found) if len(found) == 2 else ()
+    return (found[0], found[1]) if len(found) == 2 else ("", "")
 
 
 def _only(parts: dict[str, Any], names: tuple[str, ...]) -> str:

@@ -228,7 +228,7 @@ def _pieces(*layers: nn.Module | None) -> tuple[Piece, ...]:
 
 def _own(layer: nn.Module) -> tuple[Tensor, ...]:
     """The weight and the bias of a layer, without an adapter's."""
-    own = getattr(layer, "base_layer", layer)
+    own: Any = getattr(layer, "base_layer", layer)
     return (own.weight,) if own.bias is None else (own.weight, own.bias)
 
 

@@ -12,6 +12,7 @@ from depthscope import walking
 from depthscope.anatomy import Anatomy
 from depthscope.anatomy.structure import is_named_norm
 from depthscope.offloading import brought
+from depthscope.transfers import fetched
 
 
 class TrainingState(TypedDict):
@@ -30,13 +31,39 @@ def training_state(anatomy: Anatomy) -> TrainingState:
     (Transformer-XL), so where there are biases they decide. "unknown" without norms that have parameters,
     or with entries that are not finite. It cannot see a model whose norms were frozen during training.
     """
-    seen = {id(norm): norm for block in anatomy.blocks for norm in _norms(block.module)}
-    untouched = _untouched(list(seen.values()))
-    known = [value for value in untouched if value is not None]
-    moved = sum(not value for value in known)
-    if not known or len(known) < len(untouched):
-        return {"look": "unknown", "norms": len(known), "moved": moved}
-    return {"look": "trained" if moved else "initialised", "norms": len(known), "moved": moved}
+    sizes = NormSizes(anatomy)
+    return sizes.look(fetched(sizes.asked))
+
+
+class NormSizes:
+    """What `training_state` asks, where the weights are: several such questions make one transfer."""
+
+    def __init__(self, anatomy: Anatomy):
+        norms = {id(norm): norm for block in anatomy.blocks for norm in _norms(block.module)}
+        self._norms = len(norms)
+        alike: dict[Any, list[Tensor]] = {}
+        with torch.no_grad():
+            for place, norm in enumerate(norms.values()):
+                with brought(norm):
+                    gain, bias = norm.weight, getattr(norm, "bias", None)
+                    assert isinstance(gain, Tensor)
+                    decides = bias if isinstance(bias, Tensor) else gain - gain[0]
+                    if decides.is_meta:
+                        continue
+                    plain = type(decides) in (Tensor, nn.Parameter)  # one of several processes is asked alone
+                    key = (decides.shape, decides.dtype, decides.device) if plain else place
+                    alike.setdefault(key, []).append(decides.detach())
+            # Norms of one width together: of its own each would cost as much as the measures of a small model.
+            self.asked = [_sizes(vectors) for vectors in alike.values()]
+
+    def look(self, answers: list[Tensor]) -> TrainingState:
+        """Of the numbers that were asked for; one that is not finite says nothing."""
+        sizes = [size for answer in answers for size in answer.reshape(-1).tolist()]
+        known = [size for size in sizes if math.isfinite(size)]
+        moved = sum(size != 0 for size in known)
+        if not known or len(known) < self._norms:
+            return {"look": "unknown", "norms": len(known), "moved": moved}
+        return {"look": "trained" if moved else "initialised", "norms": len(known), "moved": moved}
 
 
 def _norms(block: nn.Module) -> list[nn.Module]:
@@ -49,33 +76,7 @@ def _norms(block: nn.Module) -> list[nn.Module]:
     ]
 
 
-def _untouched(norms: list[nn.Module]) -> list[bool | None]:
-    """Whether each norm is as an initialiser leaves it; None if its numbers are not finite, or not to be had.
-
-    Norms of one width are asked together: one operation and one answer, where each of its own would cost as much as
-    the measures of a small model.
-    """
-    alike: dict[Any, list[tuple[int, Tensor]]] = {}
-    found: list[bool | None] = [None] * len(norms)
-    with torch.no_grad():
-        for place, norm in enumerate(norms):
-            with brought(norm):
-                gain, bias = norm.weight, getattr(norm, "bias", None)
-                assert isinstance(gain, Tensor)
-                decides = bias if isinstance(bias, Tensor) else gain - gain[0]
-                if decides.is_meta:
-                    continue
-                plain = type(decides) in (Tensor, nn.Parameter)  # one of several processes is asked alone
-                key = (decides.shape, decides.dtype, decides.device) if plain else place
-                alike.setdefault(key, []).append((place, decides.detach()))
-        for group in alike.values():
-            for (place, _), size in zip(group, _sizes([decides for _, decides in group]), strict=True):
-                found[place] = size == 0 if math.isfinite(size) else None
-    return found
-
-
-def _sizes(vectors: list[Tensor]) -> list[float]:
+def _sizes(vectors: list[Tensor]) -> Tensor:
     """Σ|v_i| of vectors of one shape: 0 only if all entries are, and finite only if all are."""
-    if len(vectors) == 1:
-        return [torch.linalg.vector_norm(vectors[0], 1, dtype=torch.float64).item()]
-    return torch.linalg.vector_norm(torch.stack(vectors), 1, dim=-1, dtype=torch.float64).tolist()
+    together = vectors[0] if len(vectors) == 1 else torch.stack(vectors)
+    return torch.linalg.vector_norm(together, 1, dim=-1, dtype=torch.float64)

@@ -13,6 +13,7 @@ from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.hooks.machine import Change, Listen, Machine, Visit
 from depthscope.hooks.tokens import as_given, batch_first
 from depthscope.inputs.batches import Batch, call_alike, other_numbers, with_one_input_changed
+from depthscope.transfers import fetched
 
 ROUNDING = 8  # machine epsilons of a token's norm: what regrouped sums (mixtures of experts) may change
 CAUTION = 10  # times the change that the model shows without any reason: below that, nothing was seen
@@ -33,11 +34,12 @@ class Seen(NamedTuple):
     streams: int = 1  # of the trunk; those of a token stand in its row, side by side
 
 
-class Reached(NamedTuple):
-    """Which tokens (batch, n) a change has reached: after the first block, and after the last."""
+class Changed(NamedTuple):
+    """What other numbers in one input have changed."""
 
-    first: Tensor
-    last: Tensor
+    entered: Tensor  # (), whether what enters the blocks, at these tokens and only there
+    first: Tensor  # (batch, n), each token after the first block
+    last: Tensor  # (batch, n), after the last
 
 
 def is_causal(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool | None:
@@ -98,8 +100,7 @@ def _as_seen(anatomy: Anatomy, found: Sight | None) -> Anatomy:
 def hidden_tokens_reach_others(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool:
     """Whether a change of tokens that the mask hides changes real ones: then it may not be what it was taken for."""
     trial = Trial(model, anatomy, batch)
-    found = trial.reached(~trial.before.real, trial.before.real)
-    return found is not None and bool(found.last.any())
+    return trial.reaches(~trial.before.real, trial.before.real) is True
 
 
 @dataclass
@@ -125,61 +126,94 @@ class Trial:
         """What tokens see: see the function `sight`."""
         real = self.before.real
         position = torch.arange(real.shape[1], device=real.device)
-        last = torch.where(real, position, -1).amax(dim=-1, keepdim=True)  # (batch, 1)
-        first = torch.where(real, position, position.numel()).amin(dim=-1, keepdim=True)
-        earlier, later = real & (position < last), real & (position > first)
-        from_last = self.reached(position == last, earlier, exactly=exactly)
-        if from_last is None:
+        last_ones, first_ones = (position == end for end in _ends(real))
+        # Two transfers: what the last tokens have changed, then what the first ones have, and what changes by itself.
+        found, answers = self._first_that_entered(last_ones, [real])
+        if found is None:
             return None
-        to_all = bool(from_last.last[earlier].all())
-        if not exactly and to_all:
+        real, position = answers[0] != 0, torch.arange(real.shape[1])
+        last, first = _ends(real)
+        earlier, later = real & (position < last), real & (position > first)
+        if not earlier.any():
+            return None
+        rounding = self._rounding if exactly else 0.0
+        from_last = earlier & (found.last > rounding)
+        if not exactly and bool(from_last[earlier].all()):
             return "all"
-        from_first = self.reached(position == first, later, exactly=False)
-        forwards = None if from_first is None else bool(from_first.last.any())
-        if not bool(from_last.last.any()):
+        doubtful = exactly and bool(from_last.any())
+        back, answers = self._first_that_entered(first_ones, self._noise() if doubtful else [])
+        noise = _largest(answers, earlier) if doubtful else (0.0, 0.0)
+        from_last = earlier & (found.last > max(rounding, CAUTION * noise[1]))
+        from_first = None if back is None else later & (back.last > 0)
+        forwards = None if from_first is None else bool(from_first.any())
+        if not bool(from_last.any()):
             return "nothing" if forwards is False else "earlier"
         if from_first is not None:
             several = earlier.any(dim=-1)  # sequences of more than one real token
-            to_first = from_last.last.gather(1, first.clamp(max=position.numel() - 1))[several]
-            to_last = from_first.last.gather(1, last.clamp(min=0))[several]
+            to_first = from_last.gather(1, first.clamp(max=position.numel() - 1))[several]
+            to_last = from_first.gather(1, last.clamp(min=0))[several]
             if not forwards or (bool(to_first.all()) and not bool(to_last.any())):
                 return "later"
             if not exactly and not bool(to_first.any()) and not bool(to_last.any()):
                 return "all"  # a window, as wide in both directions
-        at_once = from_last.first[earlier]
+        at_once = (found.first > CAUTION * noise[0])[earlier]
+        to_all = bool(from_last[earlier].all())
         return "all" if to_all and bool(at_once.all() or not at_once.any()) else "partly later"
 
-    def reached(self, tokens: Tensor, others: Tensor, *, exactly: bool = True) -> Reached | None:
-        """Which of the others (batch, n) a change of some tokens (batch, n) changes; doubt counts as no, but not
-        without `exactly`, where every change counts. None if there is nothing to compare.
+    def reaches(self, tokens: Tensor, others: Tensor) -> bool | None:
+        """Whether a change of some tokens (batch, n) changes any of the others after the last block; doubt counts as
+        no.
+
+        None if there is nothing to compare, or nothing can be changed at these tokens alone.
         """
-        if not others.any() or not tokens.any():
+        found, answers = self._first_that_entered(tokens, [others])
+        if found is None or not answers[0].any():
             return None
+        among = answers[0] != 0
+        if not (among & (found.last > self._rounding)).any():
+            return False
+        noise = _largest(fetched(self._noise()), among)[1]
+        return bool((among & (found.last > max(self._rounding, CAUTION * noise))).any())
+
+    @property
+    def _rounding(self) -> float:
+        return ROUNDING * torch.finfo(self.before.output.dtype).eps
+
+    def _changes(self, tokens: Tensor) -> Iterator[Changed]:
+        """A pass for each input that can be changed at some tokens (batch, n), where it was computed."""
         before = self.before
         for changed in _changes(self.batch, tokens, self.anatomy.token_axis):
             after = seen(self.model, self.anatomy, changed)
-            if after.output.shape != before.output.shape or not _enters_there(before.entrance, after.entrance, tokens):
-                continue  # what these blocks read is another input, or the whole of it in every token
-            return self._reached(after, others, exactly)
-        alike = {x.shape[:2] for x in (before.entrance, before.first, tokens)}  # stages may merge their tokens
-        if len(alike) > 1 or not all(map(_can_be_changed, self.anatomy.blocks)):
-            return None
-        after = seen(self.model, self.anatomy, self.batch, tokens)
-        return self._reached(after, others, exactly) if after.output.shape == before.output.shape else None
+            alike = (after.output.shape, after.entrance.shape) == (before.output.shape, before.entrance.shape)
+            if alike and before.entrance.shape[:2] == tokens.shape:
+                moved = (before.entrance != after.entrance).any(dim=-1)
+                entered = moved.any() & ~(moved & ~tokens.to(moved.device)).any()
+                yield Changed(entered, _change(before.first, after.first), _change(before.output, after.output))
+        alike_tokens = {x.shape[:2] for x in (before.entrance, before.first, tokens)}  # stages may merge their tokens
+        if len(alike_tokens) == 1 and all(map(_can_be_changed, self.anatomy.blocks)):
+            after = seen(self.model, self.anatomy, self.batch, tokens)
+            if after.output.shape == before.output.shape:
+                moved = (before.first != after.first).any(dim=-1)  # not where the blocks read something else
+                yield Changed(
+                    (moved & tokens.to(moved.device)).any(),
+                    _change(before.first, after.first),
+                    _change(before.output, after.output),
+                )
 
-    def _reached(self, after: Seen, others: Tensor, exactly: bool) -> Reached:
-        before = self.before
-        first, last = _change(before.first, after.first), _change(before.output, after.output)
-        rounding, noise = 0.0, (0.0, 0.0)
-        if exactly:
-            rounding = ROUNDING * torch.finfo(before.output.dtype).eps
-            if bool((others & (last > rounding)).any()):
-                noise = self._noise(others)
-        return Reached(others & (first > CAUTION * noise[0]), others & (last > max(rounding, CAUTION * noise[1])))
+    def _first_that_entered(self, tokens: Tensor, also: list[Tensor]) -> tuple[Changed | None, list[Tensor]]:
+        """What the input that these blocks read has changed, and the numbers that are also asked for, on the host: the
+        other inputs enter the blocks nowhere, or at every token."""
+        answers: list[Tensor] | None = None
+        for changed in self._changes(tokens):
+            found = fetched([*changed, *(also if answers is None else [])])
+            answers = found[3:] if answers is None else answers
+            if found[0]:
+                return Changed(*found[:3]), answers
+        return None, fetched(also) if answers is None else answers
 
-    def _noise(self, where: Tensor) -> tuple[float, float]:
-        """The largest changes without a reason, after the first and the last block: in a second pass, and in a pass
-        with the sequences in reverse order."""
+    def _noise(self) -> list[Tensor]:
+        """The changes (batch, n) without a reason, in turn after the first and the last block: in a second pass, and in
+        a pass with the sequences in reverse order."""
         before, again = self.before, seen(self.model, self.anatomy, self.batch)
         found = [(again.first, again.output)]
         reversed_batch = _reversed(self.batch, before.output.shape[0], self.anatomy.token_axis)
@@ -187,22 +221,19 @@ class Trial:
             turned = seen(self.model, self.anatomy, reversed_batch)
             if turned.output.shape == before.output.shape and turned.first.shape == before.first.shape:
                 found.append((turned.first.flip(0), turned.output.flip(0)))
-        first = [float(_change(before.first, passed)[where].amax()) for passed, _ in found]
-        last = [float(_change(before.output, passed)[where].amax()) for _, passed in found]
-        return _largest(first), _largest(last)
+        return [c for first, last in found for c in (_change(before.first, first), _change(before.output, last))]
+
+
+def _ends(real: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the last and the first real token of each sequence stand, (batch, 1) each; −1 and n where there is none."""
+    position = torch.arange(real.shape[1], device=real.device)
+    last = torch.where(real, position, -1).amax(dim=-1, keepdim=True)
+    return last, torch.where(real, position, position.numel()).amin(dim=-1, keepdim=True)
 
 
 def _can_be_changed(block: BlockAnatomy) -> bool:
     """Whether what enters a block is the trunk itself: not where whoever calls it adds what it returns."""
     return "input" in block.spots and block.spots["output"].added_to is None
-
-
-def _enters_there(before: Tensor, after: Tensor, tokens: Tensor) -> bool:
-    """Whether the change of an input at these tokens (batch, n) changed what enters the blocks there and only there."""
-    if before.shape != after.shape or before.shape[:2] != tokens.shape:
-        return False
-    changed = (before != after).any(dim=-1)
-    return bool(changed.any()) and not bool((changed & ~tokens).any())
 
 
 def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | None = None) -> Seen:
@@ -226,13 +257,17 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | Non
         said.append(machine.running.now.bidirectional)
 
     def change(visit: Visit, given: Tensor) -> Tensor | None:
+        if visit.number == 1 and changed is not None and anatomy.streams and given.ndim == 4:
+            return torch.where(changed.to(given.device)[..., None, None], other_numbers(given), given)
         tokens = batch_first(given, anatomy.token_axis, visit.shape, anatomy.maps)
         if visit.number > 1 or changed is None or tokens is None or tokens.shape[:2] != changed.shape:
             return None
         other = torch.where(changed.to(tokens.device).unsqueeze(-1), other_numbers(tokens), tokens)
         return as_given(other, anatomy.token_axis, given)
 
-    acts = [Listen({"output"}, keep), *([] if changed is None else [Change("input", change)])]
+    acts: list[Listen | Change] = [Listen({"output"}, keep)]
+    if changed is not None:
+        acts.append(Change("input", change))
     with Machine(model, anatomy, *acts) as machine:
         call_alike(model, batch)
     if not outputs:
@@ -249,8 +284,10 @@ def _change(before: Tensor, after: Tensor) -> Tensor:
     return (y - x).norm(dim=-1) / x.norm(dim=-1).clamp(min=torch.finfo(before.dtype).tiny)
 
 
-def _largest(changes: list[float]) -> float:
-    return max(changes) if all(value == value for value in changes) else float("inf")
+def _largest(noise: list[Tensor], where: Tensor) -> tuple[float, float]:
+    """The largest changes of these tokens after the first and the last block; infinite where one is not a number."""
+    first, last = (torch.stack(changes)[:, where].amax() for changes in (noise[::2], noise[1::2]))
+    return tuple(torch.inf if found.isnan() else found.item() for found in (first, last))  # type: ignore[return-value]
 
 
 def _reversed(batch: Batch, size: int, axis: int) -> Batch | None:

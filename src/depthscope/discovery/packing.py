@@ -35,8 +35,7 @@ def are_apart(model: nn.Module, anatomy: Anatomy, batch: Batch, pieces: Tensor) 
     """Whether the model keeps the pieces of a row from each other: does a change of the first reach the others?"""
     trial = Trial(model, anatomy, batch)
     first = (pieces == 0).expand(trial.before.real.shape)
-    found = trial.reached(first, ~first)
-    return found is not None and not bool(found.last.any())
+    return trial.reaches(first, ~first) is False
 
 
 def unpacked(batch: Batch, pieces: Tensor) -> Batch:

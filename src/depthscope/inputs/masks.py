@@ -46,6 +46,7 @@ class MasksSeen(ByThread):
     def __init__(self) -> None:
         self.masks: dict[str, dict[str, Tensor | None]] = {}  # by the path of the module that was given them
         self.readable: dict[int, bool] = {}  # by the id of a tensor
+        self.real: dict[tuple[int, bool], tuple[Tensor, int, Tensor]] = {}  # by the same: itself, its version, `_real`
 
 
 class MaskFinder:
@@ -74,6 +75,7 @@ class MaskFinder:
         self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
         beside = [m for around in self.around for m in around.children() if not _is_list(m) and m not in self.around]
         self._taken_elsewhere = {name for module in beside for name in _parameters(module).names}
+        self._is_one_trunk = len(anatomy.parts) <= 1  # of several, a mask that one is not handed is another's
         self._seen = MasksSeen()
 
     # --- before a pass --------------------------------------------------------------------------------
@@ -110,6 +112,7 @@ class MaskFinder:
     def begin(self) -> None:
         self._seen.masks.clear()
         self._seen.readable.clear()
+        self._seen.real.clear()
 
     def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One of the modules around the blocks is called."""
@@ -140,10 +143,19 @@ class MaskFinder:
         if flat and not fitting:  # the model has added tokens, or put several inputs together
             fitting = [mask._replace(value=row) for mask in masks if (row := _row_of(mask.value, batch, n)) is not None]
         if fitting:
-            return _real(fitting[0].value, padding=is_padding(fitting[0].name))
+            return self._same_real(fitting[0].value, padding=is_padding(fitting[0].name))
         if flat:
             raise _misfit(flat[0], batch, n)
         return None
+
+    def _same_real(self, value: Tensor, *, padding: bool) -> Tensor:
+        """The very same tensor for all blocks that are given the same mask: what is made of it is then made once."""
+        if torch.compiler.is_compiling() or value.is_inference():
+            return _real(value, padding=padding)
+        known = self._seen.real.get((id(value), padding))
+        if known is None or known[0] is not value or known[1] != value._version:
+            known = self._seen.real[id(value), padding] = value, value._version, _real(value, padding=padding)
+        return known[2]
 
     def _masks_of(self, block: str) -> list[Candidate]:
         """What may be the mask of a block's tokens, from the block outwards."""
@@ -159,9 +171,13 @@ class MaskFinder:
                         settled.add(name)
                 elif name not in settled and self._may_be_real(Candidate(path, name, value), names):
                     found.append(Candidate(path, name, value))
-                elif name in settled and not path and value.ndim == 2 and name not in self._taken_elsewhere:
+                elif name in settled and self._is_nobodys(path, name, value):
                     self.unused.add(name)
         return found
+
+    def _is_nobodys(self, path: str, name: str, value: Tensor) -> bool:
+        """Whether a mask that a block is not handed was given to the model, and no other module takes it."""
+        return not path and value.ndim == 2 and self._is_one_trunk and name not in self._taken_elsewhere
 
     def _may_be_real(self, mask: Candidate, names: Names) -> bool:
         """Whether to read it as a mask of real tokens, if its shape fits; else it is named, if it looks like one."""

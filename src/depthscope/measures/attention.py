@@ -67,7 +67,7 @@ def second_eigenvalue(attention: Tensor, mask: Tensor | None = None) -> Tensor:
 def is_triangular(p: Tensor) -> Tensor:
     """Whether no token attends to a later one, (…)."""
     ahead = p[..., 0, 1:].any(dim=-1)  # the first token's look says it of most matrices
-    return ~(ahead if bool(ahead.all()) else p.triu(1).flatten(-2).any(dim=-1))
+    return ~(ahead if p.device.type == "cpu" and bool(ahead.all()) else p.triu(1).flatten(-2).any(dim=-1))
 
 
 def omega(attention: Tensor | AttentionOperator, tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:

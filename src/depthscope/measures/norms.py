@@ -30,17 +30,21 @@ def norm_of_rows(values: Tensor) -> Tensor:
 
 
 def norms_and_safety(values: Tensor) -> tuple[Tensor, bool]:
-    """The norms of the rows, and whether all of them came the fast way: then none is zero, huge or not finite."""
+    """The norms of the rows, and whether all of them came the fast way: then none is zero, huge or not finite.
+
+    Another device than the CPU is not asked: there every row goes both ways.
+    """
     norms = torch.linalg.vector_norm(values, dim=-1).double()
-    safe = _inside(norms, values.dtype)
+    here = values.device.type == "cpu"
+    safe = here and _inside(norms, values.dtype)
     if not safe:
         low, high = SAFE_NORMS[values.dtype]
         doubtful = ~((norms > low) & (norms < high))  # also true for nan
-        rows = values[doubtful].double()  # (rows, k)
+        rows = (values[doubtful] if here else values).double()  # (rows, k), or (…, k)
         largest = rows.abs().amax(dim=-1, keepdim=True)
         scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
         careful = scale.squeeze(-1) * torch.linalg.vector_norm(rows / scale, dim=-1)
-        norms = norms.masked_scatter(doubtful, careful)
+        norms = norms.masked_scatter(doubtful, careful) if here else torch.where(doubtful, careful, norms)
     return norms, safe
 
 

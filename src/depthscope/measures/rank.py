@@ -86,10 +86,12 @@ def sampled_rank(x: TokenMatrix, share: int = 4) -> SampledRank:
     count = min(batch, max(2, batch // share))
     chosen = torch.arange(count, device=x.values.device) * batch // count
     ranks = effective_rank(TokenMatrix(x.values[chosen], None if x.mask is None else x.mask[chosen]))
-    ranks = ranks[ranks.isfinite()]
-    missing = max(1 - len(ranks) / batch, 0.0)
-    spread = ranks.std() if len(ranks) > 1 else torch.full_like(ranks.sum(), torch.nan if missing else 0.0)
-    return SampledRank(ranks.mean(), spread * (missing / max(len(ranks), 1)) ** 0.5)
+    known = ranks.isfinite()
+    found = known.sum()
+    mean = torch.where(known, ranks, 0.0).sum() / found
+    spread = (torch.where(known, ranks - mean, 0.0).square().sum() / (found - 1)).sqrt()  # nan of one
+    missing = 1 - found / batch
+    return SampledRank(mean, torch.where(missing > 0, spread * (missing / found).sqrt(), 0.0))
 
 
 class SampledRank(NamedTuple):

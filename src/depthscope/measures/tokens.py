@@ -37,6 +37,7 @@ from depthscope.measures.norms import (
     norms_and_safety,
     times_power_of_two,
 )
+from depthscope.transfers import may_be_any
 
 # A token whose norm exceeds this many times the median is an outlier: an attention sink or massive
 # activation. Sinks seen in pretrained language models reach about 190 times, ordinary tokens 2 to 3.
@@ -139,12 +140,12 @@ class TokenMatrix:
         if not safe:
             low, high = SAFE_NORMS[self.values.dtype]
             doubtful = (norm != 0) & ~((norm > low) & (norm < high))  # overflow, or a mean without its last bits
-            if doubtful.any():
+            if may_be_any(doubtful):
                 careful_mean, careful_norm = self._mean_and_spread_rescaled
                 mean = torch.where(doubtful.unsqueeze(-1), careful_mean, mean)
                 norm = torch.where(doubtful, careful_norm, norm)
         lost = mean_is_lost(self._root * self._small_norm(mean), norm, self.values.shape[-2], self.values.dtype)
-        if lost.any():
+        if may_be_any(lost):
             plain = self.rescaled.values.sum(dim=-2) / self.count.unsqueeze(-1)
             mean = torch.where(lost.unsqueeze(-1), times_power_of_two(plain, self._exponent.unsqueeze(-1)), mean)
         return mean, norm if self.mask is None else torch.where(self.count > 0, norm, torch.nan)
@@ -247,9 +248,9 @@ class TokenMatrix:
 
     @cached_property
     def has_outliers(self) -> bool:
-        """Whether any sequence has one; cheaper than finding them."""
-        if self.mask is not None:
-            return bool(self.outliers.any())
+        """Whether any sequence has one; cheaper than finding them. Another device than the CPU is not asked: true."""
+        if self.mask is not None or self.values.device.type != "cpu":
+            return may_be_any(self.outliers)
         return bool((self.largest_norm > OUTLIER_FACTOR * self.token_norms.nanmedian(dim=-1).values).any())
 
     @cached_property
@@ -280,14 +281,14 @@ class TokenMatrix:
         else:
             low, high = SAFE_NORMS[self.values.dtype]
             real = self.real & (norms != 0)  # nan stays, and makes the result nan
-            values = self.values
+            values, here = self.values, self.values.device.type == "cpu"
             extreme = real & ((norms < low) | (norms > high)) & values.isfinite().all(dim=-1)
-            if extreme.any():
-                largest = values.abs().amax(dim=-1).double()
-                values = values.double() / torch.where(extreme, largest, 1.0).unsqueeze(-1)
+            if may_be_any(extreme):
+                wide = values.double() if here else values  # there every token comes here, and a few need it
+                values = wide / torch.where(extreme, wide.abs().amax(dim=-1), 1.0).unsqueeze(-1)
                 norms = norm_of_rows(values)
             unit = values / torch.where(real, norms, 1.0).unsqueeze(-1).to(values.dtype)
-            unit_tokens = TokenMatrix(unit, None if self.mask is None and real.all() else real)
+            unit_tokens = TokenMatrix(unit, None if self.mask is None and here and real.all() else real)
         unit_tokens.stored_dtype = self.stored_dtype
         return unit_tokens
 

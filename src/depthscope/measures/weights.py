@@ -24,7 +24,7 @@ def product_eigenvalues(left: Tensor, right: Tensor) -> Tensor:
         if not weight.is_floating_point():
             raise ValueError(f"expected real weights, got {str(weight.dtype).removeprefix('torch.')}")
     left, right = left.to(F64), right.to(F64)
-    if not (left.isfinite().all() and right.isfinite().all()):
+    if not (left.isfinite().all() & right.isfinite().all()):
         raise ValueError("expected finite weights, got nan or inf in them")
     (left, left_size), (right, right_size) = _near_one(left), _near_one(right)
     found = torch.linalg.eigvals(right @ left if left.shape[-1] <= left.shape[-2] else left @ right)

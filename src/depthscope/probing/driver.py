@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from depthscope import stations as at
 from depthscope import walking
 from depthscope.anatomy import Anatomy
-from depthscope.anatomy.trained import training_state
 from depthscope.discovery import Hints, hidden_tokens_reach_others
 from depthscope.hooks import (
     Ablation,
@@ -32,8 +31,7 @@ from depthscope.inputs import Batch, Tokenizer, call
 from depthscope.measures import MEASURES, choose_measures, only_at_outputs
 from depthscope.offloading import device_of
 from depthscope.probing.final_norm import FinalNorm
-from depthscope.probing.finish import fetched
-from depthscope.probing.finite import as_records, note, weights_not_finite
+from depthscope.probing.finite import AskedOfWeights, as_records, note
 from depthscope.probing.gradients import Loss, check_loss, gradient_norms
 from depthscope.probing.losses import LossOfGradients
 from depthscope.probing.measurement import Excluded, Measurement
@@ -46,6 +44,7 @@ from depthscope.probing.streams import StreamedMeasurement
 from depthscope.probing.windows import WindowedMeasurement, without_attention
 from depthscope.progress import Tick
 from depthscope.scope import Causality, Scope, scope_of
+from depthscope.transfers import fetched
 
 
 def probe(
@@ -165,6 +164,7 @@ class _Passes:
         self._running = ""  # the part that runs
         self.device = torch.device("cpu")
         self.dtype = ""
+        self.weights = AskedOfWeights(model, anatomy)
         self.split_heads: dict[Place, Any] = {}  # where tensor parallelism splits them, and among which processes
         self.own_heads = False  # where a block is split, and it is not known whether its heads are
         sites: list[Any] = [Listen(measurement.stations_to_hear(), self._see_tokens)]
@@ -181,13 +181,18 @@ class _Passes:
 
     def run(self, batch: Batch, tokenizer: Tokenizer | None = None) -> None:
         self.batch_size = 0
-        self.ids.see(tokenizer, batch)
         self.measurement.begin(self.samples, batch, tokenizer)
         with self.machine, self.final_norm:
             call(self.model, batch)
+        ids = self.ids.asked(batch)
+        self.measurement.also = ids + (self.weights.asked() if self.samples == 0 else [])
         while self.measurement.end(can_look_again=True):
             with self.machine, self.final_norm:
                 call(self.model, batch)
+        answers = self.measurement.answers
+        self.ids.see(tokenizer, answers[: len(ids)])
+        if self.samples == 0:
+            self.weights.read(answers[len(ids) :])
         self.scope.has_outliers |= self.measurement.outliers
         if self.causality.causal and (missing := without_first_token(tokenizer, batch)) is not None:
             self.first_token = str(getattr(tokenizer, "bos_token", ""))
@@ -345,8 +350,7 @@ def _describe(
     parts = passes.parts if len(passes.parts) > 1 or len(anatomy.parts) > 1 else {}
     first = next(iter(passes.parts.values()))
     placements = {part.placement for part in passes.parts.values()}
-    named = walking.named_parameters(model)
-    weights = [parameter for _, parameter in named]
+    weights = walking.parameters(model)
     return {
         "model": getattr(config, "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
@@ -366,8 +370,8 @@ def _describe(
         "causal_by": passes.causality.by,
         "right_to_left": passes.anatomy.right_to_left,
         "parameters": sum(parameter.numel() for parameter in weights),
-        "weights": training_state(anatomy),
-        "weights_not_finite": weights_not_finite(named if passes.measurement.not_finite else _hidden(named, anatomy)),
+        "weights": passes.weights.state,
+        "weights_not_finite": passes.weights.not_finite(outputs=bool(passes.measurement.not_finite)),
         "not_finite": as_records(passes.measurement.not_finite),
         "dtype": passes.dtype,
         "arithmetic": list(passes.measurement.formats),
@@ -380,13 +384,6 @@ def _describe(
         "versions": {name: v for name in ("depthscope", "torch", "transformers") if (v := _version(name))}
         | {"python": platform.python_version()},
     }
-
-
-def _hidden(named: list[tuple[str, nn.Parameter]], anatomy: Anatomy) -> list[tuple[str, nn.Parameter]]:
-    """The weights of attention: some kernels turn its NaN into zeros, and no output shows it. Of others it does."""
-    known = [block.attention or block.module for block in anatomy.blocks]
-    inside = {id(weights) for module in known for weights in walking.parameters(module)}
-    return [(name, weights) for name, weights in named if id(weights) in inside]
 
 
 @cache

@@ -165,17 +165,6 @@ def _where_any(counts: Tensor, *values: Tensor) -> list[Tensor]:
     return [counts, *(torch.where(counts > 0, value, torch.nan) for value in values)]
 
 
-def fetched(tensors: list[Tensor]) -> list[Tensor]:
-    """The same numbers in float64 on the host: every device is asked once for all that it has."""
-    found: list[Tensor] = [torch.empty(0)] * len(tensors)
-    for device in {tensor.device for tensor in tensors}:
-        here = [number for number, tensor in enumerate(tensors) if tensor.device == device]
-        flat = torch.cat([tensors[number].detach().double().reshape(-1) for number in here]).cpu()
-        for number, part in zip(here, flat.split([tensors[number].numel() for number in here]), strict=True):
-            found[number] = part.reshape(tensors[number].shape)
-    return found
-
-
 class Seen(NamedTuple):
     """A token matrix that has passed, and where its numbers will be."""
 

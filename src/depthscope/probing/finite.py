@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,8 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from depthscope import stations as at
+from depthscope import walking
+from depthscope.anatomy import Anatomy
 from depthscope.anatomy.projections import has_own_operations
+from depthscope.anatomy.trained import NormSizes, TrainingState
 from depthscope.naming import counted, sequences_of
+from depthscope.transfers import fetched
 
 Place = tuple[int, str]  # block, station; (0, "output") is what enters block 1
 
@@ -50,29 +53,40 @@ def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
 
     The norms of all of them are asked for first: one answer, and finite only if all of them are.
     """
+    numbers = [(name, local) for name, weights in named if _can_be_asked(local := _local(weights))]
+    if all_finite(fetched(norms_of_weights(numbers))):
+        return []
+    # A norm may overflow where no weight is infinite, and so may a sum, which is many times faster than asking each.
     with torch.no_grad():
-        numbers: list[tuple[str, Tensor]] = []
-        alike: dict[Any, list[Tensor]] = {}
-        for name, given in named:
-            plain = type(given) in (Tensor, nn.Parameter)
-            weights = given if plain else _local(given)
-            if _can_be_asked(weights):
-                numbers.append((name, weights))
-                alike.setdefault((weights.device, weights.dtype) if plain else id(weights), []).append(weights)
-        # A norm may overflow where no weight is infinite: then each is asked.
-        if all(math.isfinite(_norm(weights)) for weights in alike.values()):
-            return []
-        return [name for name, weights in numbers if not _is_finite(weights)]
+        sums = fetched([w.sum(dtype=torch.promote_types(w.dtype, torch.float32)) for _, w in numbers])
+        doubtful = [item for item, total in zip(numbers, sums, strict=True) if not total.isfinite()]
+        finite = fetched([weights.isfinite().all() for _, weights in doubtful])
+    return [name for (name, _), answer in zip(doubtful, finite, strict=True) if not answer]
 
 
-def _norm(weights: list[Tensor]) -> float:
-    """One number, finite only if all of these are."""
-    if len(weights) == 1:
-        return torch.linalg.vector_norm(weights[0]).item()
-    return torch.stack(torch._foreach_norm(weights)).sum().item()
+def norms_of_weights(named: Iterable[tuple[str, Tensor]]) -> list[Tensor]:
+    """A few numbers, where the weights are, which are all finite only if all weights are."""
+    alike: dict[Any, list[Tensor]] = {}
+    for _, given in named:
+        weights = _local(given)
+        if _can_be_asked(weights):
+            plain = type(weights) in (Tensor, nn.Parameter)
+            alike.setdefault((weights.device, weights.dtype) if plain else id(weights), []).append(weights)
+    with torch.no_grad():
+        return [
+            torch.linalg.vector_norm(some[0]) if len(some) == 1 else torch.stack(torch._foreach_norm(some)).sum()
+            for some in alike.values()
+        ]
+
+
+def all_finite(answers: list[Tensor]) -> bool:
+    """What the norms say."""
+    return all(bool(answer.isfinite()) for answer in answers)
 
 
 def _local(weights: Tensor) -> Tensor:
+    if type(weights) in (Tensor, nn.Parameter):
+        return weights
     return weights.to_local() if hasattr(weights, "to_local") else weights
 
 
@@ -84,7 +98,35 @@ def _can_be_asked(weights: Tensor) -> bool:
     )
 
 
-def _is_finite(weights: Tensor) -> bool:
-    """The sum is read first, which is many times faster and finite only if all of them are."""
-    total = weights.sum(dtype=torch.promote_types(weights.dtype, torch.float32))
-    return bool(total.isfinite()) or bool(weights.isfinite().all())
+class AskedOfWeights:
+    """What is asked of a model's weights with the numbers of its first pass, so that it takes no transfer of its own:
+    what the norms of the blocks look like, and whether the weights of attention are finite. Some kernels turn its NaN
+    into zeros, and no output shows it; other weights are asked where an output is not finite.
+    """
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy):
+        self._model, self._anatomy = model, anatomy
+        self.state: TrainingState | None = None
+        self._attention_is_finite = True
+
+    def asked(self) -> list[Tensor]:
+        """Numbers where the weights are."""
+        self._sizes = NormSizes(self._anatomy)
+        return [*self._sizes.asked, *norms_of_weights(self._of_attention())]
+
+    def read(self, answers: list[Tensor]) -> None:
+        """The same, on the host."""
+        known = len(self._sizes.asked)
+        self.state = self._sizes.look(answers[:known])
+        self._attention_is_finite = all_finite(answers[known:])
+
+    def not_finite(self, *, outputs: bool) -> list[str]:
+        """Names of weights; `outputs` says that some are not finite."""
+        if outputs:
+            return weights_not_finite(walking.named_parameters(self._model))
+        return [] if self._attention_is_finite else weights_not_finite(self._of_attention())
+
+    def _of_attention(self) -> list[tuple[str, nn.Parameter]]:
+        known = [block.attention or block.module for block in self._anatomy.blocks]
+        inside = {id(weights) for module in known for weights in walking.parameters(module)}
+        return [(name, weights) for name, weights in walking.named_parameters(self._model) if id(weights) in inside]

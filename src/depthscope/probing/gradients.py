@@ -12,9 +12,9 @@ from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.hooks import Listen, Machine, Visit
 from depthscope.inputs import Batch, call
 from depthscope.offloading import has_offloaded
-from depthscope.probing.finish import fetched
 from depthscope.probing.readings import Reading
 from depthscope.probing.roles import Roles, hypotenuse, norm_of_gradient
+from depthscope.transfers import fetched
 
 Loss = Callable[[Any], Tensor]
 

@@ -101,12 +101,14 @@ class LossOfGradients:
 
 def next_token_loss(logits: Tensor, ids: Tensor, real: Tensor | None = None) -> Tensor:
     """Mean of −log p(token i + 1 | tokens up to i) over pairs of real tokens; logits (batch, n, v), ids (batch, n)."""
-    counted = torch.ones_like(ids, dtype=torch.bool) if real is None else real.to(ids.device)
-    pairs = counted[:, :-1] & counted[:, 1:]
-    if not pairs.any():
+    found, wanted = logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten().to(logits.device)
+    if real is not None:
+        real = real.to(logits.device)
+        pairs = (real[:, :-1] & real[:, 1:]).flatten().nonzero().squeeze(-1)
+        found, wanted = found.index_select(0, pairs), wanted.index_select(0, pairs)
+    if not len(found):
         raise NoLoss("no sequence has two real tokens, so that there is no next token to predict")
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return F.cross_entropy(logits[:, :-1][pairs.to(logits.device)].to(wide), ids[:, 1:][pairs].long().to(logits.device))
+    return F.cross_entropy(found.to(torch.promote_types(logits.dtype, torch.float32)), wanted.long())
 
 
 def ids_in(batch: Batch) -> Tensor | None:

@@ -16,23 +16,16 @@ from torch import Tensor
 from depthscope import stations as at
 from depthscope.hooks import Head, Visit
 from depthscope.inputs import Batch
-from depthscope.measures import (
-    MEASURES,
-    OF_OUTLIERS,
-    Bounded,
-    HeadInput,
-    Measure,
-    Scratch,
-    TokenMatrix,
-)
+from depthscope.measures import MEASURES, OF_OUTLIERS, Bounded, HeadInput, Measure, Scratch, TokenMatrix
 from depthscope.measures.catalogue import half_turns
 from depthscope.measures.tokens import are_outliers
-from depthscope.probing.finish import Looks, PlacesOfLooks, Seen, fetched, readings_of, without_positions
+from depthscope.probing.finish import Looks, PlacesOfLooks, Seen, readings_of, without_positions
 from depthscope.probing.finite import Place
 from depthscope.probing.heads import in_groups, parts_of_head, progress_of
 from depthscope.probing.readings import Reading, Sink, Waiting, check_shape, text_of_token
 from depthscope.probing.station import Look, look
 from depthscope.progress import Tick
+from depthscope.transfers import fetched
 
 Excluded = Literal["outliers"] | tuple[int, ...] | None
 
@@ -76,6 +69,8 @@ class Measurement:
         self.between: set[int] = set()  # blocks whose input is not the output of the block before
         self.not_finite: dict[int, Place] = {}  # by sequence, where it is not finite first
         self.formats: dict[str, None] = {}  # in which looks were computed
+        self.also: list[Tensor] = []  # what somebody else asks at the end of this pass,
+        self.answers: list[Tensor] = []  # and what the answers are
         self._scratch = Scratch()
         self.begin(0)
 
@@ -101,6 +96,7 @@ class Measurement:
         self._ids = {} if batch is None else batch.kwargs
         self._decode = getattr(tokenizer, "decode", None)
         self._waiting: list[Waiting] = []  # what does not come of looks
+        self.also, self.answers = [], []
         self.again, self.wide = False, self.always_wide
         self._begin_looks()
 
@@ -142,7 +138,8 @@ class Measurement:
         asked += [real.cumsum(dim=-1) for *_, real in named if real is not None]
         waiting = [] if self.again else self._waiting
         asked += [w.values for w in waiting] + [w.error for w in waiting if w.error is not None]
-        answers = iter(fetched(asked))  # the one transfer
+        found = fetched(asked + self.also)  # the one transfer
+        answers, self.answers, self.also = iter(found), self.answers or found[len(asked) :], []
         for looks in kinds:
             looks.read(next(answers))
         for mask in self._masks.values():

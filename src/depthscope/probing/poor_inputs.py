@@ -23,14 +23,23 @@ class IdsSeen:
         self.rows: list[bytes] = []
         self.different: set[bytes] = set()
 
-    def see(self, tokenizer: Any, batch: Batch) -> None:
+    @staticmethod
+    def asked(batch: Batch) -> list[Tensor]:
+        """The ids (batch, n) and which are real, where they are; nothing of inputs that are no ids."""
         ids = batch.kwargs.get("input_ids", next(iter(batch.args), None))
         if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or ids.is_complex():
-            return
+            return []
         mask = batch.kwargs.get("attention_mask")
         real = torch.ones_like(ids, dtype=torch.bool)
         if isinstance(mask, Tensor) and mask.shape == ids.shape:
             real = mask != 0
+        return [ids, real]
+
+    def see(self, tokenizer: Any, answers: list[Tensor]) -> None:
+        """What was asked for, on the host."""
+        if not answers:
+            return
+        ids, real = answers[0].long(), answers[1] != 0
         unknown = getattr(tokenizer, "unk_token_id", None)
         self.tokens += int(real.sum())
         if tokenizer is not None:
@@ -38,7 +47,7 @@ class IdsSeen:
             self.unknown += 0 if unknown is None else int(((ids == unknown) & real).sum())
             self.foreign += int(((ids >= _size(tokenizer)) & real).sum())
         for row, there in zip(ids[: _MOST - len(self.rows)], real, strict=False):
-            words = row[there].to("cpu", torch.int64).contiguous()
+            words = row[there].contiguous()
             self.rows.append(words.numpy().tobytes())
             if len(words) >= _RUN:
                 runs = words.unfold(0, _RUN, 1).contiguous().numpy()

@@ -11,7 +11,7 @@ from torch import Tensor
 from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.anatomy.roles import ROLES, RolePieces, names_of_others, roles_of, shared_parameters
 from depthscope.anatomy.structure import Piece
-from depthscope.probing.finish import fetched
+from depthscope.transfers import fetched
 
 MEASURES = {role: f"{role}_gradient" for role in ROLES}  # the name of each role's norm in a profile
 COHERENT = "mean_coherent_share"  # of a writer's gradient, in `watch`

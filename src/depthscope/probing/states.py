@@ -163,7 +163,7 @@ class _Seen:
         self.blocks = layers.count - 1
         if layers.ids is not None:
             mask = {} if layers.real is None else {"attention_mask": layers.real}
-            self.ids.see(tokenizer, Batch((), {"input_ids": layers.ids, **mask}))
+            self.ids.see(tokenizer, self.ids.asked(Batch((), {"input_ids": layers.ids, **mask})))
 
     def shape(self, name: str, tokens: int, width: int, dtype: torch.dtype) -> None:
         if self.width and width != self.width:

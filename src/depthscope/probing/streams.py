@@ -110,6 +110,6 @@ class StreamedMeasurement(Measurement):
     def note(self) -> str:
         """What a reader of the profile must know."""
         return (
-            f"{self.streams} streams (hyper-connections): numbers of the trunk are means over them, "
-            f"metadata['streams'] has each, and {ALIKE} says how alike those of one token are (1: copies of each other)"
+            f"{self.streams} streams (hyper-connections): numbers of the trunk are means over them; "
+            f"metadata['streams'] has each, and {ALIKE} says how alike those of a token are (1: copies of one another)"
         )

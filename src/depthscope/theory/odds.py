@@ -143,8 +143,8 @@ def measure_map(
 
 def _geometric_mean(numbers: Tensor) -> float:
     """Over those that have one: sequences of a single token have no odds. nan if none has."""
-    usable = numbers[torch.isfinite(numbers) & (numbers > 0)]
-    return usable.log().mean().exp().item()
+    usable = torch.isfinite(numbers) & (numbers > 0)
+    return (torch.where(usable, numbers, 1.0).log().sum() / usable.sum()).exp().item()
 
 
 # --- the causal case ------------------------------------------------------------------------------

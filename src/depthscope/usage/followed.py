@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from depthscope.hooks import Listen, Visit, full_precision
+from depthscope.transfers import fetched
 
 
 class Followed:
@@ -20,6 +21,7 @@ class Followed:
     def __init__(self, most: int | None):
         self.most = most
         self._known: tuple[tuple[int, int], Tensor | None, Tensor] | None = None  # shape, mask, places
+        self._there: dict[torch.device, Tensor] = {}  # the same places on each device
 
     def __call__(self, tokens: Tensor, real: Tensor | None) -> Tensor:
         shape = (tokens.shape[0], tokens.shape[1])
@@ -32,7 +34,10 @@ class Followed:
                     places = places[torch.linspace(0, len(places) - 1, self.most).round().long()]
                 found.append(places)
             self._known = shape, real, torch.cat(found)
-        return self._known[2].to(tokens.device)
+            self._there = {}
+        if tokens.device not in self._there:
+            self._there[tokens.device] = self._known[2].to(tokens.device)
+        return self._there[tokens.device]
 
 
 def listen_to_blocks(most: int | None, see: Callable[[Visit, Tensor, Tensor], None]) -> Listen:
@@ -62,18 +67,26 @@ class Means:
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int, str], tuple[float, float]] = {}
+        self._waiting: list[tuple[int, str, Tensor, float]] = []  # what was added and is still where it was computed
 
     def add(self, block: int, name: str, value: Tensor | float, weight: float) -> None:
-        number = float(value)
-        if number == number:
-            total, count = self._sums.get((block, name), (0.0, 0.0))
-            self._sums[block, name] = total + weight * number, count + weight
+        self._waiting.append((block, name, torch.as_tensor(value), weight))
 
     def get(self, block: int, name: str) -> float:
         """nan if nothing was added."""
-        total, count = self._sums.get((block, name), (0.0, 0.0))
+        total, count = self._known().get((block, name), (0.0, 0.0))
         return total / count if count else float("nan")
 
     @property
     def names(self) -> set[str]:
-        return {name for _, name in self._sums}
+        return {name for _, name in self._known()}
+
+    def _known(self) -> dict[tuple[int, str], tuple[float, float]]:
+        """The sums, with all that was added since they were asked for: one transfer."""
+        waiting, self._waiting = self._waiting, []
+        numbers = fetched([value for *_, value, _ in waiting])
+        for (block, name, _, weight), found in zip(waiting, numbers, strict=True):
+            if not found.isnan():
+                total, count = self._sums.get((block, name), (0.0, 0.0))
+                self._sums[block, name] = total + weight * found.item(), count + weight
+        return self._sums

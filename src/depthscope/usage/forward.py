@@ -15,6 +15,7 @@ from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.hooks import Head, Listen, ListenToAttention, Visit, full_precision
 from depthscope.measures import SINK_MASS, TokenMatrix, against_trunk, energy_split, first_token, median
 from depthscope.probing.finite import Place
+from depthscope.transfers import fetched
 from depthscope.usage.followed import Followed, Means, taken
 
 ENERGY = ("shared", "sequence", "position", "token")
@@ -48,12 +49,17 @@ class ForwardPass:
         self._trunk: dict[str, Tensor] = {}
         self._before: dict[str, Tensor] = {}  # copies, for branches that are seen by what they change alone
         self._weight = 0.0
+        # Of this pass, where it was computed: by block, the sequence of each followed token that is not finite, −1 for
+        # others; by block and head, the masses and the largest logits.
+        self._finite: list[tuple[int, Tensor]] = []
+        self._heads: list[tuple[int, int, Tensor, Tensor]] = []
 
     def begin(self) -> None:
         self.kept.clear()
         self.last = None
         self._trunk.clear()
         self._before.clear()
+        self._finite, self._heads = [], []
 
     def end(self) -> None:
         """The end of a pass: how the tokens that leave the last block are alike."""
@@ -61,11 +67,28 @@ class ForwardPass:
         if self.last is None:
             return
         visit, tokens, _ = self.last
+        self._read()
         self._samples += len(tokens)
         with torch.no_grad(), full_precision(tokens):
             split = energy_split(TokenMatrix(tokens, visit.real).ordinary)
         for name in ENERGY:
             self.means.add(0, f"energy_{name}", getattr(split, name), self._weight)
+
+    def _read(self) -> None:
+        """What waited for the end of the pass: one transfer."""
+        heads = self._heads
+        of_heads = [number for *_, mass, logit in heads for number in (mass, logit)]
+        answers = fetched([*of_heads, *(rows for _, rows in self._finite)])
+        for (block, head, *_), mass, logit in zip(heads, answers[::2], answers[1::2], strict=False):
+            total, count = self.masses.get((block, head), (0.0, 0.0))
+            known = mass[mass.isfinite()]
+            self.masses[block, head] = total + known.sum().item(), count + len(known)
+            largest = logit[logit.isfinite()]
+            if len(largest):
+                self.logits[block] = max(self.logits.get(block, -torch.inf), largest.max().item())
+        for (block, _), rows in zip(self._finite, answers[2 * len(heads) :], strict=True):
+            for row in rows[rows >= 0].unique().int().tolist():
+                self.not_finite.setdefault(self._samples + row, (block, "output"))
 
     def sink_rate(self, block: int) -> float:
         """The share of heads that give more than `SINK_MASS` of their attention to the first token, mean over queries
@@ -87,10 +110,8 @@ class ForwardPass:
                 self.last = visit, tokens, source
                 places = self.followed(tokens, visit.real)
                 followed = taken(tokens, places)
-                finite = followed.isfinite().all(dim=-1)  # (k)
-                if not finite.all():
-                    for row in places[~finite].div(tokens.shape[1], rounding_mode="floor").unique().tolist():
-                        self.not_finite.setdefault(self._samples + row, (visit.number, station))
+                rows = places.div(tokens.shape[1], rounding_mode="floor")  # (k)
+                self._finite.append((visit.number, torch.where(followed.isfinite().all(dim=-1), -1, rows)))
                 if self.keeps:
                     self.kept[visit.number] = followed
                 self._trunk.clear()
@@ -142,13 +163,7 @@ class ForwardPass:
                 with full_precision(head.scores if head.scores is not None else _tensor_of(head)):
                     found = first_token(head.attention, visit.real_of_sequences, head.scores)
                 self.seen.add(block)
-                total, count = self.masses.get((block, head.number), (0.0, 0.0))
-                known = found.mass.isfinite()
-                total += found.mass[known].sum().item()
-                self.masses[block, head.number] = total, count + int(known.sum())
-                largest = found.largest_logit[found.largest_logit.isfinite()]
-                if len(largest):
-                    self.logits[block] = max(self.logits.get(block, -torch.inf), largest.max().item())
+                self._heads.append((block, head.number, found.mass, found.largest_logit))
 
 
 def _tensor_of(head: Head) -> Tensor:

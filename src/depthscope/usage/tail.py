@@ -143,7 +143,7 @@ def _factor(x: Tensor, of: Tensor) -> float | None:
     """c with x = c·of, to rounding; None if there is none. The same tensor, or a view of all of it, has 1."""
     if x.shape != of.shape:
         return None
-    if x.data_ptr() == of.data_ptr() and x.stride() == of.stride() and x.dtype == of.dtype:
+    if 0 != x.data_ptr() == of.data_ptr() and x.stride() == of.stride() and x.dtype == of.dtype:
         return 1.0
     a, b = x.detach().flatten().double(), of.detach().flatten().double()
     energy = torch.dot(b, b)

@@ -34,6 +34,7 @@ from depthscope.offloading import device_of
 from depthscope.progress import Tick
 from depthscope.scope import Scope, scope_of
 from depthscope.sealed import read_tables, write_tables
+from depthscope.transfers import fetched
 from depthscope.value_spectra.from_disk import Checkpoint, empty_model, filled, is_on_disk
 
 Product = Literal["value-output", "query-key"]
@@ -213,7 +214,8 @@ def _of_block(
 def _whole(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """(d, g·k) and (g·k, d) with the product Σ_h L_h R_h. Neighbouring heads that share L (grouped queries) are one."""
     heads = len(left)
-    starts = [head for head in range(heads) if head == 0 or not torch.equal(left[head], left[head - 1])]
+    shares = (left[1:] == left[:-1]).flatten(1).all(dim=1).tolist()  # with the head before
+    starts = [0, *(head for head, same in enumerate(shares, start=1) if not same)]
     ends = [*starts[1:], heads]
     summed = torch.stack([right[start:end].double().sum(dim=0) for start, end in zip(starts, ends, strict=True)])
     return left[starts].transpose(0, 1).flatten(1), summed.flatten(0, 1)
@@ -279,14 +281,15 @@ def _table(part: str, number: int, first: int, left: Tensor, right: Tensor) -> p
     heads, count = values.shape
     summaries = {name: of(values).double() for name, of in _OF_EIGENVALUES.items()}
     summaries |= {name: of(left, right) for name, of in _OF_WEIGHTS.items()}
-    values = values.gather(-1, values.real.argsort(dim=-1)).flatten().cpu()
+    values = values.gather(-1, values.real.argsort(dim=-1)).flatten()
+    real, imag, *of_heads = (found.numpy() for found in fetched([values.real, values.imag, *summaries.values()]))
     return pd.DataFrame(
         {
             "part": part,
             "block": np.int32(number),
             "head": np.arange(first, first + heads, dtype=np.int32).repeat(count),
-            "real": values.real.numpy(),
-            "imag": values.imag.numpy(),
-            **{name: found.cpu().numpy().repeat(count) for name, found in summaries.items()},
+            "real": real,
+            "imag": imag,
+            **{name: found.repeat(count) for name, found in zip(summaries, of_heads, strict=True)},
         }
     )
