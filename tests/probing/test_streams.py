@@ -187,3 +187,30 @@ def test_a_watched_training_step_has_the_numbers_of_a_probe():
     )
     expected = depthscope.probe(model.eval(), PADDED).curve("token_similarity")
     assert found.tolist()[-3:] == pytest.approx(expected[-3:], abs=1e-5)
+
+
+class OfOne(Mixing):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1) + self.layer(self.norm(x)).cumsum(dim=1)
+
+
+class Folded(nn.Module):
+    """Streams that stand in the batch, (batch · 2, n, d)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(50, 16), nn.ModuleList(OfOne() for _ in range(3))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x = self.embed(input_ids).repeat_interleave(2, dim=0)
+        for layer in self.layers:
+            x = layer(x)
+        return x.unflatten(0, (-1, 2)).mean(dim=1)
+
+
+def test_streams_in_the_batch_are_said_or_refused():
+    profile = depthscope.probe(Folded(), IDS[:1])
+    assert any("2 sequences for 1 of ids: 2 streams" in note for note in profile.metadata["notes"])
+    for inputs in (IDS, PADDED):
+        with pytest.raises(ValueError, match=r"the change of one sequence|attention_mask is \(2, 7\)"):
+            depthscope.probe(Folded(), inputs)

@@ -60,6 +60,7 @@ def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls:
         _refuse_maps(trunk, batch)
     all_ends = _all_ends(trunk)
     anatomy = unknown_anatomy([(p.call.name, p.call.module, all_ends[p.call.name]) for p in trunk], NOTE)
+    anatomy = replace(anatomy, notes=(*anatomy.notes, *_folded(trunk, batch)))
     listed_too = listed is not None and [b.module for b in listed.blocks] == [b.module for b in anatomy.blocks]
     needs_no_word = listed_too and set(all_ends.values()) == {Ends()}
     if any(passage.added for passage in trunk):
@@ -79,6 +80,21 @@ def _are_streams(passages: Sequence[Passage], batch: Batch) -> bool:
     ids = _shapes_of_ids(batch)
     shapes = {tuple(passage.entrance.shape) for passage in passages}
     return bool(shapes) and all(len(shape) in MAPS and shape[:2] in ids for shape in shapes)
+
+
+def _folded(passages: Sequence[Passage], batch: Batch) -> tuple[str, ...]:
+    """A note where blocks have several times the sequences of the ids: streams that stand in the batch."""
+    ids, shapes = _shapes_of_ids(batch), {tuple(passage.entrance.shape) for passage in passages}
+    if len(ids) != 1 or len(shapes) != 1 or len(shape := shapes.pop()) != 3:
+        return ()
+    sequences, n = ids.pop()
+    times = shape[0] // sequences
+    if shape[1] != n or times < 2 or shape[0] != times * sequences:
+        return ()
+    return (
+        f"the blocks have {shape[0]} sequences for {sequences} of ids: {times} streams (hyper-connections) that stand "
+        "in the batch are each measured as a sequence",
+    )
 
 
 def _shapes_of_ids(batch: Batch) -> set[tuple[int, ...]]:
@@ -271,6 +287,7 @@ def _checked(
         hints = ends_of(block)
         all_ends[block.name] = hints if hints != Ends() else _ends_in(block, chains, links)
     anatomy = unknown_anatomy([(b.name, b.module, all_ends[b.name]) for b in named.blocks], named.notes[0])
+    anatomy = replace(anatomy, notes=(*anatomy.notes, *_folded(passages, batch)))
     linked = {(a.call, b.call) for chain in chains for a, b in pairwise(chain)}
     broken = [f"{a.name} and {b.name}" for a, b in pairwise(mine) if (a, b) not in linked]
     idle = [block.name for block in named.blocks if not any(call.module is block.module for call in mine)]
