@@ -27,7 +27,8 @@ HALF_UNKNOWN = torch.where(torch.arange(64) % 2 == 0, 0, IDS)
 def seen(ids: torch.Tensor, tokenizer: object = None, **more: torch.Tensor) -> dict[str, float]:
     found = IdsSeen()
     for rows in ids.split(2):
-        found.see(tokenizer, Batch((), {"input_ids": rows} | {name: mask[: len(rows)] for name, mask in more.items()}))
+        batch = Batch((), {"input_ids": rows} | {name: mask[: len(rows)] for name, mask in more.items()})
+        found.see(tokenizer, found.asked(batch))
     return found.to_dict()
 
 
