@@ -54,6 +54,7 @@ def on(model: nn.Module, batch: dict[str, Tensor], mask: int | None, causal: boo
     scope = depthscope.Scope(model, batch, causal=causal)
     profile = scope.probe(measures="verdict")
     use = scope.depth(loss=loss, linear=False)
+    said = depthscope.diagnose(profile, depth=use).to_dict()
     frame = profile.frame[profile.frame["station"] == "output"]
     by_block = frame.groupby(["measure", "block"])["value"].agg(["min", "mean", "max"])
     curves = {
@@ -68,7 +69,9 @@ def on(model: nn.Module, batch: dict[str, Tensor], mask: int | None, causal: boo
         "curves": curves,
         "by_block": {name: rounded(use.frame[name]) for name in BY_BLOCK if name in use.frame},
         "loss": use.metadata["loss"],
-        "verdict": depthscope.diagnose(profile, depth=use).to_dict(),
+        "verdict": said["verdict"],
+        "headline": said["headline"],
+        "findings": {finding["rule"]: finding["sentence"] for finding in said["findings"]},
     }
 
 
@@ -133,7 +136,7 @@ def _cells(text: dict[str, Any]) -> list[str]:
         f"{directions[-1]:.2f}",
         "no loss" if text["loss"] is None else f"{text['loss']:.2f}",
         dearest,
-        text["verdict"]["verdict"],
+        text["verdict"],
     ]
 
 
