@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 def fetched(tensors: list[Tensor]) -> list[Tensor]:
-    """The same numbers in float64 on the host: every device is asked once for all that it has."""
+    """The same numbers in float64 on the host: every device is asked once for all that it has, and the processes that
+    share a tensor for its parts."""
+    tensors = [tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for tensor in tensors]
     found: list[Tensor] = [torch.empty(0)] * len(tensors)
     for device in {tensor.device for tensor in tensors}:
         here = [number for number, tensor in enumerate(tensors) if tensor.device == device]
