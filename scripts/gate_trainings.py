@@ -2,9 +2,9 @@
 
     python scripts/gate_trainings.py FOLDER [NAME …]    # some half hour of one core; goes on where it was
 
-Each becomes FOLDER/NAME.json: the loss of every step, and every tenth step t_sim after each block, and the gradient of
-queries and keys. `scripts/gate_rules.py FOLDER` tries rules on them. What a training is (healthy or collapsed) is not
-decided by hand: `judge` in that file compares its loss with what a model without depth reaches.
+Each becomes FOLDER/NAME.json: the loss of every step, and every tenth step t_sim after each block and the gradient of
+queries and keys by block. Which of them learn is found out, not said here. The rules of the gate are to be chosen on
+one half of these records and judged on the other, which has not been done.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Training:
 
 WORDS, LETTERS, DIGITS = Language(words, 2000), Language(letters, 96), Digits()
 TRAININGS = {
-    # Which of them learn is found out, not said here. Names: kind, blocks, what is particular.
+    # Names: kind, blocks, what is particular.
     "llama-6-fast": Training(WORDS, lambda: llama(6, 64, 2000), 3e-3),
     "llama-6": Training(WORDS, lambda: llama(6, 64, 2000), 1e-3),
     "llama-12-letters": Training(LETTERS, lambda: llama(12, 64, 96), 1e-3),
