@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import depthscope
-from depthscope.cli.display import format_value, skip_sentence
+from depthscope.cli.display import format_value
 from depthscope.probing import Profile
 from depthscope.remedies import DeEscalate
 
@@ -386,18 +386,6 @@ def test_a_name_that_cannot_be_had(tmp_path: Path):
 
 
 # --- words --------------------------------------------------------------------------------------------
-
-
-def test_a_sentence_on_skipped_blocks():
-    import pandas as pd
-
-    skipped = pd.DataFrame(
-        [(0, 0, 2.0, 0.0), (1, 1, 2.5, 0.5), (2, 2, 1.9, -0.1)],
-        columns=["first_block", "last_block", "loss", "change"],
-    )
-    assert skip_sentence(skipped) == (
-        "Loss 2.0000. Skipping a block changes it by -0.1000 (block 2) to +0.5000 (block 1)."
-    )
 
 
 def test_values():

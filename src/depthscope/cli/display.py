@@ -241,20 +241,6 @@ def show_skipped(skipped: pd.DataFrame) -> None:
     show_table(["without", "loss", "change"], rows)
 
 
-def skip_sentence(skipped: pd.DataFrame) -> str:
-    """The blocks that the loss misses least and most."""
-    whole, single = skipped.iloc[0], skipped.iloc[1:].sort_values("change")
-    least, most = (_blocks(row) for row in (single.iloc[0], single.iloc[-1]))
-    run = round(single.iloc[0]["last_block"] - single.iloc[0]["first_block"]) + 1
-    what = "a block" if run == 1 else f"{run} blocks in a row"
-    return f"Loss {whole['loss']:.4f}. Skipping {what} changes it by {least} to {most}."
-
-
-def _blocks(row: pd.Series[float]) -> str:
-    first, last = round(row["first_block"]), round(row["last_block"])
-    return f"{row['change']:+.4f} ({f'block {first}' if first == last else f'blocks {first} to {last}'})"
-
-
 def format_value(measure: str, value: float) -> str:
     """Diversity in powers of ten, since its last digits are the point; the rest in three digits."""
     if math.isnan(value):
