@@ -12,8 +12,7 @@ import depthscope
 from depthscope.diagnosis.choices import AS_IT_IS, DEESCALATION, REBUILT, Kind, for_new_model, reason_for, rebuilt
 from depthscope.diagnosis.fixing import best
 from depthscope.diagnosis.summary import choices_table
-from depthscope.models import BlockConfig, Encoder, xavier
-from depthscope.models.language import CausalLM
+from depthscope.models import BlockConfig, CausalLM, Encoder, xavier
 from depthscope.remedies import applied
 from samples import seeded
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import depthscope
-from depthscope.models import BlockConfig
-from depthscope.models.language import CausalLM
+from depthscope.models import BlockConfig, CausalLM
 from depthscope.remedies import DeEscalate
 from depthscope_lab.papers import load
 from depthscope_lab.papers.deep import language, letters

@@ -25,19 +25,19 @@ from depthscope_lab.training.language import LanguageModelling
 STUDY = load("language-collapse")
 TOKENS = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 BEFORE = torch.randn(2, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-STRETCH = CarriedMean().stretch(5, torch.tensor(7.0, dtype=torch.float64))  # after seven tokens
+WEIGHT = torch.tensor(7.0, dtype=torch.float64)  # of seven tokens
 
 
 def gradient_of_a_common_loss(mean: CarriedMean) -> torch.Tensor:
     """Of the sum of all tokens: what would move them all in one direction."""
     tokens = TOKENS.clone().requires_grad_()
-    mean.subtract(tokens, BEFORE, STRETCH)[0].sum().backward()
+    mean.subtract(tokens, BEFORE, WEIGHT)[0].sum().backward()
     assert tokens.grad is not None
     return tokens.grad
 
 
 def test_a_coupled_mean_is_the_carried_one_and_stops_what_is_common():
-    carried, coupled = (mean.subtract(TOKENS, BEFORE, STRETCH) for mean in (CarriedMean(), Coupled()))
+    carried, coupled = (mean.subtract(TOKENS, BEFORE, WEIGHT) for mean in (CarriedMean(), Coupled()))
     assert torch.allclose(carried[0], coupled[0])
     assert torch.equal(carried[1], coupled[1])
     assert gradient_of_a_common_loss(Coupled()).abs().max() < 1e-12
@@ -45,11 +45,11 @@ def test_a_coupled_mean_is_the_carried_one_and_stops_what_is_common():
 
 
 def test_a_mean_that_begins_with_the_segment_knows_nothing_before_or_after_it():
-    found = OfSegment().subtract(TOKENS, BEFORE, STRETCH)[0]
-    assert torch.equal(found, OfSegment().subtract(TOKENS, 2 * BEFORE, STRETCH)[0])
+    found = OfSegment().subtract(TOKENS, BEFORE, WEIGHT)[0]
+    assert torch.equal(found, OfSegment().subtract(TOKENS, 2 * BEFORE, WEIGHT)[0])
     later = TOKENS.clone()
     later[:, 3:] += 1
-    assert torch.equal(found[:, :3], OfSegment().subtract(later, BEFORE, STRETCH)[0][:, :3])
+    assert torch.equal(found[:, :3], OfSegment().subtract(later, BEFORE, WEIGHT)[0][:, :3])
     expected = torch.stack([TOKENS[:, i] - TOKENS[:, : i + 1].mean(dim=1) for i in range(1, 5)], dim=1)
     assert torch.allclose(found[:, 1:], expected)
     assert gradient_of_a_common_loss(OfSegment()).mean() == pytest.approx(

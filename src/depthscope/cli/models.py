@@ -36,7 +36,7 @@ class LoadedModel:
 
 def load_model(options: WeightOptions) -> LoadedModel:
     """The model that MODEL names, on the device and in the dtype asked for."""
-    from depthscope.models.families import FAMILIES, build_family, library_of
+    from depthscope.models.families import FAMILIES, build_family
     from depthscope.offloading import has_offloaded
 
     device, dtype = chosen_device(options), chosen_dtype(options)
@@ -44,7 +44,7 @@ def load_model(options: WeightOptions) -> LoadedModel:
         require_half_precision()
     name = options.model
     if ":" not in name and name in FAMILIES:
-        if library_of(name) == "transformers":
+        if getattr(FAMILIES[name], "library", "") == "transformers":
             quiet_transformers()
         model = build_family(
             name,

@@ -2,10 +2,8 @@
 
 from depthscope.models.attention import Attention
 from depthscope.models.block import Block, BlockConfig, FeedForward, Station
-from depthscope.models.encoder import Encoder
+from depthscope.models.encoder import CausalLM, Encoder, VisionTransformer
 from depthscope.models.initialisers import INITIALISERS, paper_text, pytorch_default, theorem, xavier
-from depthscope.models.language import CausalLM
-from depthscope.models.vit import VisionTransformer
 from depthscope.models.wiring import WIRINGS, Wiring, post_norm, pre_norm
 
 __all__ = [

@@ -16,18 +16,9 @@ from torch import Tensor, nn
 from depthscope import stations
 from depthscope.models.attention import Attention, AttentionScale
 from depthscope.models.initialisers import Initialiser, pytorch_default
-from depthscope.models.wiring import Norm, Wiring, post_norm, pre_norm, wiring_of
+from depthscope.models.wiring import Norm, Wiring, post_norm, wiring_of
 
 FFN = Callable[[int, int], nn.Module]
-
-__all__ = [
-    "Block",
-    "BlockConfig",
-    "FeedForward",
-    "Station",
-    "post_norm",
-    "pre_norm",
-]
 
 
 class Station(nn.Identity):

@@ -1,15 +1,14 @@
 """A family by name, in its base shape, with random weights: what a model is before it has learned anything.
 
-Hugging Face's classes and initialisers, with the shapes of the published base models; the Llama-likes,
-which have no base size, take 12 blocks of width 768 with their own ratio of FFN to width. `encoder` is
-ours, after Yu & Zhang's Algorithm 1 with Xavier weights. A family is one line in `FAMILIES`; another package names its
-own in the entry-point group `depthscope.models`.
+Hugging Face's classes and initialisers, with the shapes of the published base models; the Llama-likes, which have no
+base size, take 12 blocks of width 768 with their own ratio of FFN to width. `encoder` is ours. A family is one line in
+`FAMILIES`; another package names its own in the entry-point group `depthscope.models`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -33,18 +32,6 @@ class Shape:
     ffn_width: int = 3072
 
 
-@dataclass(frozen=True)
-class Fields:
-    """What a configuration class calls the parts of a shape. Several names: all of them get the value."""
-
-    depth: tuple[str, ...] = ("num_hidden_layers",)
-    width: tuple[str, ...] = ("hidden_size",)
-    heads: tuple[str, ...] = ("num_attention_heads",)
-    ffn_width: tuple[str, ...] = ("intermediate_size",)
-    head_width: tuple[str, ...] = ()  # where it is set apart from width ÷ heads
-    vocabulary: str | None = "vocab_size"
-
-
 class ModelFamily(Protocol):
     """A family that can be built in any shape."""
 
@@ -59,29 +46,40 @@ class ModelFamily(Protocol):
 
     def check(self, shape: Shape) -> None:
         """Refuses, with a ValueError, a shape that it cannot have."""
-        ...
 
     def build(self, shape: Shape, language_model: bool, dtype: torch.dtype) -> nn.Module:
         """The model of this shape and dtype on torch's default device, which may be the meta device."""
-        ...
 
     def draw(self, shape: Shape, language_model: bool, dtype: torch.dtype, seed: int) -> nn.Module:
         """The same on the CPU with random weights, a function of `seed`. The global seed is set to it, too."""
-        ...
+
+
+# What configuration classes call the parts of a shape, unless their family says otherwise.
+USUAL = {
+    "depth": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "ffn_width": "intermediate_size",
+}
 
 
 @dataclass(frozen=True)
 class HuggingFaceFamily:
-    """A configuration class of Hugging Face, its field names, and its base shape."""
+    """A configuration class of Hugging Face, and its base shape.
+
+    `fields`: what it calls the parts of a shape where that is not as usual, several names with a space between them;
+    "head_width" where it is set apart from width ÷ heads. `sees_answer`: whether its language model reads the token
+    that it predicts, unless told otherwise.
+    """
 
     name: str
     config: str
-    fields: Fields = Fields()
+    fields: Mapping[str, str] = field(default_factory=dict)
     base: Shape = Shape()
     vocabulary: int | None = None  # None: the class's own
     causal: bool = False
     rotary: bool = False  # turns pairs of entries, so heads have an even width
-    sees_answer: bool = False  # whether its language model reads the token that it predicts, unless told otherwise
+    sees_answer: bool = False
     others: Mapping[str, Any] = field(default_factory=dict)
     library: ClassVar[str] = "transformers"
 
@@ -94,9 +92,12 @@ class HuggingFaceFamily:
 
     def build(self, shape: Shape, language_model: bool, dtype: torch.dtype) -> nn.Module:
         transformers: Any = require("transformers", "huggingface")
-        config = getattr(transformers, self.config)(**self._values(shape))
+        parts = asdict(shape) | {"head_width": shape.width // shape.heads}
+        values = {own: parts[part] for part, names in {**USUAL, **self.fields}.items() for own in names.split()}
+        if self.vocabulary is not None:
+            values["vocab_size"] = self.vocabulary
         auto = transformers.AutoModelForCausalLM if language_model else transformers.AutoModel
-        model: nn.Module = auto.from_config(config, dtype=dtype)
+        model: nn.Module = auto.from_config(getattr(transformers, self.config)(**self.others, **values), dtype=dtype)
         for parameter in model.parameters():  # XLNet makes some in float32 whatever the dtype
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(dtype)
@@ -108,15 +109,6 @@ class HuggingFaceFamily:
         model = model.to_empty(device="cpu")
         model.init_weights()  # the only time that numbers are drawn: 100 blocks are 3 GB
         return model
-
-    def _values(self, shape: Shape) -> dict[str, Any]:
-        fields, values = self.fields, dict(self.others)
-        for part in ("depth", "width", "heads", "ffn_width"):
-            values.update(dict.fromkeys(getattr(fields, part), getattr(shape, part)))
-        values.update(dict.fromkeys(fields.head_width, shape.width // shape.heads))
-        if fields.vocabulary and self.vocabulary:
-            values[fields.vocabulary] = self.vocabulary
-        return values
 
 
 @dataclass(frozen=True)
@@ -140,23 +132,18 @@ class EncoderFamily:
         return self.build(shape, language_model, dtype, torch.Generator().manual_seed(seed))
 
 
-_LLAMA = Fields(heads=("num_attention_heads", "num_key_value_heads"), head_width=("head_dim",))
-_QWEN2 = Fields(heads=("num_attention_heads", "num_key_value_heads"))
-_XLNET = Fields(("n_layer",), ("d_model",), ("n_head",), ("d_inner",), ("d_head",))
-_GPT2 = Fields(("n_layer",), ("n_embd",), ("n_head",), ("n_inner",))
-_OPT = Fields(width=("hidden_size", "word_embed_proj_dim"), ffn_width=("ffn_dim",))
-_T5 = Fields(("num_layers", "num_decoder_layers"), ("d_model",), ("num_heads",), ("d_ff",), ("d_kv",))
-_DISTILBERT = Fields(("n_layers",), ("dim",), ("n_heads",), ("hidden_dim",))
-_FALCON = Fields(ffn_width=("ffn_hidden_size",))
-_BLOOM = Fields(("n_layer",), ("hidden_size",), ("n_head",), ())  # its FFN is always four times as wide
-_VIT = Fields(vocabulary=None)
-_DINOV2 = Fields(ffn_width=(), vocabulary=None)  # its FFN is given as a ratio
-_BART = Fields(
-    ("encoder_layers", "decoder_layers"),
-    ("d_model",),
-    ("encoder_attention_heads", "decoder_attention_heads"),
-    ("encoder_ffn_dim", "decoder_ffn_dim"),
-)
+_GROUPED = {"heads": "num_attention_heads num_key_value_heads"}
+_LLAMA = _GROUPED | {"head_width": "head_dim"}
+_GPT2 = {"depth": "n_layer", "width": "n_embd", "heads": "n_head", "ffn_width": "n_inner"}
+_XLNET = {"depth": "n_layer", "width": "d_model", "heads": "n_head", "ffn_width": "d_inner", "head_width": "d_head"}
+_OPT = {"width": "hidden_size word_embed_proj_dim", "ffn_width": "ffn_dim"}
+_T5 = {"depth": "num_layers num_decoder_layers", "width": "d_model", "heads": "num_heads", "ffn_width": "d_ff"}
+_T5 |= {"head_width": "d_kv"}
+_DISTILBERT = {"depth": "n_layers", "width": "dim", "heads": "n_heads", "ffn_width": "hidden_dim"}
+_BLOOM = {"depth": "n_layer", "heads": "n_head", "ffn_width": ""}  # its FFN is always four times as wide
+_BART = {"depth": "encoder_layers decoder_layers", "width": "d_model"}
+_BART |= {"heads": "encoder_attention_heads decoder_attention_heads", "ffn_width": "encoder_ffn_dim decoder_ffn_dim"}
+_DINOV2 = {"ffn_width": ""}  # its FFN is given as a ratio
 _V3 = {"relative_attention": True, "position_buckets": 256, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
 _V3 |= {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0}  # DeBERTa's third version
 _NO_PAD = {"pad_token_id": 0}  # some name one beyond a small vocabulary
@@ -178,23 +165,25 @@ FAMILIES: Registry[ModelFamily] = Registry(
         HuggingFaceFamily("gpt2", "GPT2Config", _GPT2, causal=True),
         HuggingFaceFamily("opt", "OPTConfig", _OPT, causal=True),
         HuggingFaceFamily("llama", "LlamaConfig", _LLAMA, Shape(ffn_width=2048), 32000, causal=True, rotary=True),
-        HuggingFaceFamily("qwen2", "Qwen2Config", _QWEN2, Shape(ffn_width=4096), 32000, causal=True, rotary=True),
+        HuggingFaceFamily("qwen2", "Qwen2Config", _GROUPED, Shape(ffn_width=4096), 32000, causal=True, rotary=True),
         HuggingFaceFamily("mistral", "MistralConfig", _LLAMA, Shape(ffn_width=2688), 32000, causal=True, rotary=True),
         HuggingFaceFamily("gemma", "GemmaConfig", _LLAMA, Shape(ffn_width=6144), 32000, causal=True, rotary=True),
         HuggingFaceFamily("qwen3", "Qwen3Config", _LLAMA, Shape(ffn_width=2304), 32000, causal=True, rotary=True),
         HuggingFaceFamily("gemma2", "Gemma2Config", _LLAMA, Shape(ffn_width=3072), 32000, causal=True, rotary=True),
         HuggingFaceFamily("gemma3", "Gemma3TextConfig", _LLAMA, Shape(ffn_width=4608), 32000, causal=True, rotary=True),
-        HuggingFaceFamily("olmo2", "Olmo2Config", _QWEN2, Shape(), 32000, True, True, others=_NO_PAD),
-        HuggingFaceFamily("phi3", "Phi3Config", _QWEN2, Shape(ffn_width=2048), 32000, True, True, others=_NO_PAD),
-        HuggingFaceFamily("cohere", "CohereConfig", _QWEN2, Shape(ffn_width=2112), 32000, True, True, others=_NO_PAD),
+        HuggingFaceFamily("olmo2", "Olmo2Config", _GROUPED, Shape(), 32000, True, True, others=_NO_PAD),
+        HuggingFaceFamily("phi3", "Phi3Config", _GROUPED, Shape(ffn_width=2048), 32000, True, True, others=_NO_PAD),
+        HuggingFaceFamily("cohere", "CohereConfig", _GROUPED, Shape(ffn_width=2112), 32000, True, True, others=_NO_PAD),
         HuggingFaceFamily("gpt-neox", "GPTNeoXConfig", causal=True, rotary=True, others=_NO_PAD),
-        HuggingFaceFamily("falcon", "FalconConfig", _FALCON, Shape(), 32000, True, True, others=_NO_PAD),
+        HuggingFaceFamily(
+            "falcon", "FalconConfig", {"ffn_width": "ffn_hidden_size"}, Shape(), 32000, True, True, others=_NO_PAD
+        ),
         HuggingFaceFamily("bloom", "BloomConfig", _BLOOM, Shape(), 32000, causal=True),
         HuggingFaceFamily("t5", "T5Config", _T5),
         HuggingFaceFamily("bart", "BartConfig", _BART, Shape(depth=6)),
         HuggingFaceFamily("pegasus", "PegasusConfig", _BART, Shape(depth=12)),
-        HuggingFaceFamily("vit", "ViTConfig", _VIT),
-        HuggingFaceFamily("deit", "DeiTConfig", _VIT),
+        HuggingFaceFamily("vit", "ViTConfig"),
+        HuggingFaceFamily("deit", "DeiTConfig"),
         HuggingFaceFamily("dinov2", "Dinov2Config", _DINOV2),
         EncoderFamily(),
     ],
@@ -221,20 +210,26 @@ def build_family(
     if language_model and not family.causal:
         able = ", ".join(other for other, its in FAMILIES.items() if its.causal)
         raise ValueError(f"expected a family with a causal language model ({able}), got {name!r}")
-    shape = _reshape(family.base, depth, width, heads)
+    base = family.base
+    depth, width = base.depth if depth is None else depth, base.width if width is None else width
+    if heads is None:
+        own, rest = divmod(width, base.width // base.heads)
+        heads = base.heads if rest else own
+    if depth < 1:
+        raise ValueError(f"expected a depth of at least 1 block, got {depth}")
+    if width < 1 or heads < 1 or width % heads:
+        raise ValueError(f"expected heads that divide the width, got width {width} and {heads} heads")
+    shape = Shape(depth, width, heads, max(1, base.ffn_width * width // base.width))
     family.check(shape)
-    what = f"{name} of depth {shape.depth}, width {shape.width}"
-    with counting(what):
-        parameters = _parameters(family, shape, language_model, dtype)
-    require_memory(parameters, dtype, what=what, blocks=shape.depth)
+    what = f"{name} of depth {depth}, width {width}"
+    with counting(what), torch.device("meta"):
+        # From one and two blocks: no time is spent on a depth that cannot be had.
+        small = (family.build(replace(shape, depth=few), language_model, dtype) for few in (1, 2))
+        one, two = map(count_parameters, small)
+    require_memory(one + (depth - 1) * (two - one), dtype, what=what, blocks=depth)
     with torch.random.fork_rng(devices=[]):  # also for nn.Linear, which draws before our initialisers do
         torch.default_generator.manual_seed(seed)
         return family.draw(shape, language_model, dtype, seed).eval()
-
-
-def library_of(name: str) -> str:
-    """The package that has the classes of a family's models; "" if the family does not say it."""
-    return str(getattr(FAMILIES[name], "library", ""))
 
 
 def has_causal_loss(config: Any) -> bool:
@@ -247,25 +242,3 @@ def has_causal_loss(config: Any) -> bool:
     causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and getattr(config, "is_decoder", True)
     known = (family for family in FAMILIES.values() if isinstance(family, HuggingFaceFamily))
     return bool(causal) and not any(f.sees_answer for f in known if f.config == type(config).__name__)
-
-
-def _reshape(base: Shape, depth: int | None, width: int | None, heads: int | None) -> Shape:
-    """The base shape with what was asked for."""
-    depth, width = base.depth if depth is None else depth, base.width if width is None else width
-    if heads is None:
-        own, rest = divmod(width, base.width // base.heads)
-        heads = base.heads if rest else own
-    if depth < 1:
-        raise ValueError(f"expected a depth of at least 1 block, got {depth}")
-    if width < 1 or heads < 1 or width % heads:
-        raise ValueError(f"expected heads that divide the width, got width {width} and {heads} heads")
-    return Shape(depth, width, heads, max(1, base.ffn_width * width // base.width))
-
-
-def _parameters(family: ModelFamily, shape: Shape, language_model: bool, dtype: torch.dtype) -> int:
-    """Parameters of a shape, from one and two blocks: no time is spent on a depth that cannot be had."""
-    with torch.device("meta"):
-        one, two = (
-            count_parameters(family.build(replace(shape, depth=depth), language_model, dtype)) for depth in (1, 2)
-        )
-    return one + (shape.depth - 1) * (two - one)

@@ -1,7 +1,6 @@
 """How the weights of a block are drawn. Each initialiser is a value to pass in: `BlockConfig(initialise=xavier)`.
 
-A `Law` says how one matrix is distributed, a `Scheme` which law each matrix of a block has. They stand here once, for
-the modules of this room and for the batched blocks of `studies.simulation`.
+A `Law` says how one matrix is distributed, a `Scheme` which law each matrix of a block has.
 
 Yu & Zhang 2024 contradict themselves here. Their theorem takes dσ² = 1; §2.4 says N(0, h/d) for the
 heads' W_k, which gives dσ² = h and ξ₁/ξ₂ ≈ 1 + h in step 1, not the ≈ 2 of their Fig. 2. `theorem`
@@ -104,9 +103,11 @@ def draw_linear(law: Law, linear: nn.Linear, heads: int, generator: torch.Genera
     if law.gaussian:
         nn.init.normal_(linear.weight, std=deviation, generator=generator)
     else:
-        _fill_uniform(linear.weight, uniform_bound(deviation), generator)
+        bound = uniform_bound(deviation)
+        nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
     if linear.bias is not None and law.bias:
-        _fill_uniform(linear.bias, bias_bound(linear.in_features), generator)
+        bound = bias_bound(linear.in_features)
+        nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
     elif linear.bias is not None:
         nn.init.zeros_(linear.bias)
 
@@ -121,13 +122,6 @@ def bias_bound(fan_in: int) -> float:
     return 1 / math.sqrt(fan_in)
 
 
-def _fill_uniform(values: torch.Tensor, bound: float, generator: torch.Generator | None) -> None:
-    nn.init.uniform_(values, -bound, bound, generator=generator)
-
-
 INITIALISERS: Registry[Initialiser] = Registry(
-    "initialiser",
-    "depthscope.initialisers",
-    [pytorch_default, xavier, theorem, paper_text],
-    name_of=None,
+    "initialiser", "depthscope.initialisers", [pytorch_default, xavier, theorem, paper_text], name_of=None
 )

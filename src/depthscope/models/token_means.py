@@ -26,29 +26,6 @@ class Running(NamedTuple):
     total: Tensor  # (…, 1, d) Σ_j β^(i−j) x_j
     weight: Tensor  # (…, 1, 1) Σ_j β^(i−j)
 
-    @property
-    def last(self) -> Running:
-        """Where these are of several tokens: those of the last one, which the next tokens need."""
-        return Running(self.total[..., -1:, :], self.weight[..., -1:, :])
-
-
-class Stretch(NamedTuple):
-    """What the causal means of n tokens in a row are made of, if all of them count: the same for every sequence."""
-
-    within: Tensor  # (n, n) β^(i−j) for j ≤ i, else 0
-    carried: Tensor  # (n, 1) β^(i+1), the weight of what came before the stretch
-    weight: Tensor  # (n, 1) Σ_j β^(i−j) over all tokens so far; their number, if β = 1
-    divisor: Tensor  # (n, 1) by which totals become means; infinite for a token that is left alone
-
-    def means(self, tokens: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens (…, n, d), before (…, 1, d) the total of earlier tokens → means (…, n, d), total after (…, 1, d).
-
-        Both are in the dtype of `before`, which is float32 or wider.
-        """
-        with no_autocast(tokens.device):
-            totals = self.within @ tokens.to(before.dtype) + self.carried * before
-        return totals / self.divisor, totals[..., -1:, :]
-
 
 @dataclass(frozen=True)
 class Full:
@@ -90,53 +67,25 @@ class CausalMean:
 
     def mean(self, tokens: Tensor, counted: Tensor | None = None) -> Tensor:
         """tokens (…, n, d), counted (…, n) true for tokens in the mean → (…, n, d); 0 where none has come yet."""
-        n, dtype = tokens.shape[-2], accumulator(tokens)
-        if counted is None and n <= CHUNK:
-            with no_autocast(tokens.device):
-                stretch = self.stretch(n, torch.zeros((), device=tokens.device, dtype=dtype))
-                return (stretch.within / stretch.divisor) @ tokens.to(dtype)
         return self.running_mean(tokens, counted)[0]
-
-    def stretch(self, n: int, before: Tensor) -> Stretch:
-        """What the means of n tokens are made of; `before` () is the weight of all tokens that came earlier."""
-        within = _decays(n, self.beta, before.device, before.dtype)
-        carried = _fade(n, self.beta, before.device, before.dtype)
-        weight = carried * before + within.sum(dim=-1, keepdim=True)
-        return Stretch(within, carried, weight, self.divisor(weight))
-
-    def divisor(self, weight: Tensor) -> Tensor:
-        """By which totals of this weight become means, if all tokens count; infinite for a token that is left alone."""
-        return weight.masked_fill(weight == 1, torch.inf) if self.shrink is None else weight + self.shrink
 
     def running_mean(
         self, tokens: Tensor, counted: Tensor | None = None, before: Running | None = None
     ) -> tuple[Tensor, Running]:
         """The same after the tokens that `before` stands for, and what the next ones need."""
-        inside = True if counted is None else counted.unsqueeze(-1)
-        found = self.running_totals(tokens, counted, before)
-        return self._divided(*found, inside), found.last
-
-    def running_totals(self, tokens: Tensor, counted: Tensor | None = None, before: Running | None = None) -> Running:
-        """What the mean of each token is made of, (…, n, d) and (…, n, 1), after those that `before` stands for."""
-        working = tokens.to(accumulator(tokens))
-        if counted is None:
-            counted = torch.ones_like(tokens[..., 0], dtype=torch.bool)
-        inside = counted.unsqueeze(-1)  # (…, n, 1)
-        working = torch.where(inside, working, 0.0)  # not a product: padding may hold nan
+        x = tokens.to(accumulator(tokens))
+        inside = torch.ones_like(x[..., :1], dtype=torch.bool) if counted is None else counted.unsqueeze(-1)
+        known = x if counted is None else torch.where(inside, x, 0.0)  # not a product: padding may hold nan
         with no_autocast(tokens.device):
-            total = decayed_sums(working, self.beta)  # (…, n, d)
-            weight = decayed_sums(inside.to(working.dtype), self.beta)  # (…, n, 1)
+            total = decayed_sums(known, self.beta)
+            weight = decayed_sums(inside.to(x.dtype), self.beta)  # (…, n, 1)
         if before is not None:
-            fade = _fade(tokens.shape[-2], self.beta, tokens.device, working.dtype)
-            total = total + fade * before.total
-            weight = weight + fade * before.weight
-        return Running(total, weight)
-
-    def _divided(self, total: Tensor, weight: Tensor, inside: Tensor | bool) -> Tensor:
-        if self.shrink is not None:
-            return total / (weight + self.shrink)
-        alone = inside & (weight == 1)
-        return torch.where(alone | (weight == 0), 0.0, total / weight.clamp(min=torch.finfo(weight.dtype).tiny))
+            fade = _fade(x.shape[-2], self.beta, x.device, x.dtype)
+            total, weight = total + fade * before.total, weight + fade * before.weight
+        # Infinite for a token that is left alone, or has none.
+        alone = (weight == 0) | ((weight == 1) & inside)
+        divisor = weight.masked_fill(alone, torch.inf) if self.shrink is None else weight + self.shrink
+        return total / divisor, Running(total[..., -1:, :], weight[..., -1:, :])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
-from depthscope.models.mean_subtraction import without_mean
 from depthscope.models.token_means import NAMED, Ema, Full, Prefix, TokenMean
 from depthscope.remedies.change import Change
 from depthscope.remedies.means import MeanAt, OnTrunk
@@ -70,8 +69,6 @@ def _changed(
     tokens: Tensor, tau: float | Tensor, mean: TokenMean, counted: Tensor | None, touched: Tensor | None
 ) -> Tensor:
     """tokens − τ·mean where it is subtracted."""
-    if counted is None and touched is None and not isinstance(tau, Tensor):
-        return without_mean(tokens, tau, mean)
     return tokens - _shift(tokens, tau, mean.mean(tokens, counted), touched)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from depthscope.models.token_means import CausalMean, Full, Prefix, Stretch, TokenMean
+from depthscope.models.token_means import CausalMean, Full, Prefix, Running, TokenMean
 
 PREFIX = Prefix()
 
@@ -42,18 +42,21 @@ class CarriedMean:
         """Whether a token sees later ones."""
         return self.mean.kind == "full"
 
-    def stretch(self, n: int, weight: Tensor) -> Stretch:
-        """What the causal means of a segment are made of, the same for all blocks; `weight` () is the stream's."""
+    def weight_after(self, n: int, weight: Tensor) -> Tensor:
+        """The weight () of a stream's total after n more tokens, the same for all blocks: β^n·w + Σ_{i<n} β^i."""
         assert isinstance(self.mean, CausalMean)
-        return self.mean.stretch(n, weight)
+        beta = self.mean.beta
+        return beta**n * weight + sum(beta**i for i in range(n))
 
-    def subtract(self, tokens: Tensor, before: Tensor, stretch: Stretch) -> tuple[Tensor, Tensor]:
-        """tokens (batch, n, d), before (batch, d) the stream's total → tokens without their causal means, total after.
+    def subtract(self, tokens: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens (batch, n, d), before (batch, d) the stream's total, of this weight () → tokens without their causal
+        means, total after.
 
         The total after the segment has no gradient.
         """
-        means, after = stretch.means(tokens, before[:, None])
-        return tokens - (self.tau * means).to(tokens.dtype), after[:, 0].detach()
+        assert isinstance(self.mean, CausalMean)
+        means, after = self.mean.running_mean(tokens, before=Running(before[:, None], weight))
+        return tokens - (self.tau * means).to(tokens.dtype), after.total[:, 0].detach()
 
     def subtract_of_segment(self, tokens: Tensor) -> Tensor:
         """The paper's operation: lets every token (batch, n, d) see the segment's last one."""

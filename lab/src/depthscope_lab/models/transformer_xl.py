@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from depthscope import stations
 from depthscope.models.block import Station
-from depthscope.models.token_means import Stretch
 from depthscope.models.wiring import Norm, Wiring, post_norm, wiring_of
 from depthscope.stations import Placement
 from depthscope_lab.models.adaptive_softmax import TiedAdaptiveSoftmax, cutoffs_below
@@ -119,7 +118,7 @@ class Given(NamedTuple):
     past: Tensor  # (batch, m, d): the block's inputs for the tokens before
     place: Place
     carried: list[Tensor]  # with a causal carried mean: the stream's total (batch, d), before and, once past, after
-    stretch: Stretch | None = None
+    weight: Tensor | None = None  # (), of that total before
 
 
 class TransformerXLBlock(nn.Module):
@@ -156,10 +155,10 @@ class TransformerXLBlock(nn.Module):
         past: Tensor,
         place: Place,
         total: Tensor | None = None,
-        stretch: Stretch | None = None,
+        weight: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """x (batch, n, d), past (batch, m, d) → (batch, n, d). With total (batch, d), the new total as well."""
-        given = Given(past, place, [] if total is None else [total], stretch)
+        given = Given(past, place, [] if total is None else [total], weight)
         output = self.wiring.forward(self, x, given)
         return output if total is None else (output, given.carried[-1])
 
@@ -172,9 +171,9 @@ class TransformerXLBlock(nn.Module):
 
     def enter_ffn(self, x: Tensor, given: Given) -> Tensor:
         """x (batch, n, d) on its way into the FFN, without the mean that the model carries."""
-        if given.stretch is not None:
+        if given.weight is not None:
             assert self.carried_mean is not None
-            x, after = self.carried_mean.subtract(x, given.carried[0], given.stretch)
+            x, after = self.carried_mean.subtract(x, given.carried[0], given.weight)
             given.carried.append(after)
         elif self.carried_mean is not None:
             x = self.carried_mean.subtract_of_segment(x)
@@ -215,21 +214,20 @@ class TransformerXL(nn.Module):
         pasts = memory.hidden[:, :, max(0, memory.hidden.shape[2] - context.memory) :]
         n, m = ids.shape[1], pasts.shape[2]
         place = self._place(n, m, context)
-        stretch = self._stretch(n, memory)
         inputs, totals = [], []
         for number, block in enumerate(self.blocks):
             inputs.append(x.detach())
             if memory.total is None:
                 x = block(x, pasts[number], place)
             else:
-                x, after = block(x, pasts[number], place, memory.total[number], stretch)
+                x, after = block(x, pasts[number], place, memory.total[number], memory.weight)
                 totals.append(after)
         hidden = self.dropout(self.final_norm(x))
         kept = min(m + n, context.memory)
         new = Memory(
             torch.stack([torch.cat([p, x], dim=1)[:, m + n - kept :] for p, x in zip(pasts, inputs, strict=True)]),
             torch.stack(totals) if totals else None,
-            None if stretch is None else stretch.weight[-1, 0],
+            self._weight_after(n, memory),
         )
         return Prediction(hidden, None if targets is None else self.softmax(hidden, targets), new)
 
@@ -254,11 +252,11 @@ class TransformerXL(nn.Module):
             )
         return memory
 
-    def _stretch(self, n: int, memory: Memory) -> Stretch | None:
+    def _weight_after(self, n: int, memory: Memory) -> Tensor | None:
         if memory.weight is None:
             return None
         assert self.config.carried_mean is not None
-        return self.config.carried_mean.stretch(n, memory.weight)
+        return self.config.carried_mean.weight_after(n, memory.weight)
 
     def _place(self, n: int, m: int, context: Context) -> Place:
         """The positions of n tokens behind a memory of m."""

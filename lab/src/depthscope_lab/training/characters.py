@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from depthscope.models.language import CausalLM
+from depthscope.models import CausalLM
 from depthscope.remedies import apply
 from depthscope_lab.training.building import block_of, mixings_in, remedies_of
 from depthscope_lab.training.config import CharacterConfig

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from depthscope import drawing
-from depthscope.models.token_means import Full, Prefix, Stretch
+from depthscope.models.token_means import Full, Prefix
 from depthscope.progress import Share
 from depthscope.watching import watch
 from depthscope_lab.models.carried_mean import CarriedMean
@@ -42,8 +42,8 @@ FREQUENT = 0.8  # t_sim behind the last block where word frequencies are learnt
 class Coupled(CarriedMean):
     """The carried mean forwards; backwards as if it were the mean of the segment, so that nothing common passes."""
 
-    def subtract(self, tokens: Tensor, before: Tensor, stretch: Stretch) -> tuple[Tensor, Tensor]:
-        changed, after = super().subtract(tokens, before, stretch)
+    def subtract(self, tokens: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        changed, after = super().subtract(tokens, before, weight)
         own = tokens - self.tau * tokens.mean(dim=1, keepdim=True)
         return own + (changed - own).detach(), after
 
@@ -52,7 +52,7 @@ class Coupled(CarriedMean):
 class OfSegment(CarriedMean):
     """The mean of the segment's tokens so far: nothing of earlier segments is in it, and the gradient passes."""
 
-    def subtract(self, tokens: Tensor, before: Tensor, stretch: Stretch) -> tuple[Tensor, Tensor]:
+    def subtract(self, tokens: Tensor, before: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         assert isinstance(self.mean, Prefix)
         return tokens - self.tau * self.mean.mean(tokens), before
 

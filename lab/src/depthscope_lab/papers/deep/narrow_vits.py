@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from depthscope.measures import token_similarity
 from depthscope.models import Block, BlockConfig, VisionTransformer
-from depthscope.models.mean_subtraction import without_mean
-from depthscope.models.token_means import Full
 from depthscope.models.wiring import WIRINGS, Wiring
 from depthscope.progress import Share
+from depthscope.remedies import deescalate
 from depthscope.theory import Gains, Prescription, prescribe
 from depthscope_lab.papers.trained import loss_of_task, means_of_task, steps
 from depthscope_lab.training.config import ImageConfig
@@ -92,7 +91,7 @@ def weighted_post_norm(alpha: float, tau: float) -> Wiring:
         y = block.norm1(at["after_attention"](x + at["attention_branch"](alpha * block.attend(x, given))))
         y = block.enter_ffn(y, given)
         y = block.norm2(at["after_ffn"](y + at["ffn_branch"](alpha * block.ffn(y))))
-        return at["output"](without_mean(y, tau, Full()))
+        return at["output"](deescalate(y, tau))
 
     return Wiring(f"post, α = {alpha:.4g}, τ = {tau:.4g}", run, final_norm=False, placement="post")
 
