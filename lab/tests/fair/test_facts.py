@@ -75,3 +75,12 @@ def test_what_cannot_be_is_refused():
         Facts(40_000)
     with pytest.raises(ValueError, match="noise"):
         Facts(10, noise=-1)
+
+
+def test_a_filler_is_the_same_in_every_sample_and_the_key_stays():
+    plain, filled = Facts(facts=40, samples=40), Facts(facts=40, filler=8, samples=40)
+    (keys, labels), (inputs, same) = plain.batch(1, 0), filled.batch(1, 0)
+    assert inputs.shape == (40, filled.tokens) == (40, 12)
+    assert torch.equal(inputs[:, :3], keys[:, :3])
+    assert torch.equal(labels, same)
+    assert bool((inputs[:, 3:] == ASK).all())

@@ -29,18 +29,20 @@ class Facts:
 
     facts: int = 8192
     noise: int = 0  # tokens drawn anew each time, between the key and the asking token
+    filler: int = 0  # tokens that are always the same, in the same place
     samples: int = 256  # a step
 
     def __post_init__(self) -> None:
         if not 0 < self.facts <= SYMBOLS**KEY:
             raise ValueError(f"expected 1 to {SYMBOLS**KEY} facts, as many as there are keys, got {self.facts}")
-        if self.noise < 0 or self.samples < 1:
-            raise ValueError(f"expected noise from 0 and samples from 1 on, got {self.noise}, {self.samples}")
+        if min(self.noise, self.filler) < 0 or self.samples < 1:
+            given = f"{self.noise}, {self.filler}, {self.samples}"
+            raise ValueError(f"expected noise and filler from 0 and samples from 1 on, got {given}")
 
     @property
     def tokens(self) -> int:
         """How many tokens the model reads."""
-        return KEY + self.noise + 1
+        return KEY + self.noise + self.filler + 1
 
     @property
     def capacity(self) -> float:
@@ -74,7 +76,8 @@ class Facts:
         """keys (samples, 3) → what the model reads (samples, tokens)."""
         generator = derived_generator(seed, "noise", step)
         noise = torch.randint(SYMBOLS, (len(keys), self.noise), generator=generator)
-        return torch.cat([keys, noise, torch.full((len(keys), 1), ASK)], dim=1)
+        filler = torch.full((len(keys), self.filler + 1), ASK)  # told apart from the asking token by its place alone
+        return torch.cat([keys, noise, filler], dim=1)
 
 
 @lru_cache(maxsize=32)

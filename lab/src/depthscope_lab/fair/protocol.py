@@ -91,12 +91,12 @@ def compare(
                     tried[rate] = math.inf if None in of_rate else fmean(of_rate)
                 wanted = beyond(tried, len(plan.rates), plan.more)
             rate = best(tried)
-            members = [Member(seed, rate) for seed in plan.fresh]
+            seeds = plan.fresh or plan.tuning  # a screen judges nobody: it has no fresh seeds
+            members = [Member(seed, rate) for seed in seeds]
             measured = runs(problem, name, build, members, budget, folder, plan.compile, told)
             edge = rate in (min(tried), max(tried))
             results += [
-                Result(name, budget.steps, seed, rate, edge, one)
-                for seed, one in zip(plan.fresh, measured, strict=True)
+                Result(name, budget.steps, seed, rate, edge, one) for seed, one in zip(seeds, measured, strict=True)
             ]
     return results
 
@@ -139,4 +139,4 @@ def losses_of(results: Sequence[Result], steps: int) -> dict[str, dict[int, floa
 def screened(plan: Plan = Plan()) -> Plan:
     """One seed and three rates: what a variant must pass before the whole protocol is spent on it."""
     middle = plan.rates[1:-1]
-    return replace(plan, rates=middle, more=1, tuning=plan.tuning[:1], fresh=plan.fresh[:1])
+    return replace(plan, rates=middle, more=1, tuning=plan.tuning[:1], fresh=())
