@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.models import WIRINGS, Wiring
-from depthscope.models.mean_subtraction import without_mean
 from depthscope.models.token_means import CausalMean, Full
 
 
@@ -33,7 +32,7 @@ def crossed(placement: str, alpha: float = 1.0, tau: float = 0.0, causal: bool =
 
     def forward(block: Any, x: Tensor, given: Any) -> Tensor:
         y = inside(block, x, given)
-        return without_mean(y, tau, mean) if tau else y
+        return y - tau * mean.mean(y) if tau else y
 
     return replace(base, name=f"{placement}, α = {alpha:.4g}, τ = {tau:.4g}", forward=forward, prepare=prepare)
 
