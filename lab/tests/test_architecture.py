@@ -32,7 +32,7 @@ PRIVATE = {
     "models.token_means": "CausalMean Full Prefix Running TokenMean",
     "models.wiring": "Norm Wired run_pre_norm wiring_of",
     "value_spectra.from_disk": "require_own_shards",
-    "probing.roles": "CAN_LEARN COHERENT MEASURES",
+    "probing.roles": "CAN_LEARN",
     "watching.gate": "Gate make_gate",
     "watching.pictures": "heat_map sender",
     "value_spectra.weights": "WHOLE",

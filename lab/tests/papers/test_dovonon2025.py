@@ -229,15 +229,15 @@ def test_photographs_are_real_and_differ():
 
 def test_a_folder_without_models_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"expected weights of a model in .* got no config\.json"):
-        subjects.pretrained(str(tmp_path))
+        subjects.given(str(tmp_path), None)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"expected a config\.json that can be read"):
-        subjects.pretrained(str(tmp_path))
+        subjects.given(str(tmp_path), None)
 
 
 def test_a_given_vision_model_is_looked_at_with_photographs(tmp_path: Path):
     build_family("vit", 2, 64, seed=3).save_pretrained(tmp_path / "mine")
-    found = subjects.pretrained(str(tmp_path))[-1]
+    found = subjects.given(str(tmp_path), None)[-1]
     frame = fig2.measured(subjects.loaded(found, read_text(None), 16, 2))
     assert set(frame["field"]) == {"vision"}
     assert set(frame["model"]) == {"mine"}

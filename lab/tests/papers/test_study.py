@@ -16,7 +16,7 @@ import depthscope
 import depthscope_lab
 from depthscope.locks import owned
 from depthscope_lab.papers import STUDIES, Entry, load, provenance
-from depthscope_lab.papers.study import FILES, Earlier, Study, configure, earlier, finished, judge, run
+from depthscope_lab.papers.study import FILES, Earlier, Study, configure, earlier, judge, run
 
 SOURCE = Path(depthscope_lab.__file__).parent
 
@@ -82,18 +82,18 @@ def test_run_writes_every_file_and_nothing_else(tmp_path: Path):
 
 
 def test_finished_knows_its_own_configuration_only(tmp_path: Path):
-    assert finished(STUDY, STUDY.full, tmp_path) is None
+    assert earlier(STUDY, STUDY.full, tmp_path).claims is None
     made = run(STUDY, STUDY.full, tmp_path)
-    assert finished(STUDY, STUDY.full, tmp_path) == made
-    assert finished(STUDY, STUDY.quick, tmp_path) is None
-    assert finished(STUDY, replace(STUDY.full, seed=1), tmp_path) is None
+    assert earlier(STUDY, STUDY.full, tmp_path).claims == made
+    assert earlier(STUDY, STUDY.quick, tmp_path).claims is None
+    assert earlier(STUDY, replace(STUDY.full, seed=1), tmp_path).claims is None
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_folder_with_a_missing_file_is_not_finished(tmp_path: Path, name: str):
     run(STUDY, STUDY.full, tmp_path)
     (tmp_path / "sample" / name).unlink()
-    assert finished(STUDY, STUDY.full, tmp_path) is None
+    assert earlier(STUDY, STUDY.full, tmp_path).claims is None
 
 
 @pytest.mark.parametrize("name", FILES[:-1])
@@ -108,7 +108,7 @@ def test_a_folder_with_a_damaged_file_is_not_finished_and_says_which(tmp_path: P
     assert there.claims is None
     assert name in there.refused
     run(STUDY, STUDY.full, tmp_path)
-    assert finished(STUDY, STUDY.full, tmp_path) is not None
+    assert earlier(STUDY, STUDY.full, tmp_path).claims is not None
 
 
 def test_a_study_that_is_being_computed_is_not_computed_by_another_process_too(tmp_path: Path):
@@ -126,7 +126,7 @@ def test_more_trials_than_anybody_waits_for_are_refused_at_once():
 def test_broken_claims_are_not_finished(tmp_path: Path, text: str):
     run(STUDY, STUDY.full, tmp_path)
     (tmp_path / "sample" / "claims.json").write_text(text)
-    assert not finished(STUDY, STUDY.full, tmp_path)
+    assert earlier(STUDY, STUDY.full, tmp_path).claims is None
 
 
 @pytest.mark.parametrize("part", ["compute", "draw", "claims"])
@@ -209,13 +209,13 @@ def test_another_version_of_the_code_does_not_pass_as_finished(tmp_path: Path, m
     made = run(STUDY, STUDY.full, out)
     for shown in ("depthscope/cli/probe.py", "depthscope/drawing/palette.py", "depthscope_lab/cli/reproduce.py"):
         (tmp_path / shown).write_text("# edited\n")
-        assert finished(STUDY, STUDY.full, out) == made
+        assert earlier(STUDY, STUDY.full, out).claims == made
     for computing in ("depthscope/measures/tokens.py", "depthscope_lab/papers/yu2024/fig4.py", "depthscope/files.py"):
         before = (tmp_path / computing).read_text()
         (tmp_path / computing).write_text(before + "\n")
         assert earlier(STUDY, STUDY.full, out).refused == "the code has changed"
         (tmp_path / computing).write_text(before)
-        assert finished(STUDY, STUDY.full, out) == made
+        assert earlier(STUDY, STUDY.full, out).claims == made
 
 
 def test_a_study_whose_words_were_edited_is_judged_and_drawn_again_and_not_computed(
@@ -263,13 +263,13 @@ def test_other_data_does_not_pass_as_finished(tmp_path: Path):
     (data / "deep" / "train.txt").write_text("one two three")
     config = configure(GIVEN_DATA, data=str(data))
     made = run(GIVEN_DATA, config, out)
-    assert finished(GIVEN_DATA, config, out) == made
+    assert earlier(GIVEN_DATA, config, out).claims == made
     (data / "deep" / "train.txt").write_text("one two trees")  # of the same length
     assert earlier(GIVEN_DATA, config, out).refused == f"the data in {data} have changed"
     (data / "deep" / "train.txt").write_text("one two three")
-    assert finished(GIVEN_DATA, config, out) == made
+    assert earlier(GIVEN_DATA, config, out).claims == made
     (data / "deep" / "train.txt").rename(data / "train.txt")
-    assert not finished(GIVEN_DATA, config, out)
+    assert earlier(GIVEN_DATA, config, out).claims is None
 
 
 def test_another_library_and_a_run_of_unknown_code_do_not_pass_as_finished(

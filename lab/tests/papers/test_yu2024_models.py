@@ -172,7 +172,7 @@ def test_rate_recovers_a_planted_rate_and_sees_another():
     assert found is not None
     assert found.rate == pytest.approx(0.7, abs=1e-6)
     after = {claim.claim: claim.verdict for claim in study.claims(planted, study.quick)}
-    assert after["t_div halves in every block at α = 1"] == "not reproduced"
+    assert after["t_div shrinks by the factor 1/(1 + α²) per block, for every α"] == "not reproduced"
     assert after["the FFN does not change the rate at which t_div shrinks"] == "not reproduced"
 
 

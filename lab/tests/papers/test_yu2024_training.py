@@ -8,7 +8,7 @@ import pytest
 from depthscope.report.formats import COLUMNS
 from depthscope_lab.papers import load
 from depthscope_lab.papers.fair import TRIED
-from depthscope_lab.papers.study import configure, finished, run
+from depthscope_lab.papers.study import configure, earlier, run
 
 STUDY = load("yu2024-fig6")
 LAGS = "the post-norm model fails or lags behind the de-escalated model"
@@ -59,7 +59,7 @@ def test_the_quick_form_trains_draws_and_judges_nothing(tmp_path: Path):
     assert frame[frame["quantity"] == "loss"]["value"].between(1.5, 3).all()
     assert set(frame[frame["quantity"] == "test_loss"]["seed"]) == {1, 2, 3}
     assert (frame["quantity"] == TRIED).sum() == 9
-    assert finished(STUDY, STUDY.quick, tmp_path) == claims
+    assert earlier(STUDY, STUDY.quick, tmp_path).claims == claims
 
 
 def test_the_papers_scale_is_the_recipe_and_not_testable_without_a_gpu(monkeypatch, tmp_path: Path):

@@ -156,6 +156,5 @@ def _worn_down(f: Facts, tau: float | None) -> str:
     if every >= WORN:
         return ""
     return (
-        f"; over {f.blocks} blocks it leaves {every:.0%} of a token's energy its own, and with every=10 {tenth:.0%}, "
-        "which trained better at 100 blocks (docs/studies/depth-language.md)"
+        f"; over {f.blocks} blocks it leaves {every:.0%} of a token's energy its own, with every=10 {tenth:.0%}"
     )

@@ -1,7 +1,7 @@
 """What can be done about a collapse, in the order of what was trained.
 
 The evidence: `comparisons/remedies.json` (the study `remedies`: models that see all tokens), `put_in.json` (the same
-training, with a remedy put in by `apply`) and `letters.json` (the study `depth-language`: causal models). It is small
+training, with a remedy put in by `apply`) and `letters.json` (causal models). It is small
 (width 32, three seeds), and every sentence says so.
 """
 

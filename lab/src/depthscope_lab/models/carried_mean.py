@@ -22,7 +22,7 @@ class CarriedMean:
     """Y = X − τ·mean: a strength and a token mean.
 
     `Prefix()` (causal): the mean over the whole stream. In training nearly all of it is what earlier weights made, and
-        has no gradient: it does not stop what the loss makes common to all tokens (the study `language-collapse`).
+        has no gradient: it does not stop what the loss makes common to all tokens.
     `Ema(decay=β)` (causal): the same with a short memory.
     `Full()` (the paper's): the mean over the segment, of which nothing is carried on. Every token sees the segment's
         last one, and a segment of one token becomes (1 − τ) times itself.

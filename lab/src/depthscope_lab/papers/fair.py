@@ -17,7 +17,7 @@ from depthscope_lab.training.comparison import Cell, Launch, last_step
 from depthscope_lab.training.comparison_results import curves, summarise
 from depthscope_lab.training.comparison_verdict import ranks, with_intervals
 from depthscope_lab.training.config import TrainingConfig
-from depthscope_lab.training.protocol import Protocol, Told, best, edge_of, run_protocol
+from depthscope_lab.training.protocol import Protocol, best, edge_of, run_protocol
 
 TRIED = "validation_loss_of_a_rate"
 
@@ -26,7 +26,20 @@ def train_fairly(
     configs: Sequence[TrainingConfig], protocol: Protocol, launch: Launch, progress: Share
 ) -> pd.DataFrame:
     """Chooses the rates, measures, and gives the table. What is in the launch's folder is not trained again."""
-    choices, results = run_protocol(configs, protocol, launch, _shares(progress, protocol, len(configs), launch))
+    total = len(configs) * protocol.runs_each[1]
+    before = 0  # runs of the passes that are complete
+
+    def show(doing: str, done: int, running: Sequence[Cell], of: int) -> None:
+        """As a share of all runs there may be; those that no edge asks for are skipped when the measuring begins."""
+        nonlocal before
+        if doing == "measuring":
+            before = total - of
+        parts = sum(last_step(cell, launch).get("step", 0) / protocol.steps for cell in running)
+        progress(min(1.0, (before + done + parts) / total))
+        if done == of and not running and doing != "measuring":
+            before += of
+
+    choices, results = run_protocol(configs, protocol, launch, show)
     tried = [
         (choice.config.variant, choice.config.depth, lr, choice.config.warmup_steps, 0, protocol.steps, TRIED, loss)
         for choice in choices
@@ -41,27 +54,27 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def ranked(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row per variant and depth: means, intervals, `rank` (best, equal, worse, "" if a run failed), `edge`."""
-    runs = measured(frame)
+    """A row per variant and depth: means, intervals, `rank` (best, equal, worse, "" if a run failed), `edge`.
+
+    `edge` is "least" or "greatest" if the chosen rate is the last of those that were tried; else "".
+    """
+    runs, tried = measured(frame), tried_rates(frame)
     rows = with_intervals(summarise(runs), runs)
-    places, edges = ranks(rows), edges_of(frame)
+    edges = {pair: edge_of(losses, best(losses)) for pair, losses in tried.items()}
+    places = ranks(rows)
     return [
         {**row, "rank": places[place], "edge": edges.get((row["variant"], row["depth"]), "")}
         for place, row in enumerate(rows)
     ]
 
 
-def edges_of(frame: pd.DataFrame) -> dict[tuple[str, int], str]:
-    """By variant and depth: "least" or "greatest" if the chosen rate is the last of those that were tried; else ""."""
-    return {pair: edge_of(losses, best(losses)) for pair, losses in tried_rates(frame).items()}
-
-
-def tried_rates(frame: pd.DataFrame) -> dict[tuple[str, int], Mapping[float, float]]:
+def tried_rates(frame: pd.DataFrame) -> dict[tuple[str, int], dict[float, float]]:
     """By variant and depth: rate → validation loss."""
-    found: dict[tuple[str, int], dict[float, float]] = {}
-    for row in frame[frame["quantity"] == TRIED].itertuples():
-        found.setdefault((str(row.variant), int(row.depth)), {})[float(row.lr)] = float(row.value)  # type: ignore[arg-type]
-    return dict(found)
+    own = frame[frame["quantity"] == TRIED]
+    return {
+        (str(variant), int(depth)): dict(zip(rates["lr"].astype(float), rates["value"].astype(float), strict=True))
+        for (variant, depth), rates in own.groupby(["variant", "depth"], sort=False)
+    }
 
 
 def with_bounds(row: Mapping[str, Any], name: str = "test_loss") -> str:
@@ -79,20 +92,3 @@ def rates_in_words(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str])
         + (f" (the {row['edge']} that was tried)" if row["edge"] else "")
         for row in rows
     )
-
-
-def _shares(progress: Share, protocol: Protocol, count: int, launch: Launch) -> Told:
-    """Of all runs there may be; those that no edge asks for are skipped when the measuring begins."""
-    total = count * protocol.runs_each[1]
-    before = 0  # runs of the passes that are complete
-
-    def told(doing: str, done: int, running: Sequence[Cell], of: int) -> None:
-        nonlocal before
-        if doing == "measuring":
-            before = total - of
-        parts = sum(last_step(cell, launch).get("step", 0) / protocol.steps for cell in running)
-        progress(min(1.0, (before + done + parts) / total))
-        if done == of and not running and doing != "measuring":
-            before += of
-
-    return told

@@ -17,6 +17,7 @@ import inspect
 import json
 import platform
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ import depthscope
 import depthscope_lab
 
 SHOWING = {"cli", "drawing", "report"}  # rooms that change no number and no verdict
+LIBRARIES = ("torch", "numpy", "transformers", "scikit-learn")  # what draws, multiplies, initialises, brings data
 _PAPERS = "depthscope_lab.papers."
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _ALWAYS, _WHOLE = "", "*"  # in place of a name: what a module does when it is imported; all of it
-LIBRARIES = ("torch", "numpy", "transformers", "scikit-learn")  # what draws, multiplies, initialises, brings data
+Files = list[tuple[str, Path]]
 
 
 def provenance(compute: Callable[..., Any], data: str | None) -> dict[str, Any]:
@@ -44,11 +46,9 @@ def short_hash(made_with: dict[str, Any]) -> str:
 def changes(before: Any, now: dict[str, Any], data: str | None) -> str:
     """What differs between two provenances, in words; empty if nothing does."""
     versions = before.get("libraries") if isinstance(before, dict) else None
-    if not isinstance(before, dict) or not isinstance(versions, dict):
+    if not isinstance(versions, dict):
         return "nothing says which code computed the earlier run"
-    found = []
-    if before.get("code") != now["code"]:
-        found.append("the code has changed")
+    found = [] if before.get("code") == now["code"] else ["the code has changed"]
     for name in sorted({*versions, *now["libraries"]}):
         old, new = versions.get(name), now["libraries"].get(name)
         if old != new:
@@ -63,10 +63,13 @@ def code_hash(compute: Callable[..., Any]) -> str:
 
     All of the studies if it is defined elsewhere; then with the package that defines it.
     """
-    house = Path(str(depthscope_lab.__file__)).parent
-    reached = _definitions(compute, house)
-    files = _sources(compute) if reached is None else [one for one in _sources(compute) if not _of_a_study(one[0])]
+    files, reached = _sources(compute), _definitions(compute)
+    if reached is not None:
+        files = [(name, path) for name, path in files if not (name.startswith(_SLASHED) and name.endswith(".py"))]
     return hashlib.sha256(json.dumps([_hash_files(files), reached]).encode()).hexdigest()
+
+
+_SLASHED = _PAPERS.replace(".", "/")
 
 
 def words_hash(compute: Callable[..., Any]) -> str:
@@ -74,20 +77,43 @@ def words_hash(compute: Callable[..., Any]) -> str:
     return _hash_files(_sources(compute))
 
 
-def _sources(compute: Callable[..., Any]) -> list[tuple[str, Path]]:
+def library_versions() -> dict[str, str]:
+    """Python (its manual is a text that studies read) and the libraries that are installed."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def data_hash(data: str | None) -> str | None:
+    """Of a file, or of all files of a folder with their names; None for what is not on this disk."""
+    if data is None or not (root := Path(data)).exists():
+        return None
+    if root.is_file():
+        return _hash_files([(root.name, root)])
+    return _hash_files(_named((path for path in root.rglob("*") if path.is_file()), root))
+
+
+def _sources(compute: Callable[..., Any]) -> Files:
+    """Those of both packages, but for what shows; and those of the outermost package that defines `compute`."""
     houses = [Path(str(package.__file__)).parent for package in (depthscope, depthscope_lab)]
-    ours: list[tuple[str, Path]] = []
+    found: Files = []
     for house in houses:
-        files = [path for ending in ("py", "json") for path in house.rglob(f"*.{ending}")]
-        ours += _named((path for path in files if path.relative_to(house).parts[0] not in SHOWING), house.parent)
-    return [*ours, *_foreign_sources(compute, houses)]
+        files = (path for ending in ("py", "json") for path in house.rglob(f"*.{ending}"))
+        found += _named((path for path in files if path.relative_to(house).parts[0] not in SHOWING), house.parent)
+    try:
+        source = inspect.getsourcefile(inspect.unwrap(compute))
+    except TypeError:  # an object that can be called: its class has a file
+        source = inspect.getsourcefile(type(compute))
+    if source is None or not (root := Path(source)).exists() or any(map(root.is_relative_to, houses)):
+        return found
+    while (root.parent / "__init__.py").exists():
+        root = root.parent
+    return found + _named([root] if root.is_file() else root.rglob("*.py"), root.parent)
 
 
-def _of_a_study(name: str) -> bool:
-    return name.startswith("depthscope_lab/papers/") and name.endswith(".py")
-
-
-def _definitions(compute: Callable[..., Any], house: Path) -> dict[str, str] | None:
+def _definitions(compute: Callable[..., Any]) -> dict[str, str] | None:
     """By module and name, the syntax of every definition in `papers` that `compute` can come to, itself first.
 
     A name in a definition leads to the statements that bind it in the module, an import of it to the module it is from;
@@ -105,20 +131,19 @@ def _definitions(compute: Callable[..., Any], house: Path) -> dict[str, str] | N
         if (key := f"{module}:{name}") in found:
             continue
         if module not in modules:
-            modules[module] = _statements(_file_of(module, house))
+            modules[module] = _statements(_file_of(module))
             waiting.append((module, _ALWAYS))
-        bound = modules[module]
         if name == _WHOLE:
-            waiting += [(module, other) for other in bound]
-        statements = bound.get(name, [])
+            waiting += [(module, other) for other in modules[module]]
+        statements = modules[module].get(name, [])
         found[key] = "".join(ast.dump(one) for one in statements if not isinstance(one, _IMPORTS))
         for one in statements:
             if isinstance(one, _IMPORTS):
-                waiting += _imported(one, house, name)
+                waiting += _imported(one, name)
                 continue
             for node in ast.walk(one):
                 if isinstance(node, _IMPORTS):  # inside of a function
-                    waiting += _imported(node, house)
+                    waiting += _imported(node)
                 elif isinstance(node, ast.Name):
                     waiting.append((module, node.id))
     return found
@@ -131,71 +156,37 @@ def _statements(path: Path) -> dict[str, list[ast.stmt]]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
     found: dict[str, list[ast.stmt]] = {}
-    for statement in tree.body:
-        names = {
-            node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            names = {statement.name}
-        elif isinstance(statement, _IMPORTS):
-            names = {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
-        elif not (isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) and names):
-            names |= {_ALWAYS}
+    for one in tree.body:
+        if isinstance(one, ast.FunctionDef | ast.ClassDef):
+            names = {one.name}
+        elif isinstance(one, _IMPORTS):
+            names = {alias.asname or alias.name.partition(".")[0] for alias in one.names}
+        else:
+            names = {
+                node.id for node in ast.walk(one) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            }
+            if not (isinstance(one, ast.Assign | ast.AnnAssign | ast.AugAssign) and names):
+                names |= {_ALWAYS}
         for name in names:
-            found.setdefault(name, []).append(statement)
+            found.setdefault(name, []).append(one)
     return found
 
 
-def _imported(statement: ast.Import | ast.ImportFrom, house: Path, name: str = "") -> list[tuple[str, str]]:
+def _imported(statement: ast.Import | ast.ImportFrom, name: str = "") -> Iterator[tuple[str, str]]:
     """What in `papers` is imported under this name, or under any: modules and names in them."""
-    found = []
     for alias in statement.names:
         whole = alias.name if isinstance(statement, ast.Import) else f"{statement.module}.{alias.name}"
         if whole.startswith(_PAPERS) and name in ("", alias.asname or alias.name.partition(".")[0]):
-            module = _file_of(whole, house).exists()
-            found.append((whole, _WHOLE) if module else (str(getattr(statement, "module", "")), alias.name))
-    return found
+            is_module = _file_of(whole).exists()
+            yield (whole, _WHOLE) if is_module else (str(getattr(statement, "module", "")), alias.name)
 
 
-def _file_of(module: str, house: Path) -> Path:
-    path = house.parent.joinpath(*module.split("."))
+def _file_of(module: str) -> Path:
+    path = Path(str(depthscope_lab.__file__)).parents[1].joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def library_versions() -> dict[str, str]:
-    """Python (its manual is a text that studies read) and the libraries that are installed."""
-    found = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def data_hash(data: str | None) -> str | None:
-    """Of a file, or of all files of a folder with their names; None for what is not on this disk."""
-    if data is None or not (root := Path(data)).exists():
-        return None
-    files = [root] if root.is_file() else [path for path in root.rglob("*") if path.is_file()]
-    return _hash_files(_named(files, root.parent if root.is_file() else root))
-
-
-def _foreign_sources(compute: Callable[..., Any], houses: list[Path]) -> Iterator[tuple[str, Path]]:
-    """The sources of the outermost package that defines `compute`; nothing if that is ours or has no file."""
-    try:
-        source = inspect.getsourcefile(inspect.unwrap(compute))
-    except TypeError:  # an object that can be called: its class has a file
-        source = inspect.getsourcefile(type(compute))
-    if source is None or not (path := Path(source)).exists() or any(map(path.is_relative_to, houses)):
-        return
-    root = path
-    while (root.parent / "__init__.py").exists():
-        root = root.parent
-    yield from _named([root] if root.is_file() else root.rglob("*.py"), root.parent)
-
-
-def _named(files: Iterable[Path], root: Path) -> list[tuple[str, Path]]:
+def _named(files: Iterable[Path], root: Path) -> Files:
     return sorted((path.relative_to(root).as_posix(), path) for path in files)
 
 
@@ -203,7 +194,6 @@ def _hash_files(files: Iterable[tuple[str, Path]]) -> str:
     """sha256 over the names and contents of files, in the order given."""
     whole = hashlib.sha256()
     for name, path in files:
-        with path.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
         whole.update(f"{name}\0{content}\n".encode())
     return whole.hexdigest()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from depthscope.files import read_json, write_folder, write_json
 from depthscope.locks import owned
 from depthscope.progress import Share
 from depthscope.report.formats import STUDY_FORMAT, read_about
-from depthscope.sealed import Record, with_record
+from depthscope.sealed import with_record
 from depthscope_lab.papers.catalogue import STUDIES
 from depthscope_lab.papers.provenance import changes, provenance, short_hash, words_hash
 from depthscope_lab.papers.vocabulary import Claim as Claim
@@ -54,30 +54,28 @@ def configure(
     data: str | None = None,
 ) -> Any:
     """The study's configuration with the given changes; refuses what a study does not have."""
-    if scale is not None and (quick or scale not in study.scales):
-        there = ", ".join(study.scales) or "none"
-        raise ValueError(f"{study.name} has no {'quick ' if quick else ''}scale {scale!r}; scales: {there}")
-    if data is not None and study.with_data is not None and quick:
-        raise ValueError(f"{study.name} --quick brings its data; leave --data out")
     config = study.quick if quick else study.full
     if scale is not None:
+        if quick or scale not in study.scales:
+            there = ", ".join(study.scales) or "none"
+            raise ValueError(f"{study.name} has no {'quick ' if quick else ''}scale {scale!r}; scales: {there}")
         config = study.scales[scale]
     elif data is not None and study.with_data is not None:
+        if quick:
+            raise ValueError(f"{study.name} --quick brings its data; leave --data out")
         config = study.with_data
-    assert is_dataclass(config)
-    given = (("seed", seed), ("trials", trials), ("data", data))
-    changes = {name: value for name, value in given if value is not None}
+    wanted = {"seed": seed, "trials": trials, "data": data}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
     known = {field.name for field in fields(config)}
-    if unknown := changes.keys() - known:
+    if unknown := wanted.keys() - known:
         raise ValueError(f"{study.name} has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
     if trials is not None and trials < 2:
         raise ValueError(f"expected at least 2 trials, got {trials}")
-    if trials is not None and trials > (most := MOST_TRIALS * study.full.trials):
-        own = study.full.trials
+    if trials is not None and trials > (most := MOST_TRIALS * (own := study.full.trials)):
         raise ValueError(
             f"{study.name}: expected at most {most} trials, {MOST_TRIALS} times its own {own}, got {trials}"
         )
-    return replace(config, **changes)  # type: ignore[type-var]
+    return replace(config, **wanted)
 
 
 @dataclass(frozen=True)
@@ -96,40 +94,37 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     """An earlier run counts if it is complete, of this very configuration, by the same code and on the same data."""
     folder = out / study.name
     missing = [name for name in FILES if not (folder / name).exists()]
-    if len(missing) == len(FILES):
-        return Earlier()
     if missing:
-        return Earlier(refused=f"{missing[0]} is missing")
+        return Earlier() if len(missing) == len(FILES) else Earlier(refused=f"{missing[0]} is missing")
     try:
         record = read_about(folder)
         before = dict(record.content)
         made_with, words, _ = (before.pop(name, None) for name in ("made_with", "words", "title"))
-        damaged = [name for name in FILES[:-1] if not _is_whole(record, folder / name)]
-        claims = [] if damaged else [Claim(**claim) for claim in read_json(folder / "claims.json")]
+        damaged = []
+        for name in FILES[:-1]:
+            try:
+                whole = record.require(folder / name, listed=True)
+            except (OSError, ValueError):
+                whole = False
+            damaged += [] if whole else [name]
+        if damaged:
+            return Earlier(refused=f"{', '.join(damaged)}: not what the earlier run wrote")
+        claims = [Claim(**claim) for claim in read_json(folder / "claims.json")]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return Earlier(refused=" ".join(str(error).split()))
-    if damaged:
-        return Earlier(refused=f"{', '.join(damaged)}: not what the earlier run wrote")
-    if other := _differences(before, _plain(study, config)):
-        return Earlier(refused=f"the earlier run had another configuration ({other})")
-    data = _data(config)
+    now, other = _plain(study, config), []
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            values = f"{name} was {before.get(name)} and is {now.get(name)}"
+            other.append(values if len(values) < 60 else f"other {name}")
+    if other:
+        return Earlier(refused=f"the earlier run had another configuration ({', '.join(other)})")
+    data = getattr(config, "data", None)
     if changed := changes(made_with, provenance(study.compute, data), data):
         return Earlier(refused=changed)
     if words != words_hash(study.compute):
         return Earlier(refused="the words have changed", frame=pd.read_parquet(folder / "data.parquet"))
     return Earlier(claims)
-
-
-def _is_whole(record: Record, path: Path) -> bool:
-    try:
-        return bool(record.require(path, listed=True))
-    except (OSError, ValueError):
-        return False
-
-
-def finished(study: Study, config: Any, out: Path) -> list[Claim] | None:
-    """The claims of an earlier run that counts (`earlier`); None if there is none."""
-    return earlier(study, config, out).claims
 
 
 def run(
@@ -142,63 +137,34 @@ def run(
 ) -> list[Claim]:
     """Computes, judges, draws and writes one study; its folder is complete or as it was.
 
-    A `frame` that `earlier` found is not computed again. `seen` is told the claims before anything is drawn or written.
-
-    A study that is `in_folder` gets a folder of its own for every state of code, libraries and data: what it trained
-    by other code stays, and does not count.
+    A `frame` that `earlier` found is not computed again. `seen` is called with the claims before anything is drawn or
+    written. A study that is `in_folder` gets a folder of its own for every state of code, libraries and data: what it
+    trained by other code stays, and does not count.
     """
-    with owned(out / study.name):
-        return _run(study, config, out / study.name, progress, seen, frame)
-
-
-def _run(
-    study: Study,
-    config: Any,
-    folder: Path,
-    progress: Share,
-    seen: Callable[[list[Claim]], object],
-    frame: pd.DataFrame | None,
-) -> list[Claim]:
-    made_with = provenance(study.compute, _data(config))  # before: what is edited meanwhile is another version
-    words = words_hash(study.compute)
-    if frame is None:
-        place = [folder / f"runs-{short_hash(made_with)}"] if study.in_folder else []
-        frame = study.compute(config, progress, *place)
-    claims = study.claims(frame, config)
-    seen(claims)
-    figure = study.draw(frame)
-    writers: dict[str, Callable[[Path], object]] = {
-        "data.parquet": partial(frame.to_parquet, index=False),
-        "figure.png": lambda path: figure.savefig(path, dpi=160),
-        "figure.pdf": figure.savefig,
-        "claims.json": lambda path: write_json(path, [asdict(claim) for claim in claims]),
-    }
-    known = {"title": _title(study), **_plain(study, config), "made_with": made_with, "words": words}
-    writers = with_record(writers, "config.json", "study", STUDY_FORMAT, known)
-    assert tuple(writers) == FILES  # config.json last: it says that the rest is there
-    write_folder(folder, writers)
+    folder = out / study.name
+    with owned(folder):
+        # Before the numbers are computed: what is edited meanwhile is another version.
+        made_with = provenance(study.compute, getattr(config, "data", None))
+        words = words_hash(study.compute)
+        if frame is None:
+            place = [folder / f"runs-{short_hash(made_with)}"] if study.in_folder else []
+            frame = study.compute(config, progress, *place)
+        claims = study.claims(frame, config)
+        seen(claims)
+        figure = study.draw(frame)
+        writers: dict[str, Callable[[Path], object]] = {
+            "data.parquet": partial(frame.to_parquet, index=False),
+            "figure.png": lambda path: figure.savefig(path, dpi=160),
+            "figure.pdf": figure.savefig,
+            "claims.json": lambda path: write_json(path, [asdict(claim) for claim in claims]),
+        }
+        title = STUDIES[study.name].title if study.name in STUDIES else ""
+        known = {"title": title, **_plain(study, config), "made_with": made_with, "words": words}
+        writers = with_record(writers, "config.json", "study", STUDY_FORMAT, known)
+        assert tuple(writers) == FILES  # config.json last: it says that the rest is there
+        write_folder(folder, writers)
     return claims
-
-
-def _title(study: Study) -> str:
-    """For the page; a study that is in no catalogue has none."""
-    return STUDIES[study.name].title if study.name in STUDIES else ""
 
 
 def _plain(study: Study, config: Any) -> Any:
     return json.loads(json.dumps({"study": study.name, **asdict(config)}))
-
-
-def _data(config: Any) -> str | None:
-    """The path of the data that a user gave, if a study takes any."""
-    return getattr(config, "data", None)
-
-
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Which settings differ, with both values where these are short."""
-    found = []
-    for name in {**before, **now}:
-        values = f"{name} was {before.get(name)} and is {now.get(name)}"
-        if before.get(name) != now.get(name):
-            found.append(values if len(values) < 60 else f"other {name}")
-    return ", ".join(found)

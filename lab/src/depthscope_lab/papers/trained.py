@@ -10,13 +10,11 @@ takes its own batch, and the rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from depthscope_lab.training.protocol import best, search_rates
 from depthscope_lab.training.task import Share, Task
 
 _WHOLE, _CPU = Share(0, 1), torch.device("cpu")
@@ -63,22 +61,3 @@ def means_of_task(task: Task, model: nn.Module) -> dict[str, float]:
     sums = task.evaluate(model.eval(), _WHOLE, _CPU)
     count = sums.pop("count")
     return {name: value / count for name, value in sums.items()}
-
-
-def chosen_rates(
-    variants: Iterable[str],
-    rates: Sequence[float],
-    more: int,
-    loss_at: Callable[[str, float], float],
-    unasked: Callable[[int], object],
-) -> dict[str, float]:
-    """Of every variant the rate with the least loss, of these and up to `more` beyond an edge where the best is.
-
-    `unasked` is told, for each, how many of these runs no edge has asked for.
-    """
-    found = {}
-    for variant in variants:
-        tried = search_rates(rates, more, partial(loss_at, variant))
-        found[variant] = best(tried)
-        unasked(len(rates) + more - len(tried))
-    return found

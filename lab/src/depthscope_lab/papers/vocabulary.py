@@ -68,18 +68,17 @@ class Work(Steps):
         self.part(size)(1.0)
 
     def inside(self, share: float) -> None:
-        """So much of the running piece of size 1 is done, 0 to 1."""
         self._show(self.done + share)
 
     def part(self, size: float = 1) -> Share:
-        """For the next piece: is told how much of it is done, at the end 1.0."""
+        """For the next piece: is called with how much of it is done, at the end with 1.0."""
         start = self.done
 
-        def told(share: float) -> None:
+        def progress(share: float) -> None:
             self.done = start + size * share
             self._show(self.done)
 
-        return told
+        return progress
 
 
 def line(ax: Any, curve: pd.Series, colour: str, name: str | None = None, spread: Any = None, **style: Any) -> None:
@@ -109,8 +108,7 @@ def axis(
 
 def spell(form: str, values: Any, between: str = ", ") -> str:
     """Numbers by name in words: `spell("{} {:.2f}", {"a": 0.5})`; a list of rows has a place for every cell."""
-    pairs = values.items() if hasattr(values, "items") else values
-    return between.join(form.format(*pair) for pair in pairs)
+    return between.join(form.format(*pair) for pair in (values.items() if hasattr(values, "items") else values))
 
 
 def table(found: Mapping[str, Any], **places: Iterable[Any]) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from depthscope.probing import probe
 from depthscope.progress import Share
 from depthscope.text import read_text
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.subjects import FRESH, Subject, fresh, ids_of, loaded, photographs, pretrained
+from depthscope_lab.papers.subjects import FRESH, Subject, fresh, given, ids_of, loaded, minilm, photographs
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line
 
 MEASURES = ("frequency_ratio", "cosine_similarity", "effective_rank", "stable_rank", "token_similarity")
@@ -43,7 +43,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: model, weights, field, block, sample, and a column per measure."""
     text = read_text(None)
     words, pictures = ids_of(text, config.tokens, config.samples), photographs(config.samples)
-    found = pretrained(config.data)
+    found = [*minilm(), *given(config.data, None)]
     work = len(FRESH) + len(found)
     frames, advance = [], Work(work, progress)
     for family in FRESH:

@@ -28,7 +28,7 @@ from depthscope.progress import Share, Tick
 from depthscope.text import cut, read_text, train_tokenizer
 from depthscope.value_spectra.weights import WHOLE, spectra
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.subjects import FRESH, pretrained
+from depthscope_lab.papers.subjects import FRESH, given, minilm
 from depthscope_lab.papers.trained import loss_of_task, means_of_task, steps
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows
 from depthscope_lab.training.data import load_digits
@@ -134,7 +134,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     Of the block: negative_share, trace (tr H over √d‖H‖_F, the mimetic score), folded_share (of (I − 11ᵀ/d)diag(γ)H in
     pre-norm), growth (max|1 + μ|); of the model: score (accuracy, or loss over that of word counts).
     """
-    found, count = pretrained(config.data), config.training.steps
+    found, count = [*minilm(), *given(config.data, None)], config.training.steps
     work = Work((2 * config.trials + len(FRESH) + len(found)) * count, progress)
     frames = []
 

@@ -18,10 +18,11 @@ import torch
 from depthscope.drawing import BLACK, GREEN, SKY, VERMILION, legend_below, panels
 from depthscope.measures import ALIKE, EQUAL
 from depthscope.models.families import build_family
-from depthscope.probing import Profile, probe
+from depthscope.probing import probe
 from depthscope.progress import Share
 from depthscope.text import cut, read_text, train_tokenizer
 from depthscope_lab.papers.study import Study
+from depthscope_lab.papers.subjects import as_batch
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line
 
 FAMILIES = {"bert": "BERT", "albert": "ALBERT"}
@@ -50,28 +51,24 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     ids = torch.tensor(cut(text, train_tokenizer(text, _VOCABULARY), config.tokens, config.samples))
     generator = torch.Generator().manual_seed(config.seed)
     inputs = {"text": ids, "random ids": torch.randint(_RESERVED, _VOCABULARY, ids.shape, generator=generator)}
-    work = config.depth * (2 * len(FAMILIES) + 2)  # a pass back costs about as much as two forward
-    advance, frames = Work(work, progress), []
+    # A pass back costs about as much as two forward.
+    advance, frames = Work(config.depth * (2 * len(FAMILIES) + 2), progress), []
     for family in FAMILIES:
         model: Any = build_family(family, config.depth, config.width, seed=config.seed)
-        batches = {name: {"input_ids": ids, "attention_mask": torch.ones_like(ids)} for name, ids in inputs.items()}
-        for name, batch in batches.items():
-            profile = probe(model, batch, measures=MEASURES, progress=advance)
-            frames.append(_rows(profile, family, name, MEASURES))
+        runs: list[tuple[str, dict[str, Any], tuple[str, ...], dict[str, Any]]]
+        runs = [(name, as_batch(ids), MEASURES, {}) for name, ids in inputs.items()]
         if family == "bert":
-            few = {name: ids[: config.gradient_samples] for name, ids in batches["text"].items()}
-            profile = probe(model, few, measures=MEASURES[:1], gradients=True, progress=advance)
-            frames.append(_rows(profile, family, "text", ("weight_gradient",)))
+            few = as_batch(ids[: config.gradient_samples])
+            runs.append(("text", few, MEASURES[:1], {"gradients": True}))
+        for name, batch, measures, options in runs:
+            frame = probe(model, batch, measures=measures, progress=advance, **options).frame
+            kept = frame["measure"].isin(["weight_gradient"] if options else measures)
+            frame = frame[(frame["station"] == "output") & kept].assign(family=family, input=name)
+            frames.append(frame[["family", "input", "block", "sample", "measure", "value"]])
         del model  # 100 blocks of BERT are 2.8 GB: gone before the next model comes
         gc.collect()
     progress(1.0)
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
-
-
-def _rows(profile: Profile, family: str, name: str, measures: tuple[str, ...]) -> pd.DataFrame:
-    frame = profile.frame
-    kept = frame[(frame["station"] == "output") & frame["measure"].isin(measures)]
-    return kept.assign(family=family, input=name)[["family", "input", "block", "sample", "measure", "value"]]
 
 
 def draw(frame: pd.DataFrame) -> Any:
@@ -81,21 +78,19 @@ def draw(frame: pd.DataFrame) -> Any:
         ("text", MEASURES[1], "t_cos, text", VERMILION, {"linewidth": 1.4}),
         ("random ids", MEASURES[0], "t_sim, random ids", BLACK, {"linewidth": 1.4, "linestyle": ":"}),
     )
-    last = frame["block"].max()
     for ax, (family, title) in zip(axes, FAMILIES.items(), strict=False):
         for name, measure, text, colour, style in curves:
             line(ax, curve(frame, family=family, input=name, measure=measure), colour, text, **style)
-        axis(ax, title, "block", "similarity", ylim=(0, 1.02), xlim=(0, last))
+        axis(ax, title, "block", "similarity", ylim=(0, 1.02), xlim=(0, frame["block"].max()))
     gradient = curve(frame, measure="weight_gradient")
     line(axes[2], gradient, GREEN, "BERT, weights of the block")
-    top = 1.15 * gradient.max()
-    axis(axes[2], "Gradient norm", "block", "‖∂loss/∂weights‖", ylim=(0, top), xlim=(0, gradient.index[-1]))
+    limits = {"ylim": (0, 1.15 * gradient.max()), "xlim": (0, gradient.index[-1])}
+    axis(axes[2], "Gradient norm", "block", "‖∂loss/∂weights‖", **limits)
     legend_below(axes, columns=2)
     return figure
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    deep = config.depth >= 60  # before that BERT has not got there, in the paper's figure either
     text = {f: [curve(frame, family=f, input="text", measure=measure) for measure in MEASURES] for f in FAMILIES}
     random = {f: curve(frame, family=f, input="random ids", measure=MEASURES[0]) for f in FAMILIES}
     apart = max((t_sim - t_cos).abs().max() for t_sim, t_cos in text.values())
@@ -105,7 +100,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     ratio = gradient.max() / gradient.min()
     per_block = np.exp(np.polyfit(gradient.index, np.log(gradient), 1)[0])
     return [
-        *(_escalates(name, text[family], deep) for family, name in FAMILIES.items()),
+        *(_escalates(name, *text[family], config.depth) for family, name in FAMILIES.items()),
         judge(
             "t_sim and t_cos follow the same curve",
             "“the escalation patterns for the two measures appear almost identical” (§1.1)",
@@ -128,31 +123,24 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "a factor of 3 over all blocks: vanishing or exploding is orders of magnitude",
             ratio < 3,
         ),
-        judge(
-            "ALBERT has a gradient norm per block",
-            "only BERT's is shown (§1.1, Fig. 1)",
-            "left out: its blocks share one set of weights, which has one gradient",
-            "none",
-            None,
-        ),
     ]
 
 
-def _escalates(name: str, curves: list[pd.Series], deep: bool) -> Claim:
-    t_sim = curves[0]
-    ends = (f"{n} {c.iloc[0]:.3f} → {c.iloc[-1]:.4f}" for n, c in zip(("t_sim", "t_cos"), curves, strict=True))
+def _escalates(name: str, t_sim: pd.Series, t_cos: pd.Series, depth: int) -> Claim:
+    both = {"t_sim": t_sim, "t_cos": t_cos}
+    ends = ", ".join(f"{n} {c.iloc[0]:.3f} → {c.iloc[-1]:.4f}" for n, c in both.items())
     passed = [f"{level} at block {t_sim.index[t_sim > level][0]}" for level in (ALIKE, EQUAL) if t_sim.max() > level]
-    rising = all(c.iloc[-1] > c.iloc[0] for c in curves)
+    rising = all(c.iloc[-1] > c.iloc[0] for c in both.values())
+    deep = depth >= 60  # before that BERT has not got there, in the paper's figure either
     return judge(
         f"similarity escalates to unity in {name}",
         "“in either model both token similarity and cosine similarity escalate to unity” (§1.1)",
-        "; ".join([", ".join(ends), *([f"t_sim passes {' and '.join(passed)}"] if passed else [])]),
+        ends + (f"; t_sim passes {' and '.join(passed)}" if passed else ""),
         f"{EQUAL:g} at the last block, both measures",
-        all(c.iloc[-1] > EQUAL for c in curves) if deep else None if rising else False,
+        all(c.iloc[-1] > EQUAL for c in both.values()) if deep else None if rising else False,
         "" if deep else "needs 60 blocks; similarity rises",
     )
 
 
-STUDY = Study(
-    "yu2024-fig1", Config(), Config(0, 12, 128, tokens=64, samples=4, gradient_samples=1), compute, draw, claims
-)
+QUICK = Config(0, 12, 128, tokens=64, samples=4, gradient_samples=1)
+STUDY = Study("yu2024-fig1", Config(), QUICK, compute, draw, claims)

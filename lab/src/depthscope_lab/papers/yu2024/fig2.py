@@ -2,8 +2,7 @@
 
 Post-norm blocks without W_O (Prop. 2.9), scores over √d (eq. 2), standard normal tokens. dσ² = 1, the theorem's
 own choice, fits the figure; §2.4's N(0, h/d) does not (`yu2024-init` shows both). To draw weights is most of the
-work: a Gaussian W_V is drawn in law, n × d numbers instead of d × d, and uniform weights on 65 536 levels, piece by
-piece where they are multiplied with.
+work: a Gaussian W_V is drawn in law (`root`), and uniform weights where they are multiplied with (`Passing`).
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import torch
 from depthscope import drawing
 from depthscope.measures import ALIKE, EQUAL, Scratch, TokenMatrix, delta, growth, token_similarity
 from depthscope.progress import Share
-from depthscope_lab.papers.simulation.blocks import Stations, feed, post_norm_block, root
+from depthscope_lab.papers.simulation.blocks import feed, post_norm_block, root
 from depthscope_lab.papers.simulation.size import Size
 from depthscope_lab.papers.simulation.weights import SETTINGS
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.vocabulary import Claim, axis, judge, line
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, table
 
 STEPS = ("attention", "norm after attention", "FFN", "norm after FFN")
 RATIOS = tuple(f"ratio_{step}" for step in range(1, 5))
@@ -39,33 +38,24 @@ class Config(Size):
 @torch.no_grad()
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per trial and block: similarity of the block's input, ratio_1 … ratio_4, delta, omega."""
-    frames, done, scratch = [], 0, Scratch()
+    frames, work, scratch = [], Work(config.trials * config.blocks, progress), Scratch()
     in_law = SETTINGS[config.setting].value.gaussian and config.tokens <= config.width
     value_inputs = config.tokens if in_law else None
     for part, size in config.parts(CHUNK):
         sampler = config.sampler(config.setting, size, part, 0, passing=True, value_inputs=value_inputs)
         x = config.start(size, part, 1)
         for block in range(1, config.blocks + 1):
-            read = root(x) if in_law else None
-            stations = post_norm_block(sampler.draw(), x, heads=config.heads, values_of=read)
-            trials = range(part * CHUNK, part * CHUNK + size)
-            frames.append(pd.DataFrame(measure(stations, scratch) | {"block": block, "trial": trials}))
-            x = stations.output
-            done += size
-            progress(done / (config.trials * config.blocks))
+            at = post_norm_block(sampler.draw(), x, heads=config.heads, values_of=root(x) if in_law else None)
+            tokens, p = TokenMatrix(x.squeeze(1), scratch=scratch), at.attention.squeeze(1)  # (trials, h, n, n)
+            norms = [tokens.norms, *(TokenMatrix(y.squeeze(1), scratch=scratch).norms for y in at[1:5])]
+            xi = [growth(before, after) for before, after in pairwise(norms)]
+            columns = {"similarity": token_similarity(tokens)}
+            columns |= {name: one.mean / one.diversity for name, one in zip(RATIOS, xi, strict=True)}
+            columns |= {"delta": delta(p).mean(dim=-1), "omega": feed(p, tokens).mean(dim=-1)}  # means over heads
+            frames.append(table(columns, block=[block], trial=range(part * CHUNK, part * CHUNK + size)))
+            x = at.output
+            work(size)
     return pd.concat(frames, ignore_index=True)
-
-
-def measure(stations: Stations, scratch: Scratch) -> dict[str, Any]:
-    """What the figure shows of one block, one number per trial; δ and ω averaged over heads."""
-    x = TokenMatrix(stations.input.squeeze(1), scratch=scratch)
-    norms = [x.norms, *(TokenMatrix(y.squeeze(1), scratch=scratch).norms for y in stations[1:5])]
-    found: dict[str, Any] = {"similarity": token_similarity(x).tolist()}
-    for name, (before, after) in zip(RATIOS, pairwise(norms), strict=True):
-        mean, diversity = growth(before, after)
-        found[name] = (mean / diversity).tolist()
-    p = stations.attention.squeeze(1)  # (trials, h, n, n)
-    return found | {"delta": delta(p).mean(dim=-1).tolist(), "omega": feed(p, x).mean(dim=-1).tolist()}
 
 
 def draw(frame: pd.DataFrame) -> Any:
@@ -97,7 +87,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     furthest = (mean[list(RATIOS[1:])] - 1).abs()
     late = furthest[similarity > ALIKE]
     sigma = "; dσ² = 1 (initialiser `theorem`), which fits the figure, where the text says N(0, h/d)"
-    found = [
+    return [
         judge(
             "t_sim rises from every block to the next",
             "§2.4: “similarity monotonically increases throughout all blocks”",
@@ -136,19 +126,17 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "within 0.1 of 1",
             late.max().max() < 0.1 if len(late) else None,
         ),
-    ]
-    for name, symbol in (("delta", "δ"), ("omega", "ω")):
-        first, last = mean[name].iloc[0], mean[name].iloc[-1]
-        found.append(
+        *(
             judge(
                 f"{symbol} is far less than 1 from the start and tends to 0",
                 "§2.4: “δ and ω are far less than 1 from the start and quickly approach 0”",
-                f"{first:.3f} at block 1, {last:.1e} at block {mean.index[-1]}",
+                f"{own.iloc[0]:.3f} at block 1, {own.iloc[-1]:.1e} at block {mean.index[-1]}",
                 "below 0.5 at block 1, and a tenth of that at the last block",
-                first < 0.5 and last < 0.1 * first,
+                own.iloc[0] < 0.5 and own.iloc[-1] < 0.1 * own.iloc[0],
             )
-        )
-    return found
+            for own, symbol in ((mean["delta"], "δ"), (mean["omega"], "ω"))
+        ),
+    ]
 
 
 STUDY = Study("yu2024-fig2", Config(), Config(tokens=32, width=128, heads=4, trials=10), compute, draw, claims)

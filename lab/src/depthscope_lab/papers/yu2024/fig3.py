@@ -54,7 +54,15 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
         stations = post_norm_block(sampler.draw(), x, heads=config.heads)
         tokens, p = x[0, 0].double(), stations.attention[0, 0].double()
         xi = redraw(p, tokens, config.trials, stream)
-        rows.append({"block": block, "trials": config.trials, **_summary(xi.mean / xi.diversity, p, tokens)})
+        ratio, similarity, bound = xi.mean / xi.diversity, token_similarity(tokens).item(), lower_bound(p, tokens)
+        rates = {"bound": bound.rate, "spectral": spectral_estimate(p, tokens), "expected": expected_rate(p, tokens)}
+        excess, sd = (ratio.mean() - 1).item(), ratio.std().item()
+        row = {"block": block, "trials": config.trials, "similarity": similarity, "excess_mean": excess}
+        # r = 1 + (ξ₁/ξ₂ − 1)t_sim (Prop. 2.3), so r's scatter is the ratio's times t_sim.
+        row |= {"excess_sd": sd, "rate_mean": 1 + excess * similarity, "rate_sd": sd * similarity}
+        row |= {f"excess_{name}": (rate.item() - 1) / similarity for name, rate in rates.items()}
+        row |= {f"rate_{name}": rate.item() for name, rate in rates.items()}
+        rows.append(row | {"bound_applies": float(bound.applies)})
         x = stations.output
         progress(block / config.blocks)
     frame = pd.DataFrame(rows)
@@ -97,23 +105,6 @@ def redraw(attention: Tensor, tokens: Tensor, trials: int, stream: np.random.Gen
         spreads.append((shifted + added).sum(dim=-1))
     mean, spread = torch.cat(means), torch.cat(spreads)
     return Growth(mean / x.mean_norm.square(), spread / x.deviation_norm.square())
-
-
-def _summary(ratio: Tensor, p: Tensor, tokens: Tensor) -> dict[str, float]:
-    """The numbers of one block; r = 1 + (ξ₁/ξ₂ − 1)t_sim (Prop. 2.3), so r's scatter is the ratio's times t_sim."""
-    similarity = token_similarity(tokens).item()
-    bound = lower_bound(p, tokens)
-    predictions = {
-        "bound": bound.rate.item(),
-        "spectral": spectral_estimate(p, tokens).item(),
-        "expected": expected_rate(p, tokens).item(),
-    }
-    excess, sd = (ratio.mean() - 1).item(), ratio.std().item()
-    found = {"similarity": similarity, "excess_mean": excess, "excess_sd": sd}
-    found |= {"rate_mean": 1 + excess * similarity, "rate_sd": sd * similarity}
-    found |= {f"excess_{name}": (rate - 1) / similarity for name, rate in predictions.items()}
-    found |= {f"rate_{name}": rate for name, rate in predictions.items()}
-    return found | {"bound_applies": float(bound.applies)}
 
 
 def draw(frame: pd.DataFrame) -> Any:

@@ -1,7 +1,7 @@
 """Yu & Zhang 2024, Fig. 8: how far the mean of ξ₁/ξ₂ is from the ratio of expectations, for small widths.
 
 X = evᵀ + tQ, e = 1/√n·(1 … 1): from rank one (t → 0) to a perturbation of full size. The paper does not say how v
-and Q are drawn; here both are standard normal. One attention head, softmax, W ~ N(0, 1/d).
+and Q are drawn; here both are standard normal. One attention head, softmax of U(−1, 1)/√d weights, W ~ N(0, 1/d).
 
 The mean of 50 samples of η scatters by about 0.1 at d = 10, a hundred times E[η]. Beside it stands the same mean
 with the first-order scatter taken out, whose expectation is known to be 0 (`without_scatter`).
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from depthscope import drawing
 from depthscope.measures import Growth, growth
 from depthscope.progress import Share
 from depthscope.theory import eta, expected_eta, expected_growth
-from depthscope_lab.papers.simulation.randomness import fill_gaussian, fill_uniform, generators
+from depthscope_lab.papers.simulation.randomness import fill_uniform, generators
 from depthscope_lab.papers.study import Study
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows
 
@@ -47,23 +47,23 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     `…_size` is the root mean square of each over the repeats, the same for all repeats of a width and a t.
     """
     t = torch.linspace(1 / config.points, 1, config.points, dtype=torch.float64)
-    work = len(config.widths) * config.repeats
-    frames, advance = [], Work(work, progress)
-    for width in config.widths:
-        for repeat in range(config.repeats):
-            (stream,) = generators((config.seed, width, repeat), 1)
-            x = perturbed(config.tokens, width, t, stream)  # (t, n, d)
-            p = softmax_attention(x, stream)  # (t, n, n)
-            w = torch.empty(config.trials, 1, width, width, dtype=torch.float64)
-            fill_gaussian(w, width**-0.5, stream)
-            observed, expected = growth(x, x + (p @ x) @ w), expected_growth(p, x)
-            columns = {"t": t.tolist(), "expected": expected_eta(p, x).tolist()}
-            for name, mean_of in (("plain", eta), ("controlled", without_scatter)):
-                samples = mean_of(observed, expected)  # (trials, t)
-                columns[name] = samples.mean(dim=0).tolist()
-                columns[f"{name}_error"] = (samples.std(dim=0) / math.sqrt(config.trials)).tolist()
-            frames.append(pd.DataFrame(columns).assign(width=width, repeat=repeat))
-            advance()
+    frames, advance = [], Work(len(config.widths) * config.repeats, progress)
+    for width, repeat in product(config.widths, range(config.repeats)):
+        (stream,) = generators((config.seed, width, repeat), 1)
+        v, q = (torch.from_numpy(stream.standard_normal(shape)) for shape in (width, (config.tokens, width)))
+        x = v / math.sqrt(config.tokens) + t[:, None, None] * q  # evᵀ + tQ for every t, (t, n, d)
+        w_qk = torch.empty(2, width, width, dtype=torch.float64)
+        fill_uniform(w_qk, width**-0.5, stream)
+        p = torch.softmax((x @ w_qk[0]) @ (x @ w_qk[1]).mT / math.sqrt(width), dim=-1)  # eq. 2, (t, n, n)
+        w = torch.from_numpy(stream.standard_normal((config.trials, 1, width, width))) * width**-0.5
+        observed, expected = growth(x, x + (p @ x) @ w), expected_growth(p, x)
+        columns = {"t": t.tolist(), "expected": expected_eta(p, x).tolist()}
+        for name, mean_of in (("plain", eta), ("controlled", without_scatter)):
+            samples = mean_of(observed, expected)  # (trials, t)
+            columns[name] = samples.mean(dim=0).tolist()
+            columns[f"{name}_error"] = (samples.std(dim=0) / math.sqrt(config.trials)).tolist()
+        frames.append(pd.DataFrame(columns).assign(width=width, repeat=repeat))
+        advance()
     frame = pd.concat(frames, ignore_index=True)
     return frame.join(_size(frame).add_suffix("_size"), on=["width", "t"])
 
@@ -77,22 +77,6 @@ def without_scatter(observed: Growth, expected: Growth) -> Tensor:
     first = (observed.mean - expected.mean) / expected.diversity
     second = expected.mean * (observed.diversity - expected.diversity) / expected.diversity.square()
     return eta(observed, expected) + first - second
-
-
-def perturbed(n: int, d: int, t: Tensor, stream: np.random.Generator) -> Tensor:
-    """X = evᵀ + tQ for every t, with one v and one Q; (t, n, d)."""
-    v, q = torch.empty(d, dtype=torch.float64), torch.empty(n, d, dtype=torch.float64)
-    fill_gaussian(v, 1.0, stream)
-    fill_gaussian(q, 1.0, stream)
-    return v / math.sqrt(n) + t[:, None, None] * q
-
-
-def softmax_attention(x: Tensor, stream: np.random.Generator) -> Tensor:
-    """P = softmax(XW_q(XW_k)ᵀ/√d) (eq. 2), W_q and W_k from U(−1, 1)/√d; (t, n, n)."""
-    d = x.shape[-1]
-    w = torch.empty(2, d, d, dtype=torch.float64)
-    fill_uniform(w, d**-0.5, stream)
-    return torch.softmax((x @ w[0]) @ (x @ w[1]).mT / math.sqrt(d), dim=-1)
 
 
 def draw(frame: pd.DataFrame) -> Any:
