@@ -155,6 +155,4 @@ def _worn_down(f: Facts, tau: float | None) -> str:
     every, tenth = (float(own_token_share(tokens, tau, blocks).mean()) for blocks in (f.blocks, f.blocks // 10))
     if every >= WORN:
         return ""
-    return (
-        f"; over {f.blocks} blocks it leaves {every:.0%} of a token's energy its own, with every=10 {tenth:.0%}"
-    )
+    return f"; over {f.blocks} blocks it leaves {every:.0%} of a token's energy its own, with every=10 {tenth:.0%}"
