@@ -63,7 +63,7 @@ def compare_time() -> None:
             compare(
                 f"BERT-base, {len(ids)} × {tokens} tokens, one pass",
                 lambda model=model, ids=ids: model(ids),
-                lambda model=model, ids=ids: depth_use(model, ids, lens=False, skips=False, linear=False),
+                lambda model=model, ids=ids: depth_use(model, ids, lens=False, skips=False),
             )
 
 
@@ -73,7 +73,7 @@ def compare_lens() -> None:
         compare(
             "GPT-2 small, 4 × 128 tokens, one pass and the logit lens",
             lambda: model(ids),
-            lambda: depth_use(model, ids, skips=False, linear=False),
+            lambda: depth_use(model, ids, skips=False),
             rounds=5,
         )
 
@@ -84,7 +84,7 @@ def compare_skips() -> None:
         compare(
             "BERT-base, 8 × 128 tokens, with skipped blocks",
             lambda: model(ids),
-            lambda: depth_use(model, ids, linear=False),
+            lambda: depth_use(model, ids),
             rounds=3,
         )
 
@@ -107,7 +107,7 @@ def _peak(mode: str, depth: int) -> None:
     config = AlbertConfig(num_hidden_layers=depth, hidden_size=768, num_attention_heads=12, intermediate_size=3072)
     model, ids = AlbertModel(config).eval(), torch.randint(30_000, (8, 128))
     with torch.no_grad():
-        model(ids) if mode == "plain" else depth_use(model, ids, lens=False, linear=False)
+        model(ids) if mode == "plain" else depth_use(model, ids, lens=False)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 

@@ -85,11 +85,11 @@ def test_a_signal_in_the_use_of_depth_leaves_the_probe(number: signal.Signals, c
     assert done.returncode == code, done.stderr
     found = json.loads(done.stdout)
     assert len(found["profile"]["token_similarity"]) == 4
-    lacks = "interrupted: without what skipping each block changes, linear maps"
+    lacks = "interrupted: without what skipping each block changes"
     assert lacks in found["metadata"]["notes"]
     assert len(found["depth_use"]["table"]) == 3  # of the one pass that was finished
     assert Profile.load(tmp_path / "out").depth == 3
-    said = "depthscope: interrupted, without what skipping each block changes, linear maps; what was finished is there"
+    said = "depthscope: interrupted, without what skipping each block changes; what was finished is there"
     assert done.stderr.splitlines()[-1] == said
 
 
@@ -102,7 +102,7 @@ def interrupt(*_: object, **__: object) -> None:
     [
         (("probe", "gpt2", "--skip-loss"), "probing.skip_loss", "--skip-loss", "profile"),
         (("probe", "encoder", "--depth-use"), "cli.probe.use_of", "--depth-use", "profile"),
-        (("depth", "encoder"), "usage.driver.without_each", "what skipping each block changes, linear maps", "table"),
+        (("depth", "encoder"), "usage.driver.without_each", "what skipping each block changes", "table"),
         (("fix", "encoder", "--tau", "1"), "diagnosis.fixing.recommend", "the remedy", "before"),
         (("paths", "encoder", "--by-head"), "attention_paths.driver.Adjoint", "paths by head", "lengths"),
         (("paths", "gpt2", "--loss"), "attention_paths.driver.losses_without", "losses", "lengths"),

@@ -53,7 +53,7 @@ def refused(program, *arguments: str) -> str:
 
 def test_there_are_such_options():
     assert ("probe", "--tokens", int) in numbers()
-    assert ("depth", "--ridge", float) in numbers()
+    assert ("fix", "--alpha", float) in numbers()
 
 
 @pytest.mark.parametrize(("command", "option", "kind"), numbers())

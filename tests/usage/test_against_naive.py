@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from depthscope import depth_use
 from depthscope.measures import ScoredAttention, against_trunk, first_token, median
 from depthscope.measures.branches import AgainstTrunk
-from depthscope.usage.linear_map import LeastSquares
 from samples import seeded
 from zoo import GROUPED, IDS, MASK, TEXT, make
 
@@ -52,7 +51,7 @@ def branches_by_hooks(
 def test_branches_of_gpt2(gpt2: nn.Module):
     """Pre-norm: each branch against what it is added to, by hooks."""
     naive = branches_by_hooks(gpt2, [(block.attn, block.mlp, block.ln_2) for block in gpt2.transformer.h])
-    frame = depth_use(gpt2, BATCH, skips=False, linear=False).frame.set_index("block")
+    frame = depth_use(gpt2, BATCH, skips=False).frame.set_index("block")
     assert len(naive) == 6
     for (block, name), (branch, trunk) in naive.items():
         ratio = naive_median(branch.norm(dim=-1) / trunk.norm(dim=-1))
@@ -66,7 +65,7 @@ def test_branches_of_granite_which_are_multiplied():
     torch.manual_seed(0)
     model = hf.GraniteModel(hf.GraniteConfig(**GROUPED, residual_multiplier=0.3)).eval()
     naive = branches_by_hooks(model, [(m.self_attn, m.mlp, m.post_attention_layernorm) for m in model.layers])
-    found = depth_use(model, BATCH, skips=False, linear=False)
+    found = depth_use(model, BATCH, skips=False)
     frame = found.frame.set_index("block")
     assert len(naive) == 2 * len(frame)
     for (block, name), (branch, trunk) in naive.items():
@@ -85,7 +84,7 @@ def test_sinks_and_logits_of_matrices(how: str):
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.5)
-    frame = depth_use(model, BATCH, skips=False, linear=False).frame
+    frame = depth_use(model, BATCH, skips=False).frame
     model.set_attn_implementation("eager")
     with torch.no_grad():
         returned = model(**BATCH, output_attentions=True, output_hidden_states=True)
@@ -170,7 +169,7 @@ def test_the_lens_is_the_model_s_own_tail(name: str):
         final = torch.log_softmax(model(**BATCH, use_cache=False).logits.double(), dim=-1)[REAL]
     for handle in handles:
         handle.remove()
-    frame = depth_use(model, BATCH, skips=False, linear=False, followed=None).frame
+    frame = depth_use(model, BATCH, skips=False, sample=None).frame
     for block, tokens in enumerate(outputs[:3]):
 
         def exchange(_m, _args, out, tokens=tokens):
@@ -213,7 +212,7 @@ def test_skips_by_hooks(gpt2: nn.Module):
             handle.remove()
         return kept
 
-    found = depth_use(gpt2, BATCH, linear=False, followed=None)
+    found = depth_use(gpt2, BATCH, sample=None)
     whole = outputs(None)
     for skipped in (1, 2, 3):
         now = outputs(skipped)
@@ -225,66 +224,3 @@ def test_skips_by_hooks(gpt2: nn.Module):
         assert found.frame["skip_output"][skipped - 1] == pytest.approx(output, rel=1e-4)
     losses = skip_loss(gpt2, BATCH)["change"].tolist()[1:]
     assert found.frame["skip_loss"].tolist() == pytest.approx(losses, abs=1e-6)
-
-
-def test_least_squares_in_pieces():
-    """Against a dense solver, with a feature a thousand times the others and a mean far from zero."""
-    x = torch.randn(400, 6, generator=seeded(0), dtype=torch.float64)
-    x[:, 2] = 1000 * x[:, 2] + 5e4
-    u = x @ torch.randn(6, 6, generator=seeded(1), dtype=torch.float64) + torch.randn(400, 6, generator=seeded(2))
-    sums = LeastSquares(6)
-    for part, added in zip(x.split(70), u.split(70), strict=True):
-        sums.add(part, added)
-    sums.add(x[:0], u[:0])
-    found = sums.solve()
-    wanted = torch.linalg.lstsq(torch.cat([x, torch.ones(400, 1)], dim=1), u).solution
-    assert torch.allclose(found.matrix, wanted[:-1], rtol=1e-7, atol=1e-9)
-    assert torch.allclose(found(x), torch.cat([x, torch.ones(400, 1)], dim=1) @ wanted, atol=1e-5)
-
-
-def test_least_squares_without_enough_tokens():
-    """Fewer tokens than features: exact on these, and nothing where they say nothing."""
-    x, u = (torch.randn(5, 9, generator=seeded(seed), dtype=torch.float64) for seed in (0, 1))
-    x[:, 0] = 3.0  # a feature that never moves
-    sums = LeastSquares(9)
-    sums.add(x, u)
-    found = sums.solve()
-    assert torch.allclose(found(x), u, atol=1e-9)
-    assert (found.matrix[0] == 0).all()
-    assert sums.solve(ridge=1e6).matrix.abs().max() < 1e-5
-
-
-def test_the_linear_loss_is_that_of_the_map_in_the_block_s_place(gpt2: nn.Module):
-    """Fitted with a dense solver on the first sequences, put into the model with a hook, judged on the others."""
-    torch.manual_seed(3)
-    ids = torch.randint(5, 50, (8, 24))
-    half = {"input_ids": ids[:4]}, {"input_ids": ids[4:]}
-    found = depth_use(gpt2, {"input_ids": ids}, skips=False, linear=True)
-
-    def loss(model: nn.Module) -> float:
-        with torch.no_grad():
-            logits = model(**half[1], use_cache=False).logits
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[4:, 1:].flatten()).item()
-
-    with torch.no_grad():
-        states = gpt2(**half[0], output_hidden_states=True).hidden_states
-    x = states[1].flatten(0, 1).double()
-    block = gpt2.transformer.h[1]
-    kept = []
-    handle = block.register_forward_hook(lambda _m, _a, out: kept.append(out[0] if isinstance(out, tuple) else out))
-    with torch.no_grad():
-        gpt2(**half[0])
-    handle.remove()
-    ones = torch.ones(len(x), 1, dtype=torch.float64)
-    solution = torch.linalg.lstsq(torch.cat([x, ones], dim=1), kept[0].flatten(0, 1).double()).solution
-
-    def instead(_m, args, out):
-        new = (args[0].double() @ solution[:-1] + solution[-1]).float()
-        return (new, *out[1:]) if isinstance(out, tuple) else new
-
-    whole = loss(gpt2)
-    handle = block.register_forward_hook(instead)
-    change = loss(gpt2) - whole
-    handle.remove()
-    assert found.metadata["linear_loss"] == pytest.approx(whole, rel=1e-5)
-    assert found.frame["linear_loss"][1] == pytest.approx(change, abs=1e-4)

@@ -11,7 +11,7 @@ from zoo import make
 
 def test_mpt_whose_ffn_adds_to_the_trunk_itself():
     model, batch = make("mpt")
-    found = depth_use(model.eval(), batch, skips=False, linear=False).frame
+    found = depth_use(model.eval(), batch, skips=False).frame
     assert found[["attention_ratio", "ffn_ratio", "sink_rate"]].notna().all(axis=None)
     with torch.no_grad():
         states = model(**batch, output_hidden_states=True).hidden_states
@@ -30,8 +30,11 @@ def test_what_is_seen_by_its_change_is_what_is_seen_directly(monkeypatch: pytest
     torch.manual_seed(0)
     model, x = Encoder(3, BlockConfig(16, 4, placement=pre_norm)).eval(), torch.randn(2, 9, 16)
     names = [f"{branch}_{what}" for branch in ("attention", "ffn") for what in ("ratio", "cosine")]
-    shown = depth_use(model, x, skips=False, linear=False).frame[names]
-    monkeypatch.setattr(forward, "_pairs", lambda block: {})
-    monkeypatch.setattr(forward, "_hidden", lambda block: {a.result: (a.trunk, a.branch) for a in block.all_additions})
-    changed = depth_use(model, x, skips=False, linear=False).frame[names]
+    shown = depth_use(model, x, skips=False).frame[names]
+    monkeypatch.setattr(
+        forward,
+        "_sums",
+        lambda block: {a.result: (a.trunk, a.branch.removesuffix("_branch"), True) for a in block.all_additions},
+    )
+    changed = depth_use(model, x, skips=False).frame[names]
     assert changed.to_numpy() == pytest.approx(shown.to_numpy(), rel=1e-4, abs=1e-5)

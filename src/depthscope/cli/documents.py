@@ -14,7 +14,7 @@ from typing import Any
 
 from depthscope.naming import unknown_name
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SHARED = "shared"
 
 

@@ -295,9 +295,7 @@ class PathsOptions(ModelOptions):
 class DepthOptions(ModelOptions):
     """What a user asks of `depthscope depth`."""
 
-    quick: Annotated[
-        bool, _option("One pass alone: no logit lens, no skipped blocks, no linear maps.", name="--quick")
-    ] = False
+    quick: Annotated[bool, _option("One pass alone: no logit lens, no skipped blocks.", name="--quick")] = False
     skips: Annotated[
         bool | None,
         _option(
@@ -306,15 +304,6 @@ class DepthOptions(ModelOptions):
             name="--skips/--no-skips",
         ),
     ] = None
-    linear: Annotated[
-        bool | None,
-        _option(
-            "Each block as a linear map, fitted on one half of the text; else if the text is long enough.",
-            _MEASURED,
-            name="--linear/--no-linear",
-        ),
-    ] = None
-    ridge: Annotated[float, _option("Added to the correlations of features for linear maps.", _MEASURED, min=0.0)] = 0.0
 
     @property
     def loss(self) -> Loss:

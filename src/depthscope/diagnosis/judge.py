@@ -17,14 +17,10 @@ from depthscope.probing import Profile
 from depthscope.probing.finite import in_words
 from depthscope.remedies import Recommendation
 from depthscope.usage import DepthUse, Finding
-from depthscope.usage.verdict import HALF
 from depthscope.value_spectra import Spectra
 
 # Of a verdict with the use of depth: what the second says as well, and better, so that the first is silent.
-_SAID_BETTER = {"could go": "spare blocks", "small branches": "quiet blocks"}
-# By whom the tokens' common part is shared: of tokens that are alike the use of depth says all of it, of others the
-# profile says what became of it before block 1; "anisotropic" is a headline, and says it for both.
-_SHARED_BY = {"shared by all", "loss of context"}
+_SAID_BETTER = {"could go": "spare blocks"}
 
 
 def diagnose(
@@ -44,8 +40,8 @@ def diagnose(
         profile: what `probe` returned.
         skip_loss: what `depthscope.skip_loss` returned for the same model.
         spectra: what `depthscope.spectra` did.
-        depth: what `depthscope.depth_use` did: with it the verdict also says which half of the blocks does the work,
-            where the prediction is settled, which blocks could go and at what loss, and who shares what is alike.
+        depth: what `depthscope.depth_use` did: with it the verdict also says which blocks do the work, which could go
+            and at what loss, and where the prediction is settled.
         measure: gives the measured strength of a remedy, which from a profile alone is an estimate and is called one
             (`lambda: recommend(model, inputs)`); it is called only if a remedy is called for.
 
@@ -69,7 +65,7 @@ def diagnose(
     if chosen.verdict not in ("broken", "cannot tell"):
         said = [found for rule in FINDINGS if (found := rule.find(facts)) is not None]
         said = [found for found in said if not (facts.without and found.rule in OF_WHOLE_MODELS)]
-        findings = _with_depth(facts, chosen.name, [found for found in said if found.rule not in CLOSING])
+        findings = _with_depth(facts, [found for found in said if found.rule not in CLOSING])
         findings += [found for found in said if found.rule in CLOSING]
     if facts.entered_broken and facts.samples:
         others = f"Of the {counted(facts.samples, 'other sequence')}: {lowered(headline)}"
@@ -108,19 +104,13 @@ def _require_same_model(profile: Profile, used: DepthUse) -> None:
             raise ValueError(f"expected depth= of the model that was probed ({name} {theirs}), got {name} {ours}")
 
 
-def _with_depth(f: Facts, headline: str, findings: list[Finding]) -> list[Finding]:
-    """The findings of a profile, and those of the use of depth that say something else; `headline` is the verdict's
-    rule. The blocks of a part are counted from 1 in its use of depth, and through all parts in a profile."""
+def _with_depth(f: Facts, findings: list[Finding]) -> list[Finding]:
+    """The findings of a profile, and those of the use of depth, which says some of them better. The blocks of a part
+    are counted from 1 in its use of depth, and through all parts in a profile."""
     if f.use is None:
         return findings
-    there = {finding.rule for finding in findings}
-    silent = {"alike"} if headline == "anisotropic" else set()
-    for item in f.use.findings:
-        if item.rule == "alike" and there & _SHARED_BY:
-            alike = item.numbers["shared"] + item.numbers["sequence"] >= HALF
-            silent |= _SHARED_BY if alike else {"alike"}
-        silent |= {_SAID_BETTER[item.rule]} if item.rule in _SAID_BETTER else set()
-    of_use = [item for item in f.use.findings if item.rule not in silent]
+    of_use = list(f.use.findings)
+    silent = {_SAID_BETTER.get(item.rule) for item in of_use}
     if len(f.profile.parts) > 1:
         where = f"In the {f.use.metadata['part']}, its blocks counted from 1: "
         of_use = [replace(item, sentence=where + lowered(item.sentence)) for item in of_use]

@@ -22,8 +22,6 @@ _MOOD = {
     "rank collapse": "warn",
     "cannot tell": "unsure",
 }
-# Findings of `depth_use` that another chart shows than that of all its numbers by block.
-_RULE_OF_USE = {"built upon": "built upon", "alike": "shared by whom"}
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,7 @@ def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
         if item.get("rule") not in rules_of_use
     ]
     if subject.use is not None:
-        shown = dict(chart_of) if subject.profile is not None else {**chart_of, "shared by whom": ""}  # not another's
-        findings += [Sentence(item.sentence, shown.get(_RULE_OF_USE.get(item.rule, "depth"), "")) for item in of_use]
+        findings += [Sentence(item.sentence, chart_of.get("depth", "")) for item in of_use]
     if (shares := subject.shares) is not None:
         paths = of_paths(shares)
         findings += [Sentence(text, chart_of.get("paths", "")) for text in (paths.headline, *_said(paths.findings))]

@@ -1,4 +1,4 @@
-"""How much of its depth a model uses: branches, sinks, the logit lens, skipped blocks, blocks as linear maps."""
+"""How much of its depth a model uses: branches, sinks, the logit lens, skipped blocks."""
 
 from depthscope.usage.driver import depth_use
 from depthscope.usage.result import DepthUse

@@ -35,8 +35,6 @@ SHOWN: Mapping[str, tuple[str, str]] = {
     "skip_later": ("skip:\nlater", ".2f"),
     "skip_output": ("skip:\noutput", ".2f"),
     "skip_loss": ("skip:\nloss", "+.3f"),
-    "linear_error": ("linear\nerror", ".2f"),
-    "linear_loss": ("linear:\nloss", "+.3f"),
 }
 
 
@@ -57,8 +55,6 @@ class DepthUse:
     |                                        | KL in nats, same first choice, share of the five likeliest            |
     | skip_later, skip_output, skip_loss     | without the block: how far what later blocks add changes (mean over   |
     |                                        | them), how far the output moves, by how much the loss rises           |
-    | linear_error, linear_loss              | with its least-squares linear map instead: the part of what it adds   |
-    |                                        | that the map misses, by how much the loss rises; on other text        |
 
     `matrix` has the effect of skipping a block (rows) on what each later block adds (columns); empty if not asked for.
     """
@@ -78,15 +74,15 @@ class DepthUse:
         return findings_of(self.frame, self.metadata)
 
     @property
+    def learnt(self) -> bool:
+        """Whether the loss says something: that of random weights is chance."""
+        return learnt(self.metadata)
+
+    @property
     def headline(self) -> str:
         """The most important of the sentences."""
         found = self.findings
         return found[0].sentence if found else "Nothing could be measured that says how depth is used."
-
-    @property
-    def learnt(self) -> bool:
-        """Whether the loss says something: that of random weights is chance."""
-        return learnt(self.metadata)
 
     def summary(self) -> pd.DataFrame:
         """Blocks that matter, by what was looked at: one number each (`blocks`, `of`), and what it rests on."""
@@ -98,15 +94,11 @@ class DepthUse:
     def __str__(self) -> str:
         """The table by block, then the verdict."""
         columns = [name for name in SHOWN if name in self.frame and self.frame[name].notna().any()]
-        lines = [f"{self.metadata.get('model') or 'model'}: {self.depth} blocks"]
-        for part in (columns[: len(columns) // 2], columns[len(columns) // 2 :]) if len(columns) > 8 else (columns,):
-            heads = [SHOWN[name][0].replace("\n", " ") for name in part]
-            widths = [max(len(head), 7) + 2 for head in heads]
-            lines.append("block" + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True)))
-            for row in self.frame.to_dict("records"):
-                cells = [format_number(name, row[name]) for name in part]
-                numbers = "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-                lines.append(f"{row['block']:>5}{numbers}")
+        table = pd.DataFrame({"block": self.frame["block"]})
+        for name in columns:
+            table[SHOWN[name][0].replace("\n", " ")] = [format_number(name, value) for value in self.frame[name]]
+        head = f"{self.metadata.get('model') or 'model'}: {self.depth} blocks"
+        lines = [head, table.to_string(index=False, line_width=110)]
         for finding in self.findings:
             lines += textwrap.wrap(finding.sentence, 88, initial_indent="- ", subsequent_indent="  ")
         return visible("\n".join(lines))
@@ -141,7 +133,9 @@ class DepthUse:
         names = {_TABLE: _TABLE, _MATRIX: _MATRIX}
         (frame, matrix), metadata = read_tables(Path(folder), _ABOUT, "use of depth", _FORMAT, names, "use of depth")
         try:
-            found = cls(frame, _numbered(matrix), metadata)
+            blocks = pd.Index([int(name) for name in matrix.columns])
+            matrix = matrix.set_axis(blocks.rename("skipped"), axis=0).set_axis(blocks.rename("block"), axis=1)
+            found = cls(frame, pd.DataFrame() if matrix.empty else matrix, metadata)
             found.to_dict()  # earlier versions gave the record no sum: what cannot be judged is damaged
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder} holds no use of depth: {' '.join(str(error).split())[:200]}") from None
@@ -154,14 +148,6 @@ def format_number(name: str, value: float) -> str:
         return "·"
     digits = SHOWN[name][1]
     return f"{value:.1e}" if abs(value) >= 1e4 else f"{value:{digits}}"
-
-
-def _numbered(matrix: pd.DataFrame) -> pd.DataFrame:
-    if matrix.empty:
-        return pd.DataFrame()
-    blocks = [int(name) for name in matrix.columns]
-    matrix.index, matrix.columns = pd.Index(blocks, name="skipped"), pd.Index(blocks, name="block")
-    return matrix
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the later blocks, the output and the loss make of it when a block passes its input on unchanged.
+"""What the later blocks, the output and the loss become when a block passes its input on unchanged.
 
 After Csordás, Manning & Potts 2025 (arXiv 2505.13898): where a block is built upon, the later ones change what they do
 without it. One pass per block and batch, and one with all blocks to compare with.
@@ -6,47 +6,38 @@ without it. One pass per block and batch, and one with all blocks to compare wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
-from depthscope.hooks import Machine, Visit, leave_out, pass_on
+from depthscope.hooks import Listen, Machine, Visit, full_precision, leave_out
 from depthscope.inputs import Batch, call
 from depthscope.measures import median
 from depthscope.probing.skipping import LossOf, one_number
 from depthscope.progress import Tick
-from depthscope.usage.followed import Means, listen_to_blocks
-
-Instead = Callable[[Visit], Tensor]  # the tokens that leave a block in place of its own, in the layout of the model
-OUTPUT, LOSS = "output", "loss"
+from depthscope.usage.sampling import Means, SampledTokens
 
 
 @dataclass(frozen=True)
-class Exchanged:
-    """What became of a pass whose blocks were exchanged one by one; row i: without, or instead of, block i + 1."""
+class Skipped:
+    """What became of the passes without one block; row i: without block i + 1."""
 
     later: np.ndarray  # (L, L): how far block j + 1 changes what it adds; nan where j ≤ i
     output: np.ndarray  # (L): how far the last block's output moves
     loss: np.ndarray | None  # (L): the change of the loss; None without a loss
-    whole: float | None  # the loss with all blocks
 
 
-class _Record:
-    """What every block adds to its followed tokens in one pass, and what leaves the last one."""
+@dataclass
+class _Pass:
+    """What every block adds to its sampled tokens in one pass, what leaves the last one, and the loss."""
 
-    def __init__(self, most: int | None):
-        self.added: dict[int, Tensor] = {}  # (k, d)
-        self.output: Tensor | None = None
-        self.last: Visit | None = None
-        self.site = listen_to_blocks(most, self._see)
-
-    def _see(self, visit: Visit, entered: Tensor, left: Tensor) -> None:
-        self.last, self.output = visit, left
-        self.added[visit.number] = left - entered
+    added: dict[int, Tensor] = field(default_factory=dict)  # (k, d)
+    output: Tensor = field(default_factory=lambda: torch.empty(0, 0))  # (k, d)
+    last: Visit | None = None
+    loss: Tensor | None = None
 
 
 def without_each(
@@ -55,73 +46,56 @@ def without_each(
     calls: list[Batch],
     loss_of: LossOf | None,
     *,
-    most: int | None,
+    sample: int | None,
     depth: int,
-    progress: Tick | None = None,
-) -> Exchanged:
+    progress: Tick = lambda: None,
+) -> Skipped:
     """The effect of skipping each block. `loss_of` as `calls_with_loss` makes it; None: no loss is taken."""
-    instead = dict.fromkeys(range(1, depth + 1), pass_on)
-    return exchange_each(model, anatomy, calls, instead, loss_of, most=most, depth=depth, progress=progress)
-
-
-def exchange_each(
-    model: nn.Module,
-    anatomy: Anatomy,
-    calls: list[Batch],
-    instead: Mapping[int, Instead],
-    loss_of: LossOf | None,
-    *,
-    most: int | None,
-    depth: int,
-    progress: Tick | None = None,
-) -> Exchanged:
-    """One block at a time returns something else, in a pass of its own; of blocks that `instead` lacks all is nan."""
-    means = Means()
+    means, blocks = Means(), range(1, depth + 1)
     for batch in calls:
-        whole, loss = _pass(model, anatomy, batch, None, {}, loss_of, most)
-        weight = float(len(whole.output)) if whole.output is not None else 0.0
-        if loss is not None:
-            means.add(0, LOSS, loss, 1.0)
-        for block in instead:
-            found, changed = _pass(model, anatomy, batch, block, instead, loss_of, most)
+        whole = _run(model, anatomy, batch, None, loss_of, sample)
+        weight = float(len(whole.output))
+        if whole.loss is not None:
+            means.add(0, "loss", whole.loss, 1.0)
+        for block in blocks:
+            found = _run(model, anatomy, batch, block, loss_of, sample)
             for other, added in found.added.items():
                 if other > block and added.shape == whole.added[other].shape:
                     means.add(block, f"{other}", _moved(added, whole.added[other]), weight)
-            if found.output is not None and whole.output is not None:
-                means.add(block, OUTPUT, _moved(found.output, whole.output), weight)
-            if changed is not None:
-                means.add(block, LOSS, changed, 1.0)
-            if progress is not None:
-                progress()
-    blocks = range(1, depth + 1)
-    later = np.array([[means.get(b, f"{other}") for other in blocks] for b in blocks])
-    base = means.get(0, LOSS) if loss_of is not None else None
-    losses = None if base is None else np.array([means.get(b, LOSS) - base for b in blocks])
-    return Exchanged(later, np.array([means.get(b, OUTPUT) for b in blocks]), losses, base)
+            means.add(block, "output", _moved(found.output, whole.output), weight)
+            if found.loss is not None:
+                means.add(block, "loss", found.loss, 1.0)
+            progress()
+    return Skipped(
+        np.array([[means.get(block, f"{other}") for other in blocks] for block in blocks]),
+        np.array([means.get(block, "output") for block in blocks]),
+        None if loss_of is None else np.array([means.get(block, "loss") for block in blocks]) - means.get(0, "loss"),
+    )
 
 
-def _pass(
-    model: nn.Module,
-    anatomy: Anatomy,
-    batch: Batch,
-    block: int | None,
-    instead: Mapping[int, Instead],
-    loss_of: LossOf | None,
-    most: int | None,
-) -> tuple[_Record, Tensor | None]:
-    record = _Record(most)
-    changed = leave_out({block}, instead[block]) if block is not None else leave_out(())
-    with Machine(model, anatomy, changed, record.site):
+def _run(
+    model: nn.Module, anatomy: Anatomy, batch: Batch, skipped: int | None, loss_of: LossOf | None, sample: int | None
+) -> _Pass:
+    found, sampled, entered = _Pass(), SampledTokens(sample), list[Tensor]()
+
+    def hear(visit: Visit, station: str, tokens: Tensor, _source: Tensor) -> None:
+        with torch._C.DisableTorchFunction(), torch.no_grad(), full_precision(tokens):
+            here = sampled.of(tokens, visit.real)
+            here = here.to(torch.promote_types(here.dtype, torch.float32))
+        if station == "input":
+            entered[:] = [here]
+        elif entered:
+            found.last, found.output, found.added[visit.number] = visit, here, here - entered[0]
+
+    with Machine(model, anatomy, leave_out({skipped} if skipped else ()), Listen({"input", "output"}, hear)):
         returned = call(model, batch)
-    loss = None
-    if loss_of is not None and record.last is not None:
-        loss = one_number(loss_of(batch, returned, record.last))
-    return record, loss
+    if loss_of is not None and found.last is not None:
+        found.loss = one_number(loss_of(batch, returned, found.last))
+    return found
 
 
 def _moved(now: Tensor, before: Tensor) -> Tensor:
-    """The median over tokens of ‖now − before‖ / ‖before‖; a token that nothing was added to, and is not, is left out,
-    and so is one whose numbers are not finite."""
+    """The median over tokens of ‖now − before‖ / ‖before‖; a token whose `before` is 0 or not finite is left out."""
     size = torch.linalg.vector_norm(before.double(), dim=-1)
     distance = torch.linalg.vector_norm(now.double() - before.double(), dim=-1)
     return median(torch.where(size > 0, distance / size, torch.nan))

@@ -35,8 +35,6 @@ _USE = {
     "skip_later": "skipped: change of later blocks",
     "skip_output": "skipped: change of the output",
     "skip_loss": "skipped: rise of the loss",
-    "linear_error": "what a linear map misses",
-    "linear_loss": "linear map: rise of the loss",
 }
 
 
@@ -64,8 +62,8 @@ def blocks_that_matter(material: Material) -> Drawing | None:
         "Blocks that matter",
         "What each block adds and what it is worth, by block. Each row has colours of its own: shares go from 0 to 1, "
         "cosines from −1 to 1, all else from 0, or a number below it, to what nine of ten blocks do not pass. A block "
-        "that is dark in the rows of size, skips and linear maps does little; where the rows of the prediction turn "
-        "bright, it is made.",
+        "that is dark in the rows of size and skips does little; where the rows of the prediction turn bright, it is "
+        "made.",
         heat_map(
             "depth_use",
             _first(table),
