@@ -80,7 +80,7 @@ def counts_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> pd.DataFrame:
             f"the fewest that have {CARRY:.0%} of all that skipping single blocks costs",
         ),
     }
-    known = [(question, int(blocks or 0), of, why) for question, (is_known, blocks, of, why) in rows.items() if is_known]
+    known = [(question, int(row[1] or 0), *row[2:]) for question, row in rows.items() if row[0]]
     return pd.DataFrame(known, columns=["question", "blocks", "of", "rests_on"]).set_index("question")
 
 
