@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from depthscope.anatomy.structure import Piece, Projections, Role, Spot
-
-_LATENT_QUERIES = ("q_proj", "q_a_proj", "q_b_proj")  # one layer, or a narrow one and a wide one
 
 Roles = dict[Role, tuple[Piece, ...]]
 Order = Literal["stacked", "interleaved"]
@@ -22,10 +20,8 @@ class HiddenWeights(ValueError):
     its parameters are for is known all the same."""
 
     def __init__(self, layer: nn.Module, roles: Mapping[Role, tuple[Piece, ...]]):
-        kind, advice = (
-            type(layer).__name__,
-            "merge the adapter into the weights, or give the wrapper a property `weight`",
-        )
+        kind = type(layer).__name__
+        advice = "merge the adapter into the weights, or give the wrapper a property `weight`"
         if ".quantized" in type(layer).__module__:
             kind, advice = f"a quantized {kind}", "take the model as it was before it was quantized"
         super().__init__(f"expected a linear layer with a weight, got {kind}: {advice}")
@@ -37,9 +33,15 @@ def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     not merged), W + Σ s·B A, the weight that is in force. Refuses a layer whose weight is not known."""
     base = getattr(layer, "base_layer", None)
     if base is None:
-        if not isinstance(getattr(layer, "weight", None), Tensor):
+        weight: Any = getattr(layer, "weight", None)
+        if not isinstance(weight, Tensor):
             raise HiddenWeights(layer, {})
-        return _with_numbers(layer, layer.weight), layer.bias  # type: ignore[arg-type,return-value]
+        if has_own_operations(weight) and not hasattr(weight, "device_mesh"):
+            try:  # what is kept in another form (torchao's int8) stands for these numbers
+                weight = weight.dequantize()
+            except (NotImplementedError, RuntimeError, AttributeError):
+                raise HiddenWeights(layer, {}) from None
+        return weight, layer.bias  # type: ignore[return-value]
     weight, bias = weight_and_bias(base)
     if getattr(layer, "disable_adapters", False) or getattr(layer, "merged", False):
         return weight, bias
@@ -60,16 +62,6 @@ def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     return weight, bias
 
 
-def _with_numbers(layer: nn.Module, weight: Tensor) -> Tensor:
-    """The weight; of one that is kept in another form (torchao's int8) what it stands for."""
-    if not has_own_operations(weight) or hasattr(weight, "device_mesh"):
-        return weight
-    try:
-        return weight.dequantize()
-    except (NotImplementedError, RuntimeError, AttributeError):
-        raise HiddenWeights(layer, {}) from None
-
-
 def has_own_operations(weight: Tensor) -> bool:
     """Whether a tensor is of a class that says itself what it can do, which may be little more than a linear layer."""
     return bool(type(weight).__torch_dispatch__ is not Tensor.__torch_dispatch__)
@@ -84,23 +76,16 @@ def linear_projections(
     groups: int | None = None,
 ) -> Projections:
     """Separate linear layers, the common layout; `groups` < heads for grouped queries."""
-    groups = groups or heads
     roles: Roles = {"queries_keys": _pieces(query, key), "values_output": _pieces(value, output)}
     try:
         inwards = [weight_and_bias(layer) for layer in (query, key, value)]
-        outwards = None if output is None else weight_and_bias(output)
+        written, bias = (None, None) if output is None else weight_and_bias(output)
     except HiddenWeights as hidden:
         raise HiddenWeights(hidden.layer, roles) from None
-    counts = heads, groups, groups
-    w_q, w_k, w_v = (
-        _repeated(_by_head(weight, own).mT, heads) for (weight, _), own in zip(inwards, counts, strict=True)
-    )
-    b_q, b_k, b_v = (
-        None if bias is None else _repeated(_by_head(bias, own), heads)
-        for (_, bias), own in zip(inwards, counts, strict=True)
-    )
-    w_o, b_o = (None, None) if outwards is None else (_by_head(outwards[0].T, heads), _detached(outwards[1]))
-    return Projections(w_q, w_k, w_v, w_o, b_q, b_k, b_v, b_o, roles=roles)
+    counted = list(zip(inwards, (heads, groups or heads, groups or heads), strict=True))
+    weights = [_by_head(weight, own) for (weight, _), own in counted]
+    biases = [None if bias is None else _by_head(bias, own) for (_, bias), own in counted]
+    return _per_head(weights, biases, None if written is None else written.T, bias, heads, roles)
 
 
 def fused_projections(
@@ -123,27 +108,32 @@ def fused_projections(
     """
     groups = groups or heads
     rows, split = heads + 2 * groups, _split(order, heads, groups)
-    own = (weight,) if bias is None else (weight, bias)
+    read = [parameter for parameter in (weight, bias) if parameter is not None]
+    written = [Piece(parameter) for parameter in (output, output_bias) if parameter is not None]
 
     def pieces(first: int, last: int) -> tuple[Piece, ...]:
         cut = partial(_cut_rows, rows=rows, split=split, first=first, last=last, columns=columns)
-        return tuple(Piece(parameter, cut) for parameter in own)
+        return tuple(Piece(parameter, cut) for parameter in read)
 
-    q, k, v = split(_by_head(weight.T if columns else weight, rows))
+    weights = split(_by_head(weight.T if columns else weight, rows))
     biases = (None, None, None) if bias is None else split(_by_head(bias, rows))
-    b_q, b_k, b_v = (None if part is None else _repeated(part, heads) for part in biases)
-    writes = (Piece(output),) if output_bias is None else (Piece(output), Piece(output_bias))
-    return Projections(
-        q.mT,
-        _repeated(k, heads).mT,
-        _repeated(v, heads).mT,
-        _by_head(output if columns else output.T, heads),
-        b_q,
-        b_k,
-        b_v,
-        _detached(output_bias),
-        roles={"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *writes)},
-    )
+    roles: Roles = {"queries_keys": pieces(0, 2), "values_output": (*pieces(2, 3), *written)}
+    return _per_head(weights, biases, output if columns else output.T, output_bias, heads, roles)
+
+
+def _per_head(
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    output: Tensor | None,
+    output_bias: Tensor | None,
+    heads: int,
+    roles: Roles,
+) -> Projections:
+    """Of queries, keys and values by head or group, (h or g, k, d) and (h or g, k), and the output (h·k, d)."""
+    q, k, v = (weight.repeat_interleave(heads // len(weight), dim=0).mT for weight in weights)
+    b_q, b_k, b_v = (None if bias is None else bias.repeat_interleave(heads // len(bias), dim=0) for bias in biases)
+    b_o = None if output_bias is None else output_bias.detach()
+    return Projections(q, k, v, None if output is None else _by_head(output, heads), b_q, b_k, b_v, b_o, roles=roles)
 
 
 def latent_projections(attention: Any) -> Projections:
@@ -154,29 +144,25 @@ def latent_projections(attention: Any) -> Projections:
     What the narrow projection makes for both keys and values has no one role.
     """
     heads, width = attention.config.num_attention_heads, attention.v_head_dim
-    queries = [layer for name in _LATENT_QUERIES if (layer := getattr(attention, name, None)) is not None]
-    both, narrow = _own(attention.kv_b_proj), _own(attention.kv_a_proj_with_mqa)
+    queries = [getattr(attention, name, None) for name in ("q_proj", "q_a_proj", "q_b_proj")]  # one, or narrow and wide
+    layers: list[Any] = [attention.kv_b_proj, attention.kv_a_proj_with_mqa]
+    own = [getattr(layer, "base_layer", layer) for layer in layers]  # without an adapter's
+    both, narrow = ([p for p in (layer.weight, layer.bias) if p is not None] for layer in own)
     turned = attention.qk_rope_head_dim  # last rows of the narrow projection: a key that is rotated, and no value
-    rows = _by_head(weight_and_bias(attention.kv_b_proj)[0], heads)  # (h, k + v, rank)
+    keys, values = (partial(_of_latent, heads=heads, width=width, values=which) for which in (False, True))
+    shared, rotated = (partial(_ends, size=turned, last=last) for last in (False, True))
     output, output_bias = weight_and_bias(attention.o_proj)
     return Projections(
         query=None,
         key=None,
-        value=rows[:, -width:].mT,
+        value=_by_head(weight_and_bias(attention.kv_b_proj)[0], heads)[:, -width:].mT,  # of (h, k + v, rank)
         output=_by_head(output.T, heads),
-        output_bias=_detached(output_bias),
+        output_bias=None if output_bias is None else output_bias.detach(),
         latent=Spot(attention.kv_a_layernorm, "out"),
         roles={
-            "queries_keys": (
-                *_pieces(*queries),
-                *(Piece(p, partial(_of_latent, heads=heads, width=width, values=False)) for p in both),
-                *(Piece(p, partial(_ends, size=turned, last=True)) for p in narrow),
-            ),
-            "values_output": (
-                *(Piece(p, partial(_of_latent, heads=heads, width=width, values=True)) for p in both),
-                *_pieces(attention.o_proj),
-            ),
-            "other": tuple(Piece(p, partial(_ends, size=turned, last=False)) for p in narrow),
+            "queries_keys": (*_pieces(*queries), *(Piece(p, keys) for p in both), *(Piece(p, rotated) for p in narrow)),
+            "values_output": (*(Piece(p, values) for p in both), *_pieces(attention.o_proj)),
+            "other": tuple(Piece(p, shared) for p in narrow),
         },
     )
 
@@ -226,21 +212,6 @@ def _pieces(*layers: nn.Module | None) -> tuple[Piece, ...]:
     return tuple(Piece(parameter) for layer in layers if layer is not None for parameter in layer.parameters())
 
 
-def _own(layer: nn.Module) -> tuple[Tensor, ...]:
-    """The weight and the bias of a layer, without an adapter's."""
-    own: Any = getattr(layer, "base_layer", layer)
-    return (own.weight,) if own.bias is None else (own.weight, own.bias)
-
-
 def _by_head(values: Tensor, heads: int) -> Tensor:
     """Rows (h·k, …) → (h, k, …)."""
     return values.detach().unflatten(0, (heads, -1))
-
-
-def _repeated(part: Tensor, heads: int) -> Tensor:
-    """Of as many heads as there are of queries."""
-    return part.repeat_interleave(heads // part.shape[0], dim=0)
-
-
-def _detached(bias: Tensor | None) -> Tensor | None:
-    return None if bias is None else bias.detach()

@@ -147,22 +147,18 @@ class BlockAnatomy:
     @property
     def all_additions(self) -> tuple[Addition, ...]:
         """The residual additions that the placement of the norms implies, whether they can be seen or not."""
-        crosses = "after_cross_attention" in self.spots
-        if self.placement == "post":
-            found = [Addition("input", "attention_branch", "after_attention")]
-            if crosses:
-                found.append(Addition("cross_attention_input", "cross_attention_branch", "after_cross_attention"))
-            return (*found, Addition("ffn_input", "ffn_branch", "after_ffn"))
-        if self.placement == "parallel":
-            return (Addition("input", "attention_branch", "output", beside="ffn_branch"),)
-        if self.placement == "mixer":
-            return (Addition("input", "attention_branch", "output"),)
         if self.placement in (None, "streams"):
             return ()
-        found = [Addition("input", "attention_branch", "after_attention")]
-        if crosses:
-            found.append(Addition("after_attention", "cross_attention_branch", "after_cross_attention"))
-        return (*found, Addition("after_cross_attention" if crosses else "after_attention", "ffn_branch", "output"))
+        if self.placement in ("parallel", "mixer"):
+            beside = "ffn_branch" if self.placement == "parallel" else None
+            return (Addition("input", "attention_branch", "output", beside),)
+        is_post, trunk = self.placement == "post", "after_attention"
+        found = [Addition("input", "attention_branch", trunk)]
+        if "after_cross_attention" in self.spots:
+            read, trunk = "cross_attention_input" if is_post else trunk, "after_cross_attention"
+            found.append(Addition(read, "cross_attention_branch", trunk))
+        last = Addition("ffn_input", "ffn_branch", "after_ffn") if is_post else Addition(trunk, "ffn_branch", "output")
+        return (*found, last)
 
 
 @dataclass(frozen=True)

@@ -46,22 +46,24 @@ class NormSizes:
     """What `training_state` asks, where the weights are: several such questions make one transfer."""
 
     def __init__(self, named: list[nn.Module]):
-        norms = [norm for norm in named if _has_gain(norm)]
+        gains = ((norm, getattr(norm, "weight", None)) for norm in named)
+        norms = [norm for norm, gain in gains if isinstance(gain, nn.Parameter) and gain.ndim == 1]
         self._norms = len(norms)
         alike: dict[Any, list[Tensor]] = {}
         with torch.no_grad():
             for place, norm in enumerate(norms):
                 with brought(norm) if "_hf_hook" in vars(norm) else nullcontext():
-                    gain, bias = norm.weight, getattr(norm, "bias", None)
-                    assert isinstance(gain, Tensor)
-                    decides = bias if isinstance(bias, Tensor) else gain - gain[0]
-                    if decides.is_meta:
-                        continue
-                    plain = type(decides) in (Tensor, nn.Parameter)  # one of several processes is asked alone
-                    key = (decides.shape, decides.dtype, decides.device) if plain else place
-                    alike.setdefault(key, []).append(decides.detach())
-            # Norms of one width together: of its own each would cost as much as the measures of a small model.
-            self.asked = [_sizes(vectors) for vectors in alike.values()]
+                    gain: Any = norm.weight
+                    bias = getattr(norm, "bias", None)
+                    decides = (bias if isinstance(bias, Tensor) else gain - gain[0]).detach()
+                    if not decides.is_meta:
+                        plain = type(decides) in (Tensor, nn.Parameter)  # one of several processes is asked alone
+                        key = (decides.shape, decides.dtype, decides.device) if plain else place
+                        alike.setdefault(key, []).append(decides)
+            # Σ|v_i|: 0 only if all entries are, finite only if all are. Norms of one width together: of its own each
+            # would cost as much as the measures of a small model.
+            together = (vectors[0] if len(vectors) == 1 else torch.stack(vectors) for vectors in alike.values())
+            self.asked = [torch.linalg.vector_norm(v, 1, dim=-1, dtype=torch.float64) for v in together]
 
     def look(self, answers: list[Tensor]) -> TrainingState:
         """Of the numbers that were asked for; one that is not finite says nothing."""
@@ -71,15 +73,3 @@ class NormSizes:
         if not known or len(known) < self._norms:
             return {"look": "unknown", "norms": len(known), "moved": moved}
         return {"look": "trained" if moved else "initialised", "norms": len(known), "moved": moved}
-
-
-def _has_gain(norm: nn.Module) -> bool:
-    """Known by its shape."""
-    gain = getattr(norm, "weight", None)
-    return isinstance(gain, nn.Parameter) and gain.ndim == 1
-
-
-def _sizes(vectors: list[Tensor]) -> Tensor:
-    """Σ|v_i| of vectors of one shape: 0 only if all entries are, and finite only if all are."""
-    together = vectors[0] if len(vectors) == 1 else torch.stack(vectors)
-    return torch.linalg.vector_norm(together, 1, dim=-1, dtype=torch.float64)
