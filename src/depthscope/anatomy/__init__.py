@@ -4,7 +4,6 @@ families (`families`), and families of other packages (`register_family`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,7 +12,7 @@ from torch import nn
 
 from depthscope import walking
 from depthscope.anatomy.families import FAMILIES as OWN_FAMILIES
-from depthscope.anatomy.parts import in_parts, without_nested
+from depthscope.anatomy.parts import in_parts
 from depthscope.anatomy.structure import (
     Addition,
     Anatomy,
@@ -47,10 +46,7 @@ __all__ = [
 
 
 def list_families() -> tuple[str, ...]:
-    """The families of models whose blocks are known.
-
-    Returns:
-        Their names.
+    """The names of the families of models whose blocks are known.
 
     Example:
         >>> import depthscope
@@ -61,15 +57,12 @@ def list_families() -> tuple[str, ...]:
 
 
 def register_family(family: Family) -> Family:
-    """Adds a family of models, so that `probe`, `apply` and the rest know its blocks.
+    """Adds a family of models, so that `probe`, `apply` and the rest know its blocks; returns it.
 
     An installed package does the same with an entry point in the group `depthscope.families`.
 
     Args:
         family: an object with a `name`, a `library` and a way to describe a block: see `depthscope.anatomy.Family`.
-
-    Returns:
-        The family.
 
     Example:
         >>> import depthscope
@@ -86,78 +79,62 @@ def anatomy_of(model: nn.Module, blocks: str | None = None) -> Anatomy:
     A model of several trunks (encoder and decoder, vision and text) has them all, one after the other, each block with
     the name of its part; they may be of different families.
     """
-    named = None
+    everything = walking.named_modules(model)
     if blocks is not None:
         anatomy = named_blocks(model, blocks)
         named = {id(block.module) for block in anatomy.blocks}
         if None in {_family_of(type(block.module)) for block in anatomy.blocks}:  # type: ignore[arg-type]
             return anatomy
-    everything = walking.named_modules(model)
+        return _assembled(model, [(name, module) for name, module in everything if id(module) in named])
     known = {kind: _family_of(kind) is not None for kind in {type(module) for _, module in everything}}
-    found = without_nested(
-        [
-            (name, module)
-            for name, module in everything
-            if known[type(module)] and (named is None or id(module) in named)
-        ]
-    )
+    found = [(name, module) for name, module in everything if known[type(module)]]
     if not found:
         return repeated_blocks(model)
     anatomy = _assembled(model, found)
-    return (
-        anatomy if named is not None else replace(anatomy, notes=anatomy.notes + left_out(everything, anatomy.blocks))
-    )
+    return replace(anatomy, notes=anatomy.notes + left_out(everything, anatomy.blocks))
 
 
 def _assembled(model: nn.Module, found: list[tuple[str, nn.Module]]) -> Anatomy:
+    """Of modules of known families. Those that stand inside others belong to these."""
+    names = {name for name, _ in found}
     families: dict[str, Family] = {}
-    axes: set[int] = set()
-    seen: list[tuple[BlockAnatomy, Family, int]] = []
+    described: list[BlockAnatomy] = []
     for name, module in found:
-        family = _family_of(type(module))  # type: ignore[arg-type]
-        assert family is not None
-        families[family.name] = family
-        axis = family.token_axis_of(module) if family.token_axis_of else family.token_axis
-        axes.add(axis)
-        seen.append((family.describe(name, module), family, axis))
-    described = [
-        replace(block, family=family.name, token_axis=None if len(axes) == 1 else axis) for block, family, axis in seen
-    ]
-    if len(families) > 1:
+        if names.isdisjoint(walking.paths_around(name)):
+            family = _family_of(type(module))  # type: ignore[arg-type]
+            assert family is not None
+            families[family.name] = family
+            axis = family.token_axis_of(module) if family.token_axis_of else family.token_axis
+            described.append(replace(family.describe(name, module), family=family.name, token_axis=axis))
+    several = len(families) > 1
+    axes = {block.token_axis for block in described}
+    if len(axes) == 1:
+        described = [replace(block, token_axis=None) for block in described]
+    if several:
         described = [_with_causality(model, block, families[block.family]) for block in described]
     blocks = in_parts(described)
+    # The blocks themselves know more than what stands around them; not known if they differ.
+    hints = {block.causal for block in blocks}
+    alone = None if several else next(iter(families.values())).causal(model)
+    masks = dict.fromkeys(family.mask_argument for family in families.values())
+    unusual = [name for name in masks if name not in (None, "attention_mask")]  # the usual one is looked for anyway
     return Anatomy(
         " + ".join(dict.fromkeys(block.family for block in blocks)),
         blocks,
-        token_axis=axes.pop(),
-        mask_argument=_mask_argument(families.values()),
-        causal=_causal(model, blocks, list(families.values())),
+        token_axis=axes.pop() or 0,
+        mask_argument=next(iter([*unusual, *masks])),
+        causal=alone if hints == {None} else hints.pop() if len(hints) == 1 else None,
         notes=tuple(note for family in families.values() for note in family.notes),
         streams=any(family.streams for family in families.values()),
     )
-
-
-def _causal(model: nn.Module, blocks: tuple[BlockAnatomy, ...], families: list[Family]) -> bool | None:
-    """The blocks themselves know more than what stands around them; None if they differ."""
-    hints = {block.causal for block in blocks}
-    if hints == {None} and len(families) == 1:
-        return families[0].causal(model)
-    return hints.pop() if len(hints) == 1 else None
 
 
 def _with_causality(model: nn.Module, block: BlockAnatomy, family: Family) -> BlockAnatomy:
     """A block beside those of other families cannot rely on what is true of the whole model."""
     if block.causal is not None or block.causal_arguments:
         return block
-    around = walking.way_to(model, block.name)[:-1]
-    configured = [module for module in around if hasattr(module, "config")]
+    configured = [module for module in walking.way_to(model, block.name)[:-1] if hasattr(module, "config")]
     return replace(block, causal=family.causal(configured[-1] if configured else model))
-
-
-def _mask_argument(families: Iterable[Family]) -> str | None:
-    """The one that is not called as usual, if there is one: the usual name is looked for in any case."""
-    names = dict.fromkeys(family.mask_argument for family in families)
-    return next((name for name in names if name not in (None, "attention_mask")), next(iter(names)))
 
 
 def _family_of(kind: Any) -> Family | None:

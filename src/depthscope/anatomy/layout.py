@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
-
-from torch import Tensor
 
 from depthscope.anatomy import projections
 from depthscope.anatomy.projections import Order
-from depthscope.anatomy.structure import BlockAnatomy, FusedValues, Path, Projections, Spot, is_named_norm
+from depthscope.anatomy.structure import BlockAnatomy, FusedValues, Projections, Spot, is_named_norm
 from depthscope.stations import Placement
 
 
@@ -40,49 +38,40 @@ class Attention:
         if not self.projections:
             return {"attention": attention}
         last = Spot(find(attention, self.projections.split()[-1]), "out")  # that of the values, or of all
-        return {
-            "attention": attention,
-            "context": Spot(find(block, self.output), "in"),
-            "projections": partial(self._projections, block),
-            **({"fused_values": FusedValues(last, self._cut(attention))} if self.fused else {"values": last}),
-        }
+        heads, groups = counts = self._heads_and_groups(attention)
+        values: dict[str, Any] = {"values": last}
+        if self.fused == "latent":
+            cut = partial(projections.latent_values, heads=heads, width=attention.v_head_dim)
+            values = {"fused_values": FusedValues(last, cut)}
+        elif self.fused:
+            cut = partial(projections.fused_values, order=_order(self.fused), heads=heads, groups=groups)
+            values = {"fused_values": FusedValues(last, cut)}
+        made = partial(self._projections, attention, find(block, self.output), counts)
+        return {"attention": attention, "context": Spot(find(block, self.output), "in"), "projections": made, **values}
 
     def _heads_and_groups(self, attention: Any) -> tuple[int, int]:
         heads = find(attention, self.heads)
         return heads, (find_if_there(attention, self.groups) if self.groups else None) or heads
 
-    @property
-    def _order(self) -> Order:
-        return "interleaved" if self.fused == "interleaved" else "stacked"
-
-    def _cut(self, attention: Any) -> partial[Tensor]:
-        heads, groups = self._heads_and_groups(attention)
-        if self.fused == "latent":
-            return partial(projections.latent_values, heads=heads, width=attention.v_head_dim)
-        return partial(projections.fused_values, order=self._order, heads=heads, groups=groups)
-
-    def _projections(self, block: Any) -> Projections:
-        attention, output = find(block, self.module), find(block, self.output)
+    def _projections(self, attention: Any, output: Any, counts: tuple[int, int]) -> Projections:
         if self.fused == "latent":
             return projections.latent_projections(attention)
         layers = [find(attention, name) for name in self.projections.split()]
-        counts = self._heads_and_groups(attention)
         if not self.fused:
             query, key, value = layers
             return projections.linear_projections(query, key, value, output, *counts)
-        both = (layers[0], output)
-
-        def made(weight: Any, bias: Any, leaving: Any, leaving_bias: Any) -> Projections:
-            columns = self.fused == "stacked columns"
-            return projections.fused_projections(
-                weight, bias, leaving, leaving_bias, *counts, order=self._order, columns=columns
-            )
-
-        found = made(*(x for layer in both for x in projections.weight_and_bias(layer)))
-        if not any(hasattr(layer, "base_layer") for layer in both):
+        order, columns = _order(self.fused), self.fused == "stacked columns"
+        make = partial(projections.fused_projections, order=order, columns=columns)
+        own = (layers[0], output)
+        found = make(*(x for layer in own for x in projections.weight_and_bias(layer)), *counts)
+        if not any(hasattr(layer, "base_layer") for layer in own):
             return found
-        plain = [getattr(layer, "base_layer", layer) for layer in both]
-        return replace(found, roles=made(*(x for layer in plain for x in (layer.weight, layer.bias))).roles)
+        plain = [getattr(layer, "base_layer", layer) for layer in own]  # roles are of parameters, not of what they make
+        return replace(found, roles=make(*(x for layer in plain for x in (layer.weight, layer.bias)), *counts).roles)
+
+
+def _order(fused: str) -> Order:
+    return "interleaved" if fused == "interleaved" else "stacked"
 
 
 @dataclass(frozen=True)
@@ -145,15 +134,9 @@ class Layout:
 
 def find(block: Any, name: str) -> Any:
     """What a dotted name leads to; a number in it counts the modules of a list. The block itself: ""."""
-    for step in _steps(name):
-        block = block[step] if isinstance(step, int) else getattr(block, step)
+    for step in name.split(".") if name else ():
+        block = block[int(step)] if step.removeprefix("-").isdigit() else getattr(block, step)
     return block
-
-
-@cache
-def _steps(name: str) -> Path:
-    words = name.split(".") if name else ()
-    return tuple(int(word) if word.removeprefix("-").isdigit() else word for word in words)
 
 
 def find_if_there(block: Any, name: str) -> Any:
@@ -227,35 +210,25 @@ FFNS = ("mlp", "feed_forward", "feedforward", "ffn", "ff", "block_sparse_moe", "
 def guesses(block: BlockAnatomy) -> Iterator[BlockAnatomy]:
     """What a block may be by the names of its parts, in the order in which it is to be tried.
 
-    What the branches read is heard where it enters them, so that a norm that is not called there does no harm.
+    What the branches read is heard where it enters them, so that a norm that is not called there does no harm. Where a
+    vector multiplies the branches last (LayerScale), two modules of it give them, or what drops a scaled branch where
+    the vectors are the block's own parameters.
     """
     parts = dict(block.module.named_children())
-    attention, ffn = (_only(parts, names) for names in (ATTENTIONS, FFNS))
-    if not attention or not ffn:
+    attentions, ffns = ([name for name in names if name in parts] for names in (ATTENTIONS, FFNS))
+    if len(attentions) != 1 or len(ffns) != 1:
         return
+    (attention,), (ffn,) = attentions, ffns
+    scales = [name for name, part in parts.items() if "layerscale" in type(part).__name__.lower().replace("_", "")]
+    vectors = [weights for weights in block.module._parameters.values() if weights is not None and weights.ndim == 1]
+    drops = [name for name in parts if name.startswith("drop_path")]
+    ends = scales or (drops if len(vectors) == 2 else [])
     own = {name for name, module in parts.items() if is_named_norm(module)}
-    attention_ends, ffn_ends = _scaled_ends(block.module, parts)
     for placement, norms in GUESSES:
         if set(norms.split()) == own:
-            guess = Layout(placement, norms, Attention(attention), ffn, attention_ends, ffn_ends)(
-                block.name, block.module
-            )
+            layout = Layout(placement, norms, Attention(attention), ffn, *(ends if len(ends) == 2 else ()))
+            guess = layout(block.name, block.module)
             reads = {"attention_input": Spot(parts[attention], "in")}
             if placement != "post":
                 reads["ffn_input"] = Spot(parts[ffn], "in")
             yield replace(guess, part=block.part, causal=block.causal, spots={**guess.spots, **reads})
-
-
-def _scaled_ends(block: Any, parts: dict[str, Any]) -> tuple[str, str]:
-    """What gives the branches where a vector multiplies them last (LayerScale): two modules of it, or what drops a
-    scaled branch where the vectors are the block's own parameters."""
-    scales = [name for name, part in parts.items() if "layerscale" in type(part).__name__.lower().replace("_", "")]
-    vectors = [weights for weights in block._parameters.values() if weights is not None and weights.ndim == 1]
-    drops = [name for name in parts if name.startswith("drop_path")]
-    found = scales or (drops if len(vectors) == 2 else [])
-    return (found[0], found[1]) if len(found) == 2 else ("", "")
-
-
-def _only(parts: dict[str, Any], names: tuple[str, ...]) -> str:
-    found = [name for name in names if name in parts]
-    return found[0] if len(found) == 1 else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,6 +34,10 @@ def ours(name: str, block: Any) -> BlockAnatomy:
     """Of our own `Block` every station is a module of its own."""
     attention = block.attention
     norms = (getattr(block, norm) for norm in block.wiring.norms)  # those that the wiring calls, in their order
+    # Where a norm follows the values (a Linear with a forward of its own), they are no linear map of what is read.
+    is_plain = not isinstance(attention.value, nn.Linear) or type(attention.value).forward is nn.Linear.forward
+    output = attention.output if isinstance(attention.output, nn.Linear) else None
+    read = attention.query, attention.key, attention.value
     return BlockAnatomy(
         name,
         block,
@@ -45,16 +50,8 @@ def ours(name: str, block: Any) -> BlockAnatomy:
         values=Spot(attention.value, "out"),
         context=Spot(attention.output, "in"),
         ffn=(block.ffn,),
-        projections=_projections_of(attention),
+        projections=partial(linear_projections, *read, output, attention.heads) if is_plain else None,
     )
-
-
-def _projections_of(attention: Any) -> Callable[[], Projections] | None:
-    """Its matrices; None where a norm follows them: its values are then no linear map of what attention reads."""
-    if isinstance(attention.value, nn.Linear) and type(attention.value).forward is not nn.Linear.forward:
-        return None
-    output = attention.output if isinstance(attention.output, nn.Linear) else None
-    return lambda: linear_projections(attention.query, attention.key, attention.value, output, attention.heads)
 
 
 def ours_causal(model: nn.Module) -> bool:

@@ -12,7 +12,7 @@ This is what can be said of a model that has not run. `discovery` looks at a pas
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -54,41 +54,41 @@ class Ends(NamedTuple):
 
 def read(pattern: str) -> list[tuple[str, Ends]]:
     """The globs of a pattern, each with its ends."""
-    return [
-        (glob, _read_ends(pattern, rest)) for glob, _, rest in (p.strip().partition("@") for p in pattern.split(","))
-    ]
+
+    def steps(text: str) -> Path:
+        return tuple(int(step) if step.isdigit() else step for step in text.split(".")) if text else ()
+
+    found = []
+    for glob, _, ends in (part.strip().partition("@") for part in pattern.split(",")):
+        enters, _, leaves = ends.partition(">")
+        entrance = steps(enters)
+        if ends and not entrance:
+            raise ValueError(f"expected an argument after the @ of blocks={pattern!r}: its number from 0, or its name")
+        way = ((int(isinstance(entrance[0], str)), *entrance), steps(leaves.removeprefix("+"))) if ends else ()
+        found.append((glob, Ends(*way, added=leaves.startswith("+"))))
+    return found
 
 
-def _read_ends(pattern: str, text: str) -> Ends:
-    if not text:
-        return Ends()
-    enters, _, leaves = text.partition(">")
-    entrance, added = _steps(enters), leaves.startswith("+")
-    if not entrance:
-        raise ValueError(f"expected an argument after the @ of blocks={pattern!r}: its number from 0, or its name")
-    return Ends((int(isinstance(entrance[0], str)), *entrance), _steps(leaves.removeprefix("+")), added)
-
-
-def _steps(text: str) -> Path:
-    return tuple(int(step) if step.isdigit() else step for step in text.split(".")) if text else ()
-
-
-def modules_named(model: nn.Module, glob: str) -> list[tuple[str, nn.Module]]:
+def modules_named(model: nn.Module, glob: str) -> list[Named]:
     """The modules whose names a glob fits, part by part."""
     parts = glob.split(".")
+    named = ((name.split("."), name, module) for name, module in walking.named_modules(model))
     return [
         (name, module)
-        for name, module in walking.named_modules(model)
-        if len(name.split(".")) == len(parts)
-        and all(fnmatchcase(have, want) for have, want in zip(name.split("."), parts, strict=True))
+        for words, name, module in named
+        if len(words) == len(parts) and all(map(fnmatchcase, words, parts))
     ]
 
 
 def spell(model: nn.Module, blocks: Sequence[BlockAnatomy]) -> str:
     """The pattern that names these blocks and their ends, and no others."""
-    said = []
+    said: list[str] = []
     for ends, group in groupby(blocks, key=ends_of):
-        said += [glob + ends.spelled for glob in _globs(model, [block.name for block in group])]
+        names = [block.name for block in group]
+        columns = zip(*(name.split(".") for name in names), strict=False)
+        glob = ".".join(words.pop() if len(words := set(column)) == 1 else "*" for column in columns)
+        fits = [name for name, _ in modules_named(model, glob)] == names
+        said += [each + ends.spelled for each in ([glob] if fits else names)]
     return ",".join(said)
 
 
@@ -96,13 +96,6 @@ def ends_of(block: BlockAnatomy) -> Ends:
     """Where the tokens of a block of no known family enter and leave."""
     leaves = block.spots["output"]
     return Ends(block.spots["input"].path, leaves.path, leaves.added_to is not None)
-
-
-def _globs(model: nn.Module, names: list[str]) -> list[str]:
-    """One glob, if there is one that fits these names and no others; else the names."""
-    columns = list(zip(*(name.split(".") for name in names), strict=False))
-    glob = ".".join(column[0] if len(set(column)) == 1 else "*" for column in columns)
-    return [glob] if [name for name, _ in modules_named(model, glob)] == names else names
 
 
 # --- which blocks there are --------------------------------------------------------------------------
@@ -121,39 +114,35 @@ def named_blocks(model: nn.Module, pattern: str) -> Anatomy:
 
 
 def repeated_blocks(model: nn.Module) -> Anatomy:
-    """The blocks of the largest list of modules. They may be of several classes, and stand in stages."""
-    candidates = {
-        name: blocks for name, module in walking.named_modules(model) if len(blocks := _blocks_in(name, module)) > 1
-    }
+    """The blocks of the largest list of modules. They may be of several classes."""
+    everything = walking.named_modules(model)
+    candidates = {name: blocks for name, module in everything if len(blocks := _repeated(name, module)) > 1}
     if not candidates:
+        names = [f"{name} ({type(module).__name__})" for name, module in everything if name]
+        more = f" and {len(names) - 12} more" if len(names) > 12 else ""
         raise ValueError(
             f"no repeated blocks in {type(model).__name__}: looked for a ModuleList or Sequential with two or more "
-            f"modules of one class among {_looked_at(model)}; name them with blocks='path.to.layers.*'"
+            f"modules of one class among {', '.join(names[:12]) or 'no submodules'}{more}; name them with "
+            "blocks='path.to.layers.*'"
         )
     chosen = max(candidates, key=lambda name: size_of([module for _, module in candidates[name]]))
     found = [(name, module, Ends()) for name, module in candidates[chosen]]
-    others = [
-        name or "the model"
-        for name, modules in candidates.items()
-        if not any(nested(a, b) or nested(b, a) for a, _ in modules for b, _ in candidates[chosen])
-    ]
+    others = [name or "the model" for name in candidates if not (nested(name, chosen) or nested(chosen, name))]
     left_out = (f"other lists of modules were not measured: {', '.join(others)}",) if others else ()
-    return replace(unknown_anatomy(found, NOTE, left_out), guessed=True)
+    return replace(unknown_anatomy(found, NOTE), guessed=True, left_out=left_out)
 
 
-def unknown_anatomy(found: Sequence[tuple[str, nn.Module, Ends]], note: str, left_out: Sequence[str] = ()) -> Anatomy:
-    """An anatomy of blocks that show their inputs and outputs alone. A module that is there twice is hooked once."""
+def unknown_anatomy(found: Sequence[tuple[str, nn.Module, Ends]], note: str) -> Anatomy:
+    """An anatomy of blocks that show their inputs and outputs alone. A module that is there twice is hooked once.
+
+    Tokens are on axis 0 where PyTorch's own attention in the blocks says that the batch comes second.
+    """
     once: dict[int, BlockAnatomy] = {}
     for name, module, ends in found:
         once.setdefault(id(module), BlockAnatomy(name, module, ends.spots(module)))
-    blocks = tuple(once.values())
-    return Anatomy("unknown", blocks, token_axis=_token_axis(blocks), notes=(note,), left_out=tuple(left_out))
-
-
-def _token_axis(blocks: tuple[BlockAnatomy, ...]) -> int:
-    """0 where PyTorch's own attention in the blocks says that the batch comes second."""
-    own = [m for block in blocks for m in walking.modules(block.module) if isinstance(m, nn.MultiheadAttention)]
-    return 0 if own and not any(attention.batch_first for attention in own) else 1
+    inside = (module for block in once.values() for module in walking.modules(block.module))
+    own = [module.batch_first for module in inside if isinstance(module, nn.MultiheadAttention)]
+    return Anatomy("unknown", tuple(once.values()), token_axis=0 if own and not any(own) else 1, notes=(note,))
 
 
 def is_solid(module: nn.Module) -> bool:
@@ -183,47 +172,19 @@ def _is_list(module: nn.Module) -> bool:
     return isinstance(module, nn.ModuleList | nn.Sequential)
 
 
-def _blocks_in(name: str, module: nn.Module) -> list[Named]:
-    """The blocks of a list of modules; of a list of stages, those of all its stages."""
-    if not _is_list(module):
-        return []
-    modules = _repeated(name, module)
-    inner = [list(_inner_blocks(*stage)) for stage in modules]
-    if modules and all(inner) and any(len(blocks) > 1 for blocks in inner):
-        return [block for blocks in inner for block in blocks]
-    return modules
-
-
-def _inner_blocks(name: str, stage: nn.Module) -> Iterator[Named]:
-    """The blocks of a stage: of a list of modules that it has, and that is most of it."""
-    for key, child in stage.named_children():
-        blocks = _children(f"{name}.{key}", child) if _is_list(child) else []
-        if all(has_parts(module) for _, module in blocks) and size_of(
-            [module for _, module in blocks]
-        ) >= MOST * size_of([stage]):
-            yield from blocks
-
-
 def _repeated(name: str, modules: nn.Module) -> list[Named]:
     """The children of a list of which at least two are of one class: all of them, of whatever class. In a Sequential,
     which may begin with an embedding and end with a head, those from the first to the last that has its like."""
-    children = _children(name, modules)
+    if not _is_list(modules):
+        return []
+    prefix = f"{name}." if name else ""
+    listed = modules._modules.items()  # named_children() would drop a block that stands there twice
+    children = [(prefix + key, child) for key, child in listed if child is not None and is_solid(child)]
     kinds = Counter(type(module) for _, module in children)
     alike = [index for index, (_, module) in enumerate(children) if kinds[type(module)] > 1]
     if not alike:
         return []
     return children[alike[0] : alike[-1] + 1] if isinstance(modules, nn.Sequential) else children
-
-
-def _children(name: str, modules: nn.Module) -> list[Named]:
-    prefix = f"{name}." if name else ""
-    children = modules._modules.items()  # named_children() would drop a block that stands there twice
-    return [(prefix + key, child) for key, child in children if child is not None and is_solid(child)]
-
-
-def _looked_at(model: nn.Module) -> str:
-    names = [f"{name} ({type(module).__name__})" for name, module in walking.named_modules(model) if name]
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "no submodules"
 
 
 def left_out(modules: Sequence[Named], blocks: Sequence[BlockAnatomy]) -> tuple[str, ...]:
@@ -232,16 +193,11 @@ def left_out(modules: Sequence[Named], blocks: Sequence[BlockAnatomy]) -> tuple[
     around = {outer for name in known for outer in ("", *walking.paths_around(name))}
     found: list[str] = []
     for name, module in modules:
-        if not _is_list(module) or name in around or not known.isdisjoint(("", *walking.paths_around(name), name)):
+        inside = known & {"", *walking.paths_around(name), name}
+        if name in around or inside or any(nested(path, name) or nested(name, path) for path in found):
             continue
-        if any(nested(path, name) or nested(name, path) for path in found):
-            continue
-        alike = _repeated(name, module)
-        if len(alike) > 1 and all(_is_deep(child) for _, child in alike):
+        alike = [child for _, child in _repeated(name, module)]
+        # A block has two matrices or more.
+        if len(alike) > 1 and all(sum(p.ndim == 2 for p in walking.parameters(child)) > 1 for child in alike):
             found.append(name)
     return (f"of no known family, and not measured (blocks= names them): {', '.join(found)}",) if found else ()
-
-
-def _is_deep(module: nn.Module) -> bool:
-    """Whether it has two matrices or more, as a block has."""
-    return sum(parameter.ndim == 2 for parameter in walking.parameters(module)) > 1
