@@ -440,10 +440,9 @@ class Towers(nn.Module):
 def test_what_is_left_out_is_said():
     notes = depthscope.probe(made(Towers), X).metadata["notes"]
     assert "other blocks that follow each other are left out: small.0 to small.1" in notes
-    assert "modules like the blocks that are not part of their chain are left out: idle" in notes
     with pytest.warns(UserWarning, match="what the remedy covers") as said:
         depthscope.apply(made(Towers), DeEscalate(0.5), inputs=X, causal=False)
-    assert len(said) == 2
+    assert len(said) == 1, [str(w.message) for w in said]
     with pytest.warns(UserWarning, match=r"other lists of modules were not measured: small"):
         depthscope.apply(made(Towers), DeEscalate(0.5), causal=False)
 

@@ -15,165 +15,109 @@ import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
-from depthscope.anatomy.unknown import MOST, NOTE, Ends, ends_of, has_parts, is_solid, size_of, spell, unknown_anatomy
+from depthscope.anatomy.unknown import (
+    MOST,
+    NOTE,
+    Ends,
+    ends_of,
+    has_parts,
+    is_solid,
+    nested,
+    size_of,
+    spell,
+    unknown_anatomy,
+)
 from depthscope.discovery.chains import Chain, Links, Passage
-from depthscope.discovery.omissions import HOW, left_out, share_of, why_none, why_not
 from depthscope.discovery.tracing import Call, Passed, States, follow
 from depthscope.hooks.tokens import count_ways
 from depthscope.inputs.batches import Batch
 from depthscope.safety import undisturbed
 
-TOKENS = (2, 3)  # axes of a token matrix: (n, d), or with a batch
-MAPS = (4,)  # of a map of features: (batch, height, width, d) is read as tokens
+HOW = "name the blocks with blocks='path.to.layers.*'"
 OUTSIDE = "the residual additions stand outside the modules that are counted as blocks here: the sums are measured"
 
 
 def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = None) -> Anatomy:
     """The anatomy of a model. If it is of no known family, and there is a batch, one pass tells what its blocks are."""
-    known, unlisted = None, ""
+    listed, none_listed = None, ""
     try:
-        known = anatomy_of(model, blocks)
+        listed = anatomy_of(model, blocks)
     except ValueError as error:
         if batch is None or blocks is not None:
             raise
-        unlisted = str(error)
-    if known is not None and (batch is None or known.family != "unknown"):
-        return known
+        none_listed = str(error)
+    if listed is not None and (batch is None or listed.family != "unknown"):
+        return listed
     assert batch is not None
     with undisturbed(model):
         calls, states = follow(model, batch)
-    if known is not None and blocks is not None:
-        return _checked(model, blocks, known, calls, states, batch)
-    chains = _all_chains(model, calls, states)
+    if listed is not None and blocks is not None:
+        return _named(model, blocks, listed, calls, states, batch)
+    chains = sorted(_all_chains(model, calls, states), key=_rank, reverse=True)
     if not chains:
-        raise ValueError(unlisted if known is None else why_none(known, calls))
-    return _found(model, known, chains, calls, batch)
+        if listed is None:
+            raise ValueError(none_listed)
+        first, second = listed.blocks[:2]
+        raise ValueError(
+            why_not(listed.blocks, calls)
+            or f"what {first.name!r} returns does not enter {second.name!r}, or not without what is older than it: "
+            f"these blocks are not sequential; {HOW}"
+        )
+    return _found(model, listed, chains, calls, batch)
+
+
+def depth_of(model: nn.Module, anatomy: Anatomy) -> int:
+    """How many blocks run in a pass: more than there are block modules if these share their weights."""
+    if anatomy.applications is not None:
+        return anatomy.applications
+    return max(len(anatomy.blocks), getattr(getattr(model, "config", None), "num_hidden_layers", 0) or 0)
 
 
 # --- the user has named nothing ---------------------------------------------------------------------
 
 
 def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls: list[Call], batch: Batch) -> Anatomy:
-    trunk = _inside_stages(max(chains, key=_rank), chains)
-    streams = _are_streams(trunk, batch)
-    if not streams:
-        _refuse_maps(trunk, batch)
+    trunk = _inside_stages(chains[0], chains)
+    streams, notes = _streams(trunk, batch)
     all_ends = _all_ends(trunk)
     anatomy = unknown_anatomy([(p.call.name, p.call.module, all_ends[p.call.name]) for p in trunk], NOTE)
-    anatomy = replace(anatomy, notes=(*anatomy.notes, *_folded(trunk, batch)))
     listed_too = listed is not None and [b.module for b in listed.blocks] == [b.module for b in anatomy.blocks]
     needs_no_word = listed_too and set(all_ends.values()) == {Ends()}
-    if any(passage.added for passage in trunk):
-        anatomy = replace(anatomy, notes=(*anatomy.notes, OUTSIDE))
+    pairs = enumerate(pairwise(trunk), start=2)
     return replace(
         anatomy,
+        notes=(*anatomy.notes, *notes, *([OUTSIDE] if any(passage.added for passage in trunk) else [])),
         spelled=None if needs_no_word else spell(model, anatomy.blocks),
-        left_out=tuple(left_out(model, trunk, sorted(chains, key=_rank, reverse=True), calls)),
+        left_out=tuple(_left_out(model, trunk, chains, calls)),
         applications=len(trunk),
         streams=streams,
-        between=_between(trunk),
+        between=tuple(number for number, (before, after) in pairs if after.entrance.state != before.state),
     )
-
-
-def _are_streams(passages: Sequence[Passage], batch: Batch) -> bool:
-    """Whether tokens are (batch, n, streams, d) where ids are (batch, n): hyper-connections, and no maps."""
-    ids = _shapes_of_ids(batch)
-    shapes = {tuple(passage.entrance.shape) for passage in passages}
-    return bool(shapes) and all(len(shape) in MAPS and shape[:2] in ids for shape in shapes)
-
-
-def _folded(passages: Sequence[Passage], batch: Batch) -> tuple[str, ...]:
-    """A note where blocks have several times the sequences of the ids: streams that stand in the batch."""
-    ids, shapes = _shapes_of_ids(batch), {tuple(passage.entrance.shape) for passage in passages}
-    if len(ids) != 1 or len(shapes) != 1 or len(shape := shapes.pop()) != 3:
-        return ()
-    sequences, n = ids.pop()
-    times = shape[0] // sequences
-    if shape[1] != n or times < 2 or shape[0] != times * sequences:
-        return ()
-    return (
-        f"the blocks have {shape[0]} sequences for {sequences} of ids: {times} streams (hyper-connections) that stand "
-        "in the batch are each measured as a sequence",
-    )
-
-
-def _shapes_of_ids(batch: Batch) -> set[tuple[int, ...]]:
-    given = [value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)]
-    return {tuple(value.shape) for value in given if value.ndim == 2 and not value.is_floating_point()}
-
-
-def _refuse_maps(passages: Sequence[Passage], batch: Batch) -> None:
-    """Refuses maps of features, unless their last axis is the width of a token: norms in the blocks say so, and none
-    says that it is the second."""
-    ids = _shapes_of_ids(batch)
-    turned = [passage for passage in passages if _is_turned(passage, ids)]
-    if turned and len(turned) == len(passages):
-        raise ValueError(
-            f"expected tokens (batch, n, d) in {turned[0].call.name!r}, got {tuple(turned[0].entrance.shape)}, of "
-            f"which the second axis is as wide as the weights of the block; {HOW}"
-        )
-    maps = [passage for passage in passages if len(passage.entrance.shape) in MAPS]
-    widths = [({w.numel() for w in p.call.module.parameters() if w.ndim == 1}, p.entrance.shape) for p in maps]
-    last = [shape[-1] in known and shape[1] not in known for known, shape in widths]
-    second = [shape[1] in known and shape[-1] not in known for known, shape in widths]
-    if maps and (any(second) or not any(last)):
-        raise ValueError(
-            f"expected tokens (batch, n, d) or (batch, height, width, d) in {maps[0].call.name!r}, got a map of "
-            f"features {tuple(maps[0].entrance.shape)}; {HOW}"
-        )
-
-
-def _is_turned(passage: Passage, ids: set[tuple[int, ...]]) -> bool:
-    """Whether tokens seem to be (batch, d, n): ids (batch, n) say so; or some weights are as wide as the second axis,
-    and none as the third."""
-    shape = tuple(passage.entrance.shape)
-    if len(shape) == 3 and (shape[0], shape[2]) in ids and shape[:2] not in ids and shape[1::-1] not in ids:
-        return True
-    widths = {size for weight in passage.call.module.parameters() for size in weight.shape}
-    return len(shape) == 3 and shape[1] in widths and shape[2] not in widths
-
-
-def _between(chain: Chain) -> tuple[int, ...]:
-    pairs = enumerate(pairwise(chain), start=2)
-    return tuple(number for number, (before, after) in pairs if after.entrance.state != before.state)
 
 
 def _all_chains(model: nn.Module, calls: list[Call], states: States) -> list[Chain]:
     """The chains of modules that could be blocks; if there are none, of all that have parameters, or of all."""
-    links = Links(calls, states, TOKENS + MAPS, calls[0].left)
-    for could_be in (is_solid, _has_parameters, lambda _module: True):
-        chosen = [call for call in links.calls if call.around is not None and could_be(call.module)]
+    links = Links(calls, states, calls[0].left)
+    for could_be in (is_solid, lambda module: next(module.parameters(), None) is not None, lambda _module: True):
+        chosen = [call for call in links.calls if call.all_around and could_be(call.module)]
+        groups: dict[tuple[int, type], list[Call]] = {}  # of modules of one class that stand equally deep
+        for call in chosen:
+            groups.setdefault((call.depth, type(call.module)), []).append(call)
         found: dict[tuple[object, ...], Chain] = {}
-        for group in _groups(chosen):
-            known = {passage.call for chain in found.values() for passage in chain}
-            if all(known & set(call.all_around()) and not has_parts(call.module) for call in group):
+        for key in sorted(groups, key=lambda key: key[0]):  # the outermost first
+            group, known = groups[key], {passage.call for chain in found.values() for passage in chain}
+            if len(group) < 2 or all(known & set(call.all_around) and not has_parts(call.module) for call in group):
                 continue  # parts of blocks
             for chain in links.all_chains(group):
                 beside = _beside(model, group, chosen) if could_be is is_solid else []
                 whole = links.filled(chain, beside, _akin(model))
-                found.setdefault(tuple((p.call, p.entrance.path) for p in whole), whole)
-        if could_be is not is_solid:
-            found = {key: chain for key, chain in found.items() if _is_whole(model, chain, calls)}
+                # A chain of plain layers must be what the model is made of, and no part of its blocks.
+                alone = len({passage.call.all_around[0] for passage in whole}) == 1
+                if could_be is is_solid or (alone and _share_of(model, whole, calls) >= MOST):
+                    found.setdefault(tuple((p.call, p.entrance.path) for p in whole), whole)
         if found:
             return list(found.values())
     return []
-
-
-def _is_whole(model: nn.Module, chain: Chain, calls: list[Call]) -> bool:
-    """Whether a chain of plain layers is what a model is made of, and no part of its blocks."""
-    return len({passage.call.around for passage in chain}) == 1 and share_of(model, chain, calls) >= MOST
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
-
-
-def _groups(calls: Sequence[Call]) -> Iterator[list[Call]]:
-    """The calls of modules of one class that stand equally deep, at least two of them; the outermost first."""
-    groups: dict[tuple[int, type], list[Call]] = {}
-    for call in calls:
-        groups.setdefault((call.depth, type(call.module)), []).append(call)
-    return (groups[key] for key in sorted(groups, key=lambda key: key[0]) if len(groups[key]) > 1)
 
 
 def _beside(model: nn.Module, group: list[Call], calls: list[Call]) -> list[Call]:
@@ -217,9 +161,9 @@ def _inside_stages(trunk: Chain, chains: list[Chain]) -> Chain:
     """Where every module of a chain has several blocks that are alike, and little else, these are the blocks."""
     stages = [passage.call for passage in trunk]
     for chain in chains:
-        inside = {call: [p.call.module for p in chain if call in p.call.all_around()] for call in stages}
-        modules = [module for found in inside.values() for module in found]
-        several = all(len(found) > 1 and _are_alike(found) for found in inside.values())
+        inside = [[p.call.module for p in chain if stage in p.call.all_around] for stage in stages]
+        modules = [module for found in inside for module in found]
+        several = all(len(found) > 1 and _are_alike(found) for found in inside)
         several &= not any(passage.added for passage in chain)  # branches of a block
         if several and len(modules) == len(chain) and size_of(modules) >= MOST * size_of([c.module for c in stages]):
             return _inside_stages(chain, chains)
@@ -227,8 +171,161 @@ def _inside_stages(trunk: Chain, chains: list[Chain]) -> Chain:
 
 
 def _are_alike(modules: Sequence[nn.Module]) -> bool:
-    made = {(type(m), tuple((name, p.shape) for name, p in m.named_parameters())) for m in modules}
-    return len(made) == 1
+    return len({(type(m), tuple((name, p.shape) for name, p in m.named_parameters())) for m in modules}) == 1
+
+
+def _left_out(model: nn.Module, trunk: Chain, chains: list[Chain], calls: list[Call]) -> Iterator[str]:
+    """What looks like blocks and is not among them."""
+    own = {passage.call for passage in trunk}
+    names = {passage.call.name for passage in trunk}
+    if (share := _share_of(model, trunk, calls)) < MOST:
+        yield f"these blocks hold {share:.0%} of the model's parameters (embeddings aside)"
+    for chain in chains:
+        others = {passage.call.name for passage in chain}
+        if chain is not trunk and {p.call for p in chain} <= own and 2 * len(chain) > len(trunk):
+            blocks = unknown_anatomy([(p.call.name, p.call.module, p.ends) for p in chain], "").blocks
+            said = spell(model, blocks)
+            yield f"another stream of tokens passes these blocks and is left out: blocks={said!r} names it"
+        elif not any(nested(a, b) or nested(b, a) for a in others for b in names):
+            names |= others
+            yield f"other blocks that follow each other are left out: {chain[0].call.name} to {chain[-1].call.name}"
+    modules = {passage.call.module for passage in trunk}
+    runs = sum(call.module in modules for call in calls)
+    if runs > len(trunk):
+        yield f"these blocks also run outside their chain: {runs - len(trunk)} of {runs} runs do not follow the others"
+
+
+def _share_of(model: nn.Module, chain: Chain, calls: list[Call]) -> float:
+    """How much of the model's parameters, embeddings aside, are in a chain and in what stands beside its modules."""
+    first, last = chain[0].call, chain[-1].call
+    beside = [call.module for call in calls if call.depth == first.depth and first.number <= call.number <= last.number]
+    tables = size_of([module for module in model.modules() if isinstance(module, nn.Embedding)])
+    return size_of(beside) / max(1, size_of([model]) - tables)
+
+
+# --- the user has named the blocks --------------------------------------------------------------------
+
+
+def _named(model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], states: States, batch: Batch) -> Anatomy:
+    """The blocks that the user has named, with the way of the tokens through them, and what is to be said of them."""
+    if why := why_not(named.blocks, calls):
+        raise ValueError(why)
+    modules = {block.module for block in named.blocks}
+    mine = [call for call in calls if call.module in modules]
+    links = Links(mine, states, calls[0].left)
+    chains = links.all_chains(mine)
+    passages = [passage for call in mine for passage in links.passages[id(call)]]
+    said = any(ends_of(block) != Ends() for block in named.blocks)
+    streams, notes = _streams(passages, batch, may_be_maps=said)
+    all_ends = {
+        block.name: own if (own := ends_of(block)) != Ends() else _ends_in(block, chains, passages)
+        for block in named.blocks
+    }
+    anatomy = unknown_anatomy([(b.name, b.module, all_ends[b.name]) for b in named.blocks], named.notes[0])
+    linked = {(a.call, b.call) for chain in chains for a, b in pairwise(chain)}
+    broken = [f"{a.name} and {b.name}" for a, b in pairwise(mine) if (a, b) not in linked]
+    idle = [block.name for block in named.blocks if not any(call.module is block.module for call in mine)]
+    as_said = all(all_ends[block.name] == ends_of(block) for block in named.blocks)
+    return replace(
+        anatomy,
+        notes=(*anatomy.notes, *notes),
+        spelled=pattern if as_said else spell(model, anatomy.blocks),
+        left_out=(
+            *(f"what one block returns does not enter the next, or not alone: {pair}" for pair in broken[:3]),
+            *([f"blocks that were not called: {', '.join(idle)}"] if idle else []),
+        ),
+        applications=len(mine),
+        streams=streams,
+    )
+
+
+def _ends_in(block: BlockAnatomy, chains: list[Chain], passages: list[Passage]) -> Ends:
+    for chain in chains:
+        if any(passage.call.module is block.module for passage in chain):
+            return _all_ends(chain)[block.name]
+    ways = {passage.ends for passage in passages if passage.call.module is block.module}
+    plain = [way for way in ways if not way.added]
+    if len(plain) > 1:
+        said = ", ".join(f"{block.name}{way.spelled}" for way in sorted(plain, key=str))
+        raise ValueError(
+            f"several tensors could be the tokens of {block.name!r}: say which with blocks=, one of {said}"
+        )
+    return Ends() if len(ways) < 2 else next(way for way in ways if way.added)
+
+
+def why_not(blocks: Sequence[BlockAnatomy], calls: list[Call]) -> str | None:
+    """Why these cannot be blocks: they are not called, or return another shape than they were given."""
+    own = {id(block.module) for block in blocks}
+    mine = [call for call in calls if id(call.module) in own]
+    if not mine:
+        around = f"{blocks[0].name}."
+        parts = [c.name for c in calls if c.name.startswith(around) and "." not in c.name.removeprefix(around)]
+        globs = {f"{blocks[0].name.rpartition('.')[0]}.*.{name.removeprefix(around)}" for name in parts}
+        instead = f"; modules that are called: blocks={' or '.join(map(repr, sorted(globs)))}" if parts else f"; {HOW}"
+        return f"none of the blocks {[block.name for block in blocks][:4]} ran{instead}"
+    for call in mine:
+        entered, left = ([tuple(p.shape) for p in side if len(p.shape) > 1] for side in (call.entered, call.left))
+        if not set(entered) & set(left):
+            return (
+                f"{call.name!r} is given {', '.join(map(str, entered)) or 'no tokens'} and returns "
+                f"{', '.join(map(str, left)) or 'none'}: a block returns tokens of the shape that it was given; {HOW}"
+            )
+    return None
+
+
+# --- what passes the blocks ---------------------------------------------------------------------------
+
+
+def _streams(passages: Sequence[Passage], batch: Batch, *, may_be_maps: bool = False) -> tuple[bool, list[str]]:
+    """Whether tokens are (batch, n, streams, d) where ids are (batch, n): hyper-connections, and no maps of features,
+    which are refused; and a note where blocks have several times the sequences of the ids."""
+    given = [value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)]
+    ids = {tuple(value.shape) for value in given if value.ndim == 2 and not value.is_floating_point()}
+    shapes = {tuple(passage.entrance.shape) for passage in passages}
+    if shapes and all(len(shape) == 4 and shape[:2] in ids for shape in shapes):
+        return True, []
+    if not may_be_maps:
+        _refuse_maps(passages, ids)
+    if len(ids) != 1 or len(shapes) != 1:
+        return False, []
+    ((sequences, n),), (shape,) = ids, shapes
+    times = shape[0] // sequences
+    if len(shape) != 3 or shape[1] != n or times < 2 or shape[0] != times * sequences:
+        return False, []
+    return False, [
+        f"the blocks have {shape[0]} sequences for {sequences} of ids: {times} streams (hyper-connections) that stand "
+        "in the batch are each measured as a sequence"
+    ]
+
+
+def _refuse_maps(passages: Sequence[Passage], ids: set[tuple[int, ...]]) -> None:
+    """Refuses tokens (batch, d, n), and maps of features, unless their last axis is the width of a token: norms in the
+    blocks say so, and none says that it is the second."""
+    turned = [passage for passage in passages if _is_turned(passage, ids)]
+    if turned and len(turned) == len(passages):
+        raise ValueError(
+            f"expected tokens (batch, n, d) in {turned[0].call.name!r}, got {tuple(turned[0].entrance.shape)}, of "
+            f"which the second axis is as wide as the weights of the block; {HOW}"
+        )
+    maps = [passage for passage in passages if len(passage.entrance.shape) == 4]
+    widths = [({w.numel() for w in p.call.module.parameters() if w.ndim == 1}, p.entrance.shape) for p in maps]
+    last = [shape[-1] in known and shape[1] not in known for known, shape in widths]
+    second = [shape[1] in known and shape[-1] not in known for known, shape in widths]
+    if maps and (any(second) or not any(last)):
+        raise ValueError(
+            f"expected tokens (batch, n, d) or (batch, height, width, d) in {maps[0].call.name!r}, got a map of "
+            f"features {tuple(maps[0].entrance.shape)}; {HOW}"
+        )
+
+
+def _is_turned(passage: Passage, ids: set[tuple[int, ...]]) -> bool:
+    """Whether tokens seem to be (batch, d, n): ids (batch, n) say so; or some weights are as wide as the second axis,
+    and none as the third."""
+    shape = tuple(passage.entrance.shape)
+    if len(shape) == 3 and (shape[0], shape[2]) in ids and shape[:2] not in ids and shape[1::-1] not in ids:
+        return True
+    widths = {size for weight in passage.call.module.parameters() for size in weight.shape}
+    return len(shape) == 3 and shape[1] in widths and shape[2] not in widths
 
 
 def _all_ends(trunk: Chain) -> dict[str, Ends]:
@@ -247,81 +344,15 @@ def _all_ends(trunk: Chain) -> dict[str, Ends]:
 
 def _is_only_way(passage: Passage) -> bool:
     """Whether `first_tokens` finds these tokens on both sides, and nothing else could be meant."""
+
+    def shapes(passed: Sequence[Passed]) -> list[torch.Size]:
+        once = {p.path if p.state is None else p.state: p.shape for p in passed}  # one that is there twice counts once
+        return list(once.values())
+
+    def first(passed: Sequence[Passed]) -> Passed | None:
+        return next((p for axes in (3, 2) for p in passed if len(p.shape) == axes), None)
+
     call = passage.call
-    ways = count_ways(_shapes(call.entered), _shapes(call.left))
-    firsts = (_first(call.entered), _first(call.left))
-    return (
-        not passage.added and ways == 1 and len(passage.exit.shape) < 4 and firsts == (passage.entrance, passage.exit)
-    )
-
-
-def _shapes(passed: Sequence[Passed]) -> list[torch.Size]:
-    """A tensor that is there twice counts once."""
-    once = {p.path if p.state is None else p.state: p.shape for p in passed}
-    return list(once.values())
-
-
-def _first(passed: Sequence[Passed]) -> Passed | None:
-    return next((p for axes in (3, 2) for p in passed if len(p.shape) == axes), None)
-
-
-# --- the user has named the blocks --------------------------------------------------------------------
-
-
-def _checked(
-    model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], states: States, batch: Batch
-) -> Anatomy:
-    """The blocks that the user has named, with the way of the tokens through them, and what is to be said of them."""
-    if why := why_not(named.blocks, calls):
-        raise ValueError(why)
-    own = {id(block.module) for block in named.blocks}
-    mine = [call for call in calls if id(call.module) in own]
-    links = Links(mine, states, TOKENS + MAPS, calls[0].left)
-    chains = links.all_chains(mine)
-    passages = [passage for call in mine for passage in links.passages[id(call)]]
-    streams = _are_streams(passages, batch)
-    if not streams and all(ends_of(block) == Ends() for block in named.blocks):
-        _refuse_maps(passages, batch)
-    all_ends: dict[str, Ends] = {}
-    for block in named.blocks:
-        hints = ends_of(block)
-        all_ends[block.name] = hints if hints != Ends() else _ends_in(block, chains, links)
-    anatomy = unknown_anatomy([(b.name, b.module, all_ends[b.name]) for b in named.blocks], named.notes[0])
-    anatomy = replace(anatomy, notes=(*anatomy.notes, *_folded(passages, batch)))
-    linked = {(a.call, b.call) for chain in chains for a, b in pairwise(chain)}
-    broken = [f"{a.name} and {b.name}" for a, b in pairwise(mine) if (a, b) not in linked]
-    idle = [block.name for block in named.blocks if not any(call.module is block.module for call in mine)]
-    said = [
-        *(f"what one block returns does not enter the next, or not alone: {pair}" for pair in broken[:3]),
-        *([f"blocks that were not called: {', '.join(idle)}"] if idle else []),
-    ]
-    as_said = all(all_ends[block.name] == ends_of(block) for block in named.blocks)
-    return replace(
-        anatomy,
-        spelled=pattern if as_said else spell(model, anatomy.blocks),
-        left_out=tuple(said),
-        applications=len(mine),
-        streams=streams,
-    )
-
-
-def _ends_in(block: BlockAnatomy, chains: list[Chain], links: Links) -> Ends:
-    for chain in chains:
-        for passage in chain:
-            if passage.call.module is block.module:
-                return _all_ends(chain)[passage.call.name]
-    ways = {p.ends for call in links.calls if call.module is block.module for p in links.passages[id(call)]}
-    plain = [way for way in ways if not way.added]
-    if len(plain) > 1:
-        said = ", ".join(f"{block.name}{way.spelled}" for way in sorted(plain, key=str))
-        raise ValueError(
-            f"several tensors could be the tokens of {block.name!r}: say which with blocks=, one of {said}"
-        )
-    return Ends() if len(ways) < 2 else next(way for way in ways if way.added)
-
-
-def depth_of(model: nn.Module, anatomy: Anatomy) -> int:
-    """How many blocks run in a pass: more than there are block modules if these share their weights."""
-    if anatomy.applications is not None:
-        return anatomy.applications
-    return max(len(anatomy.blocks), getattr(getattr(model, "config", None), "num_hidden_layers", 0) or 0)
+    firsts = (first(call.entered), first(call.left))
+    is_only = count_ways(shapes(call.entered), shapes(call.left)) == 1 and not passage.added
+    return is_only and len(passage.exit.shape) < 4 and firsts == (passage.entrance, passage.exit)

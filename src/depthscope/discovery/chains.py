@@ -17,6 +17,7 @@ from typing import NamedTuple
 from depthscope.anatomy.unknown import Ends
 from depthscope.discovery.tracing import Call, Passed, States
 
+AXES = (2, 3, 4)  # of a token matrix (n, d), with a batch, and of a map of features (batch, height, width, d)
 BETWEEN = 500  # states that may lie between two calls of a chain; whoever reads the past by another way finds more
 
 
@@ -35,17 +36,17 @@ class Passage(NamedTuple):
 
 
 Chain = tuple[Passage, ...]
+Used = frozenset[tuple[Call, Passed]]
 
 
 class Links:
     """The passages of some calls, in the order of time, and which of them follow each other."""
 
-    def __init__(self, calls: Sequence[Call], states: States, axes: tuple[int, ...], returned: Sequence[Passed]):
+    def __init__(self, calls: Sequence[Call], states: States, returned: Sequence[Passed]):
         self.states = states
         self.returned = returned  # by the model
-        self.axes = axes
         sums = {parts: state for state, parts in states.sums.items()}
-        self.passages = {id(call): _passages(call, sums, axes) for call in calls}
+        self.passages = {id(call): _passages(call, sums) for call in calls}
         self.calls = [call for call in calls if self.passages[id(call)]]
         self._older: dict[int, frozenset[int]] = {}
 
@@ -64,10 +65,6 @@ class Links:
             if not (walked - {passage.state}) & self._older_than(passage)
         ]
 
-    def follow_each_other(self, first: Passage, call: Call, entrance: Passed) -> bool:
-        """Blocks of one class are entered in one way: what enters as a context, a decoder's say, is another trunk's."""
-        return type(first.call.module) is not type(call.module) or first.entrance.path == entrance.path
-
     def _older_than(self, passage: Passage) -> frozenset[int]:
         """The states of the trunk's size that led to what entered a call; windows of it have another shape."""
         start, size = passage.entrance.state, passage.entrance.shape.numel()
@@ -78,50 +75,51 @@ class Links:
             self._older[start] = frozenset(s for s in walked if self.states.sizes[s] == size)
         return self._older[start]
 
-    def longest(self, calls: Sequence[Call], used: frozenset[tuple[Call, Passed]] = frozenset()) -> Chain:
-        """The longest chain of these calls, and among equals the one with the most tokens that are passed on unchanged.
-
-        `used` has what enters and leaves calls in chains that are known already.
-        """
-        best: dict[Passage, tuple[int, int, Passage | None]] = {}
-        for call in calls:
-            earlier = list(best)
-            free = [p for p in self.passages[id(call)] if not {(call, p.entrance), (call, p.exit)} & used]
-            for entrance in dict.fromkeys(passage.entrance for passage in free):
-                linked = [p for p in self.before(entrance, earlier) if self.follow_each_other(p, call, entrance)]
-                reached = [_after(passage, best[passage], entrance) for passage in linked]
-                length, same, previous = max(reached, key=_merit(entrance), default=(1, 0, None))
-                for passage in free:
-                    if passage.entrance == entrance:
-                        best[passage] = (length, same, previous)
-        last = self._last({passage: (reached[:2], reached[2]) for passage, reached in best.items()})
-        if last is None:
-            return ()
-        chain = [last]
-        while (previous := best[chain[-1]][2]) is not None:
-            chain.append(previous)
-        return tuple(reversed(chain))
-
-    def _last(self, reached: dict[Passage, tuple[tuple[int, int], Passage | None]]) -> Passage | None:
-        """The end of the longest chain. What leaves it must lead to what the model returns, with nothing older beside
-        it, or leave as it leaves the call before: else it may be a branch."""
-        for _, group in groupby(sorted(reached, key=lambda p: reached[p][0], reverse=True), lambda p: reached[p][0]):
-            judged = [(self._leads_out(p), _like(p, reached[p][1]), p) for p in group]
-            if good := [one for one in judged if one[0] or all(one[1])]:
-                return max(good, key=lambda one: one[:2])[2]
-        return None
-
     def _leads_out(self, passage: Passage) -> bool:
         return any(self.before(replace(o, shape=passage.exit.shape), [passage]) for o in self.returned)
 
     def all_chains(self, calls: Sequence[Call]) -> list[Chain]:
         """Chains of at least two calls, the longest first; a call with two streams may be in two of them."""
         found: list[Chain] = []
-        used: frozenset[tuple[Call, Passed]] = frozenset()
-        while len(chain := self.longest(calls, used)) > 1:
+        used: Used = frozenset()
+        while len(chain := self._longest(calls, used)) > 1:
             found.append(chain)
             used |= {(p.call, passed) for p in chain for passed in (p.entrance, p.exit)}
         return found
+
+    def _longest(self, calls: Sequence[Call], used: Used) -> Chain:
+        """The longest chain of these calls, and among equals the one with the most tokens that are passed on unchanged.
+
+        `used` has what enters and leaves calls in chains that are known already. What leaves the last call must lead to
+        what the model returns, with nothing older beside it, or leave as it leaves the call before: else it may be a
+        branch.
+        """
+        length: dict[Passage, tuple[int, int]] = {}
+        previous: dict[Passage, Passage | None] = {}
+        for call in calls:
+            earlier = list(length)
+            free = [p for p in self.passages[id(call)] if not {(call, p.entrance), (call, p.exit)} & used]
+            for entrance in dict.fromkeys(passage.entrance for passage in free):
+                ways = [
+                    (length[p][0] + 1, length[p][1] + (entrance.state == p.state), p.entrance.path == entrance.path, p)
+                    for p in self.before(entrance, earlier)
+                    if _may_follow(p, call, entrance)
+                ]
+                best = max(ways, key=lambda way: way[:3], default=(1, 0, False, None))
+                for passage in free:
+                    if passage.entrance == entrance:
+                        length[passage], previous[passage] = best[:2], best[3]
+        last = None
+        for _, group in groupby(sorted(length, key=lambda p: length[p], reverse=True), lambda p: length[p]):
+            judged = [(self._leads_out(p), _like(p, previous[p]), p) for p in group]
+            if good := [one for one in judged if one[0] or all(one[1])]:
+                last = max(good, key=lambda one: one[:2])[2]
+                break
+        chain: list[Passage] = []
+        while last is not None:
+            chain.append(last)
+            last = previous[last]
+        return tuple(reversed(chain))
 
     def filled(self, chain: Chain, others: Sequence[Call], akin: Callable[[Call, Chain], bool]) -> Chain:
         """The chain with the other calls through which its tokens pass on their way, and at its ends those that are
@@ -133,56 +131,52 @@ class Links:
             whole = (*whole, *self._way(first, second, between), second)
         at_ends = [p for p in passages if akin(p.call, whole)]
         whole = (*self._way(None, chain[0], at_ends), *whole)
-        while following := self._following(whole[-1], at_ends):
-            whole = (*whole, following)
-        return whole
-
-    def _following(self, last: Passage, at_ends: list[Passage]) -> Passage | None:
-        later = [p for p in at_ends if p.call.number > last.call.number and p.call is not last.call]
-        next_ones = [
-            p
-            for p in later
-            if last in self.before(p.entrance, [last, *later]) and self.follow_each_other(last, p.call, p.entrance)
-        ]
-        return max(next_ones, key=lambda passage: (self._leads_out(passage), _like(passage, last)), default=None)
+        while True:
+            last = whole[-1]
+            later = [p for p in at_ends if p.call.number > last.call.number]
+            following = [
+                p
+                for p in later
+                if _may_follow(last, p.call, p.entrance) and last in self.before(p.entrance, [last, *later])
+            ]
+            if not following:
+                return whole
+            judged = [(self._leads_out(p), _like(p, last), p) for p in following]
+            whole = (*whole, max(judged, key=lambda one: one[:2])[2])
 
     def _way(self, first: Passage | None, second: Passage, between: list[Passage]) -> Chain:
         """The passages that lead to the second one; from the first one, if there is one."""
         starts = [] if first is None else [first]
-        earlier = [p for p in between if p.call.number < second.call.number and p.call is not second.call]
+        earlier = [p for p in between if p.call.number < second.call.number]
         for passage in self.before(second.entrance, [*starts, *earlier]):
-            if passage is not first and self.follow_each_other(passage, second.call, second.entrance):
+            if passage is not first and _may_follow(passage, second.call, second.entrance):
                 way = self._way(first, passage, earlier)
                 if way or first is None or first in self.before(passage.entrance, [first]):
                     return (*way, passage)
         return ()
 
 
-def _passages(call: Call, sums: dict[frozenset[int], int], axes: tuple[int, ...]) -> tuple[Passage, ...]:
+def _may_follow(first: Passage, call: Call, entrance: Passed) -> bool:
+    """Blocks of one class are entered in one way: what enters as a context, a decoder's say, is another trunk's."""
+    return type(first.call.module) is not type(call.module) or first.entrance.path == entrance.path
+
+
+def _like(passage: Passage, other: Passage | None) -> tuple[bool, bool]:
+    """Where there is a choice, tokens leave a module as they leave the one before."""
+    if other is None:
+        return False, False
+    return passage.added == other.added, passage.exit.path == other.exit.path
+
+
+def _passages(call: Call, sums: dict[frozenset[int], int]) -> tuple[Passage, ...]:
     found = []
     for entrance in call.entered:
         for leaves in call.left:
             if leaves.state is None or leaves.state == entrance.state:
                 continue
-            if entrance.shape == leaves.shape and len(entrance.shape) in axes:
+            if entrance.shape == leaves.shape and len(entrance.shape) in AXES:
                 found.append(Passage(call, entrance, leaves, leaves.state, False))
                 total = None if entrance.state is None else sums.get(frozenset({entrance.state, leaves.state}))
                 if total is not None and entrance.path[0] == 0:  # a hook after a call sees no arguments with names
                     found.append(Passage(call, entrance, leaves, total, True))
     return tuple(found)
-
-
-def _after(passage: Passage, reached: tuple[int, int, Passage | None], entrance: Passed) -> tuple[int, int, Passage]:
-    return reached[0] + 1, reached[1] + (entrance.state == passage.state), passage
-
-
-def _merit(entrance: Passed) -> Callable[[tuple[int, int, Passage]], tuple[int, int, bool]]:
-    return lambda reached: (reached[0], reached[1], reached[2].entrance.path == entrance.path)
-
-
-def _like(passage: Passage, other: Passage | None) -> tuple[bool, bool]:
-    """Where there is a choice, tokens leave a module as they leave the one before."""
-    return (
-        other is not None and passage.added == other.added,
-        other is not None and passage.exit.path == other.exit.path,
-    )

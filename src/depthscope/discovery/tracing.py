@@ -1,4 +1,4 @@
-"""What was made from what: one pass of a model, followed function by function and module by module.
+"""What was made from what: one pass of a model, recorded function by function and module by module.
 
 Every tensor that is made from the model's inputs gets a number, its *state*, and remembers the states it was made from.
 Numbers grow with time, and a tensor that is written to gets a new one. Nothing of the tensors themselves is kept, no
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,19 +41,15 @@ class Call:
 
     name: str
     module: nn.Module
-    around: Call | None  # the call that it is part of
+    all_around: list[Call]  # the calls that it is part of, from the inside out
     number: int  # in the order in which calls begin
     entered: tuple[Passed, ...]
     left: tuple[Passed, ...] = ()
 
-    def all_around(self) -> list[Call]:
-        """The calls that it is part of, from the inside out."""
-        return [] if self.around is None else [self.around, *self.around.all_around()]
-
     @property
     def depth(self) -> int:
         """How many calls stand around it."""
-        return len(self.all_around())
+        return len(self.all_around)
 
 
 @dataclass
@@ -81,20 +78,12 @@ class States:
 
 
 class Tracing(TorchFunctionMode):
-    """While it is entered, numbers the tensors that are made, and notes the calls of the modules it listens to."""
+    """While it is entered, numbers the tensors that are made from those that have a number."""
 
     def __init__(self) -> None:
         super().__init__()
         self.states = States()
-        self.calls: list[Call] = []
-        self._state = WeakTensorKeyDictionary()
-        self._running: Call | None = None
-        self.spread: tuple[str, Tensor] | None = None  # the first module that is given a tensor of several processes
-
-    def mark(self, value: Any) -> None:
-        """These tensors are the model's inputs."""
-        for tensor in tensors_in(value):
-            self._state[tensor] = self.states.add(tensor)
+        self.state_of = WeakTensorKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -105,72 +94,66 @@ class Tracing(TorchFunctionMode):
         written = [t for t, version in zip(given, versions, strict=True) if _version(t) != version]
         if given and given[0].is_inference() and _writes(func):  # it does not count how often it was written to
             written.append(given[0])
-        known = [t for t in given if t in self._state]
-        parents = tuple({self._state[t] for t in known})
-        whole = tuple({self._state[t] for t in known if not t.is_floating_point()})
+        known = [t for t in given if t in self.state_of]
+        parents = tuple({self.state_of[t] for t in known})
+        whole = tuple({self.state_of[t] for t in known if not t.is_floating_point()})
         for tensor in {id(t): t for t in (*made, *written)}.values():
             # A mask that is read off the tokens is not made of them.
             if of_these := parents if tensor.is_floating_point() else whole:
-                self._note(tensor, of_these)
+                self.state_of[tensor] = self.states.add(tensor, of_these)
+                base = tensor._base  # what is written into a part is written into the whole
+                if base is not None and base in self.state_of:
+                    self.state_of[base] = self.states.add(base, (self.state_of[base], self.state_of[tensor]))
         if func in _SUMS and len(args) == len(parents) == 2 and not kwargs and result.is_floating_point():
-            self.states.sums[self._state[result]] = frozenset(parents)
+            self.states.sums[self.state_of[result]] = frozenset(parents)
         return result
-
-    def _note(self, tensor: Tensor, parents: tuple[int, ...]) -> None:
-        self._state[tensor] = self.states.add(tensor, parents)
-        base = tensor._base  # what is written into a part is written into the whole
-        if base is not None and base in self._state:
-            whole = (self._state[base], self._state[tensor])
-            self._state[base] = self.states.add(base, whole)
-
-    # --- modules ----------------------------------------------------------------------------------
-
-    def listen(self, stack: ExitStack, name: str, module: nn.Module) -> None:
-        """Notes every call of a module, until the stack is closed."""
-
-        def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self.spread is None:
-                self.spread = next(((name, t) for t in tensors_in((args, kwargs)) if is_spread(t)), None)
-            self._running = Call(name, module, self._running, len(self.calls), self._passed((args, kwargs)))
-            self.calls.append(self._running)
-
-        def leave(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            call = self._running
-            assert call is not None
-            inside = tuple(p.state for p in call.entered if p.state is not None)
-            for tensor in tensors_in(output):  # made where no function of torch was seen: by a kernel of its own
-                if inside and tensor not in self._state:
-                    self._state[tensor] = self.states.add(tensor, inside)
-            call.left = self._passed(output)
-            self._running = call.around
-
-        stack.callback(module.register_forward_pre_hook(TemporaryHook(enter), with_kwargs=True).remove)
-        stack.callback(module.register_forward_hook(TemporaryHook(leave), with_kwargs=True).remove)
-
-    def _passed(self, value: Any) -> tuple[Passed, ...]:
-        return tuple(Passed(path, t.shape, self._state.get(t)) for path, t in floating_in(value))
 
 
 def follow(model: nn.Module, batch: Batch) -> tuple[list[Call], States]:
     """The calls of all modules in one pass, in the order in which they begin."""
     tracing = Tracing()
+    states, state_of = tracing.states, tracing.state_of
+    calls: list[Call] = []
+    running: list[Call] = []
+    spread: list[tuple[str, Tensor]] = []  # what modules are given that several processes have
+
+    def passed(value: Any) -> tuple[Passed, ...]:
+        return tuple(Passed(path, t.shape, state_of.get(t)) for path, t in floating_in(value))
+
+    def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = list(tensors_in((args, kwargs)))
+        spread.extend((name, tensor) for tensor in given if is_spread(tensor))
+        if not calls:  # these are the model's inputs
+            for tensor in given:
+                state_of[tensor] = states.add(tensor)
+        running.append(Call(name, module, running[::-1], len(calls), passed((args, kwargs))))
+        calls.append(running[-1])
+
+    def leave(_module: nn.Module, _args: tuple[Any, ...], _kwargs: dict[str, Any], output: Any) -> None:
+        call = running.pop()
+        inside = tuple(p.state for p in call.entered if p.state is not None)
+        for tensor in tensors_in(output):  # made where no function of torch was seen: by a kernel of its own
+            if inside and tensor not in state_of:
+                state_of[tensor] = states.add(tensor, inside)
+        call.left = passed(output)
+
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            tracing.listen(stack, name, module)
-
-        def begin(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tracing.mark((args, kwargs))
-
-        first = model.register_forward_pre_hook(TemporaryHook(begin), with_kwargs=True, prepend=True)
-        stack.callback(first.remove)
+            before = TemporaryHook(partial(enter, name))
+            hooks = (
+                module.register_forward_pre_hook(before, with_kwargs=True, prepend=not name),
+                module.register_forward_hook(TemporaryHook(leave), with_kwargs=True),
+            )
+            for hook in hooks:
+                stack.callback(hook.remove)
         with tracing:
             try:
                 call(model, batch)
             except (RuntimeError, ValueError):
-                if tracing.spread is not None:
-                    refuse_spread(*tracing.spread)
+                if spread:
+                    refuse_spread(*spread[0])
                 raise
-    return tracing.calls, tracing.states
+    return calls, states
 
 
 def _version(tensor: Tensor) -> int:
