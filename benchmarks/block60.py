@@ -22,16 +22,12 @@ from depthscope.models import WIRINGS, Attention, BlockConfig, Encoder
 from depthscope.models.initialisers import DEFAULT, HE, UNIT, Initialiser, Scheme, draw_block, draw_linear
 from depthscope.remedies import (
     AttnScale,
-    CentredAttention,
     ContraNorm,
     DeEscalate,
-    FeatScale,
     MVSplit,
-    NeuTRENO,
     PairNorm,
     Remedy,
     ResidualWeight,
-    ValueResidual,
 )
 
 REMEDIES: dict[str, Remedy] = {
@@ -39,11 +35,7 @@ REMEDIES: dict[str, Remedy] = {
     "de-escalation, τ = 0.5": DeEscalate(0.5),
     "de-escalation, τ = 0.1": DeEscalate(0.1),
     "weight 0.1": ResidualWeight(0.1),
-    "centred attention": CentredAttention(),
     "AttnScale, ω = 1": AttnScale(1.0, learnable=False),
-    "FeatScale, s = −1": FeatScale(-1.0, learnable=False),
-    "NeuTRENO": NeuTRENO(),
-    "value residual": ValueResidual(),
     "PairNorm": PairNorm(),
     "ContraNorm, s = 1": ContraNorm(1.0),
     "ContraNorm, before LN": ContraNorm(1.0, at="after_attention"),

@@ -30,16 +30,12 @@ import depthscope
 from depthscope.models import BlockConfig, Encoder, VisionTransformer
 from depthscope.remedies import (
     AttnScale,
-    CentredAttention,
     ContraNorm,
     DeEscalate,
-    FeatScale,
     MVSplit,
-    NeuTRENO,
     PairNorm,
     Reparameterise,
     ResidualWeight,
-    ValueResidual,
     deescalate,
 )
 
@@ -49,18 +45,14 @@ FORMS = {
     "EMA": DeEscalate(1.0, mixing="ema"),
     "residual weight": ResidualWeight(0.5),
     "AttnScale": AttnScale(),
-    "FeatScale": FeatScale(),
-    "H = VΛV⁻¹": Reparameterise(start="fresh"),
+    "H = VΛV⁻¹": Reparameterise(),
 }
 FORMS |= {  # of other papers
     "weight per block": ResidualWeight(0.5, "block"),
     "per feature": ResidualWeight(0.5, "feature"),
-    "centred": CentredAttention(),
     "PairNorm": PairNorm(),
     "ContraNorm": ContraNorm(),
     "MV-Split": MVSplit(),
-    "NeuTRENO": NeuTRENO(),
-    "value residual": ValueResidual(),
 }
 
 

@@ -141,12 +141,8 @@ REMEDIES = [
     depthscope.DeEscalate(),
     remedies.ContraNorm(),
     remedies.PairNorm(),
-    remedies.FeatScale(),
     remedies.MVSplit(),
     remedies.AttnScale(),
-    remedies.CentredAttention(),
-    remedies.NeuTRENO(),
-    remedies.ValueResidual(),
 ]
 
 

@@ -17,8 +17,8 @@ from depthscope.models import BlockConfig, Encoder, xavier
 from depthscope.models.families import build_family
 from depthscope.probing import Profile, probe
 from depthscope.remedies import DeEscalate, Ema, ResidualWeight, applied
-from depthscope.remedies.means import STATIONS
 from depthscope.remedies.recommendation import sink_positions
+from depthscope.remedies.trunk import STATIONS
 from samples import seeded
 
 pytestmark = pytest.mark.usefixtures("short_manual")

@@ -147,7 +147,7 @@ def test_a_learnable_tau_adds_its_own_keys_and_learns(per_feature: bool):
         assert parameter.shape == ((16,) if per_feature else ())
         assert parameter.grad is not None
         assert (parameter.grad != 0).all()
-    taus = torch.tensor([entry.tau for entry in applied(model)])
+    taus = torch.tensor([entry.values["tau"] for entry in applied(model)])
     assert_close(taus, torch.full_like(taus, 0.3))
     depthscope.remove(model)
     assert set(model.state_dict()) == keys
@@ -243,8 +243,8 @@ def test_what_cannot_work_is_refused():
             DeEscalate(**bad)
     with pytest.raises(ValueError, match="both excluded"):
         LearnableTau(1.0)
-    with pytest.raises(ValueError, match="inputs=a batch"):
-        depthscope.apply(zoo.make("encoder")[0], DeEscalate("recommended"))
+    with pytest.raises(ValueError, match=r"or LearnableTau\(…\), got 'recommended'"):
+        DeEscalate("recommended")
 
 
 def test_arguments_of_the_wrong_kind_are_refused():

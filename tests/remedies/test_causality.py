@@ -15,18 +15,14 @@ import zoo
 from depthscope.remedies import (
     REMEDIES,
     AttnScale,
-    CentredAttention,
     ContraNorm,
     DeEscalate,
     Ema,
-    FeatScale,
     MVSplit,
-    NeuTRENO,
     PairNorm,
     Prefix,
     Reparameterise,
     ResidualWeight,
-    ValueResidual,
 )
 
 CAUSAL: dict[str, Any] = {
@@ -65,17 +61,12 @@ FORMS = {
     ],
     "residual-weight": [ResidualWeight(0.5), ResidualWeight(0.3, "feature")],
     "attn-scale": [AttnScale(0.7), AttnScale(-0.4, mixing="prefix", learnable=False)],
-    "feat-scale": [FeatScale(0.6, -0.3), FeatScale(-0.5, 0.8, mixing="prefix", learnable=False)],
-    "reparameterise": [Reparameterise("smooth", start="fresh")],
-    "centred-attention": [CentredAttention()],
+    "reparameterise": [Reparameterise("smooth")],
     "pair-norm": [PairNorm()],
     "contra-norm": [ContraNorm()],
     "mv-split": [MVSplit(0.5, 0.3)],
-    "neutreno": [NeuTRENO()],
-    "value-residual": [ValueResidual()],
 }
 
-OF_ATTENTION = ("attn-scale", "feat-scale", "centred-attention", "neutreno", "value-residual")
 ON_THE_TRUNK = ("de-escalation", "pair-norm", "contra-norm")
 SQUARE = ("causal-lm", "gpt2", "opt", "bert", "gptj", *ENCODER_DECODERS)  # W_V is d × d, in a layer that is known
 
@@ -114,7 +105,7 @@ def reachable(remedy: Any, name: str) -> bool:
     other."""
     return (
         not (name == "xlnet" and remedy.name not in ON_THE_TRUNK)
-        and not (name in RECURRENT and remedy.name in OF_ATTENTION)
+        and not (name in RECURRENT and remedy.name == "attn-scale")
         and not (remedy.name == "reparameterise" and name not in SQUARE)
         and not (name in PARALLEL and getattr(remedy, "at", "") in ("after_attention", "ffn_input"))
         and not (name in PARALLEL and name not in RECURRENT and remedy.name == "mv-split")

@@ -1,5 +1,5 @@
-"""Centred attention, PairNorm, ContraNorm, MV-Split, NeuTRENO, value residual, learned weights: formulas written out,
-the equivalences between them, gradients, what is learned, saving and removing."""
+"""PairNorm, ContraNorm, MV-Split, learned weights: formulas written out, the equivalences between them, gradients, what
+is learned, saving and removing."""
 
 import copy
 import pickle
@@ -20,27 +20,20 @@ from depthscope.models import BlockConfig, Encoder
 from depthscope.models.token_means import Full
 from depthscope.remedies import (
     AttnScale,
-    CentredAttention,
     ContraNorm,
     DeEscalate,
-    FeatScale,
     MVSplit,
-    NeuTRENO,
     PairNorm,
     ResidualWeight,
-    ValueResidual,
     applied,
     contra_norm,
     deescalate,
     pair_norm,
     restore,
 )
-from depthscope.remedies.centred_attention import centred_context
-from depthscope.remedies.means import Uniform
-from depthscope.remedies.mv_split import split_branch
-from depthscope.remedies.neutreno import neutreno_context
+from depthscope.remedies.branches import split_branch
+from depthscope.remedies.change import Uniform
 from depthscope.remedies.remedy import Remedy
-from depthscope.remedies.value_residual import mixed_values
 from oracles import uniform_matrix
 from samples import seeded
 from zoo import doubled, run
@@ -51,13 +44,9 @@ REAL = zoo.MASK.bool()
 EYE = torch.eye(7, dtype=torch.float64)
 REMEDIES: dict[str, Remedy] = {
     "attn-scale": AttnScale(0.8),
-    "feat-scale": FeatScale(0.8, -0.5),
-    "centred-attention": CentredAttention(),
     "pair-norm": PairNorm(),
     "contra-norm": ContraNorm(),
     "mv-split": MVSplit(0.7, 0.3),
-    "neutreno": NeuTRENO(),
-    "value-residual": ValueResidual(),
     "per block": ResidualWeight(0.5, "block"),
     "per feature": ResidualWeight(0.5, "feature"),
 }
@@ -138,22 +127,8 @@ def test_contra_norm_near_collapse_is_de_escalation():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_affine_forms_are_their_matrices(causal: bool):
+def test_mv_split_is_its_matrices(causal: bool):
     uniform = uniform_matrix(7, causal)
-    scores = torch.randn(2, 4, 7, 7, generator=seeded(2), dtype=torch.float64).masked_fill(uniform == 0, -torch.inf)
-    attention = scores.softmax(-1)
-    own, first = (torch.randn(2, 2, 7, 3, generator=seeded(i), dtype=torch.float64) for i in (3, 4))  # 2 for 4 heads
-
-    def joined(x: Tensor) -> Tensor:
-        return x.transpose(1, 2).flatten(2)
-
-    by_head, first_by_head = (v.repeat_interleave(2, dim=1) for v in (own, first))
-    context = joined(attention @ by_head)
-    expected = joined((attention - 0.8 * uniform) @ by_head)
-    assert_close(centred_context(context, joined(uniform @ own), 4, 0.8), expected, rtol=0, atol=1e-13)
-    expected = joined(attention @ by_head + 0.6 * (first_by_head - by_head))
-    assert_close(neutreno_context(context, joined(first), joined(own), 0.6, 4), expected, rtol=0, atol=1e-13)
-    assert_close(mixed_values(own, first, 0.5), 0.5 * own + 0.5 * first, rtol=0, atol=1e-14)
     branch, beta, alpha = X.flip(1), *torch.randn(2, 16, generator=seeded(5), dtype=torch.float64)
     expected = ((EYE - uniform) @ branch) @ beta.diag() + (uniform @ (branch - X)) @ alpha.diag()
     assert_close(split_branch(branch, uniform @ branch, uniform @ X, beta, alpha), expected, rtol=0, atol=1e-13)
@@ -177,82 +152,6 @@ def test_gradients_of_the_formulas():
 
 def encoder(causal: bool = False) -> Encoder:
     return Encoder(3, BlockConfig(16, 4, causal=causal), generator=seeded(1)).double()
-
-
-def test_centred_attention_is_attention_of_de_escalated_values():
-    """(A − 11ᵀ/n)V = A(V − mean V), since the rows of A sum to 1; not so where attention is causal."""
-    for causal in (False, True):
-        model = encoder(causal)
-        depthscope.apply(model, CentredAttention())
-        centred = model(X)
-        depthscope.remove(model)
-        for block in model.blocks:
-            block.attention.value.register_forward_hook(
-                lambda _m, _a, v, c=causal: v - uniform_matrix(7, c) @ v  # of the prefix where it is causal
-            )
-        assert torch.allclose(model(X), centred, rtol=0, atol=1e-11) is not causal
-
-
-def test_feat_scale_of_minus_tau_is_de_escalation_of_the_branch():
-    model = encoder()
-    depthscope.apply(model, FeatScale(-0.6, learnable=False))
-    found = model(X)
-    depthscope.remove(model)
-    for block in model.blocks:
-        block.stations["attention_branch"].register_forward_hook(lambda _m, _a, y: deescalate(y, 0.6))
-    assert_close(model(X), found, rtol=0, atol=1e-12)
-
-
-def test_neutreno_and_value_residual_in_a_model():
-    for remedy in (NeuTRENO(0.6), ValueResidual(0.3)):
-        model = encoder()
-        depthscope.apply(model, remedy)
-        assert [entry.block for entry in applied(model)] == ["blocks.1", "blocks.2"]
-        found = model(X)
-        depthscope.remove(model)
-        kept: list[Tensor] = []
-
-        def hear(_m: Any, _a: Any, v: Tensor, kept: list[Tensor] = kept, remedy: Remedy = remedy) -> Tensor | None:
-            kept.append(v)
-            return 0.7 * v + 0.3 * kept[0] if isinstance(remedy, ValueResidual) else None
-
-        def add(_m: Any, args: Any, kept: list[Tensor] = kept) -> Any:
-            return (args[0] + 0.6 * (kept[0] - kept[-1]),)
-
-        for block in model.blocks:
-            block.attention.value.register_forward_hook(hear)
-            if isinstance(remedy, NeuTRENO):
-                block.attention.output.register_forward_pre_hook(add)
-        assert_close(model(X), found, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["gpt-neox", "phi3", "gpt2"])
-def test_values_inside_a_fused_layer_are_exchanged_in_their_place(name: str):
-    """GPT-NeoX has query, key and value head by head in one layer; Phi-3 one after the other, with groups."""
-    model, inputs = zoo.make(name)
-    model.double().eval()
-    blocks = anatomy_of(model).blocks[:2]
-
-    def heard() -> list[Tensor]:
-        found: list[Tensor] = []
-        handles = [
-            block.fused_values.spot.module.register_forward_hook(lambda _m, _a, out: found.append(out.detach()))
-            for block in blocks
-        ]
-        run(model, doubled(inputs))
-        for handle in handles:
-            handle.remove()
-        return found
-
-    first, plain = heard()
-    depthscope.apply(model, ValueResidual(0.3))
-    _, mixed = heard()
-    cut = blocks[1].fused_values.cut
-    assert_close(cut(mixed), 0.7 * cut(plain) + 0.3 * cut(first), rtol=0, atol=1e-12)
-    untouched = torch.ones(plain.shape[-1], dtype=torch.bool)
-    untouched[cut(torch.arange(plain.shape[-1])[None, None]).flatten()] = False
-    assert untouched.any()
-    assert torch.equal(mixed[..., untouched], plain[..., untouched])  # queries and keys
 
 
 @pytest.mark.parametrize("name", ["encoder", "bert", "gpt2", "causal-lm"])
@@ -289,9 +188,10 @@ def test_mv_split_starts_at_one_over_the_root_of_the_depth_and_refuses_parallel_
     model = depthscope.apply(encoder(), MVSplit())
     assert_close(model.blocks[0].mv_split_beta_ffn_branch, torch.full((16,), 3**-0.5, dtype=torch.float64))
     parallel, _ = zoo.make("gpt-neox")
-    with pytest.raises(ValueError, match="mv-split cannot be put in"):
-        depthscope.apply(parallel, MVSplit())
-    assert not list(hooks_in(parallel))
+    for refused in (parallel, zoo.make("xlnet")[0]):
+        with pytest.raises(ValueError, match="mv-split cannot be put in"):
+            depthscope.apply(refused, MVSplit())
+        assert not list(hooks_in(refused))
 
 
 @pytest.mark.parametrize("name", ["pre", "post"])
@@ -346,25 +246,9 @@ def test_copies_pickles_gradients_saving_and_removing(name: str, remedy: Remedy,
     assert not list(hooks_in(model))
 
 
-def test_what_cannot_be_put_in_says_why():
-    shared = hf.AlbertModel(hf.AlbertConfig(**zoo.TEXT, embedding_size=8))
-    hidden = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 24, batch_first=True), 2)
-    for model, remedy, why in (
-        (shared, NeuTRENO(), "share their weights"),
-        (shared, ValueResidual(), "share their weights"),
-        (hidden, CentredAttention(), "does not show what its attention reads"),
-        (hidden, NeuTRENO(), "does not show what its attention reads"),
-        (zoo.make("xlnet")[0], MVSplit(), "mv-split cannot be put in"),
-    ):
-        with pytest.raises(ValueError, match=why) as refused:
-            depthscope.apply(model, remedy)
-        assert "\n" not in str(refused.value)
-        assert not list(hooks_in(model))
-
-
 def test_stacked_with_de_escalation():
     model = encoder()
-    depthscope.apply(model, CentredAttention(), ResidualWeight(0.5, "block"), DeEscalate(0.5))
+    depthscope.apply(model, AttnScale(0.5), ResidualWeight(0.5, "block"), DeEscalate(0.5))
     assert len(applied(model)) == 3 + 6 + 3
     assert model(X).isfinite().all()
 
@@ -372,16 +256,14 @@ def test_stacked_with_de_escalation():
 @pytest.mark.parametrize(
     ("listening", "changing"),
     [
-        (CentredAttention(), ValueResidual()),
-        (NeuTRENO(), ValueResidual()),
         (MVSplit(0.5, 0.7, learnable=False), DeEscalate(0.6, at="input")),
         (MVSplit(0.5, 0.7, learnable=False), DeEscalate(0.6, at="after_attention")),
     ],
-    ids=["centred attention", "neutreno", "mv-split, input", "mv-split, after attention"],
+    ids=["input", "after attention"],
 )
 @pytest.mark.parametrize("name", ["ours", "gpt2"])
 def test_what_a_remedy_hears_is_what_all_the_others_have_made_of_it(name: str, listening: Remedy, changing: Remedy):
-    """Whichever was put in first: the mean that is taken out of attention is that of the values which it reads."""
+    """Whichever was put in first."""
     torch.manual_seed(0)
     if name == "ours":
         model: nn.Module = Encoder(3, BlockConfig(16, 4, placement="pre")).double().eval()
@@ -400,8 +282,7 @@ def test_what_a_remedy_hears_is_what_all_the_others_have_made_of_it(name: str, l
 @pytest.mark.parametrize(
     "remedies",
     [
-        (AttnScale(0.5), CentredAttention(0.6)),  # both take the mean of the values
-        (FeatScale(0.3, 0.5), MVSplit(beta=0.7, alpha=0.4)),  # of the attention branch
+        (AttnScale(0.5), MVSplit(beta=0.7, alpha=0.4)),
         (PairNorm(), DeEscalate(0.5)),  # of what leaves the block
     ],
     ids=lambda some: "+".join(remedy.name for remedy in some),
@@ -415,18 +296,6 @@ def test_two_remedies_at_one_place_keep_their_means_apart_in_a_cache(remedies):
         begun = model(input_ids=ids[:, :3], use_cache=True)
         rest = model(input_ids=ids[:, 3:], past_key_values=begun.past_key_values, use_cache=True)
     assert_close(rest[0], whole[0][:, 3:], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("remedy", [NeuTRENO, ValueResidual])
-def test_the_first_block_alone_has_no_earlier_values_and_is_refused(remedy):
-    for depth, blocks in ((1, None), (3, (1,))):
-        model = Encoder(depth, BlockConfig(16, 4))
-        with pytest.raises(ValueError, match="into later blocks, and only the first was chosen"):
-            depthscope.apply(model, remedy(blocks=blocks))
-        assert not list(hooks_in(model))
-    assert [
-        item.block for item in applied(depthscope.apply(Encoder(3, BlockConfig(16, 4)), remedy(blocks=(1, 3))))
-    ] == ["blocks.2"]
 
 
 @pytest.mark.parametrize("alpha", ["0.1", None, True, torch.tensor(0.5), float("nan"), float("inf"), -1])

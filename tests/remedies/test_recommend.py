@@ -8,7 +8,7 @@ import zoo
 from depthscope.measures import token_similarity
 from depthscope.models import BlockConfig, Encoder, pre_norm
 from depthscope.remedies import DeEscalate, ResidualWeight, applied, recommend
-from depthscope.remedies.strengths import HELD, gradient_growth, growth_by_weight
+from depthscope.remedies.recommendation import HELD, gradient_growth, growth_by_weight
 from depthscope.theory import odds_of
 from samples import seeded
 
@@ -60,15 +60,6 @@ def test_a_level_that_cannot_be_held_is_not_promised():
     assert profile.curve("token_similarity")[-1] == pytest.approx(found.expected_similarity, rel=1e-5)
 
 
-def test_recommended_goes_into_apply_and_needs_inputs():
-    x = tokens()
-    model = Encoder(6, BlockConfig(128, 4), generator=seeded(1))
-    depthscope.apply(model, DeEscalate("recommended"), inputs=x)
-    taus = {entry.tau for entry in applied(model)}
-    assert taus == {recommend(depthscope.remove(model), x).tau}
-    assert 0 < taus.pop() < 0.5
-
-
 def test_a_chaotic_stack_gets_a_branch_weight_that_tames_its_gradient():
     def he(attention, ffn, generator):
         for module in [*attention.modules(), *ffn.modules()]:
@@ -90,8 +81,6 @@ def test_a_chaotic_stack_gets_a_branch_weight_that_tames_its_gradient():
     assert growth == pytest.approx(found.growth[found.alpha], rel=1e-5)
     assert growth**80 < 10
     assert any(isinstance(entry.remedy, ResidualWeight) for entry in applied(model))
-    depthscope.apply(depthscope.remove(model), DeEscalate("recommended"), inputs=x)  # the weight comes with it
-    assert {entry.remedy for entry in applied(model)} == set(found.remedies)
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,7 @@ from depthscope.probing import NoLoss, Profile, mean_loss, probe
 from depthscope.progress import Tick
 from depthscope.remedies import Recommendation, Remedy, applied, apply, recommend
 from depthscope.remedies.application import temporarily
-from depthscope.remedies.recommendation import sink_positions
-from depthscope.remedies.strengths import Unmeasurable
+from depthscope.remedies.recommendation import Unmeasurable, sink_positions
 from depthscope.scope import Scope, scope_of
 
 Doing = Callable[[str], Tick | None]  # told what is being done; may give what to call after each piece of it

@@ -3,35 +3,25 @@
 from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.remedies.application import Applied, applied, apply, remove
 from depthscope.remedies.attn_scale import AttnScale
-from depthscope.remedies.centred_attention import CentredAttention
-from depthscope.remedies.contra_norm import ContraNorm, contra_norm
+from depthscope.remedies.branches import LayerScale, MVSplit, ResidualWeight
 from depthscope.remedies.deescalation import DeEscalate, LearnableTau, deescalate
-from depthscope.remedies.feat_scale import FeatScale
-from depthscope.remedies.mv_split import MVSplit
-from depthscope.remedies.neutreno import NeuTRENO
-from depthscope.remedies.pair_norm import PairNorm, pair_norm
 from depthscope.remedies.recommendation import Recommendation, recommend
 from depthscope.remedies.record import restore
-from depthscope.remedies.remedy import REMEDIES, Remedy, list_remedies, register_remedy
+from depthscope.remedies.remedy import REMEDIES, Remedy, Site, list_remedies, register_remedy
 from depthscope.remedies.reparameterise import Reparameterise, bake
-from depthscope.remedies.residual_weight import LayerScale, ResidualWeight
-from depthscope.remedies.site import Site
-from depthscope.remedies.value_residual import ValueResidual
+from depthscope.remedies.trunk import ContraNorm, PairNorm, contra_norm, pair_norm
 
 __all__ = [
     "REMEDIES",
     "Applied",
     "AttnScale",
-    "CentredAttention",
     "ContraNorm",
     "DeEscalate",
     "Ema",
-    "FeatScale",
     "Full",
     "LayerScale",
     "LearnableTau",
     "MVSplit",
-    "NeuTRENO",
     "PairNorm",
     "Prefix",
     "Recommendation",
@@ -39,7 +29,6 @@ __all__ = [
     "Reparameterise",
     "ResidualWeight",
     "Site",
-    "ValueResidual",
     "applied",
     "apply",
     "bake",

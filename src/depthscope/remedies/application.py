@@ -55,8 +55,8 @@ def apply(
     Args:
         model: any model that holds Transformer blocks, or a `Scope` of it.
         remedies: such as `DeEscalate(0.3)`.
-        inputs: a batch as for `probe`: needed for `tau="recommended"`; settles what the blocks of a model of no known
-            family are, where its tokens stand, and whether it is causal.
+        inputs: a batch as for `probe`: settles what the blocks of a model of no known family are, where its tokens
+            stand, and whether it is causal.
         tokenizer: makes ids of strings.
         hints: what you say of the model, as for `Scope`. `causal` wins over all that is known or tried; `mask` names
             the argument that is true for real tokens ("~name": for padding).
@@ -91,24 +91,39 @@ def _put_in(scope: Scope, remedies: tuple[Remedy, ...]) -> Anatomy:
         if not isinstance(remedy, Remedy):
             raise ValueError(f"expected remedies, such as DeEscalate(), got {remedy!r}")
     model = scope.original
-    _refuse_wrapped(model, remedies)
+    for module in model.modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise ValueError(
+                "the model is compiled, and its graph would pass by the remedy in silence: apply first, compile after"
+            )
+    if isinstance(model, DistributedDataParallel) and any(remedy.learns for remedy in remedies):
+        raise ValueError("DistributedDataParallel would not synchronise what a remedy learns: apply first, wrap after")
     refuse_ablated(model)
     refuse_tensor(scope.hints)
     anatomy = scope.anatomy if scope.inputs is None else scope.seen_anatomy(again=True)
-    chosen = [found for remedy in remedies for found in remedy.settled(scope, remedies)]
-    _unnest(model)
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
+            hang(module, Unnested(), "out")
+            module.use_nested_tensor = False
     running = install(model, anatomy)
     _hang_refusals(running, model, anatomy)
-    there = {(type(hook.remedy), hook.block, hook.station) for _, hook in hooks_in(model)}
+    taken = {(type(hook.remedy), hook.block, hook.station) for _, hook in hooks_in(model)}
     mixed: dict[str, BlockAnatomy] = {}
-    for remedy in chosen:
+    for remedy in remedies:
         for number, block in remedy.blocks_of(anatomy, depth_of(model, anatomy)):
             causal = anatomy.causal if block.causal is None else block.causal
             site = Site(model, anatomy, block, number, causal, running)
-            _refuse_twice(there, remedy, block)
+            for place in [(type(remedy), block.name, station) for station in remedy.stations_in(block)]:
+                if place in taken:
+                    raise ValueError(
+                        f"{remedy.name} is already at the {place[2]} of {block.name!r}; "
+                        "take it out first with depthscope.remove(model)"
+                    )
+                taken.add(place)
             refuse_leak(remedy, site)
             mixing = remedy.mixing_in(site)
-            if causal is None and mixing == "causal" and site.is_first and getattr(remedy, "mixing", "") == "auto":
+            is_first = block is anatomy.of_part(block.part)[0]
+            if causal is None and mixing == "causal" and is_first and getattr(remedy, "mixing", "") == "auto":
                 warnings.warn(UNKNOWN, stacklevel=3)  # doubt counts as causal
             remedy.install(site)
             if anatomy.family == "unknown" and mixing != "none":
@@ -120,7 +135,7 @@ def _put_in(scope: Scope, remedies: tuple[Remedy, ...]) -> Anatomy:
     for block in anatomy.blocks if anatomy.guessed else ():
         hang(block.module, GuessedExit(running), "out")
     axis = {"token_axis": anatomy.token_axis} if anatomy.family == "unknown" else {}
-    keep_record(model, chosen, scope.apply_hints | axis)
+    keep_record(model, remedies, scope.apply_hints | axis)
     return anatomy
 
 
@@ -188,11 +203,6 @@ class Applied:
     values: Mapping[str, float | list[float]]  # the numbers in force now, by the name of the option: {"tau": 0.4}
     part: str = ""  # of the model that the block is in, where it has several
 
-    @property
-    def tau(self) -> float | list[float] | None:
-        """The τ in force now; None for remedies without one."""
-        return self.values.get("tau")
-
 
 def applied(model: nn.Module) -> list[Applied]:
     """The remedies that are in a model, with the numbers that learnable ones have reached."""
@@ -213,19 +223,19 @@ class RefusePairs(Hook):
         self.is_outermost = is_outermost
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = dict(zip(self.names, args, strict=False)) | kwargs
-        own, why = given.get("attention_mask"), ""
-        if given.get("cu_seq_lens_q") is not None or pieces_of(given) is not None:
+        arguments = dict(zip(self.names, args, strict=False)) | kwargs
+        mask, why = arguments.get("attention_mask"), ""
+        if arguments.get("cu_seq_lens_q") is not None or pieces_of(arguments) is not None:
             why = (
                 "several sequences in one row (position_ids that begin again, cu_seq_lens): the mean of a remedy would "
                 "mix them; pass one sequence to a row, with an attention_mask"
             )
-        elif self.is_outermost and isinstance(own, Tensor) and own.ndim > 2:  # inside, the model has made its own
+        elif self.is_outermost and isinstance(mask, Tensor) and mask.ndim > 2:  # inside, the model has made its own
             why = (
-                f"attention_mask is {tuple(own.shape)}: from a mask of pairs of tokens (packed sequences, "
+                f"attention_mask is {tuple(mask.shape)}: from a mask of pairs of tokens (packed sequences, "
                 "generate with a static cache) a remedy cannot tell which tokens belong together; pass (batch, n)"
             )
-        elif self.is_outermost and given.get("perm_mask") is not None:
+        elif self.is_outermost and arguments.get("perm_mask") is not None:
             why = "perm_mask hides tokens from each other, and the mean of a remedy would show them"
         if why:
             self.running.now.calls = 0  # a pass that is refused says nothing about the blocks
@@ -253,35 +263,6 @@ class Unnested(Hook):
 
     def taken_down(self, module: nn.Module) -> None:
         module.use_nested_tensor = True  # type: ignore[assignment]
-
-
-def _unnest(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
-            hang(module, Unnested(), "out")
-            module.use_nested_tensor = False
-
-
-def _refuse_wrapped(model: nn.Module, remedies: tuple[Remedy, ...]) -> None:
-    for module in model.modules():
-        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            raise ValueError(
-                "the model is compiled, and its graph would pass by the remedy in silence: apply first, compile after"
-            )
-    if isinstance(model, DistributedDataParallel) and any(remedy.learns for remedy in remedies):
-        raise ValueError("DistributedDataParallel would not synchronise what a remedy learns: apply first, wrap after")
-
-
-def _refuse_twice(there: set[tuple[type, str, str]], remedy: Remedy, block: BlockAnatomy) -> None:
-    """Refuses a remedy where one of its kind stands; else adds its stations to those that are taken."""
-    for station in remedy.stations_in(block):
-        place = type(remedy), block.name, station
-        if place in there:
-            raise ValueError(
-                f"{remedy.name} is already at the {station} of {block.name!r}; "
-                "take it out first with depthscope.remove(model)"
-            )
-        there.add(place)
 
 
 def _coverage(model: nn.Module, anatomy: Anatomy) -> list[str]:

@@ -15,9 +15,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from depthscope.remedies.means import RelativeToMean
-from depthscope.remedies.remedy import register_remedy
-from depthscope.remedies.values import OnContext, OnHeads, by_head
+from depthscope.anatomy import BlockAnatomy
+from depthscope.remedies.change import Change, Listener, MeanAt, RelativeToMean
+from depthscope.remedies.remedy import Site, register_remedy
+
+CONTEXT = "context"
 
 
 def scaled_context(context: Tensor, uniform: Tensor, omega: Tensor) -> Tensor:
@@ -28,13 +30,15 @@ def scaled_context(context: Tensor, uniform: Tensor, omega: Tensor) -> Tensor:
     """
     heads = len(omega)
     width = context.shape[-1] // heads
-    change = omega.unsqueeze(-1) * (context.unflatten(-1, (heads, width)) - by_head(uniform, heads, width))
+    by_head = uniform.unflatten(-1, (-1, width))  # (…, g, d_v)
+    by_head = by_head.repeat_interleave(heads // by_head.shape[-2], dim=-2)  # (…, h, d_v)
+    change = omega.unsqueeze(-1) * (context.unflatten(-1, (heads, width)) - by_head)
     return context + change.flatten(-2).to(context.dtype)
 
 
 @register_remedy
 @dataclass(frozen=True)
-class AttnScale(RelativeToMean, OnContext):
+class AttnScale(RelativeToMean):
     """Scales attention's difference from uniform attention by 1 + ω, one ω per head and block.
 
     `omega` is where ω starts, 0 in the paper. It is trained (the state_dict of each block gains `attn_scale_omega`, one
@@ -52,8 +56,39 @@ class AttnScale(RelativeToMean, OnContext):
     always_shown: ClassVar[tuple[str, ...]] = ("omega",)
     numbers: ClassVar[Mapping[str, float]] = {"omega": -inf}
 
-    def changed(self, context: Tensor, here: OnHeads) -> Tensor:
-        """The formula, for a context (batch, n, h·d_v)."""
-        uniform, omega = here.heard.taken(context.shape[1]), here.in_force("omega")
-        omega = omega if isinstance(omega, Tensor) else uniform.new_full((here.heads,), omega)
-        return scaled_context(context, uniform, omega)
+    def stations_in(self, block: BlockAnatomy) -> tuple[str, ...]:
+        """What the output projection reads, inside the attention branch: no station of the trunk."""
+        return (CONTEXT,)
+
+    def install(self, site: Site) -> None:
+        block, fused = site.block, site.block.fused_values
+        values = block.values if fused is None else fused.spot
+        if values is None or block.projections is None or block.context is None:
+            raise ValueError(
+                f"{block.name!r} ({type(block.module).__name__}) does not show what its attention reads and returns "
+                f"for each head: {self.name} cannot be put in there; blocks= chooses others"
+            )
+        mean = Listener(site, values, MeanAt(self, site, "values"), None if fused is None else fused.cut)
+        hook = ScaleContext(self, site, mean, block.projections().value.shape[0])
+        site.put_inside(self, hook, block.context, CONTEXT)
+
+
+class ScaleContext(Change):
+    """AttnScale on the context of one block; `heard` has what uniform attention makes of its values."""
+
+    def __init__(self, remedy: AttnScale, site: Site, heard: Listener, heads: int):
+        super().__init__(remedy, site)
+        self.heard, self.heads = heard, heads
+
+    def shape(self, block: BlockAnatomy) -> tuple[int, ...]:
+        return (self.heads,)
+
+    def changed(self, tokens: Tensor) -> Tensor:
+        uniform, omega, n = self.heard.take(), self.in_force("omega"), tokens.shape[1]
+        if uniform is None:
+            raise ValueError(
+                f"the values of {self.block!r} were not computed in this pass, so that {self.remedy.name} does not "
+                "have them: start again without a cache"
+            )
+        omega = omega if isinstance(omega, Tensor) else uniform.new_full((self.heads,), omega)
+        return scaled_context(tokens, uniform[:, -n:], omega)  # earlier values are of a memory that attention reads

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import BlockAnatomy
 from depthscope.models.token_means import NAMED, Ema, Full, Prefix, TokenMean
-from depthscope.remedies.change import Change
-from depthscope.remedies.means import MeanAt, OnTrunk
-from depthscope.remedies.remedy import Remedy, Site, register_remedy
-
-if TYPE_CHECKING:
-    from depthscope.scope import Scope
+from depthscope.remedies.change import Change, MeanAt
+from depthscope.remedies.remedy import Site, register_remedy
+from depthscope.remedies.trunk import OnTrunk
 
 
 def deescalate(
@@ -41,7 +38,7 @@ def deescalate(
     real = None if mask is None else mask.bool()
     position = None if real is None else real.long().cumsum(dim=-1) - 1
     counted, touched = (_without(chosen, tokens, real, position) for chosen in (skip_in_mean, leave_alone))
-    return _changed(tokens, tau, token_mean(mixing), counted, touched)
+    return tokens - _shift(tokens, tau, token_mean(mixing).mean(tokens, counted), touched)
 
 
 def token_mean(mixing: str | TokenMean) -> TokenMean:
@@ -63,13 +60,6 @@ def _without(chosen: Sequence[int], tokens: Tensor, real: Tensor | None, positio
     for number in chosen:
         kept = kept & (position != number)
     return kept
-
-
-def _changed(
-    tokens: Tensor, tau: float | Tensor, mean: TokenMean, counted: Tensor | None, touched: Tensor | None
-) -> Tensor:
-    """tokens − τ·mean where it is subtracted."""
-    return tokens - _shift(tokens, tau, mean.mean(tokens, counted), touched)
 
 
 def _shift(tokens: Tensor, tau: float | Tensor, mean: Tensor, touched: Tensor | None) -> Tensor:
@@ -95,7 +85,7 @@ class LearnableTau:
 class DeEscalate(OnTrunk):
     """Subtracts τ·mean of the tokens at a station of the trunk, in all blocks or some.
 
-    `tau`: a number in [0, 1], `LearnableTau(…)`, or "recommended" (measured on the inputs given to `apply`).
+    `tau`: a number in [0, 1], or `LearnableTau(…)`; `recommend` measures one.
     τ = 1 is the paper's value and not safe at any depth: beyond about 100 blocks it needs a `ResidualWeight`.
     `at`: "input", "after_attention", "ffn_input" or "output"; always the trunk, since a change of the branch alone
     does nothing. `mixing`: "auto" is the paper's full mean in bidirectional models and the prefix mean in causal
@@ -103,7 +93,7 @@ class DeEscalate(OnTrunk):
     `blocks` (numbers from 1) or `every` k-th choose blocks. For `skip_in_mean` and `leave_alone` see `deescalate`.
     """
 
-    tau: float | LearnableTau | Literal["recommended"] = 1.0
+    tau: float | LearnableTau = 1.0
     at: str = "output"
     mixing: str | TokenMean = "auto"
     skip_in_mean: tuple[int, ...] = ()
@@ -116,9 +106,9 @@ class DeEscalate(OnTrunk):
     without_leak: ClassVar[str] = "use mixing='auto', 'prefix' or 'ema'"
 
     def __post_init__(self) -> None:
-        if isinstance(self.tau, str) and self.tau != "recommended":
-            raise ValueError(f"expected tau in [0, 1], LearnableTau(…) or 'recommended', got {self.tau!r}")
-        if not isinstance(self.tau, str | LearnableTau):
+        if not isinstance(self.tau, LearnableTau):
+            if isinstance(self.tau, str):
+                raise ValueError(f"expected tau in [0, 1] or LearnableTau(…), got {self.tau!r}")
             if isinstance(self.tau, bool) or not 0 <= self.tau <= 1:
                 raise ValueError(f"expected tau in [0, 1], got {float(self.tau)}")
             object.__setattr__(self, "tau", float(self.tau))  # of numpy or torch too, so that JSON can keep it
@@ -130,12 +120,10 @@ class DeEscalate(OnTrunk):
         super().__post_init__()
 
     def check_mixing(self) -> None:
-        """Refuses a mean that there is not."""
         if self.mixing != "auto":
             token_mean(self.mixing)
 
     def mean_in(self, site: Site) -> TokenMean | None:
-        """The mean that it takes in a block; None: each call of the block tells."""
         return super().mean_in(site) if self.mixing == "auto" else token_mean(self.mixing)
 
     @property
@@ -145,37 +133,14 @@ class DeEscalate(OnTrunk):
     def hook(self, site: Site, station: str) -> Change:
         """What changes the tokens at this station of this block; refuses what would leave nothing to pool."""
         complete = self.tau == 1 and isinstance(self.mean_in(site), Full | None)
-        last = self.at == "output" and site.is_last and not (self.skip_in_mean or self.leave_alone)
+        is_last = site.block is site.anatomy.of_part(site.block.part)[-1]
+        last = self.at == "output" and is_last and not (self.skip_in_mean or self.leave_alone)
         if complete and last and (pooling := _mean_pooling(site.model)):
             raise ValueError(
                 f"τ = 1 at the last output makes the mean of the tokens zero for every input, and {pooling} reads "
                 "just that mean: use tau below 1, blocks without the last, at='input', or a class token"
             )
         return SubtractMean(self, site, station)
-
-    def settled(self, scope: Scope, beside: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
-        """With the recommended τ, and with the weight of the branches that goes with it unless one is given."""
-        if self.tau != "recommended":
-            return (self,)
-        if scope.inputs is None:
-            raise ValueError("tau='recommended' is measured on the model: pass apply(…, inputs=a batch)")
-        from depthscope.remedies.recommendation import recommend
-
-        weigh = all(other.name != "residual-weight" for other in beside)
-        found = recommend(scope, at=self.at, mixing=self.mixing, weigh_branches=weigh).remedies
-        if not found:
-            return (replace(self, tau=0.0),)
-        mean, *others = found  # a de-escalation, and perhaps a weight
-        assert isinstance(mean, DeEscalate)
-        everywhere = self.every == 1 and self.blocks is None
-        settled = replace(
-            self,
-            tau=mean.tau,
-            blocks=mean.blocks if everywhere else self.blocks,
-            skip_in_mean=self.skip_in_mean or mean.leave_alone,
-            leave_alone=self.leave_alone or mean.leave_alone,
-        )
-        return (settled, *others)
 
 
 def _mean_pooling(model: nn.Module) -> str | None:
@@ -209,21 +174,16 @@ class SubtractMean(Change):
         return torch.sigmoid(found) if isinstance(found, Tensor) else found
 
     def change(self, tokens: Tensor) -> Tensor:
-        x, tau = self.running.batch_first(tokens), self.in_force("tau")
-        counted, touched = self._chosen(x)
-        mean = self.mean.of_this_call()
-        if isinstance(mean, Full) or self.running.now.cache is None:
-            return self.running.as_given(_changed(x, tau, mean, counted, touched), tokens)
-        return self.running.as_given(x - _shift(x, tau, self.mean.of_those(x, counted), touched), tokens)
+        x, shift = self._mean_of(tokens)
+        return self.running.as_given(x - shift, tokens)
 
     def changed_and_difference(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        x, tau = self.running.batch_first(tokens), self.in_force("tau")
-        counted, touched = self._chosen(x)
-        shift = _shift(x, tau, self.mean.of_those(x, counted), touched)
+        x, shift = self._mean_of(tokens)
         return self.running.as_given(x - shift, tokens), self.running.as_given((-shift).expand_as(x), tokens)
 
-    def _chosen(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The tokens that count in the mean, and those that it is subtracted from; None: all."""
-        now, remedy = self.running.now, self.remedy
+    def _mean_of(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens (batch, n, d), and τ times their mean, 0 where it is not subtracted."""
+        x, now, remedy = self.running.batch_first(tokens), self.running.now, self.remedy
         counted = _without(remedy.skip_in_mean, x, now.real, now.position)
-        return counted, _without(remedy.leave_alone, x, now.real, now.position)
+        touched = _without(remedy.leave_alone, x, now.real, now.position)
+        return x, _shift(x, self.in_force("tau"), self.mean.of_those(x, counted), touched)

@@ -13,29 +13,36 @@ model the first α to be tried is that of `theory.prescribe` for blocks of these
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from depthscope.discovery import Hints, refuse_tensor
-from depthscope.hooks import refuse_ablated
-from depthscope.inputs import Tokenizer
+from depthscope.hooks import Listen, Machine, Visit, refuse_ablated
+from depthscope.inputs import Tokenizer, call
+from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
 from depthscope.probing import Profile, probe
 from depthscope.probing.parts import most_alike
 from depthscope.progress import Tick
 from depthscope.remedies import record
 from depthscope.remedies.application import temporarily
+from depthscope.remedies.branches import ResidualWeight
 from depthscope.remedies.deescalation import DeEscalate
 from depthscope.remedies.remedy import RIGHT_TO_LEFT, Remedy
-from depthscope.remedies.residual_weight import ResidualWeight
-from depthscope.remedies.strengths import gradient_growth, growth_by_weight, held_by, odds_maps, prescribed_weight
 from depthscope.scope import Scope, scope_of
-from depthscope.theory import GROWTH, OddsMap, level_to_hold, odds_of
+from depthscope.theory import GROWTH, Gains, OddsMap, level_to_hold, measure_map, odds_of, prescribe
 
-SINKS = 4  # positions that are spared at most
+SINKS = 4  # positions that are left alone at most
+TRIALS = 4  # of τ, each a forward pass; of α, each a forward and a backward pass
+HELD = 1.05  # times the wanted level: what is still called held
+
+
+class Unmeasurable(ValueError):
+    """The odds of similarity cannot be measured on these inputs."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,9 @@ class Recommendation:
 
     @property
     def python(self) -> str | None:
-        """The same below all imports."""
-        return record.lines(self.remedies, self.apply_options) if self.remedies else None
+        """The same below all imports: it runs as it stands."""
+        lines = ["import depthscope", *record.imports(self.remedies), "", str(self.line)]
+        return "\n".join(lines) if self.remedies else None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -157,17 +165,20 @@ def recommend(
     chosen = None  # all blocks that there are, also where parts run in turns
     if len(anatomy.parts) > 1:
         chosen = tuple(i for i, block in enumerate(anatomy.blocks, start=1) if block.part == part) or None
-    spared = sink_positions(profile, part) if about.get("causal") and not _padded_left(first) else ()
+    mask = first.first_batch.kwargs.get("attention_mask")
+    # Padding on the left: then positions are not the numbers of real tokens.
+    is_padded_left = isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, 0] == 0).any())
+    sinks = sink_positions(profile, part) if about.get("causal") and not is_padded_left else ()
 
     def remedies(tau: float, alpha: float | None) -> tuple[Remedy, ...]:
-        mean = DeEscalate(tau, at=at, mixing=mixing, skip_in_mean=spared, leave_alone=spared, blocks=chosen)
+        mean = DeEscalate(tau, at=at, mixing=mixing, skip_in_mean=sinks, leave_alone=sinks, blocks=chosen)
         return (mean,) if alpha is None else (mean, ResidualWeight(alpha, blocks=chosen))
 
     if tau is not None:
         depth = profile.depth if chosen is None else len(chosen)
         asked = remedies(tau, alpha)
         return Recommendation(f"τ = {tau:g} as asked for", asked, blocks=depth, apply_options=options)
-    odds, depth = odds_maps(scope, part, progress)
+    odds, depth = odds_map(scope, part, progress)
     level = level_to_hold(profile.curve("token_similarity", part=part)[0]) if level is None else level
     found = float(f"{odds.tau_for(odds_of(level)):.3g}")
     where = f" of the part {part!r}" if part else ""
@@ -185,7 +196,7 @@ def recommend(
     shown = all(block.spots.keys() >= set(block.branches) for block in anatomy.blocks)
     certain = shown and anatomy.family != "unknown"  # what a structure shows must be tried on inputs each time
     if alpha is None and weigh_branches and certain and profile.metadata["weights"]["look"] != "trained":
-        few = first.on(_first_sequences(first.inputs)) if anatomy.token_axis == 1 else first
+        few = first.on(_two_of(first.inputs)) if anatomy.token_axis == 1 else first
 
         def growth_with(weight: float) -> float:
             with temporarily(few, *remedies(found, None if weight == 1 else weight)):
@@ -197,8 +208,17 @@ def recommend(
         growth = growth_by_weight(growth_with, depth, prescribed_weight(about, odds, level, depth))
         best = min(growth, key=lambda a: (abs(math.log(growth[a])) * depth > math.log(GROWTH), -a))
         alpha = None if best == 1 else best
+    reason = (
+        f"{measured}, so similarity stays bounded above τ_c = {odds.critical_tau:.3g}, "
+        f"and with τ = {found:g} it is {held:.2f} after block {depth}"
+    )
+    if alpha is not None and alpha in growth:
+        reason += (
+            f"; with it the gradient grows by {growth[1.0]:.3f} per block, {growth[1.0] ** depth:.1e} over {depth}, "
+            f"and a branch weight α = {alpha:g} brings that to {growth[alpha]:.3f} (and the similarity further down)"
+        )
     return Recommendation(
-        _reason(measured, odds, found, held, growth, alpha, depth),
+        reason,
         remedies(found, alpha),
         measured=True,
         level=level,
@@ -211,42 +231,15 @@ def recommend(
     )
 
 
-def _reason(
-    measured: str,
-    odds: OddsMap,
-    tau: float,
-    similarity: float,
-    growth: Mapping[float, float],
-    alpha: float | None,
-    blocks: int,
-) -> str:
-    text = (
-        f"{measured}, so similarity stays bounded above τ_c = {odds.critical_tau:.3g}, "
-        f"and with τ = {tau:g} it is {similarity:.2f} after block {blocks}"
-    )
-    if alpha is None or alpha not in growth:
-        return text
-    return text + (
-        f"; with it the gradient grows by {growth[1.0]:.3f} per block, {growth[1.0] ** blocks:.1e} over {blocks}, "
-        f"and a branch weight α = {alpha:g} brings that to {growth[alpha]:.3f} (and the similarity further down)"
-    )
-
-
-def _first_sequences(inputs: Any, most: int = 2) -> Any:
-    """A piece of the batch: the gradient's growth over many blocks is nearly the same for every sequence."""
+def _two_of(inputs: Any) -> Any:
+    """Two sequences of a batch: the gradient's growth over many blocks is nearly the same for every sequence."""
     if not isinstance(inputs, Mapping):
-        return inputs[:most]
+        return inputs[:2]
     size = next(v.shape[0] for v in inputs.values() if isinstance(v, Tensor) and v.ndim)
     return {
-        name: value[:most] if isinstance(value, Tensor) and value.ndim and value.shape[0] == size else value
+        name: value[:2] if isinstance(value, Tensor) and value.ndim and value.shape[0] == size else value
         for name, value in inputs.items()
     }
-
-
-def _padded_left(first: Scope) -> bool:
-    """Then positions are not the numbers of real tokens."""
-    mask = first.first_batch.kwargs.get("attention_mask")
-    return isinstance(mask, Tensor) and mask.ndim == 2 and bool((mask[:, 0] == 0).any())
 
 
 def sink_positions(profile: Profile, part: str = "") -> tuple[int, ...]:
@@ -260,3 +253,93 @@ def sink_positions(profile: Profile, part: str = "") -> tuple[int, ...]:
     samples = (profile.metadata | profile.metadata.get("towers", {}).get(part, {}))["samples"]
     common = counts[counts * 2 >= samples].sort_values(ascending=False)
     return tuple(sorted(int(token) for token in common.index[:SINKS]))
+
+
+# --- the numbers -----------------------------------------------------------------------------------
+
+
+def odds_map(scope: Scope, part: str, progress: Tick | None) -> tuple[OddsMap, int]:
+    """The geometric means of ρ and c over the blocks of a part, each run twice more with other tokens; and how many
+    blocks there are."""
+    found: list[OddsMap] = []
+
+    def measure(visit: Visit, _station: str, _tokens: Tensor, _source: Tensor) -> None:
+        if visit.part != part and part:
+            return
+        tokens = machine.running.batch_first(visit.entered)
+        norm = TokenMatrix.of(tokens, visit.real).norm
+
+        def block(changed: Tensor) -> Tensor:
+            size = TokenMatrix.of(changed, visit.real).norm
+            return visit.again((changed * (norm / size)[:, None, None].to(changed.dtype)).to(tokens.dtype))
+
+        large = 1e6 if tokens.dtype in (torch.float32, torch.float64) else 1e2  # half precision sees no more
+        found.append(measure_map(block, tokens, visit.real, large=large))
+        if progress is not None:
+            progress()
+
+    batch, anatomy = scope.one_to_a_row(scope.first_batch), scope.seen_anatomy(again=True)
+    with scope.undisturbed(), Machine(scope.model, anatomy, Listen({"output"}, measure)) as machine:
+        call(scope.model, batch)
+    means = []
+    for numbers in ([m.rho for m in found], [m.feed for m in found]):
+        logarithms = [math.log(number) for number in numbers if math.isfinite(number) and number > 0]
+        if not logarithms:
+            raise Unmeasurable("ρ and c cannot be measured: the tokens are equal, single, or not finite in every block")
+        means.append(math.exp(sum(logarithms) / len(logarithms)))
+    return OddsMap(*means), len(found)
+
+
+def held_by(similarity: Callable[[float], float], odds: OddsMap, tau: float, level: float) -> tuple[float, float]:
+    """The τ that holds the level on the model, and the similarity that it leads to.
+
+    What is measured with a τ is read as the fixed point of a map with the same ρ and a larger c, whose τ is tried next.
+    If no trial holds the level (the remedy leaves alone what carries it), the first τ stays.
+    """
+    trials = {tau: similarity(tau)}
+    while not trials[tau] <= HELD * level and len(trials) < TRIALS and trials[tau] < 1:
+        keep = (1 - tau) ** 2
+        feed = odds_of(trials[tau]) * (1 / keep - odds.rho)
+        tau = float(f"{OddsMap(odds.rho, feed).tau_for(odds_of(level)):.3g}")
+        if tau in trials or tau >= 1:
+            break
+        trials[tau] = similarity(tau)
+    first = next(iter(trials))
+    chosen = next((tried for tried, reached in trials.items() if reached <= HELD * level), first)
+    return chosen, trials[chosen]
+
+
+def gradient_growth(profile: Profile, part: str = "") -> float:
+    """By what factor the gradient grows per block of a part on its way to the input: (g₁/g_L)^(1/(L−1))."""
+    norms = [norm for norm in profile.curve("output_gradient", part=part) if not math.isnan(norm)]
+    return (norms[0] / norms[-1]) ** (1 / (len(norms) - 1)) if len(norms) > 1 else 1.0
+
+
+def prescribed_weight(about: Mapping[str, Any], odds: OddsMap, level: float, depth: int) -> float:
+    """What theory prescribes for post-norm blocks of this ρ and c; 1 where it has nothing to say of them.
+
+    `about`: `placement` and `tokens`, from a profile's metadata.
+    """
+    if about["placement"] != "post":
+        return 1.0
+    try:
+        return prescribe(depth, Gains.of_odds(odds, about["tokens"] or 0), level=level).alpha
+    except ValueError:  # no FFN of ReLU brings about such a c, or no α is small enough
+        return 1.0
+
+
+def growth_by_weight(growth: Callable[[float], float], depth: int, prescribed: float) -> dict[float, float]:
+    """α → growth, until the growth over the whole depth is allowed: 1, what is prescribed, then as the growth says.
+
+    The logarithm of the growth falls about like α².
+    """
+    tried = {1.0: growth(1.0)}
+    alpha = 1.0
+    while math.log(tried[alpha]) * depth > math.log(GROWTH) and len(tried) < TRIALS:
+        aim = math.log(GROWTH) / 2 / depth  # well inside what is allowed
+        guess = alpha * math.sqrt(aim / math.log(tried[alpha]))
+        alpha = float(f"{prescribed if len(tried) == 1 and prescribed < 1 else guess:.2g}")
+        if alpha in tried:
+            break
+        tried[alpha] = growth(alpha)
+    return tried

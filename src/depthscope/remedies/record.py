@@ -19,8 +19,11 @@ from depthscope.naming import did_you_mean
 from depthscope.remedies.remedy import REMEDIES, Remedy
 
 FIELD = "depthscope_remedies"
-_GREATEST, _GREATEST_FLOAT32 = 2**63 - 1, 3.4028234e38  # what torch counts with, and computes with
-TOLD = "told"  # beside a remedy: what `apply` was told, so that `restore` does the same
+OPTIONS = (
+    "told"  # the key beside a remedy with the options that `apply` was called with, so that `restore` does the same
+)
+DROPPED = ("feat-scale", "centred-attention", "neutreno", "value-residual")  # that earlier versions had
+ADAPTERS_ALONE = "PEFT's save_pretrained writes adapters alone, and no record of remedies"
 
 
 def to_dict(remedy: Remedy) -> dict[str, Any]:
@@ -43,15 +46,17 @@ def from_dict(record: Mapping[str, Any]) -> Remedy:
     """The remedy that `to_dict` wrote."""
     if "remedy" not in record:
         raise ValueError(f"expected a record of {' or '.join(REMEDIES)}, got {dict(record)}")
-    kind = REMEDIES[record["remedy"]]
+    if (name := record["remedy"]) in DROPPED and name not in REMEDIES:
+        raise ValueError(f"depthscope has dropped the remedy {name!r}: use the version that the record was made with")
+    kind = REMEDIES[name]
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    given = {name: item for name, item in record.items() if name != "remedy"}
-    for name in given:
+    options = {name: item for name, item in record.items() if name != "remedy"}
+    for name in options:
         if name not in known:
             meant = did_you_mean(name, known)
             raise ValueError(f"{kind.name} has no option {name!r}: {meant}expected some of {', '.join(known)}")
     try:
-        return kind(**{name: _value(item, kind) for name, item in given.items()})
+        return kind(**{name: _value(item, kind) for name, item in options.items()})
     except (KeyError, TypeError) as error:
         raise ValueError(f"expected a record of {kind.name}, got {dict(record)}: {error}") from None
 
@@ -61,7 +66,7 @@ def _value(item: Any, kind: type[Remedy]) -> Any:
         values = {value.__name__: value for value in kind.option_types}
         return values[item["kind"]](**{name: _value(value, kind) for name, value in item.items() if name != "kind"})
     for number in item if isinstance(item, list | tuple) else (item,):
-        most = _GREATEST if isinstance(number, int) else _GREATEST_FLOAT32
+        most = 2**63 - 1 if isinstance(number, int) else torch.finfo(torch.float32).max  # what torch can compute with
         if isinstance(number, int | float) and most < abs(number) != math.inf:  # the remedy itself refuses infinity
             raise ValueError(f"expected numbers of at most {most:.3g} as options of {kind.name}, got {number}")
     return tuple(item) if isinstance(item, list) else item
@@ -82,34 +87,22 @@ def expression(remedy: Remedy) -> str:
     return f"{type(remedy).__name__}({', '.join(options)})"
 
 
-def call(remedies: tuple[Remedy, ...], options: Mapping[str, Any], width: int | None = None) -> str:
-    """The line that puts remedies into a model; `options` are what else `apply` must be told.
-
-    A line longer than `width` is broken, one argument a line.
-    """
+def call(remedies: tuple[Remedy, ...], options: Mapping[str, Any]) -> str:
+    """The line that puts remedies into a model; `options` are what else `apply` is given."""
     arguments = ["model", *map(expression, remedies), *(f"{name}={_literal(value)}" for name, value in options.items())]
-    line = f"depthscope.apply({', '.join(arguments)})"
-    if width is None or len(line) <= width:
-        return line
-    return "\n".join(["depthscope.apply(", *(f"    {argument}," for argument in arguments), ")"])
-
-
-def lines(remedies: tuple[Remedy, ...], options: Mapping[str, Any]) -> str:
-    """The imports, and the line that puts remedies into a model: it runs as it stands."""
-    return "\n".join(["import depthscope", *imports(remedies), "", call(remedies, options)])
+    return f"depthscope.apply({', '.join(arguments)})"
 
 
 def imports(remedies: tuple[Remedy, ...]) -> list[str]:
-    """The lines that import the remedies."""
+    """The lines that import the remedies, and what their options hold."""
     sources: dict[str, set[str]] = {}
     for kind in (kind for remedy in remedies for kind in _types_in(remedy)):
-        room = "depthscope.remedies" if kind.__module__.startswith("depthscope.") else kind.__module__
-        sources.setdefault(room, set()).add(kind.__name__)
-    return [f"from {room} import {', '.join(sorted(names))}" for room, names in sources.items()]
+        package = "depthscope.remedies" if kind.__module__.startswith("depthscope.") else kind.__module__
+        sources.setdefault(package, set()).add(kind.__name__)
+    return [f"from {package} import {', '.join(sorted(names))}" for package, names in sources.items()]
 
 
 def _types_in(value: Any) -> Iterator[type]:
-    """The classes of a remedy and of what its options hold."""
     yield type(value)
     for field in fields(value):
         if is_dataclass(item := getattr(value, field.name)):
@@ -125,7 +118,7 @@ def _literal(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A remedy in a model's configuration, and what `apply` was told beside it (blocks, part, causal, …)."""
+    """A remedy in a model's configuration, and the options that `apply` was given beside it (blocks, causal, …)."""
 
     remedy: Remedy
     options: Mapping[str, Any]
@@ -134,15 +127,15 @@ class Recorded:
 def recorded(model: nn.Module) -> list[Recorded]:
     """The remedies in the model's configuration."""
     found = []
-    for record in getattr(_config(model), FIELD, []):
-        own = {name: value for name, value in record.items() if name != TOLD}
-        found.append(Recorded(from_dict(own), record.get(TOLD, {})))
+    for record in records_of(model):
+        own = {name: value for name, value in record.items() if name != OPTIONS}
+        found.append(Recorded(from_dict(own), record.get(OPTIONS, {})))
     return found
 
 
 def keep_record(model: nn.Module, remedies: Sequence[Remedy], options: Mapping[str, Any]) -> None:
     """Writes them into the model's configuration, if it has one that `save_pretrained` saves."""
-    hints = {TOLD: dict(options)} if options else {}
+    hints = {OPTIONS: dict(options)} if options else {}
     set_records(model, [*records_of(model), *(to_dict(remedy) | hints for remedy in remedies)])
 
 
@@ -154,12 +147,21 @@ def records_of(model: nn.Module) -> list[dict[str, Any]]:
 def set_records(model: nn.Module, records: Sequence[dict[str, Any]]) -> None:
     """Leaves these records in the configuration, and no others; none: also no field for them."""
     config = _config(model)
-    if config is None:
-        return
-    if records:
+    if config is not None and records:
         setattr(config, FIELD, list(records))
     elif hasattr(config, FIELD):
         delattr(config, FIELD)
+
+
+def _config(model: nn.Module) -> Any:
+    """The configuration that `save_pretrained` would write; also inside DistributedDataParallel."""
+    inner = getattr(model, "module", model)
+    return getattr(inner, "config", None) if hasattr(inner, "save_pretrained") else None
+
+
+def saves_adapters_alone(model: nn.Module) -> bool:
+    """Whether it has adapters of PEFT: what it saves is then not the model, and not its configuration."""
+    return hasattr(getattr(model, "module", model), "peft_config")
 
 
 def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None = None) -> nn.Module:
@@ -212,11 +214,10 @@ def _load_learned(model: nn.Module, weights: Mapping[str, Tensor] | str | Path |
     saved = weights if isinstance(weights, Mapping) else _read(Path(weights), {*on_disk, *on_disk.values()})
     for name, parameter in learned.items():
         found = saved.get(name, saved.get(on_disk[name]))
-        if found is None:
-            raise ValueError(f"expected {name!r} among the saved weights, got none")
-        if found.shape != parameter.shape:
-            shapes = f"{tuple(parameter.shape)}, got {tuple(found.shape)}"
-            raise ValueError(f"expected {name!r} among the saved weights to be {shapes}")
+        if found is None or found.shape != parameter.shape:
+            got = "none" if found is None else f"one of shape {tuple(found.shape)}"
+            expected = f"{name!r} of shape {tuple(parameter.shape)}"
+            raise ValueError(f"expected {expected} among the saved weights, got {got}")
         with torch.no_grad():
             parameter.copy_(found)
 
@@ -242,17 +243,3 @@ def _read(path: Path, names: Collection[str]) -> dict[str, Tensor]:
         with safe_open(file, framework="pt") as opened:
             found |= {name: opened.get_tensor(name) for name in opened.keys() if name in names}  # noqa: SIM118
     return found
-
-
-ADAPTERS_ALONE = "PEFT's save_pretrained writes adapters alone, and no record of remedies"
-
-
-def saves_adapters_alone(model: nn.Module) -> bool:
-    """Whether it has adapters of PEFT: what it saves is then not the model, and not its configuration."""
-    return hasattr(getattr(model, "module", model), "peft_config")
-
-
-def _config(model: nn.Module) -> Any:
-    """The configuration that `save_pretrained` would write; also inside DistributedDataParallel."""
-    inner = getattr(model, "module", model)
-    return getattr(inner, "config", None) if hasattr(inner, "save_pretrained") else None

@@ -12,16 +12,66 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from inspect import isabstract
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from depthscope.anatomy import Anatomy, BlockAnatomy
+from torch import nn
+
+from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
+from depthscope.hooks import Pass
+from depthscope.hooks.staying import Hook, TokenHook, change_trunk, hang
 from depthscope.registry import Registry
-from depthscope.remedies.site import Site as Site
-
-if TYPE_CHECKING:
-    from depthscope.scope import Scope
 
 Mixing = Literal["none", "causal", "full", "by call"]  # "by call": each call of the block decides between the two
+
+
+@dataclass(frozen=True)
+class Site:
+    """One block that a remedy is put into."""
+
+    model: nn.Module
+    anatomy: Anatomy
+    block: BlockAnatomy
+    number: int  # counted from 1
+    causal: bool | None  # None: not known
+    running: Pass  # what the hooks of one `apply` know of the pass that is running
+
+    def put(self, remedy: Remedy, hook: TokenHook, station: str) -> None:
+        """Hangs a hook of a remedy at a station of this block, and notes on it whose and where it is.
+
+        What it changes is the trunk, also where a pre-norm model shows only the copy that a norm reads; on a branch, it
+        is the branch.
+        """
+        self.note(remedy, hook, station)
+        change_trunk(self.block, station, hook)
+        self._begin(remedy, hook)
+
+    def put_inside(self, remedy: Remedy, hook: Hook, spot: Spot, station: str) -> None:
+        """Hangs a hook of a remedy at a spot inside the block that is no station of it, such as attention's context."""
+        self.note(remedy, hook, station)
+        if isinstance(hook, TokenHook):
+            hook.side, hook.path = spot.side, spot.path
+        hang(spot.module, hook, spot.side)
+        self._begin(remedy, hook)
+
+    def _begin(self, remedy: Remedy, hook: Hook) -> None:
+        """What a hook learns is added to the model once the hook hangs: taking it down takes the parameters out."""
+        if remedy.learns and (learn := getattr(hook, "learn", None)) is not None:
+            learn(self.block)
+
+    def note(self, remedy: Remedy | None, hook: Hook, station: str) -> None:
+        """Notes on a hook whose and where it is; None: it only listens."""
+        hook.remedy, hook.block, hook.part, hook.station = remedy, self.block.name, self.block.part, station
+
+    @property
+    def call_decides(self) -> bool:
+        """Whether causality is an argument of each call of the block, and nobody has said more."""
+        return bool(self.block.causal_arguments) and self.causal is None
+
+    @property
+    def unseen(self) -> str:
+        """What to do about a station that this block does not show, for the message that says so."""
+        tried = self.anatomy.family == "unknown" and len(self.block.spots) <= 2
+        return "; apply(…, inputs=a batch) tries whether the structure of the blocks shows it" if tried else ""
 
 
 @dataclass(frozen=True)
@@ -36,15 +86,21 @@ class Remedy(ABC):
     always_shown: ClassVar[tuple[str, ...]] = ()  # options that printed code shows also at their defaults
     option_types: ClassVar[tuple[type, ...]] = ()  # dataclasses that its options may hold, for the record
     without_leak: ClassVar[str] = ""  # how its user gets a causal form, for the message that refuses a leak
-
     numbers: ClassVar[Mapping[str, float]] = {}  # options that are finite numbers → what they must be above
 
     def __post_init__(self) -> None:
         for name, above in self.numbers.items():
-            self._check_number(name, above)
+            number: Any = getattr(self, name)
+            if number is None and getattr(type(self), name, 0) is None:
+                continue  # it may be left out
+            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+                raise ValueError(f"expected {name} to be a finite number, got {number!r}")
+            if not number > above:
+                raise ValueError(f"expected {name} above {above:g}, got {number}")
+            object.__setattr__(self, name, float(number))  # so that JSON can hold it
         for name in ("allow_leak", "learnable"):
-            if not isinstance(given := getattr(self, name, False), bool):
-                raise ValueError(f"expected {name} to be true or false, got {given!r}")
+            if not isinstance(flag := getattr(self, name, False), bool):
+                raise ValueError(f"expected {name} to be true or false, got {flag!r}")
         if not isinstance(self.every, int) or self.every < 1:
             raise ValueError(f"expected every to be a whole number of at least 1, got {self.every}")
         if self.blocks is None:
@@ -55,17 +111,6 @@ class Remedy(ABC):
         if not chosen or any(not isinstance(number, int) or number < 1 for number in chosen):
             raise ValueError(f"expected blocks to hold numbers from 1, got {chosen}")
         object.__setattr__(self, "blocks", chosen)
-
-    def _check_number(self, name: str, above: float) -> None:
-        """Keeps an option as a float that JSON can hold."""
-        given: Any = getattr(self, name)
-        if given is None and getattr(type(self), name, 0) is None:
-            return  # it may be left out
-        if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
-            raise ValueError(f"expected {name} to be a finite number, got {given!r}")
-        if not given > above:
-            raise ValueError(f"expected {name} above {above:g}, got {given}")
-        object.__setattr__(self, name, float(given))
 
     def blocks_of(self, anatomy: Anatomy, depth: int) -> list[tuple[int, BlockAnatomy]]:
         """The blocks that it goes into, with their numbers; `depth` blocks run in a pass.
@@ -98,11 +143,6 @@ class Remedy(ABC):
     def learns(self) -> bool:
         """Whether it adds parameters to the model: by an option `learnable`, unless a remedy says more."""
         return bool(getattr(self, "learnable", False))
-
-    def settled(self, scope: Scope, beside: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
-        """The remedies to put in: this one with numbers in the place of what is to be measured; `beside` are all that
-        `apply` is given."""
-        return (self,)
 
 
 def _check(kind: type[Remedy]) -> None:

@@ -1,7 +1,7 @@
 """Reparameterised value weights (Dovonon et al. 2025): H = W_V W_O = V Λ V⁻¹ with the eigenvalues Λ in an interval.
 
 In X ← X + A X H real eigenvalues of H in [−1, 0] sharpen (tokens do not become alike), those in [0, 1] smooth. The
-paper clips Λ, and so does this: W_V = V and W_O = clip(Λ) V⁻¹, with V and Λ trained.
+paper clips Λ, and so does this: W_V is V, which stays an ordinary weight, and W_O = clip(Λ) V⁻¹ is computed from it.
 
 *Heads.* The columns of W_V are split over the heads, and so are the rows of W_O: head h has H_h = V_h Λ_h (V⁻¹)_h. The
 whole H = Σ_h H_h has the eigenvalues Λ, and the non-zero ones of H_h are those of (W_O)_h (W_V)_h = Λ_h: the spectrum
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,21 +21,12 @@ from torch import Tensor, nn
 from depthscope.anatomy import BlockAnatomy, Spot
 from depthscope.hooks.staying import Hook, hooks_in, take_down
 from depthscope.models.token_means import accumulator
-from depthscope.remedies.eigenform import (
-    QUERY_KEY,
-    Eigenform,
-    Form,
-    dealt,
-    fresh_form,
-    real_form,
-    steered_kind,
-    symmetric_form,
-)
 from depthscope.remedies.record import records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, register_remedy
 
 INTERVALS = {"sharpen": (-1.0, 0.0), "smooth": (0.0, 1.0)}
 BRANCH = "attention_branch"
+EIGENVALUES = "reparameterised_eigenvalues"
 
 
 @register_remedy
@@ -43,14 +34,10 @@ BRANCH = "attention_branch"
 class Reparameterise(Remedy):
     """H = VΛV⁻¹ in the place of W_V and W_O, with Λ in an interval.
 
-    `interval`: "sharpen" ([−1, 0]), "smooth" ([0, 1]) or (low, high). `vectors`: "free", or "orthogonal" (Q of a free
-    matrix's QR decomposition, so that H is symmetric). `start`: "present" takes V and Λ from the weights that are
-    there: for a free V the eigenvectors of H with the real parts of its eigenvalues clipped, for an orthogonal one the
-    nearest symmetric matrix. A complex spectrum has no real form, so that H changes: `applied(model)` has the relative
-    `error` ‖H' − H‖/‖H‖ of each block, and one above `max_error` is refused. The eigenvalues are dealt to the heads in
-    turn: the whole H is kept, not which head does what. "fresh" draws an orthogonal V and eigenvalues evenly from the
-    interval (`seed`), as for training from the start. The bias of the values, whose meaning lay in the old
-    W_V, moves through the old W_O into the output's, and is 0 after it; "fresh" only makes it 0.
+    `interval`: "sharpen" ([−1, 0]), "smooth" ([0, 1]) or (low, high). V starts as a random orthogonal matrix and the
+    eigenvalues are drawn evenly from the interval (`seed`), so that attention's values are trained anew; their bias,
+    whose meaning lay in the old W_V, starts at 0. `applied(model)` has the `eigenvalues` of this moment and the
+    `condition` number of V.
 
     Λ is clipped where it is used: an eigenvalue that training has carried over a bound stays at it, and comes back when
     its gradient leads back (the gradient of a plain clip is 0 there, so that it never would).
@@ -60,25 +47,17 @@ class Reparameterise(Remedy):
     """
 
     interval: str | tuple[float, float] = "sharpen"
-    vectors: Literal["free", "orthogonal"] = "free"
-    start: Literal["present", "fresh"] = "present"
-    max_error: float | None = None
     seed: int = 0
 
     name: ClassVar[str] = "reparameterise"
     always_shown: ClassVar[tuple[str, ...]] = ("interval",)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.interval, str):
+        if isinstance(self.interval, str):
+            if self.interval not in INTERVALS:
+                raise ValueError(f"expected interval='sharpen', 'smooth' or (low, high), got {self.interval!r}")
+        else:
             object.__setattr__(self, "interval", _bounds(self.interval))
-        elif self.interval not in INTERVALS:
-            raise ValueError(f"expected interval='sharpen', 'smooth' or (low, high), got {self.interval!r}")
-        if self.vectors not in ("free", "orthogonal"):
-            raise ValueError(f"expected vectors='free' or 'orthogonal', got {self.vectors!r}")
-        if self.start not in ("present", "fresh"):
-            raise ValueError(f"expected start='present' or 'fresh', got {self.start!r}")
-        if self.max_error is not None and not self.max_error >= 0:
-            raise ValueError(f"expected max_error of at least 0, or None for any, got {self.max_error}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ValueError(f"expected seed to be a whole number, got {self.seed!r}")
         super().__post_init__()
@@ -97,47 +76,43 @@ class Reparameterise(Remedy):
         return (BRANCH,)
 
     def install(self, site: Site) -> None:
-        """Takes the place of the projections of one block, or refuses."""
-        layers = _layers(site.block)
-        _refuse_tied(site, layers)
-        form = self._form(layers, site)
-        hook = Steering(self, site, layers, form.error)
-        site.put_inside(self, hook, Spot(site.block.module, "out"), BRANCH)  # first: taking it down undoes the rest
-        hook.take_over(form)
-
-    def _form(self, layers: Layers, site: Site) -> Form:
-        """V and Λ to begin with."""
-        low, high = self.bounds
-        width, device = layers.width, layers.output.weight.device
-        if device.type == "meta":
-            return Form(torch.empty(width, width, device=device), torch.empty(width, device=device), math.nan, 0)
-        if self.start == "fresh":
-            return fresh_form(width, low, high, self.seed + site.number)
-        with torch.no_grad():
-            value, output = (weight.to(torch.float64) for weight in layers.weights())
-        if not (value.isfinite().all() and output.isfinite().all()):
-            raise ValueError(f"block {site.number}: expected finite weights, got nan or inf in W_V or W_O")
-        try:
-            found = (symmetric_form if self.vectors == "orthogonal" else real_form)(value @ output, low, high)
-        except ValueError as error:
-            raise ValueError(f"block {site.number}: {error}") from None
-        if self.max_error is not None and not found.error <= self.max_error:
-            raise ValueError(
-                f"block {site.number}: {found.complex_eigenvalues} of {width} eigenvalues of H are complex, and its "
-                f"form with real ones in [{low:g}, {high:g}] is {found.error:.3g} of its norm away, more than "
-                f"max_error={self.max_error:g}; leave that out, or use start='fresh'"
-            )
-        return dealt(found, layers.heads)
+        hook = ComputedOutput(self, site)
+        site.put_inside(self, hook, Spot(site.block.module, "out"), BRANCH)  # and takes over, since it learns
 
 
-def _bounds(given: Any) -> tuple[float, float]:
+def _bounds(interval: Any) -> tuple[float, float]:
     try:
-        low, high = (float(bound) for bound in given)
+        low, high = (float(bound) for bound in interval)
     except (TypeError, ValueError):
-        raise ValueError(f"expected interval='sharpen', 'smooth' or (low, high), got {given!r}") from None
+        raise ValueError(f"expected interval='sharpen', 'smooth' or (low, high), got {interval!r}") from None
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise ValueError(f"expected an interval (low, high) of finite numbers with low ≤ high, got ({low:g}, {high:g})")
     return low, high
+
+
+class Clipped(torch.autograd.Function):
+    """x clipped to [low, high]. Beyond a bound the gradient of a clip is 0, and what a step of training has carried
+    over it would stay there for ever: here it passes where descending would lead back, and is 0 where it would lead
+    further out. So x is at rest beyond a bound only where the best point of the interval is that bound (the condition
+    of Karush, Kuhn and Tucker).
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, low: float, high: float) -> Tensor:  # type: ignore[override]
+        return x.clamp(low, high)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+        x, ctx.low, ctx.high = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        outward = ((x < ctx.low) & (gradient > 0)) | ((x > ctx.high) & (gradient < 0))
+        return torch.where(outward, 0.0, gradient), None, None
 
 
 class Layers(NamedTuple):
@@ -145,28 +120,22 @@ class Layers(NamedTuple):
 
     value: Any  # with a fused layer, its last columns
     output: Any
-    is_fused: bool
-    heads: int
     width: int
 
-    def weights(self) -> tuple[Tensor, Tensor]:
-        """W_V and W_O, (d, d) each."""
-        value, output = (w.weight.mT if isinstance(w, nn.Linear) else w.weight for w in (self.value, self.output))
-        return value[:, -self.width :], output
 
-
-def _layers(block: BlockAnatomy) -> Layers:
+def _layers(site: Site) -> Layers:
     """Those of a block, or a refusal by name."""
+    block = site.block
     what = f"{block.name!r} ({type(block.module).__name__})"
-    fused = block.fused_values
-    spot = block.values or (fused.spot if fused is not None else None)
+    fused = block.fused_values if block.values is None else None
+    spot = block.values if fused is None else fused.spot
     if spot is None or block.context is None or block.projections is None:
         raise ValueError(f"{what} does not show the layers of W_V and W_O, so that H cannot be reparameterised")
     value: Any = spot.module
     output: Any = block.context.module
-    cut: Any = None if block.values is not None or fused is None else fused.cut
+    cut: Any = None if fused is None else fused.cut
     known = cut is None or (cut.keywords.get("order") == "stacked" and type(value).__name__ == "Conv1D")
-    if not known or steered_kind(value) is None or type(value) is not type(output):
+    if not known or computed_kind(value) is None or type(value) is not type(output):
         kinds = f"{type(value).__name__} and {type(output).__name__}"
         raise ValueError(
             f"{what} has W_V and W_O in layers ({kinds}) from which reparameterise cannot tell them apart: it knows "
@@ -174,116 +143,157 @@ def _layers(block: BlockAnatomy) -> Layers:
         )
     if any(not isinstance(layer._parameters.get("weight"), nn.Parameter) for layer in (value, output)):
         raise ValueError(f"{what} has a W_V or W_O that is computed and no parameter (as pruning leaves it): undo that")
-    shapes = block.projections()
-    heads, width, own = shapes.value.shape
+    heads, width, own = block.projections().value.shape
     columns = value.weight.shape[0] if cut is None else heads * own
     if columns != width or heads * own != width:
         raise ValueError(
             f"{what} has W_V ({width} × {columns}) for {heads} heads of width {own}: H = VΛV⁻¹ needs a square V, of "
             "the width of a token (no grouped queries)"
         )
-    if value.bias is not None and output.bias is None:
-        raise ValueError(f"{what} has a bias on its values and none on its output to take it over")
-    return Layers(value, output, cut is not None, heads, width)
-
-
-def _refuse_tied(site: Site, layers: Layers) -> None:
-    """A weight that another module has too would be two from then on."""
-    for layer in (layers.value, layers.output):
+    for layer in (value, output):  # a weight that another module has too would be two from then on
         for name, module in site.model.named_modules():
-            if module is not layer and any(given is layer.weight for given in module._parameters.values()):
+            if module is not layer and any(shared is layer.weight for shared in module._parameters.values()):
                 raise ValueError(
-                    f"{site.block.name!r} shares a weight of its attention with {name!r}: reparameterise parts the "
-                    "two; blocks= chooses others"
+                    f"{block.name!r} shares a weight of its attention with {name!r}: reparameterise parts the two; "
+                    "blocks= chooses others"
                 )
+    return Layers(value, output, width)
 
 
-class Kept(NamedTuple):
-    """A layer as it was."""
+class Computed:
+    """A linear layer whose weight is no parameter but a property: that of the V and Λ of this moment, for forward
+    passes, measures of weights and saving alike.
 
-    layer: Any
-    kind: type[nn.Module]
-    weight: nn.Parameter
-    bias: Tensor | None  # a copy
+    A state_dict has it under its old key, so that a saved model can be loaded without depthscope; what stands there is
+    left alone when V and Λ are loaded. A layer takes an importable class, for copies and pickles.
+    """
+
+    form: ComputedOutput
+    transposed: bool  # whether the weight is stored (out, in), as in `nn.Linear`
+
+    @property
+    def weight(self) -> Tensor:
+        """As the layer that it was would have it."""
+        found = self.form.output()
+        return found.mT if self.transposed else found
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
+        weight = self.weight
+        destination[f"{prefix}weight"] = weight if keep_vars else weight.detach().clone().contiguous()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        state_dict.pop(f"{prefix}weight", None)  # what is computed is not loaded
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
 
-class Steering(Hook):
-    """The reparameterised H of one block: hangs on the block, so that it is found, copied and taken down."""
+class ComputedLinear(Computed, nn.Linear):  # type: ignore[override]
+    """In the place of PyTorch's."""
 
-    def __init__(self, remedy: Reparameterise, site: Site, layers: Layers, error: float):
-        self.remedy, self.layers, self.error = remedy, layers, error
-        self.form = Eigenform(site.block.module, site.block.name, remedy.bounds, remedy.vectors == "orthogonal")
-        self.kept: list[Kept] = []
+    transposed = True
+
+
+def computed_kind(layer: nn.Module) -> type[nn.Module] | None:
+    """The class that a layer can take; None: there is none for it."""
+    if type(layer) is nn.Linear:
+        return ComputedLinear
+    if type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils":
+        from depthscope.remedies.computed_conv1d import ComputedConv1D
+
+        return ComputedConv1D
+    return None
+
+
+class ComputedOutput(Hook):
+    """W_O = ΛV⁻¹ of one block: hangs on the block, so that it is found, copied and taken down."""
+
+    def __init__(self, remedy: Reparameterise, site: Site):
+        self.remedy, self.owner, self.layers = remedy, site.block.module, _layers(site)
+        self.seed, self.kind = remedy.seed + site.number, type(self.layers.output)
+        self.kept: list[tuple[nn.Module, str, nn.Parameter]] = []  # what was where before
 
     def __call__(self, module: nn.Module, args: Any, last: Any) -> None: ...
 
-    def take_over(self, form: Form) -> None:
-        """V and Λ become parameters of the block, and the weights of its layers are computed from them."""
-        layers, width = self.layers, self.layers.width
-        value, output, weight = layers.value, layers.weights()[1].detach(), layers.output.weight
-        for layer, role in ((value, "fused" if layers.is_fused else "vectors"), (layers.output, "output")):
-            bias = None if layer.bias is None else layer.bias.detach().clone()
-            self.kept.append(Kept(layer, type(layer), layer.weight, bias))
-            steered = steered_kind(layer)
-            layer._parameters["weight"] = None  # its place is kept
-            layer.__class__ = steered
-            layer.form, layer.role = self.form, role
-        like, trained = {"device": weight.device, "dtype": weight.dtype}, weight.requires_grad
-        learned = {
-            self.form.vectors_name: (form.vectors.to(**like).contiguous(), trained),
-            self.form.eigenvalues_name: (form.eigenvalues.to(weight.device, accumulator(weight)), trained),
-        }
-        if layers.is_fused:
-            fused = self.kept[0].weight
-            learned = {QUERY_KEY: (fused.detach()[:, :-width].clone(), fused.requires_grad)} | learned
-        for name, (start, requires_grad) in learned.items():
-            self.form.owner.register_parameter(name, nn.Parameter(start, requires_grad=requires_grad))
-        if value.bias is not None:
-            with torch.no_grad():
-                if self.remedy.start == "present":
-                    layers.output.bias.add_(value.bias[-width:] @ output)
-                value.bias[-width:] = 0
+    def learn(self, block: BlockAnatomy) -> None:
+        """V becomes the weight of the values, and Λ a parameter of the block, from which W_O is computed."""
+        value, output, width, (low, high) = *self.layers, self.remedy.bounds
+        weight, trained = value.weight.detach().clone(), output.weight.requires_grad
+        generator = torch.Generator().manual_seed(self.seed)
+        double: Any = {"generator": generator, "dtype": torch.float64, "device": "cpu"}
+        q, r = torch.linalg.qr(torch.randn(width, width, **double))
+        drawn = low + (high - low) * torch.rand(width, **double)
+        columns = weight.mT if isinstance(value, nn.Linear) else weight  # (d, …, d): a view
+        columns[:, -width:] = (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).to(weight)
+        self._exchange(value, "weight", weight)
+        for layer in (value, output):
+            if layer.bias is not None:
+                bias = layer.bias.detach().clone()
+                if layer is value:
+                    bias[-width:] = 0
+                self._exchange(layer, "bias", bias)
+        self._exchange(output, "weight", None)  # its place is kept
+        output.__class__, output.form = computed_kind(output), self
+        eigenvalues = nn.Parameter(drawn.to(weight.device, accumulator(weight)), requires_grad=trained)
+        self.owner.register_parameter(EIGENVALUES, eigenvalues)
+
+    def _exchange(self, layer: nn.Module, name: str, new: Tensor | None) -> None:
+        before: Any = layer._parameters[name]
+        self.kept.append((layer, name, before))
+        layer._parameters[name] = None if new is None else nn.Parameter(new, requires_grad=before.requires_grad)
+
+    def eigenvalues(self) -> Tensor:
+        """The diagonal of Λ (d)."""
+        found: Tensor = Clipped.apply(getattr(self.owner, EIGENVALUES), *self.remedy.bounds)  # type: ignore[no-untyped-call]
+        return found
+
+    def vectors(self) -> Tensor:
+        """V (d, d)."""
+        weight: Tensor = self.layers.value.weight
+        return (weight.mT if isinstance(self.layers.value, nn.Linear) else weight)[:, -self.layers.width :]
+
+    def output(self) -> Tensor:
+        """ΛV⁻¹ (d, d), computed in float32 or better."""
+        vectors = self.vectors()
+        try:
+            inverse = torch.linalg.inv(vectors.to(accumulator(vectors)))
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            raise ValueError(f"{self.block!r}: V of H = VΛV⁻¹ is singular; a smaller learning rate may help") from None
+        return (self.eigenvalues().unsqueeze(-1) * inverse).to(vectors.dtype)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        found = {name: self.form.owner._parameters.get(name) for name in self.form.names}
-        found |= {"bias of the values": self.layers.value.bias, "bias of the output": self.layers.output.bias}
+        value, output = self.layers.value, self.layers.output
+        found = {EIGENVALUES: self.owner._parameters.get(EIGENVALUES), "weight of the values": value.weight}
+        found |= {"bias of the values": value.bias, "bias of the output": output.bias}
         return {name: parameter for name, parameter in found.items() if parameter is not None}
 
     def values_in_force(self) -> dict[str, float | list[float]]:
-        return {
-            "eigenvalues": self.form.eigenvalues().tolist(),
-            "error": self.error,
-            "condition": self.form.condition(),
-        }
+        vectors, condition = self.vectors().detach().double(), math.nan
+        if vectors.isfinite().all():  # else training has diverged
+            stretches = torch.linalg.svdvals(vectors)
+            condition = (stretches[0] / stretches[-1]).item() if stretches[-1] > 0 else math.inf
+        return {"eigenvalues": self.eigenvalues().tolist(), "condition": condition}
 
     def keep_present(self) -> None:
         """What was kept of the layers becomes what they have now."""
-        with torch.no_grad():
-            now = [(kept, kept.layer.weight.clone(), kept.layer.bias) for kept in self.kept]
-            for kept, weight, bias in now:
-                kept.weight.data = weight.contiguous()
-                if kept.bias is not None:
-                    kept.bias.data = bias.detach().clone()
+        present = [(kept, getattr(layer, name).detach().clone().contiguous()) for layer, name, kept in self.kept]
+        for kept, now in present:
+            kept.data = now
 
     def taken_down(self, module: nn.Module) -> None:
-        learned = [self.form.owner._parameters.pop(name, None) for name in self.form.names]
-        vectors = learned[0]
-        for kept in self.kept:
-            layer: Any = kept.layer
-            if layer._parameters["weight"] is not None:
+        learned = self.owner._parameters.pop(EIGENVALUES, None)
+        self.layers.output.__class__ = self.kind
+        vars(self.layers.output).pop("form", None)
+        for layer, name, kept in self.kept:
+            now, gradient = layer._parameters[name], kept.grad
+            reached = learned if now is None else now
+            if now is kept:
                 continue  # it may be taken down again
-            layer.__class__ = kept.kind
-            for name in ("form", "role"):
-                vars(layer).pop(name, None)
-            if kept.bias is not None:
-                with torch.no_grad():
-                    layer.bias.copy_(kept.bias)
-            if vectors is not None:  # the model may have been moved since, or frozen
-                gradient, like = kept.weight.grad, (vectors.device, vectors.dtype)
-                kept.weight.data = kept.weight.data.to(*like)
-                kept.weight.grad = None if gradient is None else gradient.to(*like)
-                kept.weight.requires_grad_(any(found is not None and found.requires_grad for found in learned[::2]))
-            layer._parameters["weight"] = kept.weight
+            like = self.layers.value.weight  # the model may have been moved since, or frozen
+            kept.data = kept.data.to(like.device, like.dtype)
+            kept.grad = None if gradient is None else gradient.to(like.device, like.dtype)
+            if reached is not None:
+                kept.requires_grad_(reached.requires_grad)
+            layer._parameters[name] = kept
 
 
 def bake(model: nn.Module) -> nn.Module:
@@ -291,12 +301,12 @@ def bake(model: nn.Module) -> nn.Module:
 
     The model computes the same as before, and nothing keeps the eigenvalues of H in their interval from then on.
     """
-    steering = [hook for _, hook in hooks_in(model) if isinstance(hook, Steering)]
-    if not steering:
+    computed = [hook for _, hook in hooks_in(model) if isinstance(hook, ComputedOutput)]
+    if not computed:
         raise ValueError("expected a model with reparameterise, whose weights can be baked, got one without")
-    for hook in steering:
+    for hook in computed:
         hook.keep_present()
-    others = [hook for _, hook in hooks_in(model) if not isinstance(hook, Steering)]
+    others = [hook for _, hook in hooks_in(model) if not isinstance(hook, ComputedOutput)]
     stay = any(hook.remedy is not None for hook in others)
     take_down(model, keep=frozenset(map(id, others)) if stay else frozenset())
     set_records(model, [record for record in records_of(model) if record["remedy"] != Reparameterise.name])

@@ -95,11 +95,7 @@ VARIANTS: Registry[Variant] = Registry(
                 "mv-split": "MV-Split",
                 "contra-norm": "ContraNorm",
                 "pair-norm": "PairNorm",
-                "feat-scale": "FeatScale",
                 "attn-scale": "AttnScale",
-                "centred-attention": "centred attention",
-                "neutreno": "NeuTRENO",
-                "value-residual": "value residual",
             }.items()
         ),
     ],

@@ -34,13 +34,12 @@ WIRINGS = (
     *("keel", "b2t", "resi-dual", "mix-ln", "hybrid-norm"),
 )
 IN_POST = (
-    *("deescalated", "deescalated(tau=0.5)", "residual-weight", "mv-split", "contra-norm", "pair-norm"),
-    *("feat-scale", "attn-scale", "centred-attention", "neutreno", "value-residual"),
+    *("deescalated", "deescalated(tau=0.5)", "residual-weight", "mv-split", "contra-norm", "pair-norm", "attn-scale"),
 )
 ALL = (*WIRINGS, *IN_POST)
 LABELS = {variant: label_of(variant) for variant in ALL}
 AT_48 = ("post", "pre", "layer-scale", "deep-norm", "deescalated", "mv-split")
-AT_12 = (*AT_48, "rezero", "res-post", "sqrt-depth", "residual-weight", "contra-norm", "neutreno")
+AT_12 = (*AT_48, "rezero", "res-post", "sqrt-depth", "residual-weight", "contra-norm")
 CHANCE = math.log(10)  # the loss of equal odds for ten classes
 TRAINS, AT_CHANCE = 0.9 * CHANCE, 0.97 * CHANCE  # at most, in every seed; at least, in the mean
 PREDICTS = 0.5  # of Spearman's rank correlation, at least

@@ -49,9 +49,9 @@ class Kind:
 
 KINDS = {
     "plain": Kind("pre", "H as it comes", GREY),
-    "both": Kind("pre+reparameterise(interval=[-1, 1], start=fresh)", "control, Λ in [−1, 1]", BLUE),
-    "smooth": Kind("pre+reparameterise(interval=smooth, start=fresh)", "H smooths, Λ in [0, 1]", VERMILION),
-    "sharpen": Kind("pre+reparameterise(interval=sharpen, start=fresh)", "H sharpens, Λ in [−1, 0]", GREEN),
+    "both": Kind("pre+reparameterise(interval=[-1, 1])", "control, Λ in [−1, 1]", BLUE),
+    "smooth": Kind("pre+reparameterise(interval=smooth)", "H smooths, Λ in [0, 1]", VERMILION),
+    "sharpen": Kind("pre+reparameterise(interval=sharpen)", "H sharpens, Λ in [−1, 0]", GREEN),
 }
 ENOUGH = 200  # steps below which nothing is said of trained models
 INFLUENCING = "Fig. 3, caption: “Influencing smoothing”"

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from transformers.pytorch_utils import Conv1D
 
-from depthscope.remedies.eigenform import Steered
+from depthscope.remedies.reparameterise import Computed
 
 
-class SteeredConv1D(Steered, Conv1D):  # type: ignore[misc]
+class ComputedConv1D(Computed, Conv1D):  # type: ignore[misc]
     """In the place of Hugging Face's."""
 
     transposed = False
