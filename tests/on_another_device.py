@@ -76,7 +76,7 @@ def test_a_scope_is_settled_with_two_transfers(make: Callable[[int], nn.Module],
 @pytest.mark.parametrize("blocks", [2, 6])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"stations": "trunk"}, {"stations": "all", "exclude_tokens": "outliers"}, {"gradients": True}],
+    [{}, {"stations": "trunk"}, {"stations": "all", "exclude_tokens": [0]}, {"gradients": True}],
     ids=["default", "trunk", "without outliers", "gradients"],
 )
 def test_a_device_is_asked_once_for_a_pass_however_deep(

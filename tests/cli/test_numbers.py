@@ -1,15 +1,12 @@
 """Every option that is a number has bounds: what nobody can compute with ends in one line, and at once."""
 
-import math
 from pathlib import Path
 
 import pytest
-import torch
 import typer
 
 from depthscope import memory
 from depthscope.cli.app import app
-from depthscope.probing.windows import cut
 
 HUGE = "9" * 309  # no float holds it
 TINY = ("encoder", "--depth", "2", "--width", "16", "--heads", "2")
@@ -97,12 +94,3 @@ def test_sizes_beyond_a_float_are_refused_like_large_ones():
     ):
         with pytest.raises(ValueError, match="sizes that torch can count with, got a model"):
             ask()
-
-
-def test_a_window_longer_than_the_sequence_is_the_sequence():
-    tokens = torch.randn(2, 5, 3)
-    for window in (5, 6, 2**63, int(HUGE)):
-        windows, real = cut(tokens, None, window)
-        assert torch.equal(windows, tokens)
-        assert real is None
-    assert math.prod(cut(tokens, None, 4)[0].shape) == 2 * 2 * 4 * 3

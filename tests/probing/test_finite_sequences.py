@@ -72,13 +72,6 @@ def test_without_a_finite_sequence_there_is_no_verdict():
         recommend(encoder(), broken(0, 1, of=2))
 
 
-def test_a_sequence_with_a_broken_window_has_no_number():
-    profile = probe(encoder(), broken(1), window=2)  # token 2 is in the second of three windows
-    rows = profile.frame[profile.frame["sample"] == 1]
-    assert rows["value"].isna().all()
-    assert profile.metadata["not_finite"] == [{"sample": 1, "block": 0, "station": "output"}]
-
-
 def test_padding_and_empty_sequences_are_not_broken():
     x, real = broken(0), torch.ones(4, 6, dtype=torch.bool)
     real[0, 2] = real[3] = False

@@ -163,10 +163,7 @@ def test_what_a_pass_tells_and_what_is_refused():
     assert use.frame[["skip_output", "skip_loss"]].notna().all(axis=None)
     assert any("no logit lens" in note for note in use.metadata["notes"])
     assert depthscope.capture(model, PADDED)["output", 3].shape == (2, 7, 4, 16)
-    for refused in (
-        lambda: depthscope.paths(model, PADDED),
-        lambda: depthscope.probe(model, PADDED, window=3),
-    ):
+    for refused in (lambda: depthscope.paths(model, PADDED),):
         with pytest.raises(ValueError, match="several streams"):
             refused()
     with pytest.raises(ValueError, match="compares a token with all tokens before it"):

@@ -40,11 +40,11 @@ def _stations(text: str) -> str | list[str]:
     return found[0] if is_group else list(dict.fromkeys([*found, "output"]))
 
 
-def _tokens(text: str) -> str | list[int]:
+def _tokens(text: str) -> list[int]:
     try:
-        return text if text == "outliers" else [int(index) for index in names("", text)]
+        return [int(index) for index in names("", text)]
     except ValueError:
-        raise ValueError(f"expected outliers, or indices such as 0,1, got {text!r}") from None
+        raise ValueError(f"expected indices such as 0,1, got {text!r}") from None
 
 
 def _parts(text: str) -> tuple[str, ...]:
@@ -189,11 +189,7 @@ class ProbeOptions(ModelOptions):
     ] = "trunk,attention_input"
     exclude_tokens: Annotated[
         Any,
-        _option("Tokens to leave out: outliers, or indices such as 0,1.", _MEASURED, metavar="TOKENS", parser=_tokens),
-    ] = None
-    window: Annotated[
-        int | None,
-        counted("Measure windows of so many tokens (without attention).", _MEASURED, metavar="TOKENS"),
+        _option("Tokens to leave out: indices such as 0,1.", _MEASURED, metavar="TOKENS", parser=_tokens),
     ] = None
     without: Annotated[
         Any,

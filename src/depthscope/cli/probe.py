@@ -30,7 +30,7 @@ _OF_USE = ("table", "summary", "metadata")  # its sentences are among those of t
 STATES = "states:"  # then a folder of hidden states, without a model
 _OF_STATES = {"model", "out", "json", "full", "measures", "stations", "exclude_tokens", "causal"}  # what means
 _OF_STATES |= {"samples", "estimate", "fail_on", "seed", "skip_run"}  # something there
-_PLAIN = {"gradients": False, "without": (), "window": None}
+_PLAIN = {"gradients": False, "without": ()}
 
 
 @as_command
@@ -92,7 +92,6 @@ def _wishes(options: ProbeOptions) -> dict[str, Any]:
         "exclude_tokens": options.exclude_tokens,
         "gradients": options.gradients,
         "without": options.without or (),
-        "window": options.window,
     }
 
 

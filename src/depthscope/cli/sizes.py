@@ -106,7 +106,7 @@ def require_pass(model: nn.Module, options: ModelOptions, *, batch: int, tokens:
     if isinstance(options, ProbeOptions):
         chosen = choose_measures(options.measures)
         swept = [name for name in chosen if MEASURES[name].of == "attention"]
-        if swept and options.window is None and tokens > _LONGEST_ATTENTION:
+        if swept and tokens > _LONGEST_ATTENTION:
             raise ValueError(
                 f"expected at most {_LONGEST_ATTENTION} tokens for {swept[0]} and other measures of attention, whose "
                 f"time grows with the square of the tokens, got --tokens {tokens}: give fewer, or --measures default"

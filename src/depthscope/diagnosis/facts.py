@@ -21,7 +21,7 @@ from depthscope.diagnosis.trend import Trend, fit_trend
 from depthscope.hooks.ablation import in_words
 from depthscope.measures import EQUAL
 from depthscope.probing import Profile, Reference
-from depthscope.probing.parts import most_alike
+from depthscope.probing.profile import most_alike
 from depthscope.probing.roles import MEASURES, learning_ratios
 from depthscope.stations import trunk_is_a_sum
 from depthscope.usage import DepthUse

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from depthscope.measures.operators import AttentionOperator, Tile
-from depthscope.progress import pulse
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ def sweep(attention: AttentionOperator, real: Tensor | None) -> Iterator[Tile]:
     n, m = attention.shape[-2:]
     for tile in attention.tiles():
         yield tile if real is None else _without_padding(tile, real, n == m)
-        pulse(tile.last / n)
 
 
 def _without_padding(tile: Tile, real: Tensor, square: bool) -> Tile:

@@ -57,7 +57,13 @@ def ablate(
     ):
         raise ValueError("the model is compiled, and its graph would pass by what is changed: use it uncompiled")
     parts = choose_parts([name for item in what if isinstance(item, str) for name in item.split(",")])
-    blocks = _numbers(what, scope.depth_of_model)
+    others: list[Any] = [item if isinstance(item, Iterable) else [item] for item in what if not isinstance(item, str)]
+    blocks = frozenset(number for numbers in others for number in numbers)
+    for number in blocks:
+        if type(number) is not int or not 1 <= number <= scope.depth_of_model:
+            raise ValueError(
+                f"expected numbers of blocks from 1 to {scope.depth_of_model}, the model's depth, got {number!r}"
+            )
     if not parts and not blocks:
         raise ValueError('expected what to leave out, such as ablate(model, "skips") or ablate(model, 3), got nothing')
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -65,14 +71,3 @@ def ablate(
     with undone(lambda: torch.backends.mha.set_fastpath_enabled(fast)), ablation:
         torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's fused layers call no module of theirs
         yield scope.model
-
-
-def _numbers(what: Iterable[str | int | Iterable[int]], depth: int) -> frozenset[int]:
-    found: set[int] = set()
-    for item in what:
-        if not isinstance(item, str):
-            found.update(item if isinstance(item, Iterable) else [item])  # type: ignore[list-item]
-    for number in found:
-        if type(number) is not int or not 1 <= number <= depth:
-            raise ValueError(f"expected numbers of blocks from 1 to {depth}, the model's depth, got {number!r}")
-    return frozenset(found)

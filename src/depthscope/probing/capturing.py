@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -15,36 +14,24 @@ from depthscope.hooks import Listen, Machine, Visit
 from depthscope.inputs import Tokenizer, call
 from depthscope.scope import Scope, scope_of
 
-LARGE = 2**30  # bytes from which on a warning says what is kept
 
-
-class Captured(Mapping[tuple[str, int], Tensor]):
+class Captured(dict[tuple[str, int], Tensor]):
     """Tokens (batch, n, d) by station and number of the block: `captured["output", 3]`. On the model's device."""
 
-    def __init__(self, tokens: Mapping[tuple[str, int], Tensor], mask: Tensor | None):
-        self._tokens = dict(tokens)
-        self.mask = mask  # (batch, n), true for real tokens; None: all are
+    mask: Tensor | None = None  # (batch, n), true for real tokens; None: all are
 
-    def __getitem__(self, key: tuple[str, int]) -> Tensor:
-        if key not in self._tokens:
-            stations = ", ".join(dict.fromkeys(repr(station) for station, _ in self._tokens))
-            blocks = sorted({block for _, block in self._tokens})
-            raise KeyError(f"expected a captured station ({stations}) and block ({blocks}), got {key!r}")
-        return self._tokens[key]
-
-    def __iter__(self) -> Any:
-        return iter(self._tokens)
-
-    def __len__(self) -> int:
-        return len(self._tokens)
+    def __missing__(self, key: object) -> Tensor:
+        stations = ", ".join(dict.fromkeys(repr(station) for station, _ in self))
+        blocks = sorted({block for _, block in self})
+        raise KeyError(f"expected a captured station ({stations}) and block ({blocks}), got {key!r}")
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tokens."""
-        return sum(tokens.nbytes for tokens in self._tokens.values())
+        return sum(tokens.nbytes for tokens in self.values())
 
     def __repr__(self) -> str:
-        shapes = sorted({tuple(tokens.shape) for tokens in self._tokens.values()})
+        shapes = sorted({tuple(tokens.shape) for tokens in self.values()})
         return f"<{len(self)} token matrices {shapes}, {self.nbytes / 2**20:.1f} MiB>"
 
 
@@ -68,7 +55,7 @@ def capture(
         hints: what you may say of the model, as for `probe`.
 
     Returns:
-        Captured tokens; more than 1 GiB is warned of before it is taken.
+        Captured tokens: a dictionary by (station, block), with the mask of the real ones.
 
     Example:
         >>> import torch, depthscope
@@ -82,17 +69,13 @@ def capture(
     chosen = set(range(depth + 1)) if numbers is None else {numbers} if isinstance(numbers, int) else set(numbers)
     if not chosen <= set(range(depth + 1)):
         raise ValueError(f"expected numbers of blocks from 0 to {depth}, the model's depth, got {sorted(chosen)}")
-    found: dict[tuple[str, int], Tensor] = {}
-    masks: list[Tensor | None] = []
+    found = Captured()
 
     def keep(visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
-        masks[:] = [visit.real]
+        found.mask = visit.real_of_sequences
         if visit.streams > 1:  # as they are passed: (batch, n, streams, d), or (batch, n, d) where a branch reads them
-            tokens, masks[:] = source, [visit.real_of_sequences]
+            tokens = source
         if station == "input" and visit.number == 1 and "output" in wanted and 0 in chosen:
-            size = len(wanted) * len(chosen) * tokens.nbytes
-            if size > LARGE:
-                warnings.warn(f"about {size / 2**30:.1f} GiB of tokens are kept: name fewer blocks", stacklevel=2)
             found["output", 0] = tokens.clone()
         if station in wanted and visit.number in chosen:
             found[station, visit.number] = tokens.clone()
@@ -100,4 +83,4 @@ def capture(
     batch = scope.one_to_a_row(scope.first_batch)
     with scope.undisturbed(), Machine(scope.model, scope.anatomy, Listen({*wanted, "input"}, keep)), torch.no_grad():
         call(scope.model, batch)
-    return Captured(found, masks[0] if masks else None)
+    return found

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from depthscope.measures import PARTS, Bounded, Measure, Summary, TokenNorms
-from depthscope.measures.norms import mean_is_lost, times_power_of_two
+from depthscope.measures.norms import SAFE_NORMS, mean_is_lost, times_power_of_two
 from depthscope.measures.tokens import are_outliers, ratios_to_median
 from depthscope.probing.readings import Reading, check_shape
-from depthscope.probing.station import Look, safe_norms
+from depthscope.probing.station import Look
 
 # The numbers of a look, each (batch,): three of every `TokenNorms`.
 FIELDS = (
@@ -33,7 +33,7 @@ class Looks:
 
     def __init__(self, look: Look) -> None:
         self.tokens, self.epsilon, self.batch = look.shape[1], look.epsilon, look.shape[0]
-        self._waiting: list[Look] = []
+        self.waiting: list[Look] = []
         self._done: list[Tensor] = []  # (fields, looks, batch)
         self._count = 0
         self._numbers = torch.empty(0)  # (fields, looks, batch), on the host, once they have been fetched
@@ -41,23 +41,26 @@ class Looks:
 
     def add(self, look: Look) -> int:
         """Its number among them."""
-        self._waiting.append(look)
-        if len(self._waiting) == TOGETHER:
+        self.waiting.append(look)
+        if len(self.waiting) == TOGETHER:
             self._finish()
         self._count += 1
         return self._count - 1
 
     def _finish(self) -> None:
-        self._done.append(numbers_of(self._waiting))
-        for look in self._waiting:
-            look.forget()
-        self._waiting = []
+        self._done.append(numbers_of(self.waiting))
+        for look in self.waiting:  # what is finished is needed no more
+            nothing = look.token_norms[:0]
+            look.first = look.offset = look.distances = nothing
+            look.unit_first = look.unit_offset = look.unit_distances = nothing
+            look.unit_sum = look.turns = look.before = look.exponent = None
+        self.waiting = []
 
     def numbers(self) -> Tensor:
         """(fields, looks, batch), where the tokens were."""
-        if self._waiting:
+        if self.waiting:
             self._finish()
-        return torch.cat(self._done, dim=1)
+        return self._done[0] if len(self._done) == 1 else torch.cat(self._done, dim=1)
 
     def read(self, numbers: Tensor) -> None:
         """Takes what has come to the host."""
@@ -74,9 +77,9 @@ class Looks:
             found.setdefault(number, []).append(sequence)
         return found
 
-    def norms(self, places: list[int], of: str = "norms") -> TokenNorms:
+    def norms(self, places: list[int]) -> TokenNorms:
         """Of these looks, each quantity (looks, batch)."""
-        return self._norms(self._numbers[:, places], of)
+        return self._norms(self._numbers[:, places], "norms")
 
     def summary(self, places: list[int]) -> Summary:
         """All parts of these looks."""
@@ -95,15 +98,15 @@ def numbers_of(looks: list[Look]) -> Tensor:
     """The fields of looks of one kind, float64, (fields, looks, batch)."""
     one = looks[0]
 
-    def stacked(part: Callable[[Look], Tensor | None]) -> Tensor:
+    def stacked(part: str) -> Tensor:
         """A part of all looks; nan where one has none."""
-        found = [part(look) for look in looks]
+        found = [getattr(look, part) for look in looks]
         like = next(value for value in found if value is not None)
         return torch.stack([torch.full_like(like, torch.nan) if value is None else value for value in found])
 
-    of_tokens = stacked(lambda x: x.token_norms)  # (looks, batch, n)
-    measured = None if one.measured is None else stacked(lambda x: x.measured)
-    directed = measured if one.directed is None else stacked(lambda x: x.directed)
+    of_tokens = stacked("token_norms")  # (looks, batch, n)
+    measured = None if one.measured is None else stacked("measured")
+    directed = measured if one.directed is one.measured else stacked("directed")
     found = are_outliers(ratios_to_median(of_tokens, measured))
     ordinary = ~found if directed is None else directed & ~found
     tokens = found.shape[-1]
@@ -113,30 +116,31 @@ def numbers_of(looks: list[Look]) -> Tensor:
     )
 
     norms = _masked(of_tokens.double(), measured)
-    spread = _root_of_squares(stacked(lambda x: x.distances), measured)
-    mean = (stacked(lambda x: x.first).double() + stacked(lambda x: x.offset)).squeeze(-2)  # (looks, batch, d)
-    mean_norm = counts.sqrt() * torch.linalg.vector_norm(mean, dim=-1)
+    spread = _length(_masked(stacked("distances"), measured))
+    mean = (stacked("first").double() + stacked("offset")).squeeze(-2)  # (looks, batch, d)
+    mean_norm = counts.sqrt() * _length(mean)
 
     # Means of unit tokens, from the one that all were shifted by. Outliers are few: what the mean of all adds to that
     # of the others, where distances are taken from, cancels at most a half.
-    unit_first = stacked(lambda x: x.unit_first).double()
+    unit_first = stacked("unit_first").double()
     unit_first = (unit_first / torch.linalg.vector_norm(unit_first, dim=-1, keepdim=True)).squeeze(-2)
-    offset = stacked(lambda x: x.unit_offset).double().squeeze(-2)
-    of_all = offset
-    if one.finds_outliers:
-        of_all = stacked(lambda x: x.unit_sum).double().squeeze(-2) / all_counts.unsqueeze(-1)
-    means = [
-        count.sqrt() * torch.linalg.vector_norm(unit_first + mean, dim=-1)
-        for count, mean in ((all_counts, of_all), (ordinary_counts, offset))
-    ]
-    distances = stacked(lambda x: x.unit_distances)
-    apart = all_counts * (of_all - offset).square().sum(dim=-1)
-    all_spread = (_root_of_squares(distances, directed).square() - apart).clamp(min=0).sqrt()
+    offset, distances = stacked("unit_offset").double().squeeze(-2), stacked("unit_distances")
+    all_mean, all_spread = all_counts.sqrt() * _length(unit_first + offset), _length(_masked(distances, directed))
+    ordinary_mean, ordinary_spread = all_mean, all_spread
     has_outliers = found.any(dim=-1)
-    ordinary_spread = torch.where(has_outliers, _root_of_squares(distances, ordinary), all_spread)
-    ordinary_mean = torch.where(has_outliers, means[1], means[0])
+    if one.finds_outliers:
+        of_all = stacked("unit_sum").double().squeeze(-2) / all_counts.unsqueeze(-1)
+        ordinary_mean, all_mean = (
+            count.sqrt() * _length(unit_first + mean)
+            for count, mean in ((ordinary_counts, offset), (all_counts, of_all))
+        )
+        apart = all_counts * (of_all - offset).square().sum(dim=-1)
+        all_spread = (all_spread.square() - apart).clamp(min=0).sqrt()
+        ordinary_spread = torch.where(has_outliers, _length(_masked(distances, ordinary)), all_spread)
+        ordinary_mean = torch.where(has_outliers, ordinary_mean, all_mean)
 
-    low, high = safe_norms(of_tokens.dtype, wide=one.wide)
+    # Between these bounds norms were computed without harm.
+    low, high = (0.0, torch.inf) if one.wide else SAFE_NORMS[of_tokens.dtype]
     least, largest = _masked(norms, measured, torch.inf).amin(dim=-1), norms.amax(dim=-1)
     inside = (least > low) & (largest < high)  # False for nan
     equal = (spread == 0) & (least > low**0.5)
@@ -144,24 +148,20 @@ def numbers_of(looks: list[Look]) -> Tensor:
     lost = mean_is_lost(mean_norm, spread, tokens, of_tokens.dtype)
     lost |= mean_is_lost(ordinary_mean, ordinary_spread, tokens, of_tokens.dtype)
 
+    turn = torch.full_like(counts, torch.nan)
     if any(look.turns is not None for look in looks):
-        angles = 2 * torch.arcsin((stacked(lambda x: x.turns).double() / 2).clamp(max=1))
-        both = directed
-        if any(look.directed_before is not None for look in looks):
-            all_of_them = torch.ones_like(found[0])
-            before = [all_of_them if look.directed_before is None else look.directed_before for look in looks]
-            both = torch.stack(before) if directed is None else directed & torch.stack(before)
+        angles, both = 2 * torch.arcsin((stacked("turns").double() / 2).clamp(max=1)), directed
+        masks = [None if look.before is None else look.before.directed for look in looks]
+        if any(mask is not None for mask in masks):
+            before = torch.stack([torch.ones_like(found[0]) if mask is None else mask for mask in masks])
+            both = before if directed is None else directed & before
         turn = _masked(angles, both).sum(dim=-1) / (tokens if both is None else both.sum(dim=-1))
-    else:
-        turn = torch.full_like(counts, torch.nan)
-    if one.found is not None:
-        found = stacked(lambda x: x.outliers)
-    exponents = None if one.exponent is None else stacked(lambda x: x.exponent)
-    sized = [mean_norm, spread, largest]
-    mean_norm, spread, largest = sized if exponents is None else [times_power_of_two(x, exponents) for x in sized]
+    if one.exponent is not None:
+        exponents = stacked("exponent")
+        mean_norm, spread, largest = (times_power_of_two(x, exponents) for x in (mean_norm, spread, largest))
     fields = [
         *_where_any(measured, counts, mean_norm, spread),
-        *_where_any(directed, all_counts, means[0], all_spread),
+        *_where_any(directed, all_counts, all_mean, all_spread),
         *_where_any(directed, ordinary_counts, ordinary_mean, ordinary_spread),
         largest,
         found.sum(dim=-1).double(),
@@ -172,13 +172,13 @@ def numbers_of(looks: list[Look]) -> Tensor:
     return torch.stack(fields)
 
 
+def _length(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float64)
+
+
 def _masked(values: Tensor, mask: Tensor | None, elsewhere: float = 0.0) -> Tensor:
     """The values where the mask is true; None: everywhere."""
     return values if mask is None else torch.where(mask, values, elsewhere)
-
-
-def _root_of_squares(values: Tensor, mask: Tensor | None) -> Tensor:
-    return torch.linalg.vector_norm(_masked(values.double(), mask), dim=-1)
 
 
 def _where_any(mask: Tensor | None, counts: Tensor, *values: Tensor) -> list[Tensor]:
@@ -196,10 +196,6 @@ class Seen(NamedTuple):
     number: int  # among the looks of its kind
     of_tokens: dict[str, Tensor | Bounded]  # by measure, what was computed of the tokens themselves
 
-    @property
-    def batch(self) -> int:
-        return self.look.shape[0]
-
 
 class PlacesOfLooks(NamedTuple):
     """What is reported of looks, and where: block, station, and one look or two."""
@@ -208,7 +204,6 @@ class PlacesOfLooks(NamedTuple):
     turns: list[tuple[int, str, Seen]]
     steps: list[tuple[int, str, Seen, Seen]]  # before, after
     branches: list[tuple[int, str, Seen, Seen]]  # the trunk, the branch
-    same: list[bool]  # of each step, whether the same tokens were left out at both ends; empty: none was
 
 
 def readings_of(
@@ -216,10 +211,12 @@ def readings_of(
 ) -> Iterator[Reading]:
     """The measures of stations, steps and branches: one call each for all looks of a kind."""
 
-    def each(items: Sequence[tuple[Any, ...]], name: str, values: Tensor) -> Iterator[Reading]:
-        check_shape(name, values, (len(items), items[0][-1].batch))
-        for (block, station, *_), row in zip(items, values.tolist(), strict=True):
-            yield Reading(block, station, -1, name, first_sample, row)
+    def each(items: Sequence[tuple[Any, ...]], name: str, values: Tensor) -> list[Reading]:
+        check_shape(name, values, (len(items), items[0][-1].looks.batch))
+        return [
+            Reading(item[0], item[1], -1, name, first_sample, row)
+            for item, row in zip(items, values.tolist(), strict=True)
+        ]
 
     for looks in kinds:
         if stations := [item for item in places.stations if item[2].looks is looks]:
@@ -231,15 +228,12 @@ def readings_of(
             yield from each(turns, "angular_distance", angles / torch.pi)
     for kind, pairs in (("step", places.steps), ("branch", places.branches)):
         for before, after in dict.fromkeys((a.looks, b.looks) for *_, a, b in pairs):
-            numbers = [i for i, item in enumerate(pairs) if (item[2].looks, item[3].looks) == (before, after)]
-            items = [pairs[i] for i in numbers]
+            items = [item for item in pairs if (item[2].looks, item[3].looks) == (before, after)]
             fits = (before.batch, before.tokens) == (after.batch, after.tokens)
             starts = before.norms([a.number for *_, a, _ in items])
             ends = after.norms([b.number for *_, b in items])
             for measure in measures.get(kind, []):
                 values = measure.compute(starts, ends) if fits else torch.full_like(ends.norm, torch.nan)
-                if kind == "step" and places.same:  # an outlier was left out at one end only: these are other tokens
-                    values = torch.where(torch.tensor(places.same)[numbers].unsqueeze(-1), values, torch.nan)
                 yield from each(items, measure.name, values)
 
 

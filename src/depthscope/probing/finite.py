@@ -26,10 +26,16 @@ def as_records(since: Mapping[int, Place]) -> list[dict[str, Any]]:
 
 def in_words(since: Mapping[int, Place]) -> str:
     """Sequence 0 from what enters block 1 on, sequences 2–3 from the output of block 4 on."""
+
+    def named(block: int, station: str) -> str:
+        if block == 0 or station == "input":
+            return f"what enters block {max(block, 1)}"
+        return f"the norm after block {block}" if station == at.FINAL else f"the {station} of block {block}"
+
     places: dict[Place, list[int]] = {}
     for sample, place in sorted(since.items()):
         places.setdefault(place, []).append(sample)
-    return ", ".join(f"{sequences_of(places[place])} from {_place(*place)} on" for place in sorted(places))
+    return ", ".join(f"{sequences_of(places[place])} from {named(*place)} on" for place in sorted(places))
 
 
 def note(since: Mapping[int, Place], samples: int) -> list[str]:
@@ -42,21 +48,15 @@ def note(since: Mapping[int, Place], samples: int) -> list[str]:
     ]
 
 
-def _place(block: int, station: str) -> str:
-    if block == 0 or station == "input":
-        return f"what enters block {max(block, 1)}"
-    return f"the norm after block {block}" if station == at.FINAL else f"the {station} of block {block}"
-
-
 def weights_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Names of the weights with NaN or infinity in them; of split ones, in the part that this process holds.
 
-    The norms of all of them are asked for first: one answer, and finite only if all of them are.
+    The norms of all of them are asked for first: one answer, and finite only if all of them are. A norm may overflow
+    where no weight is infinite, and so may a sum, which is many times faster than asking each number.
     """
-    numbers = [(name, local) for name, weights in named if _can_be_asked(local := _local(weights))]
-    if all_finite(fetched(norms_of_weights(weights for _, weights in numbers))):
+    numbers = [(name, here) for name, weights in named if (here := _that_can_be_asked(weights)) is not None]
+    if all(answer.isfinite() for answer in fetched(norms_of_weights(weights for _, weights in numbers))):
         return []
-    # A norm may overflow where no weight is infinite, and so may a sum, which is many times faster than asking each.
     with torch.no_grad():
         sums = fetched([w.sum(dtype=torch.promote_types(w.dtype, torch.float32)) for _, w in numbers])
         doubtful = [item for item, total in zip(numbers, sums, strict=True) if not total.isfinite()]
@@ -72,10 +72,10 @@ def modules_of_attention(_model: nn.Module, anatomy: Anatomy) -> list[nn.Module]
 def norms_of_weights(given: Iterable[Tensor]) -> list[Tensor]:
     """A few numbers, where the weights are, which are all finite only if all weights are."""
     alike: dict[Any, list[Tensor]] = {}
-    for weights in map(_local, given):
-        if _can_be_asked(weights):
-            plain = type(weights) in (Tensor, nn.Parameter)
-            alike.setdefault((weights.device, weights.dtype) if plain else id(weights), []).append(weights)
+    for weights in given:
+        if (here := _that_can_be_asked(weights)) is not None:
+            plain = type(here) in (Tensor, nn.Parameter)
+            alike.setdefault((here.device, here.dtype) if plain else id(here), []).append(here)
     with torch.no_grad():
         return [
             torch.linalg.vector_norm(some[0]) if len(some) == 1 else torch.stack(torch._foreach_norm(some)).sum()
@@ -83,23 +83,13 @@ def norms_of_weights(given: Iterable[Tensor]) -> list[Tensor]:
         ]
 
 
-def all_finite(answers: list[Tensor]) -> bool:
-    """What the norms say."""
-    return all(bool(answer.isfinite()) for answer in answers)
-
-
-def _local(weights: Tensor) -> Tensor:
-    if type(weights) in (Tensor, nn.Parameter):
-        return weights
-    return weights.to_local() if hasattr(weights, "to_local") else weights
-
-
-def _can_be_asked(weights: Tensor) -> bool:
-    return (
-        not (weights.is_meta or has_own_operations(weights))
-        and weights.is_floating_point()
-        and weights.dtype.itemsize > 1
-    )
+def _that_can_be_asked(weights: Tensor) -> Tensor | None:
+    """The numbers that this process holds; None where they are elsewhere, or no numbers that can be added."""
+    if type(weights) not in (Tensor, nn.Parameter) and hasattr(weights, "to_local"):
+        weights = weights.to_local()
+    if weights.is_meta or not weights.is_floating_point() or weights.dtype.itemsize == 1:
+        return None
+    return None if has_own_operations(weights) else weights
 
 
 class AskedOfWeights:
@@ -122,14 +112,12 @@ class AskedOfWeights:
         """The same, on the host."""
         known = len(self._sizes.asked)
         self.state = self._sizes.look(answers[:known])
-        self._attention_is_finite = all_finite(answers[known:])
+        self._attention_is_finite = all(bool(answer.isfinite()) for answer in answers[known:])
 
     def not_finite(self, *, outputs: bool) -> list[str]:
         """Names of weights; `outputs` says that some are not finite."""
-        if outputs:
-            return weights_not_finite(walking.named_parameters(self._model))
-        return [] if self._attention_is_finite else weights_not_finite(self._of_attention())
-
-    def _of_attention(self) -> list[tuple[str, nn.Parameter]]:
-        inside = set(map(id, walking.weights_in(self._attention)))
-        return [(name, weights) for name, weights in walking.named_parameters(self._model) if id(weights) in inside]
+        if self._attention_is_finite and not outputs:
+            return []
+        asked = None if outputs else set(map(id, walking.weights_in(self._attention)))
+        named = walking.named_parameters(self._model)
+        return weights_not_finite((name, weights) for name, weights in named if asked is None or id(weights) in asked)

@@ -48,16 +48,13 @@ def gradient_norms(
         raise ValueError('weights that are offloaded have no gradient here; ask for gradients="outputs"')
     if any(spot.added_to is not None for block in anatomy.blocks for spot in block.spots.values()):
         raise ValueError("gradients are not seen where the residual addition stands outside the blocks' modules")
-    outputs: list[Tensor] = []
-    axes: list[int] = []
-    ran: list[BlockAnatomy] = []
+    left: list[tuple[BlockAnatomy, Tensor]] = []  # the blocks that ran, and what each returned
     ends: dict[str, tuple[Tensor, Tensor | None, int]] = {}  # by part: its last output, the mask, the token axis
 
     def keep(visit: Visit, _station: str, tokens: Tensor, source: Tensor) -> None:
-        outputs.append(source)
-        ran.append(visit.block)
-        axes.append(anatomy.axis_of(visit.block))
-        ends[visit.part] = (tokens, visit.real, 1) if visit.streams > 1 else (source, visit.real, axes[-1])
+        left.append((visit.block, source))
+        several = visit.streams > 1
+        ends[visit.part] = tokens if several else source, visit.real, 1 if several else anatomy.axis_of(visit.block)
 
     with torch.enable_grad(), Machine(model, anatomy, Listen({"output"}, keep)):
         returned = call(model, batch)
@@ -67,13 +64,17 @@ def gradient_norms(
         raise ValueError("gradients=True needs a model with parameters that require a gradient; none does")
     if value.numel() != 1:
         raise ValueError(f"expected loss to return one number, got shape {tuple(value.shape)}")
-    repeated = len({id(block.module) for block in ran}) < len(ran)
-    weights = [] if repeated or roles is None else [_own_weights(block, roles) for block in ran]
+    repeated = len({id(block.module) for block, _ in left}) < len(left)
+    weights: list[list[nn.Parameter]] = [[] for _ in left]  # of each block, those that no other block has
+    if roles is not None and not repeated:
+        weights = [
+            [p for p in block.module.parameters() if p.requires_grad and id(p) not in roles.shared] for block, _ in left
+        ]
     flat = [p for block in weights for p in block]
-    kept = [o for o in outputs if o.requires_grad]
-    found = torch.autograd.grad(value, [*kept, *flat], allow_unused=True)
-    if flat and all(gradient is None for gradient in found[len(kept) :]):
-        if any(".quantized" in type(m).__module__ for block in ran for m in block.module.modules()):
+    outputs = [output for _, output in left if output.requires_grad]
+    found = torch.autograd.grad(value, [*outputs, *flat], allow_unused=True)
+    if flat and all(gradient is None for gradient in found[len(outputs) :]):
+        if any(".quantized" in type(m).__module__ for block, _ in left for m in block.module.modules()):
             raise ValueError(
                 "no gradient passes through quantized layers, which have integers for weights: probe the model as it "
                 "was before it was quantized"
@@ -82,31 +83,23 @@ def gradient_norms(
             "the gradient reaches no weights of the blocks, as when fully_shard splits them; "
             'ask for gradients="outputs"'
         )
-    of_output = dict(zip(map(id, kept), found, strict=False))
+    gradients = dict(zip(map(id, [*outputs, *flat]), found, strict=True))
     waiting: list[tuple[Reading, list[Tensor]]] = []  # the norms that make each value
-    for number, (output, axis) in enumerate(zip(outputs, axes, strict=True), start=1):
-        gradient = of_output.get(id(output))
-        if gradient is not None:
-            rows = map(norm_of_gradient, _batch_first(gradient, axis))
+    for number, (block, output) in enumerate(left, start=1):
+        if (gradient := gradients.get(id(output))) is not None:
+            rows = map(norm_of_gradient, _batch_first(gradient, anatomy.axis_of(block)))
             waiting.append((Reading(number, "output", -1, "output_gradient", first_sample, []), list(rows)))
-    of_weight = dict(zip(map(id, flat), found[len(kept) :], strict=True))
-    for number, (block, own) in enumerate(zip(ran, weights, strict=False), start=1):
-        mine = [g for p in own if (g := of_weight[id(p)]) is not None and g.numel()]
+    for number, ((block, _), own) in enumerate(zip(left, weights, strict=True), start=1):
+        mine = [g for p in own if (g := gradients[id(p)]) is not None and g.numel()]
         if mine and roles is not None:
-            norms = {"weight_gradient": list(map(norm_of_gradient, mine))} | roles.norms(block, of_weight)
+            norms = {"weight_gradient": list(map(norm_of_gradient, mine))} | roles.norms(block, gradients)
             waiting += [(Reading(number, "output", -1, name, -1, []), parts) for name, parts in norms.items()]
     answers = iter(fetched([norm for _, norms in waiting for norm in norms]))  # one transfer
     readings = []
     for reading, norms_of_reading in waiting:
         values = [next(answers).item() for _ in norms_of_reading]
-        is_whole = reading.first_sample < 0
-        readings.append(reading._replace(values=[hypotenuse(values)] if is_whole else values))
+        readings.append(reading._replace(values=[hypotenuse(values)] if reading.first_sample < 0 else values))
     return readings
-
-
-def _own_weights(block: BlockAnatomy, roles: Roles) -> list[nn.Parameter]:
-    """The weights of a block that want a gradient, and that no other block has."""
-    return [p for p in block.module.parameters() if p.requires_grad and id(p) not in roles.shared]
 
 
 def _loss_of_parts(ends: list[tuple[Tensor, Tensor | None, int]]) -> Tensor:

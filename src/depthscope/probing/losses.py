@@ -17,7 +17,6 @@ from depthscope.scope import Scope
 ANSWERS = ("labels", "targets")  # what a model is given to take its own loss
 OWN, PASSED = "the model's own", "loss="  # which loss gradients are of
 PRODUCT = "the product of the last output with a random matrix"
-_STANDS_IN = f"gradients are of {PRODUCT}; loss= takes another"
 _NO_IDS = ("mask", "position", "type", "cache", *ANSWERS)
 
 
@@ -45,13 +44,16 @@ def with_all_logits(model: nn.Module, batch: Batch) -> Batch:
 def default_loss(model: nn.Module, batch: Batch, returned: Any, last: Visit, *, causal: bool) -> Tensor:
     """The loss of what a model returned, where nobody says which.
 
-    If the batch has the answers it is the model's own. Else, of a causal model that reads ids and returns logits
-    (batch, n, vocabulary), it is the cross-entropy of each token given those before it; padding does not count.
+    If the batch has the answers it is the model's own: the `loss` of what was returned, or the one number in it. Else,
+    of a causal model that reads ids and returns logits (batch, n, vocabulary), it is the cross-entropy of each token
+    given those before it; padding does not count.
     """
-    own = _own_loss(returned) if _has_answers(batch) or not causal else None
-    if own is not None:
-        return own
     ids, logits = ids_in(batch), None
+    if _has_answers(batch) or not causal:
+        numbers = (_named_loss(returned), *filter(_is_number, _tensors(returned)))
+        own = next((value for value in numbers if value is not None), None)
+        if own is not None:
+            return own
     if causal and ids is not None:
         logits = logits_in(model, returned, ids, last.shape[-1])
     if ids is None or logits is None:
@@ -78,12 +80,13 @@ class LossOfGradients:
             if self.loss is not None:
                 self.said[PASSED] = None
                 return self.loss(returned)
-            answered = _has_answers(batch)
-            own = _own_loss(returned) if answered else _named_loss(returned)
+            own = _named_loss(returned)
+            if own is None and _has_answers(batch):
+                own = next(filter(_is_number, _tensors(returned)), None)
             if own is not None and own.requires_grad:
                 self.said[OWN] = None
                 return own
-            self.without |= answered
+            self.without |= _has_answers(batch)
             self.said[PRODUCT] = None
             return None
 
@@ -94,7 +97,8 @@ class LossOfGradients:
         found = ["gradients are of the model's own loss, which it returned"] if OWN in self.said else []
         if self.without:
             found.append(
-                f"the batch has answers ({' or '.join(ANSWERS)}), and the model returned no loss of them: {_STANDS_IN}"
+                f"the batch has answers ({' or '.join(ANSWERS)}), and the model returned no loss of them: gradients "
+                f"are of {PRODUCT}; loss= takes another"
             )
         return found
 
@@ -121,12 +125,6 @@ def ids_in(batch: Batch) -> Tensor | None:
 
 def _has_answers(batch: Batch) -> bool:
     return any(batch.kwargs.get(name) is not None for name in ANSWERS)
-
-
-def _own_loss(returned: Any) -> Tensor | None:
-    """The `loss` of what was returned, or the one number in it."""
-    named = _named_loss(returned)
-    return named if named is not None else next(filter(_is_number, _tensors(returned)), None)
 
 
 def _named_loss(returned: Any) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ class IdsSeen:
 
     def __init__(self) -> None:
         self.tokens = self.unknown = self.foreign = self.runs = 0
+        self.sequences = self.without_first = 0  # of all, and that do not begin with the tokenizer's first token
+        self.first_token = ""
         self.known = False  # whether a tokenizer said what is unknown
         self.rows: list[bytes] = []
         self.different: set[bytes] = set()
@@ -30,22 +32,26 @@ class IdsSeen:
         if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or ids.is_complex():
             return []
         mask = batch.kwargs.get("attention_mask")
-        real = torch.ones_like(ids, dtype=torch.bool)
         if isinstance(mask, Tensor) and mask.shape == ids.shape:
-            real = mask != 0
-        return [ids, real]
+            return [ids, mask != 0]
+        return [ids, torch.ones_like(ids, dtype=torch.bool)]
 
     def see(self, tokenizer: Any, answers: list[Tensor]) -> None:
         """What was asked for, on the host."""
         if not answers:
             return
         ids, real = answers[0].long(), answers[1] != 0
-        unknown = getattr(tokenizer, "unk_token_id", None)
         self.tokens += int(real.sum())
+        self.sequences += len(ids)
         if tokenizer is not None:
             self.known = True
+            unknown, first = (getattr(tokenizer, f"{name}_token_id", None) for name in ("unk", "bos"))
             self.unknown += 0 if unknown is None else int(((ids == unknown) & real).sum())
-            self.foreign += int(((ids >= _size(tokenizer)) & real).sum())
+            if isinstance(tokenizer, Sized):
+                self.foreign += int(((ids >= len(tokenizer)) & real).sum())
+            if first is not None:
+                self.first_token = str(getattr(tokenizer, "bos_token", ""))
+                self.without_first += int((ids.gather(1, real.int().argmax(dim=1, keepdim=True)) != first).sum())
         for row, there in zip(ids[: _MOST - len(self.rows)], real, strict=False):
             words = row[there].contiguous()
             self.rows.append(words.numpy().tobytes())
@@ -63,20 +69,11 @@ class IdsSeen:
             found |= {"unknown": self.unknown / self.tokens, "foreign": self.foreign / self.tokens}
         return {**found, "equal": len(self.rows) > 1 and len(set(self.rows)) == 1}
 
-
-def without_first_token(tokenizer: Any, batch: Batch) -> Tensor | None:
-    """How many sequences do not begin with the token that the tokenizer has for it (BOS); None if it has none."""
-    first, ids = getattr(tokenizer, "bos_token_id", None), batch.kwargs.get("input_ids")
-    if first is None or not isinstance(ids, Tensor) or ids.ndim != 2:
-        return None
-    mask = batch.kwargs.get("attention_mask")
-    real = mask != 0 if isinstance(mask, Tensor) and mask.shape == ids.shape else torch.ones_like(ids, dtype=torch.bool)
-    begins = ids.gather(1, real.int().argmax(dim=1, keepdim=True).to(ids.device)).squeeze(1)
-    return (begins != first).sum()
-
-
-def _size(tokenizer: Any) -> float:
-    try:
-        return len(tokenizer)
-    except TypeError:
-        return math.inf
+    def notes(self) -> list[str]:
+        """Of a causal model: whether its sequences begin as it was trained."""
+        if not self.without_first:
+            return []
+        return [
+            f"{self.without_first} of {self.sequences} sequences do not begin with {self.first_token!r}, the "
+            "tokenizer's first token (BOS): a model that was trained with it may behave differently without"
+        ]

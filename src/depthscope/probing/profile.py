@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +20,13 @@ from depthscope.measures import MEASURES
 from depthscope.naming import unknown_name, visible
 from depthscope.probing.readings import Reading, Sink
 from depthscope.probing.saved import COLUMNS, SINK_COLUMNS, read_saved, write_saved
-from depthscope.probing.table import table_of
 
 HEADLINE = ("token_similarity", "cosine_similarity", "direction_similarity", "effective_rank")
+_PRINTED = (
+    *("token_similarity", "token_diversity", "cosine_similarity", "direction_similarity", "effective_rank"),
+    *("largest_token_share", "frobenius_norm", "escalation_rate"),
+    *("output_gradient", "queries_keys_gradient", "values_output_gradient"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,29 @@ class Profile:
         return self.__dict__[name]
 
     def __str__(self) -> str:
-        """A table of the key measures at the first, middle and last block."""
-        return table_of(self)
+        """The headline, the key measures at the first, middle and last block, and how many notes there are; at most 80
+        letters wide. Of attention, if nothing was measured at the outputs."""
+        known = self.metadata
+        facts = [
+            f"{self.depth} blocks" + (f" of width {known['width']}" if known.get("width") else ""),
+            "" if known.get("placement") in (None, "streams") else f"{known['placement']}-norm",
+            f"{known['streams']['number']} streams" if known.get("streams") else "",
+            "causal" if known.get("causal") else "",
+            f"{known['samples']} x {known['tokens']} tokens" if known.get("samples") else "",
+            f"{known['dtype']} on {known.get('device')}" if known.get("dtype") else "",
+            f"without {' and '.join(known['without'])}" if known.get("without") else "",
+        ]
+        lines = [textwrap.fill(f"{known.get('model') or 'model'}: {', '.join(filter(None, facts))}", 80)]
+        station = "output" if self.names() else "attention"
+        there, blocks = self.names(station), sorted({0, self.depth // 2, self.depth})
+        if names := [name for name in _PRINTED if name in there] or there[: len(_PRINTED)]:
+            lines.append(f"{'measure':<32}" + "".join(f"{f'block {block}':>12}" for block in blocks))
+        for name in names:
+            curve = self.curve(name, station)
+            lines.append(f"{name:<32}" + "".join(f"{_number(name, curve[block]):>12}" for block in blocks))
+        if notes := known.get("notes"):
+            lines.append(f'{len(notes)} note{"s" if len(notes) > 1 else ""}: profile.metadata["notes"]')
+        return visible("\n".join(lines))
 
     def __repr__(self) -> str:
         measures = self.frame["measure"].nunique()
@@ -99,21 +125,17 @@ class Profile:
 
         With `part`, what enters it and then its blocks.
         """
-        if part is not None:
-            return self._curve_of_part(measure, station, part)
-        frame = self.frame
-        rows = frame[(frame["measure"] == measure) & (frame["station"] == station)]
+        if part is not None and part not in self.parts:
+            raise unknown_name("part", part, self.parts)
+        rows = self.frame[(self.frame["measure"] == measure) & (self.frame["station"] == station)]
         if rows.empty:
             raise ValueError(
                 f"no {measure!r} at station {station!r}; there: {', '.join(self.names(station)) or 'nothing'}"
             )
-        return rows.groupby("block")["value"].mean().reindex(range(self.depth + 1)).tolist()
-
-    def _curve_of_part(self, measure: str, station: str, part: str) -> list[float]:
-        if part not in self.parts:
-            raise unknown_name("part", part, self.parts)
+        whole: list[float] = rows.groupby("block")["value"].mean().reindex(range(self.depth + 1)).tolist()
+        if part is None:
+            return whole
         first, last = self.parts[part]
-        whole = self.curve(measure, station)
         entrance = whole[0]
         if first > 1:  # block 0 is what enters the first part; of the others it stands at their first block's input
             there = station == "output" and measure in self.names("input")
@@ -125,19 +147,15 @@ class Profile:
 
         Of a model of several parts, (part, block) × measures, and block 0 is what enters the part.
         """
-        if len(self.parts) > 1:
-            names = self.names(station)
-            tables = {
-                part: pd.DataFrame(
-                    {name: self.curve(name, station, part) for name in names},
-                    index=pd.Index([0, *range(first, last + 1)], name="block"),
-                )
-                for part, (first, last) in self.parts.items()
-            }
-            return pd.concat(tables, names=["part"])
-        rows = self.frame[self.frame["station"] == station]
-        table = rows.pivot_table(index="block", columns="measure", values="value", aggfunc="mean", dropna=False)
-        return table.reindex(index=range(self.depth + 1), columns=self.names(station))
+        names = self.names(station)
+        tables = {
+            part: pd.DataFrame(
+                {name: self.curve(name, station, part) for name in names},
+                index=pd.Index([0, *range(first, last + 1)], name="block"),
+            ).rename_axis(columns="measure")
+            for part, (first, last) in self.parts.items()
+        }
+        return pd.concat(tables, names=["part"]) if len(tables) > 1 else next(iter(tables.values()))
 
     def sink_tokens(self) -> pd.DataFrame:
         """One row per outlier token: the block where it appears, its last block, and its largest norm."""
@@ -211,6 +229,22 @@ class Profile:
     def load(cls, folder: str | os.PathLike[str]) -> Profile:
         """Reads what `save` wrote; refuses what is damaged."""
         return cls(*read_saved(folder))
+
+
+def most_alike(profile: Profile) -> str:
+    """The part whose tokens end up most alike: the one to be judged, and to be helped."""
+    measured = profile.names()
+    name = next((n for n in ("direction_similarity", "token_similarity") if n in measured), None)
+    ends = {part: profile.curve(name, part=part)[-1] if name else math.nan for part in profile.parts}
+    return max(ends, key=lambda part: -1.0 if math.isnan(ends[part]) else ends[part])
+
+
+def _number(measure: str, value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    share = measure in MEASURES and MEASURES[measure].is_share and measure != "token_diversity"
+    plain = share or value == 0 or 1e-3 <= abs(value) < 1e3
+    return f"{value:.3f}" if plain else f"{value:.2e}"
 
 
 def frame_of(rows: list[Reading]) -> pd.DataFrame:

@@ -28,15 +28,8 @@ class Roles:
 
     def __init__(self, anatomy: Anatomy):
         self.shared = shared_parameters(anatomy.blocks)
+        self._anatomy = anatomy
         self._blocks: dict[int, RolePieces] = {id(block.module): roles_of(block) for block in anatomy.blocks}
-        names = [names_of_others(block, self.of(block)) for block in anatomy.blocks]
-        self._others = list(dict.fromkeys(name for block in names for name in block))
-        self._shared_names = [
-            f"{block.name}.{name}"
-            for block in anatomy.blocks
-            for name, parameter in block.module.named_parameters()
-            if id(parameter) in self.shared
-        ]
 
     def of(self, block: BlockAnatomy) -> RolePieces:
         """The roles of one block."""
@@ -49,32 +42,29 @@ class Roles:
         """
         found: dict[str, list[Tensor]] = {}
         for role, pieces in self.of(block).items():
-            norms = [
-                norm
-                for piece in pieces
-                if id(piece.parameter) not in self.shared
-                and (gradient := gradients.get(id(piece.parameter))) is not None
-                for norm in self.part_norms(piece, gradient)
-            ]
-            if norms:
-                found[MEASURES[role]] = norms
-        return found
+            for piece in pieces:
+                gradient = gradients.get(id(piece.parameter))
+                if gradient is not None and id(piece.parameter) not in self.shared:
+                    found.setdefault(MEASURES[role], []).extend(self.part_norms(piece, gradient))
+        return {measure: norms for measure, norms in found.items() if norms}
 
     @staticmethod
     def part_norms(piece: Piece, gradient: Tensor) -> list[Tensor]:
         """The norms of the parts that a piece takes out of its parameter's gradient."""
         return [norm_of_gradient(part) for part in piece.of(gradient) if part.numel()]
 
-    @property
-    def notes(self) -> list[str]:
-        """What a reader of the roles must know: what has none, and what is shared."""
-        found = []
-        if self._others:
-            found.append(f"gradients by role: {_listed(self._others)} of the blocks have no role: other_gradient")
-        if self._shared_names:
+    def notes(self, *, shared: bool) -> list[str]:
+        """What a reader of the roles must know: what has none, and what is shared; `shared`: whole blocks are."""
+        if shared:
+            return ["blocks share their weights, which have one gradient, not one per block: none by block or by role"]
+        blocks, found = self._anatomy.blocks, []
+        if others := dict.fromkeys(name for block in blocks for name in names_of_others(block, self.of(block))):
+            found.append(f"gradients by role: {_listed(list(others))} of the blocks have no role: other_gradient")
+        named = [(f"{block.name}.{name}", p) for block in blocks for name, p in block.module.named_parameters()]
+        if several := [name for name, parameter in named if id(parameter) in self.shared]:
             found.append(
                 f"weights that several blocks share have one gradient, not one per block, and are left out of the "
-                f"blocks' gradients: {_listed(self._shared_names)}"
+                f"blocks' gradients: {_listed(several)}"
             )
         return found
 
@@ -95,8 +85,9 @@ def gradient_scalars(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> dic
     """
     found = {}
     output = curves.get("output", {})
-    if all(MEASURES[role] in output for role in ("queries_keys", "values_output")):
-        ratios = learning_ratios(output[MEASURES["queries_keys"]], output[MEASURES["values_output"]])
+    of_attention = [output.get(MEASURES[role]) for role in ("queries_keys", "values_output")]
+    if of_attention[0] is not None and of_attention[1] is not None:
+        ratios = learning_ratios(of_attention[0], of_attention[1])
         found["depth/attention_learns"] = float(sum(ratio >= CAN_LEARN for ratio in ratios))
     shares = [v for measures in curves.values() for v in measures.get(COHERENT, ()) if not math.isnan(v)]
     if shares:

@@ -46,13 +46,22 @@ def _write_table(table: pd.DataFrame, path: Path) -> None:
 
 
 def read_saved(folder: str | os.PathLike[str]) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
-    """Table, metadata and sinks. Files of before there were sums are read without them."""
+    """Table, metadata and sinks. Files of before there were sums are read without them.
+
+    Every block has rows: a number of blocks beyond them is a mistake, and curves of it would fill the memory.
+    """
     source = Path(folder)
     record = _read_about(source)
     frame, sinks = (_read_table(record, source / name) for name in _TABLES)
     if list(frame.columns) != COLUMNS or not {*SINK_COLUMNS} <= {*sinks.columns, "text"}:
         raise ValueError(f"{source} holds no profile of format {_FORMAT}")
-    _check_blocks(source, frame, record.content)
+    last = int(frame["block"].max()) if len(frame) else 0
+    blocks, parts = record.content.get("blocks", last), record.content.get("parts") or {}
+    if type(blocks) is not int or not last <= blocks <= len(frame):
+        raise ValueError(f"{source}: expected {last} blocks, those that have rows, got {blocks!r}")
+    counts = list(parts.values()) if isinstance(parts, dict) else [parts]
+    if counts and not (all(type(count) is int and count > 0 for count in counts) and sum(counts) == blocks):
+        raise ValueError(f"{source}: expected parts of {blocks} blocks together, got {parts!r}")
     return frame, record.content, sinks if "text" in sinks else sinks.assign(text="")
 
 
@@ -81,17 +90,3 @@ def _read_about(source: Path) -> Record:
     if record.files and not record.summed:
         raise ValueError(f"{source / _ABOUT} is damaged: it has no sum")
     return record
-
-
-def _check_blocks(source: Path, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> None:
-    """Every block has rows: a number of blocks beyond them is a mistake, and curves of it would fill the memory."""
-    last = int(frame["block"].max()) if len(frame) else 0
-    blocks, parts = metadata.get("blocks", last), metadata.get("parts") or {}
-    if type(blocks) is not int or not last <= blocks <= len(frame):
-        raise ValueError(f"{source}: expected {last} blocks, those that have rows, got {blocks!r}")
-    if not isinstance(parts, dict) or (parts and _count(parts) != blocks):
-        raise ValueError(f"{source}: expected parts of {blocks} blocks together, got {parts!r}")
-
-
-def _count(parts: Mapping[str, Any]) -> int | None:
-    return sum(parts.values()) if all(type(count) is int and count > 0 for count in parts.values()) else None

@@ -48,63 +48,53 @@ def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def require_whole(block: nn.Module, tokens: Tensor) -> None:
-    """Refuses tokens that are split too (sequence parallelism): every process would measure other ones."""
+    """Refuses tokens that are split too (sequence parallelism): every process would measure other ones.
+
+    Beside their shape, two numbers say so that other tokens of the same size would not have: products with fixed
+    vectors without a pattern.
+    """
     group = processes_of(block)
     if group is None:
         return
-    norm = tokens.double().norm().item()
-    found = [tuple(tokens.shape), *_shadows(tokens)]
-    everyone: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(everyone, found, group=group)
-    for shape, *shadows in everyone:
-        if shape != found[0] or any(abs(a - b) > _SAME * norm for a, b in zip(shadows, found[1:], strict=True)):
+    flat = tokens.double().flatten()
+    places = torch.arange(len(flat), dtype=torch.float64, device=flat.device)
+    norm, *shadows = (value.item() for value in (flat.norm(), flat @ torch.cos(places), flat @ torch.sin(places)))
+    for shape, *others in _from_all((tuple(tokens.shape), *shadows), group):
+        if shape != tokens.shape or any(abs(a - b) > _SAME * norm for a, b in zip(shadows, others, strict=True)):
             raise ValueError(
                 "the processes of tensor parallelism have different tokens, as with different inputs or under sequence "
                 "parallelism: give every process the same inputs, and let the plan keep the tokens whole"
             )
 
 
-def _shadows(tokens: Tensor) -> list[float]:
-    """Two numbers that other tokens of the same size would not have: products with fixed vectors without a pattern."""
-    flat = tokens.double().flatten()
-    places = torch.arange(len(flat), dtype=torch.float64, device=flat.device)
-    return [(flat @ wave(places)).item() for wave in (torch.cos, torch.sin)]
-
-
 def gather_heads(rows: list[Reading], groups: dict[Place, Any]) -> list[Reading]:
     """The rows of all heads, in every process, numbered through in the order of the processes.
 
     `groups` has the places where heads are split. Weights are split in the order of the heads, so that the first
-    process has the first of them.
+    process has the first of them; the rows of all heads stand where the first of them stood.
     """
-    for group in _distinct(groups.values()):
-        rows = _gathered(rows, {place for place, its_group in groups.items() if its_group is group}, group)
+    for group in {id(group): group for group in groups.values()}.values():
+        own: dict[tuple[int, Place], list[Reading]] = {}
+        for row in rows:
+            if row.head >= 0 and groups.get(place := Place(row.block, row.station)) is group:
+                own.setdefault((row.first_sample, place), []).append(row)
+        everyone, gathered = _from_all(own, group), []
+        for row in rows:
+            mine = own.get((row.first_sample, Place(row.block, row.station)), ()) if row.head >= 0 else ()
+            if not mine:
+                gathered.append(row)
+            elif row is mine[0]:
+                first = 0
+                for theirs in everyone:
+                    part = theirs[row.first_sample, Place(row.block, row.station)]
+                    gathered += [other._replace(head=first + other.head) for other in part]
+                    first += max(other.head for other in part) + 1
+        rows = gathered
     return rows
 
 
-def _gathered(rows: list[Reading], places: set[Place], group: Any) -> list[Reading]:
-    own: dict[tuple[int, Place], list[Reading]] = {}
-    for row in rows:
-        if (place := Place(row.block, row.station)) in places and row.head >= 0:
-            own.setdefault((row.first_sample, place), []).append(row)
+def _from_all(own: Any, group: Any) -> list[Any]:
+    """What every process of the group has."""
     everyone: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(everyone, own, group=group)
-    result = []
-    for row in rows:
-        key = row.first_sample, Place(row.block, row.station)
-        if key not in own or row.head < 0:
-            result.append(row)
-        elif row is own[key][0]:  # the rows of all heads stand where the first of them stood
-            result += _numbered_through([theirs[key] for theirs in everyone])
-    return result
-
-
-def _numbered_through(parts: list[list[Reading]]) -> Iterator[Reading]:
-    first = 0
-    for part in parts:
-        yield from (row._replace(head=first + row.head) for row in part)
-        first += max(row.head for row in part) + 1
-
-
-def _distinct(groups: Any) -> list[Any]:
-    return list({id(group): group for group in groups}.values())
+    return everyone

@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy
 from depthscope.discovery import Hints
 from depthscope.hooks import Listen, Machine, Visit, leave_out
 from depthscope.inputs import Batch, Tokenizer, call
@@ -54,16 +53,15 @@ def skip_loss(
         (4, 4)
     """
     scope = scope_of(model, inputs, tokenizer, **hints)
-    model, anatomy, given = scope.model, scope.anatomy, list(scope.calls())
+    given = list(scope.calls())
     with scope.undisturbed():
         calls, loss_of = calls_with_loss(scope, given, loss)
-        depth, whole = _mean_loss(model, anatomy, calls, loss_of, frozenset())
+        depth, whole = _mean_loss(scope, calls, loss_of)
         if not 1 <= run <= depth:
             raise ValueError(f"expected a run of 1 to {depth} blocks, the model's depth, got {run}")
         rows = [(0, 0, whole, 0.0)]
         for first in range(1, depth - run + 2):
-            skipped = frozenset(range(first, first + run))
-            _, value = _mean_loss(model, anatomy, calls, loss_of, skipped)
+            _, value = _mean_loss(scope, calls, loss_of, frozenset(range(first, first + run)))
             rows.append((first, first + run - 1, value, value - whole))
             if progress is not None:
                 progress()
@@ -80,10 +78,9 @@ def mean_loss(
 ) -> float:
     """The mean loss over the batches, as `skip_loss` takes it, with all blocks. `NoLoss` if there is none."""
     scope = scope_of(model, inputs, tokenizer, **hints)
-    anatomy, given = scope.anatomy, list(scope.calls())
+    given = list(scope.calls())
     with scope.undisturbed():
-        calls, loss_of = calls_with_loss(scope, given, loss)
-        return _mean_loss(scope.model, anatomy, calls, loss_of, frozenset())[1]
+        return _mean_loss(scope, *calls_with_loss(scope, given, loss))[1]
 
 
 LossOf = Callable[[Batch, Any, Visit], Tensor]  # of a batch, what the model returned, and the last block that ran
@@ -101,24 +98,20 @@ def calls_with_loss(scope: Scope, calls: list[Batch], loss: Loss | None) -> tupl
 
 
 def _mean_loss(
-    model: nn.Module, anatomy: Anatomy, calls: list[Batch], loss_of: LossOf, skipped: frozenset[int]
+    scope: Scope, calls: list[Batch], loss_of: LossOf, skipped: frozenset[int] = frozenset()
 ) -> tuple[int, float]:
     """The number of blocks that ran, and the mean loss over the batches without the skipped ones."""
     last: list[Visit] = []
-
-    def remember(visit: Visit, *_: object) -> None:
-        last[:] = [visit]
-
+    remember = Listen({"output"}, lambda visit, *_: last.append(visit))
     values = []
-    with Machine(model, anatomy, leave_out(skipped), Listen({"output"}, remember)) as machine:
+    with Machine(scope.model, scope.anatomy, leave_out(skipped), remember) as machine:
         for batch in calls:
             last.clear()
-            returned = call(model, batch)
+            returned = call(scope.model, batch)
             if not last:
-                raise ValueError(
-                    f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks="
-                )
-            values.append(one_number(loss_of(batch, returned, last[0])))
+                names = [block.name for block in scope.anatomy.blocks][:4]
+                raise ValueError(f"none of the blocks {names} ran; name them with blocks=")
+            values.append(one_number(loss_of(batch, returned, last[-1])))
     return machine.blocks_run, torch.stack(values).mean().item()
 
 

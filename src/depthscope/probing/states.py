@@ -1,19 +1,14 @@
 """A profile of hidden states that somebody has saved: no model runs, and one layer is in memory at a time.
 
 A file has one sequence: safetensors or .npz with `hidden_states` [tokens, layers, width] and, if known, `token_ids`
-[tokens], as vLLM writes them; or a .npz of one array per layer, whose names end in their numbers. The first layer is
-what enters block 1. Pickles are refused: they run code.
+[tokens], as vLLM writes them. The first layer is what enters block 1. Pickles are refused: they run code.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import platform
-import re
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +21,8 @@ from depthscope.files import require_file
 from depthscope.hooks import Visit, full_precision
 from depthscope.inputs import Batch
 from depthscope.measures import MEASURES, choose_measures
-from depthscope.memory import require_room
-from depthscope.probing.driver import _excluded, _version
-from depthscope.probing.finite import as_records, note
+from depthscope.probing.driver import of_measurement, positions
+from depthscope.probing.finite import note
 from depthscope.probing.measurement import Measurement
 from depthscope.probing.poor_inputs import IdsSeen
 from depthscope.probing.profile import Profile
@@ -37,7 +31,7 @@ from depthscope.progress import Tick
 STATES, IDS = "hidden_states", "token_ids"
 _LAYOUT = "hidden_states [tokens, layers, width]"
 _OF_TOKENS = ("station", "tokens", "batch", "block", "step")  # what can be measured of states alone
-_HEADER = 10_000  # characters of a numpy header
+_KINDS = (".safetensors", ".npz")
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ def profile_of(
     mask: Any = None,
     token_ids: Any = None,
     measures: str | Sequence[str] = "verdict",
-    exclude_tokens: Any = None,
+    exclude_tokens: Sequence[int] | None = None,
     causal: bool | None = None,
     tokenizer: Any = None,
     samples: int | None = None,
@@ -72,7 +66,7 @@ def profile_of(
         mask: (batch, n) true for real tokens, of a list of arrays.
         token_ids: (n,) or (batch, n), of arrays.
         measures: as for `probe`; those of attention and of branches cannot be taken.
-        exclude_tokens: positions, or "outliers", as for `probe`.
+        exclude_tokens: positions, as for `probe`.
         causal: whether no token saw a later one, if you know it.
         tokenizer: spells outlier tokens.
         samples: read so many files of a folder, the first ones by name; None: all.
@@ -92,35 +86,68 @@ def profile_of(
     if not taken:
         raise ValueError(f"states show tokens alone: expected measures of these, got {', '.join(names)}")
     found, name = _found(states, mask, token_ids, samples)
-    seen = _Seen(causal)
-    measurement = Measurement(taken, frozenset({"output"}), _excluded(exclude_tokens), outliers=False)
+    measurement = Measurement(taken, frozenset({"output"}), positions(exclude_tokens))
+    ids, samples_seen, blocks, tokens = IdsSeen(), 0, 0, 0
+    entered = torch.empty(0)
     for layers in found:
-        seen.see(layers, tokenizer)
-        ids = {} if layers.ids is None else {"input_ids": layers.ids}
-        measurement.begin(seen.samples, Batch((), ids), tokenizer)
-        seen.samples += _pass(measurement, layers, seen, progress)
-    missing = [name for name in names if name not in taken]
+        if layers.count < 2 or blocks not in (0, layers.count - 1):
+            expected = f"{blocks + 1} layers, as before" if blocks else "two layers or more, what enters block 1 first"
+            raise ValueError(f"{layers.name}: expected {expected}, got {layers.count}")
+        given = {"input_ids": layers.ids, "attention_mask": layers.real}
+        batch = Batch((), {key: value for key, value in given.items() if value is not None})
+        if layers.ids is not None:
+            ids.see(tokenizer, ids.asked(batch))
+        width = entered.shape[-1]
+        measurement.begin(samples_seen, batch, tokenizer)
+        entered = _run(measurement, layers, progress)
+        if blocks and entered.shape[-1] != width:
+            raise ValueError(f"{layers.name}: expected tokens of width {width}, as before, got {entered.shape[-1]}")
+        blocks, tokens = layers.count - 1, max(tokens, entered.shape[1])
+        samples_seen += len(entered)
     notes = ["hidden states without a model: tokens are measured, and neither attention nor branches nor weights"]
-    notes += [f"not seen in states: no {', '.join(missing)}"] if missing else []
-    notes += note(measurement.not_finite, seen.samples)
-    return Profile.of_readings(
-        measurement.readings, seen.metadata(name, taken, measurement, notes, exclude_tokens), measurement.sinks
-    )
+    if missing := [name for name in names if name not in taken]:
+        notes.append(f"not seen in states: no {', '.join(missing)}")
+    metadata = {
+        "model": name,
+        "class": "states",
+        "family": "states",
+        "blocks": blocks,
+        "parts": {},
+        "towers": {},
+        "shared_weights": False,
+        "ids": ids.to_dict(),
+        "tokens": tokens,
+        "width": entered.shape[-1],
+        "samples": samples_seen,
+        "token_axis": 1,
+        "placement": None,
+        "final_norm": None,
+        "causal": causal,
+        "causal_by": "" if causal is None else "user",
+        "right_to_left": False,
+        "weights": {},
+        "weights_not_finite": [],
+        "dtype": str(entered.dtype).removeprefix("torch."),
+        "device": "cpu",
+        **of_measurement(measurement),
+        "notes": notes + note(measurement.not_finite, samples_seen),
+    }
+    return Profile.of_readings(measurement.readings, metadata, measurement.sinks)
 
 
-def _pass(measurement: Measurement, layers: Layers, seen: _Seen, progress: Tick | None) -> int:
-    """Goes through the layers, a second time where the first was not enough; returns the number of sequences."""
+def _run(measurement: Measurement, layers: Layers, progress: Tick | None) -> Tensor:
+    """Goes through the layers, a second time where the first was not enough; returns the last one."""
     while True:
         entered = layers.layer(0)
-        batch, tokens, width = entered.shape
-        seen.shape(layers.name, tokens, width, entered.dtype)
         for number in range(1, layers.count):
-            left = layers.layer(number)
+            left, module = layers.layer(number), nn.Identity()
             if left.shape != entered.shape:
                 raise ValueError(
                     f"{layers.name}: expected layers of one shape, got {tuple(entered.shape)} and {tuple(left.shape)}"
                 )
-            visit = Visit(number, _block(number), layers.real, entered.shape, entered, _cannot_run)
+            spots = {"input": Spot(module, "in"), "output": Spot(module, "out")}
+            block = BlockAnatomy(f"layer {number}", module, spots)
+            visit = Visit(number, block, layers.real, entered.shape, entered, _cannot_run)
             with torch.no_grad(), full_precision(entered):
                 if not measurement.has_passed(visit, entered):
                     measurement.see_tokens(visit, "input", entered, entered)
@@ -129,84 +156,11 @@ def _pass(measurement: Measurement, layers: Layers, seen: _Seen, progress: Tick 
             if progress is not None and not measurement.again:
                 progress()
         if not measurement.end(can_look_again=True):
-            return batch
-
-
-def _block(number: int) -> BlockAnatomy:
-    module = nn.Identity()
-    return BlockAnatomy(f"layer {number}", module, {"input": Spot(module, "in"), "output": Spot(module, "out")})
+            return entered
 
 
 def _cannot_run(_tokens: Tensor) -> Tensor:
     raise ValueError("these are states without a model: no block can be run again")
-
-
-@dataclass
-class _Seen:
-    """What is true of all states together."""
-
-    causal: bool | None
-    samples: int = 0
-    blocks: int = 0
-    tokens: int = 0
-    width: int = 0
-    dtype: str = ""
-    ids: IdsSeen = field(default_factory=IdsSeen)
-
-    def see(self, layers: Layers, tokenizer: Any) -> None:
-        if layers.count < 2:
-            raise ValueError(
-                f"{layers.name}: expected two layers or more, what enters block 1 first, got {layers.count}"
-            )
-        if self.blocks and layers.count - 1 != self.blocks:
-            raise ValueError(f"{layers.name}: expected {self.blocks + 1} layers, as before, got {layers.count}")
-        self.blocks = layers.count - 1
-        if layers.ids is not None:
-            mask = {} if layers.real is None else {"attention_mask": layers.real}
-            self.ids.see(tokenizer, self.ids.asked(Batch((), {"input_ids": layers.ids, **mask})))
-
-    def shape(self, name: str, tokens: int, width: int, dtype: torch.dtype) -> None:
-        if self.width and width != self.width:
-            raise ValueError(f"{name}: expected tokens of width {self.width}, as before, got {width}")
-        self.tokens, self.width = max(self.tokens, tokens), width
-        self.dtype = str(dtype).removeprefix("torch.")
-
-    def metadata(
-        self, name: str, measures: tuple[str, ...], measurement: Measurement, notes: list[str], excluded: Any
-    ) -> dict[str, Any]:
-        """As of a probe, without what only a model has."""
-        return {
-            "model": name,
-            "class": "states",
-            "family": "states",
-            "blocks": self.blocks,
-            "parts": {},
-            "towers": {},
-            "shared_weights": False,
-            "ids": self.ids.to_dict(),
-            "tokens": self.tokens,
-            "width": self.width,
-            "samples": self.samples,
-            "token_axis": 1,
-            "placement": None,
-            "final_norm": None,
-            "causal": self.causal,
-            "causal_by": "" if self.causal is None else "user",
-            "right_to_left": False,
-            "weights": {},
-            "weights_not_finite": [],
-            "not_finite": as_records(measurement.not_finite),
-            "dtype": self.dtype,
-            "arithmetic": list(measurement.formats),
-            "device": "cpu",
-            "measures": list(measures),
-            "stations": ["output"],
-            "error_bounds": dict(measurement.error_bounds),
-            "excluded_tokens": list(excluded) if isinstance(excluded, list | tuple) else excluded,
-            "versions": {key: v for key in ("depthscope", "torch") if (v := _version(key))}
-            | {"python": platform.python_version()},
-            "notes": notes,
-        }
 
 
 # --- what is given -----------------------------------------------------------------------------------
@@ -222,24 +176,21 @@ def _found(states: Any, mask: Any, ids: Any, samples: int | None) -> tuple[Itera
     if isinstance(states, Mapping):
         if STATES not in states:
             raise ValueError(f"expected {_LAYOUT!r} in the dict, got {', '.join(map(str, states)) or 'nothing'}")
-        ids = states.get(IDS) if ids is None else ids
-        states = states[STATES]
-    if isinstance(states, list | tuple):
-        return iter([_of_list(states, mask, ids)]), "states"
-    if getattr(states, "ndim", None) != 3:
-        shape = getattr(states, "shape", None)
-        got = type(states).__name__ if shape is None else f"an array {tuple(shape)}"
-        raise ValueError(f"expected a folder, a list of arrays, or {_LAYOUT}, got {got}")
-    return iter([_of_list([states[:, k] for k in range(states.shape[1])], mask, ids)]), "states"
+        ids, states = states.get(IDS) if ids is None else ids, states[STATES]
+    if not isinstance(states, list | tuple):
+        if getattr(states, "ndim", None) != 3:
+            shape = getattr(states, "shape", None)
+            got = type(states).__name__ if shape is None else f"an array {tuple(shape)}"
+            raise ValueError(f"expected a folder, a list of arrays, or {_LAYOUT}, got {got}")
+        states = [states[:, k] for k in range(states.shape[1])]
 
-
-def _of_list(states: Sequence[Any], mask: Any, ids: Any) -> Layers:
     def layer(number: int) -> Tensor:
-        return _tokens(_numbers(states[number]), f"layer {number}")
+        return _tokens(states[number], f"layer {number}")
 
     shape = layer(0).shape[:2] if states else (0, 0)
-    found = [_of_shape(given, name, shape) for given, name in ((ids, "token_ids"), (mask, "mask"))]
-    return Layers("these states", len(states), layer, found[0], None if found[1] is None else found[1] != 0)
+    real = _of_shape(mask, "mask", shape)
+    found = Layers("these states", len(states), layer, _of_shape(ids, IDS, shape), None if real is None else real != 0)
+    return iter([found]), "states"
 
 
 def _of_shape(given: Any, name: str, shape: Sequence[int]) -> Tensor | None:
@@ -252,24 +203,19 @@ def _of_shape(given: Any, name: str, shape: Sequence[int]) -> Tensor | None:
     return values
 
 
-def _numbers(array: Any) -> Tensor:
-    """An array of any library on the host, in a format of PyTorch."""
-    if isinstance(array, Tensor):
-        return array.detach()
-    values = np.asarray(array)
-    if values.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):  # of ml_dtypes, which JAX uses
-        values = values.astype(np.float32)
-    if values.dtype.kind != "f":
-        raise ValueError(f"expected floating-point states, got {values.dtype}")
-    return torch.from_numpy(np.array(values, dtype=values.dtype.newbyteorder("=")))
-
-
-def _tokens(values: Tensor, what: str) -> Tensor:
-    """(batch, n, d); one sequence may come without its batch axis."""
-    values = values.unsqueeze(0) if values.ndim == 2 else values
-    if values.ndim != 3 or not values.is_floating_point() or 0 in values.shape:
-        raise ValueError(f"expected {what} as (tokens, width) or (batch, tokens, width), got {tuple(values.shape)}")
-    return values
+def _tokens(array: Any, what: str) -> Tensor:
+    """An array of any library on the host as (batch, n, d); one sequence may come without its batch axis."""
+    if not isinstance(array, Tensor):
+        values = np.asarray(array)
+        if values.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):  # of ml_dtypes, which JAX uses
+            values = values.astype(np.float32)
+        if values.dtype.kind != "f":
+            raise ValueError(f"expected floating-point states, got {values.dtype}")
+        array = torch.from_numpy(np.array(values, dtype=values.dtype.newbyteorder("=")))
+    tokens = array.detach().unsqueeze(0) if array.ndim == 2 else array.detach()
+    if tokens.ndim != 3 or not tokens.is_floating_point() or 0 in tokens.shape:
+        raise ValueError(f"expected {what} as (tokens, width) or (batch, tokens, width), got {tuple(tokens.shape)}")
+    return tokens
 
 
 # --- files -------------------------------------------------------------------------------------------
@@ -279,9 +225,8 @@ def files_in(path: Path, samples: int | None = None) -> list[Path]:
     """The files with states in a folder, by name, or the file itself."""
     if not path.exists():
         raise ValueError(f"there is no {str(path)!r}: expected a folder of states (safetensors, npz)")
-    kinds = (".safetensors", ".npz")
-    found = sorted(file for file in path.iterdir() if file.suffix in kinds) if path.is_dir() else [path]
-    if not found or found[0].suffix not in kinds:
+    found = sorted(file for file in path.iterdir() if file.suffix in _KINDS) if path.is_dir() else [path]
+    if not found or found[0].suffix not in _KINDS:
         raise ValueError(f"expected safetensors or .npz files with {_LAYOUT} in {str(path)!r}, got none")
     return found[:samples]
 
@@ -289,7 +234,17 @@ def files_in(path: Path, samples: int | None = None) -> list[Path]:
 def _of_file(path: Path) -> Layers:
     try:
         require_file(path)
-        return _of_safetensors(path) if path.suffix == ".safetensors" else _of_npz(path)
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                found = {name: torch.from_numpy(file[name]) for name in (STATES, IDS) if name in file.files}
+                names, states = file.files, found.get(STATES)
+            return _of_states(path, names, states, found.get(IDS))
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            states = file.get_slice(STATES) if STATES in names else None
+            return _of_states(path, names, states, file.get_tensor(IDS) if IDS in names else None)
     except OSError:
         raise
     except Exception as error:  # of libraries that read what others have sent
@@ -297,69 +252,20 @@ def _of_file(path: Path) -> Layers:
         raise ValueError(said if str(path) in said else f"{str(path)!r} cannot be read as states: {said}") from None
 
 
-def _of_safetensors(path: Path) -> Layers:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        names = set(file.keys())
-        if STATES not in names:
-            raise ValueError(f"expected {_LAYOUT} in it, got {', '.join(sorted(names)[:4]) or 'nothing'}")
-        shape = file.get_slice(STATES).get_shape()
-        ids = file.get_tensor(IDS) if IDS in names else None
-    _require_layout(shape)
+def _of_states(path: Path, names: list[str], states: Any, ids: Tensor | None) -> Layers:
+    """`states` is an array, or a slice of a safetensors file, which is opened again for each layer."""
+    if states is None:
+        raise ValueError(f"expected {_LAYOUT} in it, got {', '.join(sorted(names)[:4]) or 'nothing'}")
+    shape = tuple(states.shape if isinstance(states, Tensor) else states.get_shape())
+    if len(shape) != 3 or 0 in shape:
+        raise ValueError(f"expected {_LAYOUT}, got {shape}")
 
     def layer(number: int) -> Tensor:
+        if isinstance(states, Tensor):
+            return _tokens(states[:, number], str(path))
+        from safetensors import safe_open
+
         with safe_open(path, framework="pt") as file:
             return _tokens(file.get_slice(STATES)[:, number], str(path))
 
-    return Layers(str(path), shape[1], layer, None if ids is None else _of_shape(ids, IDS, (1, shape[0])))
-
-
-def _require_layout(shape: Sequence[int]) -> None:
-    if len(shape) != 3 or 0 in shape:
-        raise ValueError(f"expected {_LAYOUT}, got {tuple(shape)}")
-
-
-def _of_npz(path: Path) -> Layers:
-    with zipfile.ZipFile(path) as file:
-        names = {name.removesuffix(".npy") for name in file.namelist()}
-    if STATES in names:
-        values, ids = _member(path, STATES), _member(path, IDS) if IDS in names else None
-        _require_layout(values.shape)
-        found = _numbers(values)
-        return Layers(
-            str(path),
-            found.shape[1],
-            lambda number: _tokens(found[:, number], str(path)),
-            None if ids is None else _of_shape(ids, IDS, (1, len(found))),
-        )
-    numbered = {int(match[0]): name for name in names if (match := re.search(r"\d+$", name))}
-    layers = [numbered[number] for number in sorted(numbered)]
-    if len(layers) < 2:
-        raise ValueError(f"expected {_LAYOUT} in it, or one array per layer, got {', '.join(sorted(names)[:4])}")
-    ids = _member(path, IDS) if IDS in names else None
-    shape = _tokens(_numbers(_member(path, layers[0])), str(path)).shape[:2]
-    return Layers(
-        str(path),
-        len(layers),
-        lambda number: _tokens(_numbers(_member(path, layers[number])), str(path)),
-        None if ids is None else _of_shape(ids, IDS, shape),
-    )
-
-
-def _member(path: Path, name: str) -> np.ndarray[Any, Any]:
-    """One array of a .npz: what its header says of its size must be true before there is room made for it."""
-    with zipfile.ZipFile(path) as archive:
-        info = archive.getinfo(f"{name}.npy")
-        with archive.open(info) as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(file, max_header_size=_HEADER)
-        if dtype.hasobject:
-            raise ValueError(f"{name} holds Python objects, which only a pickle could bring: it is not read")
-        size = math.prod(shape) * dtype.itemsize
-        if size > info.file_size:
-            raise ValueError(f"{name} says it has {size} bytes, and brings {info.file_size}: it is damaged")
-        require_room(size, f"{name} {tuple(shape)} in {path.name}", "save one array per layer, or safetensors")
-        with archive.open(info) as file:
-            return np.lib.format.read_array(file, allow_pickle=False, max_header_size=_HEADER)
+    return Layers(str(path), shape[1], layer, _of_shape(ids, IDS, (1, shape[0])))

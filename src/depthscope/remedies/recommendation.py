@@ -26,7 +26,7 @@ from depthscope.inputs import Tokenizer, call
 from depthscope.measures import TokenMatrix
 from depthscope.models.token_means import TokenMean
 from depthscope.probing import Profile, probe
-from depthscope.probing.parts import most_alike
+from depthscope.probing.profile import most_alike
 from depthscope.progress import Tick
 from depthscope.remedies import record
 from depthscope.remedies.application import temporarily

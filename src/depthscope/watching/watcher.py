@@ -19,7 +19,6 @@ from depthscope.offloading import device_of
 from depthscope.probing.finite import in_words
 from depthscope.probing.measurement import Measurement
 from depthscope.probing.roles import gradient_scalars
-from depthscope.probing.streams import StreamedMeasurement
 from depthscope.safety import undone, unhook
 from depthscope.watching import wrapped
 from depthscope.watching.gate import Alarm, DepthAlarm, Gate, Means, at_checkpoint
@@ -73,7 +72,6 @@ class Watch:
         wrapped.refuse_compiled_in_place(model)
         self._measures, self._stations = measures, stations
         anatomy = anatomy_with_hints(self._model, hints)
-        self._kind = StreamedMeasurement if anatomy.streams else Measurement
         self._measurement = self._new_measurement()
         self._machine = GuardedMachine(
             self._guarded,
@@ -348,4 +346,4 @@ class Watch:
 
     def _new_measurement(self) -> Measurement:
         # A step passes once: with all care from the beginning, so that no look depends on those before it.
-        return self._kind(self._measures, self._stations, outliers=True, wide=True)
+        return Measurement(self._measures, self._stations, outliers=True, wide=True)
