@@ -7,7 +7,6 @@ and output, and the notes say so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -41,28 +40,20 @@ def seen_by_structure(model: nn.Module, anatomy: Anatomy, batch: Batch) -> Anato
         blocks = tuple(settled.get(id(block), trial.get(id(block), block)) for block in anatomy.blocks)
         holding = _holding(model, replace(anatomy, blocks=blocks), batch) if trial else set()
         settled |= {key: block for key, block in trial.items() if id(block) in holding}
+    notes = list(anatomy.notes)
+    kinds = sorted({IN_WORDS[block.placement] for block in settled.values() if block.placement})
+    if kinds:
+        where = "" if len(settled) == len(anatomy.blocks) else " in some blocks"
+        shown = f"stations inside the blocks by their structure{where} ({'; '.join(kinds)})"
+        notes.append(f"{shown}, where every addition was seen to hold")
     failed = [block.name for block in anatomy.blocks if open_guesses[id(block)] and id(block) not in settled]
-    return replace(
-        anatomy,
-        blocks=tuple(settled.get(id(block), block) for block in anatomy.blocks),
-        notes=(*_notes(anatomy, settled.values()), *_failures(failed)),
-    )
-
-
-def _notes(anatomy: Anatomy, settled: Iterable[BlockAnatomy]) -> tuple[str, ...]:
-    kinds = sorted({IN_WORDS[block.placement] for block in settled if block.placement})
-    if not kinds:
-        return anatomy.notes
-    where = "" if len(list(settled)) == len(anatomy.blocks) else " in some blocks"
-    shown = f"stations inside the blocks by their structure{where} ({'; '.join(kinds)})"
-    return (*anatomy.notes, f"{shown}, where every addition was seen to hold")
-
-
-def _failures(names: list[str]) -> tuple[str, ...]:
-    if not names:
-        return ()
-    which = repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-    return (f"{which} looks like a known structure, but its additions do not hold: only input and output are seen",)
+    if failed:
+        which = repr(failed[0]) + (f" and {len(failed) - 1} more" if len(failed) > 1 else "")
+        notes.append(
+            f"{which} looks like a known structure, but its additions do not hold: only input and output are seen"
+        )
+    blocks = tuple(settled.get(id(block), block) for block in anatomy.blocks)
+    return replace(anatomy, blocks=blocks, notes=tuple(notes))
 
 
 def _holding(model: nn.Module, anatomy: Anatomy, batch: Batch) -> set[int]:
@@ -91,12 +82,11 @@ def _adds_up(block: BlockAnatomy, at: dict[str, Tensor]) -> bool:
     """Whether all stations were seen, of one shape, and all additions hold, none of them for want of a branch."""
     if set(block.spots) - at.keys() or len({tokens.shape for tokens in at.values()}) != 1:
         return False
-    return all(_holds([at[station] for station in addition.stations]) for addition in block.additions)
-
-
-def _holds(terms: list[Tensor]) -> bool:
-    *summands, result = terms
-    allowed = ROUNDING * torch.finfo(result.dtype).eps * max(float(term.abs().max()) for term in terms)
-    visible = all(float(branch.abs().max()) > VISIBLE * allowed for branch in summands[1:])
-    total = torch.stack([term.double() for term in summands]).sum(dim=0)
-    return visible and float((total - result.double()).abs().max()) <= allowed
+    for addition in block.additions:
+        *summands, result = (at[station] for station in addition.stations)
+        sizes = [float(term.abs().max()) for term in (*summands, result)]
+        allowed = ROUNDING * torch.finfo(result.dtype).eps * max(sizes)
+        apart = torch.stack([term.double() for term in summands]).sum(dim=0) - result.double()
+        if min(sizes[1:-1]) <= VISIBLE * allowed or not float(apart.abs().max()) <= allowed:
+            return False
+    return True

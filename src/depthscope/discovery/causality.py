@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Anatomy, BlockAnatomy
+from depthscope.anatomy import Anatomy
 from depthscope.hooks.machine import Change, Listen, Machine, Visit
 from depthscope.hooks.tokens import as_given, batch_first
 from depthscope.inputs.batches import Batch, call_alike, other_numbers, with_one_input_changed
@@ -35,11 +35,10 @@ class Seen(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """What other numbers in one input have changed."""
+    """By how much other numbers in one input have changed each token, (batch, n)."""
 
-    entered: Tensor  # (), whether what enters the blocks, at these tokens and only there
-    first: Tensor  # (batch, n), each token after the first block
-    last: Tensor  # (batch, n), after the last
+    first: Tensor  # after the first block
+    last: Tensor  # after the last
 
 
 def is_causal(model: nn.Module, anatomy: Anatomy, batch: Batch) -> bool | None:
@@ -80,17 +79,14 @@ def with_sight(model: nn.Module, anatomy: Anatomy, batch: Batch, *, again: bool 
     if anatomy.causal_by == "user" or anatomy.causal or len(anatomy.parts) > 1:
         return anatomy
     by_call = any(block.causal_arguments for block in anatomy.blocks)
-    trial = Trial(model, anatomy, batch)
-    if not by_call and anatomy.causal is None:
-        return _as_seen(anatomy, trial.sight())
-    if not again or (by_call and not trial.before.bidirectional):
+    is_open = not by_call and anatomy.causal is None
+    if not is_open and not again:
         return anatomy
-    found = trial.sight(exactly=False)
-    return anatomy if found in (None, "all", "nothing") else _as_seen(anatomy, found)
-
-
-def _as_seen(anatomy: Anatomy, found: Sight | None) -> Anatomy:
-    if found is None:
+    trial = Trial(model, anatomy, batch)
+    if by_call and not trial.before.bidirectional:
+        return anatomy
+    found = trial.sight(exactly=is_open)
+    if found is None or (not is_open and found in ("all", "nothing")):
         return anatomy
     if found == "later":
         return replace(anatomy, causal_by="tried", right_to_left=True)
@@ -103,24 +99,13 @@ def hidden_tokens_reach_others(model: nn.Module, anatomy: Anatomy, batch: Batch)
     return trial.reaches(~trial.before.real, trial.before.real) is True
 
 
-@dataclass
 class Trial:
     """A model on a batch, in which some tokens are changed."""
 
-    model: nn.Module
-    anatomy: Anatomy
-    batch: Batch
-
-    _before: Seen | None = None
-
-    @property
-    def before(self) -> Seen:
-        """As it is without a change."""
-        # No `cached_property`: in Python 3.11 its lock is held while the model runs, and for ever in a process that is
-        # forked meanwhile.
-        if self._before is None:
-            self._before = seen(self.model, self.anatomy, self.batch)
-        return self._before
+    def __init__(self, model: nn.Module, anatomy: Anatomy, batch: Batch):
+        self.model, self.anatomy, self.batch = model, anatomy, batch
+        self.before = seen(model, anatomy, batch)
+        self.rounding = ROUNDING * torch.finfo(self.before.output.dtype).eps
 
     def sight(self, exactly: bool = True) -> Sight | None:
         """What tokens see: see the function `sight`."""
@@ -128,7 +113,7 @@ class Trial:
         position = torch.arange(real.shape[1], device=real.device)
         last_ones, first_ones = (position == end for end in _ends(real))
         # Two transfers: what the last tokens have changed, then what the first ones have, and what changes by itself.
-        found, answers = self._first_that_entered(last_ones, [real])
+        found, answers = self.change(last_ones, [real])
         if found is None:
             return None
         real, position = answers[0] != 0, torch.arange(real.shape[1])
@@ -136,23 +121,22 @@ class Trial:
         earlier, later = real & (position < last), real & (position > first)
         if not earlier.any():
             return None
-        rounding = self._rounding if exactly else 0.0
+        rounding = self.rounding if exactly else 0.0
         from_last = earlier & (found.last > rounding)
         if not exactly and bool(from_last[earlier].all()):
             return "all"
         doubtful = exactly and bool(from_last.any())
-        back, answers = self._first_that_entered(first_ones, self._noise() if doubtful else [])
+        back, answers = self.change(first_ones, self.noise() if doubtful else [])
         noise = _largest(answers, earlier) if doubtful else (0.0, 0.0)
         from_last = earlier & (found.last > max(rounding, CAUTION * noise[1]))
         from_first = None if back is None else later & (back.last > 0)
-        forwards = None if from_first is None else bool(from_first.any())
         if not bool(from_last.any()):
-            return "nothing" if forwards is False else "earlier"
+            return "nothing" if from_first is not None and not bool(from_first.any()) else "earlier"
         if from_first is not None:
             several = earlier.any(dim=-1)  # sequences of more than one real token
             to_first = from_last.gather(1, first.clamp(max=position.numel() - 1))[several]
             to_last = from_first.gather(1, last.clamp(min=0))[several]
-            if not forwards or (bool(to_first.all()) and not bool(to_last.any())):
+            if not bool(from_first.any()) or (bool(to_first.all()) and not bool(to_last.any())):
                 return "later"
             if not exactly and not bool(to_first.any()) and not bool(to_last.any()):
                 return "all"  # a window, as wide in both directions
@@ -166,62 +150,80 @@ class Trial:
 
         None if there is nothing to compare, or nothing can be changed at these tokens alone.
         """
-        found, answers = self._first_that_entered(tokens, [others])
+        found, answers = self.change(tokens, [others])
         if found is None or not answers[0].any():
             return None
         among = answers[0] != 0
-        if not (among & (found.last > self._rounding)).any():
+        if not (among & (found.last > self.rounding)).any():
             return False
-        noise = _largest(fetched(self._noise()), among)[1]
-        return bool((among & (found.last > max(self._rounding, CAUTION * noise))).any())
+        noise = _largest(fetched(self.noise()), among)[1]
+        return bool((among & (found.last > max(self.rounding, CAUTION * noise))).any())
 
-    @property
-    def _rounding(self) -> float:
-        return ROUNDING * torch.finfo(self.before.output.dtype).eps
-
-    def _changes(self, tokens: Tensor) -> Iterator[Changed]:
-        """A pass for each input that can be changed at some tokens (batch, n), where it was computed."""
+    def change(self, tokens: Tensor, also: list[Tensor]) -> tuple[Changed | None, list[Tensor]]:
+        """What other numbers at some tokens (batch, n) change in the input that these blocks read, and the numbers that
+        are also asked for, on the host: the other inputs enter the blocks nowhere, or at every token."""
         before = self.before
-        for changed in _changes(self.batch, tokens, self.anatomy.token_axis):
-            after = seen(self.model, self.anatomy, changed)
-            alike = (after.output.shape, after.entrance.shape) == (before.output.shape, before.entrance.shape)
-            if alike and before.entrance.shape[:2] == tokens.shape:
-                moved = (before.entrance != after.entrance).any(dim=-1)
-                entered = moved.any() & ~(moved & ~tokens.to(moved.device)).any()
-                yield Changed(entered, _change(before.first, after.first), _change(before.output, after.output))
-        alike_tokens = {x.shape[:2] for x in (before.entrance, before.first, tokens)}  # stages may merge their tokens
-        if len(alike_tokens) == 1 and all(map(_can_be_changed, self.anatomy.blocks)):
-            after = seen(self.model, self.anatomy, self.batch, tokens)
-            if after.output.shape == before.output.shape:
-                moved = (before.first != after.first).any(dim=-1)  # not where the blocks read something else
-                yield Changed(
-                    (moved & tokens.to(moved.device)).any(),
-                    _change(before.first, after.first),
-                    _change(before.output, after.output),
-                )
+        for changed in self._changed_batches(tokens):
+            after = seen(self.model, self.anatomy, *changed)
+            if after.output.shape != before.output.shape or after.entrance.shape != before.entrance.shape:
+                continue
+            is_input = len(changed) == 1
+            if is_input and before.entrance.shape[:2] != tokens.shape:
+                continue
+            # What enters the blocks is changed at these tokens alone; or, where it is changed itself, what leaves the
+            # first block is: not where the blocks read something else.
+            pair = (before.entrance, after.entrance) if is_input else (before.first, after.first)
+            moved = (pair[0] != pair[1]).any(dim=-1)
+            here = tokens.to(moved.device)
+            entered = moved.any() & ~(moved & ~here).any() if is_input else (moved & here).any()
+            changes = _change(before.first, after.first), _change(before.output, after.output)
+            found, first, last, *answers = fetched([entered, *changes, *also])
+            if found:
+                return Changed(first, last), answers
+        return None, fetched(also) if also else []
 
-    def _first_that_entered(self, tokens: Tensor, also: list[Tensor]) -> tuple[Changed | None, list[Tensor]]:
-        """What the input that these blocks read has changed, and the numbers that are also asked for, on the host: the
-        other inputs enter the blocks nowhere, or at every token."""
-        answers: list[Tensor] | None = None
-        for changed in self._changes(tokens):
-            found = fetched([*changed, *(also if answers is None else [])])
-            answers = found[3:] if answers is None else answers
-            if found[0]:
-                return Changed(*found[:3]), answers
-        return None, fetched(also) if answers is None else answers
+    def _changed_batches(self, tokens: Tensor) -> Iterator[tuple[Batch] | tuple[Batch, Tensor]]:
+        """The batch with other tokens in one of its inputs, for every input that has tokens there; last the same batch
+        with the tokens that are changed on their way into the blocks."""
+        at = tokens if self.anatomy.token_axis == 1 else tokens.T
 
-    def _noise(self) -> list[Tensor]:
+        def changed(value: Any) -> Tensor | None:
+            if not isinstance(value, Tensor):
+                return None
+            if not value.is_floating_point() and value.shape == tokens.shape:
+                return torch.where(tokens, other_numbers(value), value)
+            if value.is_floating_point() and value.ndim == 3 and value.shape[:2] == at.shape:
+                return torch.where(at.unsqueeze(-1), other_numbers(value), value)
+            return None
+
+        yield from ((batch,) for batch in with_one_input_changed(self.batch, changed))
+        before = self.before
+        alike = {x.shape[:2] for x in (before.entrance, before.first, tokens)}  # stages may merge their tokens
+        # What enters a block is the trunk itself: not where whoever calls it adds what it returns.
+        spots = [block.spots for block in self.anatomy.blocks]
+        if len(alike) == 1 and all("input" in at and at["output"].added_to is None for at in spots):
+            yield self.batch, tokens
+
+    def noise(self) -> list[Tensor]:
         """The changes (batch, n) without a reason, in turn after the first and the last block: in a second pass, and in
         a pass with the sequences in reverse order."""
         before, again = self.before, seen(self.model, self.anatomy, self.batch)
-        found = [(again.first, again.output)]
-        reversed_batch = _reversed(self.batch, before.output.shape[0], self.anatomy.token_axis)
-        if reversed_batch is not None:
-            turned = seen(self.model, self.anatomy, reversed_batch)
-            if turned.output.shape == before.output.shape and turned.first.shape == before.first.shape:
-                found.append((turned.first.flip(0), turned.output.flip(0)))
-        return [c for first, last in found for c in (_change(before.first, first), _change(before.output, last))]
+        found = [_change(before.first, again.first), _change(before.output, again.output)]
+        size, axis = before.output.shape[0], self.anatomy.token_axis
+
+        def turned(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.ndim == 0:
+                return value
+            first = 0 if axis == 1 or value.ndim < 3 else 1
+            return value.flip(first) if value.shape[first] == size else value
+
+        if size > 1:
+            args, kwargs = self.batch
+            reverse = Batch(tuple(map(turned, args)), {name: turned(value) for name, value in kwargs.items()})
+            after = seen(self.model, self.anatomy, reverse)
+            if after.output.shape == before.output.shape and after.first.shape == before.first.shape:
+                found += [_change(before.first, after.first.flip(0)), _change(before.output, after.output.flip(0))]
+        return found
 
 
 def _ends(real: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,11 +231,6 @@ def _ends(real: Tensor) -> tuple[Tensor, Tensor]:
     position = torch.arange(real.shape[1], device=real.device)
     last = torch.where(real, position, -1).amax(dim=-1, keepdim=True)
     return last, torch.where(real, position, position.numel()).amin(dim=-1, keepdim=True)
-
-
-def _can_be_changed(block: BlockAnatomy) -> bool:
-    """Whether what enters a block is the trunk itself: not where whoever calls it adds what it returns."""
-    return "input" in block.spots and block.spots["output"].added_to is None
 
 
 def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | None = None) -> Seen:
@@ -288,33 +285,3 @@ def _largest(noise: list[Tensor], where: Tensor) -> tuple[float, float]:
     """The largest changes of these tokens after the first and the last block; infinite where one is not a number."""
     first, last = (torch.stack(changes)[:, where].amax() for changes in (noise[::2], noise[1::2]))
     return tuple(torch.inf if found.isnan() else found.item() for found in (first, last))  # type: ignore[return-value]
-
-
-def _reversed(batch: Batch, size: int, axis: int) -> Batch | None:
-    """The batch with its sequences in reverse order; None if there is one only, or an input does not say which axis."""
-
-    def turned(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.ndim == 0:
-            return value
-        first = 0 if axis == 1 or value.ndim < 3 else 1
-        return value.flip(first) if value.shape[first] == size else value
-
-    if size < 2:
-        return None
-    return Batch(tuple(map(turned, batch.args)), {name: turned(value) for name, value in batch.kwargs.items()})
-
-
-def _changes(batch: Batch, where: Tensor, axis: int) -> Iterator[Batch]:
-    """The batch with other tokens at `where` (batch, n) in one of its inputs, for every input that has tokens there."""
-
-    def changed(value: Any) -> Tensor | None:
-        if not isinstance(value, Tensor):
-            return None
-        if not value.is_floating_point() and value.shape == where.shape:
-            return torch.where(where, other_numbers(value), value)
-        at = where if axis == 1 else where.T
-        if value.is_floating_point() and value.ndim == 3 and value.shape[:2] == at.shape:
-            return torch.where(at.unsqueeze(-1), other_numbers(value), value)
-        return None
-
-    return with_one_input_changed(batch, changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypedDict
@@ -47,9 +48,20 @@ def anatomy_with_hints(model: nn.Module, hints: Mapping[str, Any], batch: Batch 
     if (part := hints.get("part")) is not None:
         anatomy = only_part(anatomy, part)
     if (causal := hints.get("causal")) is not None:
-        anatomy = _with_causality(anatomy, causal)
+        if not isinstance(causal, bool):
+            raise ValueError(f"expected causal=True or False, got {causal!r}")
+        known = [part for part in anatomy.parts if any(block.causal for block in anatomy.of_part(part))]
+        if not causal and known and len(anatomy.parts) > 1:  # those that are known to be causal would leak
+            raise ValueError(
+                f"causal=False, but {known[0]} is causal: choose the other blocks with blocks='path.to.layers.*'"
+            )
+        anatomy = replace(anatomy.with_causality(causal), causal_by="user")
     if (mask := hints.get("mask")) is not None:
-        anatomy = replace(anatomy, mask_hint=_checked(mask, model))
+        is_name = isinstance(mask, str) and mask.removeprefix("~").isidentifier()
+        if not is_name and not (isinstance(mask, Tensor) and mask.ndim == 2):
+            got = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
+            raise ValueError(f"expected mask= (batch, n), true for real tokens, or the name of an argument, got {got}")
+        anatomy = replace(anatomy, mask_hint=mask if is_name else mask.to(device_of(model)))
     if (axis := hints.get("token_axis")) is not None:
         if type(axis) is not int or axis not in (0, 1):
             raise ValueError(f"expected token_axis 1 for (batch, n, d) or 0 for (n, batch, d), got {axis!r}")
@@ -67,47 +79,22 @@ def anatomy_with_hints(model: nn.Module, hints: Mapping[str, Any], batch: Batch 
 
 def only_part(anatomy: Anatomy, part: str) -> Anatomy:
     """One part of a model that has several."""
-    sizes: dict[str, int] = {}
-    for block in anatomy.blocks:
-        sizes[block.part] = sizes.get(block.part, 0) + 1
+    sizes = Counter(block.part for block in anatomy.blocks)
     if set(sizes) == {""}:
         raise ValueError(f"part={part!r}: this model has no parts; leave it out, or name blocks='path.to.layers.*'")
     if part not in sizes:
         raise unknown_name("part", part, [name for name in sizes if name])
-    blocks = tuple(block for block in anatomy.blocks if block.part == part)
-    causal = {block.causal for block in blocks}
+    causal = {block.causal for block in anatomy.of_part(part)}
     others = ", ".join(f"{name or 'without a part'} ({count} blocks)" for name, count in sizes.items() if name != part)
     return replace(
         anatomy,
-        blocks=blocks,
+        blocks=anatomy.of_part(part),
         causal=causal.pop() if len(causal) == 1 and None not in causal else anatomy.causal,
         notes=(*anatomy.notes, f"only the part {part} is looked at, not {others}"),
     )
-
-
-def _with_causality(anatomy: Anatomy, causal: object) -> Anatomy:
-    """What the user says wins; `causal=False` for a model of several parts would let those leak that are known to be
-    causal."""
-    if not isinstance(causal, bool):
-        raise ValueError(f"expected causal=True or False, got {causal!r}")
-    known = [part for part in anatomy.parts if any(block.causal for block in anatomy.of_part(part))]
-    if not causal and known and len(anatomy.parts) > 1:
-        raise ValueError(
-            f"causal=False, but {known[0]} is causal: choose the other blocks with blocks='path.to.layers.*'"
-        )
-    return replace(anatomy.with_causality(causal), causal_by="user")
 
 
 def refuse_tensor(hints: Mapping[str, Any]) -> None:
     """A remedy stays in a model, and a mask is of one batch: it must be known by its name."""
     if isinstance(hints.get("mask"), Tensor):
         raise ValueError("a remedy reads the mask of every batch: say mask= with the name of the argument that has it")
-
-
-def _checked(mask: Tensor | str, model: nn.Module) -> Tensor | str:
-    if isinstance(mask, str) and mask.removeprefix("~").isidentifier():
-        return mask
-    if isinstance(mask, Tensor) and mask.ndim == 2:
-        return mask.to(device_of(model))
-    got = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
-    raise ValueError(f"expected mask= (batch, n), true for real tokens, or the name of an argument, got {got}")

@@ -33,22 +33,25 @@ def believed(model: nn.Module, anatomy: Anatomy) -> Anatomy:
     if anatomy.family == "unknown":
         return anatomy
     doubted = {block.part for block in anatomy.blocks if _is_doubted(model, anatomy, block)}
-    blocks = tuple(_in_doubt(block) if block.part in doubted else block for block in anatomy.blocks)
-    if anatomy.causal is not False or not doubted:
-        return replace(anatomy, blocks=blocks)
-    believed_parts = (b if b.part in doubted or b.causal is not None else replace(b, causal=False) for b in blocks)
-    return replace(anatomy, blocks=tuple(believed_parts), causal=None)
+    unsettled = anatomy.causal is False and bool(doubted)  # what is true of the whole is said of the other parts
+    blocks = []
+    for block in anatomy.blocks:
+        if block.part in doubted:
+            block = replace(block, causal_arguments={}, causal=True if block.causal else None)
+        elif unsettled and block.causal is None:
+            block = replace(block, causal=False)
+        blocks.append(block)
+    return replace(anatomy, blocks=tuple(blocks), causal=None if unsettled else anatomy.causal)
 
 
 def _is_doubted(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> bool:
+    inside = _down_to_attention(block)
     if block.causal_arguments:
-        return _has_own_forward(block.module) or not all(map(_is_as_written, _down_to_attention(block)[1:]))
-    causal = anatomy.causal if block.causal is None else block.causal
-    return causal is False and not _makes_its_masks(model, anatomy, block)
-
-
-def _in_doubt(block: BlockAnatomy) -> BlockAnatomy:
-    return replace(block, causal_arguments={}, causal=True if block.causal else None)
+        return _has_own_forward(block.module) or not all(map(_is_as_written, inside[1:]))
+    if (anatomy.causal if block.causal is None else block.causal) is not False:
+        return False
+    library = _library_of(anatomy, block)
+    return entrance_of(model, anatomy, block) is None or not all(_is_theirs(module, library) for module in inside)
 
 
 def entrance_of(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> nn.Module | None:
@@ -60,24 +63,15 @@ def entrance_of(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> nn.M
     for module in reversed(walking.way_to(model, block.name)):
         if not _is_theirs(module, library):
             break
-        if _is_whole(module, library):
+        kind: Any = type(module)  # it has no hash, for mypy
+        if hasattr(module, WHOLE) or (library != "transformers" and not _wrote(kind, "torch")):
             found = module
     return found
-
-
-def _is_whole(module: nn.Module, library: str) -> bool:
-    return hasattr(module, WHOLE) or (library != "transformers" and not _wrote(_kind(module), "torch"))
 
 
 def is_wrapped(model: nn.Module, anatomy: Anatomy) -> bool:
     """Whether somebody else's module stands around a whole model of a library, and may give it masks."""
     return any(entrance_of(model, anatomy, block) is not model for block in anatomy.blocks)
-
-
-def _makes_its_masks(model: nn.Module, anatomy: Anatomy, block: BlockAnatomy) -> bool:
-    library = _library_of(anatomy, block)
-    inside = all(_is_theirs(module, library) for module in _down_to_attention(block))
-    return inside and entrance_of(model, anatomy, block) is not None
 
 
 def _down_to_attention(block: BlockAnatomy) -> list[nn.Module]:
@@ -86,27 +80,17 @@ def _down_to_attention(block: BlockAnatomy) -> list[nn.Module]:
     inside = walking.modules(block.module)
     if block.attention is None:
         return inside
-    holds, before = {id(block.attention)}, 0  # and what it stands in
-    not_leaves = [module for module in reversed(inside) if module._modules]
-    while len(holds) > before:  # again, since a module that stands in two others is listed with the first
-        before = len(holds)
-        for module in not_leaves:
-            if any(id(child) in holds for child in module._modules.values()):
-                holds.add(id(module))
-    return [module for module in inside if id(module) in holds or module is block.module]
+    return [module for module in inside if module is block.module or block.attention in walking.modules(module)]
 
 
 def _library_of(anatomy: Anatomy, block: BlockAnatomy) -> str:
     return FAMILIES[block.family or anatomy.family].library
 
 
-def _kind(module: nn.Module) -> Any:  # its type has no hash, for mypy
-    return type(module)
-
-
 def _is_theirs(module: nn.Module, library: str) -> bool:
     """Whether a module is as the library wrote it."""
-    return _wrote(_kind(module), library) and _is_as_written(module)
+    kind: Any = type(module)
+    return _wrote(kind, library) and _is_as_written(module)
 
 
 @cache
@@ -116,13 +100,11 @@ def _wrote(kind: Any, library: str) -> bool:
     own: dict[str, Any] = {}
     for parent in kind.__mro__:
         if _package(parent) in (library, "torch"):
-            return not any(_is_a_function(value) and hasattr(parent, name) for name, value in own.items())
+            functions = property | classmethod | staticmethod
+            acts = (name for name, value in own.items() if isroutine(value) or isinstance(value, functions))
+            return not any(hasattr(parent, name) for name in acts)
         own |= {name: value for name, value in vars(parent).items() if name != "__init__"}
     return False
-
-
-def _is_a_function(value: Any) -> bool:
-    return isroutine(value) or isinstance(value, property | classmethod | staticmethod)
 
 
 def _is_as_written(module: nn.Module) -> bool:

@@ -32,7 +32,7 @@ def pieces_of(kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def are_apart(model: nn.Module, anatomy: Anatomy, batch: Batch, pieces: Tensor) -> bool:
-    """Whether the model keeps the pieces of a row from each other: does a change of the first reach the others?"""
+    """Whether the model keeps the pieces of a row from each other: a change of the first does not reach the others."""
     trial = Trial(model, anatomy, batch)
     first = (pieces == 0).expand(trial.before.real.shape)
     return trial.reaches(first, ~first) is False

@@ -7,6 +7,7 @@ what was taken for blocks are none: nothing is measured then.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,16 +25,19 @@ def find_token_axis(model: nn.Module, anatomy: Anatomy, batch: Batch) -> int:
 
     Up to three more passes of the model. Refuses a model in which the change of one sequence changes others.
     """
-    before = _outputs(model, anatomy, batch)
-    changes = [_with_one_changed(batch, axis) for axis in (0, 1)]
-    outputs = [_outputs(model, anatomy, changed) for changed in changes if changed is not None]
-    if changes[0] is not None and _share_a_row(before, outputs[0], _shapes(batch)):
-        raise ValueError(
-            "the model puts its sequences into one row, of which the change of one sequence changes a part: which "
-            "tokens belong together cannot be seen. Give one sequence at a time"
-        )
-    stays = [_where_it_stays(before, after) for after in outputs]
-    known = [axes for axes in stays if axes is not None]
+    before, known = _outputs(model, anatomy, batch), []
+    for axis in (0, 1):
+        changed = next(with_one_input_changed(batch, partial(_with_first_changed, axis=axis)), None)
+        if changed is None:
+            continue
+        after = _outputs(model, anatomy, changed)
+        if axis == 0 and _share_a_row(before, after, batch):
+            raise ValueError(
+                "the model puts its sequences into one row, of which the change of one sequence changes a part: which "
+                "tokens belong together cannot be seen. Give one sequence at a time"
+            )
+        if (stays := _where_it_stays(before, after)) is not None:
+            known.append(stays)
     if known and not any(known):
         raise ValueError(
             "the change of one sequence of the batch changes the others in these blocks: their tokens cannot be told "
@@ -56,19 +60,26 @@ def _outputs(model: nn.Module, anatomy: Anatomy, batch: Batch) -> list[Tensor]:
     return found
 
 
-def _shapes(batch: Batch) -> set[tuple[int, ...]]:
-    """The first two axes of every input, in both orders."""
-    given = [tuple(v.shape[:2]) for v in (*batch.args, *batch.kwargs.values()) if isinstance(v, Tensor)]
-    return {*given, *(shape[::-1] for shape in given)}
+def _with_first_changed(value: Any, axis: int) -> Tensor | None:
+    """Other numbers at place 0 of an axis; None if there is one place only, or if the axis cannot be a batch (of ids
+    and images the first axis is)."""
+    if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[axis] < 2 or value.dtype == torch.bool:
+        return None
+    if axis == 1 and not (value.ndim == 3 and value.is_floating_point()):
+        return None
+    new = value.clone()
+    place = new.select(axis, 0)
+    place.copy_(other_numbers(place))
+    return new
 
 
-def _share_a_row(before: list[Tensor], after: list[Tensor], shapes: set[tuple[int, ...]]) -> bool:
+def _share_a_row(before: list[Tensor], after: list[Tensor], batch: Batch) -> bool:
     """Whether a block has a single row of tokens, (n, d), (1, n, d) or (n, 1, d), where no input has such a shape, and
     the change of one sequence stays in a part of it."""
+    given = [v.shape[:2] for v in (*batch.args, *batch.kwargs.values()) if isinstance(v, Tensor)]
     for x, y in zip(before, after, strict=False):
-        if tuple(x.shape[:2]) in shapes:
-            continue
-        if x.shape == y.shape and x.ndim > 1 and x.shape[:-1].numel() == max(x.shape[:-1]) > 1:
+        is_row = x.shape == y.shape and x.ndim > 1 and x.shape[:-1].numel() == max(x.shape[:-1]) > 1
+        if is_row and x.shape[:2] not in given and x.shape[:2][::-1] not in given:
             moved = (y - x).abs().amax(dim=-1) > ROUNDING * torch.finfo(x.dtype).eps * x.abs().max()
             if bool(moved.any()) and not bool(moved.all()):
                 return True
@@ -77,8 +88,7 @@ def _share_a_row(before: list[Tensor], after: list[Tensor], shapes: set[tuple[in
 
 def _where_it_stays(before: list[Tensor], after: list[Tensor]) -> set[int] | None:
     """The axes (of the first two) along which only place 0 has changed, in every block; None if nothing has changed."""
-    axes = {0, 1}
-    anything = False
+    axes, anything = {0, 1}, False
     for x, y in zip(before, after, strict=True):
         if x.ndim != 3 or x.shape != y.shape:
             return None
@@ -89,20 +99,3 @@ def _where_it_stays(before: list[Tensor], after: list[Tensor]) -> set[int] | Non
             if bool(moved.narrow(axis, 1, moved.shape[axis] - 1).any()):
                 axes.discard(axis)
     return axes if anything else None
-
-
-def _with_one_changed(batch: Batch, axis: int) -> Batch | None:
-    """The batch with other numbers at place 0 of an axis of its first input; None if it has one place only, or if
-    the axis cannot be a batch (of ids and images the first axis is)."""
-
-    def changed(value: Any) -> Tensor | None:
-        if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[axis] < 2 or value.dtype == torch.bool:
-            return None
-        if axis == 1 and not (value.ndim == 3 and value.is_floating_point()):
-            return None
-        new = value.clone()
-        place = new[0] if axis == 0 else new[:, 0]
-        place.copy_(other_numbers(place))
-        return new
-
-    return next(with_one_input_changed(batch, changed), None)
