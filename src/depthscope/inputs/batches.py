@@ -59,19 +59,16 @@ def _is_ours(error: Exception) -> bool:
 
 def described(given: Any) -> str:
     """The tensors in what a module is given, with what a model may not take: "int64 (2, 6) from 3 to 90"."""
-    return ", ".join(map(_described, tensors_in(given))) or "without a tensor"
-
-
-def _described(tensor: Tensor) -> str:
-    kind = str(tensor.dtype).removeprefix("torch.")
-    if tensor.is_nested:
-        return f"{kind} nested"
-    if tensor.layout is not torch.strided:
-        kind += f" {str(tensor.layout).removeprefix('torch.')}"
-    known = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-    if known and tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex()):
-        return f"{kind} {tuple(tensor.shape)} from {tensor.min().item()} to {tensor.max().item()}"
-    return f"{kind} {tuple(tensor.shape)}"
+    found = []
+    for tensor in tensors_in(given):
+        layout = str(tensor.layout).removeprefix("torch.")
+        kind = str(tensor.dtype).removeprefix("torch.") + ("" if layout == "strided" else f" {layout}")
+        counts = not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized or tensor.is_nested)
+        ends = ""
+        if counts and layout == "strided" and tensor.device.type == "cpu" and tensor.numel():
+            ends = f" from {tensor.min().item()} to {tensor.max().item()}"
+        found.append(f"{kind} nested" if tensor.is_nested else f"{kind} {tuple(tensor.shape)}{ends}")
+    return ", ".join(found) or "without a tensor"
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:
@@ -112,23 +109,19 @@ Tokenizer = Callable[..., Mapping[str, Any]]
 
 def batches(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None = None) -> Iterator[Batch]:
     """The calls to make. A list of strings is one batch; a pair inside an iterable is (inputs, targets)."""
-    device = device_of(model)
-    for item in _items(inputs):
-        yield _batch(model, item, tokenizer, device)
-
-
-def _items(inputs: Any) -> Iterable[Any]:
     if isinstance(inputs, Tensor | Mapping | str) or _are_strings(inputs):
-        return [inputs]
-    if isinstance(inputs, tuple) and any(isinstance(item, Tensor) for item in inputs):
+        inputs = [inputs]
+    elif isinstance(inputs, tuple) and any(isinstance(item, Tensor) for item in inputs):
         raise ValueError(
             "a tuple of tensors could be a batch or several: pass a dict of the model's arguments, or a list"
         )
-    if isinstance(inputs, Iterable):
-        return (
-            item[0] if isinstance(item, list | tuple) and item and not _are_strings(item) else item for item in inputs
-        )
-    raise TypeError(f"expected a tensor, a dict batch, strings, or an iterable of these, got {type(inputs).__name__}")
+    elif not isinstance(inputs, Iterable):
+        got = type(inputs).__name__
+        raise TypeError(f"expected a tensor, a dict batch, strings, or an iterable of these, got {got}")
+    device = device_of(model)
+    for item in inputs:
+        is_pair = isinstance(item, list | tuple) and item and not _are_strings(item)
+        yield _batch(model, item[0] if is_pair else item, tokenizer, device)
 
 
 def _are_strings(value: Any) -> bool:
@@ -156,9 +149,14 @@ def _batch(model: nn.Module, item: Any, tokenizer: Tokenizer | None, device: tor
         empty = "an empty " if isinstance(item, list | tuple) and not item else ""
         got = f"{empty}{type(item).__name__}"
         raise TypeError(f"expected batches of tensors, dicts or strings, got {got}")
-    batch = _with_decoder_inputs(model, batch)
+    kwargs = batch.kwargs
+    has_own = not {"decoder_input_ids", "decoder_inputs_embeds", "labels"}.isdisjoint(kwargs)
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and "input_ids" in kwargs and not has_own:
+        kwargs["decoder_input_ids"] = kwargs["input_ids"]  # one sequence is read on both sides, with the same mask
+        if "attention_mask" in kwargs:
+            kwargs.setdefault("decoder_attention_mask", kwargs["attention_mask"])
     if "use_cache" in inspect.signature(model.forward).parameters:
-        batch.kwargs.setdefault("use_cache", False)  # a cache of keys and values would grow with depth
+        kwargs.setdefault("use_cache", False)  # a cache of keys and values would grow with depth
     return batch
 
 
@@ -183,15 +181,3 @@ def features_of(model: nn.Module) -> Callable[[list[str]], Mapping[str, Any]] | 
     if not isinstance(model, nn.Sequential):
         return None
     return getattr(model, "preprocess", None) or getattr(model, "tokenize", None)
-
-
-def _with_decoder_inputs(model: nn.Module, batch: Batch) -> Batch:
-    """An encoder-decoder that was given one sequence reads it on both sides, with the same mask."""
-    config = getattr(model, "config", None)
-    kwargs = batch.kwargs
-    has_own = not {"decoder_input_ids", "decoder_inputs_embeds", "labels"}.isdisjoint(kwargs)
-    if getattr(config, "is_encoder_decoder", False) and "input_ids" in kwargs and not has_own:
-        kwargs["decoder_input_ids"] = kwargs["input_ids"]
-        if "attention_mask" in kwargs:
-            kwargs.setdefault("decoder_attention_mask", kwargs["attention_mask"])
-    return batch

@@ -49,8 +49,9 @@ def meant_for(names: Iterable[str], argument: str, below: str, has_encoder: bool
     `argument`. A module that takes a mask of its decoder takes, without a side or as a source, that of its encoder.
     `has_encoder`: an encoder stands beside the decoder that the block is in.
     """
-    known = {name for name in names if name == argument or name.endswith(("attention_mask", "key_padding_mask"))}
-    known = {name for name in known if _without_side(name) in ("attention_mask", "key_padding_mask", argument)}
+    usual = ("attention_mask", "key_padding_mask", argument)
+    sided = {name: name.partition("_")[2] if name.partition("_")[0] in _SIDES else name for name in names}
+    known = {name for name, rest in sided.items() if rest in usual and (name == argument or name.endswith(usual[:2]))}
     sides = {side_of(name) for name in known}
     inside = next((word for word in below.split(".") if word in ("encoder", "decoder")), "")
     own: set[Side]
@@ -64,8 +65,3 @@ def meant_for(names: Iterable[str], argument: str, below: str, has_encoder: bool
         own = {"decoder"} if "decoder" in sides else {"", "source"}
     mine = frozenset(name for name in known if side_of(name) in own)
     return Names(mine, frozenset(known) - mine)
-
-
-def _without_side(name: str) -> str:
-    first, _, rest = name.partition("_")
-    return rest if first in _SIDES else name

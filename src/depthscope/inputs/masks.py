@@ -70,13 +70,25 @@ class MaskFinder:
             path: found[path] for path in sorted(found) if id(found[path]) in blocks or not _is_list(found[path])
         }
         self.around = list(dict.fromkeys(modules.values()))
-        self._positions = {module: self._mask_positions(module) for module in self.around}
+        self._positions = {
+            module: {name: i for i, name in enumerate(_parameters(module)[0]) if self._is_asked_for(name)}
+            for module in self.around
+        }
         self._path_of = {module: path for path, module in reversed(modules.items())}  # the first, if it has several
         self._blocks = {path for path, module in modules.items() if id(module) in blocks}
-        self._strangers = {path for path, module in modules.items() if not _has_contract(module)}
-        self._levels = {block.name: self._levels_around(block, modules) for block in anatomy.blocks}
+        # Elsewhere a mask of two axes is (batch, n) by the word of the library that the class comes from.
+        own = ("transformers", "depthscope")
+        self._strangers = {path for path, m in modules.items() if type(m).__module__.split(".")[0] not in own}
+        self._levels = {  # from the block outwards
+            block.name: [
+                Level(self._path_of[modules[path]], self._names(modules[path], block, path))
+                for path in reversed(_paths_around(block))
+                if path in modules
+            ]
+            for block in anatomy.blocks
+        }
         beside = [m for around in self.around for m in around.children() if not _is_list(m) and m not in self.around]
-        self._taken_elsewhere = {name for module in beside for name in _parameters(module).names}
+        self._taken_elsewhere = {name for module in beside for name in _parameters(module)[0]}
         self._is_one_trunk = len(anatomy.parts) <= 1  # of several, a mask that one is not handed is another's
         self._seen = MasksSeen()
 
@@ -86,42 +98,35 @@ class MaskFinder:
         other.unused, other._seen = set(), MasksSeen()
         return other
 
-    # --- before a pass --------------------------------------------------------------------------------
-
-    def _mask_positions(self, module: nn.Module) -> dict[str, int]:
-        return {name: i for i, name in enumerate(_parameters(module).names) if self._is_asked_for(name)}
-
     def _is_asked_for(self, name: str) -> bool:
         return name == self.argument or looks_like_a_mask(name)
-
-    def _levels_around(self, block: BlockAnatomy, modules: dict[str, nn.Module]) -> list[Level]:
-        """From the block outwards."""
-        paths = [path for path in reversed(_paths_around(block)) if path in modules]
-        return [Level(self._path_of[modules[path]], self._names(modules[path], block, path)) for path in paths]
 
     def _names(self, module: nn.Module, block: BlockAnatomy, path: str) -> Names:
         below = "" if block.name == path else block.name.removeprefix(f"{path}." if path else "")
         names = set(self._positions[module])
-        if _parameters(module).passes_on or not names:  # it may be among **kwargs, or in a dictionary of inputs
+        if _parameters(module)[1] or not names:  # it may be among **kwargs, or in a dictionary of inputs
             names |= {"attention_mask", self.argument}
-        found = meant_for(names, self.argument, below, _has_encoder(module, below))
+        before, inside_decoder, _ = f".{below}.".partition(".decoder.")
+        has_encoder = bool(inside_decoder) and isinstance(
+            getattr(module.get_submodule(before.strip(".")), "encoder", None), nn.Module
+        )
+        found = meant_for(names, self.argument, below, has_encoder)
         child, _, rest = below.partition(".")
         if not rest or _is_list(module.get_submodule(child)):
             return found
         # Of several towers, those that take the argument are given it.
-        handed_on = _parameters(module.get_submodule(child)).names
         siblings = [m for name, m in module.named_children() if name != child and not _is_list(m)]
-        elsewhere = {name for sibling in siblings for name in _parameters(sibling).names}
-        not_mine = {name for name in found.own if name in elsewhere and name not in handed_on}
+        elsewhere = {name for sibling in siblings for name in _parameters(sibling)[0]}
+        not_mine = (found.own & elsewhere) - set(_parameters(module.get_submodule(child))[0])
         return Names(found.own - not_mine, found.others | not_mine)
 
     # --- during a pass --------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self._seen.masks.clear()
-        self._seen.readable.clear()
-        self._seen.some = False
-        self._seen.real.clear()
+        seen = self._seen
+        for known in (seen.masks, seen.readable, seen.real):
+            known.clear()
+        seen.some = False
 
     def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One of the modules around the blocks is called."""
@@ -184,13 +189,9 @@ class MaskFinder:
                         settled.add(name)
                 elif name not in settled and self._may_be_real(Candidate(path, name, value), names):
                     found.append(Candidate(path, name, value))
-                elif name in settled and self._is_nobodys(path, name, value):
-                    self.unused.add(name)
+                elif name in settled and not path and value.ndim == 2 and self._is_one_trunk:
+                    self.unused |= {name} - self._taken_elsewhere
         return found
-
-    def _is_nobodys(self, path: str, name: str, value: Tensor) -> bool:
-        """Whether a mask that a block is not handed was given to the model, and no other module takes it."""
-        return not path and value.ndim == 2 and self._is_one_trunk and name not in self._taken_elsewhere
 
     def _may_be_real(self, mask: Candidate, names: Names) -> bool:
         """Whether to read it as a mask of real tokens, if its shape fits; else it is named, if it looks like one."""
@@ -198,7 +199,8 @@ class MaskFinder:
         if name in names.others or is_cross(name):
             return False
         if name not in names.own:
-            if _is_of_tokens(value, outermost=not path):
+            is_length = value.ndim == 1 and not value.is_floating_point()
+            if value.ndim == 2 or is_length or (not path and value.ndim > 2):  # in the model's own call also of pairs
                 self.unused.add(name)
             # One row of numbers per sequence is multiplied with what is seen, or added to it: 0 or −∞ is hidden.
             return _is_row(value) and value.dtype != torch.bool and not side_of(name) and "pad" not in name
@@ -279,12 +281,6 @@ def _row_of(value: Tensor, batch: int, n: int) -> Tensor | None:
     return value[:, 0, 0] if bool((value == value[:, :, :1]).all()) else None
 
 
-def _is_of_tokens(value: Tensor, *, outermost: bool) -> bool:
-    """Whether it has the shape of a mask, or of lengths; in the model's own call masks of pairs are named too."""
-    is_length = value.ndim == 1 and not value.is_floating_point()
-    return value.ndim == 2 or is_length or (outermost and value.ndim > 2)
-
-
 def _fits(value: Tensor, batch: int, n: int, past: int) -> bool:
     return value.ndim == 2 and value.shape[0] == batch and value.shape[1] in (n, past + n)
 
@@ -294,36 +290,19 @@ def _misfit(mask: Candidate, batch: int, n: int) -> ValueError:
     return ValueError(f"{mask.name} is {had}, but the tokens of the blocks are {want}; mask= says which are real")
 
 
-class Parameters(NamedTuple):
-    """Of a module's forward."""
-
-    names: tuple[str, ...]
-    passes_on: bool  # it takes **kwargs
-
-
-def _parameters(module: nn.Module) -> Parameters:
+def _parameters(module: nn.Module) -> tuple[tuple[str, ...], bool]:
+    """The names of what a module's forward takes, and whether it takes **kwargs."""
     method = getattr(module.forward, "__func__", None)
     if method is None:  # somebody has put a function in its place
         return _parameters_of.__wrapped__(module.forward)
     names, passes_on = _parameters_of(method)
-    return Parameters(names[1:], passes_on)
+    return names[1:], passes_on
 
 
 @cache
-def _parameters_of(function: Any) -> Parameters:
+def _parameters_of(function: Any) -> tuple[tuple[str, ...], bool]:
     found = inspect.signature(function).parameters
-    return Parameters(tuple(found), any(p.kind is p.VAR_KEYWORD for p in found.values()))
-
-
-def _has_contract(module: nn.Module) -> bool:
-    """Whether a mask of two axes is (batch, n), by the word of the library that the class comes from."""
-    return type(module).__module__.split(".")[0] in ("transformers", "depthscope")
-
-
-def _has_encoder(module: nn.Module, below: str) -> bool:
-    """Whether an encoder stands beside the decoder that a block is in."""
-    before, found, _ = f".{below}.".partition(".decoder.")
-    return bool(found) and isinstance(getattr(module.get_submodule(before.strip(".")), "encoder", None), nn.Module)
+    return tuple(found), any(p.kind is p.VAR_KEYWORD for p in found.values())
 
 
 def _is_list(module: nn.Module) -> bool:
