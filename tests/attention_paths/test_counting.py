@@ -76,7 +76,7 @@ def test_heads_in_turn_are_heads():
 REFUSED = {
     "in pieces": (in_pieces, "queries in pieces"),
     "halves": (by_halves_of_values, "the same attention twice"),
-    "twice": (twice, "2 calls of it one behind another"),
+    "twice": (twice, "2 calls of it one after another"),
     "gate": (by_gate, "spread and weighted by what a softmax gave"),
     "static": (static, "not seen to multiply values by what a softmax gave"),
     "fourier": (fourier, "'real' is not linear in the tokens, or not known"),

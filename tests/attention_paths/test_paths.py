@@ -3,6 +3,7 @@
 import copy
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch.testing import assert_close
 
 import depthscope
 from attention_paths import naive as oracle
-from depthscope.attention_paths import CONSTANT, PathShares, paths, rules
-from depthscope.attention_paths.linear_rules import through_weights
-from depthscope.attention_paths.terms import Terms
+from depthscope.attention_paths import CONSTANT, PathShares, attention_rules, paths, rules
+from depthscope.attention_paths.path_tensor import Call, terms_of
+from depthscope.attention_paths.terms import Terms, added
 from depthscope.discovery import anatomy_with_hints
 from depthscope.inputs import batches
 from depthscope.theory import path_counts
@@ -72,22 +73,13 @@ def test_terms_are_the_sums_of_all_paths(name: str):
 @pytest.mark.parametrize("name", sorted(ZOO.keys() - STATE_SPACES))
 def test_every_family_adds_up(name: str):
     model, inputs = ready(name)
-    if name == "llava":
-        with pytest.raises(ValueError, match=r"block 1 .* add use_cache=False"):
-            paths(model, inputs, part="language", by_head=True)
-        inputs["use_cache"] = False
     for part in parts_of(model, inputs):
-        found = paths(model, inputs, keep_terms=True, by_head=True, part=part)
+        found = paths(model, inputs, keep_terms=True, part=part)
         assert found.metadata["largest_error"] < 1e-10
         assert found.terms is not None
         assert found.terms.shape[0] == found.depth + 2
         sums = found.frame.groupby("sample")["projection_share"].sum()
         assert_close(torch.tensor(sums.to_numpy()), torch.ones(len(sums), dtype=torch.float64), **EXACT)
-        # A path of length k passes k heads.
-        by_length = found.heads.groupby(["sample", "length"])["projection_share"].sum()
-        whole = found.frame[found.frame["length"] > 0].set_index(["sample", "length"])["projection_share"]
-        expected = whole * whole.index.get_level_values("length")
-        assert (by_length - expected).abs().max() < 1e-10
         assert sum(found.counts.values()) == math.prod(h + 1 for h in found.metadata["heads"])
 
 
@@ -107,30 +99,11 @@ def test_state_spaces_are_refused(name: str):
         paths(model, inputs)
 
 
-def test_heads_have_the_paths_that_lead_through_them():
-    """Every path through one head of block 2, one by one."""
-    model, inputs = ready("encoder")
-    with_head = paths(model, inputs, keep_terms=True, by_head=True)
-    assert with_head.terms is not None
-    whole = with_head.terms.sum(dim=0) * MASK.unsqueeze(-1)
-    energy = whole.square().sum(dim=(1, 2))
-    seen = oracle.look(model, inputs)
-    for head in (0, 3):
-        chosen = torch.zeros(4, 2, dtype=torch.float64)
-        for path in oracle.product(range(5), [head + 1], range(5)):
-            y = seen[0].entered["input"]
-            for block, choice in zip(seen, path, strict=True):
-                y = oracle.through(block, y, choice, False, FFNS["encoder"](block.block.module), "post")
-            chosen[sum(h > 0 for h in path)] += (y * whole).sum(dim=(1, 2)) / energy
-        rows = with_head.heads.query(f"block == 2 and head == {head}").pivot(index="length", columns="sample")
-        assert_close(torch.tensor(rows["projection_share"].to_numpy()), chosen[1:], **EXACT)
-
-
 def test_padding_changes_nothing():
     model, inputs = ready("bert")
     other = {**inputs, "input_ids": torch.where(MASK.bool(), IDS, 7)}
-    first, second = (paths(model, given, by_head=True) for given in (inputs, other))
-    for name in ("frame", "blocks", "heads"):
+    first, second = (paths(model, given) for given in (inputs, other))
+    for name in ("frame", "blocks"):
         pd.testing.assert_frame_equal(getattr(first, name), getattr(second, name), rtol=1e-9, atol=1e-12)
 
 
@@ -158,36 +131,6 @@ def test_measures_are_what_they_say():
     assert (last - found.frame.set_index(["sample", "length"])["projection_share"]).abs().max() < 1e-12
 
 
-def test_losses_are_those_of_the_tokens_that_are_left():
-    model, inputs = ready("gpt2")
-    labelled = inputs | {"labels": IDS}
-    found = paths(model, labelled, keep_terms=True, loss=True)
-
-    @torch.no_grad()
-    def loss_of(tokens: Tensor) -> float:
-        logits = model.lm_head(model.transformer.ln_f(tokens))
-        return float(torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten()))
-
-    terms = found.terms
-    whole = terms.sum(dim=0)
-    expected = {
-        ("nothing", CONSTANT): whole,
-        ("constant", CONSTANT): whole - terms[-1],
-        **{("length", k): whole - terms[k] for k in range(4)},
-        **{("above", k): whole - terms[k + 1 : 4].sum(dim=0) for k in range(3)},
-        **{("below", k): whole - terms[:k].sum(dim=0) for k in range(1, 4)},
-    }
-    table = found.losses.set_index(["left_out", "length"])
-    assert set(table.index) == set(expected)
-    for key, tokens in expected.items():
-        assert table.loc[key, "loss"] == pytest.approx(loss_of(tokens), rel=1e-6)
-        assert table.loc[key, "change"] == pytest.approx(loss_of(tokens) - loss_of(whole), rel=1e-4, abs=1e-6)
-    own = paths(model, inputs, loss=lambda output: output.logits.mean())
-    assert len(own.losses) == len(table)
-    with pytest.raises(ValueError, match="one number"):
-        paths(model, inputs, loss=lambda output: output.logits)
-
-
 def test_batches_are_samples_one_after_the_other():
     model, inputs = ready("bert")
     halves = [{key: value[i : i + 1] for key, value in inputs.items()} for i in range(2)]
@@ -206,7 +149,7 @@ def test_nothing_is_left_behind(name: str):
     next(iter(model.children())).eval()
     weights, state, random = copy.deepcopy(model.state_dict()), state_of(model), torch.get_rng_state()
     given = copy.deepcopy(inputs)
-    paths(model, inputs, by_head=True)
+    paths(model, inputs)
     assert state_of(model) == state
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
@@ -235,36 +178,31 @@ def test_the_pass_itself_is_bitwise_the_same(name: str):
     assert type(returned[-1]) is Tensor
 
 
-def forgets_biases(_func, args, kwargs, _returned):
-    x, weight = args[:2]
-    return lambda: rules.terms_of(x).map(lambda values: values @ weight.T), ""
+def forgets_biases(call: Call) -> Terms:
+    x, weight = call.args[:2]
+    return terms_of(x).map(lambda values: values @ weight.T)
 
 
-def norms_each_track(func, args, kwargs, _returned):
-    return lambda: rules.terms_of(args[0]).map(lambda values: func(values, *args[1:], **kwargs)), ""
+def each_term_by_itself(call: Call) -> Terms:
+    return terms_of(call.args[0]).map(lambda values: call.func(values, *call.args[1:], **call.kwargs))
 
 
-def mixes_heads_up(func, args, kwargs, returned):
-    return rules.attention_rules.fused(func, (args[0].flip(1), *args[1:]), kwargs, returned)
-
-
-def activates_each_track(func, args, kwargs, _returned):
-    return lambda: rules.terms_of(args[0]).map(lambda values: func(values, **kwargs)), "gate"
+def mixes_heads_up(call: Call) -> Terms:
+    return attention_rules.fused(replace(call, args=(call.args[0].flip(1), *call.args[1:])))
 
 
 @pytest.mark.parametrize(
     ("function", "mutant"),
     [
         ("linear", forgets_biases),
-        ("layer_norm", norms_each_track),
+        ("layer_norm", each_term_by_itself),
         ("scaled_dot_product_attention", mixes_heads_up),
-        ("gelu", activates_each_track),
+        ("gelu", each_term_by_itself),
     ],
 )
 def test_mutants_do_not_add_up_and_are_named(monkeypatch: pytest.MonkeyPatch, function: str, mutant):
     model, inputs = ready("bert")
-    usual = rules.rule_for
-    monkeypatch.setattr(rules, "rule_for", lambda name: mutant if name == function else usual(name))
+    monkeypatch.setitem(rules.RULES, function, rules.RULES[function]._replace(terms=mutant))
     with pytest.raises(ValueError, match=rf"block 1 \(encoder.layer.0\): '{function}' does not add up"):
         paths(model, inputs)
 
@@ -289,7 +227,7 @@ def own_model(act) -> nn.Module:
 
 def test_models_of_no_family():
     x = torch.randn(2, 5, 8, generator=seeded(0))
-    found = paths(own_model(torch.nn.functional.gelu), x, keep_terms=True, by_head=True)
+    found = paths(own_model(torch.nn.functional.gelu), x, keep_terms=True)
     assert found.metadata["heads"] == [2, 2, 2]
     with pytest.raises(ValueError, match="'cumprod' is not linear in the tokens, or not known"):
         paths(own_model(lambda y: y.cumprod(-1)), x)
@@ -328,15 +266,15 @@ def test_bad_input_is_refused():
 
 def test_kept_and_read_again(tmp_path: Path):
     model, inputs = ready("gpt2")
-    found = paths(model, inputs, by_head=True, loss=True)
+    found = paths(model, inputs)
     found.save(tmp_path / "kept")
     again = PathShares.load(tmp_path / "kept")
-    for name in ("frame", "blocks", "heads", "losses"):
+    for name in ("frame", "blocks"):
         pd.testing.assert_frame_equal(getattr(found, name), getattr(again, name))
     assert str(again) == str(found)
     assert again.counts == dict(enumerate(path_counts(3, 4)))
-    (tmp_path / "kept" / "heads.parquet").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"heads\.parquet is damaged: it is not what was written"):
+    (tmp_path / "kept" / "blocks.parquet").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"blocks\.parquet is damaged: it is not what was written"):
         PathShares.load(tmp_path / "kept")
     with pytest.raises(ValueError, match="no path shares"):
         PathShares.load(tmp_path)
@@ -344,16 +282,12 @@ def test_kept_and_read_again(tmp_path: Path):
 
 def test_looking_at_them():
     model, inputs = ready("gpt2")
-    found = paths(model, inputs, by_head=True, loss=True)
+    found = paths(model, inputs)
     lines = str(found).splitlines()
     assert lines[0] == "GPT2LMHeadModel: 3 blocks, 125 paths, 2 samples"
     assert [line.split()[0] for line in lines[2:-1]] == ["0", "1", "2", "3", "constant"]
-    assert found.by_head().shape == (3, 4)
-    assert found.by_head(1).to_numpy().sum() == pytest.approx(found.summary().loc[1, "projection_share"])
-    assert len(found.plot().axes) == 6  # four panels, two of them with a colour bar
+    assert len(found.plot().axes) == 3  # two panels, one of them with a colour bar
     assert repr(found) == "<PathShares of GPT2LMHeadModel: 3 blocks>"
-    with pytest.raises(ValueError, match="by_head=True"):
-        paths(model, inputs).by_head()
     assert depthscope.paths is paths
 
 
@@ -370,23 +304,11 @@ def test_a_softmax_outside_of_attention_is_no_step_of_a_path():
         paths(model, inputs)
 
 
-@pytest.mark.parametrize("place", [0, 2, 5])
-def test_the_track_that_is_left_over_is_that_track(place: int):
-    generator = seeded(0)
-    values, weight = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((6, 3, 4), (5, 4)))
-    terms, whole = Terms(values, start=1), values.sum(dim=0) @ weight.T
-    found = through_weights(terms, weight, whole, place)
-    assert_close(found.values, values @ weight.T, **EXACT)
-    assert found.start == 1
-    with pytest.raises(ValueError, match="'linear' does not add up"):
-        through_weights(terms, weight, whole + 0.01, place)
-
-
 def test_tracks_of_several_lengths_add_up():
     values = torch.arange(24.0).reshape(4, 2, 3)
     a, b = Terms(values, start=0), Terms(values[:3] + 1, start=2)
     for x, y in ((a, b), (b, a)):
-        total = rules.added(x, y)
+        total = added(x, y)
         assert (total.start, total.end) == (0, 4)
         assert_close(total.whole(), a.whole() + b.whole())
         assert_close(total.values[3], values[3] + values[1] + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, Unpack
 
@@ -12,8 +11,6 @@ from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy
 from depthscope.attention_paths.attention_rules import heads_passed
-from depthscope.attention_paths.by_head import Adjoint, Segment, segment_of
-from depthscope.attention_paths.losses import losses_without
 from depthscope.attention_paths.path_tensor import (
     TOLERANCE,
     Log,
@@ -25,15 +22,7 @@ from depthscope.attention_paths.path_tensor import (
     terms_of,
     unwrap,
 )
-from depthscope.attention_paths.shares import (
-    LeftOut,
-    PathShares,
-    joined,
-    loss_table,
-    measured,
-    measured_of_output,
-    rows_of,
-)
+from depthscope.attention_paths.shares import PathShares, measured, residuals, rows_of
 from depthscope.attention_paths.terms import Terms
 from depthscope.attention_paths.unfollowed_reads import UnfollowedReads, ours
 from depthscope.discovery import Hints
@@ -42,7 +31,6 @@ from depthscope.hooks.staying import hooks_in
 from depthscope.inputs import Batch, Tokenizer
 from depthscope.inputs.batches import call_alike
 from depthscope.interruption import attempt, was_stopped
-from depthscope.probing.gradients import Loss
 from depthscope.progress import Tick
 from depthscope.safety import undone
 from depthscope.scope import Scope, scope_of
@@ -53,8 +41,6 @@ def paths(
     inputs: Any = None,
     *,
     keep_terms: bool = False,
-    by_head: bool = False,
-    loss: bool | Loss = False,
     tokenizer: Tokenizer | None = None,
     progress: Tick | None = None,
     **hints: Unpack[Hints],
@@ -72,11 +58,6 @@ def paths(
         model: any model that holds Transformer blocks, or a `Scope` of it; `part` says which of several parts.
         inputs: as for `probe`.
         keep_terms: keeps the terms themselves.
-        by_head: adds what paths through each head contribute: twice the time or more, and the memory of a training step
-            and of O(L²) token matrices.
-        loss: adds the change of the loss when paths of a length, or all above or below it, are left out: `True` for the
-            model's own (labels in the batch) or that of the next token, or a function of what the model returns; it
-            costs about 3L passes.
         tokenizer: makes ids of strings.
         progress: is called after every block.
         hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
@@ -99,76 +80,66 @@ def paths(
         notes.append(f"the model has remedies ({named}): the paths are those of the changed model")
     calls, anatomy = list(scope.calls()), scope.anatomy
     _refuse(anatomy)
-    following = Following(model, anatomy, by_head, progress)
+    following = Following(model, anatomy, progress)
     frame: list[pd.DataFrame] = []
     blocks: list[pd.DataFrame] = []
-    heads: list[pd.DataFrame] = []
     terms: list[Tensor] = []
-    without: list[list[LeftOut]] = []
     samples = 0
     with scope.undisturbed():
         for number, batch in enumerate(calls, start=1):
-            follow = partial(following.run, batch)
             if number == 1:
-                follow()
+                following.run(batch)
             else:
-                attempt(f"batches from {number} on", follow)
-            if number > 1 and was_stopped():
-                break
+                attempt(f"batches from {number} on", partial(following.run, batch))
+                if was_stopped():
+                    break
             split = following.split()
-            frame.append(rows_of(measured_of_output(split, following.whole, following.real), samples))
+            of_output = measured(split.double(), following.whole.double(), following.real)
+            frame.append(rows_of(of_output | residuals(split.double(), following.real), samples))
             blocks += [rows_of(found, samples, block=block) for block, found in following.by_block]
-            if by_head:
-                heads += attempt("paths by head", partial(following.rows_of_heads, samples)) or []
-            if loss is not False:
-                made = None if loss is True else loss
-                in_layout = following.in_layout()
-                found = attempt("losses", partial(losses_without, scope, batch, in_layout, made, progress))
-                without += [] if found is None else [found]
             if keep_terms:
-                terms.append(split)
+                terms.append(torch.cat([split[1:], split[:1]]))
             samples += split.shape[1]
-            described, no_attention = _describe(model, anatomy, following, samples), following.without_attention
+            metadata = _describe(model, anatomy, following, samples)
+            no_attention = following.without_attention
     if no_attention:
         named = ", ".join(map(str, no_attention))
         notes.append(f"blocks {named} have no self-attention: paths become no longer there")
-    metadata = described | {"notes": [*notes, *anatomy.notes, *anatomy.left_out]}
-    tables = joined(frame), joined(blocks, "block"), joined(heads, "block", "head"), loss_table(without)
-    return PathShares(*tables, metadata=metadata, terms=_joined(terms) if keep_terms else None)
+    metadata["notes"] = [*notes, *anatomy.notes, *anatomy.left_out]
+    if len(shapes := {tuple(term.shape[2:]) for term in terms}) > 1:
+        raise ValueError(
+            f"expected batches of one shape for keep_terms=True, got tokens {sorted(shapes)}: pad them alike, or pass "
+            "them one by one"
+        )
+    return PathShares(
+        pd.concat(frame).sort_values(["sample", "length"], ignore_index=True),
+        pd.concat(blocks).sort_values(["block", "sample", "length"], ignore_index=True),
+        metadata,
+        torch.cat(terms, dim=1) if keep_terms else None,
+    )
 
 
 class Following:
     """One pass in which the tokens carry their paths from the first block to the last."""
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, by_head: bool = False, progress: Tick | None = None):
-        self.model, self.by_head, self.progress = model, by_head, progress
+    def __init__(self, model: nn.Module, anatomy: Anatomy, progress: Tick | None = None):
+        self.model, self.family, self.progress = model, anatomy.family, progress
         self.machine = Machine(model, anatomy, Change("input", self._enter), Change("output", self._leave))
         self.ordinary = Machine(model, anatomy, Listen({"output"}, self._see))
         self.names = [block.name for block in anatomy.blocks]
-        self.family = anatomy.family
-        self.terms: Terms | None = None
-        self.left: Tensor | None = None  # what the last block gave, in the layout of the model
-        self.real: Tensor | None = None
-        self.depth = 0
         self.longest = 0  # tokens of a batch
         self.error = 0.0
-        self.heads: list[int] = []  # of every block that has attention
-        self.without_attention: list[int] = []  # blocks
-        self.segments: list[Segment] = []
-        self.by_block: list[tuple[int, dict[str, Tensor]]] = []  # what was measured of each block
-        self._log = Log()
-        self._reads = UnfollowedReads()
-        self._expected: list[Tensor] = []  # what each block gives when nobody follows
-        self._running = ""  # the block that runs, in words
 
     def run(self, batch: Batch) -> None:
         """Follows one batch."""
-        self.terms = self.left = None
-        self.depth, self.heads, self.without_attention = 0, [], []
-        self.segments.clear()
-        self.by_block.clear()
-        self._expected.clear()
-        self._reads = UnfollowedReads()
+        self.terms: Terms | None = None
+        self.left: Tensor | None = None  # what the last block gave, in the layout of the model
+        self.real: Tensor | None = None
+        self.heads: list[int] = []  # of every block that has attention
+        self.without_attention: list[int] = []  # blocks
+        self.by_block: list[tuple[int, dict[str, Tensor]]] = []  # what was measured of each block
+        self._expected: list[Tensor] = []  # what each block gives when nobody follows
+        self._log, self._reads, self._running = Log(), UnfollowedReads(), ""
         with self.ordinary:
             call_alike(self.model, batch)
         try:
@@ -186,21 +157,26 @@ class Following:
     def whole(self) -> Tensor:
         """The last block's output, (batch, n, d)."""
         assert self.left is not None
-        return self.machine.running.batch_first(self.left)
+        return self._batch_first(self.left)
 
     def split(self) -> Tensor:
-        """The terms by length 0, …, L, and the constant part last: (L + 2, batch, n, d)."""
-        return torch.stack([self.machine.running.batch_first(term) for term in self.in_layout()])
-
-    def in_layout(self) -> list[Tensor]:
-        """The same, each in the layout of the model."""
+        """The constant part, and the terms by length 0, …, L: (L + 2, batch, n, d)."""
         assert self.terms is not None
-        constant, *lengths = self.terms.spanning(0, self.terms.end).values
-        return [*lengths, constant]
+        return torch.stack([self._batch_first(term) for term in self.terms.spanning(0, self.terms.end).values])
 
-    def rows_of_heads(self, first_sample: int) -> list[pd.DataFrame]:
-        """Which heads of each block carry the paths of each length."""
-        return Adjoint(self.segments, self.whole, self.real).rows(first_sample)
+    def _batch_first(self, tokens: Tensor) -> Tensor:
+        return self.machine.running.batch_first(tokens)
+
+    def _see(self, visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
+        finite = torch.isfinite(tokens).all(dim=-1)  # (batch, n)
+        if not bool(finite.all()):
+            padding = visit.real is not None and bool(finite[visit.real].all())
+            where = "in rows of padding, which later blocks read" if padding else "so that their paths mean nothing"
+            raise ValueError(
+                f"block {visit.number} ({visit.block.name}): the model itself gives numbers that are not finite (NaN "
+                f"or infinity) there, {where}"
+            )
+        self._expected.append(tokens.clone())
 
     @ours()
     def _enter(self, visit: Visit, tokens: Tensor) -> Tensor:
@@ -218,17 +194,11 @@ class Following:
                 "paths are not followed; name blocks that follow each other with blocks=, or one part with part="
             )
         assert self.terms is not None
-        batch = self.machine.running.batch_first(tokens).shape[0]
-        attention = visit.block.attention
         self._reads.block = visit.number
-        self._log = Log(batch, contexts=[] if self.by_head else None, left_over=self._largest(), reads=self._reads)
-        if attention is not None:
+        self._log = Log(self._batch_first(tokens).shape[0], reads=self._reads)
+        if visit.block.attention is not None:
             self._log.attends = lambda: self.machine.inside is not None
         return carrying(tokens, self.terms, self._log)
-
-    def _largest(self) -> int:
-        """The place of the largest term that enters a block; what enters the first is all of length 0."""
-        return int(self.by_block[-1][1]["norm_share"].mean(dim=1).argmax()) if self.by_block else 1
 
     @ours()
     def _leave(self, visit: Visit, tokens: Tensor) -> Tensor:
@@ -237,65 +207,35 @@ class Following:
             raise NotFollowed(self._reads.refusal)
         if not isinstance(tokens, PathTensor):
             raise NotFollowed("what leaves it is not made of what entered it by functions of PyTorch")
-        found = plain(tokens)
-        self._require_the_usual(visit, found)
-        terms = terms_of(tokens)
-        self._check(visit, terms, found)
-        self._count(visit, terms, found)
-        if self.by_head:
-            self.segments.append(segment_of(visit, self.machine.running.batch_first(visit.entered), self._log))
-        self.terms, self.left, self.real, self.depth = terms, found, visit.real, visit.number
-        whole = self.machine.running.batch_first(found)
-        split = [self.machine.running.batch_first(term) for term in terms.spanning(0, terms.end).values]
-        self.by_block.append((visit.number, measured(split, whole, visit.real)))
-        if self.progress is not None:
-            self.progress()
-        return found
-
-    def _count(self, visit: Visit, terms: Terms, found: Tensor) -> None:
         assert self.terms is not None
-        grown = terms.end - self.terms.end
-        known = self.family != "unknown" and visit.block.attention is None
-        tokens = self.machine.running.batch_first(found).shape[1]
-        if heads := heads_passed(self._log.seen, tokens, grown, may_have_none=known):
-            self.heads.append(heads)
-        else:
-            self.without_attention.append(visit.number)
-
-    def _see(self, visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
-        finite = torch.isfinite(tokens).all(dim=-1)  # (batch, n)
-        if not bool(finite.all()):
-            padding = visit.real is not None and bool(finite[visit.real].all())
-            where = "in rows of padding, which later blocks read" if padding else "so that their paths mean nothing"
-            raise ValueError(
-                f"block {visit.number} ({visit.block.name}): the model itself gives numbers that are not finite (NaN "
-                f"or infinity) there, {where}"
-            )
-        self._expected.append(tokens.clone())
-
-    def _require_the_usual(self, visit: Visit, found: Tensor) -> None:
-        """What writes into the memory of another tensor does not do so where both are followed."""
-        error = relative_error(self.machine.running.batch_first(found), self._expected[visit.number - 1], visit.real)
-        if not error <= TOLERANCE[visit.entered.dtype]:
+        found = plain(tokens)
+        whole, allowed = self._batch_first(found), TOLERANCE[visit.entered.dtype]
+        # What writes into the memory of another tensor does not do so where both are followed.
+        error = relative_error(whole, self._expected[visit.number - 1], visit.real)
+        if not error <= allowed:
             raise NotFollowed(
                 f"it gives other numbers when its paths are followed, {error:.1e} from the usual ones: something in it "
                 "writes in place into tokens that another tensor shares"
             )
-
-    def _check(self, visit: Visit, terms: Terms, found: Tensor) -> None:
-        """The terms add up to what the block gave, or the first step inside it that does not is named."""
-        turned = [self.machine.running.batch_first(x) for x in (terms.whole(), found)]
-        if visit.real is not None:
-            turned = [x[visit.real] for x in turned]
-        error, allowed = relative_error(*turned), TOLERANCE[visit.entered.dtype]
+        terms = terms_of(tokens)
+        error = relative_error(self._batch_first(terms.whole()), whole, visit.real)
         self.error = max(self.error, error)
         if not error <= allowed:
-            assert self.terms is not None
+            split = self.terms.map(torch.vmap(self._batch_first))
             log = Log(self._log.batch, tolerance=allowed)
-            split = self.terms.map(torch.vmap(self.machine.running.batch_first))
-            entered = self.machine.running.batch_first(visit.entered)
-            terms_of(visit.again(carrying(entered, split, log)))  # names the step
+            terms_of(visit.again(carrying(self._batch_first(visit.entered), split, log)))  # names the step
             raise NotFollowed(f"its terms differ from its output by {error:.1e} of it, more than {allowed:.0e}")
+        may_have_none = self.family != "unknown" and visit.block.attention is None
+        grown = terms.end - self.terms.end
+        if heads := heads_passed(self._log.seen, whole.shape[1], grown, may_have_none=may_have_none):
+            self.heads.append(heads)
+        else:
+            self.without_attention.append(visit.number)
+        self.terms, self.left, self.real = terms, found, visit.real
+        self.by_block.append((visit.number, measured(self.split(), whole, visit.real)))
+        if self.progress is not None:
+            self.progress()
+        return found
 
 
 def _refuse(anatomy: Anatomy) -> None:
@@ -318,25 +258,14 @@ def _refuse(anatomy: Anatomy) -> None:
             )
 
 
-def _joined(terms: Sequence[Tensor]) -> Tensor:
-    shapes = {tuple(term.shape[2:]) for term in terms}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"expected batches of one shape for keep_terms=True, got tokens {sorted(shapes)}: pad them alike, or pass "
-            "them one by one"
-        )
-    return torch.cat(list(terms), dim=1)
-
-
 def _describe(model: nn.Module, anatomy: Anatomy, following: Following, samples: int) -> dict[str, Any]:
-    config = getattr(model, "config", None)
     whole = following.whole
     return {
-        "model": getattr(config, "name_or_path", "") or type(model).__name__,
+        "model": getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
         "family": anatomy.family,
         "part": anatomy.parts[0],
-        "blocks": following.depth,
+        "blocks": len(following.by_block),
         "heads": following.heads,
         "samples": samples,
         "tokens": following.longest,

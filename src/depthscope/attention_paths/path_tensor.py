@@ -23,10 +23,10 @@ from depthscope.attention_paths.unfollowed_reads import UnfollowedReads, ours
 # What a tensor may stand for in a product: "" only what is split; "gate", an activation, and "weights", a softmax, are
 # frozen beside it; so is "scale", what a norm divides by, which leaves what it scales a plain tensor.
 Kind = Literal["", "gate", "weights", "scale"]
-
-
-Made = tuple[Callable[[], Any], Kind]  # what a rule gives: how the terms of the result are made, and its kind
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of a sum of terms, in units of the largest entry
+
+
+PRODUCT = "a product of tokens with tokens is not linear: paths are not followed through it"
 
 
 class NotFollowed(ValueError):
@@ -44,12 +44,10 @@ class Attended(NamedTuple):
 
 @dataclass
 class Log:
-    """What is noted while tensors are split."""
+    """What is noted while the tensors of one block are split."""
 
     batch: int = 1
     seen: list[Attended] = field(default_factory=list)  # every self-attention that was passed
-    contexts: list[Terms] | None = None  # P_h V_h of every self-attention (k, batch, h, n, d_v), where wanted
-    left_over: int | None = None  # the place of a term that need not go through weights: see `through_weights`
     attends: Callable[[], bool] = lambda: True  # whether attention runs now: a softmax elsewhere is none
     tolerance: float | None = None  # where set, every step must add up, and the first that does not is named
     reads: UnfollowedReads | None = None  # sees who else reads tokens
@@ -66,8 +64,35 @@ class State:
     kind: Kind = ""
     base: PathTensor | None = None  # what it is a view of
     terms: Terms | None = None
-    uses: int = 0  # calls that it was given to
     written: str = ""  # what has written into a part of it, after which its terms are not known
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of PyTorch, what it was called with, and what it returned."""
+
+    func: Any
+    name: str
+    args: Any
+    kwargs: dict[str, Any]
+    returned: Any
+    log: Log
+    attends: bool  # whether attention ran then
+
+    def named(self, names: str) -> list[Any]:
+        """The arguments of these names, in this order; None where one was not passed."""
+        found = dict(zip(names.split(), self.args, strict=False)) | self.kwargs
+        return [found.get(name) for name in names.split()]
+
+    @property
+    def not_known(self) -> str:
+        """Why its terms are refused where there is no rule."""
+        return f"{self.name!r} is not linear in the tokens, or not known: paths are not followed through it"
+
+    @property
+    def source(self) -> Any:
+        """The first argument."""
+        return self.args[0] if self.args else self.kwargs["input"]
 
 
 class PathTensor(Tensor):
@@ -103,6 +128,11 @@ def plain(value: Any) -> Any:
         return tree_map(lambda x: x.as_subclass(Tensor) if isinstance(x, PathTensor) else x, value)
 
 
+def paths_in(value: Any) -> list[PathTensor]:
+    """The tensors with paths in the arguments of a call."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, PathTensor)]
+
+
 def terms_of(tensor: Tensor) -> Terms:
     """The split of a tensor; one without paths is constant."""
     if not isinstance(tensor, PathTensor):
@@ -118,56 +148,12 @@ def terms_of(tensor: Tensor) -> Terms:
         with torch._C.DisableTorchFunctionSubclass(), ours():
             state.terms, state.make = state.make(), None
             if state.log.tolerance is not None:
-                _require_sum(tensor.as_subclass(Tensor), state)
+                error = relative_error(state.terms.whole(), tensor.as_subclass(Tensor))
+                if not error <= state.log.tolerance:
+                    raise NotFollowed(
+                        f"{state.name!r} does not add up: the terms differ from what it gives by {error:.1e} of it"
+                    )
     return state.terms
-
-
-def consumed(tensor: Tensor, overwrite: Callable[[Tensor], Tensor], copy: Callable[[Tensor], Tensor]) -> Terms:
-    """A linear map of the terms of an argument: in place where nobody else reads them, which saves their memory."""
-    terms = terms_of(tensor)
-    if not isinstance(tensor, PathTensor) or tensor.state.uses != 1 or tensor.state.name not in _FRESH:
-        return terms.map(copy)
-    tensor.state.terms, tensor.state.make = None, _overwritten
-    return terms.map(overwrite)
-
-
-_FRESH = frozenset({"linear", "add", "__add__"})  # what makes terms in memory of their own
-
-
-def _overwritten() -> Terms:
-    raise NotFollowed("these terms have been overwritten")
-
-
-def refused(why: str, kind: Kind = "") -> Made:
-    """The terms are not known, which matters where they are asked for."""
-
-    def make() -> Terms:
-        raise NotFollowed(why)
-
-    return make, kind
-
-
-def product_of_tokens(kind: Kind = "") -> Made:
-    """Refuses."""
-    return refused("a product of tokens with tokens is not linear: paths are not followed through it", kind)
-
-
-def given(names: str, args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments of a call that have these names, in this order; None where one is not given."""
-    found = dict(zip(names.split(), args, strict=False)) | kwargs
-    return [found.get(name) for name in names.split()]
-
-
-def log_of(value: Any) -> Log:
-    """That of the first tensor with paths."""
-    return next(leaf.state.log for leaf in tree_leaves(value) if isinstance(leaf, PathTensor))
-
-
-def _require_sum(primal: Tensor, state: State) -> None:
-    assert state.terms is not None
-    error = relative_error(state.terms.whole(), primal)
-    if state.log.tolerance is not None and not error <= state.log.tolerance:
-        raise NotFollowed(f"{state.name!r} does not add up: the terms differ from what it gives by {error:.1e} of it")
 
 
 def relative_error(found: Tensor, expected: Tensor, real: Tensor | None = None) -> float:
@@ -190,11 +176,11 @@ def unwrap(model: nn.Module) -> None:
     Exchanges every tensor with paths among the attributes and buffers of its modules for the model's own.
     """
     for module in model.modules():
-        kept = vars(module)
-        for name in [name for name in kept if name not in _OF_EVERY_MODULE]:
-            changed = _without_paths(kept[name], _DEPTH)
-            if changed is not kept[name]:
-                kept[name] = changed
+        kept = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+        _without_paths(kept, _DEPTH + 1)
+        for name, value in kept.items():
+            if vars(module)[name] is not value:
+                vars(module)[name] = value
 
 
 def _without_paths(value: Any, depth: int) -> Any:
@@ -207,17 +193,11 @@ def _without_paths(value: Any, depth: int) -> Any:
         items = [_without_paths(item, depth - 1) for item in value]
         same = all(a is b for a, b in zip(items, value, strict=True))
         return value if same else type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        pairs: Any = enumerate(value)
-    elif isinstance(value, dict):
-        pairs = list(value.items())
+    if isinstance(value, list | dict):
+        for key, item in list(enumerate(value) if isinstance(value, list) else value.items()):
+            changed = _without_paths(item, depth - 1)
+            if changed is not item:
+                value[key] = changed
     elif isinstance(held := getattr(value, "__dict__", None), dict):
         _without_paths(held, depth - 1)
-        return value
-    else:
-        return value
-    for key, item in pairs:
-        changed = _without_paths(item, depth - 1)
-        if changed is not item:
-            value[key] = changed
     return value

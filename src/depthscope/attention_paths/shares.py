@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,9 @@ from depthscope.sealed import read_tables, write_tables
 from depthscope.theory import path_counts
 
 CONSTANT = -1  # in the place of a length: what does not depend on the tokens that entered
-_TABLES = ("frame", "blocks", "heads", "losses")
+_TABLES = ("paths.parquet", "blocks.parquet")
 _ABOUT = "paths.json"
 _FORMAT = 1
-_LOSS_COLUMNS = ["left_out", "length", "loss", "change"]
 
 
 @dataclass(frozen=True)
@@ -39,18 +38,12 @@ class PathShares:
     | `frame`  | of the last block's output: norm_share, projection_share (these add up to 1), cosine,              |
     |          | composite_residual                                                                                |
     | `blocks` | block: the same of every block's output, without the residual                                     |
-    | `heads`  | block, head (from 0): projection_share of the paths of this length through that head; over all     |
-    |          | heads they add up to length × that of the length. Empty unless asked for                          |
-    | `losses` | left_out ("nothing", "length", "above", "below", "constant"), loss, change: means over batches, no |
-    |          | samples. Empty unless asked for                                                                   |
 
     `terms`, if kept: (L + 2, batch, n, d), lengths 0 to L and then the constant part; they add up to the output.
     """
 
     frame: pd.DataFrame
     blocks: pd.DataFrame
-    heads: pd.DataFrame
-    losses: pd.DataFrame
     metadata: dict[str, Any] = field(default_factory=dict)
     terms: Tensor | None = None
 
@@ -68,14 +61,6 @@ class PathShares:
         """Lengths × measures, mean over samples; the constant part last."""
         table = self.frame.drop(columns="sample").groupby("length").mean()
         return table.reindex([*sorted(set(table.index) - {CONSTANT}), CONSTANT])
-
-    def by_head(self, length: int | None = None) -> pd.DataFrame:
-        """Blocks × heads: the projection share of paths of this length, or of any, mean over samples."""
-        if self.heads.empty:
-            raise ValueError("the heads were not looked at: paths(…, by_head=True)")
-        rows = self.heads if length is None else self.heads[self.heads["length"] == length]
-        sums = rows.groupby(["block", "head", "sample"])["projection_share"].sum().groupby(["block", "head"]).mean()
-        return sums.unstack("head")
 
     def __repr__(self) -> str:
         return visible(f"<PathShares of {self.metadata.get('model') or 'a model'}: {self.depth} blocks>")
@@ -98,38 +83,26 @@ class PathShares:
         return visible("\n".join(lines))
 
     def plot(self) -> Any:
-        """A matplotlib figure: share by length, and, where they were looked at, blocks × heads and losses."""
+        """A matplotlib figure: share by length, of the output and of every block's."""
         title = f"{self.metadata.get('model', '')}, {self.depth} blocks"
-        heads = None if self.heads.empty else self.by_head()
-        return draw_path_shares(self.frame, self.blocks, heads, self.losses, title=title)
+        return draw_path_shares(self.frame, self.blocks, title=title)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Writes a parquet file for each table and paths.json, all or none of them. Terms are not written."""
-        tables = {_file(name): getattr(self, name) for name in _TABLES}
-        obsolete = ("paths.png", "paths.csv")
+        tables = dict(zip(_TABLES, (self.frame, self.blocks), strict=True))
+        obsolete = ("paths.png", "paths.csv", "heads.parquet", "losses.parquet")
         return write_tables(Path(folder), _ABOUT, "path shares", _FORMAT, self.metadata, tables, obsolete)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> PathShares:
         """Reads what `save` wrote; refuses what is damaged."""
-        tables, metadata = read_tables(
-            Path(folder), _ABOUT, "path shares", _FORMAT, {_file(name): name for name in _TABLES}, "path shares"
-        )
-        frame, blocks, heads, losses = tables
-        return cls(frame, blocks, heads, losses, metadata)
+        names = dict(zip(_TABLES, ("frame", "blocks"), strict=True))  # as earlier versions called them in the record
+        (frame, blocks), metadata = read_tables(Path(folder), _ABOUT, "path shares", _FORMAT, names, "path shares")
+        return cls(frame, blocks, metadata)
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """The loss of one batch without some terms: "nothing", "length" (of this one), "above" it, "below" it."""
-
-    left_out: str
-    length: int
-    loss: float
-
-
-def measured(terms: Sequence[Tensor], whole: Tensor, real: Tensor | None) -> dict[str, Tensor]:
-    """Of k terms (batch, n, d) in a whole Y (batch, n, d), over real tokens: (k, batch) float64 each.
+def measured(terms: Tensor, whole: Tensor, real: Tensor | None) -> dict[str, Tensor]:
+    """Of terms (k, batch, n, d) in a whole Y (batch, n, d), over real tokens: (k, batch) float64 each.
 
     | measure            | of a term A                                                                     |
     | ------------------ | ------------------------------------------------------------------------------- |
@@ -138,10 +111,9 @@ def measured(terms: Sequence[Tensor], whole: Tensor, real: Tensor | None) -> dic
     | `cosine`           | ⟨A, Y⟩/(‖A‖_F‖Y‖_F); nan where A = 0                                             |
     """
     if real is not None:
-        terms, whole = [term * real.unsqueeze(-1) for term in terms], whole * real.unsqueeze(-1)
-    norms = torch.stack([_norm(term) for term in terms])
-    dots = torch.stack([torch.einsum("bnd,bnd->b", term, whole) for term in terms]).double()
-    norm = _norm(whole)
+        terms, whole = terms * real.unsqueeze(-1), whole * real.unsqueeze(-1)
+    norms, norm = (torch.linalg.vector_norm(x, dim=(-2, -1), dtype=torch.float64) for x in (terms, whole))
+    dots = torch.einsum("kbnd,bnd->kb", terms, whole).double()
     return {
         "norm_share": norms / norm,
         "projection_share": dots / norm.square(),
@@ -149,19 +121,10 @@ def measured(terms: Sequence[Tensor], whole: Tensor, real: Tensor | None) -> dic
     }
 
 
-def _norm(tokens: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(tokens, dim=(-2, -1), dtype=torch.float64)
-
-
-def measured_of_output(split: Tensor, whole: Tensor, real: Tensor | None) -> dict[str, Tensor]:
-    """Of the terms of the output, lengths first and the constant part last, (L + 2, batch, n, d); here it comes first.
-
-    Beside what is measured of every block, `composite_residual`, ‖A − 1aᵀ‖_{1,∞}/‖A‖_{1,∞} of the term by itself: 0 for
-    a term of equal tokens, and nan for one that is 0.
-    """
-    turned = [split[-1].double(), *split[:-1].double()]
-    residuals = [composite_residual(TokenMatrix.of(term, real)) for term in turned]
-    return measured(turned, whole.double(), real) | {"composite_residual": torch.stack(residuals)}
+def residuals(terms: Tensor, real: Tensor | None) -> dict[str, Tensor]:
+    """`composite_residual`, ‖A − 1aᵀ‖_{1,∞}/‖A‖_{1,∞} of each term by itself: 0 for equal tokens, nan where A = 0."""
+    found = [composite_residual(TokenMatrix.of(term, real)) for term in terms]
+    return {"composite_residual": torch.stack(found)}
 
 
 def rows_of(measures: Mapping[str, Tensor], first_sample: int, **where: int) -> pd.DataFrame:
@@ -171,28 +134,6 @@ def rows_of(measures: Mapping[str, Tensor], first_sample: int, **where: int) -> 
     columns["sample"] = np.tile(np.arange(first_sample, first_sample + batch, dtype=np.int32), lengths)
     columns["length"] = np.repeat(np.arange(CONSTANT, lengths - 1, dtype=np.int32), batch)
     return pd.DataFrame(columns | {name: values.flatten().cpu().numpy() for name, values in measures.items()})
-
-
-def joined(tables: Sequence[pd.DataFrame], *keys: str) -> pd.DataFrame:
-    """All of them as one, in the order of the keys, the samples and the lengths."""
-    order = [*keys, "sample", "length"]
-    if not tables:
-        return pd.DataFrame(columns=[*order, "projection_share"])
-    return pd.concat(tables).sort_values(order, ignore_index=True)
-
-
-def loss_table(without: Sequence[Sequence[LeftOut]]) -> pd.DataFrame:
-    """Means over batches, and what they are above the loss in which nothing is left out."""
-    if not without:
-        return pd.DataFrame(columns=_LOSS_COLUMNS)
-    rows = [(item.left_out, item.length, item.loss) for batch in without for item in batch]
-    means = pd.DataFrame(rows, columns=_LOSS_COLUMNS[:3]).groupby(["left_out", "length"], sort=False)["loss"].mean()
-    table = means.reset_index()
-    return table.assign(change=table["loss"] - table["loss"].iloc[0])
-
-
-def _file(name: str) -> str:
-    return "paths.parquet" if name == "frame" else f"{name}.parquet"
 
 
 def _number(value: float) -> str:

@@ -31,7 +31,7 @@ class Terms:
 
     @property
     def end(self) -> int:
-        """The first length behind the last one that is here."""
+        """The first length after the last one that is here."""
         return self.start + len(self.values) - 1
 
     def map(self, linear: Callable[[Tensor], Tensor]) -> Terms:
@@ -53,37 +53,32 @@ class Terms:
         return Terms(self.values, self.start + 1)
 
     def spanning(self, start: int, end: int) -> Terms:
-        """The same with room for these lengths, where there is nothing."""
+        """The same, with zeros for those of these lengths that it does not have."""
         if len(self.values) == 1:
             before, after = 0, end - start
         else:
             before, after = self.start - start, end - self.end
         if before == after == 0:
             return Terms(self.values, start)
-        room = [self.values.new_zeros(count, *self.values.shape[1:]) for count in (before, after)]
-        return Terms(torch.cat([self.values[:1], room[0], self.values[1:], room[1]]), start)
+        first, last = (self.values.new_zeros(count, *self.values.shape[1:]) for count in (before, after))
+        return Terms(torch.cat([self.values[:1], first, self.values[1:], last]), start)
 
     def whole(self) -> Tensor:
         """Their sum: the tokens themselves."""
         return self.values.sum(dim=0)
 
 
-def aligned(*all_terms: Terms) -> list[Terms]:
-    """The same lengths in each."""
+def together(combine: Callable[..., Tensor], *all_terms: Terms) -> Terms:
+    """A linear map of several at once, such as their sum: `combine` takes one term of each."""
     full = [terms for terms in all_terms if len(terms.values) > 1]
     start = min((terms.start for terms in full), default=0)
     end = max((terms.end for terms in full), default=start)
-    return [terms.spanning(start, end) for terms in all_terms]
-
-
-def together(combine: Callable[..., Tensor], *all_terms: Terms) -> Terms:
-    """A linear map of several at once, such as their sum: `combine` takes one term of each."""
-    same = aligned(*all_terms)
-    return Terms(torch.vmap(combine)(*(terms.values for terms in same)), same[0].start)
+    values = torch.vmap(combine)(*(terms.spanning(start, end).values for terms in all_terms))
+    return Terms(values, start)
 
 
 def added(a: Terms, b: Terms) -> Terms:
-    """A + B, of the same shape."""
+    """A + B, of the same shape: as `together`, without copies that only hold zeros."""
     if (a.start, a.end) == (b.start, b.end):
         return Terms(a.values + b.values, a.start)
     if a.end == a.start or (b.end != b.start and b.start < a.start):
@@ -99,6 +94,6 @@ def added(a: Terms, b: Terms) -> Terms:
 
 
 def with_axes(values: Tensor, axes: int) -> Tensor:
-    """The terms (k, …) with as many axes behind the first as another tensor has, so that both broadcast."""
+    """The terms (k, …) with as many axes after the first as another tensor has, so that both broadcast."""
     missing = axes - (values.ndim - 1)
     return values.reshape(values.shape[0], *[1] * missing, *values.shape[1:]) if missing > 0 else values

@@ -1,10 +1,10 @@
-"""What attention paths of each length are of a model's output: by length, block and head, and what they are worth."""
+"""What attention paths of each length are of a model's output, and of every block's."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from depthscope.drawing.palette import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
+from depthscope.drawing.palette import BLUE, GREEN, GREY, ORANGE, VERMILION
 from depthscope.drawing.panels import (
     LARGE,
     band,
@@ -13,7 +13,6 @@ from depthscope.drawing.panels import (
     colour_bar,
     label,
     legend_below,
-    legend_inside,
     line_with_band,
     panels,
     plain,
@@ -27,29 +26,19 @@ if TYPE_CHECKING:
 
 _CURVES = {"projection_share": BLUE, "norm_share": ORANGE, "cosine": GREEN, "composite_residual": VERMILION}
 _NAMES = {"composite_residual": "composite residual of the term"}
-_LEFT_OUT = {"length": (BLACK, "this length"), "above": (BLUE, "all above it"), "below": (ORANGE, "all below it")}
 
 
 def draw_path_shares(
     frame: pd.DataFrame,
     blocks: pd.DataFrame,
-    heads: pd.DataFrame | None = None,
-    losses: pd.DataFrame | None = None,
     *,
     title: str = "",
 ) -> Figure:
-    """`frame` has the columns sample, length (−1: the constant part) and the measures; `blocks` also block; `heads` is
-    blocks × heads; `losses` has left_out, length, change. Lines: mean over samples; bands: their range.
-    """
-    drawn = 2 + (heads is not None) + bool(losses is not None and len(losses))
-    figure, axes = panels(drawn, width=4.2, height=3.8)
-    rest = iter(axes)
-    _draw_lengths(next(rest), frame)
-    _draw_map(figure, next(rest), _by_block(blocks), "share of each block's output", "length of path", "block")
-    if heads is not None:
-        _draw_map(figure, next(rest), heads, "share of the paths through a head", "head", "block")
-    if losses is not None and len(losses):
-        _draw_losses(next(rest), losses)
+    """`frame` has the columns sample, length (−1: the constant part) and the measures; `blocks` also block. Lines: mean
+    over samples; bands: their range."""
+    figure, (left, right) = panels(2, width=4.2, height=3.8)
+    _draw_lengths(left, frame)
+    _draw_map(figure, right, _by_block(blocks), "share of each block's output", "length of path", "block")
     if title:
         figure.suptitle(plain(title), fontsize=LARGE + 1)
     return figure
@@ -80,13 +69,3 @@ def _draw_map(figure: Figure, ax: Axes, table: pd.DataFrame, title: str, x: str,
     label(ax, title, x, y)
     whole_numbers(ax.xaxis)
     whole_numbers(ax.yaxis)
-
-
-def _draw_losses(ax: Axes, losses: pd.DataFrame) -> None:
-    for kind, (colour, name) in _LEFT_OUT.items():
-        rows = losses[losses["left_out"] == kind]
-        line_with_band(ax, rows["length"], rows["change"], colour=colour, name=name, marker="o", markersize=3)
-    ax.axhline(0, color=GREY, linewidth=1)
-    label(ax, "change of the loss without …", "length of path", "")
-    whole_numbers(ax.xaxis)
-    legend_inside(ax)
