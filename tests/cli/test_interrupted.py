@@ -104,8 +104,6 @@ def interrupt(*_: object, **__: object) -> None:
         (("probe", "encoder", "--depth-use"), "cli.probe.use_of", "--depth-use", "profile"),
         (("depth", "encoder"), "usage.driver.without_each", "what skipping each block changes", "table"),
         (("fix", "encoder", "--tau", "1"), "diagnosis.fixing.recommend", "the remedy", "before"),
-        (("paths", "encoder", "--by-head"), "attention_paths.driver.Adjoint", "paths by head", "lengths"),
-        (("paths", "gpt2", "--loss"), "attention_paths.driver.losses_without", "losses", "lengths"),
     ],
 )
 def test_what_was_finished_is_shown(

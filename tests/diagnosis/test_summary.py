@@ -28,7 +28,7 @@ def results() -> dict[str, summary.Summary]:
         "collapsed": summary.of_profile(profile, diagnose(profile)),
         "trained": summary.of_profile(trained, diagnose(trained, spectra=made_up_spectra(*[0.9] * 12))),
         "depth": summary.of_use(depthscope.depth_use(model, ids)),
-        "paths": summary.of_paths(depthscope.paths(model, ids, by_head=True, loss=True)),
+        "paths": summary.of_paths(depthscope.paths(model, ids)),
         "spectra": summary.of_spectra(depthscope.spectra(model)),
         "fix": summary.of_fix(depthscope.fix(deep, x)),
         "nothing to fix": summary.of_fix(depthscope.fix(model, ids)),

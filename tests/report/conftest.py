@@ -36,7 +36,7 @@ def measured() -> Measured:
     return Measured(
         depthscope.probe(model, batch, measures="all", stations="all", gradients=True),
         depthscope.fix(model, batch, tau=0.5),
-        depthscope.paths(model, batch, by_head=True),
+        depthscope.paths(model, batch),
         depthscope.spectra(model),
         depthscope.depth_use(model, batch),
     )

@@ -58,7 +58,9 @@ def apply(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _refuse_other_ways(name: str, passed: Any) -> None:
     """Tokens must come with their paths, and from the block that runs: any other way is not counted among paths."""
     reads = next((leaf.state.log.reads for leaf in paths_in(passed)), None)
-    for leaf in tree_leaves(passed) if reads is not None else ():
+    if reads is None:
+        return
+    for leaf in tree_leaves(passed):
         if isinstance(leaf, PathTensor):
             is_by_another_way = leaf.state.log.ended
         else:

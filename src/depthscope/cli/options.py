@@ -276,16 +276,6 @@ class PathsOptions(ModelOptions):
     usual_tokens: ClassVar[int] = 64
     usual_samples: ClassVar[int] = 2
 
-    by_head: Annotated[bool, _option("Also which heads carry the paths of each length.", name="--by-head")] = False
-    with_loss: Annotated[
-        bool, _option("Also the loss without the paths of each length (language models).", name="--loss")
-    ] = False
-
-    @property
-    def loss(self) -> Loss:
-        """Leaving out paths changes a loss."""
-        return "required" if self.with_loss else "no"
-
 
 @dataclass(frozen=True)
 class DepthOptions(ModelOptions):

@@ -18,31 +18,23 @@ if TYPE_CHECKING:
 def paths(options: PathsOptions) -> Finished:
     """Split a Transformer's output by the length of the attention paths that led to it (Dong et al. 2021)."""
     shares = _split(options)
-    asked = {"by_head": options.by_head, "loss": options.with_loss, **options.hints}
     return Finished(
         document=lambda: as_json(shares),
         show=lambda: _show(shares, full=options.full),
         save=lambda folder: _save(shares, folder),
-        python=call("paths", "model, inputs", asked, {"by_head": False, "loss": False}),
+        python=call("paths", "model, inputs", options.hints, {}),
     )
 
 
 def as_json(shares: PathShares) -> dict[str, Any]:
     """What `--json` prints: means over samples by length, −1 for the constant part."""
-    found = {
+    return {
         "model": shares.metadata["model"],
         "blocks": shares.depth,
         "paths": {str(length): count for length, count in shares.counts.items()},
         "lengths": shares.summary().reset_index().to_dict("records"),
         "metadata": shares.metadata,
     }
-    if not shares.heads.empty:
-        keys = ["block", "head", "length"]
-        means = shares.heads.groupby(keys)["projection_share"].mean().reset_index()
-        found["heads"] = means.to_dict("records")
-    if not shares.losses.empty:
-        found["losses"] = shares.losses.to_dict("records")
-    return found
 
 
 def _split(options: PathsOptions) -> PathShares:
@@ -51,11 +43,8 @@ def _split(options: PathsOptions) -> PathShares:
         if len(parts := scope.anatomy.parts) > 1:
             named = ", ".join(parts)
             raise ValueError(f"this model has several parts ({named}): say which one, as in --part {parts[-1]}")
-        depth = scope.depth_of_model
-        pieces = ready.pieces(depth + (3 * depth + 3 if options.with_loss else 0))
-        shares = scope.paths(
-            by_head=options.by_head, loss=options.with_loss, progress=ready.progress("following paths", pieces)
-        )
+        pieces = ready.pieces(scope.depth_of_model)
+        shares = scope.paths(progress=ready.progress("following paths", pieces))
         quick = options.tokens is None and options.samples is None and "text" in ready.inputs.metadata
         size = f"{shares.metadata['samples']} × {shares.metadata['tokens']} tokens"
         more = [f"a sample of {size}, so that it is quick: more with --tokens and --samples"] if quick else []

@@ -17,17 +17,14 @@ def show_lengths(shares: PathShares) -> None:
     """A row per length: how many paths there are, and what they make of the output."""
     from depthscope.attention_paths import CONSTANT
 
-    losses = shares.losses[shares.losses["left_out"].isin(["length", "constant"])].set_index("length")["change"]
     headings = ["length", "paths", "share along\nthe output", "norm", "cosine", "composite\nresidual"]
     rows = []
     for length, row in shares.summary().iterrows():
         place = int(str(length))
         constant = place == CONSTANT
-        change = [f"{losses[place]:+.4f}"] if len(losses) else []
         cells = [_number(float(row[measure])) for measure in _MEASURES]
-        rows.append(["constant" if constant else str(place), "" if constant else _power(shares.counts[place]), *cells,
-                     *change])  # fmt: skip
-    show_table([*headings, *(["loss\nwithout"] if len(losses) else [])], rows)
+        rows.append(["constant" if constant else str(place), "" if constant else _power(shares.counts[place]), *cells])
+    show_table(headings, rows)
 
 
 def _power(count: int) -> str:

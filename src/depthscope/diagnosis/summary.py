@@ -146,10 +146,6 @@ def of_paths(shares: PathShares) -> Summary:
     if abs(constant) >= 5e-4:  # shown as a share in tenths of a percent
         rows.append(("biases", f"{constant:.1%}", f"{table['cosine'][CONSTANT]:+.2f}"))
     findings = [Finding("longest", _largest(lengths), {"length": float(str(lengths.idxmax()))})]
-    if not shares.losses.empty:
-        findings.append(_missed(shares))
-    if not shares.heads.empty:
-        findings.append(_heads(shares))
     return Summary(
         model_line(shares.metadata),
         f"Paths through at most {reached} of {shares.depth} attention layers make {sums[reached]:.0%} of the output.",
@@ -239,25 +235,6 @@ def _largest(lengths: Any) -> str:
     length = int(lengths.idxmax())
     layers = "no attention layer" if length == 0 else "1 attention layer" if length == 1 else f"{length} layers"
     return f"The largest single share, {lengths.max():.0%}, passed {layers}."
-
-
-def _missed(shares: PathShares) -> Finding:
-    losses = shares.losses
-    whole = float(losses[losses["left_out"] == "nothing"]["loss"].iloc[0])
-    most = losses[losses["left_out"] == "length"].sort_values("change").iloc[-1]
-    length, change = int(most["length"]), float(most["change"])
-    return Finding(
-        "loss without",
-        f"The loss ({whole:.3f}) rises most without the paths through {length} layers: by {change:.3f}.",
-        {"loss": whole, "length": float(length), "change": change},
-    )
-
-
-def _heads(shares: PathShares) -> Finding:
-    rows = shares.heads[shares.heads["length"] == 1].groupby(["block", "head"])["projection_share"].mean()
-    chosen = rows.reindex(rows.abs().sort_values(ascending=False).index)[:FINDINGS].reset_index()
-    named = ", ".join(f"block {b} head {h} ({s:+.1%})" for b, h, s in chosen.itertuples(index=False, name=None))
-    return Finding("heads", f"Of the paths through one layer, the most pass {named}.", {})
 
 
 def _sentence(text: str) -> str:

@@ -38,7 +38,6 @@ CHARTS: Registry[Chart] = Registry(
         over_blocks.GRADIENT_ROLES,
         maps.path_lengths,
         maps.paths_by_block,
-        maps.path_heads,
         maps.eigenvalues,
         over_blocks.negative_share,
         maps.sinks,

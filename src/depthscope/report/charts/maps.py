@@ -220,39 +220,6 @@ def paths_by_block(material: Material) -> Drawing | None:
     )
 
 
-def path_heads(material: Material) -> Drawing | None:
-    """The share of the paths through every head."""
-
-    def of(subject: Subject) -> pd.DataFrame | None:
-        if subject.shares is None or subject.shares.heads.empty:
-            return None
-        found = subject.shares.by_head().reset_index().melt("block", var_name="head", value_name="share")
-        return found.astype({"head": int})
-
-    table = material.table(of)
-    if table is None:
-        return None
-    return Drawing(
-        "Paths through heads",
-        "How much of the output came on paths through each head. Near 0 a head adds little; below 0 what it adds "
-        "works against the output.",
-        heat_map(
-            "path_heads",
-            _first(table),
-            material.depth,
-            rows=int(table["head"].max()) + 1,
-            y=alt.Y("head:O", title="head"),
-            colour="share",
-            title="share",
-            tooltip=["block:Q", "head:O", alt.Tooltip("share:Q", format=".4g")],
-            signed=True,
-        ),
-        {"path_heads": {}},
-        "Why",
-        tables={"path_heads": table},
-    )
-
-
 def sinks(material: Material) -> Drawing | None:
     """A bar from the block where an outlier token appears to its last, with its text."""
 
