@@ -6,8 +6,6 @@ import pandas as pd
 
 from depthscope.probing import Profile
 from depthscope.probing.profile import COLUMNS, SINK_COLUMNS
-from depthscope.value_spectra import Spectra
-from depthscope.value_spectra.weights import SUMMARIES
 
 ABOUT: dict[str, Any] = {
     "model": "made up",
@@ -45,19 +43,6 @@ def made_up(
     metadata = ABOUT | {"blocks": depth} | about
     spelled = [(*sink, " the") for sink in sinks or []]
     return Profile(pd.DataFrame(rows, columns=COLUMNS), metadata, pd.DataFrame(spelled, columns=SINK_COLUMNS))
-
-
-def made_up_spectra(*shares: float, growth: float | None = None) -> Spectra:
-    """Blocks with these shares of negative eigenvalues, in two heads each; max |1 + μ| is 0.9 where three of four are
-    negative and 1.5 elsewhere, unless it is given."""
-    rows = [
-        {"part": "", "block": block, "head": head, "real": 0.0, "imag": 0.0}
-        | dict.fromkeys(SUMMARIES, 0.0)
-        | {"negative_share": share, "mean_growth": growth or (0.9 if share >= 0.75 else 1.5)}
-        for block, share in enumerate(shares, start=1)
-        for head in (0, 1)
-    ]
-    return Spectra(pd.DataFrame(rows))
 
 
 def by_map(rho: float, feed: float, start: float, depth: int) -> list[float]:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import depthscope
 from depthscope.cli.app import app
-from depthscope.diagnosis.value_weights import headline_of, sentences
+from depthscope.diagnosis.summary import of_spectra
 from zoo import GROUPED
 
 LLAMA = ("spectra", "llama", "--depth", "2", "--width", "32", "--heads", "4")
@@ -69,9 +69,8 @@ def test_a_block_that_leans_is_named():
     model = hf.BertModel(hf.BertConfig(hidden_size=16, num_attention_heads=4, num_hidden_layers=4, vocab_size=9))
     for layer in list(model.encoder.layer)[1:3]:
         layer.attention.output.dense.weight.data = -layer.attention.self.value.weight.data.T.contiguous()
-    said = " ".join(item.sentence for item in sentences(depthscope.spectra(model)))
+    said = " ".join(item.sentence for item in of_spectra(depthscope.spectra(model)).findings)
     assert "2 of 4 blocks push tokens apart (3 of 4 eigenvalues negative): 2–3." in said
-    assert "(largest |1 + μ| above 1; " in said
 
 
 def test_what_the_theory_says_is_not_the_share_of_negative_eigenvalues():
@@ -83,9 +82,9 @@ def test_what_the_theory_says_is_not_the_share_of_negative_eigenvalues():
             value = layer.attention.self.value.weight.data
             value.copy_(torch.eye(16))
             layer.attention.output.dense.weight.data = scale * value.T.contiguous()
-        found = depthscope.spectra(model)
-        return " ".join([headline_of(found), *(item.sentence for item in sentences(found))])
+        found = of_spectra(depthscope.spectra(model))
+        return " ".join([found.headline, *(item.sentence for item in found.findings)])
 
-    assert "no |1 + μ| is above 1" in said(-1.0)
+    assert "In 0 of 8 heads, attention alone" in said(-1.0)
     assert "In 8 of 8 heads, attention alone, applied again and again, would make tokens alike" in said(-3.0)
     assert "All eigenvalues of W_V W_O are 0 in all 2 blocks." in said(0.0)

@@ -1,15 +1,15 @@
 """Every rule of the table: a profile on which it speaks, with its number, and a near one on which it must not."""
 
+import json
 from typing import Any
 
-import pandas as pd
 import pytest
 
-from depthscope.diagnosis import diagnose
+from depthscope.diagnosis import Diagnosis, diagnose
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.findings import FINDINGS
 from depthscope.diagnosis.rules import VERDICTS
-from profiles_made_up import INITIALISED, TRAINED, by_map, made_up, made_up_spectra
+from profiles_made_up import INITIALISED, TRAINED, by_map, made_up
 
 NAN = float("nan")
 COLLAPSE = by_map(1.5, 0.05, 0.1, 20)  # s = 1.5ˡ(1/9 + 0.1) − 0.1 passes 99 at l = 15.2
@@ -20,14 +20,6 @@ SINK = [(b, s, 3, 10.0 * b) for b in (2, 3, 4) for s in (0, 1)]
 LASTING_SINK = [(b, s, 3, 10.0 * b) for b in range(2, 9) for s in (0, 1)]
 # A trained causal model: alike from block 2 on, with a dip before the end; nine tenths of it shared by all sequences.
 DIP = [0.1, 0.6, *[0.97] * 13, 0.88, 0.86, 0.9, 0.92]
-BEHIND_NORMS = {
-    "token_similarity@attention_input": [NAN, *[0.3] * 8],
-    "token_similarity@ffn_input": [NAN, *[0.2] * 8],
-    "token_similarity@final_norm": [*[NAN] * 8, 0.45],
-}
-SKIPPED = pd.DataFrame(
-    [(0, 0, 2.0, 0.0), (1, 1, 2.5, 0.5), (2, 2, 2.001, 0.001)], columns=["first_block", "last_block", "loss", "change"]
-)
 
 
 def only(**curves: list[float]) -> dict[str, list[float]]:
@@ -66,28 +58,6 @@ def trunk(**levels: float) -> dict[str, list[float]]:
             curves[f"token_similarity@{station}"] = [NAN, level, end, end]
             curves[f"token_diversity@{station}"] = [NAN, 1 - level, 1 - end, 1 - end]
     return curves
-
-
-def spectra(delta: float) -> dict[str, list[float]]:
-    per_block = {"second_eigenvalue": 0.1, "delta": delta, "omega": 0.1, "mu_mean": 1.0, "mu_diversity": 0.1}
-    curves = {f"{name}@attention": [NAN, *[value] * 8] for name, value in per_block.items()}
-    return (
-        sim(LEVEL)
-        | curves
-        | {
-            "branch_ratio@attention_branch": [NAN, *[0.3] * 8],
-            "escalation_rate@after_attention": [NAN, *[1.2] * 8],
-        }
-    )
-
-
-def everything() -> dict[str, list[float]]:
-    """All that the rules ask for: the trunk's stations, ranks, energies, attention's spectrum."""
-    return (
-        trunk()
-        | split([0.2, 0.6, 0.6, 0.6], 0.1, 0.1)
-        | {"effective_rank": [5.0] * 4, "second_eigenvalue@attention": [NAN, 0.1, 0.1, 0.1]}
-    )
 
 
 # rule: (a profile on which it speaks, a number of it, a near profile on which it must not)
@@ -151,29 +121,7 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
         ("robust", 0.4),
         (sim(LEVEL, direction_similarity=[0.1] * 8 + [0.4]), {}),
     ),
-    "few outliers": (
-        (sim(LEVEL), {"sinks": SINK, "samples": 8}),
-        ("carriers", 2),
-        (sim(LEVEL), {"sinks": SINK, "samples": 3}),
-    ),
-    "rogue feature": (
-        (sim(LEVEL, largest_feature_share=[0.1] * 8 + [0.89], largest_feature=[7.0] * 9), {}),
-        ("feature", 7),
-        (sim(LEVEL, largest_feature_share=[0.1] * 9, largest_feature=[7.0] * 9), {}),
-    ),
-    "read": (
-        (sim(LEVEL) | BEHIND_NORMS, {"placement": "pre"}),
-        ("final_norm", 0.45),
-        (sim(LEVEL) | {"token_similarity@final_norm": [*[NAN] * 8, 0.12]}, {"placement": "pre"}),
-    ),
     "rise": ((sim([0.1, 0.12, 0.5, 0.51, 0.5]), {}), ("share", 0.95), (sim(LEVEL), {})),
-    "uneven": (
-        (sim(LEVEL, direction_similarity=[0.1] * 8 + [0.3]), {}),
-        ("robust", 0.3),
-        (sim(LEVEL, direction_similarity=[0.1] * 8 + [0.12]), {}),
-    ),
-    "rank": ((sim(LEVEL, effective_rank=[20.0] * 9), {}), ("rank_end", 20), (sim(LEVEL), {})),
-    "shared by all": ((split(MIDDLE, 0.63, 0.01), {}), ("shared", 0.63), (split(MIDDLE, 0.3, 0.33), {})),
     "loss of context": ((split(MIDDLE, 0.3, 0.33), {}), ("sequence", 0.33), (split(MIDDLE, 0.63, 0.01), {})),
     "sequences alike": ((split(LEVEL, 0.05, 0.0, 0.94), {}), ("position", 0.94), (split(LEVEL, 0.05, 0.0, 0.5), {})),
     "steps": (
@@ -181,40 +129,18 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
         ("FFN", 0.2263),
         (trunk(after_attention=0.21, ffn_input=0.21, after_ffn=0.22, output=0.22), {}),
     ),
-    "trend arrives": ((sim(MIDDLE), {}), ("rho", 1.1), (sim(LEVEL), {})),
-    "trend settles": ((sim(by_map(0.5, 0.2, 0.1, 8)), {}), ("rho", 0.5), (sim(MIDDLE), {})),
-    "trend passed": ((sim(COLLAPSE), {}), ("half", 1.7095), (sim(MIDDLE), {})),
-    "no forecast": ((sim(MIDDLE), {"weights": TRAINED}), ("blocks", 12), (sim(MIDDLE), {"weights": INITIALISED})),
-    "theory": ((spectra(0.2), {}), ("rate", 1.2), (spectra(0.95), {})),
-    "spectra": ((spectra(0.2), {}), ("gap", 0.9), (sim(LEVEL), {})),
+    "trend arrives": ((sim(MIDDLE), {}), ("arrival", 54), (sim(MIDDLE), {"placement": "pre"})),
     "attention learns": (
         (sim(LEVEL, **roles([0.1] * 6 + [0.009, 0.001])), {}),
         ("able", 6),
         (sim(LEVEL, weight_gradient=[NAN] + [1.0] * 8), {}),
     ),
-    "quiet blocks": (
-        (sim(LEVEL, angular_distance=[NAN] + [0.1] * 7 + [0.01]), {}),
-        ("count", 1),
-        (sim(LEVEL, angular_distance=[NAN] + [0.1] * 8), {}),
-    ),
-    "value weights": (
-        (sim(SLOW), {"weights": TRAINED, "spectra": made_up_spectra(*[0.9] * (len(SLOW) - 1))}),
-        ("share", 0.9),
-        (sim(SLOW), {"weights": TRAINED, "spectra": made_up_spectra(*[0.5] * (len(SLOW) - 1))}),
-    ),
-    "spare blocks": (
-        (sim(SLOW), {"weights": TRAINED, "skip_loss": SKIPPED}),
-        ("change_2", 0.001),
-        (sim(SLOW), {"weights": INITIALISED, "skip_loss": SKIPPED}),
-    ),
-    "initialised": ((sim(LEVEL), {"weights": INITIALISED}), ("norms", 8), (sim(LEVEL), {"weights": TRAINED})),
-    "trained": ((sim(LEVEL), {"weights": TRAINED}), ("moved", 8), (sim(LEVEL), {})),
     "normal": (
-        (sim(MIDDLE), {"class": "BertModel", "family": "bert", "width": 768, "weights": INITIALISED}),
+        (sim(MIDDLE), {"weights": TRAINED}),
         ("block", 12),
-        (sim(MIDDLE), {"class": "BertModel", "family": "bert", "width": 512, "weights": INITIALISED}),
+        (sim(MIDDLE), {"weights": INITIALISED}),
     ),
-    "not measured": ((sim(LEVEL), {}), ("count", 4), (everything(), {})),
+    "not measured": ((sim(MIDDLE), {}), ("end", MIDDLE[-1]), (trunk(), {})),
 }
 VERDICT_OF = {rule.name: rule.verdict for rule in VERDICTS}
 
@@ -222,8 +148,7 @@ VERDICT_OF = {rule.name: rule.verdict for rule in VERDICTS}
 def judged(case: tuple[dict[str, list[float]], dict[str, Any]]):
     curves, about = case
     about = dict(about)
-    skipped, weights = about.pop("skip_loss", None), about.pop("spectra", None)
-    return diagnose(made_up(curves, about.pop("sinks", None), **about), skipped, spectra=weights)
+    return diagnose(made_up(curves, about.pop("sinks", None), **about))
 
 
 def rule_of_verdict(case: tuple[dict[str, list[float]], dict[str, Any]]) -> str:
@@ -233,7 +158,7 @@ def rule_of_verdict(case: tuple[dict[str, list[float]], dict[str, Any]]) -> str:
 
 
 def test_every_rule_has_a_case_and_names_are_unique():
-    names = [rule.name for rule in VERDICTS] + [name for rule in FINDINGS for name in rule.names]
+    names = [rule.name for rule in VERDICTS] + list(FINDINGS)
     assert len(set(names)) == len(names)
     assert set(CASES) == set(names)
 
@@ -248,7 +173,7 @@ def test_verdicts(name: str):
     assert rule_of_verdict(silent) != name
 
 
-@pytest.mark.parametrize("name", [name for rule in FINDINGS for name in rule.names])
+@pytest.mark.parametrize("name", list(FINDINGS))
 def test_findings(name: str):
     fires, (number, value), silent = CASES[name]
     finding = judged(fires).finding(name)
@@ -256,45 +181,18 @@ def test_findings(name: str):
     assert finding.numbers[number] == pytest.approx(value, abs=1e-3)
     assert "{" not in finding.sentence
     assert "nan" not in finding.sentence
-    assert any(character.isdigit() for character in finding.sentence)
+    assert name == "not measured" or any(character.isdigit() for character in finding.sentence)
     assert judged(silent).finding(name) is None
 
 
-@pytest.mark.parametrize(
-    ("lost", "said"),
-    [
-        (("token_similarity@after_ffn", "token_diversity@after_ffn"), "which step is to blame"),
-        (("effective_rank",), "how many directions are left"),
-        (("energy_sequence",), "what sequences share"),
-        (("second_eigenvalue@attention",), "attention's spectrum"),
-    ],
-)
-def test_what_was_not_measured_is_named_and_nothing_else(lost: tuple[str, ...], said: str):
-    finding = judged(({name: values for name, values in everything().items() if name not in lost}, {})).finding(
-        "not measured"
-    )
-    assert finding.numbers == {"count": 1}
-    assert said in finding.sentence
-
-
 def test_a_profile_is_not_needed_in_full():
-    """One measure is enough for a verdict, a trend and a remedy, and what could not be said is named."""
+    """One measure is enough for a verdict, and what could not be said is named."""
     found = diagnose(made_up(only(cosine_similarity=COLLAPSE), causal=None))
     assert found.verdict == "collapsed"
     assert "mean cosine is 0.100 before block 1 and 0.999 after block 20" in found.headline
-    assert {finding.rule for finding in found.findings} == {
-        "crossing",
-        "rise",
-        "not measured",
-        "initialised",
-        "trend passed",
-    }
+    assert [finding.rule for finding in found.findings] == ["crossing", "rise", "not measured"]
     assert found.finding("crossing").numbers["passes_0.99"] == 16
-    assert found.finding("trend passed").numbers["rho"] == pytest.approx(1.5, rel=0.03)
-    assert found.finding("not measured").numbers == {"count": 4}
-    assert found.recommendation.remedies[0].mixing == "prefix"  # it may be causal
-    whole = diagnose(made_up(sim(COLLAPSE), causal=None))
-    assert found.recommendation == whole.recommendation
+    assert found.recommendation == diagnose(made_up(sim(COLLAPSE), causal=None)).recommendation
 
 
 # --- trained models ---------------------------------------------------------------------------------------
@@ -324,104 +222,63 @@ def test_pooling_is_not_said_of_what_may_be_causal(causal: bool | None):
     assert "pool" not in found.render(full=True)
 
 
-def forecast(found) -> str:
-    return " ".join(f.sentence for f in found.findings if f.rule.startswith("trend") or f.rule == "no forecast")
+def forecast(curve: list[float], **about: Any) -> str:
+    found = judged((sim(curve), {"weights": INITIALISED} | about)).finding("trend arrives")
+    return "" if found is None else found.sentence
 
 
 def test_only_laws_that_hold_forecast():
-    about = {"weights": INITIALISED}
-    assert "passes 0.99 at about block" in forecast(judged((sim(MIDDLE), about)))
-    assert "further blocks would be trained too" in forecast(judged((sim(MIDDLE), {"weights": TRAINED})))
-    for placement, why in ((None, "was not seen"), ("sandwich", "norms before and after each branch")):
-        said = forecast(judged((sim(MIDDLE), about | {"placement": placement})))
-        assert why in said
-        assert "at about block" not in said
+    assert "token similarity passes 0.99 at about block 54" in forecast(MIDDLE)
+    assert forecast(MIDDLE, weights=TRAINED) == ""
+    for placement in (None, "sandwich", "pre"):
+        assert forecast(MIDDLE, placement=placement) == ""
     scattered = [0.2, 0.5, 0.3, 0.62, 0.35, 0.7, 0.42, 0.75, 0.5, 0.8]
-    said = forecast(judged((sim(scattered), about)))
-    assert "follow no known law (half of them miss it by" in said
-    assert "at about block" not in said
+    assert forecast(scattered) == ""
 
 
 def test_fits_that_disagree_forecast_nothing():
     """Every other block does nothing: which of them are drawn decides whether a fit arrives."""
     steps = [0.0, 0.2, 0.0, 0.2, 0.0, 0.2, 0.0, 0.2, 0.0, 0.2, 0.1]
     logs = [0.4 + sum(steps[:n]) for n in range(len(steps) + 1)]
-    found = judged((sim([1 / (1 + 2.718281828**-x) for x in logs]), {"weights": INITIALISED}))
-    assert found.verdict == "no collapse"  # no verdict rests on such a forecast either
-    assert "the blocks allow fits that pass 0.99 at block 27, and fits that pass it not within 110" in forecast(found)
-
-
-def test_a_law_that_falls_is_said_to_fall():
-    curve = [0.1, 0.3, 0.5, 0.6, *(1 / (1 + 0.5 * b**0.28) for b in range(4, 13))]
-    found = judged((sim(curve), {"placement": "pre", "weights": INITIALISED}))
-    assert "s = t_sim/(1 − t_sim) falls like block^-0.28" in found.finding("trend settles").sentence
-    assert found.finding("trend settles").numbers["exponent"] == pytest.approx(-0.28, abs=1e-3)
+    curve = [1 / (1 + 2.718281828**-x) for x in logs]
+    assert judged((sim(curve), {"weights": INITIALISED})).verdict == "no collapse"  # nor does a verdict rest on it
+    assert forecast(curve) == ""
 
 
 def test_where_steps_cancel_no_step_is_to_blame():
     assert judged((trunk(after_ffn=0.1, output=0.25), {})).finding("steps") is None
 
 
-def test_odds_are_named_after_what_is_judged():
-    curves = sim(MIDDLE) | {"direction_similarity": MIDDLE}
-    assert "s = t_sim/(1 − t_sim)" in forecast(judged((curves, {})))
-    beside = judged((curves, {"sinks": [(b, s, 0, 50.0) for b in range(1, 13) for s in (0, 1)]}))
-    assert "s = similarity/(1 − similarity)" in forecast(beside)
-    assert "t_sim" not in beside.render(full=True)
-
-
-def test_a_sink_is_told_by_runs_with_the_block_where_it_is_born():
+def test_a_sink_is_said_with_the_block_where_it_is_born():
     ratios = {3: 11.0} | dict.fromkeys(range(12, 30), 150.0)
     rows = [(block, sample, 0, ratio + sample / 4) for sample in range(8) for block, ratio in ratios.items()]
-    curves = sim([0.1] * 31, direction_similarity=[0.1] * 31)
-    curves["sink_attention@attention"] = [NAN] * 13 + [0.6] * 18
-    found = judged((curves, {"sinks": rows, "samples": 8})).finding("sink")
+    found = judged((sim([0.1] * 31, direction_similarity=[0.1] * 31), {"sinks": rows, "samples": 8})).finding("sink")
     assert (found.numbers["born"], found.numbers["peak"]) == (12, 151.75)
-    assert found.sentence.startswith(
-        "Token 0 (' the') is an outlier in 8 of 8 sequences: up to 13 × the median norm after block 3, up to 152 × "
-        "after blocks 12–29. It becomes large in block 12. Blocks after it give it 60% of their attention."
+    assert found.sentence == (
+        "Token 0 (' the') is an outlier in 8 of 8 sequences: up to 152 × the median norm after block 12. It becomes "
+        "large in block 12. The verdict leaves it out: similarity of directions is 0.100 after block 30 (with it "
+        "0.100)."
     )
 
 
-def test_a_block_at_which_few_sequences_have_the_outlier_is_in_no_run():
+def test_a_block_at_which_few_sequences_have_the_outlier_is_not_one_of_its_blocks():
     rows = [(b, s, 0, 50.0) for s in range(8) for b in (4, 5, 6)] + [(2, 1, 0, 11.0)]
-    facts = Facts(made_up(sim(LEVEL), rows, samples=8))
-    assert [(run.first, run.last) for run in facts.sink.runs] == [(4, 6)]
+    assert Facts(made_up(sim(LEVEL), rows, samples=8)).sink.blocks == (4, 5, 6)
 
 
 def test_one_sequence_of_eight_does_not_switch_what_is_judged():
     one = [(b, 5, 3, 40.0) for b in range(1, 9)]
     assert Facts(made_up(sim(LEVEL), one, samples=8)).judged == "token_similarity"
     most = [(b, s, s, 40.0) for b in range(1, 9) for s in range(5)]  # each at a place of its own
-    facts = Facts(made_up(sim(LEVEL), most, samples=8))
-    assert facts.judged == "direction_similarity"
-    assert facts.sink.others == 4
+    assert Facts(made_up(sim(LEVEL), most, samples=8)).judged == "direction_similarity"
 
 
 def test_the_rank_without_outliers_is_judged_where_it_was_measured():
-    ranks = {"effective_rank": [20.0] * 8 + [1.1], "ordinary_rank": [20.0] * 8 + [18.0]}
-    found = judged((sim(LEVEL, **ranks), {"sinks": LASTING_SINK}))
-    said = found.finding("rank").sentence
-    assert (
-        said
-        == "The tokens fill 18.0 directions after block 8, 20.0 before block 1 (effective rank, outliers left out)."
-    )
-    alone = {"effective_rank": ranks["effective_rank"]}
-    assert judged((sim(LEVEL, **alone), {"sinks": LASTING_SINK})).finding("rank") is None  # it is the outlier's rank
-    line = ranks | {"ordinary_rank": [20.0] * 8 + [1.2]}
-    assert judged((sim(LEVEL, **line), {"sinks": LASTING_SINK})).verdict == "rank collapse"
-
-
-def test_what_is_read_behind_the_norms_stands_beside_the_trunk():
-    curves = sim([0.1] * 8 + [0.906]) | BEHIND_NORMS
-    said = judged((curves, {"placement": "pre"})).finding("read").sentence
-    assert said == (
-        "Token similarity is 0.300 in what attention reads (mean over the blocks; 0.100 on the residual stream), 0.200 "
-        "in what the FFN reads (mean over the blocks; 0.100 on the residual stream), 0.450 after the final norm (0.906 "
-        "before it)."
-    )
-    post = judged((curves, {"placement": "post"})).finding("read").sentence  # its branches read the trunk itself
-    assert post == "Token similarity is 0.450 after the final norm (0.906 before it)."
+    effective, ordinary = [20.0] * 8 + [1.1], [20.0] * 8 + [1.2]
+    spoilt = judged((sim(LEVEL, effective_rank=effective), {"sinks": LASTING_SINK}))
+    assert spoilt.verdict == "no collapse"  # it is the outlier's rank
+    line = judged((sim(LEVEL, effective_rank=effective, ordinary_rank=ordinary), {"sinks": LASTING_SINK}))
+    assert line.verdict == "rank collapse"
 
 
 def test_the_rise_is_placed():
@@ -432,26 +289,23 @@ def test_the_rise_is_placed():
     assert past == "Block 1 makes more than the whole rise: from 0.100 to 0.900."
 
 
-def test_a_feature_that_each_sequence_has_for_itself_is_no_rogue_dimension():
-    profile = made_up(sim(LEVEL, largest_feature_share=[0.9] * 9, largest_feature=[7.0] * 9))
-    assert diagnose(profile).finding("rogue feature").numbers["samples"] == 2
-    other = (profile.frame["measure"] == "largest_feature") & (profile.frame["sample"] == 1)
-    profile.frame.loc[other, "value"] = 3.0
-    assert diagnose(profile).finding("rogue feature") is None
-
-
 def test_the_sentence_on_learning_names_the_blocks_that_cannot():
-    said = diagnose(made_up(sim(LEVEL, **roles([0.1] * 5 + [0.009, 0.02, 0.001])))).finding("attention learns")
-    assert said is not None
+    said = judged((sim(LEVEL, **roles([0.1] * 5 + [0.009, 0.02, 0.001])), {})).finding("attention learns")
     assert said.sentence == (
-        "Attention can learn in 6 of 8 blocks: the gradient of its queries and keys is at least 1 % of that of values "
-        "and output. It is 0.1 of it in block 1 and 0.001 in block 8; less than 0.01 in blocks 6, 8."
+        "Attention can learn in 6 of 8 blocks: there the gradient of its queries and keys is at least 1 % of that of "
+        "values and output; not in blocks 6, 8."
     )
-    small = diagnose(made_up(sim(LEVEL, **roles([0.008] * 8)))).finding("attention learns")
-    assert small is not None
-    assert "the size of attention's weights" in small.sentence
-    falls = diagnose(made_up(sim(LEVEL, **roles([0.008] * 7 + [1e-4])))).finding("attention learns")
-    assert falls is not None
-    assert "the size of attention's weights" not in falls.sentence
     zero = roles([0.1] * 8) | {"values_output_gradient": [NAN] + [0.0] * 8}  # frozen, or no loss: nothing to compare
-    assert diagnose(made_up(sim(LEVEL, **zero))).finding("attention learns") is None
+    assert judged((sim(LEVEL, **zero), {})).finding("attention learns") is None
+
+
+def test_a_verdict_comes_back_from_json_as_far_as_it_is_shown():
+    found = judged((sim(COLLAPSE), {}))
+    again = Diagnosis.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert again.render(full=True) == found.render(full=True)
+    saved = found.to_dict()
+    saved["recommendation"]["line"] = saved["recommendation"]["line"][:-1] + ", causal=False)"
+    assert Diagnosis.from_dict(saved).recommendation.apply_options == {"causal": False}
+    for other in ([], {"findings": 3}, {**found.to_dict(), "recommendation": []}, found.to_dict() | {"findings": [3]}):
+        with pytest.raises(ValueError, match="expected a verdict"):
+            Diagnosis.from_dict(other)

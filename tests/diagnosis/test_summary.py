@@ -11,7 +11,7 @@ from depthscope.cli.display import LINES, show
 from depthscope.diagnosis import diagnose, summary
 from depthscope.models import BlockConfig, CausalLM, Encoder, xavier
 from depthscope.usage import Finding
-from profiles_made_up import TRAINED, by_map, made_up, made_up_spectra
+from profiles_made_up import TRAINED, by_map, made_up
 from samples import seeded
 
 
@@ -26,7 +26,7 @@ def results() -> dict[str, summary.Summary]:
     trained = made_up({"token_similarity": by_map(1.1, 0.02, 0.3, 12)}, weights=TRAINED, notes=["a note " * 30] * 9)
     return {
         "collapsed": summary.of_profile(profile, diagnose(profile)),
-        "trained": summary.of_profile(trained, diagnose(trained, spectra=made_up_spectra(*[0.9] * 12))),
+        "trained": summary.of_profile(trained, diagnose(trained)),
         "depth": summary.of_use(depthscope.depth_use(model, ids)),
         "paths": summary.of_paths(depthscope.paths(model, ids)),
         "spectra": summary.of_spectra(depthscope.spectra(model)),
@@ -47,7 +47,7 @@ def test_it_is_short_and_says_nothing_twice(kind: str, results: dict[str, summar
     assert found.table is None or len(found.table.rows) <= summary.ROWS
     sentences = [found.headline, *(finding.sentence for finding in found.findings)]
     assert len(set(sentences)) == len(sentences)
-    for private in ("HFC", "ω", "t_div", "nan", "behind", "trunk"):
+    for private in ("HFC", "ω", "δ", "μ", "Thm", "t_div", "nan", "behind"):
         assert not any(private in sentence for sentence in sentences), private
 
 
@@ -68,7 +68,9 @@ def test_the_terminal_shows_it_in_twenty_lines(
 def test_what_there_is_no_room_for_is_counted(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     long = tuple(Finding(str(n), "a long sentence that fills lines and lines " * 12, {}) for n in range(3))
-    made = summary.Summary("a model", "A headline.", "no collapse", long, notes=("one", "one", "two"), left=4)
+    made = summary.Summary(
+        "verdict", "a model", "A headline.", "no collapse", long, long + long[:1], notes=("one", "one", "two")
+    )
     show(made, full=False)
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= LINES
@@ -96,7 +98,7 @@ def test_what_skipping_costs_stands_beside_the_similarity():
     skipped = pd.DataFrame(
         [(0, 0, 2.0, 0.0), (1, 1, 2.5, 0.5), (2, 2, 1.9, -0.1)], columns=["first_block", "last_block", "loss", "change"]
     )
-    found = summary.of_profile(profile, diagnose(profile, skipped), skipped=skipped)
+    found = summary.of_profile(profile, diagnose(profile), skipped=skipped)
     assert found.curves[-1].values == (0.5, -0.1)
     assert found.curves[-1].low == -0.1
 

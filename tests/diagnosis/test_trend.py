@@ -8,14 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from depthscope.diagnosis import diagnose
-from depthscope.diagnosis.advice import deescalation
-from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.steps import log_odds, step_growth
 from depthscope.diagnosis.trend import FEWEST_PAIRS, fit_trend
 from depthscope.models import BlockConfig, Encoder, pre_norm, xavier
 from depthscope.naming import ranges
 from depthscope.probing import probe
-from depthscope.theory import OddsMap, level_to_hold, odds_of
+from depthscope.theory import OddsMap, odds_of
 from depthscope.theory.odds import WALK
 from profiles_made_up import by_map, made_up
 from samples import seeded
@@ -77,26 +75,6 @@ def test_where_blocks_scatter_the_arrival_is_a_range():
     best, low, high = fit_trend(values).block_of(0.99, math.exp(values[-1]), 7)
     assert 7 < low < high
     assert low <= best <= high
-
-
-def test_the_recommended_strength_is_enough_for_nine_of_ten_fits_that_the_blocks_allow():
-    values = walk(16, 12, seed=1)  # a narrow model: its blocks scatter
-    profile = made_up({"token_similarity": [1 / (1 + math.exp(-value)) for value in values]})
-    aim = odds_of(level_to_hold(profile.curve("token_similarity")[0]))
-    needed = [step.tau_for(aim) for step in fit_trend(values).alternatives]
-    assert max(needed) - min(needed) > 0.1  # what one fit says is not enough
-    tau = deescalation(Facts(profile)).tau
-    assert 0.9 <= np.mean(np.array(needed) <= tau) < 1
-
-
-def test_pre_norm_follows_a_power():
-    values = [0.7 * math.log(max(block, 1)) - 2 for block in range(21)]
-    trend = fit_trend(values, pre_norm=True)
-    assert trend.exponent == pytest.approx(0.7)
-    best, _, _ = trend.block_of(0.9, math.exp(values[-1]), 20)
-    assert best is None  # beyond ten times the depth
-    best, _, _ = trend.block_of(0.75, math.exp(values[-1]), 20)
-    assert best == math.ceil(math.exp((math.log(3) + 2) / 0.7))
 
 
 def test_too_few_pairs_have_no_trend():

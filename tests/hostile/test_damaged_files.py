@@ -285,17 +285,6 @@ def test_the_page_of_a_training_names_what_is_damaged_and_does_not_show_it(
     assert ("Where it ended" in text) == (name != "metrics.jsonl")
 
 
-def test_the_page_says_which_files_of_an_earlier_version_it_could_not_check(tmp_path: Path):
-    probe(*zoo.make("bert")).save(tmp_path)
-    said = "so not checked: profile.json."
-    assert said not in write(tmp_path / "page.html", tmp_path).read_text(encoding="utf-8")
-    about = json.loads((tmp_path / "profile.json").read_text())
-    for name in ("kind", "sha256", "files"):
-        del about[name]
-    (tmp_path / "profile.json").write_text(json.dumps(about))
-    assert said in write(tmp_path / "page.html", tmp_path).read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("spoilt", [{"towers": "a"}, {"tokens": None}, {"towers": []}, {"blocks": 10**400}])
 @pytest.mark.parametrize("judged", [True, False])
 def test_what_an_earlier_version_gave_no_sum_is_shown_or_refused_in_one_line(

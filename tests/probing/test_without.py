@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import depthscope
-from depthscope.diagnosis import diagnose, reference_for
+from depthscope.diagnosis import diagnose
 from depthscope.models.families import build_family
 from depthscope.probing import Profile, probe
 from depthscope.remedies import recommend
@@ -55,15 +55,7 @@ def test_the_verdict_says_so_and_advises_nothing(fresh_bert: torch.nn.Module):
     assert found.recommendation.remedies == ()
     assert "Probe it whole" in found.recommendation.reason
     assert not measured
-    assert found.finding("theory") is None
     assert found.finding("normal") is None
-
-
-def test_no_reference_is_set_against_it(fresh_bert: torch.nn.Module):
-    profile = probe(build_family("bert", 2), {"input_ids": torch.randint(8, 900, (2, 128))})
-    assert reference_for(profile) is not None
-    profile.metadata["without"] = ["skips"]
-    assert reference_for(profile) is None
 
 
 def test_inside_an_open_context_the_profile_says_so_too(fresh_bert: torch.nn.Module):

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -45,10 +44,7 @@ def measured() -> Measured:
 @pytest.fixture(scope="session")
 def everything(measured: Measured) -> Material:
     """Two runs that have all there is."""
-    skipped = pd.DataFrame(
-        {"first_block": [0, 1, 2], "last_block": [0, 1, 2], "loss": [1.0, 1.1, 1.3], "change": [0, 0.1, 0.3]}
-    )
-    full = subjects_of([measured.profile, measured.shares, measured.spectra, measured.use, skipped])
+    full = subjects_of([measured.profile, measured.shares, measured.spectra, measured.use])
     other = subjects_of([measured.fixed.after])
     trained = Subject(
         "trained", training=training("post", "pre"), watched=watched("post"), compared=compared("post", "pre")

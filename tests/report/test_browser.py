@@ -53,7 +53,7 @@ def test_a_block_under_the_pointer_is_marked_everywhere_and_shows_its_value(show
     assert "value" in found.locator("#vg-tooltip-element").inner_text()
     block = int(found.get_attribute("html", "data-block") or -1)
     assert block > 0
-    for chart in ("stations", "diversity", "ranks"):
+    for chart in ("ranks", "steps"):
         rule = found.locator(f"#chart-{chart} svg .mark-rule.role-mark line").first
         assert float(rule.get_attribute("opacity") or 1) > 0, chart
     edged = found.locator("#chart-heads svg .mark-rect path[stroke='currentColor']")
@@ -62,7 +62,7 @@ def test_a_block_under_the_pointer_is_marked_everywhere_and_shows_its_value(show
 
 def test_the_pointer_beside_a_chart_marks_nothing(shown: Opened):
     found = shown.page
-    found.locator("#chart-stations svg .mark-symbol.role-mark path").nth(3).hover(force=True)
+    found.locator("#chart-steps svg .mark-symbol.role-mark path").nth(3).hover(force=True)
     assert found.get_attribute("html", "data-block") != "-1"
     found.locator("h1").hover()
     found.wait_for_selector("html[data-block='-1']")
@@ -116,18 +116,6 @@ def test_scrolling_reaches_the_last_row(shown: Opened):
     assert found.locator("#rows tbody tr").last.locator("td").all_inner_texts()[:5] == last
 
 
-def test_the_baseline_can_be_changed(shown: Opened):
-    found = shown.page
-    found.fill("#search", "token_similarity station=output block=6")
-    assert found.locator("#rows th").last.inner_text() == "minus baseline"
-    first = cells(found, 7)
-    found.select_option("#baseline", "other")
-    second = cells(found, 7)
-    found.select_option("#baseline", index=0)
-    assert first != second
-    assert sorted(value.lstrip("-") for value in first) == sorted(value.lstrip("-") for value in second)
-
-
 def test_numbers_can_be_downloaded(shown: Opened):
     found = shown.page
     found.fill("#search", "effective_rank station=output run=other")
@@ -159,12 +147,6 @@ def test_hostile_names_stay_text(tmp_path: Path, opened: Open, measured: Measure
     assert found.page.evaluate("() => window.hit === undefined")
     assert found.page.locator("img").count() == 0
     assert found.page.locator("h1").inner_text().startswith("</script><script>")
-    found.page.locator("#chart-sinks svg .mark-rect.role-mark path").first.hover(force=True)
-    found.page.wait_for_selector("#vg-tooltip-element.visible")
-    assert found.page.locator("#vg-tooltip-element img").count() == 0
-    assert found.page.evaluate("() => window.hit === undefined")
-    found.page.select_option("#table", "sinks")
-    assert any("<img src=x" in text for text in found.page.locator("#rows td").all_inner_texts())
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

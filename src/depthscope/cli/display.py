@@ -185,7 +185,7 @@ def show_profile(profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame |
     from depthscope.measures import MEASURES
     from depthscope.stations import FINAL
 
-    said = diagnosis.leading()
+    said = diagnosis.findings[:3]
     show_findings(finding for finding in diagnosis.findings if finding not in said)
     pairs = profile.frame[["station", "measure"]].drop_duplicates().itertuples(index=False, name=None)
     here = set(profile.names())

@@ -37,7 +37,7 @@ def _wishes(options: FixOptions) -> dict[str, Any]:
 
 def _fix(options: FixOptions) -> Fixed:
     with prepared(options) as ready:
-        fixed = ready.scope.fix(**_wishes(options), doing=lambda what: ready.progress(what, None), about=ready.about)
+        fixed = ready.scope.fix(**_wishes(options), progress=lambda what: ready.progress(what, None), about=ready.about)
     seen = fixed.before.metadata.get("notes", [])
     notes = (*seen, *ready.loaded.notes, *ready.inputs.notes, *fixed.notes, *of_interruption())
     return replace(fixed, notes=notes)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from depthscope.diagnosis import Diagnosis
     from depthscope.probing import Profile
     from depthscope.usage import DepthUse
-    from depthscope.value_spectra import Spectra
 
 _OF_USE = ("table", "summary", "metadata")  # its sentences are among those of the diagnosis
 STATES = "states:"  # then a folder of hidden states, without a model
@@ -131,10 +130,8 @@ def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, Depth
         def measure() -> Recommendation:
             return best(scope, profile, progress("trying remedies", None))
 
-        weights = _spectra(ready, profile)
-
         def judged(chosen: Callable[[], Recommendation] | None = None) -> Diagnosis:
-            return diagnose(profile, skipped, spectra=weights, depth=used, measure=chosen)
+            return diagnose(profile, measure=chosen)
 
         found = None if options.estimate or was_stopped() else attempt("a measured remedy", lambda: judged(measure))
         found = found or judged()
@@ -168,17 +165,6 @@ def _measure_states(options: ProbeOptions) -> tuple[Profile, None, None, Diagnos
 def _skipped(ready: Prepared, run: int) -> pd.DataFrame:
     rows = ready.scope.depth_of_model - run + 1
     return ready.scope.skip_loss(run=run, progress=ready.progress("skipping blocks", rows))
-
-
-def _spectra(ready: Prepared, profile: Profile) -> Spectra | None:
-    """Of trained weights, head by head; random ones lean to no side. None where the blocks show no projections."""
-    if profile.metadata.get("weights", {}).get("look") == "initialised":
-        return None
-    try:
-        found = attempt("the spectra of the weights", lambda: ready.scope.spectra(whole=False))
-    except ValueError:
-        return None
-    return None if was_stopped() else found  # some blocks tell nothing of all
 
 
 def _saved_remedies(model: nn.Module) -> list[str]:

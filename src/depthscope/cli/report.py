@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -16,36 +16,26 @@ from depthscope.naming import visible
 def report(
     folders: Annotated[
         list[str],
-        typer.Argument(
-            metavar="DIR...", help="What --out of any command wrote. Of several, the first is the baseline."
-        ),
+        typer.Argument(metavar="DIR...", help="What --out of any command wrote. Several are set side by side."),
     ],
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", parser=folder, help="Where report.html goes; by default into the first DIR."),
     ] = None,
     title: Annotated[str, typer.Option(help="Of the page; by default the model's name.")] = "",
-    charts: Annotated[
-        Literal["svg", "png"] | None, typer.Option(help="Also each chart as a picture, in the folder charts.")
-    ] = None,
 ) -> None:
     """Write one HTML page of what was measured: verdict, charts, all numbers. Nothing is computed again."""
     places = [folder(name) for name in folders]
     target = out or (places[0] if places[0].is_dir() else places[0].parent)
     require_writable(target)
 
-    from depthscope.report import write, write_charts, write_index
+    from depthscope.report import write, write_index
     from depthscope.report.reading import studies_in
 
     if len(places) == 1 and not (places[0] / "claims.json").exists() and studies_in(places[0])[0]:
-        if out is not None or charts is not None or title:
-            raise ValueError(
-                "a folder of studies gets its index in its own place: leave --out, --title and --charts out"
-            )
+        if out is not None or title:
+            raise ValueError("a folder of studies gets its index in its own place: leave --out and --title out")
         page = write_index(places[0], say=say_damaged)
     else:
         page = write(target / "report.html", *places, title=title, say=say_damaged)
-    if charts is not None:
-        made = write_charts(target / "charts", *places, kind=charts)
-        print(f"wrote {len(made)} charts in {visible(str(target / 'charts'))}")
     print(f"wrote {visible(str(page))}")

@@ -1,8 +1,8 @@
 """What can be done about a collapse, in the order of what was trained.
 
-The evidence: `comparisons/remedies.json` (the study `remedies`: models that see all tokens), `put_in.json` (the same
-training, with a remedy put in by `apply`) and `letters.json` (causal models). It is small
-(width 32, three seeds), and every sentence says so.
+The evidence is of models in which every token sees all others: `comparisons/remedies.json` (the study `remedies`) and
+`put_in.json` (the same training, with a remedy put in by `apply`). It is small (width 32, three seeds), and every
+sentence says so. Causal models were not compared.
 """
 
 from __future__ import annotations
@@ -54,60 +54,51 @@ class Kind:
     """Which trainings a model is compared with."""
 
     depth: int
-    causal: bool
     pre_norm: bool
 
+    @property
+    def norms(self) -> str:
+        return "pre" if self.pre_norm else "post"
+
+    @property
+    def trained_depth(self) -> int:
+        """The nearest, in logarithms."""
+        return min(map(int, _study("remedies")["depths"]), key=lambda one: abs(math.log(one / self.depth)))
+
     def loss(self, name: str) -> float | None:
-        """The test loss of a choice at the nearest depth (in logarithms); None if it was not compared."""
-        variant = _VARIANTS.get(name, name)
-        if variant == AS_IT_IS:
-            variant = "pre" if self.pre_norm else "post"
+        """The test loss of a choice at the nearest depth; None if it was not compared in blocks of this kind."""
         near = str(self.trained_depth)
-        loss = None
-        if not self.causal:
-            loss = _study("put_in")["pre" if self.pre_norm else "post"].get(near, {}).get(variant)
-        if (
-            loss is None
-            and (self.pre_norm or variant not in _PRE_NORM)
-            and not (self.pre_norm and variant in _POST_NORM)
-        ):
-            loss = self._compared["depths"][near].get(variant, {}).get("loss")
+        variant, trained_in = (self.norms, self.norms) if name == AS_IT_IS else _TRAINED[name]
+        loss = _study("put_in")[self.norms].get(near, {}).get(variant)
+        if loss is None and trained_in == self.norms:
+            loss = _study("remedies")["depths"][near].get(variant, {}).get("loss")
         return None if loss is None else float(loss)
 
     @property
     def rebuilt_loss(self) -> float:
-        """Of the same model in pre-norm blocks with LayerScale."""
-        loss = replace(self, pre_norm=True).loss("LayerScale")
+        """Of the same model in pre-norm with LayerScale; infinite where it is pre-norm already, or was not compared."""
+        loss = None if self.pre_norm else Kind(self.depth, pre_norm=True).loss("LayerScale")
         return math.inf if loss is None else loss
 
-    @property
-    def trained_depth(self) -> int:
-        return min(map(int, self._compared["depths"]), key=lambda one: abs(math.log(one / self.depth)))
 
-    @property
-    def trained(self) -> str:
-        """Of what training the losses are."""
-        found = self._compared
-        return f"{self.trained_depth} blocks, {found['task']}, {found['seeds']} seeds"
-
-    @property
-    def _compared(self) -> dict[str, Any]:
-        return _study("letters" if self.causal else "remedies")
-
-
-# By name: the variant of the studies, and the remedy for a depth and blocks.
-_MADE: Mapping[str, tuple[str, Callable[[int, Blocks], Remedy]]] = {
-    "LayerScale": ("layer-scale", lambda d, b: ResidualWeight(layer_scale_start(d), learn="feature", blocks=b)),
-    "ReZero": ("rezero", lambda _, b: ResidualWeight(0.0, learn="block", blocks=b)),
-    "MV-Split": ("mv-split", lambda _, b: MVSplit(blocks=b)),
-    "ContraNorm": ("contra-norm", lambda _, b: ContraNorm(blocks=b)),
-    "PairNorm": ("pair-norm", lambda _, b: PairNorm(blocks=b)),
-    "branches × 1/√L": ("sqrt-depth", lambda d, b: ResidualWeight(over_root_depth(d), blocks=b)),
+# By name: the variant of the study, and the blocks into which it was put there ("": into blocks without norms).
+_TRAINED: Mapping[str, tuple[str, str]] = {
+    "LayerScale": ("layer-scale", "pre"),
+    "ReZero": ("rezero", ""),
+    "MV-Split": ("mv-split", "post"),
+    "ContraNorm": ("contra-norm", "post"),
+    "PairNorm": ("pair-norm", "post"),
+    "branches × 1/√L": ("sqrt-depth", "post"),
+    DEESCALATION: ("deescalated", "post"),
 }
-_VARIANTS = {name: variant for name, (variant, _) in _MADE.items()} | {DEESCALATION: "deescalated", REBUILT: REBUILT}
-_PRE_NORM = {"layer-scale", "rezero"}  # in the studies these are wirings: pre-norm, and without norms
-_POST_NORM = {"rezero", "mv-split", "contra-norm", "pair-norm", "sqrt-depth", "deescalated"}  # put into post-norm there
-_MIX = {"MV-Split", "ContraNorm", "PairNorm"}  # compared only where tokens see each other
+_MADE: Mapping[str, Callable[[int, Blocks], Remedy]] = {
+    "LayerScale": lambda depth, b: ResidualWeight(layer_scale_start(depth), learn="feature", blocks=b),
+    "ReZero": lambda _, b: ResidualWeight(0.0, learn="block", blocks=b),
+    "MV-Split": lambda _, b: MVSplit(blocks=b),
+    "ContraNorm": lambda _, b: ContraNorm(blocks=b),
+    "PairNorm": lambda _, b: PairNorm(blocks=b),
+    "branches × 1/√L": lambda depth, b: ResidualWeight(over_root_depth(depth), blocks=b),
+}
 
 
 def layer_scale_start(depth: int) -> float:
@@ -122,12 +113,7 @@ def over_root_depth(depth: int) -> float:
 
 def for_new_model(kind: Kind, blocks: Blocks = None) -> list[Choice]:
     """What can be done for a model that is to be trained: the least test loss first, what was not compared last."""
-    made = [
-        Choice(name, (make(kind.depth, blocks),))
-        for name, (_, make) in _MADE.items()
-        if not (kind.causal and name in _MIX)
-    ]
-    return in_order(made, kind)
+    return in_order([Choice(name, (make(kind.depth, blocks),)) for name, make in _MADE.items()], kind)
 
 
 def in_order(choices: list[Choice], kind: Kind) -> list[Choice]:
@@ -139,8 +125,8 @@ def in_order(choices: list[Choice], kind: Kind) -> list[Choice]:
 
 
 def rebuilt(kind: Kind) -> Choice | None:
-    """A post-norm model in pre-norm with LayerScale, where that trained better than all that can be put in."""
-    if kind.pre_norm or math.isinf(kind.rebuilt_loss):
+    """A post-norm model in pre-norm with LayerScale, where that was compared."""
+    if math.isinf(kind.rebuilt_loss):
         return None
     remedy = ResidualWeight(layer_scale_start(kind.depth), learn="feature")
     return Choice(REBUILT, (remedy,), f"test loss {kind.rebuilt_loss:.2f}")
@@ -159,15 +145,15 @@ def for_trained_model(depth: int, sinks: tuple[int, ...], blocks: Blocks = None)
 
 def reason_for(first: Choice, kind: Kind) -> str:
     """Why this one comes first, in one sentence."""
-    loss, plain = kind.loss(first.name), kind.loss(AS_IT_IS)
-    norms = "pre-norm" if kind.pre_norm else "post-norm"
+    loss, plain, study = kind.loss(first.name), kind.loss(AS_IT_IS), _study("remedies")
     if loss is None:
         return f"{first.name}: nothing was compared for this kind of model, so measure it with `depthscope compare`"
     words = f"{first.name}, before training: it had the least test loss of what can be put in, {loss:.2f}"
-    words += "" if plain is None else f" ({norms} as it is: {plain:.2f})"
-    if not kind.pre_norm and kind.rebuilt_loss < loss:
+    words += "" if plain is None else f" ({kind.norms}-norm as it is: {plain:.2f})"
+    if kind.rebuilt_loss < loss:
         words += f". If you can rebuild it, pre-norm with LayerScale had {kind.rebuilt_loss:.2f}"
-    return f"{words}. Trained with {kind.trained}: `depthscope compare` measures it on your task"
+    trained = f"{kind.trained_depth} blocks, {study['task']}, {study['seeds']} seeds"
+    return f"{words}. Trained with {trained}: `depthscope compare` measures it on your task"
 
 
 @cache

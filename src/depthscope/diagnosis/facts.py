@@ -1,34 +1,32 @@
 """What the rules ask about: numbers read from a profile, each when it is first wanted.
 
-A model of several parts has several trunks; `Facts` is about that whose tokens end up most alike, and `span` names it.
+A model of several parts has several residual streams; `Facts` is about that whose tokens end up most alike, and `span`
+names it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from depthscope.diagnosis.outliers import Outliers, RogueFeature, Sink, find_outliers, find_rogue_feature
+from depthscope.diagnosis.outliers import Sink, find_sink
 from depthscope.diagnosis.references import reference_for
-from depthscope.diagnosis.steps import Attention, attention_step, log_odds, step_growth
-from depthscope.diagnosis.trend import Trend, fit_trend
+from depthscope.diagnosis.steps import log_odds, step_growth
+from depthscope.diagnosis.trend import fit_trend
 from depthscope.hooks.ablation import in_words
 from depthscope.measures import EQUAL
 from depthscope.probing import Profile, Reference
 from depthscope.probing.profile import most_alike
-from depthscope.probing.roles import MEASURES, learning_ratios
 from depthscope.stations import trunk_is_a_sum
-from depthscope.usage import DepthUse
-from depthscope.value_spectra import Spectra
 
-NAN = math.nan
-_NAMES = {
+FITS = 0.25  # of the odds: a law that half of the blocks miss by more does not hold
+AGREE = 2.0  # forecasts of the fits that the blocks allow: further apart than this factor they forecast nothing
+SIMILARITIES = {
     "token_similarity": "token similarity",
     "direction_similarity": "similarity of directions without outliers",
     "cosine_similarity": "mean cosine",
@@ -40,9 +38,6 @@ class Facts:
     """A profile, with names for what is asked about it."""
 
     profile: Profile
-    skip_loss: pd.DataFrame | None = None
-    spectra: Spectra | None = None
-    use: DepthUse | None = None
 
     # --- what was measured, of what -----------------------------------------------------------------
 
@@ -60,7 +55,7 @@ class Facts:
 
     @property
     def pre_norm(self) -> bool:
-        """Whether the trunk is a plain sum of what the branches add, as in pre-norm."""
+        """Whether the residual stream is a plain sum of what the branches add, as in pre-norm."""
         return trunk_is_a_sum(self.about.get("placement"))
 
     @property
@@ -71,26 +66,6 @@ class Facts:
     @property
     def look(self) -> str:
         return str(self.about.get("weights", {}).get("look", "unknown"))
-
-    def has(self, measure: str) -> bool:
-        return measure in self.profile.names()
-
-    def curve(self, measure: str) -> np.ndarray:
-        """Blocks 0..L at `output`, with what enters the part that is judged in the place before its first block.
-
-        All nan if it was not measured.
-        """
-        if not self.has(measure):
-            return np.full(self.profile.depth + 1, NAN)
-        found = np.asarray(self.profile.curve(measure))
-        if self.first > 0:
-            found[self.first] = self._entering(found, self.profile.curve, measure)
-        return found
-
-    def _entering(self, outputs: np.ndarray, of_station: Callable[..., Any], measure: str) -> float:
-        """What enters the part that is judged; in a profile of earlier days its first block's output stands for it."""
-        known = measure in self.profile.names("input")
-        return float(of_station(measure, "input")[self.first + 1] if known else outputs[self.first + 1])
 
     @cached_property
     def span(self) -> tuple[str, int, int]:
@@ -118,14 +93,30 @@ class Facts:
         """The blocks that a remedy is for: those of the part that is judged; None where that is all."""
         return tuple(range(self.first + 1, self.last + 1)) if len(self.profile.parts) > 1 else None
 
-    def at(self, measure: str, block: int) -> float:
-        return float(self.curve(measure)[block])
+    def has(self, measure: str) -> bool:
+        return measure in self.profile.names()
+
+    def curve(self, measure: str) -> np.ndarray:
+        """Blocks 0..L at `output`, with what enters the part that is judged in the place before its first block.
+
+        All nan if it was not measured.
+        """
+        if not self.has(measure):
+            return np.full(self.profile.depth + 1, math.nan)
+        return self._with_entrance(np.array(self.profile.curve(measure)), self.profile.curve, measure)
+
+    def _with_entrance(self, outputs: np.ndarray, at: Callable[..., Any], measure: str) -> np.ndarray:
+        """In a profile of an early version, which has no `input`, the first block's output stands for it."""
+        if self.first > 0:
+            known = measure in self.profile.names("input")
+            outputs[self.first] = at(measure, "input")[self.first + 1] if known else outputs[self.first + 1]
+        return outputs
 
     def start(self, measure: str) -> float:
-        return self.at(measure, self.first)
+        return float(self.curve(measure)[self.first])
 
     def end(self, measure: str) -> float:
-        return self.at(measure, self.last)
+        return float(self.curve(measure)[self.last])
 
     # --- what may make every number meaningless -----------------------------------------------------
 
@@ -178,19 +169,14 @@ class Facts:
     # --- similarity -----------------------------------------------------------------------------------
 
     @cached_property
-    def outliers(self) -> Outliers | None:
-        """Tokens that are outliers for a quarter of the blocks that are judged; None if there are none."""
-        return find_outliers(self.profile, self.samples, self.first, self.last)
-
-    @property
     def sink(self) -> Sink | None:
-        """The outlier token to name; None if most sequences have none."""
-        return None if self.outliers is None else self.outliers.sink
+        """The outlier token to name; None if half of the sequences or more have none."""
+        return find_sink(self.profile, self.samples, self.first, self.last)
 
     @property
     def judged(self) -> str:
         """The measure that is judged: raw similarity, or, beside an outlier token, that of directions without it."""
-        names: Sequence[str] = ("token_similarity", "direction_similarity", "cosine_similarity")
+        names = ("token_similarity", "direction_similarity", "cosine_similarity")
         if self.sink is not None:
             names = ("direction_similarity", "cosine_similarity", "token_similarity")
         return next((name for name in names if self.has(name)), names[0])
@@ -200,7 +186,7 @@ class Facts:
         """The judged similarity in words, and the part, if there are several."""
         name = self.span[0]
         where = name if " " in name else f"the {name}" if name in ("encoder", "decoder") else f"the {name} tower"
-        return _NAMES[self.judged] + (f" in {where}" if name else "")
+        return SIMILARITIES[self.judged] + (f" in {where}" if name else "")
 
     @cached_property
     def similarity(self) -> np.ndarray:
@@ -215,51 +201,10 @@ class Facts:
     @cached_property
     def log_odds(self) -> np.ndarray:
         """Of the similarity that is judged, blocks 0..L; nan outside the part."""
-        found = log_odds(self.profile, self.judged).copy()
-        if self.first > 0:
-            found[self.first] = self._entering(found, partial(log_odds, self.profile), self.judged)
+        odds = partial(log_odds, self.profile)
+        found = self._with_entrance(odds(self.judged).copy(), odds, self.judged)
         inside = np.arange(len(found))
-        return np.where((inside >= self.first) & (inside <= self.last), found, NAN)
-
-    @cached_property
-    def rise(self) -> tuple[int, int, float]:
-        """The shortest way over which similarity gains half of its rise or more, as the blocks it leads from and to,
-        and the share of the rise; of several as short, the steepest."""
-        curve = np.nan_to_num(self.similarity[self.first : self.last + 1])
-        gains = (curve[None, :] - curve[:, None]) / (curve[-1] - curve[0])  # (from, to)
-        for length in range(1, len(curve)):
-            gained = np.diagonal(gains, length)
-            if gained.max() >= 0.5:
-                break
-        start = int(gained.argmax())
-        return self.first + start, self.first + start + length, float(gained[start])
-
-    @cached_property
-    def trend(self) -> Trend | None:
-        """The law of post-norm or of pre-norm, fitted; None where neither holds, or with too few blocks."""
-        if not self.law_known:
-            return None
-        return fit_trend(self.log_odds[self.first : self.last + 1], pre_norm=self.pre_norm)
-
-    @property
-    def law_known(self) -> bool:
-        """Whether the odds follow a law that is known: it depends on where the norms stand."""
-        return self.about.get("placement") in ("post", "pre")
-
-    @property
-    def horizon(self) -> int:
-        """The last block of which a trend of these blocks says anything."""
-        return self.first + 10 * (self.last - self.first)
-
-    @cached_property
-    def reach(self) -> tuple[int | None, int | None, int | None]:
-        """The block at which the trend passes 0.99: best, earliest, latest; counted in the part."""
-        odds = self.log_odds[self.last]
-        if self.trend is None or not np.isfinite(odds):
-            return None, None, None
-        found = self.trend.block_of(EQUAL, math.exp(odds), self.last - self.first)
-        best, low, high = (None if block is None else block + self.first for block in found)
-        return best, low, high
+        return np.where((inside >= self.first) & (inside <= self.last), found, math.nan)
 
     @cached_property
     def step_growth(self) -> dict[str, float]:
@@ -269,28 +214,27 @@ class Facts:
         return step_growth(self.profile, self.judged, (self.span[0], self.first, until)) or {}
 
     @cached_property
-    def attention(self) -> Attention | None:
-        return attention_step(self.profile, self.about.get("placement"), self.curve("token_similarity"), self.span[1:])
+    def arrival(self) -> tuple[int, int | None, int | None] | None:
+        """The block at which further blocks like these would pass 0.99: best, earliest, latest (None: never).
 
-    def read(self, station: str) -> np.ndarray:
-        """t_sim of what is read at a station of each block, blocks 0..L; all nan if it was not measured."""
-        measured = "token_similarity" in self.profile.names(station)
-        return np.asarray(self.profile.curve("token_similarity", station) if measured else [NAN] * len(self.similarity))
-
-    def energy(self, part: str) -> float:
-        """The share of the unit tokens' energy at the end: by the profile, else by the use of depth; nan without."""
-        found = self.end(f"energy_{part}")
-        of_use = self.use.metadata if self.use is not None else {}
-        other = len(self.profile.parts) > 1 and of_use.get("part") != self.span[0]
-        if not math.isnan(found) or other or not of_use.get("energy"):
-            return found
-        return float(of_use["energy"][part])
+        None without a forecast: a law is known of new post-norm blocks alone; half of the blocks may miss it, the fits
+        that they allow may disagree, or it would be beyond ten times the depth.
+        """
+        odds = self.log_odds[self.first : self.last + 1]
+        known = self.look == "initialised" and self.about.get("placement") == "post" and np.isfinite(odds[-1])
+        trend = fit_trend(odds) if known else None
+        if trend is None or trend.error > FITS:
+            return None
+        best, low, high = trend.block_of(EQUAL, math.exp(odds[-1]), self.blocks)
+        if best is None or (low is not None and self.first + (high or 10 * self.blocks) > AGREE * (self.first + low)):
+            return None
+        return self.first + best, low and self.first + low, high and self.first + high
 
     # --- the rest ---------------------------------------------------------------------------------------
 
-    def rogue_feature(self, least: float) -> RogueFeature | None:
-        """The feature that carries at least this share of the energy, outlier tokens left out."""
-        return find_rogue_feature(self.profile, self.first, self.last, least)
+    def energy(self, part: str) -> float:
+        """The share of the unit tokens' energy at the end; nan if it was not measured."""
+        return self.end(f"energy_{part}")
 
     @property
     def rank(self) -> str:
@@ -301,56 +245,8 @@ class Facts:
     def rank_is_spoilt(self) -> bool:
         """Whether an outlier token makes the rank at one of the ends: it was not measured without."""
         ends = (self.first, self.last)
-        return self.rank == "effective_rank" and self.sink is not None and any(map(self.sink.is_there, ends))
-
-    @cached_property
-    def sink_attention(self) -> float:
-        """The share of attention that outlier tokens draw, mean over the blocks that read one; nan if not measured."""
-        if self.sink is None or "sink_attention" not in self.profile.names("attention"):
-            return NAN
-        drawn = np.asarray(self.profile.curve("sink_attention", "attention"))
-        reading = [drawn[block] for block in range(1, len(drawn)) if self.sink.is_there(block - 1)]
-        return float(np.nanmean(reading)) if np.isfinite(reading).any() else NAN
-
-    @cached_property
-    def mean_gap(self) -> float:
-        """1 − |λ₂| of attention, mean over heads, samples and blocks; nan if not measured."""
-        if "second_eigenvalue" not in self.profile.names("attention"):
-            return NAN
-        own = self.profile.curve("second_eigenvalue", "attention")[self.first + 1 : self.last + 1]
-        return float(1 - np.nanmean(own)) if np.isfinite(own).any() else NAN
-
-    @cached_property
-    def learning(self) -> dict[int, float]:
-        """By block, the gradient of queries and keys over that of values and output; empty if not taken."""
-        ratios = learning_ratios(*(self.curve(MEASURES[role]).tolist() for role in ("queries_keys", "values_output")))
-        own = range(self.first + 1, self.last + 1)
-        return {block: float(ratios[block]) for block in own if not math.isnan(ratios[block])}
-
-    def quiet_blocks(self, angle: float) -> list[int]:
-        """Blocks that turn their tokens by less than this share of a half turn."""
-        turns = self.curve("angular_distance")
-        return [block for block in range(self.first + 1, self.last + 1) if turns[block] < angle]
-
-    def spare_blocks(self, share: float) -> list[tuple[int, float]]:
-        """Single blocks whose skipping changes the loss by less than this share of it, with the change."""
-        if self.skip_loss is None:
-            return []
-        table = self.skip_loss
-        single = table[(table["first_block"] == table["last_block"]) & (table["first_block"] > 0)]
-        least = share * abs(float(table.iloc[0]["loss"]))
-        return [
-            (int(row["first_block"]), float(row["change"])) for _, row in single.iterrows() if row["change"] < least
-        ]
+        return self.rank == "effective_rank" and self.sink is not None and any(b in self.sink.blocks for b in ends)
 
     @cached_property
     def reference(self) -> Reference | None:
         return reference_for(self.profile)
-
-    @cached_property
-    def reference_point(self) -> tuple[int, float, float]:
-        """The last block that has a band, and the band of the raw similarity there."""
-        assert self.reference is not None
-        low, high = (getattr(self.reference, side)["token_similarity"] for side in ("low", "high"))
-        block = min(self.last, len(low) - 1)
-        return block, low[block], high[block]

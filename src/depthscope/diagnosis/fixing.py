@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Unpack
@@ -26,7 +27,6 @@ from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
 from depthscope.discovery import Hints, refuse_tensor
 from depthscope.inputs import Tokenizer
 from depthscope.interruption import attempt
-from depthscope.models.token_means import TokenMean
 from depthscope.naming import visible
 from depthscope.probing import NoLoss, Profile, mean_loss, probe
 from depthscope.progress import Tick
@@ -35,7 +35,7 @@ from depthscope.remedies.application import temporarily
 from depthscope.remedies.recommendation import Unmeasurable, sink_positions
 from depthscope.scope import Scope, scope_of
 
-Doing = Callable[[str], Tick | None]  # told what is being done; may give what to call after each piece of it
+Progress = Callable[[str], Tick | None]  # hears what is being done; may give what to call after each piece of it
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,9 @@ def fix(
     inputs: Any = None,
     *,
     tau: float | Literal["recommended"] | None = None,
-    level: float | None = None,
     alpha: float | None = None,
-    at: str = "output",
-    mixing: str | TokenMean = "auto",
-    weigh_branches: bool = True,
     tokenizer: Tokenizer | None = None,
-    doing: Doing = lambda _what: None,
+    progress: Progress = lambda _what: None,
     about: Mapping[str, Any] | None = None,
     **hints: Unpack[Hints],
 ) -> Fixed:
@@ -109,15 +105,12 @@ def fix(
     Args:
         model: any model that holds Transformer blocks, or a `Scope` of it.
         inputs: as for `probe`.
-        tau: puts de-escalation in with that strength, also against the verdict; "recommended" measures it. Without it,
-            and without the next four, remedies are ranked by what was trained, and the first one is put in.
-        level: as for `recommend`, and so are `alpha`, `at`, `mixing` and `weigh_branches`.
-        alpha: as for `recommend`.
-        at: as for `recommend`.
-        mixing: as for `recommend`.
-        weigh_branches: as for `recommend`.
+        tau: puts de-escalation in with that strength, also against the verdict; "recommended" measures it. Without it
+            and `alpha`, remedies are ranked by what was trained, and the first one is put in. `recommend` has more
+            options, and `apply` puts in what it returns.
+        alpha: the weight of the branches beside de-escalation, as for `recommend`.
         tokenizer: makes ids of strings.
-        doing: `doing(what)` is called before each part; what it returns is called after each piece of it.
+        progress: `progress(what)` is called before each part; what it returns is called after each piece of it.
         about: is added to the profiles' metadata.
         hints: what you say of the model: `blocks`, `part`, `token_axis`, `mask`, `causal`, as for `Scope`.
 
@@ -133,54 +126,45 @@ def fix(
     """
     scope = scope_of(model, inputs, tokenizer, **hints).keep_inputs()
     refuse_tensor(scope.hints)
-    asked = tau is not None or level is not None or alpha is not None or (at, mixing) != ("output", "auto")
-    if tau == "recommended":
-        tau = None
+    asked = tau is not None or alpha is not None
+    strength = None if tau == "recommended" else tau
     if applied(scope.model):
         raise ValueError("the model has remedies already: depthscope.remove(model) takes them out")
 
     def measured(what: str) -> Profile:
-        found = probe(scope, measures="verdict", progress=doing(what))
+        found = probe(scope, measures="verdict", progress=progress(what))
         found.metadata.update(about or {})
         return found
 
     before = measured("probing")
+    facts = Facts(before)
 
     def recommended() -> Recommendation:
-        return recommend(
-            scope,
-            tau=tau,
-            level=level,
-            alpha=alpha,
-            at=at,
-            mixing=mixing,
-            weigh_branches=weigh_branches,
-            progress=doing("measuring the odds"),
-        )
+        return recommend(scope, tau=strength, alpha=alpha, progress=progress("measuring the odds"))
 
     def remedied() -> Fixed:
         notes: tuple[str, ...] = ()
         choices: list[Choice] = []
-        ranked = not asked and is_ranked(facts := Facts(before))
 
         def measure() -> Recommendation:
-            first = None
-            if ranked:
-                choices[:] = ranked_choices(scope, facts, doing("trying remedies"))
-                first = best_of(choices, facts)
+            """What is put in; called if the verdict calls for a remedy."""
+            if asked:
+                return recommended()
+            if is_ranked(facts):
+                choices.extend(_ranked(scope, facts, progress("trying remedies")))
+                first = next(choice for choice in choices if choice.similarity is not None)
+                if first.name not in (DEESCALATION, AS_IT_IS):
+                    return _put_in(first, facts)
             try:
-                return first or recommended()
-            except Unmeasurable:
-                if asked:
-                    raise
-                return diagnose(before).recommendation  # an estimate from the profile
+                return recommended()
+            except Unmeasurable as error:
+                return Recommendation(f"no remedy could be measured: {error}")
 
         verdict = diagnose(before, measure=measure)
         found = verdict.recommendation
         if verdict.verdict not in COLLAPSES or not found.remedies:
-            if not asked or tau is None:
-                priced = priced_choices(scope, before, doing("trying remedies"))
-                return _nothing_put_in(before, found, priced)
+            if strength is None:
+                return _nothing_put_in(before, found, _priced(scope, facts, progress("trying remedies")))
             notes = (f"applied on request, although no remedy is called for: {found.reason}",)
             found = recommended()
         loss_before = _loss(scope)
@@ -190,68 +174,69 @@ def fix(
         losses = None if loss_before is None or loss_after is None else (loss_before, loss_after)
         return Fixed(before, after, found, losses, notes, tuple(choices))
 
-    return attempt("the remedy", remedied) or _nothing_put_in(before, diagnose(before).recommendation)
+    return attempt("the remedy", remedied) or _nothing_put_in(before, diagnose(before).recommendation, [])
 
 
 def best(scope: Scope, profile: Profile, progress: Tick | None = None) -> Recommendation:
     """What `fix` puts in: of a new model the first choice that can be put in, else de-escalation as measured."""
     facts = Facts(profile)
     if is_ranked(facts):
-        kind, first = kind_of(facts), scope.keep_inputs().first_only()
-        for choice in in_order([*for_new_model(kind, facts.remedied), Choice(DEESCALATION, ())], kind):
-            if choice.name == DEESCALATION:
-                break
-            similarity = _similarity_with(first, choice.remedies, facts)
-            if similarity is not None:
-                return _put_in(choice, similarity, facts)
+        first = next(_tried(scope, facts, progress), None)
+        if first is not None and first.name != DEESCALATION:
+            return _put_in(first, facts)
     return recommend(scope, progress=progress)
 
 
-def best_of(choices: list[Choice], facts: Facts) -> Recommendation | None:
-    """The first choice as a recommendation; None where that is de-escalation, which is measured with more."""
-    first = next((choice for choice in choices if choice.similarity is not None), None)
-    if first is None or first.name in (DEESCALATION, AS_IT_IS):
-        return None
-    return _put_in(first, first.similarity, facts)
-
-
-def _put_in(choice: Choice, similarity: float | None, facts: Facts) -> Recommendation:
+def _put_in(choice: Choice, facts: Facts) -> Recommendation:
     reason = reason_for(choice, kind_of(facts))
-    return Recommendation(reason, choice.remedies, expected_similarity=similarity, blocks=facts.blocks)
+    return Recommendation(reason, choice.remedies, expected_similarity=choice.similarity, blocks=facts.blocks)
 
 
-def ranked_choices(scope: Scope, facts: Facts, progress: Tick | None = None) -> list[Choice]:
-    """What can be done for a new model, the best first; each was put in and probed once on the first batch."""
-    kind, first, tried = kind_of(facts), scope.keep_inputs().first_only(), []
-    for choice in for_new_model(kind, facts.remedied):
-        similarity = _similarity_with(first, choice.remedies, facts)
-        if similarity is not None:
-            tried.append(replace(choice, similarity=similarity))
+def _tried(scope: Scope, facts: Facts, progress: Tick | None) -> Iterator[Choice]:
+    """What can be put into a new model, in the order of the trainings; each was probed once on the first batch.
+
+    De-escalation has its place in the order; its strength takes measuring of its own.
+    """
+    kind, first = kind_of(facts), scope.keep_inputs().first_only()
+    for choice in in_order([*for_new_model(kind, facts.remedied), Choice(DEESCALATION, ())], kind):
+        if choice.name == DEESCALATION:
+            yield choice
+            continue
+        try:
+            with temporarily(first, *choice.remedies):
+                curve = probe(first, measures=["token_similarity"]).curve("token_similarity", part=facts.span[0])
+        except ValueError:
+            continue  # the model does not show what the remedy changes
+        yield replace(choice, similarity=float(curve[-1]))
         if progress is not None:
             progress()
-    try:
-        found = recommend(scope, progress=progress)
-    except ValueError:
-        found = Recommendation("")
-    if found.remedies:
-        options = {"similarity": found.expected_similarity, "apply_options": found.apply_options}
-        tried.append(Choice(DEESCALATION, found.remedies, **options))  # type: ignore[arg-type]
-    tried.append(Choice(AS_IT_IS, (), similarity=facts.end(facts.judged)))
-    ranked, better = in_order(tried, kind), rebuilt(kind)
-    if better is not None and (lowest := kind.loss(ranked[0].name)) is not None and kind.rebuilt_loss < lowest:
-        ranked.insert(0, better)
-    return ranked
 
 
-def priced_choices(scope: Scope, before: Profile, progress: Tick | None = None) -> list[Choice]:
+def _ranked(scope: Scope, facts: Facts, progress: Tick | None) -> list[Choice]:
+    """What can be done for a new model, the best first, beside the model as it is."""
+    kind, better, tried = kind_of(facts), rebuilt(kind_of(facts)), []
+    for choice in _tried(scope, facts, progress):
+        if choice.name == DEESCALATION:
+            try:
+                found = recommend(scope, progress=progress)
+            except ValueError:
+                continue
+            options, similarity = found.apply_options, found.expected_similarity
+            choice = replace(choice, remedies=found.remedies, similarity=similarity, apply_options=options)
+        if choice.remedies:
+            tried.append(choice)
+    ranked = in_order([*tried, Choice(AS_IT_IS, (), similarity=facts.end(facts.judged))], kind)
+    lowest = kind.loss(ranked[0].name)
+    return [better, *ranked] if better is not None and lowest is not None and kind.rebuilt_loss < lowest else ranked
+
+
+def _priced(scope: Scope, facts: Facts, progress: Tick | None) -> list[Choice]:
     """What remedies would cost trained weights in loss, the cheapest first; empty without trained weights or a loss."""
-    facts, plain = Facts(before), None
-    if facts.look == "trained":
-        plain = _loss(scope)
+    plain = _loss(scope) if facts.look == "trained" else None
     if plain is None:
         return []
     found = [Choice(AS_IT_IS, (), loss=plain)]
-    for choice in for_trained_model(facts.blocks, sink_positions(before, facts.span[0]), facts.remedied):
+    for choice in for_trained_model(facts.blocks, sink_positions(facts.profile, facts.span[0]), facts.remedied):
         try:
             with temporarily(scope, *choice.remedies):
                 found.append(replace(choice, loss=_loss(scope)))
@@ -259,24 +244,14 @@ def priced_choices(scope: Scope, before: Profile, progress: Tick | None = None) 
             continue  # the model does not show what the remedy changes
         if progress is not None:
             progress()
-    return sorted(found, key=lambda choice: choice.loss if choice.loss is not None else float("inf"))
+    return sorted(found, key=lambda choice: math.inf if choice.loss is None else choice.loss)
 
 
-def _similarity_with(scope: Scope, remedies: tuple[Remedy, ...], facts: Facts) -> float | None:
-    """The similarity after the last block with remedies; None if they cannot be put in."""
-    try:
-        with temporarily(scope, *remedies):
-            found = probe(scope, measures=["token_similarity"])
-    except ValueError:
-        return None
-    return float(found.curve("token_similarity", part=facts.span[0])[-1])
-
-
-def _nothing_put_in(before: Profile, found: Recommendation, choices: Sequence[Choice] = ()) -> Fixed:
+def _nothing_put_in(before: Profile, found: Recommendation, choices: list[Choice]) -> Fixed:
     reason = found.reason
     if choices:
-        as_it_is = next(choice for choice in choices if not choice.remedies)
-        cheaper = [choice for choice in choices if (choice.loss or 0) < (as_it_is.loss or 0)]
+        plain = next(choice.loss for choice in choices if not choice.remedies)
+        cheaper = [choice for choice in choices if (choice.loss or 0) < (plain or 0)]
         said = ", ".join(f"{choice.name} lowers the loss to {choice.loss:.4f}" for choice in cheaper)
         reason = f"leave it as it is: {said or 'no remedy lowers the loss'} on these inputs"
     return Fixed(before, before, replace(found, remedies=(), reason=reason), choices=tuple(choices))

@@ -16,8 +16,6 @@ from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.verdict import Verdict
 from depthscope.measures import ALIKE, EQUAL
 from depthscope.naming import sequences_of
-from depthscope.stations import IN_WORDS
-from depthscope.usage import Finding
 
 # ALIKE and EQUAL are those of `measures.similarity`.
 SAME = 0.999  # beyond it not even a trained model has use for the rest: √(1/999) is 3 %, near what bfloat16 keeps
@@ -27,8 +25,6 @@ SOON = 2  # a trend that passes EQUAL before this many times the depth: the next
 LATE = 0.25  # a trained encoder that pools its tokens brings them together in its last quarter of blocks
 MINE = 0.1  # of the energy: a sequence's own part that is more than the noise of a mean of some ten tokens
 SHARED = 0.9  # of what tokens have in common: held by all sequences alike
-FITS = 0.25  # of the odds: a law that half of the blocks miss by more does not hold
-AGREE = 2.0  # forecasts of the fits that the blocks allow: further apart than this factor they forecast nothing
 LINE = 2.0  # effective rank: two directions carry all tokens
 UNKNOWN = 0.05  # of the tokens: of a text that a tokenizer knows, fewer are [UNK]
 FOREIGN = 0.5  # of the ids: more than half are none that the tokenizer gives
@@ -45,11 +41,6 @@ class VerdictRule:
     say: Callable[[Facts], Said]
 
 
-def finding(rule: str, sentence: str, **numbers: float) -> Finding:
-    """With all numbers as floats."""
-    return Finding(rule, sentence, {name: float(value) for name, value in numbers.items()})
-
-
 def end(f: Facts) -> float:
     return float(f.similarity[f.last])
 
@@ -58,48 +49,14 @@ def rises(f: Facts) -> bool:
     """Whether tokens leave more alike than they came; a start that cannot be read is low."""
     start, finish = f.log_odds[f.first], f.log_odds[f.last]
     if math.isnan(finish):  # equal beyond the format's precision
-        return end(f) > f.similarity[f.first]
-    return math.isnan(start) or finish - start > math.log(RISE)
-
-
-def late(f: Facts) -> bool:
-    """Whether tokens are alike in the last quarter of the blocks only: not before, be it for one block."""
-    early = f.similarity[f.first : math.floor(f.last - max(1, LATE * f.blocks)) + 1]
-    return not (early >= ALIKE).any()
-
-
-def no_forecast(f: Facts) -> str | None:
-    """Why nothing is said about blocks that are not there; None if something can be said, or needs no reason."""
-    if f.look != "initialised":
-        trained = "the weights are trained" if f.look == "trained" else "the weights may be trained (norms cannot tell)"
-        return f"{trained}, and further blocks would be trained too"
-    if not f.law_known:
-        where = f.about.get("placement")
-        seen = f"the blocks have {IN_WORDS[where]}" if where else "where the norms of the blocks stand was not seen"
-        return f"{seen}, and a law is known for post-norm and pre-norm only"
-    if f.trend is None:
-        return None
-    if f.trend.error > FITS:
-        return f"the blocks follow no known law (half of them miss it by {f.trend.error:.0%} or more)"
-    _, low, high = f.reach
-    if low is not None and (high or f.horizon) > AGREE * low:
-        other = f"at block {high}" if high else f"not within {f.horizon} blocks"
-        return f"the blocks allow fits that pass 0.99 at block {low}, and fits that pass it {other}"
-    return None
-
-
-def arrives(f: Facts) -> bool:
-    return f.reach[0] is not None and no_forecast(f) is None
-
-
-def arrives_soon(f: Facts) -> bool:
-    best = f.reach[0]
-    return best is not None and arrives(f) and best - f.first <= SOON * (f.last - f.first)
+        return end(f) > float(f.similarity[f.first])
+    return bool(math.isnan(start) or finish - start > math.log(RISE))
 
 
 def looks_alike(f: Facts) -> bool:
-    """Whether tokens are alike after some block, and in the end for the greater part."""
-    return HALF <= end(f) < SAME and float(np.nanmax(f.similarity[f.first + 1 : f.last + 1])) >= ALIKE
+    """Whether tokens of trained weights are alike after some block, and in the end for the greater part."""
+    alike = float(np.nanmax(f.similarity[f.first + 1 : f.last + 1])) >= ALIKE
+    return f.look == "trained" and HALF <= end(f) < SAME and alike
 
 
 def anisotropic(f: Facts) -> bool:
@@ -108,13 +65,25 @@ def anisotropic(f: Facts) -> bool:
     return shared >= SHARED * (shared + own) and own < MINE
 
 
+def converges(f: Facts) -> bool:
+    """Whether tokens are alike in the last quarter of the blocks only: not before, be it for one block."""
+    early = f.similarity[f.first : math.floor(f.last - max(1, LATE * f.blocks)) + 1]
+    return f.look == "trained" and rises(f) and ALIKE <= end(f) < SAME and not bool((early >= ALIKE).any())
+
+
+def collapsing(f: Facts) -> bool:
+    """Whether tokens grow alike, and are so, or would soon be in further blocks."""
+    soon = f.arrival is not None and f.arrival[0] - f.first <= SOON * f.blocks
+    return rises(f) and (end(f) >= ALIKE or (end(f) >= HALF and soon))
+
+
 def ends(f: Facts) -> str:
     """Token similarity is 0.008 before block 1 and 0.587 after block 12."""
     return f"{f.what} is {f.similarity[f.first]:.3f} before block {f.first + 1} and {end(f):.3f} after block {f.last}"
 
 
-def numbers(f: Facts) -> dict[str, float]:
-    found = {"start": f.similarity[f.first], "end": f.similarity[f.last], "last": f.last, "blocks": f.blocks}
+def numbers(f: Facts, **more: float) -> dict[str, float]:
+    found = {"start": f.similarity[f.first], "end": f.similarity[f.last], "last": f.last, "blocks": f.blocks, **more}
     return {name: float(value) for name, value in found.items()}
 
 
@@ -141,33 +110,21 @@ def _weights_not_finite(f: Facts) -> Said:
     return said, {"count": float(len(names))}
 
 
-def _no_similarity(f: Facts) -> Said:
-    count = len(f.profile.names())
-    others = {0: "", 1: " (1 other measure was)"}.get(count, f" ({count} other measures were)")
-    return f"No similarity was measured{others}: take the default measures.", {"measured": float(count)}
-
-
-def poor_inputs(f: Facts) -> Said | None:
+def _poor_inputs(f: Facts) -> Said | None:
     """Why these inputs carry no verdict: the tokenizer does not know them, or they say one thing again and again."""
     ids: Mapping[str, float] = f.about.get("ids") or {}
     found = {name: float(ids.get(name, math.nan)) for name in ("unknown", "foreign", "different")}
     if found["unknown"] > UNKNOWN:
-        why = f"the tokenizer does not know {found['unknown']:.0%} of the tokens. Give text of the model's own kind"
+        why = f"the tokenizer does not know {found['unknown']:.0%} of the tokens. Give text of the model's own kind."
     elif found["foreign"] > FOREIGN:
         why = f"{found['foreign']:.0%} of the ids are none of the tokenizer's. Is it the model's own tokenizer?"
     elif ids.get("equal"):
-        why = "all sequences are the same. Give different ones"
+        why = "all sequences are the same. Give different ones."
     elif found["different"] <= REPEATED:
-        why = "the text repeats itself again and again. Give text that does not"
+        why = "the text repeats itself again and again. Give text that does not."
     else:
         return None
-    return f"These inputs cannot carry a verdict: {why.rstrip('.?')}{'?' if why.endswith('?') else '.'}", found
-
-
-def _poor_inputs(f: Facts) -> Said:
-    found = poor_inputs(f)
-    assert found is not None
-    return found
+    return f"These inputs cannot carry a verdict: {why}", found
 
 
 def _converges(f: Facts) -> Said:
@@ -178,7 +135,7 @@ def _converges(f: Facts) -> Said:
     return (
         f"The tokens of a sequence come together in the last {count} of {f.blocks} blocks: {f.what} is {before:.3f} "
         f"before them, {end(f):.3f} after. In trained weights that is what training made{pool}, not a loss of depth.",
-        numbers(f) | {"late": float(count), "before": before},
+        numbers(f, late=count, before=before),
     )
 
 
@@ -188,7 +145,7 @@ def _anisotropic(f: Facts) -> Said:
         f"The tokens look alike ({f.what} {end(f):.3f}) because every token of every text has the same large component "
         f"({shared:.0%} of their energy); what a sequence has in common is {own:.1%}. Usual in trained models, no loss "
         "of context.",
-        numbers(f) | {"shared": shared, "shared_start": f.start("energy_shared"), "sequence": own},
+        numbers(f, shared=shared, shared_start=f.start("energy_shared"), sequence=own),
     )
 
 
@@ -197,7 +154,7 @@ def _rank_collapse(f: Facts) -> Said:
     return (
         f"The tokens fall onto a line, not onto their mean, as with two opposite clusters: the effective rank goes "
         f"from {before:.1f} to {after:.2f}, while {f.what} is {end(f):.3f}.",
-        numbers(f) | {"rank_start": before, "rank_end": after},
+        numbers(f, rank_start=before, rank_end=after),
     )
 
 
@@ -209,12 +166,14 @@ VERDICTS: tuple[VerdictRule, ...] = (
     VerdictRule("nothing finite enters", "cannot tell", lambda f: f.samples == 0, lambda f: (
         "No sequence is finite (NaN or infinity) when it enters the blocks: mend the inputs, or what stands before the "
         "blocks.", {"count": float(len(f.entered_broken))})),
-    VerdictRule("no similarity", "cannot tell", lambda f: not f.has(f.judged), _no_similarity),
+    VerdictRule("no similarity", "cannot tell", lambda f: f.judged not in f.profile.names(), lambda f: (
+        "No similarity was measured: take the default measures.", {"measured": float(len(f.profile.names()))})),
     VerdictRule("one token", "cannot tell", lambda f: f.single_token, lambda f: (
         "1 token per sequence has nothing to be compared with: give longer inputs.", {"tokens": 1.0})),
     VerdictRule("one block", "cannot tell", lambda f: f.blocks < 2, lambda f: (
         f"{f.blocks} block is no depth: give a model of at least two.", {"blocks": float(f.blocks)})),
-    VerdictRule("poor inputs", "cannot tell", lambda f: poor_inputs(f) is not None, _poor_inputs),
+    VerdictRule("poor inputs", "cannot tell",
+        lambda f: _poor_inputs(f) is not None, lambda f: _poor_inputs(f) or ("", {})),
     VerdictRule("alike at the entrance", "cannot tell", lambda f: f.similarity[f.first] >= EQUAL, lambda f: (
         f"The tokens are equal before block {f.first + 1} ({f.what} {f.similarity[f.first]:.4f}): give inputs that "
         "differ.", numbers(f))),
@@ -222,20 +181,15 @@ VERDICTS: tuple[VerdictRule, ...] = (
         lambda f: f.look == "trained" and bool(f.about.get("stand_in")), lambda f: (
         f"The weights are trained, but these inputs are not what they were trained on: {f.about['stand_in']}. "
         f"{f.what[0].upper()}{ends(f)[1:]}, and may be quite different on the model's own inputs.", numbers(f))),
-    VerdictRule("anisotropic", "anisotropic",
-        lambda f: f.look == "trained" and looks_alike(f) and anisotropic(f), _anisotropic),
+    VerdictRule("anisotropic", "anisotropic", lambda f: looks_alike(f) and anisotropic(f), _anisotropic),
     VerdictRule("shared by whom", "cannot tell",
-        lambda f: f.look == "trained" and looks_alike(f) and math.isnan(f.energy("sequence"))
-        and f.about["samples"] > 1, lambda f: (
+        lambda f: looks_alike(f) and math.isnan(f.energy("sequence")) and f.about["samples"] > 1, lambda f: (
         f"The tokens look alike, as in many trained models: {ends(f)}. Whether all texts share what makes them alike, "
         'or each text its own, was not measured: take measures="verdict".', numbers(f))),
-    VerdictRule("converges", "converges by training",
-        lambda f: f.look == "trained" and rises(f) and ALIKE <= end(f) < SAME and late(f), _converges),
+    VerdictRule("converges", "converges by training", converges, _converges),
     VerdictRule("collapsed", "collapsed", lambda f: end(f) >= EQUAL and rises(f),
         _with("The tokens of a sequence become equal")),
-    VerdictRule("collapsing", "collapsing",
-        lambda f: rises(f) and (end(f) >= ALIKE or (end(f) >= HALF and arrives_soon(f))),
-        _with("The tokens of a sequence grow alike")),
+    VerdictRule("collapsing", "collapsing", collapsing, _with("The tokens of a sequence grow alike")),
     VerdictRule("rank collapse", "rank collapse",
         lambda f: not f.rank_is_spoilt and f.end(f.rank) < LINE <= f.start(f.rank), _rank_collapse),
     VerdictRule("rising", "no collapse", lambda f: rises(f) and end(f) >= HALF,

@@ -9,27 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from depthscope.attention_paths import CONSTANT, PathShares
 from depthscope.diagnosis.choices import Choice
+from depthscope.diagnosis.facts import SIMILARITIES
 from depthscope.diagnosis.fixing import Fixed
-from depthscope.diagnosis.value_weights import headline_of, sentences
 from depthscope.diagnosis.verdict import Diagnosis
 from depthscope.drawing.complex_plane import evenly
-from depthscope.naming import counted
+from depthscope.naming import counted, ranges
 from depthscope.probing import Profile
 from depthscope.stations import IN_WORDS
 from depthscope.usage import DepthUse, Finding
 from depthscope.value_spectra import Spectra
 
 FINDINGS = 3  # at most
-_LONGEST = 40  # letters of a model's name
+_LONGEST = 40  # characters of a model's name
 ROWS = 8  # of a table, at most
 CHOICES = 5  # of `fix`, besides the model as it is
 MOST = 0.95  # of the output: what is left is a twentieth
+SIDE = 0.75  # of the eigenvalues on one side of 0: three of four, where random weights have two
+ROUNDING = 1e-9  # of |1 + μ|
 
 
 @dataclass(frozen=True)
@@ -54,55 +56,56 @@ class Table:
 class Summary:
     """What is shown of a result by default."""
 
+    kind: Literal["verdict", "depth", "paths", "spectra", "comparison", "training"]  # what it is a summary of
     model: str  # in one line
     headline: str
     verdict: str = ""  # in a word or two; "" where a result has none
     findings: tuple[Finding, ...] = ()  # at most three, the most important first
+    others: tuple[Finding, ...] = ()  # those that are shown on the page, and with --full
     curves: tuple[Curve, ...] = ()
     table: Table | None = None
     advice: str = ""  # what to do; "" where nothing follows
     code: str = ""  # the lines of Python for it
     notes: tuple[str, ...] = ()  # what the reader must know of how it was measured
-    left: int = 0  # findings that are not shown
+
+    @property
+    def left(self) -> int:
+        """Findings that are not shown by default."""
+        return len(self.others)
 
 
 def of_profile(
     profile: Profile, diagnosis: Diagnosis, use: DepthUse | None = None, skipped: pd.DataFrame | None = None
 ) -> Summary:
     """What `probe` shows: the verdict, and how alike tokens are after each block; what skipping costs, if asked for."""
-    leading = diagnosis.leading(FINDINGS)
     costs = () if use is None else of_use(use).curves
     if skipped is not None:
-        changes = tuple(map(float, skipped["change"].iloc[1:]))
-        costs = (Curve("loss without it", changes, min(0.0, *changes), max(changes)),)
-    notes = [*profile.metadata.get("notes", ()), *(() if use is None else use.metadata.get("notes", ()))]
+        costs = (_costs("loss without it", skipped["change"].iloc[1:]),)
     return Summary(
+        "verdict",
         model_line(profile.metadata),
         diagnosis.headline,
         diagnosis.verdict,
-        leading,
+        diagnosis.findings[:FINDINGS],
+        diagnosis.findings[FINDINGS:],
         (*_curves([("", profile)]), *costs),
         advice=_sentence(diagnosis.recommendation.reason),
         code=diagnosis.recommendation.code or "",
-        notes=tuple(notes),
-        left=len(diagnosis.findings) - len(leading),
+        notes=(*profile.metadata.get("notes", ()), *(() if use is None else use.metadata.get("notes", ()))),
     )
 
 
 def of_fix(fixed: Fixed, notes: Sequence[str] = ()) -> Summary:
     """What `fix` shows: the choices in their order, and the line for the first."""
     before, after = fixed.verdicts
-    headline = before.headline
-    if fixed.remedies:
-        headline += f" With the remedy: {after.verdict}."
+    curves = [("before", fixed.before), ("after", fixed.after)] if fixed.remedies else [("", fixed.before)]
     return Summary(
+        "verdict",
         model_line(fixed.before.metadata),
-        headline,
+        before.headline + (f" With the remedy: {after.verdict}." if fixed.remedies else ""),
         before.verdict,
-        curves=()
-        if fixed.choices
-        else _curves([("before", fixed.before), ("after", fixed.after)] if fixed.remedies else [("", fixed.before)]),
-        table=choices_table(_shown(fixed.choices)) if fixed.choices else None,
+        curves=() if fixed.choices else _curves(curves),
+        table=choices_table(fixed.choices) if fixed.choices else None,
         advice=_sentence(fixed.recommendation.reason),
         code=fixed.recommendation.code or "",
         notes=(*notes, *fixed.notes),
@@ -112,22 +115,17 @@ def of_fix(fixed: Fixed, notes: Sequence[str] = ()) -> Summary:
 def of_use(use: DepthUse) -> Summary:
     """What `depth` shows: the blocks that matter most, and those that matter least."""
     loss, priced = use.metadata.get("loss"), use.frame["skip_loss"].notna().any() and use.learnt
-    column = "skip_loss" if priced else "skip_output"
-    model = model_line(use.metadata) + (f" · loss {loss:.3f}" if loss is not None else "")
-    headline = use.headline
-    findings = [item for item in use.findings if item.sentence != headline][:FINDINGS]
-    curves: tuple[Curve, ...] = ()
-    if use.frame[column].notna().any():
-        costs = tuple(float(cost) for cost in use.frame[column])
-        what = "loss without it" if priced else "output moves without it"
-        curves = (Curve(what, costs, min(0.0, *costs), max(costs)),)
+    costs = use.frame["skip_loss" if priced else "skip_output"]
+    others = tuple(item for item in use.findings if item.sentence != use.headline)
+    what = "loss without it" if priced else "output moves without it"
     return Summary(
-        model,
-        headline,
-        findings=tuple(findings),
-        curves=curves,
+        "depth",
+        model_line(use.metadata) + (f" · loss {loss:.3f}" if loss is not None else ""),
+        use.headline,
+        findings=others[:FINDINGS],
+        others=others[FINDINGS:],
+        curves=(_costs(what, costs),) if costs.notna().any() else (),
         notes=tuple(use.metadata.get("notes", ())),
-        left=len(use.findings) - len(findings) - 1,
     )
 
 
@@ -145,8 +143,12 @@ def of_paths(shares: PathShares) -> Summary:
         rows.append((f"{ROWS - 2} or more", f"{rest.sum():.1%}", ""))
     if abs(constant) >= 5e-4:  # shown as a share in tenths of a percent
         rows.append(("biases", f"{constant:.1%}", f"{table['cosine'][CONSTANT]:+.2f}"))
-    findings = [Finding("longest", _largest(lengths), {"length": float(str(lengths.idxmax()))})]
+    largest = int(lengths.idxmax())
+    layers = "no attention layer" if largest == 0 else "1 attention layer" if largest == 1 else f"{largest} layers"
+    said = f"The largest single share, {lengths.max():.0%}, passed {layers}."
+    findings = [Finding("longest", said, {"length": float(largest)})]
     return Summary(
+        "paths",
         model_line(shares.metadata),
         f"Paths through at most {reached} of {shares.depth} attention layers make {sums[reached]:.0%} of the output.",
         findings=tuple(findings),
@@ -157,16 +159,37 @@ def of_paths(shares: PathShares) -> Summary:
 
 def of_spectra(found: Spectra) -> Summary:
     """What `spectra` shows: whether the value weights push tokens apart or together, block by block."""
-    blocks = found.by_block
+    about, blocks = found.metadata, found.by_block
+    shares = blocks["negative_share"].dropna()  # by block, the mean over its heads
+    of_queries = about["product"] == "query-key"
+    product = "W_Q W_Kᵀ" if of_queries else "W_V W_O"
+    headline = f"All eigenvalues of {product} are 0 in all {found.depth} blocks."
+    said = []
+    if len(shares):
+        headline = f"{shares.mean():.0%} of the eigenvalues of {product} are negative; of random weights half are."
+    if len(shares) and not of_queries:
+        growth = found.summary.query("head >= 0")["mean_growth"].dropna()  # by head
+        apart, together = list(shares.index[shares >= SIDE]), list(shares.index[shares <= 1 - SIDE])
+        count = f"of {len(shares)} blocks"
+        if apart:
+            said.append(f"{len(apart)} {count} push tokens apart (3 of 4 eigenvalues negative): {ranges(apart)}.")
+        if together:
+            said.append(f"{len(together)} {count} pull tokens together (1 of 4 negative): {ranges(together)}.")
+        said = said or ["No block leans far to either side."]
+        growing = int((growth > 1 + ROUNDING).sum())
+        said.append(
+            f"In {growing} of {len(growth)} heads, attention alone, applied again and again, would make tokens alike. "
+            "`depthscope probe` measures what happens."
+        )
     rows = [
         (str(block), f"{blocks['negative_share'][block]:.0%}", f"{blocks['spectral_radius'][block]:.3g}")
         for block in evenly(list(blocks.index), ROWS)
     ]
-    about = found.metadata
     return Summary(
+        "spectra",
         f"{about['model']} · {found.depth} blocks · eigenvalues of {about['product']}",
-        headline_of(found),
-        findings=tuple(sentences(found)[:FINDINGS]),
+        headline,
+        findings=tuple(Finding("value weights", sentence, {}) for sentence in said[:FINDINGS]),
         table=Table(("block", "negative eigenvalues", "largest eigenvalue"), tuple(rows)),
         notes=tuple(about["notes"]),
     )
@@ -176,11 +199,13 @@ def model_line(about: Mapping[str, Any]) -> str:
     """A model and its inputs in one line."""
     towers: Mapping[str, Any] = about.get("towers") or {}
     weights = (about.get("weights") or {}).get("look")
-    blocks = counted(about.get("blocks", 0), "block")
+    name, blocks = str(about.get("model")), counted(about.get("blocks", 0), "block")
+    if len(name) > _LONGEST and "/" in name:
+        name = "…/" + "/".join(name.split("/")[-2:])  # a long path by its end
     if about.get("width") and not towers:
         blocks += f" of width {about['width']}"
     words = [
-        _short(str(about.get("model"))),
+        name,
         str(about.get("part") or ""),
         blocks,
         "" if towers else IN_WORDS.get(about.get("placement"), ""),  # type: ignore[arg-type]
@@ -195,46 +220,32 @@ def model_line(about: Mapping[str, Any]) -> str:
     return " · ".join(word for word in words if word)
 
 
-def _short(name: str) -> str:
-    """A long path by its end."""
-    return name if len(name) <= _LONGEST or "/" not in name else "…/" + "/".join(name.split("/")[-2:])
-
-
-def _shown(choices: Sequence[Choice]) -> Sequence[Choice]:
-    """The first choices, and the model as it is to compare them with."""
-    first = choices[:CHOICES]
-    return [*first, *(choice for choice in choices[CHOICES:] if not choice.remedies)]
-
-
 def choices_table(choices: Sequence[Choice]) -> Table:
-    """Every choice with what was measured of it."""
-    measured = [choice for choice in choices if choice.loss is not None]
-    columns = ("choice", "loss here", "") if measured else ("choice", "similarity", "test loss")
+    """The first choices, and the model as it is to compare them with; each with what was measured of it."""
+    shown = [*choices[:CHOICES], *(choice for choice in choices[CHOICES:] if not choice.remedies)]
+    measured = any(choice.loss is not None for choice in shown)
     rows = []
-    for choice in choices:
+    for choice in shown:
         number = choice.loss if measured else choice.similarity
-        digits = 4 if measured else 3
-        shown = "" if number is None or math.isnan(number) else f"{number:.{digits}f}"
-        rows.append((choice.name, shown, choice.evidence.removeprefix("test loss ")))
-    return Table(columns, tuple(rows))
+        text = "" if number is None or math.isnan(number) else f"{number:.{4 if measured else 3}f}"
+        rows.append((choice.name, text, choice.evidence.removeprefix("test loss ")))
+    return Table(("choice", "loss here", "") if measured else ("choice", "similarity", "test loss"), tuple(rows))
 
 
 def _curves(profiles: Sequence[tuple[str, Profile]]) -> tuple[Curve, ...]:
-    """Token similarity of every part; of directions where an outlier token makes the raw one."""
+    """Token similarity of every part; of directions, or the mean cosine, where it was not measured."""
     found = []
     for when, profile in profiles:
-        names = profile.names()
-        name = next((n for n in ("token_similarity", "direction_similarity", "cosine_similarity") if n in names), None)
+        name = next((name for name in SIMILARITIES if name in profile.names()), None)
         for part in profile.parts if name is not None else ():
             label = " ".join(word for word in (str(name).replace("_", " "), part, when) if word)
             found.append(Curve(label, tuple(map(float, profile.curve(str(name), part=part)))))
     return tuple(found)
 
 
-def _largest(lengths: Any) -> str:
-    length = int(lengths.idxmax())
-    layers = "no attention layer" if length == 0 else "1 attention layer" if length == 1 else f"{length} layers"
-    return f"The largest single share, {lengths.max():.0%}, passed {layers}."
+def _costs(label: str, values: Sequence[float] | pd.Series[float]) -> Curve:
+    costs = tuple(map(float, values))
+    return Curve(label, costs, min(0.0, *costs), max(costs))
 
 
 def _sentence(text: str) -> str:

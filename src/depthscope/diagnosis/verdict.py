@@ -1,7 +1,8 @@
-"""What a diagnosis is made of: values that print themselves and turn into JSON."""
+"""What a diagnosis is made of: values that print themselves, turn into JSON and come back from it."""
 
 from __future__ import annotations
 
+import ast
 import math
 import textwrap
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 from depthscope.naming import visible
 from depthscope.remedies import Recommendation
+from depthscope.remedies.record import from_dict
 from depthscope.usage import Finding
 
 Verdict = Literal[
@@ -22,19 +24,12 @@ Verdict = Literal[
     "converges by training",  # trained: tokens come together in the last blocks, as in a sentence encoder
     "no collapse",
 ]
-
-
 COLLAPSES: tuple[Verdict, ...] = ("collapsing", "collapsed")  # what a remedy is for
-
-# What is shown first, by name of its rule. What somebody asked for by an option comes before what every probe says.
-_ASKED = ("half", "could go", "settled", "spare blocks", "attention learns")
-OF_A_COLLAPSE = (*_ASKED, "crossing", "steps", "rise", "sink", "trend arrives", "alike", "rank")
-OF_OTHERS = (*_ASKED, "sink", "normal", "loss of context", "alike", "rank", "trend arrives", "rise", "steps", "trained")
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A verdict in a word and a sentence, what else was found, and what to do."""
+    """A verdict in a word and a sentence, what else was found (the most important first), and what to do."""
 
     verdict: Verdict
     headline: str
@@ -46,12 +41,6 @@ class Diagnosis:
     def finding(self, rule: str) -> Finding | None:
         """What a rule found; None if it had nothing to say."""
         return next((finding for finding in self.findings if finding.rule == rule), None)
-
-    def leading(self, most: int = 3) -> tuple[Finding, ...]:
-        """The findings that are shown first: what bears on a collapse, or, without one, what is usual."""
-        order = OF_A_COLLAPSE if self.verdict in COLLAPSES else OF_OTHERS
-        chosen = [finding for rule in order for finding in self.findings if finding.rule == rule]
-        return tuple(chosen[:most])
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: numbers that are not finite are None."""
@@ -66,9 +55,28 @@ class Diagnosis:
             }
         )
 
+    @classmethod
+    def from_dict(cls, saved: Any) -> Diagnosis:
+        """What `to_dict` wrote, as far as a reader is shown of it; a ValueError if it is something else."""
+        try:
+            advice = saved["recommendation"]
+            line: Any = ast.parse(advice["line"] or "apply()", mode="eval").body  # its keywords are in no other field
+            options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in line.keywords}
+            remedies = tuple(map(from_dict, advice["remedies"]))
+            return cls(
+                saved["verdict"],
+                str(saved["headline"]),
+                tuple(Finding(str(f["rule"]), str(f["sentence"]), dict(f["numbers"])) for f in saved["findings"]),
+                Recommendation(str(advice["reason"]), remedies, apply_options=options),
+                dict(saved["numbers"]),
+                str(saved.get("model", "")),
+            )
+        except (TypeError, KeyError, AttributeError, ValueError, SyntaxError) as error:
+            raise ValueError(f"expected a verdict, got something else ({type(error).__name__}: {error})") from None
+
     def render(self, width: int = 88, *, full: bool = False) -> str:
         """Plain text, wrapped: the verdict, at most three findings (`full`: all of them) and what to do."""
-        shown = self.findings if full else self.leading()
+        shown = self.findings if full else self.findings[:3]
         lines = textwrap.wrap(f"{self.verdict.capitalize()}. {self.headline}", width)
         for finding in shown:
             lines += textwrap.wrap(finding.sentence, width, initial_indent="- ", subsequent_indent="  ")

@@ -15,7 +15,6 @@ _HOMES = {
     "read": "reading",
     "read_metrics": "formats",
     "write": "page",
-    "write_charts": "page",
     "write_index": "page",
 }
 
@@ -29,7 +28,6 @@ __all__ = [
     "read",
     "read_metrics",
     "write",
-    "write_charts",
     "write_index",
 ]
 
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from depthscope.report.charts import CHARTS
     from depthscope.report.drawings import Chart, Drawing, Material
     from depthscope.report.formats import Claim, read_metrics
-    from depthscope.report.page import write, write_charts, write_index
+    from depthscope.report.page import write, write_index
     from depthscope.report.reading import read
     from depthscope.report.subjects import Subject
 

@@ -60,6 +60,11 @@ class Material:
         """Blocks by label, of all that have something by block."""
         return {item.label: item.depth for item in self.subjects if any(part is not None for part in item.of_model)}
 
+    @staticmethod
+    def first(table: pd.DataFrame) -> str:
+        """The run that a heat map shows to begin with."""
+        return str(table["run"].iloc[0])
+
     @property
     def depth(self) -> int:
         """Blocks of the deepest."""
@@ -80,9 +85,9 @@ class Drawing:
     """A chart with its words.
 
     `spec` is a chart of Altair whose data are named tables (`alt.NamedData("numbers")`). `uses` says which rows of
-    which table it shows; `tables` are those that it brings besides the page's own. `rules` are the rules of the
-    diagnosis whose sentences lead here. `block` is the scale that has blocks on it, so that the pointer finds one.
-    `flat`: nothing changes in it, so that the page names it and does not show it.
+    which table it shows; `tables` are those that it brings besides the page's own. `rules` are the findings, verdicts
+    and kinds of summaries whose sentences lead here. `block` is the scale that has blocks on it, so that the pointer
+    finds one. `flat`: nothing changes in it, so that the page names it and does not show it.
     """
 
     title: str

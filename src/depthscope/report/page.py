@@ -1,37 +1,36 @@
 """One HTML file that holds everything it shows: words, data, charts, and the program that draws them.
 
-`write`: a page of what was measured; `write_index`: one of studies; `write_charts`: charts as pictures.
+`write`: a page of what was measured; `write_index`: one of studies.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import warnings
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
 
 import depthscope
 from depthscope.extras import require
-from depthscope.files import write_folder, write_whole
+from depthscope.files import write_whole
 from depthscope.naming import visible
 from depthscope.report.drawings import SECTIONS, Drawing, Material
-from depthscope.report.reading import read, studies_in, taken_as_they_are
+from depthscope.report.reading import in_one_line, read, studies_in
 from depthscope.report.subjects import Subject, named, subjects_of
-from depthscope.report.tables import NUMBERS, RANGES, as_records, chosen, packed
+from depthscope.report.tables import NUMBERS, RANGES, packed
 from depthscope.report.words import said_of
 
 REPORT = "report.html"
-_WIDTH = 720  # of a picture, in points
 _MOST_ROWS = 5000  # of a study's table
 _BULLETS = 3  # of a run before the rest is folded; of more than two runs it is one
 VERDICTS = ("reproduced", "not reproduced", "not testable here")
@@ -48,9 +47,8 @@ def write(
 
     Args:
         target: the file; a folder gets a `report.html`.
-        things: folders that `--out` wrote, or a `Profile`, a `Diagnosis`, what `fix`, `paths`, `spectra` or `skip_loss`
-            returned. A diagnosis, path shares or spectra after a profile belong to it. Of several runs the first is
-            the baseline.
+        things: folders that `--out` wrote, or a `Profile`, a `Diagnosis`, what `fix`, `depth_use`, `paths` or `spectra`
+            returned. What comes after a profile and is no profile belongs to it.
         title: of the page.
         say: hears of each file that is damaged, missing or of another kind, which the page names too and does not show;
             by default it warns.
@@ -66,12 +64,19 @@ def write(
         ...     depthscope.write_report(folder, profile).name
         'report.html'
     """
-    subjects = gathered(things)
-    for text in damage_of(subjects):
-        say(text)
-    with _taken_as_they_are(subjects):
+    if not things:
+        raise ValueError("expected a folder, or something that was measured, to report")
+    folders = [Path(thing).expanduser() for thing in things if isinstance(thing, str | os.PathLike)]
+    objects = [thing for thing in things if not isinstance(thing, str | os.PathLike)]
+    subjects = named([*read(*folders), *subjects_of(objects)])
+    for reason in damage_of(subjects):
+        say(reason)
+    with in_one_line() if folders else nullcontext():
         text = render(subjects, title=title or _title(subjects))
-    return write_whole(_file(target), lambda path: path.write_text(text, encoding="utf-8"))
+    file = Path(target).expanduser()
+    if file.is_dir() or file.suffix.lower() not in (".html", ".htm"):
+        file = file / REPORT
+    return write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def write_index(folder: str | os.PathLike[str], *, say: Callable[[str], object] = _warn) -> Path:
@@ -86,37 +91,13 @@ def write_index(folder: str | os.PathLike[str], *, say: Callable[[str], object] 
     for reason in [*refused, *damage_of(list(studies.values()))]:
         say(reason)
     for name, study in studies.items():
-        with _taken_as_they_are([study]):
+        with in_one_line():
             text = render([study], title=study.label)
         write_whole(place / name / REPORT, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
     labelled = {name: replace(study, label=name, commands={}) for name, study in studies.items()}
     links = {name: f"./{quote(name)}/{REPORT}" for name in studies}  # "./": a folder's name is no scheme
     text = render(list(labelled.values()), title="Studies and their claims", links=links, notes=refused)
     return write_whole(place / REPORT, lambda path: path.write_text(text, encoding="utf-8"))
-
-
-def write_charts(folder: str | os.PathLike[str], *things: object, kind: Literal["svg", "png"] = "svg") -> list[Path]:
-    """Every chart of the page as a picture, without a browser; a file per chart in this folder."""
-    if kind not in ("svg", "png"):
-        raise ValueError(f"expected charts as svg or png, got {kind!r}")
-    vl_convert: Any = require("vl_convert", "report")
-    require("altair", "report")
-    subjects = gathered(things)
-    with _taken_as_they_are(subjects):
-        material = Material(subjects)
-        drawings = {name: drawing for name, drawing in drawings_of(material).items() if not drawing.flat}
-        if not drawings:
-            raise ValueError("there is no chart to draw: nothing was measured block by block")
-        tables = tables_of(material, drawings)
-    convert = vl_convert.vegalite_to_svg if kind == "svg" else vl_convert.vegalite_to_png
-    made = {f"{name}.{kind}": convert(_whole(drawing, tables)) for name, drawing in drawings.items()}
-
-    def put(path: Path, content: str | bytes) -> None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
-
-    target = Path(folder)
-    write_folder(target, {name: lambda path, c=content: put(path, c) for name, content in made.items()})  # type: ignore[misc]
-    return [target / name for name in made]
 
 
 def drawings_of(material: Material) -> dict[str, Drawing]:
@@ -152,6 +133,8 @@ def render(
     jinja2: Any = require("jinja2", "report")
     require("altair", "report")
     require("vl_convert", "report")
+    from depthscope.report.marks import CONFIG  # needs Altair
+
     material = Material(subjects)
     found = drawings_of(material)
     tables = tables_of(material, found)
@@ -162,9 +145,9 @@ def render(
     chart_of = {rule: name for name, drawing in reversed(drawings.items()) for rule in drawing.rules}
     said = [said_of(subject, chart_of) for subject in subjects if not subject.claims]
     first = next((item.headline.chart for item in said if item.headline.chart), next(iter(drawings), ""))
+    first = "similarity" if len(said) > 1 and "similarity" in drawings else first  # which all runs have
     others = {name: drawing for name, drawing in drawings.items() if name != first}
     data = {
-        "runs": _runs(drawings, material),
         "tables": {name: packed(table) for name, table in tables.items()},
         "charts": {
             name: {
@@ -177,7 +160,7 @@ def render(
             for name, drawing in drawings.items()
         },
         "depth": material.depth,
-        "config": _config(),
+        "config": CONFIG,
     }
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=readable
@@ -188,15 +171,15 @@ def render(
         most=_BULLETS if len(said) < 3 else 1,
         first={first: drawings[first]} if first else {},
         studies=[subject for subject in subjects if subject.claims],
-        pictures={subject.label: _as_text(subject.figure) for subject in subjects if subject.figure and links is None},
+        pictures={s.label: b64encode(s.figure).decode() for s in subjects if s.figure and links is None},
         links=links or {},
         notes=notes,
         damage=damage_of(subjects),
-        unchecked=list(dict.fromkeys(name for subject in subjects for name in subject.unchecked)),
         verdicts={name: sum(c["verdict"] == name for s in subjects for c in s.claims) for name in VERDICTS},
         sections={section: {n: d for n, d in others.items() if d.section == section} for section in SECTIONS},
         flat=[drawing.title for drawing in found.values() if drawing.flat],
-        runs=data["runs"],
+        runs=material.labels,
+        chosen='"name": "shown"' in json.dumps(data["charts"]),  # whether a chart is of one run at a time
         tables={name: len(table) for name, table in tables.items()},
         cut={s.label: len(s.data) for s in subjects if s.data is not None and len(s.data) > _MOST_ROWS},
         version=depthscope.__version__,
@@ -205,18 +188,6 @@ def render(
         style=_part("page.css"),
         script="\n".join(_part(name) for name in ("table.js", "charts.js", "page.js")),
     )
-
-
-def _runs(drawings: Mapping[str, Drawing], material: Material) -> list[str]:
-    """Labels that charts know, in the order of the subjects."""
-    known = {
-        str(run)
-        for drawing in drawings.values()
-        for table in drawing.tables.values()
-        if "run" in table
-        for run in table["run"]
-    }
-    return [item.label for item in material.subjects if item.label in known or item.profile is not None]
 
 
 def readable(value: Any) -> Any:
@@ -240,10 +211,6 @@ def _script(text: str) -> str:
     return text
 
 
-def _as_text(picture: bytes | None) -> str:
-    return base64.b64encode(picture or b"").decode("ascii")
-
-
 @cache
 def _bundle() -> str:
     """Vega, Vega-Lite and what embeds them, 0.9 MB; with an interpreter of expressions: nothing is evaluated."""
@@ -251,42 +218,9 @@ def _bundle() -> str:
     return str(vl_convert.javascript_bundle()).replace("</script", "<\\/script")
 
 
-def _config() -> dict[str, Any]:
-    from depthscope.report.marks import CONFIG
-
-    return CONFIG
-
-
 @cache
 def _part(name: str) -> str:
     return (files("depthscope.report") / "template" / name).read_text(encoding="utf-8")
-
-
-def gathered(things: Sequence[object]) -> list[Subject]:
-    """Folders are read, objects taken as they are."""
-    if not things:
-        raise ValueError("expected a folder, or something that was measured, to report")
-    folders = [thing for thing in things if isinstance(thing, str | os.PathLike)]
-    objects = [thing for thing in things if not isinstance(thing, str | os.PathLike)]
-    return named([*read(*(Path(folder).expanduser() for folder in folders)), *subjects_of(objects)])
-
-
-def _taken_as_they_are(subjects: Sequence[Subject]) -> AbstractContextManager[None]:
-    return taken_as_they_are(name for subject in subjects for name in subject.unchecked)
-
-
-def _whole(drawing: Drawing, tables: dict[str, Any]) -> dict[str, Any]:
-    """The specification with its data, for a renderer that is given nothing else; on white."""
-    rows = {name: as_records(chosen(tables[name], where)) for name, where in drawing.uses.items()}
-    spec: dict[str, Any] = drawing.spec.to_dict(validate=False)
-    title = {"text": drawing.title, "anchor": "start"}
-    whole = spec | {"datasets": rows, "config": _config() | {"background": "white"}, "width": _WIDTH, "title": title}
-    return {name: readable(part) for name, part in whole.items()}
-
-
-def _file(target: str | os.PathLike[str]) -> Path:
-    path = Path(target).expanduser()
-    return path / REPORT if path.is_dir() or path.suffix.lower() not in (".html", ".htm") else path
 
 
 def _title(subjects: Sequence[Subject]) -> str:
@@ -294,11 +228,7 @@ def _title(subjects: Sequence[Subject]) -> str:
     models = list(dict.fromkeys(subject.model for subject in subjects if subject.model))
     if len(models) == 1:
         depths = {subject.depth for subject in subjects if subject.depth}
-        return _short(models[0]) + (f", {depths.pop()} blocks" if len(depths) == 1 else "")
+        parts = [part for part in models[0].split("/") if part]  # of a long path the end
+        name = "/".join(parts[-2:]) if len(parts) > 2 else models[0]
+        return name + (f", {depths.pop()} blocks" if len(depths) == 1 else "")
     return ", ".join(labels) if len(labels) < 4 else f"{len(labels)} runs"
-
-
-def _short(model: str) -> str:
-    """Of a long path the end; all of it is among what was measured."""
-    parts = [part for part in model.split("/") if part]
-    return "/".join(parts[-2:]) if len(parts) > 2 else model

@@ -6,11 +6,10 @@ is refused.
 
 from __future__ import annotations
 
-import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from depthscope.attention_paths import PathShares
+from depthscope.diagnosis import Diagnosis
 from depthscope.files import in_words, read_json, require_own_file
 from depthscope.probing import Profile
 from depthscope.probing.saved import read_made
@@ -34,9 +34,8 @@ from depthscope.report.formats import (
     read_about,
     read_metrics,
     read_state,
-    run_name,
 )
-from depthscope.report.subjects import Subject, has_content, named, subjects_of
+from depthscope.report.subjects import Subject, judged, named, of_losses
 from depthscope.sealed import COMMANDS, Record, read_commands, read_record, require_whole_log
 from depthscope.usage import DepthUse
 from depthscope.value_spectra import Spectra
@@ -44,32 +43,29 @@ from depthscope.watching import load_records
 from depthscope.watching.records import KIND as WATCH_KIND
 
 T = TypeVar("T")
-_MOST_WATCHED = 12  # runs of a comparison whose depth is shown
 _WATCHED_COLUMNS = ["series", "step", "block", "station", "measure", "value"]
 
 
 def read(*folders: Path) -> list[Subject]:
-    """The subjects in these folders, with labels that differ; the first is the baseline of the page."""
+    """The subjects in these folders, with labels that differ."""
     found: list[Subject] = []
     for folder, label in zip(folders, _labels(folders), strict=True):
-        with taken_as_they_are(str(folder / name) for name in _unchecked(folder)):
+        with in_one_line():
             subjects = _in(folder)
-        found += [replace(subject, label=_label(label, subject.label, len(folders))) for subject in subjects]
+        for subject in subjects:
+            own = subject.label if len(folders) == 1 else f"{label}, {subject.label}"
+            found.append(replace(subject, label=own if subject.label else label))
     return named(found)
 
 
 @contextmanager
-def taken_as_they_are(unchecked: Iterable[str]) -> Iterator[None]:
+def in_one_line() -> Iterator[None]:
     """Files that an earlier version wrote without a sum may hold anything: what trips over it says so in one line."""
     try:
         yield
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
-        if not (names := ", ".join(unchecked)):
-            raise
         why = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"cannot show what an earlier version wrote without a sum: {names} may be damaged ({why})"
-        ) from None
+        raise ValueError(f"cannot show it: a file that an earlier version has saved may be damaged ({why})") from None
 
 
 def studies_in(folder: Path) -> tuple[dict[str, Subject], list[str]]:
@@ -82,7 +78,7 @@ def studies_in(folder: Path) -> tuple[dict[str, Subject], list[str]]:
         if (study := _tried(damage, partial(_study, path))) is not None:
             commands = _tried(damage, lambda path=path: _commands(path)) or {}  # type: ignore[misc]
             named = (*study.damage, *damage)
-            found[path.name] = replace(study, commands=commands, damage=named, unchecked=_unchecked(path))
+            found[path.name] = replace(study, commands=commands, damage=named)
         else:
             refused += damage
     return found, refused
@@ -117,12 +113,6 @@ def _labels(folders: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
-def _label(folder: str, own: str, count: int) -> str:
-    if not own:
-        return folder
-    return own if count == 1 else f"{folder}, {own}"
-
-
 def _in(folder: Path) -> list[Subject]:
     if folder.suffix == ".jsonl" and folder.is_file():
         return [Subject(watched=_watched(folder, folder.stem))]
@@ -135,10 +125,10 @@ def _in(folder: Path) -> list[Subject]:
         if before_and_after is None:
             raise ValueError("; ".join(damage))
         first, *others = before_and_after
-        return [replace(first, commands=commands, damage=tuple(damage), unchecked=_unchecked(folder)), *others]
+        return [replace(first, commands=commands, damage=tuple(damage)), *others]
     readers = [reader for reader, signs in _READERS.items() if _has(folder, *signs)]
-    if not readers and _has(folder, "depth.jsonl"):
-        readers = [_log_alone]
+    if not readers and _has(folder, "depth.jsonl"):  # of a `watch` that a user's own training has called
+        readers = [lambda folder: Subject(watched=_watched(folder / "depth.jsonl", folder.name))]
     there = [found for reader in readers if (found := _tried(damage, partial(reader, folder))) is not None]
     if not there and damage:
         raise ValueError("; ".join(damage))
@@ -147,58 +137,43 @@ def _in(folder: Path) -> list[Subject]:
         nothing = f"there is nothing of depthscope to report in {str(folder)!r}: give a folder that --out wrote"
         raise ValueError("; ".join(refused) or nothing)
     named = [text for found in there for text in found.damage]
-    whole = replace(_together(there), commands=commands, damage=(*damage, *named), unchecked=_unchecked(folder))
-    return [whole]
-
-
-def _unchecked(folder: Path) -> tuple[str, ...]:
-    """Which records are of a version that gave them no sum of their own."""
-
-    def has_none(name: str) -> bool:
-        found = read_json(require_own_file(folder / name))
-        return isinstance(found, dict) and not {"kind", "sha256"} & found.keys()
-
-    return tuple(name for name in _RECORDS if _has(folder, name) and _tried([], partial(has_none, name)))
+    return [replace(_together(there), commands=commands, damage=(*damage, *named))]
 
 
 def _together(subjects: Sequence[Subject]) -> Subject:
     """One of several that were written into one folder by several commands; of a field that two have, the first."""
     merged: dict[str, Any] = {}
     for subject in reversed(subjects):
-        own = {item.name: getattr(subject, item.name) for item in fields(subject)}
-        merged |= {name: value for name, value in own.items() if value is not None and has_content(value)}
+        merged |= {"label": subject.label} | subject.filled()
     return Subject(**merged)
 
 
 def _profile(folder: Path) -> Subject:
     profile = Profile.load(folder)
     damage: list[str] = []
-    diagnosis = _tried(damage, lambda: _diagnosis(folder))
-    skipped = _tried(damage, lambda: _table_of_skips(folder))
-    subject = Subject(profile=profile, diagnosis=diagnosis, skipped=skipped, damage=tuple(damage))
-    return subject if diagnosis is not None else replace(subjects_of([subject])[0], label="")
+    return replace(judged(Subject("", profile, _tried(damage, lambda: _diagnosis(folder)))), damage=tuple(damage))
 
 
-def _diagnosis(folder: Path) -> dict[str, Any] | None:
+def _diagnosis(folder: Path) -> Diagnosis | None:
     path = read_made(folder, "diagnosis.json")
-    return None if path is None else read_record(path, "diagnosis", unnumbered=1).content
-
-
-def _table_of_skips(folder: Path) -> pd.DataFrame | None:
-    path = read_made(folder, "skip_loss.csv")
-    return None if path is None else pd.read_csv(path)
+    if path is None:
+        return None
+    try:
+        return Diagnosis.from_dict(read_record(path, "diagnosis", unnumbered=1).content)
+    except ValueError as error:
+        raise ValueError(str(error) if str(path) in str(error) else f"{path} is damaged: {error}") from None
 
 
 def _fix(folder: Path) -> list[Subject]:
     record = read_record(folder / "fix.json", "fix", unnumbered=1)
     said, found = record.content, []
     for when in ("before", "after"):
-        judged = said.get(when, {})
-        diagnosis = judged.get("diagnosis") if isinstance(judged, dict) else None
         record.require(folder / when / "profile.json", f"{when}/profile.json")  # which has the sums of the others
-        found.append(Subject(when, Profile.load(folder / when), diagnosis if isinstance(diagnosis, dict) else None))
-    remedy = {name: said.get(name) for name in ("reason", "python", "loss", "notes", "trained")}
-    found[0] = replace(found[0], remedy=remedy)
+        verdict = said.get(when, {}).get("diagnosis") if isinstance(said.get(when), dict) else None
+        found.append(Subject(when, Profile.load(folder / when), Diagnosis.from_dict(verdict)))
+    losses = said.get("loss") or {}
+    notes = [of_losses(losses["before"], losses["after"])] if losses else []
+    found[0] = replace(found[0], notes=(*map(str, said.get("notes") or ()), *notes))
     return found if said.get("remedies") else found[:1]
 
 
@@ -213,13 +188,10 @@ def _comparison(folder: Path) -> Subject:
         for row in frame[FACTORS].to_dict("records")
     ]
     training = frame.assign(series=labels)[["series", "seed", "step", "quantity", "value"]]
-    tables = [_watched_in(place, damage) for place in _run_folders(folder, frame)[:_MOST_WATCHED]]
-    watched = [table for table in tables if table is not None]
     summary = {} if record is None else record.content
     return Subject(
         compared=summary if isinstance(summary.get("verdict"), list) else None,
         training=training[~training["quantity"].isin(ENDS)],
-        watched=pd.concat(watched, ignore_index=True) if watched else None,
         damage=tuple(damage),
     )
 
@@ -236,23 +208,15 @@ def _curves(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _run_folders(folder: Path, frame: pd.DataFrame) -> list[Path]:
-    """Where the depth of runs was written down: of each series the first seed; of a fair comparison what was judged."""
-    found = []
-    for row in frame.groupby(FACTORS, sort=False)["seed"].min().reset_index().to_dict("records"):
-        name = run_name(*(row[factor] for factor in (*FACTORS, "seed")))
-        places = [folder / "runs" / name, *sorted((folder / "runs").glob(f"{glob.escape(name)}-*steps-test"))]
-        found += [place for place in places if _has(place, "depth.jsonl", "checkpoints")]
-    return found
-
-
 def _training(folder: Path) -> Subject:
     damage: list[str] = []
     logs = _logs_at_the_last_checkpoint(folder / "checkpoints", damage)
     if _has(folder, "config.json", "checkpoints"):
         _tried(damage, lambda: read_record(folder / "config.json", "training", unnumbered=1))
     rows = _tried(damage, lambda: _logged(folder, logs.get(METRICS)))
-    watched = _watched_in(folder, damage, logs)
+    depth = folder / "depth.jsonl"
+    there = os.path.lexists(depth) or depth.name in logs
+    watched = _tried(damage, lambda: _watched(depth, folder.name, logs.get(depth.name))) if there else None
     if rows is None and watched is None:
         raise ValueError("; ".join(damage))
     return Subject(
@@ -260,16 +224,6 @@ def _training(folder: Path) -> Subject:
         watched=watched,
         damage=tuple(damage),
     )
-
-
-def _watched_in(folder: Path, damage: list[str], logs: Mapping[str, Any] | None = None) -> pd.DataFrame | None:
-    """The depth of a run, if it was watched; `logs`: what its newest checkpoint says of them, if that is known."""
-    if logs is None:
-        logs = _logs_at_the_last_checkpoint(folder / "checkpoints", damage)
-    depth = folder / "depth.jsonl"
-    if not os.path.lexists(depth) and depth.name not in logs:
-        return None
-    return _tried(damage, lambda: _watched(depth, folder.name, logs.get(depth.name)))
 
 
 def _logged(folder: Path, written: Any) -> list[tuple[str, int, int, str, float]]:
@@ -310,20 +264,15 @@ def _study(folder: Path) -> Subject:
         claims = tuple(vars(Claim(**claim)) for claim in read_json(record.require(folder / "claims.json")))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder} holds no study: {' '.join(str(error).split())[:200]}") from None
-    data = _tried(damage, lambda: _data(record, folder / "data.parquet"))
-    figure = _tried(damage, lambda: _picture(record, folder / "figure.png"))
+
+    def beside(name: str, read: Callable[[Path], T]) -> T | None:
+        there = name in record.files or os.path.lexists(folder / name)
+        return read(record.require(folder / name)) if there else None
+
+    data = _tried(damage, lambda: beside("data.parquet", pd.read_parquet))
+    figure = _tried(damage, lambda: beside("figure.png", Path.read_bytes))
     name, title = str(record.content.get("study", folder.name)), str(record.content.get("title", ""))
     return Subject(name, title=title, claims=claims, data=data, figure=figure, damage=tuple(damage))
-
-
-def _data(record: Record, path: Path) -> pd.DataFrame | None:
-    there = path.name in record.files or os.path.lexists(path)
-    return pd.read_parquet(record.require(path)) if there else None
-
-
-def _picture(record: Record, path: Path) -> bytes | None:
-    there = path.name in record.files or os.path.lexists(path)
-    return record.require(path).read_bytes() if there else None
 
 
 def _commands(folder: Path) -> dict[str, str]:
@@ -338,15 +287,6 @@ def _commands(folder: Path) -> dict[str, str]:
     return found
 
 
-def _log_alone(folder: Path) -> Subject:
-    """Of a `watch` that a user's own training has called."""
-    return Subject(watched=_watched(folder / "depth.jsonl", folder.name))
-
-
-_RECORDS = (
-    *("profile.json", "diagnosis.json", "paths.json", "spectra.json", "depth.json", "fix.json", "summary.json"),
-    *("config.json", "commands.json"),
-)
 # By reader, the names of which one tells that there is something for it.
 _READERS: dict[Callable[[Path], Subject], tuple[str, ...]] = {
     _profile: ("profile.json", "profile.parquet"),

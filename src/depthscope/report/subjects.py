@@ -14,6 +14,8 @@ from depthscope.probing import Profile
 from depthscope.usage import DepthUse
 from depthscope.value_spectra import Spectra
 
+_FIELDS = {Profile: "profile", Diagnosis: "diagnosis", PathShares: "shares", Spectra: "spectra", DepthUse: "use"}
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -21,23 +23,19 @@ class Subject:
 
     | field       | what it is                                                                                     |
     | ----------- | ---------------------------------------------------------------------------------------------- |
-    | `diagnosis` | as `Diagnosis.to_dict` gives it                                                                |
-    | `skipped`   | what `skip_loss` returned                                                                      |
     | `training`  | a row per logged number: series, seed, step, quantity, value                                   |
     | `watched`   | a row per number of `watch`: series, step, block, station, measure, value                      |
     | `compared`  | what a fair comparison found: the `cells`, `choices` and `verdict` of its summary             |
     | `title`     | what a study shows                                                                             |
     | `claims`    | those of a study, as dictionaries; `figure` is its picture as PNG, `data` its table            |
-    | `remedy`    | what `fix` wrote: reason, python, loss, notes                                                  |
+    | `notes`     | what a reader must know besides                                                                |
     | `commands`  | by title, what made it: a command, a line of Python                                            |
-    | `unchecked` | names of its files that an earlier version wrote without a sum                                  |
     | `damage`    | which files of it are damaged, missing or of another kind, in sentences                        |
     """
 
     label: str = ""
     profile: Profile | None = None
-    diagnosis: dict[str, Any] | None = None
-    skipped: pd.DataFrame | None = None
+    diagnosis: Diagnosis | None = None
     shares: PathShares | None = None
     spectra: Spectra | None = None
     use: DepthUse | None = None
@@ -48,10 +46,9 @@ class Subject:
     claims: tuple[dict[str, str], ...] = ()
     figure: bytes | None = None
     data: pd.DataFrame | None = None
-    remedy: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
     commands: dict[str, str] = field(default_factory=dict)
     damage: tuple[str, ...] = ()
-    unchecked: tuple[str, ...] = ()
 
     @property
     def of_model(self) -> tuple[Profile | PathShares | Spectra | DepthUse | None, ...]:
@@ -69,86 +66,55 @@ class Subject:
     @property
     def model(self) -> str:
         """The model's name, as it was given; "" if it has none."""
-        for found in self.of_model:
-            if found is not None and found.metadata.get("model"):
-                return str(found.metadata["model"])
-        return ""
+        names = (str(found.metadata.get("model") or "") for found in self.of_model if found is not None)
+        return next(filter(None, names), "")
+
+    def filled(self) -> dict[str, Any]:
+        """The fields that say something, but for the label: tables do, empty texts and lists do not."""
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "label"}
+        texts = (str, tuple, dict)
+        return {
+            name: value for name, value in own.items() if (value if isinstance(value, texts) else value is not None)
+        }
 
 
 def subjects_of(things: Iterable[object]) -> list[Subject]:
     """Objects as subjects. What follows a profile without being of its kind belongs to it: a diagnosis, path shares,
-    spectra, the use of depth, the table of `skip_loss`; a second one of a kind begins a new subject."""
+    spectra, the use of depth; a second one of a kind begins a new subject."""
     found: list[Subject] = []
     for thing in things:
-        for part in _parts(thing):
-            if found and not isinstance(thing, Fixed) and _fits(found[-1], part):
-                found[-1] = _joined(found[-1], part)
-            else:
-                found.append(part)
-    return named([_judged(subject) for subject in found])
-
-
-def _parts(thing: object) -> list[Subject]:
-    if isinstance(thing, Subject):
-        return [thing]
-    if isinstance(thing, Profile):
-        return [Subject(profile=thing)]
-    if isinstance(thing, Diagnosis):
-        return [Subject(diagnosis=thing.to_dict())]
-    if isinstance(thing, PathShares):
-        return [Subject(shares=thing)]
-    if isinstance(thing, Spectra):
-        return [Subject(spectra=thing)]
-    if isinstance(thing, DepthUse):
-        return [Subject(use=thing)]
-    if isinstance(thing, pd.DataFrame) and {"first_block", "last_block", "change"} <= set(thing.columns):
-        return [Subject(skipped=thing)]
-    if isinstance(thing, Fixed):
-        return _before_and_after(thing)
-    raise ValueError(
-        "expected a folder, a Profile, Diagnosis, Fixed, PathShares, Spectra, DepthUse, or what skip_loss returned, "
-        f"got {thing!r}"
-    )
+        if isinstance(thing, Fixed):
+            found += _before_and_after(thing)
+            continue
+        name = next((name for kind, name in _FIELDS.items() if isinstance(thing, kind)), "")
+        if not name and not isinstance(thing, Subject):
+            kinds = ", ".join(kind.__name__ for kind in (*_FIELDS, Fixed))
+            raise ValueError(f"expected a folder, or one of {kinds}, got {thing!r}")
+        part = thing if isinstance(thing, Subject) else Subject(**{name: thing})  # type: ignore[arg-type]
+        before = found[-1].filled() if found and found[-1].label not in ("before", "after") else part.filled()
+        if before.keys() & part.filled().keys():
+            found.append(part)
+        else:
+            found[-1] = replace(found[-1], **part.filled())
+    return named(list(map(judged, found)))
 
 
 def _before_and_after(fixed: Fixed) -> list[Subject]:
-    before, after = (verdict.to_dict() for verdict in fixed.verdicts)
-    loss = None if fixed.losses is None else dict(zip(("before", "after"), fixed.losses, strict=True))
-    said = {
-        "reason": fixed.recommendation.reason,
-        "python": fixed.python,
-        "loss": loss,
-        "notes": list(fixed.notes),
-        "trained": fixed.trained,
-    }
-    subjects = [Subject("before", fixed.before, before, remedy=said)]
+    before, after = fixed.verdicts
+    notes = (*fixed.notes, *([] if fixed.losses is None else [of_losses(*fixed.losses)]))
+    subjects = [Subject("before", fixed.before, before, notes=notes)]
     return [*subjects, Subject("after", fixed.after, after)] if fixed.remedies else subjects
 
 
-def _fits(subject: Subject, part: Subject) -> bool:
-    return subject.remedy is None and not (_filled(subject) & _filled(part))
+def of_losses(before: float, after: float) -> str:
+    return f"The loss is {before:.4g} before the remedy and {after:.4g} with it."
 
 
-def _filled(subject: Subject) -> set[str]:
-    values = {item.name: getattr(subject, item.name) for item in fields(subject) if item.name != "label"}
-    return {name for name, value in values.items() if value is not None and has_content(value)}
-
-
-def has_content(value: object) -> bool:
-    """Whether a field says something: tables do, empty texts and lists do not."""
-    return bool(value) if isinstance(value, str | tuple | dict) else True
-
-
-def _joined(subject: Subject, part: Subject) -> Subject:
-    return replace(subject, **{name: getattr(part, name) for name in _filled(part)})
-
-
-def _judged(subject: Subject) -> Subject:
+def judged(subject: Subject) -> Subject:
     """With a verdict, if there is a profile to judge."""
     if subject.profile is None or subject.diagnosis is not None:
         return subject
-    judged = diagnose(subject.profile, subject.skipped, spectra=subject.spectra, depth=subject.use)
-    return replace(subject, diagnosis=judged.to_dict())
+    return replace(subject, diagnosis=diagnose(subject.profile))
 
 
 def named(subjects: Sequence[Subject]) -> list[Subject]:

@@ -53,17 +53,6 @@ def chosen(table: pd.DataFrame, where: Where) -> pd.DataFrame:
     return table
 
 
-def as_records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as JSON has them: what is not finite is None."""
-    return [{str(name): _plain(value) for name, value in row.items()} for row in table.to_dict("records")]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def packed(table: pd.DataFrame) -> dict[str, Any]:
     """A table column by column. Texts are numbers of a list; those and whole numbers are runs of equal steps.
 

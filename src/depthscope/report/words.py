@@ -1,27 +1,18 @@
-"""The words of a page: the verdict with each sentence's chart, what was measured, where a training ended."""
+"""The words of a page: the summaries of what was measured of a subject, each sentence with its chart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
-from depthscope.diagnosis.summary import of_paths
-from depthscope.diagnosis.value_weights import headline_of, sentences
-from depthscope.diagnosis.verdict import COLLAPSES, OF_A_COLLAPSE, OF_OTHERS
+from depthscope.diagnosis.summary import Summary, Table, of_paths, of_profile, of_spectra, of_use
 from depthscope.report.subjects import Subject
-from depthscope.stations import IN_WORDS
 from depthscope.usage import Finding
 
-_MOOD = {
-    "collapsed": "bad",
-    "broken": "bad",
-    "collapsing": "warn",
-    "rank collapse": "warn",
-    "cannot tell": "unsure",
-}
+_MOOD = {"collapsed": "bad", "broken": "bad", "collapsing": "warn", "rank collapse": "warn", "cannot tell": "unsure"}
 
 
 @dataclass(frozen=True)
@@ -34,146 +25,93 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Said:
-    """What the page says of one subject."""
+    """What the page says of one subject: its first summary, and of the others headline and findings."""
 
     label: str
+    model: str = ""
     verdict: str = ""
     mood: str = "good"
     headline: Sentence = Sentence("")
     findings: list[Sentence] = field(default_factory=list)
     advice: str = ""
     code: str = ""
+    tables: dict[str, Any] = field(default_factory=dict)  # `training`: where it ended; `others`: a list
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     commands: dict[str, str] = field(default_factory=dict)
-    ended: list[dict[str, str]] = field(default_factory=list)
-    counts: list[str] = field(default_factory=list)
 
 
 def said_of(subject: Subject, chart_of: Mapping[str, str]) -> Said:
-    """`chart_of` has, by rule of the diagnosis, the chart that shows what it speaks of."""
-    judged = _mapping(subject.diagnosis)
-    verdict = str(judged.get("verdict", ""))
-    of_use = [] if subject.use is None else list(subject.use.findings)
-    rules_of_use = {item.rule for item in of_use}
-    listed = [_mapping(item) for item in _list(judged.get("findings"))]
-    if joined := rules_of_use & {str(item.get("rule")) for item in listed}:  # a verdict with the use of depth
-        of_use = [item for item in of_use if item.rule in joined]
-    order = {rule: place for place, rule in enumerate(OF_A_COLLAPSE if verdict in COLLAPSES else OF_OTHERS)}
-    listed.sort(key=lambda item: order.get(str(item.get("rule")), len(order)))  # as the terminal shows them
-    findings = [
-        Sentence(str(item.get("sentence", "")), chart_of.get(str(item.get("rule")), ""))
-        for item in listed
-        if item.get("rule") not in rules_of_use
-    ]
-    if subject.use is not None:
-        findings += [Sentence(item.sentence, chart_of.get("depth", "")) for item in of_use]
-    if (shares := subject.shares) is not None:
-        paths = of_paths(shares)
-        findings += [Sentence(text, chart_of.get("paths", "")) for text in (paths.headline, *_said(paths.findings))]
-    if (found := subject.spectra) is not None:
-        spectra = (headline_of(found), *_said(sentences(found)))
-        findings += [Sentence(text, chart_of.get("eigenvalues", "")) for text in spectra]
-    if subject.compared is not None:
-        compared = map(str, _list(subject.compared.get("verdict")))
-        findings += [Sentence(text, chart_of.get("compared", "")) for text in compared]
-    headline = Sentence(str(judged.get("headline", "")), chart_of.get(verdict, chart_of.get("verdict", "")))
-    if not judged:
-        headline = findings.pop(0) if findings else Sentence("")
-    advice = _mapping(judged.get("recommendation"))
-    remedy = subject.remedy or {}
+    """`chart_of` has, by rule of a finding, verdict or kind of a summary, the chart that shows what it speaks of."""
+    summaries = summaries_of(subject)
+    if not summaries:
+        return Said(subject.label, tables={"training": None, "others": []}, commands=dict(subject.commands))
+    first, *others = summaries
+    listed = [Sentence(f.sentence, _chart(first, f.rule, chart_of)) for f in (*first.findings, *first.others)]
+    for other in others:
+        listed.append(Sentence(other.headline, chart_of.get(other.kind, "")))
+        listed += [Sentence(f.sentence, _chart(other, f.rule, chart_of)) for f in (*other.findings, *other.others)]
+    about: Mapping[str, Any] = next((item.metadata for item in subject.of_model if item is not None), {})
     return Said(
         subject.label,
-        verdict,
-        _MOOD.get(verdict, "good"),
-        headline,
-        findings + [Sentence(text) for text in _of_losses(remedy)],
-        str(remedy.get("reason") or advice.get("reason") or ""),
-        str(remedy.get("python") or advice.get("line") or ""),
-        _facts(subject),
-        _notes(subject, remedy),
+        first.model,
+        first.verdict,
+        _MOOD.get(first.verdict, "good"),
+        Sentence(first.headline, chart_of.get(first.verdict, chart_of.get(first.kind, ""))),
+        list({item.text: item for item in listed if item.text}.values()),
+        first.advice,
+        first.code,
+        {
+            "training": next((item.table for item in summaries if item.kind == "training"), None),
+            "others": [item.table for item in summaries if item.table is not None and item.kind != "training"],
+        },
+        _plain(about),
+        list(dict.fromkeys([*subject.notes, *(note for item in summaries for note in map(str, item.notes))])),
         dict(subject.commands),
-        _ended(subject.training),
-        [f"{row['blocks']} of {row['of']} {question}: {row['rests_on']}" for question, row in _counted(subject)],
     )
 
 
-def _said(findings: Iterable[Finding]) -> list[str]:
-    return [finding.sentence for finding in findings]
+def summaries_of(subject: Subject) -> list[Summary]:
+    """Of everything that was measured of it, the verdict first."""
+    found = []
+    if subject.profile is not None and subject.diagnosis is not None:
+        found.append(of_profile(subject.profile, subject.diagnosis))
+    found += [] if subject.use is None else [of_use(subject.use)]
+    found += [] if subject.shares is None else [of_paths(subject.shares)]
+    found += [] if subject.spectra is None else [of_spectra(subject.spectra)]
+    if subject.compared is not None:
+        first, *rest = [*map(str, subject.compared.get("verdict") or ()), ""]
+        found.append(Summary("comparison", "", first, findings=tuple(Finding("compared", text, {}) for text in rest)))
+    if subject.training is not None and len(subject.training):
+        found.append(Summary("training", "", "", table=_ended(subject.training)))
+    return found
 
 
-def _counted(subject: Subject) -> Iterable[tuple[Any, Any]]:
-    return () if subject.use is None else subject.use.summary().iterrows()
+def _chart(summary: Summary, rule: str, chart_of: Mapping[str, str]) -> str:
+    return chart_of.get(rule, chart_of.get(summary.kind, ""))
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    """What a file brings need not be what we write there."""
-    return value if isinstance(value, Mapping) else {}
+def _plain(about: Mapping[str, Any]) -> dict[str, str]:
+    """What a result says of its model, where that is one number or text, or a few."""
+    found = {}
+    for name, value in about.items():
+        if isinstance(value, Mapping) and len(value) < 8:
+            value = ", ".join(f"{key} {item}" for key, item in value.items() if isinstance(item, str | int | float))
+        if isinstance(value, str | int | float) and value != "" and name != "format":
+            found[name.replace("_", " ")] = f"{value:,}" if type(value) is int else str(value)
+    return found
 
 
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def _of_losses(remedy: Mapping[str, Any]) -> list[str]:
-    loss = remedy.get("loss")
-    if not isinstance(loss, Mapping) or not all(
-        isinstance(loss.get(when), float | int) for when in ("before", "after")
-    ):
-        return []
-    trained = (
-        " Remedies are for training: trained weights have not learnt to work with one." if remedy.get("trained") else ""
-    )
-    return [f"The loss is {loss['before']:.4g} before and {loss['after']:.4g} after.{trained}"]
-
-
-def _facts(subject: Subject) -> dict[str, str]:
-    """What was measured, of what, in which state."""
-    found = next((item for item in subject.of_model if item is not None), None)
-    if found is None:
-        return {}
-    about = found.metadata
-    parts, versions, weights, text = (_mapping(about.get(name)) for name in ("parts", "versions", "weights", "text"))
-    known = {
-        "model": about.get("model"),
-        "class": about.get("class"),
-        "blocks": subject.depth,
-        "parts": ", ".join(f"{name} {count}" for name, count in parts.items()),
-        "width": about.get("width"),
-        "parameters": f"{about['parameters']:,}" if isinstance(about.get("parameters"), int) else None,
-        "norms": {str(name): said for name, said in IN_WORDS.items()}.get(str(about.get("placement"))),
-        "causal": {"True": "yes", "False": "no"}.get(str(about.get("causal"))),
-        "weights look": weights.get("look"),
-        "sequences × tokens": f"{about.get('samples')} × {about['tokens']}" if about.get("tokens") else None,
-        "text": text.get("source"),
-        "left out": ", ".join(map(str, _list(about.get("without")))),
-        "numbers": f"{about['dtype']} on {about.get('device')}" if about.get("dtype") else None,
-        "seed": about.get("seed"),
-        "made with": ", ".join(f"{name} {version}" for name, version in versions.items()),
-    }
-    return {name: str(value) for name, value in known.items() if value not in (None, "")}
-
-
-def _notes(subject: Subject, remedy: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
-    for item in subject.of_model:
-        found += _list(item.metadata.get("notes")) if item is not None else []
-    found += _list(remedy.get("notes"))
-    return list(dict.fromkeys(map(str, found)))
-
-
-def _ended(training: pd.DataFrame | None) -> list[dict[str, str]]:
+def _ended(training: pd.DataFrame) -> Table:
     """A row per series: the last value of every quantity, mean and standard deviation over the seeds."""
-    if training is None or training.empty:
-        return []
     last = training.sort_values("step").groupby(["series", "seed", "quantity"], sort=False)["value"].last()
     table = last.groupby(["series", "quantity"], sort=False).agg(["mean", "std"])
+    quantities = list(dict.fromkeys(training["quantity"]))
     rows = []
-    for series in dict.fromkeys(training["series"]):
-        row = {"run": str(series), "seeds": str(training.loc[training["series"] == series, "seed"].nunique())}
-        for quantity in dict.fromkeys(training["quantity"]):
+    for series, own in training.groupby("series", sort=False):
+        row = [str(series), str(own["seed"].nunique())]
+        for quantity in quantities:
             mean, std = table.loc[(series, quantity)] if (series, quantity) in table.index else (float("nan"),) * 2
-            shown = "–" if pd.isna(mean) else f"{mean:.4g}" + ("" if pd.isna(std) else f" ± {std:.2g}")
-            row[str(quantity).replace("_", " ")] = shown
-        rows.append(row)
-    return rows
+            row.append("–" if pd.isna(mean) else f"{mean:.4g}" + ("" if pd.isna(std) else f" ± {std:.2g}"))
+        rows.append(tuple(row))
+    return Table(("run", "seeds", *(str(name).replace("_", " ") for name in quantities)), tuple(rows))

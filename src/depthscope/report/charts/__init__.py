@@ -7,7 +7,7 @@ Another package adds a chart by an entry point in the group `depthscope.charts` 
 from __future__ import annotations
 
 from depthscope.registry import Registry
-from depthscope.report.charts import maps, over_blocks, trainings
+from depthscope.report.charts import of_models, of_profiles, trainings
 from depthscope.report.drawings import Chart
 
 __all__ = ["CHARTS"]
@@ -22,26 +22,15 @@ CHARTS: Registry[Chart] = Registry(
     "chart",
     "depthscope.charts",
     [
-        over_blocks.similarity,
-        over_blocks.stations,
-        over_blocks.DIVERSITY,
-        over_blocks.difference,
-        over_blocks.RANKS,
-        over_blocks.ENERGY,
-        over_blocks.skipped_blocks,
-        maps.blocks_that_matter,
-        maps.built_upon,
-        over_blocks.steps,
-        over_blocks.rates,
-        maps.heads,
-        over_blocks.GRADIENTS,
-        over_blocks.GRADIENT_ROLES,
-        maps.path_lengths,
-        maps.paths_by_block,
-        maps.eigenvalues,
-        over_blocks.negative_share,
-        maps.sinks,
-        over_blocks.ROGUE_FEATURES,
+        of_profiles.similarity,
+        of_profiles.RANKS,
+        of_profiles.ENERGY,
+        of_models.blocks_that_matter,
+        of_profiles.steps,
+        of_models.heads,
+        of_profiles.GRADIENTS,
+        of_models.path_lengths,
+        of_models.eigenvalues,
         trainings.compared,
         trainings.training,
         trainings.watched,

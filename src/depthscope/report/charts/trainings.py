@@ -102,7 +102,7 @@ def compared(material: Material) -> Drawing | None:
         {"compared": {}},
         section="Training",
         tables={"compared": table},
-        rules=("compared",),
+        rules=("comparison",),
         block=None,
     )
 

@@ -23,10 +23,8 @@
     });
   }
 
-  for (const name of ["shown", "baseline"]) {
-    const choice = document.getElementById(name);
-    if (choice) choice.addEventListener("change", () => page.signal(name, choice.value));
-  }
+  const shown = document.getElementById("shown");
+  if (shown) shown.addEventListener("change", () => page.signal("shown", shown.value));
 
   const buttons = [...document.querySelectorAll(".filter")];
   const search = document.getElementById("claim-search");

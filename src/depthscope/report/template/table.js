@@ -46,21 +46,8 @@ page.showTable = function () {
   if (!box) return;
   const [head, body, room] = [box.querySelector("thead"), box.querySelector("tbody"), document.getElementById("height")];
   const [choice, search] = [document.getElementById("table"), document.getElementById("search")];
-  const baseline = document.getElementById("baseline");
   const HEIGHT = 26, MORE = 8;
   let names = [], rows = [], order = null, upwards = true;
-
-  function withDifference(table) {
-    const own = page.table(table);
-    if (table !== "numbers" || !baseline || page.data.runs.length < 2) return own;
-    const key = (row) => [row.block, row.station, row.head, row.measure].join("\t");
-    const base = new Map(own.filter((row) => row.run === baseline.value).map((row) => [key(row), row.value]));
-    return own.map((row) => {
-      const other = base.get(key(row));
-      const known = typeof other === "number" && typeof row.value === "number" && row.run !== baseline.value;
-      return { ...row, "minus baseline": known ? row.value - other : null };
-    });
-  }
 
   function compare(a, b) {
     const [x, y] = [a[order], b[order]];
@@ -72,7 +59,7 @@ page.showTable = function () {
 
   function update() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const all = withDifference(choice.value);
+    const all = page.table(choice.value);
     names = all.length ? Object.keys(all[0]) : [];
     rows = all.filter((row) => {
       const text = names.map((name) => `${name.toLowerCase()}=${String(row[name]).toLowerCase()}`).join(" ");
@@ -137,7 +124,6 @@ page.showTable = function () {
   choice.addEventListener("change", () => { order = null; update(); });
   search.addEventListener("input", update);
   box.addEventListener("scroll", draw);
-  if (baseline) baseline.addEventListener("change", update);
   page.drawTable = draw;
   update();
 };
