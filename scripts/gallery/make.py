@@ -54,7 +54,7 @@ def on(model: nn.Module, batch: dict[str, Tensor], mask: int | None, causal: boo
     scope = depthscope.Scope(model, batch, causal=causal)
     profile = scope.probe(measures="verdict")
     use = scope.depth(loss=loss, linear=False)
-    said = depthscope.diagnose(profile, depth=use).to_dict()
+    said = depthscope.diagnose(profile).to_dict()
     frame = profile.frame[profile.frame["station"] == "output"]
     by_block = frame.groupby(["measure", "block"])["value"].agg(["min", "mean", "max"])
     curves = {
@@ -71,7 +71,7 @@ def on(model: nn.Module, batch: dict[str, Tensor], mask: int | None, causal: boo
         "loss": use.metadata["loss"],
         "verdict": said["verdict"],
         "headline": said["headline"],
-        "findings": {finding["rule"]: finding["sentence"] for finding in said["findings"]},
+        "findings": {f["rule"]: f["sentence"] for f in (*said["findings"], *use.to_dict()["findings"])},
     }
 
 

@@ -220,7 +220,7 @@ def test_an_estimate_is_called_one_and_says_how_to_measure(program, tmp_path: Pa
     )
     assert (measured["measured"], estimated["measured"]) == (True, False)
     assert "as measured on this model" in measured["reason"]
-    assert "an estimate from this profile" in estimated["reason"]
+    assert estimated["remedies"] == []
     assert "depthscope.fix(model, inputs)" in estimated["reason"]
 
 

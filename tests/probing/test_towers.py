@@ -359,4 +359,4 @@ def test_only_blocks_of_the_judged_part_are_counted():
     model, inputs = make("bart")
     facts = Facts(probe(model, inputs, measures="verdict"))
     assert facts.span[0] in ("encoder", "decoder")
-    assert facts.quiet_blocks(angle=1.0) == ([1, 2, 3] if facts.span[0] == "encoder" else [4, 5, 6])
+    assert facts.remedied == ((1, 2, 3) if facts.span[0] == "encoder" else (4, 5, 6))

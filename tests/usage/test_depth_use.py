@@ -15,7 +15,6 @@ from torch import nn
 import depthscope
 from depthscope import DepthUse, depth_use
 from depthscope.models import BlockConfig, Encoder
-from depthscope.usage import verdict
 from depthscope.usage.verdict import counts_of, findings_of
 from samples import seeded
 from traces import state_of
@@ -235,9 +234,6 @@ def test_where_the_prediction_is_settled():
     assert said(early)["settled"].startswith("The prediction is settled after block 3 of 4: 92% of the tokens")
     assert counts_of(early, {}).loc["until the prediction is settled", "blocks"] == 3
     assert "settled" not in said(table(skip_output=[1.0, 2.0]))
-
-
-def test_the_threshold_is_that_of_the_other_verdict():
 
 
 def test_public_names():

@@ -99,10 +99,7 @@ def _in_python(options: ProbeOptions) -> str:
     if options.model.startswith(STATES):
         wishes = {name: getattr(options, name) for name in ("measures", "exclude_tokens", "causal", "samples")}
         return call("profile_of", repr(options.model.removeprefix(STATES)), wishes, {"causal": None, "samples": None})
-    probed = call("probe", "model, inputs", {**_wishes(options), **options.hints}, _PLAIN)
-    if not options.depth_use:
-        return probed
-    return f"depthscope.diagnose({probed}, depth={call('depth_use', 'model, inputs', options.hints, {})})"
+    return call("probe", "model, inputs", {**_wishes(options), **options.hints}, _PLAIN)
 
 
 def _conditions(options: ProbeOptions) -> list[Condition]:

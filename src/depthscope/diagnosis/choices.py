@@ -81,26 +81,6 @@ class Kind:
         return math.inf if loss is None else loss
 
 
-# By name: the variant of the study, and the blocks into which it was put there ("": into blocks without norms).
-_TRAINED: Mapping[str, tuple[str, str]] = {
-    "LayerScale": ("layer-scale", "pre"),
-    "ReZero": ("rezero", ""),
-    "MV-Split": ("mv-split", "post"),
-    "ContraNorm": ("contra-norm", "post"),
-    "PairNorm": ("pair-norm", "post"),
-    "branches × 1/√L": ("sqrt-depth", "post"),
-    DEESCALATION: ("deescalated", "post"),
-}
-_MADE: Mapping[str, Callable[[int, Blocks], Remedy]] = {
-    "LayerScale": lambda depth, b: ResidualWeight(layer_scale_start(depth), learn="feature", blocks=b),
-    "ReZero": lambda _, b: ResidualWeight(0.0, learn="block", blocks=b),
-    "MV-Split": lambda _, b: MVSplit(blocks=b),
-    "ContraNorm": lambda _, b: ContraNorm(blocks=b),
-    "PairNorm": lambda _, b: PairNorm(blocks=b),
-    "branches × 1/√L": lambda depth, b: ResidualWeight(over_root_depth(depth), blocks=b),
-}
-
-
 def layer_scale_start(depth: int) -> float:
     """Where LayerScale starts, by its authors: 0.1 up to 18 blocks, 10⁻⁵ up to 24, 10⁻⁶ beyond."""
     return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
@@ -111,9 +91,22 @@ def over_root_depth(depth: int) -> float:
     return float(f"{depth**-0.5:.3g}")
 
 
+Make = Callable[[int, Blocks], Remedy]  # of a depth and blocks
+# By name: the variant of the study, the blocks into which it was put there ("": into blocks without norms), the remedy.
+_MADE: Mapping[str, tuple[str, str, Make]] = {
+    "LayerScale": ("layer-scale", "pre", lambda d, b: ResidualWeight(layer_scale_start(d), learn="feature", blocks=b)),
+    "ReZero": ("rezero", "", lambda _, b: ResidualWeight(0.0, learn="block", blocks=b)),
+    "MV-Split": ("mv-split", "post", lambda _, b: MVSplit(blocks=b)),
+    "ContraNorm": ("contra-norm", "post", lambda _, b: ContraNorm(blocks=b)),
+    "PairNorm": ("pair-norm", "post", lambda _, b: PairNorm(blocks=b)),
+    "branches × 1/√L": ("sqrt-depth", "post", lambda d, b: ResidualWeight(over_root_depth(d), blocks=b)),
+}
+_TRAINED = {name: made[:2] for name, made in _MADE.items()} | {DEESCALATION: ("deescalated", "post")}
+
+
 def for_new_model(kind: Kind, blocks: Blocks = None) -> list[Choice]:
     """What can be done for a model that is to be trained: the least test loss first, what was not compared last."""
-    return in_order([Choice(name, (make(kind.depth, blocks),)) for name, make in _MADE.items()], kind)
+    return in_order([Choice(name, (make(kind.depth, blocks),)) for name, (*_, make) in _MADE.items()], kind)
 
 
 def in_order(choices: list[Choice], kind: Kind) -> list[Choice]:

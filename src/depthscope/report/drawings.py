@@ -46,11 +46,6 @@ class Material:
         return [subject for subject in self.subjects if subject.profile is not None]
 
     @property
-    def runs(self) -> list[str]:
-        """The labels of those that have a profile; the first is the baseline."""
-        return [subject.label for subject in self.measured]
-
-    @property
     def labels(self) -> list[str]:
         """The labels of all that have something by block."""
         return list(self.depths)

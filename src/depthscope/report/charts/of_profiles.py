@@ -36,7 +36,7 @@ def similarity(material: Material) -> Drawing | None:
     tables, bands, uses = {}, [], {NUMBERS: _rows(labels)}
     caption = "How alike the tokens of a sequence are after each block; 0 is what enters block 1, and 1 means that all "
     caption += "are equal. The higher a line ends, the less depth is left to work with."
-    profile = material.measured[0].profile if len(material.runs) == 1 else None
+    profile = material.measured[0].profile if len(material.measured) == 1 else None
     if profile is not None and "output token_similarity" in labels:
         reference = reference_for(profile)
         if reference is not None:

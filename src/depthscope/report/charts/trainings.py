@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import altair as alt
 import numpy as np
 import pandas as pd
@@ -26,8 +28,9 @@ def training(material: Material) -> Drawing | None:
     found = table.groupby(keys, sort=False)["value"].agg(["mean", "std", "count"])
     table = found.reset_index().rename(columns={"mean": "value", "count": "runs"})
     table["low"], table["high"] = (table["value"] + sign * table["std"].fillna(0) for sign in (-1, 1))
-    table = pd.concat([_thinned(rows) for _, rows in table.groupby(["quantity", "series"], sort=False)])
-    table = table.drop(columns="std").reset_index(drop=True)
+    rows = [own.sort_values("step") for _, own in table.groupby(["quantity", "series"], sort=False)]
+    kept = [own.iloc[_evenly(range(len(own)), _MOST_STEPS)] for own in rows]
+    table = pd.concat(kept, ignore_index=True).drop(columns="std")
     series = list(dict.fromkeys(table["series"]))
     quantities = sorted(set(table["quantity"]), key=lambda name: (_FIRST.index(name) if name in _FIRST else 9, name))
     wanted = alt.selection_point(name="wanted", fields=["series"], bind="legend", toggle="true")
@@ -116,7 +119,9 @@ def watched(material: Material) -> Drawing | None:
     table = table[table["measure"].str.endswith("similarity") | table["measure"].eq("token_diversity")]
     if table.empty:
         return None
-    table = _some_steps(table)
+    steps = sorted(set(table["step"]))
+    per_step = len(table) / len(steps)
+    table = table[table["step"].isin(_evenly(steps, max(2, int(_MOST_CELLS / per_step))))].reset_index(drop=True)
     series, measures, stations = (list(dict.fromkeys(table[name])) for name in ("series", "measure", "station"))
     stations.sort(key=lambda name: name != "after_ffn")  # a remedy stands after it, and at τ = 1 leaves 0 there
     params = [
@@ -157,17 +162,6 @@ def watched(material: Material) -> Drawing | None:
     )
 
 
-def _thinned(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of a long curve some steps, evenly, first and last among them."""
-    rows = rows.sort_values("step")
-    places = np.unique(np.linspace(0, len(rows) - 1, min(_MOST_STEPS, len(rows))).round().astype(int))
-    return rows.iloc[places]
-
-
-def _some_steps(table: pd.DataFrame) -> pd.DataFrame:
-    """Of a long watch some steps, evenly, so that all cells are at most `_MOST_CELLS`."""
-    steps = np.array(sorted(set(table["step"])))
-    per_step = len(table) / len(steps)
-    most = max(2, int(_MOST_CELLS / per_step))
-    kept = steps[np.unique(np.linspace(0, len(steps) - 1, min(most, len(steps))).round().astype(int))]
-    return table[table["step"].isin(kept)].reset_index(drop=True)
+def _evenly(values: Sequence[int], most: int) -> list[int]:
+    """Some of them, first and last among them."""
+    return [values[round(place)] for place in np.linspace(0, len(values) - 1, min(most, len(values)))]
