@@ -52,10 +52,8 @@ def sink(f: Facts) -> Finding | None:
         return None
     texts = [repr(text if len(text) <= _LONGEST else text[:_LONGEST] + "…") for text in found.texts[:3]]
     named = f" ({', '.join(texts)})" if texts else ""
-    of, born = (
-        f.about.get("samples", found.samples),
-        next(first for first, last in runs_of(found.blocks) if first <= found.largest <= last),
-    )
+    of = f.about.get("samples", found.samples)
+    born = next(first for first, last in runs_of(found.blocks) if first <= found.largest <= last)
     raw, robust = f.end("token_similarity"), f.end("direction_similarity")
     said = (
         f"Token {found.token}{named} is an outlier in {found.samples} of {of} sequences: up to {found.peak:.0f} × the "

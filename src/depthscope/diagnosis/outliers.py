@@ -36,4 +36,4 @@ def find_sink(profile: Profile, samples: int, first: int, last: int) -> Sink | N
     held = its.groupby("block")["sample"].nunique()
     peaks = its[its["block"].isin(held.index[2 * held > shared_by])].groupby("block")["norm_ratio"].max()
     texts = tuple(text for text in dict.fromkeys(its.sort_values("sample")["text"]) if text)
-    return Sink(token, texts, shared_by, tuple(peaks.index), int(peaks.idxmax()), float(peaks.max()))
+    return Sink(token, texts, shared_by, tuple(peaks.index), int(str(peaks.idxmax())), float(peaks.max()))

@@ -143,7 +143,7 @@ def of_paths(shares: PathShares) -> Summary:
         rows.append((f"{ROWS - 2} or more", f"{rest.sum():.1%}", ""))
     if abs(constant) >= 5e-4:  # shown as a share in tenths of a percent
         rows.append(("biases", f"{constant:.1%}", f"{table['cosine'][CONSTANT]:+.2f}"))
-    largest = int(lengths.idxmax())
+    largest = int(str(lengths.idxmax()))
     layers = "no attention layer" if largest == 0 else "1 attention layer" if largest == 1 else f"{largest} layers"
     said = f"The largest single share, {lengths.max():.0%}, passed {layers}."
     findings = [Finding("longest", said, {"length": float(largest)})]

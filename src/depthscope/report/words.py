@@ -111,7 +111,8 @@ def _ended(training: pd.DataFrame) -> Table:
     for series, own in training.groupby("series", sort=False):
         row = [str(series), str(own["seed"].nunique())]
         for quantity in quantities:
-            mean, std = table.loc[(series, quantity)] if (series, quantity) in table.index else (float("nan"),) * 2
+            there: Any = table.loc[(series, quantity)] if (series, quantity) in table.index else (float("nan"),) * 2
+            mean, std = map(float, there)
             row.append("–" if pd.isna(mean) else f"{mean:.4g}" + ("" if pd.isna(std) else f" ± {std:.2g}"))
         rows.append(tuple(row))
     return Table(("run", "seeds", *(str(name).replace("_", " ") for name in quantities)), tuple(rows))

@@ -68,10 +68,11 @@ def measured(
     rules: tuple[str, ...],
     fewest: int = 1,
     why: bool = False,
-    **scale: bool,
+    log: bool = False,
+    share: bool = False,
 ) -> Chart:
     """A chart of measures of the profile, `labels` from "station measure" to the name of a line; None with fewer than
-    `fewest` of them. `scale`: `log` or `share`, as for `lines`."""
+    `fewest` of them. `log` and `share` as for `lines`."""
 
     def chart(material: Material) -> Drawing | None:
         there = _measured(material, labels)
@@ -82,11 +83,11 @@ def measured(
         return Drawing(
             heading,
             caption,
-            lines(NUMBERS, list(there.values()), material, title=y, labels=there, **scale),
+            lines(NUMBERS, list(there.values()), material, title=y, labels=there, log=log, share=share),
             {NUMBERS: where},
             "Why" if why else "What happens",
             rules=rules,
-            flat=not any(_changes(values, **scale) for _, values in curves),
+            flat=not any(_changes(values, log=log, share=share) for _, values in curves),
         )
 
     chart.__name__ = name
